@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import lru_cache, partial
 from typing import Any, NoReturn, TypedDict
@@ -50,7 +50,7 @@ _FORMAT = 6
 _LOCK = threading.RLock()
 
 
-class ContextLedger(Ledger):
+class ContextLedger(Ledger, LedgerTransaction):
     """One machine's ledger in the ``context.state`` of its node, which several simulated machines may share.
 
     Notes
@@ -60,78 +60,13 @@ class ContextLedger(Ledger):
     """
 
     def __init__(self, state: RecordDict, machine: str) -> None:
-        self._page = _ContextPage(state, f"{LEDGER_RECORDS}{machine}")
+        self._state = state
+        self._prefix = f"{LEDGER_RECORDS}{machine}"
 
     @contextmanager
     def exclusive(self) -> Iterator[LedgerTransaction]:
         with _LOCK:
-            yield self._page
-
-
-class TravellingLedger(Ledger, LedgerTransaction):
-    """One machine's ledger in a worker process, which is given the node's state with a message and gives it back.
-
-    Notes
-    -----
-    **Formal guarantees.** What was committed is what is read next, in whichever worker, provided :meth:`arrive` is
-    called with each message's state and :meth:`leave` before its reply is handed back. State and reply leave the worker
-    in one piece: neither is there without the other.
-    """
-
-    def __init__(self, machine: str) -> None:
-        self._prefix = f"{LEDGER_RECORDS}{machine}"
-        self.arrive(RecordDict())
-
-    def arrive(self, state: RecordDict) -> None:
-        """Take the state that came with a message: another worker may have had the one before."""
-        self._page = _ContextPage(state, self._prefix)
-        self._account: Account | None = None
-        self._streams: dict[str, StreamRecord | None] = {}
-        self._unwritten: list[str] = []
-
-    def leave(self, reply: RecordDict | None) -> None:
-        """Write what was recorded into the state, before it goes back with a reply.
-
-        A release that the reply says to the last bit is written as the very bytes of the reply, and so travels once.
-        """
-        arrays = None if reply is None else reply.get(protocol.ARRAYS, None)
-        sent = list(arrays.values()) if isinstance(arrays, ArrayRecord) else []
-        for session in self._unwritten:
-            stream = self._streams[session]
-            if stream is not None:
-                self._page.commit(session, stream, self.account(), sent)
-        self._unwritten = []
-
-    def exclusive(self) -> AbstractContextManager[LedgerTransaction]:
-        return self
-
-    def __enter__(self) -> LedgerTransaction:
-        _LOCK.acquire()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        _LOCK.release()
-
-    def account(self) -> Account:
-        if self._account is None:
-            self._account = self._page.account()
-        return self._account
-
-    def stream(self, session: str) -> StreamRecord | None:
-        if session not in self._streams:
-            self._streams[session] = self._page.stream(session)
-        return self._streams[session]
-
-    def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
-        self._streams[session], self._account = stream, account
-        if session not in self._unwritten:
-            self._unwritten.append(session)
-
-
-class _ContextPage(LedgerTransaction):
-    def __init__(self, state: RecordDict, prefix: str) -> None:
-        self._state = state
-        self._prefix = prefix
+            yield self
 
     def account(self) -> Account:
         record = self._config(f"{self._prefix}/account")
@@ -172,7 +107,10 @@ class _ContextPage(LedgerTransaction):
                 "Expected a readable stream in context.state, got a damaged one; start a new run."
             ) from error
 
-    def commit(self, session: str, stream: StreamRecord, account: Account, sent: Sequence[Array] = ()) -> None:
+    def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
+        self._write(session, stream, account)
+
+    def _write(self, session: str, stream: StreamRecord, account: Account, sent: Sequence[Array] = ()) -> None:
         """Record stream and account; a newest release that ``sent`` says to the last bit is kept in its bytes."""
         newest = stream.pending.get(stream.release) if sent else None
         spacing = None if newest is None else _spacing(newest, [_read(array) for array in sent])
@@ -216,6 +154,56 @@ class _ContextPage(LedgerTransaction):
                 "damaged; start a new run."
             )
         return record
+
+
+class TravellingLedger(ContextLedger):
+    """One machine's ledger in a worker process, which is given the node's state with a message and gives it back.
+
+    Notes
+    -----
+    **Formal guarantees.** What was committed is what is read next, in whichever worker, provided :meth:`arrive` is
+    called with each message's state and :meth:`leave` before its reply is handed back. State and reply leave the worker
+    in one piece: neither is there without the other.
+    """
+
+    def __init__(self, machine: str) -> None:
+        super().__init__(RecordDict(), machine)
+        self.arrive(self._state)
+
+    def arrive(self, state: RecordDict) -> None:
+        """Take the state that came with a message: another worker may have had the one before."""
+        self._state = state
+        self._account: Account | None = None
+        self._streams: dict[str, StreamRecord | None] = {}
+        self._unwritten: list[str] = []
+
+    def leave(self, reply: RecordDict | None) -> None:
+        """Write what was recorded into the state, before it goes back with a reply.
+
+        A release that the reply says to the last bit is written as the very bytes of the reply, and so travels once.
+        """
+        arrays = None if reply is None else reply.get(protocol.ARRAYS, None)
+        sent = list(arrays.values()) if isinstance(arrays, ArrayRecord) else []
+        for session in self._unwritten:
+            stream = self._streams[session]
+            if stream is not None:
+                self._write(session, stream, self.account(), sent)
+        self._unwritten = []
+
+    def account(self) -> Account:
+        if self._account is None:
+            self._account = super().account()
+        return self._account
+
+    def stream(self, session: str) -> StreamRecord | None:
+        if session not in self._streams:
+            self._streams[session] = super().stream(session)
+        return self._streams[session]
+
+    def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
+        self._streams[session], self._account = stream, account
+        if session not in self._unwritten:
+            self._unwritten.append(session)
 
 
 class _Pending(Mapping[int, NDArray[np.int64]]):

@@ -174,41 +174,6 @@ class Ledger(ABC):
         """A transaction nobody else can enter; without a commit it changes nothing."""
 
 
-class MemoryLedger(Ledger, LedgerTransaction):
-    """A ledger in this process's memory: for tests and in-process experiments; gone with the process.
-
-    Notes
-    -----
-    **Formal guarantees.** Transactions exclude each other, and what was committed is what is read next, until the
-    process ends: a machine that was started again would spend its budget anew.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._account = Account()
-        self._streams: dict[str, StreamRecord] = {}
-
-    def exclusive(self) -> AbstractContextManager[LedgerTransaction]:
-        return self
-
-    def __enter__(self) -> LedgerTransaction:
-        self._lock.acquire()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def account(self) -> Account:
-        return self._account
-
-    def stream(self, session: str) -> StreamRecord | None:
-        return self._streams.get(session)
-
-    def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
-        self._streams[session] = stream
-        self._account = account
-
-
 Counts = NDArray[np.int64]
 Pending = Mapping[int, Counts]
 
@@ -363,11 +328,11 @@ class BlockLedger:
         """One machine's ledger."""
         if not 0 <= row < self.machines:
             raise IndexError(row)
-        return _RowLedger(self, row)
+        return MemoryLedger(self, row)
 
-    def page(self, row: int) -> LedgerTransaction:
+    def transaction(self, row: int) -> LedgerTransaction:
         """One machine's ledger, within a transaction of all."""
-        return _RowLedger(self, row)
+        return MemoryLedger(self, row)
 
     @contextmanager
     def exclusive(self, rows: NDArray[np.intp]) -> Iterator[BlockLedger]:
@@ -385,6 +350,21 @@ class BlockLedger:
             finally:
                 # By identity: arrays of equal rows are equal, and transactions may end in any order.
                 self._entered = [others for others in self._entered if others is not rows]
+
+    def account(self, row: int) -> Account:
+        """Return what one machine has spent."""
+        return self._accounts.record(int(self._place[row]))
+
+    def stream(self, session: str, row: int) -> StreamRecord | None:
+        """Return one machine's stream of a session, or None if it has none yet."""
+        known, place = self._streams.get(session), int(self._place[row])
+        return known.record(place) if known is not None and known.has(place) else None
+
+    def record(self, rows: NDArray[np.intp], session: str, stream: StreamRecord, account: Account) -> None:
+        """Record the stream and account of one machine, the only one of ``rows``."""
+        place = int(self._places(rows)[0])
+        self._of_session(session).set(place, stream)
+        self._accounts.set(place, account)
 
     def streams(self, session: str, rows: NDArray[np.intp]) -> StreamBlock:
         """Copy some machines' streams of a session."""
@@ -410,11 +390,14 @@ class BlockLedger:
     def commit(self, rows: NDArray[np.intp], streams: StreamBlock, accounts: AccountBlock | None = None) -> None:
         """Record streams and accounts together."""
         places = self._places(rows)
-        if streams.session not in self._streams:
-            self._streams[streams.session] = StreamBlock.empty(streams.session, self._rows)
-        self._streams[streams.session].put(places, streams)
+        self._of_session(streams.session).put(places, streams)
         if accounts is not None:
             self._accounts.put(places, accounts)
+
+    def _of_session(self, session: str) -> StreamBlock:
+        if session not in self._streams:
+            self._streams[session] = StreamBlock.empty(session, self._rows)
+        return self._streams[session]
 
     def _places(self, rows: NDArray[np.intp]) -> NDArray[np.int32]:
         """Where the entries of machines stand; a machine that is new gets a place of its own."""
@@ -430,11 +413,25 @@ class BlockLedger:
         return self._place[rows]
 
 
-class _RowLedger(Ledger, LedgerTransaction):
-    """One machine's row of a :class:`BlockLedger`."""
+class MemoryLedger(Ledger, LedgerTransaction):
+    """A ledger in this process's memory: for tests and simulations; gone with the process.
 
-    def __init__(self, block: BlockLedger, row: int) -> None:
-        self._block, self._row, self._rows = block, row, np.array([row], dtype=np.intp)
+    Parameters
+    ----------
+    block : BlockLedger, optional
+        The ledgers of which it is one; by default it is the only one of its block.
+    row : int
+        Its row there.
+
+    Notes
+    -----
+    **Formal guarantees.** Transactions exclude each other, and what was committed is what is read next, until the
+    process ends: a machine that was started again would spend its budget anew.
+    """
+
+    def __init__(self, block: BlockLedger | None = None, row: int = 0) -> None:
+        self._block, self._row = block or BlockLedger(1), row
+        self._rows = np.array([row], dtype=np.intp)
 
     @contextmanager
     def exclusive(self) -> Iterator[LedgerTransaction]:
@@ -442,14 +439,13 @@ class _RowLedger(Ledger, LedgerTransaction):
             yield self
 
     def account(self) -> Account:
-        return self._block.accounts(self._rows).record(0)
+        return self._block.account(self._row)
 
     def stream(self, session: str) -> StreamRecord | None:
-        streams = self._block.streams(session, self._rows)
-        return streams.record(0) if streams.has(0) else None
+        return self._block.stream(session, self._row)
 
     def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
-        self._block.commit(self._rows, StreamBlock.of(session, stream), AccountBlock.of(account))
+        self._block.record(self._rows, session, stream, account)
 
 
 class JoinedLedgers:
@@ -457,11 +453,11 @@ class JoinedLedgers:
 
     def __init__(self, ledgers: Sequence[Ledger]) -> None:
         self._ledgers = list(ledgers)
-        self._pages: dict[int, LedgerTransaction] = {}
+        self._transactions: dict[int, LedgerTransaction] = {}
 
-    def page(self, row: int) -> LedgerTransaction:
+    def transaction(self, row: int) -> LedgerTransaction:
         """One machine's ledger, within a transaction."""
-        return self._pages[row]
+        return self._transactions[row]
 
     @contextmanager
     def exclusive(self, rows: NDArray[np.intp]) -> Iterator[JoinedLedgers]:
@@ -469,14 +465,14 @@ class JoinedLedgers:
         with ExitStack() as stack:
             opened = JoinedLedgers(self._ledgers)
             for row in rows.tolist():
-                opened._pages[row] = stack.enter_context(self._ledgers[row].exclusive())
+                opened._transactions[row] = stack.enter_context(self._ledgers[row].exclusive())
             yield opened
 
     def streams(self, session: str, rows: NDArray[np.intp]) -> StreamBlock:
         """Read some machines' streams of a session."""
         block = StreamBlock.empty(session, len(rows))
         for place, row in enumerate(rows.tolist()):
-            stream = self._pages[row].stream(session)
+            stream = self._transactions[row].stream(session)
             if stream is not None:
                 block.set(place, stream)
         return block
@@ -485,12 +481,12 @@ class JoinedLedgers:
         """Read what some machines have spent."""
         block = AccountBlock.empty(len(rows))
         for place, row in enumerate(rows.tolist()):
-            block.set(place, self._pages[row].account())
+            block.set(place, self._transactions[row].account())
         return block
 
     def commit(self, rows: NDArray[np.intp], streams: StreamBlock, accounts: AccountBlock | None = None) -> None:
         """Record streams and accounts, machine by machine."""
         for place, row in enumerate(rows.tolist()):
-            page = self._pages[row]
-            account = page.account() if accounts is None else accounts.record(place)
-            page.commit(streams.session, streams.record(place), account)
+            transaction = self._transactions[row]
+            account = transaction.account() if accounts is None else accounts.record(place)
+            transaction.commit(streams.session, streams.record(place), account)

@@ -39,18 +39,18 @@ def accept_rollback(path: str | Path, *, timeout_s: float = _WAIT_S) -> int:
     was not copied back too.
     """
     path = Path(path).absolute()
-    with begun(path, timeout_s) as page:
-        mark = LEDGER_MARK.load(page.header.mark)
-        page.file.check_belongs(mark)
-        if not page.file.is_rolled_back(mark):
+    with begun(path, timeout_s) as transaction:
+        mark = LEDGER_MARK.load(transaction.header.mark)
+        transaction.file.check_belongs(mark)
+        if not transaction.file.is_rolled_back(mark):
             raise LedgerError(f"Expected a ledger that was copied back, got {path}, which was not; it was left alone.")
-        if page.state.key != mark.key:
+        if transaction.state.key != mark.key:
             raise LedgerError(
                 f"Expected a copy made since the noise key of {path} was exchanged, got one with another key, which "
                 "was given up: with it nobody can tell whether the data are those that were used since. It was left "
                 "alone. Put back a copy made after `murmurfl ledger rotate-key`; if there is none, retire the data."
             )
-        return page.accept_rollback(mark)
+        return transaction.accept_rollback(mark)
 
 
 def new_mark(path: str | Path, *, timeout_s: float = _WAIT_S) -> None:
@@ -61,10 +61,10 @@ def new_mark(path: str | Path, *, timeout_s: float = _WAIT_S) -> None:
     **Formal guarantees.** The ledger counts what it has, as before. That it was never copied back is the operator's
     word: if it was, what it has forgotten will be spent again.
     """
-    with begun(Path(path).absolute(), timeout_s) as page:
-        if page.header.mark.exists():
-            raise LedgerError(f"Expected no high-water mark at {page.header.mark}, got one; it was left alone.")
-        page.file.move_mark()
+    with begun(Path(path).absolute(), timeout_s) as transaction:
+        if transaction.header.mark.exists():
+            raise LedgerError(f"Expected no high-water mark at {transaction.header.mark}, got one; it was left alone.")
+        transaction.file.move_mark()
 
 
 def set_local_budget(path: str | Path, budget_local_mu: float, *, timeout_s: float = _WAIT_S) -> None:
@@ -75,15 +75,15 @@ def set_local_budget(path: str | Path, budget_local_mu: float, *, timeout_s: flo
     **Formal guarantees.** Nothing that was spent is forgotten, and the budget covers what was reserved.
     """
     path = Path(path).absolute()
-    with begun(path, timeout_s) as page:
-        page.file.check_mark(LEDGER_MARK.load(page.header.mark))
-        if page.header.budget_local_mu is not None:
+    with begun(path, timeout_s) as transaction:
+        transaction.file.check_mark(LEDGER_MARK.load(transaction.header.mark))
+        if transaction.header.budget_local_mu is not None:
             raise LedgerError(
                 f"Expected a ledger without a decided budget_local_mu at {path}, got one with "
-                f"{page.header.budget_local_mu:g}; it was left alone."
+                f"{transaction.header.budget_local_mu:g}; it was left alone."
             )
-        check_local_budget(budget_local_mu, page.header.budget_mu)
-        page.set_local_budget(budget_local_mu)
+        check_local_budget(budget_local_mu, transaction.header.budget_mu)
+        transaction.set_local_budget(budget_local_mu)
 
 
 logger = logging.getLogger(__name__)
@@ -142,19 +142,19 @@ def rotate_key(
     old = SQLiteLedger(path, timeout_s=timeout_s)
     old_key, key_path = old.keys().secret_key, None if key_file is None else Path(key_file).absolute()
     new_key = secrets.token_bytes(KEY_BYTES)
-    with begun(path, timeout_s) as page:
-        page.file.check_mark(LEDGER_MARK.load(page.header.mark))
-        old_file = page.header.key_file
+    with begun(path, timeout_s) as transaction:
+        transaction.file.check_mark(LEDGER_MARK.load(transaction.header.mark))
+        old_file = transaction.header.key_file
         if old_file is not None and key_path is None:
             raise ConfigurationError(
                 f"Expected a new file for the new noise key, as the old one has its own at {old_file}; got none: "
                 "--key-file."
             )
-        data = _digest_under(old_key, new_key, page, rows, num_rows)
+        data = _digest_under(old_key, new_key, transaction, rows, num_rows)
         if key_path is not None:
             create_private(key_path, "a noise key", new_key)
         try:
-            closed = page.exchange_key(new_key, key_path, data)
+            closed = transaction.exchange_key(new_key, key_path, data)
         except BaseException:
             if key_path is not None and _forget_unless_used(key_path, path):
                 _wipe(old_file)
@@ -165,10 +165,10 @@ def rotate_key(
 
 
 def _digest_under(
-    old_key: bytes, new_key: bytes, page: SQLiteTransaction, rows: RowBytes | Owners, num_rows: int
+    old_key: bytes, new_key: bytes, transaction: SQLiteTransaction, rows: RowBytes | Owners, num_rows: int
 ) -> str:
     """Check the used rows under the old key, and return their digest under the new one."""
-    used, digest = page.state.samples_used, page.state.data
+    used, digest = transaction.state.samples_used, transaction.state.data
     if rows is any_data:
         if digest:
             raise LedgerError(

@@ -79,12 +79,12 @@ class Admissions:
 
 @dataclass(frozen=True, eq=False)
 class Admission:
-    """A request of one machine that may be answered, once, in the transaction of ``page``; nothing is spent yet.
+    """A request of one machine that may be answered, once, in its ``transaction``; nothing is spent yet.
 
     ``admitted`` is of a block of one. Two admissions are never equal: each may be recorded once.
     """
 
-    page: LedgerTransaction
+    transaction: LedgerTransaction
     session: str
     admitted: Admissions
 
@@ -354,7 +354,7 @@ def _nameless(streams: StreamBlock, row: int) -> list[int]:
     return sorted({*streams.pending[row], *([ack] if ack else [])} - set(streams.ids[row]))
 
 
-def has_secret_order(page: LedgerTransaction, account: Account) -> bool:
+def has_secret_order(transaction: LedgerTransaction, account: Account) -> bool:
     """Whether any of a ledger's sessions had a secret order, or may have had one (its stream is lost)."""
-    streams = (page.stream(session) for session in account.reserved)
+    streams = (transaction.stream(session) for session in account.reserved)
     return any(stream is None or stream.order for stream in streams)

@@ -386,8 +386,8 @@ class LedgeredMachine:
         -----
         **Formal guarantees.** Spends nothing: the ledger is as it was unless a release is recorded.
         """
-        with self._ledger.exclusive() as page:
-            admission = self._admit(page, session, ack)
+        with self._ledger.exclusive() as transaction:
+            admission = self._admit(transaction, session, ack)
             self._open.add(admission)
             try:
                 yield admission
@@ -419,27 +419,27 @@ class LedgeredMachine:
         """
         if self._data is None:
             return
-        with self._ledger.exclusive() as page:
-            account = page.account()
+        with self._ledger.exclusive() as transaction:
+            account = transaction.account()
         self._check_data(account)
 
     def noted(self, session: str) -> tuple[int, State]:
         """The number of releases a session has made, and what was remembered with the last one."""
-        with self._ledger.exclusive() as page:
-            stream = page.stream(session)
+        with self._ledger.exclusive() as transaction:
+            stream = transaction.stream(session)
         return (0, ()) if stream is None else (stream.release, stream.noted)
 
     def acknowledge(self, session: str, ack: int) -> None:
         """Apply an acknowledgement ahead of the next request, or refuse it."""
-        with self._ledger.exclusive() as page:
-            streams = StreamBlock.of(session, page.stream(session))
+        with self._ledger.exclusive() as transaction:
+            streams = StreamBlock.of(session, transaction.stream(session))
             self.admission.acknowledge(streams, 0, ack)
-            page.commit(session, streams.record(0), page.account())
+            transaction.commit(session, streams.record(0), transaction.account())
 
     def statement(self, session: str) -> PrivacyStatement:
         """The machine's account of what it has spent in a session and what it guarantees; independent of its data."""
-        with self._ledger.exclusive() as page:
-            stream, account = page.stream(session), page.account()
+        with self._ledger.exclusive() as transaction:
+            stream, account = transaction.stream(session), transaction.account()
         releases = 0 if stream is None else stream.release
         if stream is None or stream.fingerprint == self._fingerprint:
             spent, guaranteed, local = self.plan.spent_mu(releases), self.plan.mu, self.plan.mu_local
@@ -499,24 +499,24 @@ class LedgeredMachine:
         self._open.discard(admission)
         streams, accounts = recorded(admission.admitted, self.policy)
         accounts.data[0] = self._digest_of(admission.samples_used, accounts.data[0])
-        admission.page.commit(admission.session, streams.record(0), accounts.record(0))
+        admission.transaction.commit(admission.session, streams.record(0), accounts.record(0))
         counts.setflags(write=False)  # the ledger in memory may hold the very array
         return release_of(streams, 0, counts, self.plan, self.policy, self.num_samples)
 
-    def _admit(self, page: LedgerTransaction, session: str, ack: int) -> Admission:
-        account = page.account()
+    def _admit(self, transaction: LedgerTransaction, session: str, ack: int) -> Admission:
+        account = transaction.account()
         self._check_data(account)
-        streams, accounts = StreamBlock.of(session, page.stream(session)), AccountBlock.of(account)
+        streams, accounts = StreamBlock.of(session, transaction.stream(session)), AccountBlock.of(account)
         asked = Asked(
             np.array([self.num_samples]),
             [self._fingerprint],
             order_nonce=lambda _, session: self._order_nonce(session),
-            has_secret_order=lambda _, account: has_secret_order(page, account),
+            has_secret_order=lambda _, account: has_secret_order(transaction, account),
         )
         admitted = self.admission.admit(streams, accounts, np.array([ack]), asked)
         if admitted.refused:
             raise admitted.refused[0]
-        return Admission(page, session, admitted)
+        return Admission(transaction, session, admitted)
 
     def _order_nonce(self, session: str) -> bytes:
         # A request is admitted twice, before the gradients are computed and when they are recorded, for one order.

@@ -213,7 +213,7 @@ class MachineBlock:
                 self._num_samples[index],
                 [fingerprint for _, fingerprint in keys],
                 order_nonce=lambda row, session: keys[row][0].nonce(session, 0),
-                has_secret_order=lambda row, account: has_secret_order(ledgers.page(int(index[row])), account),
+                has_secret_order=lambda row, account: has_secret_order(ledgers.transaction(int(index[row])), account),
             )
             admitted = self._admission.admit(streams, accounts, np.asarray(acks, dtype=np.int64), asked)
             computed = np.ones(len(index), bool) if here is None else np.asarray(here, dtype=bool)

@@ -531,8 +531,8 @@ class PrivateMachine(LedgeredMachine):
         under the same random name, of which a helper opens one sealing at most. Proof:
         docs/proofs/secure-aggregation.md.
         """
-        with self._ledger.exclusive() as page:
-            stream = page.stream(session)
+        with self._ledger.exclusive() as transaction:
+            stream = transaction.stream(session)
         streams = StreamBlock.of(session, stream)
         last = stream is not None and (stream.release, stream.ack) == (release, ack)
         known = stream is not None and stream.fingerprint == self._fingerprint

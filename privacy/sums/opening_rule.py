@@ -203,19 +203,23 @@ def key_digest(helper: HelperEntry) -> bytes:
     return hashlib.sha256(b"murmurfl helper 1\x00" + helper.sealing + helper.signing).digest()
 
 
-def check_forward(page: OpeningTransaction, opened: OpenedSet) -> None:
+def check_forward(transaction: OpeningTransaction, opened: OpenedSet) -> None:
     """Refuse a commit under a name that was used, of a release that does not come after the machine's last, or beside
     a promise; of a void set, what is recorded of it already.
 
     The opening rule never asks for one; a mistaken call must not make a record that nobody can believe.
     """
     session, name, digest = opened.session, opened.opening, opened.set_digest
-    known, voids, lock = page.set_digest(session, name), page.voids(session, name), page.lock(session)
-    wrong = page.terms(session) not in (None, opened.terms)
+    known, voids, lock = (
+        transaction.set_digest(session, name),
+        transaction.voids(session, name),
+        transaction.lock(session),
+    )
+    wrong = transaction.terms(session) not in (None, opened.terms)
     if opened.kind == protocol.VIEW_VOID:
         wrong |= digest == known or digest in voids
     else:
-        last = page.last_opened(session, list(opened.machines))
+        last = transaction.last_opened(session, list(opened.machines))
         again = lock is not None and opened.kind == protocol.VIEW_LOCKED
         promised = again or (lock is not None and (lock.opening, lock.set_digest) != (name, digest))
         behind = any(opened.machines[one].release <= before.release for one, before in last.items())
@@ -485,13 +489,13 @@ class Opener:
             logger.warning("Asked about a set that is none: %s", refusal.why)
             raise
         digest, disputed = set_digest(session, opening, releases), list[str]()
-        with self._record.exclusive() as page:
-            would, why = _standing(page, opening, digest, headers)
-            if would == protocol.VIEW_YES and (why := self._too_much_today(page, session)):
+        with self._record.exclusive() as transaction:
+            would, why = _standing(transaction, opening, digest, headers)
+            if would == protocol.VIEW_YES and (why := self._too_much_today(transaction, session)):
                 would = protocol.VIEW_NO
             if would == protocol.VIEW_NO:
                 logger.warning("Would not open a set of session %r: %s", session, why)
-            last = page.last_opened(session, [header.machine for header in headers])
+            last = transaction.last_opened(session, [header.machine for header in headers])
             for sealed, header in zip(releases, headers, strict=True) if would == protocol.VIEW_YES else ():
                 try:
                     self._seed(sealed, header)
@@ -503,7 +507,7 @@ class Opener:
                 would = protocol.VIEW_NO
             elif lock and would == protocol.VIEW_YES:
                 would = protocol.VIEW_LOCKED
-                page.commit(_entry(opening, digest, headers, would))
+                transaction.commit(_entry(opening, digest, headers, would))
         return self._view(session, opening, digest, would, disputed)
 
     def void(self, session: str, opening: str, releases: Sequence[Sealed], elsewhere: SignedOpening) -> View:
@@ -519,15 +523,15 @@ class Opener:
             entry = next((one for one in self.roster.helpers if one.name == elsewhere.helper != self.name), None)
             if entry is None or not elsewhere.is_signed(entry, session, opening, digest):
                 raise OpeningRefusedError("no other helper has signed that it opened this set")
-            with self._record.exclusive() as page:
-                would, _ = _standing(page, opening, digest, headers)
+            with self._record.exclusive() as transaction:
+                would, _ = _standing(transaction, opening, digest, headers)
                 if would not in (protocol.VIEW_OPENED, protocol.VIEW_VOID):
-                    if page.terms(session) not in (None, SessionTerms.of(headers[0])):
+                    if transaction.terms(session) not in (None, SessionTerms.of(headers[0])):
                         raise OpeningRefusedError(_OTHER_TERMS)
                     would = protocol.VIEW_VOID
                     void = _entry(opening, digest, headers, would)
-                    if void.moves(page.last_opened(session, list(void.machines))):
-                        page.commit(void)  # one that moves nobody is never answered as it is, for k must rise
+                    if void.moves(transaction.last_opened(session, list(void.machines))):
+                        transaction.commit(void)  # one that moves nobody is never answered as it is, for k must rise
                     logger.warning(
                         "Set %s of session %r is void: helper %r has opened it, this one has not and never will.",
                         *(opening, session, elsewhere.helper),
@@ -547,11 +551,11 @@ class Opener:
         # Before anything is recorded: a set that cannot be answered must not take its name.
         seeds = [self._seed(sealed, header) for sealed, header in zip(releases, headers, strict=True)]
         total = np.zeros(headers[0].size, np.uint64)
-        with self._record.exclusive() as page:
-            further = _standing(page, opening, digest, headers)[0] == protocol.VIEW_YES
-            if further and (too_much := self._too_much_today(page, session)):
+        with self._record.exclusive() as transaction:
+            further = _standing(transaction, opening, digest, headers)[0] == protocol.VIEW_YES
+            if further and (too_much := self._too_much_today(transaction, session)):
                 raise OpeningRefusedError(too_much)
-            self._record_set(page, opening, digest, headers)
+            self._record_set(transaction, opening, digest, headers)
         while seeds:
             add_mask(total, seeds.pop())
         signature = self._key.sign(_signed(self.name, session, opening, digest, total))
@@ -592,12 +596,12 @@ class Opener:
             )
         return headers
 
-    def _too_much_today(self, page: OpeningTransaction, session: str) -> str:
+    def _too_much_today(self, transaction: OpeningTransaction, session: str) -> str:
         """Which bound a further set of this session would pass, or an empty string."""
-        sessions = self.sessions_a_day if page.terms(session) is None else 0
+        sessions = self.sessions_a_day if transaction.terms(session) is None else 0
         if not (sessions or self.sets_a_day):
             return ""
-        begun, opened = page.times(sessions, self.sets_a_day)
+        begun, opened = transaction.times(sessions, self.sets_a_day)
         yesterday = time.time() - _DAY_S
         if opened > yesterday:
             return f"this helper's sets-a-day is {self.sets_a_day}, and it opened as many in the last 24 hours"
@@ -612,23 +616,27 @@ class Opener:
             raise OpeningRefusedError(f"the seal of machine {header.machine!r} does not open") from error
 
     @staticmethod
-    def _record_set(page: OpeningTransaction, opening: str, digest: str, headers: list[Header]) -> None:
+    def _record_set(transaction: OpeningTransaction, opening: str, digest: str, headers: list[Header]) -> None:
         """Record a set if it may be opened after those recorded; one that is recorded already stays as it is."""
-        standing, why = _standing(page, opening, digest, headers)
+        standing, why = _standing(transaction, opening, digest, headers)
         if standing == protocol.VIEW_OPENED:
             return
         if standing not in (protocol.VIEW_YES, protocol.VIEW_LOCKED):
             raise OpeningRefusedError(why)
-        last = page.last_opened(headers[0].session, [header.machine for header in headers])
+        last = transaction.last_opened(headers[0].session, [header.machine for header in headers])
         for header in headers:
             _check_follows(header, last.get(header.machine))
-        page.commit(_entry(opening, digest, headers, protocol.VIEW_OPENED))
+        transaction.commit(_entry(opening, digest, headers, protocol.VIEW_OPENED))
 
 
-def _standing(page: OpeningTransaction, opening: str, digest: str, headers: Sequence[Header]) -> tuple[str, str]:
+def _standing(transaction: OpeningTransaction, opening: str, digest: str, headers: Sequence[Header]) -> tuple[str, str]:
     """What a record says of a set, one of the protocol's views, and why not; ``yes`` if nothing stands against it."""
     session = headers[0].session
-    known, voids, lock = page.set_digest(session, opening), page.voids(session, opening), page.lock(session)
+    known, voids, lock = (
+        transaction.set_digest(session, opening),
+        transaction.voids(session, opening),
+        transaction.lock(session),
+    )
     if digest == known:
         return protocol.VIEW_OPENED, ""
     if digest in voids:
@@ -640,7 +648,7 @@ def _standing(page: OpeningTransaction, opening: str, digest: str, headers: Sequ
         why = "another set was opened, or is void, under its name"
     elif lock is not None:
         why = f"set {lock.opening} of its session was promised, and is not opened yet"
-    elif page.terms(session) not in (None, SessionTerms.of(headers[0])):
+    elif transaction.terms(session) not in (None, SessionTerms.of(headers[0])):
         why = _OTHER_TERMS
     return (protocol.VIEW_NO if why else protocol.VIEW_YES), why
 

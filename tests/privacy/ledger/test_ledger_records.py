@@ -1,4 +1,4 @@
-"""Ledgers of many machines as columns: those of a plain ledger for each, and nothing of machines without entries."""
+"""Ledgers of many machines as columns: what was committed for each, and nothing of machines without entries."""
 
 import sys
 
@@ -12,21 +12,34 @@ def stream(release):
     return StreamRecord(fingerprint="f", release=release, ack=0, nonces=nonces[0], terms="t")
 
 
-def test_ledgers_in_columns_say_what_ledgers_by_themselves_say():
-    """Commits of machines in any order, in two sessions."""
+def test_ledgers_in_columns_say_what_was_committed_for_each():
+    """Commits of machines in any order, alone and together, in two sessions, against mappings."""
     machines, draw = 40, np.random.default_rng(3)
-    block, plain = BlockLedger(machines), [MemoryLedger() for _ in range(machines)]
+    block, alone = BlockLedger(machines), [MemoryLedger() for _ in range(machines)]
+    accounts, streams = {}, {}
     for step in range(120):
-        row, session = int(draw.integers(machines // 2)) * 2, f"s{draw.integers(2)}"
+        session = f"s{draw.integers(2)}"
+        rows = 2 * draw.choice(machines // 2, int(draw.integers(1, 4)), replace=False)
         account = Account(samples_used=step, reserved={session: 1.0})
-        for ledger in (block.ledger(row), plain[row]):
-            with ledger.exclusive() as page:
-                page.commit(session, stream(step), account)
-        for i, one in enumerate(plain):
-            with block.ledger(i).exclusive() as ours, one.exclusive() as theirs:
-                assert ours.account() == theirs.account()
-                assert ours.stream("s0") == theirs.stream("s0")
-                assert ours.stream("s1") == theirs.stream("s1")
+        accounts |= dict.fromkeys(rows.tolist(), account)
+        streams |= dict.fromkeys(((row, session) for row in rows.tolist()), stream(step))
+        for ledger in [alone[row] for row in rows] if len(rows) > 1 else [block.ledger(int(rows[0])), alone[rows[0]]]:
+            with ledger.exclusive() as transaction:
+                transaction.commit(session, stream(step), account)
+        if len(rows) > 1:
+            with block.exclusive(rows) as together:
+                made, spent = together.streams(session, rows), together.accounts(rows)
+                for place in range(len(rows)):
+                    made.set(place, stream(step))
+                    spent.set(place, account)
+                together.commit(rows, made, spent)
+        for row in range(machines):
+            for ledger in (block.ledger(row), alone[row]):
+                with ledger.exclusive() as transaction:
+                    assert transaction.account() == accounts.get(row, Account())
+                    assert [transaction.stream(s) for s in ("s0", "s1")] == [
+                        streams.get((row, s)) for s in ("s0", "s1")
+                    ]
 
 
 def test_figures_tell_machines_apart_that_have_spent_something_else():

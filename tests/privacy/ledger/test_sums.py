@@ -218,12 +218,18 @@ def test_without_the_name_of_what_it_is_built_on_nothing_is_released():
     subject = machine(ledger, SimulatedKeys(1, "m"), **SUMS)
     for k in range(3):
         subject.release("s", k, contribution)
-    whole = ledger._streams["s"]
+    with ledger.exclusive() as transaction:
+        whole, account = transaction.stream("s"), transaction.account()
+
+    def put(ids):
+        with ledger.exclusive() as transaction:
+            transaction.commit("s", replace(whole, ids=ids), account)
+
     for lost in ({3: whole.ids[3]}, {2: whole.ids[2]}, {}):
-        ledger._streams["s"] = replace(whole, ids=lost)
+        put(lost)
         with pytest.raises(LedgerError, match="Expected the names of releases"):
             subject.release("s", 2, contribution)
-    ledger._streams["s"] = whole
+    put(whole.ids)
     assert subject.release("s", 3, contribution).ack_id == whole.ids[3]
 
 

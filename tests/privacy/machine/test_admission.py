@@ -7,7 +7,17 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.privacy import MECHANISMS, LedgerError, MemoryLedger, RefusedError, SimulatedKeys, SystemKeys, protocol
+from murmurfl.privacy import (
+    MECHANISMS,
+    Account,
+    LedgerError,
+    MemoryLedger,
+    RefusedError,
+    SimulatedKeys,
+    StreamRecord,
+    SystemKeys,
+    protocol,
+)
 
 from tests.privacy.machines import DATA, D, DurableLedger, contribution, machine, refused, zero
 
@@ -144,12 +154,13 @@ def test_a_ledger_with_a_part_missing_is_not_believed(lost):
     ledger = MemoryLedger()
     subject = machine(ledger)
     subject.release("s", 0, contribution)
-    if lost == "stream":
-        ledger._streams.clear()
-    elif lost == "account":
-        ledger._account = type(ledger._account)()
-    else:
-        ledger._account = type(ledger._account)(0, ledger._account.reserved)
+    with ledger.exclusive() as transaction:
+        stream, account = transaction.stream("s"), transaction.account()
+        if lost == "stream":
+            stream = StreamRecord("")
+        else:
+            account = Account() if lost == "account" else Account(0, account.reserved)
+        transaction.commit("s", stream, account)
     with pytest.raises(LedgerError, match="damaged"):
         subject.release("s", 1, contribution)
 

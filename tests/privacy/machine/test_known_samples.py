@@ -23,6 +23,7 @@ from murmurfl.privacy import (
     RefusedError,
     SimulatedKeys,
     SQLiteLedger,
+    StreamRecord,
     SystemKeys,
     accept_rollback,
     any_data,
@@ -516,13 +517,15 @@ def test_samples_of_a_secret_order_are_in_no_other_session(order):
     other = {**HIDDEN, "order": order, "batch_size": 1, "max_participations": 2}
     subject = machine(ledger=ledger, keys=SystemKeys(KEY), **other, budget_mu=9.0)
     refused(protocol.SAMPLES_USED_UP, subject, "t", 0)
-    ledger._streams.clear()  # a damaged ledger, which no longer tells what the order was
+    with ledger.exclusive() as transaction:  # a damaged ledger, which no longer tells what the order was
+        transaction.commit("s", StreamRecord(""), transaction.account())
     refused(protocol.SAMPLES_USED_UP, subject, "t", 0)
 
 
 def test_used_samples_join_no_secret_order():
     ledger = DurableLedger()
-    ledger._account = Account(samples_used=1)
+    with ledger.exclusive() as transaction:
+        transaction.commit("s", StreamRecord(""), Account(samples_used=1))
     refused(protocol.SAMPLES_USED_UP, machine(ledger=ledger, keys=SystemKeys(KEY), **HIDDEN), "s", 0)
 
 
