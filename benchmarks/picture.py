@@ -124,7 +124,7 @@ def terms(guarantees: Sequence[tuple[str, Guarantee]]) -> str:
     plain = [one for _, one in guarantees if one.min_honest is None]
     sums = [one for _, one in guarantees if one.min_honest is not None]
     said = {(one.protects, one.covers, one.notes) for one in plain}
-    said |= {(replace(one, **_WITHOUT_SUMS).protects, one.covers, one.notes) for one in sums}
+    said |= {(_without_sums(one).protects, one.covers, one.notes) for one in sums}
     honest = {one.min_honest for one in sums}
     noise = {"noise on each machine" in one.mechanism for one in (*plain, *sums)}
     if len(said) != 1 or len(honest) != 1 or noise != {True}:
@@ -133,7 +133,7 @@ def terms(guarantees: Sequence[tuple[str, Guarantee]]) -> str:
     if set(notes) != {FAST_NOISE, SIMULATED}:
         raise ValueError(f"Expected notes on fast noise and seeded keys, got {notes}.")
     hidden = [one for one in plain if one.amplified is not None]
-    local = " and ".join(rounded_up(one, 2) for one in sorted({one.epsilon_local or 0.0 for one in sums}))
+    local = " and ".join(rounded_up(one, 2) for one in sorted({one.loss.worst_case.epsilon(one.delta) for one in sums}))
     return (
         f"ε, rounded up, is {protects}; noise on each machine; {covers}; where only sums are seen it holds if one "
         f"helper and {honest.pop()} machines of each sum are honest, and is {local} whatever happens. "
@@ -159,7 +159,8 @@ def _listed(texts: Sequence[str], word: str) -> str:
     return f"{', '.join(before)} {word} {last}" if before else last
 
 
-_WITHOUT_SUMS: Mapping[str, Any] = {"trust": "untrusted-server", "mu_local": None, "min_honest": None}
+def _without_sums(guarantee: Guarantee) -> Guarantee:
+    return replace(guarantee, loss=guarantee.loss.unconditional(), trust="untrusted-server", min_honest=None)
 
 
 def percent_text(value: float) -> str:

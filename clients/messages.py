@@ -334,14 +334,13 @@ def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[L
         statement = _with_release(statement, other)
     owners = {"unit": machine.policy.unit, "samples-per-owner": machine.policy.samples_per_owner}
     sums = {
-        protocol.MU_LOCAL: statement.mu_local,
         protocol.MIN_HONEST: statement.min_honest,
         protocol.MIN_COHORT: statement.min_cohort,
     }
     return {
         "releases": statement.releases,
         "mu-spent": statement.mu_spent,
-        "mu-guaranteed": statement.mu_guaranteed,
+        **statement.guaranteed.statement(),
         "mu-budget": statement.mu_budget,
         "samples-used": statement.samples_used,
         "max-participations": statement.max_participations,
@@ -363,12 +362,10 @@ def _with_release(statement: PrivacyStatement, other: LedgeredMachine) -> Privac
     # The mean takes every sample, so none are used before it. An evaluation comes last, and is counted from the first
     # release on, as it is reserved.
     spent = other.plan.mu if statement.samples_used else 0.0
-    local = None if statement.mu_local is None else math.hypot(statement.mu_local, other.plan.mu_local)
     return replace(
         statement,
         mu_spent=math.hypot(statement.mu_spent, spent),
-        mu_guaranteed=math.hypot(statement.mu_guaranteed, other.plan.mu),
-        mu_local=local,
+        guaranteed=statement.guaranteed.compose(other.plan.loss),
     )
 
 

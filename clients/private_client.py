@@ -344,7 +344,7 @@ class PrivateClient(NumPyClient):
         Notes
         -----
         **Formal guarantees.** Under secure aggregation the release has only the machine's share of the noise and must
-        stay on the machine: by itself it guarantees the plan's mu_local, not mu.
+        stay on the machine: by itself it guarantees the plan's ``loss.worst_case``, not what is assumed.
         Proof: docs/proofs/secure-aggregation.md.
         """
         return self.machine.release(

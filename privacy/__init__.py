@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from .accounting.amplification import Amplification as Amplification
     from .accounting.amplification import allocation_delta as allocation_delta
     from .accounting.amplification import allocation_epsilon as allocation_epsilon
+    from .accounting.amplification import allocation_profile as allocation_profile
     from .accounting.amplification import amplification_of as amplification_of
     from .accounting.gdp import compose_gdp as compose_gdp
     from .accounting.gdp import gdp_best_guess as gdp_best_guess
@@ -26,10 +27,14 @@ if TYPE_CHECKING:
     from .accounting.guarantee import Unit as Unit
     from .accounting.guarantee import caption as caption
     from .accounting.guarantee import mechanism_words as mechanism_words
-    from .accounting.guarantee import person_mu as person_mu
+    from .accounting.guarantee import person_loss as person_loss
     from .accounting.guarantee import policy_guarantee as policy_guarantee
     from .accounting.guarantee import rounded_up as rounded_up
     from .accounting.guarantee import server_guarantee as server_guarantee
+    from .accounting.loss import Curve as Curve
+    from .accounting.loss import Gaussian as Gaussian
+    from .accounting.loss import Loss as Loss
+    from .accounting.loss import Profile as Profile
     from .accounting.noise_forecast import Forecast as Forecast
     from .accounting.noise_forecast import StatedNoise as StatedNoise
     from .accounting.noise_forecast import forecast_of as forecast_of

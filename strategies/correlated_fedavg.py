@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, Guarantee, Unit, protocol
 from ..privacy.accounting.gdp import check_positive
+from ..privacy.accounting.loss import Loss
 from .mu2 import check_finite
 from .rounds.observed import check_evaluations, check_masks
 from .rounds.options import RoundOptions, takes
@@ -459,16 +460,15 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
 
 def _guarantee(unit: Unit, delta: float, honest: int, mu: float, local: float) -> Guarantee:
-    """The guarantee that machines state."""
+    """Return the guarantee that machines state."""
     if not honest:
         return Guarantee(mu, delta, _MECHANISM, unit=unit, notes=(_UNCHECKED,))
     return Guarantee(
-        min(mu, local),
+        Loss.of(mu, local).tightened(),
         delta,
         _MECHANISM,
         unit=unit,
         notes=(_UNCHECKED,),
         trust="secure-aggregation",
-        mu_local=local,
         min_honest=honest,
     )

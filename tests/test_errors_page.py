@@ -246,7 +246,7 @@ class World:
 
         assert training(2.0) == ""
         said = training(2.0)
-        assert read_ledger(path).left_mu == pytest.approx(1.5)
+        assert read_ledger(path).left.mu == pytest.approx(1.5)
         return said, training(1.4)
 
     def too_many_rounds(self):

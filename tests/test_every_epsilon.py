@@ -225,7 +225,7 @@ def test_what_commands_print_and_write(world):
     for row in csv.DictReader((folder / "reshef-levy-2024.csv").open()):
         assert SAID.search(row["guarantee"])
     ledger = read_ledger("ledger.sqlite")
-    assert shows_and_says(ledger_line("clinic", ledger))[1] or ledger.reserved_mu == 0
+    assert shows_and_says(ledger_line("clinic", ledger))[1] or ledger.spent.mu == 0
     for name in SILENT:
         assert not SHOWN.search(CliRunner().invoke(cli, [*name.split(), "ledger.sqlite", "--yes"]).output)
     for name in NAMING:

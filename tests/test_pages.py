@@ -12,6 +12,7 @@ import pytest
 from murmurfl.app.settings.run_config import run_keys
 from murmurfl.privacy import MECHANISMS, SIMULATED, Guarantee, rounded_up
 from murmurfl.privacy.accounting.guarantee import FAST_NOISE
+from murmurfl.privacy.accounting.loss import Loss
 
 from benchmarks import masks, pages, picture
 
@@ -126,12 +127,13 @@ def test_the_picture_is_drawn_anew_as_it_is(tmp_path):
     assert first.read_bytes() == again.read_bytes()
 
 
-SUMS = {"trust": "secure-aggregation", "mu_local": 1.0, "min_honest": 7}
+SUMS = {"loss": Loss.of(0.5, 1.0), "trust": "secure-aggregation", "min_honest": 7}
 NOTES = (FAST_NOISE, SIMULATED)
+SAME = {"loss": 0.5, "delta": 1e-5, "mechanism": "blt noise on each machine", "notes": NOTES}
 
 
 def test_one_sentence_says_what_all_epsilons_are_true_of():
-    made = [Guarantee(0.5, 1e-5, "blt noise on each machine", notes=NOTES, **sums) for sums in ({}, SUMS)]
+    made = [Guarantee(**{**SAME, **sums}) for sums in ({}, SUMS)]
     said = picture.terms([("a", one) for one in made])
     assert "one helper and 7 machines of each sum are honest, and is 4.4 whatever happens" in said
     assert said.startswith(f"ε, rounded up, is {made[0].protects}; noise on each machine; {made[0].covers}; ")
@@ -149,10 +151,9 @@ def test_one_sentence_says_what_all_epsilons_are_true_of():
     ids=str,
 )
 def test_a_sentence_that_is_not_true_of_all_is_refused(other):
-    same = {"mu": 0.5, "delta": 1e-5, "mechanism": "blt noise on each machine", "notes": NOTES}
-    sums = Guarantee(**same, **SUMS)
+    sums = Guarantee(**{**SAME, **SUMS})
     with pytest.raises(ValueError, match="guarantees of the same words"):
-        picture.terms([("a", Guarantee(**same)), ("b", sums), ("c", Guarantee(**{**same, **other}))])
+        picture.terms([("a", Guarantee(**SAME)), ("b", sums), ("c", Guarantee(**{**SAME, **other}))])
 
 
 def test_the_readme_has_one_table_of_at_most_eight_rows():

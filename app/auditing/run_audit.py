@@ -7,8 +7,8 @@ round, and its whole stream is simulated many times on each of several neighbour
 
 Under secure aggregation there are two claims, each held against those it is made against. Server and all machines but h
 see the sums over these h: that is mu's. Server, all helpers and all other machines see the machine's own releases: that
-is mu_local's. A server that told the machine that nothing ever arrived would see more, if helpers opened such sums;
-whether they do is tried out (:func:`opens_without_acks`).
+is that of the worst case. A server that told the machine that nothing ever arrived would see more, if helpers opened
+such sums; whether they do is tried out (:func:`opens_without_acks`).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ...privacy import (
     rounded_up,
 )
 from ...privacy.accounting.amplification import amplification_of
+from ...privacy.accounting.loss import Loss
 from ...privacy.audit import Answers, AuditResult, audit_client, audit_secret_order, likelihood_weights, prefix_sums
 from ...privacy.machine.clipping import clip_per_sample
 from ...privacy.machine.known_samples import Owners
@@ -57,9 +58,9 @@ class RunAudit:
     """The findings of an audit of a run configuration.
 
     ``result`` is about mu: a machine's stream or, under secure aggregation, sums of ``summed`` honest machines'
-    releases. ``local`` is about mu_local, by a machine's own stream. ``unacknowledged`` is about mu where helpers open
-    sums that a machine's release is in again, which they never should. ``canary_mu`` is the most that these canaries
-    can show.
+    releases. ``local`` is about the worst case, by a machine's own stream. ``unacknowledged`` is about mu where helpers
+    open sums that a machine's release is in again, which they never should. ``canary_mu`` is the most that these
+    canaries can show.
     """
 
     result: AuditResult
@@ -114,9 +115,9 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
     plan, summed, local, unacknowledged = measure.plan, 1, None, None
     if config.secure:
         summed = min(policy.min_honest, MOST_SUMMED)
-        claimed = min(plan.mu * math.sqrt(policy.min_honest / summed), plan.mu_local)
+        claimed = plan.loss.under_weaker(math.sqrt(policy.min_honest / summed)).mu
         result = measure.of(summed=summed, claimed_mu=claimed)
-        local = measure.of(claimed_mu=plan.mu_local)
+        local = measure.of(claimed_mu=plan.loss.worst_case.mu)
         if policy.builds_on == "last-opened" and policy.max_participations > 1 and opens_without_acks(experiment):
             unacknowledged = measure.of(summed=summed, claimed_mu=claimed, ignored=True)
     else:
@@ -129,7 +130,7 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
         policy.max_participations,
         experiment.method.release_size(experiment),
         math.sqrt(max(squares) / summed) / plan.noise_std,
-        run_guarantee(experiment, figures if config.secure else Figures(result.claimed_mu)),
+        run_guarantee(experiment, figures if config.secure else Figures(Loss.of(result.claimed_mu))),
         summed,
         local,
         unacknowledged,

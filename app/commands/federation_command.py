@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...privacy import ConfigurationError, Roster, read_ledger, rounded_up
+from ...privacy.accounting.loss import Gaussian, Profile
 from ...privacy.files import create_private
 from ...privacy.permits import OwnerKey, PermitError, read_permit, shown_time, verified_permit
 from ..fleet.federation.keys_and_cards import read_owner_key, write_owner_key
@@ -224,8 +225,10 @@ def status(folder: Folder = Path()) -> None:
         ledger = Path(getattr(member.operators(), "ledger", ""))
         if ledger.is_file():
             summary = read_ledger(ledger)
-            local = f", whatever happens {_spent(summary.reserved_local_mu, summary.budget_local_mu)}"
-            say(f"spent     {_spent(summary.reserved_mu, summary.budget_mu)}{local if member.terms.sums else ''}")
+            local = f", whatever happens {_spent(summary.spent.worst_case, summary.budget.worst_case)}"
+            say(
+                f"spent     {_spent(summary.spent.assumed, summary.budget.assumed)}{local if member.terms.sums else ''}"
+            )
         elif ledger.name:
             say("spent     nothing: the first start makes the ledger")
     take_part(member.file.stem, config=member.file, check=True)
@@ -362,15 +365,16 @@ def _reserved(seen: Seen) -> str:
         return "not known: the server does not answer"
     mu = seen.total("mu-guaranteed")
     unknown = "not stated" if seen.statements else ""
-    said = _spent(mu, seen.last("mu-budget")) if seen.statements and math.isfinite(mu) else unknown
+    said = _spent(Gaussian(mu), Gaussian(seen.last("mu-budget"))) if seen.statements and math.isfinite(mu) else unknown
     if not seen.silent:
         return said
     runs = f"{seen.silent} run{'s' * (seen.silent != 1)}"
     return f"{said or 'not known'}: off at the end of {runs}, which its own ledger has"
 
 
-def _spent(mu: float, budget: float) -> str:
-    return f"mu {rounded_up(mu)} of {budget:.4g}" if math.isfinite(budget) else f"mu {rounded_up(mu)}"
+def _spent(spent: Profile, budget: Profile) -> str:
+    said = f"mu {rounded_up(spent.mu)}"
+    return f"{said} of {budget.mu:.4g}" if math.isfinite(budget.mu) else said
 
 
 roster_cli = CommandLine(help="Secure aggregation: make keys, and the list of everybody's that operators agree on.")

@@ -31,6 +31,7 @@ from ...privacy import (
     read_ledger,
     rounded_up,
 )
+from ...privacy.accounting.loss import Profile
 from ...privacy.files import write_private
 from ...privacy.machine.tables import PRIVATE
 from ..engines.loopback import LaunchError, Scalar, executable, interrupts_as_keyboard_interrupt, toml_document
@@ -278,7 +279,7 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         settings["data-root"] = str(Path(config.data_root).expanduser().resolve())
     if policy.trust == SECURE:
         settings |= {"trust": SECURE, "min-honest": policy.min_honest, "min-cohort": policy.min_cohort}
-        settings["budget-local-mu"] = policy.local_budget
+        settings["budget-local-mu"] = policy.budget.worst_case.mu
     if experiment.method.local_steps:
         settings["learning-rate"] = experiment.values.learning_rate
         settings["feature-bound"] = config.feature_bound
@@ -288,11 +289,14 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
 def ledger_line(machine: str, ledger: LedgerSummary) -> str:
     """A node's ledger in one line; a run reserves its whole mu when it opens, however far it gets."""
     releases = sum(session.releases for session in ledger.sessions)
-    spent = f"mu {rounded_up(ledger.reserved_mu)} of {rounded_up(ledger.budget_mu)} spent"
-    guarantee = ledger_guarantee(ledger)
-    if guarantee.mu_local is not None:
-        spent += f", {rounded_up(guarantee.mu_local)} of {rounded_up(ledger.budget_local_mu)} whatever happens"
+    spent, guarantee = f"mu {_of_budget(ledger.spent.assumed, ledger.budget.assumed)} spent", ledger_guarantee(ledger)
+    if guarantee.loss.conditional:
+        spent += f", {_of_budget(guarantee.loss.worst_case, ledger.budget.worst_case)} whatever happens"
     return f"  ledger of {machine}: {releases} releases, {spent}: {guarantee.sentence}"
+
+
+def _of_budget(spent: Profile, budget: Profile) -> str:
+    return f"{rounded_up(spent.mu)} of {rounded_up(budget.mu)}"
 
 
 def record_line(helper: str, sets: int) -> str:

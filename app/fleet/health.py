@@ -483,10 +483,10 @@ class NodeFigures:
             return values | {"murmurfl_ledger_readable": 0.0}
         return values | {
             "murmurfl_ledger_readable": 1.0,
-            "murmurfl_budget_mu": left.budget_mu,
-            "murmurfl_budget_left_mu": left.left_mu,
-            "murmurfl_budget_left_epsilon": left.left_epsilon,
-            "murmurfl_budget_local_left_mu": left.left_local_mu,
+            "murmurfl_budget_mu": left.budget.mu,
+            "murmurfl_budget_left_mu": left.left.mu,
+            "murmurfl_budget_left_epsilon": left.left.assumed.epsilon(left.delta),
+            "murmurfl_budget_local_left_mu": left.left.worst_case.mu,
             "murmurfl_sessions": left.sessions,
         }
 

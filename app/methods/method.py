@@ -28,6 +28,7 @@ from ...privacy import (
     server_guarantee,
 )
 from ...privacy.accounting.amplification import Amplification, amplification_of_all
+from ...privacy.accounting.loss import Loss, as_loss
 from ...privacy.setting import refusal
 from ...strategies import Mu2, ReleaseStrategy
 from ..models.model import Model
@@ -336,23 +337,21 @@ class Method(ABC):
     def guarantee(
         self,
         problem: Problem,
-        mu: float,
+        loss: Loss | float,
         *,
-        mu_local: float | None = None,
         min_honest: int | None = None,
         notes: Iterable[str] = (),
         words: str = "",
         stated: bool = False,
         brief: bool = False,
     ) -> Guarantee:
-        """The guarantee of a mu, in the words of the policy that is used.
+        """Return the guarantee of a loss, in the words of the policy that is used.
 
         Parameters
         ----------
-        mu : float
-            Of everything the run may release; infinite without noise, 0 if nobody is asked.
-        mu_local : float, optional
-            Under secure aggregation, what holds whatever happens; default what the policy's plan says.
+        loss : Loss or float
+            Of everything the run may release; infinite without noise, 0 if nobody is asked. Of a number, which is a mu,
+            the worst case under secure aggregation is what the policy's plan says.
         min_honest : int, optional
             Under secure aggregation, h where it is not the run configuration's: real machines have their own.
         notes : iterable of str
@@ -360,25 +359,25 @@ class Method(ABC):
         words : str
             What real machines say of themselves, in the place of the policy's words.
         stated : bool
-            Whether mu is what real machines state.
+            Whether the loss is what real machines state.
         brief : bool
             For the caption of many runs: without what differs from one to the next, such as the number of rounds.
         """
-        policy = self.policy(problem, max(problem.sizes))
+        policy, loss = self.policy(problem, max(problem.sizes)), as_loss(loss)
         if self.trusted:
             rounds = None if brief else problem.num_rounds
-            return server_guarantee(policy, mu, self.server_noise(problem.config), rounds, notes=notes, stated=stated)
+            return server_guarantee(
+                policy, loss.mu, self.server_noise(problem.config), rounds, notes=notes, stated=stated
+            )
         words, amplified = self.brief_words(policy) if brief else words, None
         if not (brief or stated):  # real machines have their own order, or none
             policies = [self.policy(problem, size) for size in dict.fromkeys(problem.sizes)]
             amplified = worth_of_order(policies, self.release_size(problem))
-        if policy.trust == SECURE and mu_local is None:
-            mu_local = policy.plan(self.release_size(problem)).mu_local
+        if policy.trust == SECURE and not loss.conditional:
+            loss = Loss(loss.assumed, policy.plan(self.release_size(problem)).loss.worst_case)
         if min_honest is not None:
             policy = replace(policy, min_honest=min_honest, min_cohort=max(min_honest, policy.min_cohort))
-        return policy_guarantee(
-            policy, mu, mu_local=mu_local, notes=notes, words=words, stated=stated, amplified=amplified
-        )
+        return policy_guarantee(policy, loss, notes=notes, words=words, stated=stated, amplified=amplified)
 
     def brief_words(self, policy: PrivacyPolicy) -> str:
         """A policy's words for the caption of many runs, which may differ in their number of rounds."""

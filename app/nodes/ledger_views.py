@@ -12,8 +12,9 @@ from typing import Any
 from ...clients import PrivateClient, UpdateNode
 from ...clients.adapters.noise_mod import machine_behind
 from ...clients.adapters.update_policy import UpdatePolicy
-from ...privacy import Guarantee, LedgerSummary, SessionSummary, Unit, gdp_epsilon, rotate_key, rounded_up
+from ...privacy import Guarantee, LedgerSummary, SessionSummary, Unit, rotate_key, rounded_up
 from ...privacy.accounting.guarantee import SAME_OWNER, SESSION
+from ...privacy.accounting.loss import NO_LOSS, Loss, Profile
 from ...privacy.ledger.ledger_history import LedgerHistory, ReleaseLine
 from ...privacy.machine.admission import ROUNDING
 from .node_app import OwnNode, client_of
@@ -31,16 +32,16 @@ def ledger_document(summary: LedgerSummary, path: Path) -> dict[str, Any]:
     whatever other machines and helpers do; null if no session is under secure aggregation and no budget was decided for
     them.
     """
-    amounts = (("budget", summary.budget_mu), ("spent", summary.reserved_mu), ("left", summary.left_mu))
-    local = [(name, mu) for (name, _), mu in zip(amounts, _local_amounts(summary), strict=True)]
+    amounts = {"budget": summary.budget, "spent": summary.spent, "left": summary.left}
+    local = {name: _amount(loss.worst_case, summary.delta) for name, loss in amounts.items()}
     return {
         "path": str(path),
         "data": summary.data,
         "created": summary.created,
         "guarantee": ledger_guarantee(summary).document(),
         "delta": summary.delta,
-        **{name: _amount(mu, summary.delta) for name, mu in amounts},
-        "local": {name: _amount(mu, summary.delta) for name, mu in local} if summary.summed else None,
+        **{name: _amount(loss.assumed, summary.delta) for name, loss in amounts.items()},
+        "local": local if summary.summed else None,
         "samples_used": summary.samples_used,
         "commits": summary.commits,
         "mark": summary.mark,
@@ -50,18 +51,12 @@ def ledger_document(summary: LedgerSummary, path: Path) -> dict[str, Any]:
     }
 
 
-def _local_amounts(summary: LedgerSummary) -> tuple[float, float, float]:
-    return summary.budget_local_mu, summary.reserved_local_mu, summary.left_local_mu
-
-
 def _session_document(session: SessionSummary, delta: float) -> dict[str, Any]:
     guarantee = session_guarantee(session, delta)
     return {
         "session": session.session,
         "trust": guarantee.trust,
-        **_amount(guarantee.mu, delta),
-        "mu_local": guarantee.document()["mu_local"],
-        "epsilon_local": guarantee.document()["epsilon_local"],
+        **guarantee.loss.document(delta),
         "min_honest": guarantee.min_honest,
         "guarantee": guarantee.sentence,
         "releases": session.releases,
@@ -73,9 +68,9 @@ def _session_document(session: SessionSummary, delta: float) -> dict[str, Any]:
     }
 
 
-def _amount(mu: float, delta: float) -> dict[str, float | None]:
-    """A mu and its epsilon; None if infinite."""
-    both = {"mu": mu, "epsilon": gdp_epsilon(mu, delta)}
+def _amount(profile: Profile, delta: float) -> dict[str, float | None]:
+    """Return mu and epsilon of one side of a loss; None if infinite."""
+    both = {"mu": profile.mu, "epsilon": profile.epsilon(delta)}
     return {name: value if math.isfinite(value) else None for name, value in both.items()}
 
 
@@ -94,14 +89,15 @@ def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
     both = len({_unit([session]) for session in summary.sessions}) > 1
     notes = (SAME_OWNER,) if both else ()
     unit = _unit(summary.sessions)
-    local = Guarantee(summary.reserved_local_mu, summary.delta, words, covers=covers, unit=unit, notes=notes)
+    loss = summary.spent
+    local = Guarantee(loss.unconditional(), summary.delta, words, covers=covers, unit=unit, notes=notes)
     honest = [guarantee.min_honest for guarantee in made if guarantee.min_honest is not None]
     if summary.trusted_a_server:  # the one figure covers what was summed before, too
         return replace(local, trust="trusted-server", notes=(*notes, _NOTHING_AGAINST_IT))
-    if len(honest) < sum(session.mu_local is not None for session in summary.sessions) or not honest:
+    if len(honest) < sum(session.loss.conditional for session in summary.sessions) or not honest:
         return local
     trust, least = "secure-aggregation", max(honest)  # on which every session rests
-    return replace(local, mu=summary.reserved_mu, trust=trust, mu_local=local.mu, min_honest=least)
+    return replace(local, loss=loss, trust=trust, min_honest=least)
 
 
 def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
@@ -116,17 +112,17 @@ def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
     if session.trusted:
         words, notes = "no noise on this machine: the server's, by its own word", (_NOTHING_AGAINST_IT,)
         trust = "trusted-server"
-        return Guarantee(session.mu, delta, words, trust=trust, covers=SESSION, notes=notes, unit=unit)
+        return Guarantee(session.loss.mu, delta, words, trust=trust, covers=SESSION, notes=notes, unit=unit)
     options = (terms.get("schedule"), *terms.get("mechanism_options", {}).values())
     named = ", ".join(str(value) for value in options if value)
     words = f"{terms.get('mechanism', 'unknown')}{f' ({named})' if named else ''} noise on this machine"
-    if session.mu_local is None:
-        return Guarantee(session.mu, delta, words, covers=SESSION, unit=unit)
-    local = Guarantee(session.mu_local, delta, f"{words}, under masks", covers=SESSION, unit=unit)
+    if not session.loss.conditional:
+        return Guarantee(session.loss, delta, words, covers=SESSION, unit=unit)
+    local = Guarantee(session.loss.unconditional(), delta, f"{words}, under masks", covers=SESSION, unit=unit)
     if session.min_honest is None:  # forgotten in a rollback: the local figure does not rest on it
         return local
     trust, least = "secure-aggregation", session.min_honest
-    return replace(local, mu=session.mu, trust=trust, mu_local=local.mu, min_honest=least)
+    return replace(local, loss=session.loss, trust=trust, min_honest=least)
 
 
 def _unit(sessions: Iterable[SessionSummary]) -> Unit:
@@ -138,18 +134,20 @@ def _unit(sessions: Iterable[SessionSummary]) -> Unit:
 def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
     """A ledger in lines for people."""
 
-    def amount(mu: float) -> str:
-        if math.isinf(mu):
+    def amount(side: Profile) -> str:
+        if math.isinf(side.mu):
             return "no bound"
         # One rounding for all three, so that a budget and what is spent of it read alike when they are equal.
-        return f"epsilon {rounded_up(gdp_epsilon(mu, summary.delta))} at delta {summary.delta:g} (mu {rounded_up(mu)})"
+        epsilon = rounded_up(side.epsilon(summary.delta))
+        return f"epsilon {epsilon} at delta {summary.delta:g} (mu {rounded_up(side.mu)})"
 
     return [
         f"ledger    {path}",
         f"data      {summary.data or '(no name)'}; {summary.samples_used} {_unit(summary.sessions)}s used up",
-        f"budget    {amount(summary.budget_mu)}",
-        f"spent     {amount(summary.reserved_mu)}: all releases the sessions below may make",
-        f"left      {amount(summary.left_mu)}: for new sessions{_ONLY_TRUSTED if summary.trusted_a_server else ''}",
+        f"budget    {amount(summary.budget.assumed)}",
+        f"spent     {amount(summary.spent.assumed)}: all releases the sessions below may make",
+        f"left      {amount(summary.left.assumed)}: for new sessions"
+        f"{_ONLY_TRUSTED if summary.trusted_a_server else ''}",
         *(_local_lines(summary, amount) if summary.summed else []),
         f"that is   {ledger_guarantee(summary).sentence}",
         f"mark      {summary.mark}{' (see below)' if summary.mark_problem else ''}",
@@ -157,10 +155,10 @@ def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
     ]
 
 
-def _local_lines(summary: LedgerSummary, amount: Callable[[float], str]) -> list[str]:
+def _local_lines(summary: LedgerSummary, amount: Callable[[Profile], str]) -> list[str]:
     """Lines on budget, spent and left that hold whatever other machines and helpers do."""
-    budget, spent, left = map(amount, _local_amounts(summary))
-    decided = "" if summary.local_decided else ", for none was decided (`murmurfl ledger set-local-budget`)"
+    budget, spent, left = (amount(loss.worst_case) for loss in (summary.budget, summary.spent, summary.left))
+    decided = "" if summary.budget.conditional else ", for none was decided (`murmurfl ledger set-local-budget`)"
     return [
         "and if nobody else is honest, whatever happens:",
         f"  budget  {budget}{decided}",
@@ -190,8 +188,8 @@ def session_rows(summary: LedgerSummary) -> list[dict[str, str]]:
 
 
 def _local_cells(session: SessionSummary, delta: float) -> dict[str, str]:
-    mu = session.mu if session.mu_local is None else session.mu_local
-    return {"mu, whatever happens": rounded_up(mu), "its epsilon": rounded_up(gdp_epsilon(mu, delta))}
+    side = session.loss.worst_case
+    return {"mu, whatever happens": rounded_up(side.mu), "its epsilon": rounded_up(side.epsilon(delta))}
 
 
 def _noise(session: SessionSummary) -> str:
@@ -212,7 +210,7 @@ _SHORTEST_NAME = 8
 def releases_document(history: LedgerHistory, summary: LedgerSummary) -> dict[str, Any]:
     """A ledger's releases as entries of a JSON document; null stands for no bound.
 
-    ``mu_so_far`` and ``mu_reserved`` are as in :func:`~murmurfl.privacy.ledger.ledger_history.read_history`.
+    ``mu_so_far`` and ``mu_reserved`` are those of :func:`~murmurfl.privacy.ledger.ledger_history.read_history`.
     """
     terms = {session.session: session.terms for session in summary.sessions}
     return {
@@ -267,9 +265,10 @@ def releases_notes(history: LedgerHistory, summary: LedgerSummary, *, local_show
 
 
 def _figures(line: ReleaseLine, summary: LedgerSummary) -> dict[str, float]:
-    figures = {"mu_so_far": line.mu_so_far, "mu_reserved": line.mu_reserved}
+    figures = {"mu_so_far": line.so_far.mu, "mu_reserved": line.reserved.mu}
     if summary.summed:
-        figures |= {"mu_local_so_far": line.local_so_far, "mu_local_reserved": line.local_reserved}
+        worst = line.so_far.worst_case.mu, line.reserved.worst_case.mu
+        figures |= dict(zip(("mu_local_so_far", "mu_local_reserved"), worst, strict=True))
     return figures
 
 
@@ -315,13 +314,10 @@ _ENDLESS_DAYS = 36500.0
 class Costs:
     """Costs of one run of a machine."""
 
-    mu: float  # reserved by a run's first release, side releases included
+    loss: Loss  # reserved by a run's first release, side releases included
     releases: int  # k, the most of one run
-    budget_mu: float  # of all runs
+    budget: Loss  # of all runs
     trusted: bool = False  # a trusted server adds the noise
-    # Under secure aggregation: the same whatever happens
-    mu_local: float | None = None
-    budget_local_mu: float = math.inf
     samples: int | None = None  # of the machine; None if a run may use samples again
     batch_size: int = 1  # samples of a release
     once: bool = False  # a secret order hides the samples, which works for the first run only
@@ -331,16 +327,13 @@ class Costs:
         """Costs of a machine with murmurfl's clients."""
         machine, beside = client.machine, client.beside
         policy, trusted = machine.policy, machine.policy.trust == "trusted-server"
-        summed = policy.trust == "secure-aggregation"
-        own = [policy.mu, *(m.policy.mu for m in beside)] if trusted else [m.plan.mu for m in (machine, *beside)]
+        losses = [Loss.of(one.policy.mu) if trusted else one.plan.loss for one in (machine, *beside)]
         fresh = policy.order == "in-turn" and policy.sample_participations == 1
         return cls(
-            mu=math.hypot(*own),
+            loss=NO_LOSS.compose(*losses),
             releases=policy.max_participations,
-            budget_mu=policy.budget,
+            budget=machine.admission.budget,
             trusted=trusted,
-            mu_local=math.hypot(*(m.plan.mu_local for m in (machine, *beside))) if summed else None,
-            budget_local_mu=machine.admission.local_budget,
             samples=machine.num_samples if fresh else None,
             batch_size=policy.batch_size,
             once=policy.order == "secret",
@@ -352,12 +345,10 @@ class Costs:
         private = policy.privacy_policy()
         summed = policy.trust == "secure-aggregation"
         return cls(
-            mu=policy.mu,
+            loss=Loss.of(policy.mu, private.plan(1).loss.worst_case.mu if summed else None),
             releases=policy.max_participations,
-            budget_mu=float(policy.budget_mu or policy.mu),
+            budget=private.budget,
             trusted=policy.trust == "trusted-server",
-            mu_local=private.plan(1).mu_local if summed else None,
-            budget_local_mu=private.local_budget if summed else math.inf,
         )
 
 
@@ -385,7 +376,7 @@ class Allowance:
     def sentence(self, now: float) -> str:
         """The allowance in one sentence for the operator; ``now`` in seconds since 1970."""
         costs = self.costs
-        each = f"of mu = {rounded_up(costs.mu)} and up to {costs.releases} releases"
+        each = f"of mu = {rounded_up(costs.loss.mu)} and up to {costs.releases} releases"
         runs = f"the budget allows {_counted(self.runs, 'more run')} {each}"
         parts = [runs if self.runs else "no further run can begin"]
         if self.releases is not None:
@@ -412,9 +403,10 @@ _RETIRED = "a ledger's budget is never raised; new data get a ledger of their ow
 def allowance_of(summary: LedgerSummary, costs: Costs, run_every_days: float | None, now: float) -> Allowance:
     """What is left of a machine's budget and samples; by default, runs begin as often as in the ledger."""
     releases = None if costs.samples is None else max(costs.samples - summary.samples_used, 0) // costs.batch_size
-    by_budget = _runs(costs.budget_mu, summary.reserved_mu, costs.mu)
-    if costs.mu_local is not None:
-        by_budget = min(by_budget, _runs(costs.budget_local_mu, summary.reserved_local_mu, costs.mu_local))
+    by_budget = _runs(costs.budget.assumed, summary.spent.assumed, costs.loss.assumed)
+    if costs.loss.conditional:
+        worst = _runs(costs.budget.worst_case, summary.spent.worst_case, costs.loss.worst_case)
+        by_budget = min(by_budget, worst)
     if summary.trusted_a_server and not costs.trusted:
         by_budget = 0
     if costs.once:
@@ -441,14 +433,14 @@ def allowance_of(summary: LedgerSummary, costs: Costs, run_every_days: float | N
     return replace(left, every_days=every, days=first + runs * every)
 
 
-def _runs(budget: float, reserved: float, each: float) -> int:
-    """Number of further runs within the budget; mus add in squares, compared as the admission rule does."""
-    if not (math.isfinite(reserved) and math.isfinite(each) and each > 0):
+def _runs(budget: Profile, reserved: Profile, each: Profile) -> int:
+    """Return the number of further runs within a budget; mus add in squares, compared as the admission rule does."""
+    if not (math.isfinite(reserved.mu) and math.isfinite(each.mu) and each.mu > 0):
         return 0
-    if math.isinf(budget):
+    if math.isinf(budget.mu):
         return int(_ENDLESS_DAYS)
-    room = (budget * (1 + ROUNDING)) ** 2 - reserved**2
-    return max(int(room / each**2), 0)
+    room = (budget.mu * (1 + ROUNDING)) ** 2 - reserved.mu**2
+    return max(int(room / each.mu**2), 0)
 
 
 def _counted(number: int, what: str) -> str:

@@ -133,7 +133,7 @@ def describe(client: PrivateClient) -> str:
     """Describe a machine and its guarantee in one sentence."""
     policy, plan = client.machine.policy, client.machine.plan
     name, releases = f"Machine {client.name}", policy.max_participations
-    budget = rounded_up(policy.budget)
+    budget, worst = rounded_up(policy.budget.mu), rounded_up(policy.budget.worst_case.mu)
     mean = None if client.centred is None else client.centred.machine
     evaluated = None if client.evaluated is None else client.evaluated.machine
     beside = client.beside
@@ -149,8 +149,6 @@ def describe(client: PrivateClient) -> str:
             f"Against everybody else it is trusted to keep mu = {rounded_up(mu)} a run; budget of all runs: "
             f"mu = {budget}.{kept}"
         )
-    mu = math.hypot(plan.mu, *(machine.plan.mu for machine in beside)) if beside else plan.mu
-    mu_local = math.hypot(plan.mu_local, *(machine.plan.mu_local for machine in beside)) if beside else plan.mu_local
     notes = []
     if mean is not None:
         notes.append(f"Of it mu = {rounded_up(mean.plan.mu)} is for the mean of its features, which it releases first.")
@@ -160,10 +158,11 @@ def describe(client: PrivateClient) -> str:
     if client.record_kind:
         notes.append(RECORDS[client.record_kind])
     amplified = amplification_of(policy, plan)
-    guarantee = policy_guarantee(policy, mu, mu_local=mu_local, amplified=amplified, notes=notes)
+    loss = plan.loss.compose(*(machine.plan.loss for machine in beside))
+    guarantee = policy_guarantee(policy, loss, amplified=amplified, notes=notes)
     sums = (
         f" Every sum has at least {policy.min_cohort} releases of the roster's {len(client.masking.roster.machines)} "
-        f"machines. Budget of all runs: mu = {budget}, and whatever happens mu = {rounded_up(policy.local_budget)}."
+        f"machines. Budget of all runs: mu = {budget}, and whatever happens mu = {worst}."
         if client.masking is not None
         else f" Budget of all runs: mu = {budget}."
     )

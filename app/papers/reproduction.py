@@ -20,6 +20,7 @@ import numpy as np
 
 from ...privacy import SIMULATED, ConfigurationError, Guarantee, caption
 from ...privacy.accounting.amplification import Amplification
+from ...privacy.accounting.loss import Loss
 from ..data.loading import give, loaded, wanted_by
 from ..data.task import Dataset, Shard
 from ..engines.pool import HerePool, Pool, WorkerState, checked_workers, computing_alone, opened_pool, say_nothing
@@ -399,7 +400,7 @@ _NOMINAL = 1000
 
 
 def caption_guarantee(
-    config: RunConfig, mu_local: float = math.inf, amplified: Amplification | None = None
+    config: RunConfig, worst_case_mu: float = math.inf, amplified: Amplification | None = None
 ) -> Guarantee:
     """The guarantee of a simulated run for a caption: without its data, and without what differs between runs.
 
@@ -423,8 +424,8 @@ def caption_guarantee(
     data = Dataset(*nothing, *nothing, num_classes=2)
     shards = [Shard(data, np.arange(len(data.train_labels)))]
     problem = Problem(replace(config, max_participations=0), data, shards, model, rounds, values)
-    mu = config.mu if config.private else math.inf
-    made = method.guarantee(problem, mu, mu_local=mu_local, notes=(SIMULATED,), brief=True)
+    loss = Loss.of(config.mu if config.private else math.inf, worst_case_mu if config.secure else None)
+    made = method.guarantee(problem, loss, notes=(SIMULATED,), brief=True)
     return replace(made, amplified=amplified)
 
 

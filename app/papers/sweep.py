@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, SimulatedKeys, gdp_epsilon, row_key
+from ...privacy import ConfigurationError, SimulatedKeys, row_key
+from ...privacy.accounting.loss import Loss
 from ...privacy.machine.shuffled_machine import epoch_order, step_noise
 from ...strategies import proximal
 from ...strategies.shuffled import penalty
@@ -87,14 +88,11 @@ def _figures(experiment: Experiment, end: Matrix, objectives: Matrix) -> dict[st
     """The result figures of a run that ended at a point."""
     config, data = experiment.config, experiment.data
     _, accuracy = experiment.model.evaluate([end], (data.test_features, data.test_labels))
-    mu = experiment.guaranteed_mu() if experiment.method.covers(config, prepare) else math.inf
+    loss = experiment.loss() if experiment.method.covers(config, prepare) else Loss.of(math.inf)
     return {
         "accuracy": None if math.isnan(accuracy) else accuracy,
         "loss": float(objectives[-1]),
-        "mu": mu if math.isfinite(mu) else None,
-        "epsilon": gdp_epsilon(mu, config.delta) if math.isfinite(mu) else None,
-        "mu_local": None,  # no sums
-        "epsilon_local": None,
+        **loss.document(config.delta),
         "delta": config.delta,
         "releases": len(experiment.asked_rounds),
         "refusals": 0,

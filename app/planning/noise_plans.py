@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,11 @@ from ...privacy import (
     forecast_of,
     gdp_epsilon,
     gdp_mu,
-    person_mu,
+    person_loss,
     stated_noise,
 )
 from ...privacy.accounting.amplification import amplification_of
+from ...privacy.accounting.loss import Loss
 from ...privacy.machine.policy import MOST_MACHINES, ClipUnit, ReleaseRule
 from ...privacy.mechanisms import DECODERS, WORKLOADS, noise_stands_alone
 from ...privacy.noise import range_problem, summed_range_problem
@@ -289,13 +291,12 @@ class Plan:
             return Guarantee(self.mu, request.delta, words, unit=unit, covers=covers, notes=notes)
         local = [math.inf if made.mu_local is None else made.mu_local for made in self.mechanisms]
         return Guarantee(
-            self.mu,
+            Loss.of(self.mu, max(local)),
             request.delta,
             f"{words}, under masks",
             trust=request.trust,
             unit=unit,
             covers=covers,
-            mu_local=max(local),
             min_honest=request.min_honest,
             notes=notes,
         )
@@ -335,7 +336,7 @@ def _mechanism_plan(name: str, request: PlanRequest, policy: PrivacyPolicy, plan
     if request.releases <= _MOST_DENSE:
         mu2 = np.linalg.norm(np.cumsum(plan.mechanism.decoder(), axis=0), axis=1) * plan.noise_std
     of_server = math.sqrt(request.machines) / request.per_round
-    local = plan.mu_local if request.secure and math.isfinite(plan.mu_local) else None
+    figures = plan.loss.document(request.delta)
     return MechanismPlan(
         name=name,
         mu=plan.mu,
@@ -348,8 +349,8 @@ def _mechanism_plan(name: str, request: PlanRequest, policy: PrivacyPolicy, plan
         server_prefix_rmse=of_server * _rms(prefix),
         server_mu2_rmse=None if mu2 is None else of_server * _rms(mu2),
         memory_bytes=plan.mechanism.memory_bytes(request.parameters),
-        mu_local=local,
-        epsilon_local=None if local is None else gdp_epsilon(local, request.delta),
+        mu_local=figures["mu_local"],
+        epsilon_local=figures["epsilon_local"],
         epsilon_amplified=None if amplified is None else amplified.epsilon,
         amplified_proved=None if amplified is None else amplified.proved,
     )
@@ -379,11 +380,10 @@ def _compared_trusts(request: PlanRequest, mechanism: str, options: dict[str, st
         except ConfigurationError:
             continue
         error = math.sqrt(asked.machines) / asked.per_round * _rms(_prefix_errors(plan))
-        local = plan.mu_local if math.isfinite(plan.mu_local) else None
-        epsilon = None if local is None else gdp_epsilon(local, asked.delta)
+        worst = plan.loss.unconditional().document(asked.delta)
         assumed = f"1 helper and {asked.min_honest} of {asked.min_cohort} machines of each sum are honest"
         words = assumed if asked.secure else "nothing"
-        made.append(TrustPlan(trust, words, local, epsilon, plan.noise_std, error))
+        made.append(TrustPlan(trust, words, worst["mu"], worst["epsilon"], plan.noise_std, error))
     if made and made[0].trust == "untrusted-server":
         once = made[0].server_prefix_rmse / math.sqrt(request.machines)
         made.append(TrustPlan("trusted-server", "the server is honest", None, None, 0.0, once))
@@ -405,24 +405,24 @@ class Person:
     samples: int  # On each of them; 1 where the unit is an owner, whose samples count as one
     values: int  # Of noise, in all releases of a machine: what the range of the normals costs depends on it
 
+    @cached_property
+    def loss(self) -> Loss:
+        """Loss of all samples of that person together."""
+        known, machines, samples = self.guarantee, self.machines, self.samples
+        together = person_loss(known.loss, machines=machines, samples=samples, trust=known.trust)
+        if not known.loss.conditional:
+            # A machine's noise must reach over what is moved on it, and a server's over everything.
+            moved = together.mu if known.trust == "trusted-server" else samples * known.mu
+            return Loss.of(self._in_range(together.mu, moved))
+        beyond = summed_range_problem(self.values * MOST_MACHINES, known.delta, together.mu)
+        worst = person_loss(known.loss.unconditional(), machines=machines, samples=samples).mu
+        local = self._in_range(worst, samples * known.loss.worst_case.mu)
+        return Loss.of(math.inf if beyond else together.mu, local)
+
     @property
     def mu(self) -> float:
         """Mu of all samples of that person together."""
-        known = self.guarantee
-        counts = {"machines": self.machines, "samples": self.samples}
-        figure = person_mu(known.mu, **counts, trust=known.trust, mu_local=known.mu_local)
-        if known.trust == SECURE:
-            return math.inf if summed_range_problem(self.values * MOST_MACHINES, known.delta, figure) else figure
-        # A machine's noise must reach over what is moved on it, and a server's over everything.
-        return self._in_range(figure, figure if known.trust == "trusted-server" else self.samples * known.mu)
-
-    @property
-    def mu_local(self) -> float | None:
-        """Mu_local of all samples of that person, under secure aggregation; None under another trust model."""
-        local = self.guarantee.mu_local
-        if local is None:
-            return None
-        return self._in_range(person_mu(local, machines=self.machines, samples=self.samples), self.samples * local)
+        return self.loss.mu
 
     def _in_range(self, figure: float, moved: float) -> float:
         """The figure, if noise reaches over one value that takes all of the move: more than any other would."""
@@ -539,7 +539,7 @@ class UpdateRequest:
     def guarantee(self) -> Guarantee:
         """The guarantee of the updates."""
         plan = self.policy().privacy_policy().plan(self.parameters)
-        return update_guarantee(self.policy(), plan.mu, mu_local=plan.mu_local)
+        return update_guarantee(self.policy(), plan.loss)
 
 
 def by_epsilon(request: UpdateRequest) -> list[tuple[float, Forecast]]:

@@ -180,11 +180,8 @@ def late_lines(config: RunConfig) -> list[str]:
 
 def person_document(person: Person) -> dict[str, Any]:
     """A person's figures as plain values; None for what nothing is vouched for."""
-    mu, local = person.mu, person.mu_local
-    figures = {"mu": mu, "epsilon": person.epsilon(mu), "mu_local": local}
-    figures["epsilon_local"] = None if local is None else person.epsilon(local)
-    shown = {name: value if value is not None and math.isfinite(value) else None for name, value in figures.items()}
-    return {"machines": person.machines, "samples": person.samples, **shown}
+    figures = person.loss.document(person.guarantee.delta)
+    return {"machines": person.machines, "samples": person.samples, **figures}
 
 
 def person_lines(persons: Sequence[Person]) -> list[str]:
@@ -195,9 +192,9 @@ def person_lines(persons: Sequence[Person]) -> list[str]:
 def _person_words(person: Person) -> str:
     held = "all samples" if person.guarantee.unit == "owner" else _counted(person.samples, "sample")
     each = "each of " if person.machines > 1 else ""
-    figures = _person_figures(person, person.mu)
-    if person.mu_local is not None:
-        figures += f", whatever happens {_person_figures(person, person.mu_local)}"
+    figures = _person_figures(person, person.loss.mu)
+    if person.loss.conditional:
+        figures += f", whatever happens {_person_figures(person, person.loss.worst_case.mu)}"
     return f"with {held} on {each}{_counted(person.machines, 'machine')}: {figures}"
 
 

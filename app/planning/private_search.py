@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Guarantee, PrivacyPolicy, PrivateMachine, SimulatedKeys, centred
+from ...privacy.accounting.loss import Loss
 from ...privacy.side.evaluation_query import counted, counting_policy, release_count
 from ..engines.pool import Pool, WorkerState, opened_pool, say_nothing
 from ..engines.workers import EXPERIMENT, LEDGERS, WorkerMachines, shared_samples
@@ -261,7 +262,7 @@ def most_reserved(state: WorkerState, worker: int, workers: int) -> float:
     most = 0.0
     for machine in range(worker, state[EXPERIMENT].config.num_clients, workers):
         with state[LEDGERS][str(machine)].exclusive() as page:
-            most = max(most, page.account().reserved_mu)
+            most = max(most, page.account().spent.mu)
     return most
 
 
@@ -280,7 +281,7 @@ def _session(seed: int, name: str) -> str:
 
 def _guarantee(experiment: Experiment, mu: float, trials: int, share: float, *, public: bool) -> Guarantee:
     """The guarantee of everything together: the last training's words, with the mu of all."""
-    last = run_guarantee(experiment, Figures(mu))
+    last = run_guarantee(experiment, Figures(Loss.of(mu)))
     counts = "which public samples chose from" if public else "with the counts that chose from them"
     note = f"It includes {trials} trials, {100 * share:.4g} % of mu^2, {counts}."
     return replace(last, covers="over all sessions of the search", notes=(note, *last.notes))

@@ -154,10 +154,11 @@ def _figures(outcome: Outcome) -> list[list[str]]:
             "ε" + would: rounded_up(person.epsilon(person.mu)),
             "best guess right at most": right_at_most(person.mu),
         }
-        if person.mu_local is not None:
+        if person.loss.conditional:
+            worst = person.loss.worst_case.mu
             row |= {
-                f"ε{would} whatever happens": rounded_up(person.epsilon(person.mu_local)),
-                "best guess then": right_at_most(person.mu_local),
+                f"ε{would} whatever happens": rounded_up(person.epsilon(worst)),
+                "best guess then": right_at_most(worst),
             }
         rows.append(row)
     return [list(rows[0]), *(list(row.values()) for row in rows)] if rows else []

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ...clients import PrivateClient
 from ...clients.records.machine_records import OwnerGradients
 from ...privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys, derived_seed
+from ...privacy.accounting.loss import NO_LOSS, Loss, weakest_loss
 from ...privacy.machine.policy import check_federation
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.roster import MachineKey
@@ -195,41 +196,24 @@ class Experiment(Problem):
         objective = self.method.objective(self, parameters, loss)
         return MetricRecord({"loss": objective, "accuracy": accuracy, "auc": self.model.auc(parameters, samples)})
 
-    def guaranteed_mu(self) -> float:
-        """Mu of everything a run may release: the largest of its machines', or the trusted server's.
+    def loss(self) -> Loss:
+        """Return the loss of everything a run may release: the largest of its machines', or the trusted server's.
 
         Notes
         -----
         It is for replacement of one sample of one machine, over all releases the caps allow. With an untrusted server
-        it holds against the server; with a trusted one, against everybody else. Infinite without noise, whatever the
-        configured mu is.
+        it holds against the server; with a trusted one, against everybody else. Under secure aggregation its worst case
+        holds whatever server, helpers and other machines do. Infinite without noise, whatever the configured mu is.
         """
-        if not self.asked_rounds:
-            return 0.0  # nobody is asked
-        if not self.config.private:
-            return math.inf
-        beside = [side.mu for side in self.sides]
+        if not (self.asked_rounds and self.config.private):
+            mu = math.inf if self.asked_rounds else 0.0  # nobody is asked
+            return Loss.of(mu, mu if self.config.secure else None)
         if self.method.trusted:
             server: Any = self.strategy()
-            return math.hypot(*beside, server.aggregator.guaranteed_mu(self.model.num_parameters))
-        return math.hypot(*beside, max(plan.mu for plan in self.plans()))
-
-    def local_mu(self) -> float | None:
-        """Mu_local of everything a machine may release, under secure aggregation; None under another trust model.
-
-        Notes
-        -----
-        It is for replacement of one sample of one machine, over all releases the caps allow, whatever server, helpers
-        and other machines do. Infinite without noise.
-        """
-        if not self.config.secure:
-            return None
-        if not self.asked_rounds:
-            return 0.0
-        if not self.config.private:
-            return math.inf
-        beside = [side.plan.mu_local for side in self.sides]
-        return math.hypot(*beside, max(plan.mu_local for plan in self.plans()))
+            own = Loss.of(server.aggregator.guaranteed_mu(self.model.num_parameters))
+        else:
+            own = weakest_loss(plan.loss for plan in self.plans())
+        return NO_LOSS.compose(*(side.loss for side in self.sides), own)
 
     @cached_property
     def shortage(self) -> Shortage | None:

@@ -223,7 +223,7 @@ def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None) ->
         read, config = _settled(found, layered(own, {"mu": rest}), site, machines)
     with _quiet():
         result = run_cohort(config, on_progress=on_progress or bar_of_rounds(), rehearsed=not of_numbers)
-    result = result if scaled is None else with_spent(result, scaled.mu, scaled.mu_local)
+    result = result if scaled is None else with_spent(result, scaled.loss)
     made, described = _described(result, found, read, site)
     if scale:
         return made

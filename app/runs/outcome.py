@@ -20,6 +20,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
 from ...privacy import RELATIONS, TRUST_MODELS, UNITS, Guarantee, MurmurflError
+from ...privacy.accounting.loss import Loss
 from ...privacy.accounting.noise_forecast import VERDICTS
 from ...strategies import RoundReport
 from ..settings.catalogue import key_schema
@@ -101,6 +102,11 @@ class Privacy(_Part):
     notes: list[str] = _said("Sentences about what the figure rests on.", default=())
     sentence: str = _said("All of it in one standard sentence: `guarantee`.", default="")
     meaning: str = _said("What mu means in plain words; empty where nothing is guaranteed.", default="")
+
+    @property
+    def loss(self) -> Loss:
+        """What was released, as the document says it; infinite where nothing is guaranteed."""
+        return Loss.of(infinite(self.mu), None if self.min_honest is None else infinite(self.mu_local))
 
 
 class Round(_Part):
@@ -433,9 +439,8 @@ class Outcome(_Part):
         if (parts := self.privacy) is None:
             return None
         return Guarantee(
-            infinite(parts.mu),
+            parts.loss,
             *(parts.delta, parts.mechanism, parts.trust, parts.unit, parts.relation, parts.covers),  # type: ignore[arg-type]
-            mu_local=infinite(parts.mu_local) if parts.min_honest is not None else None,
             min_honest=parts.min_honest,
         )
 

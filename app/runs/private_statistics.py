@@ -167,8 +167,7 @@ def _guarantee(policy: PrivacyPolicy, strategy: Statistics) -> Guarantee:
     width = strategy.rows.width
     if isinstance(strategy, TrustedStatistics):
         return server_guarantee(policy, strategy.aggregator.guaranteed_mu(width), "fresh", notes=(SIMULATED,))
-    plan = policy.plan(width)
-    return policy_guarantee(policy, plan.mu, mu_local=plan.mu_local, notes=(SIMULATED,))
+    return policy_guarantee(policy, policy.plan(width).loss, notes=(SIMULATED,))
 
 
 def _without(schema: Schema, site: str) -> Schema:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import Guarantee, MurmurflError, rounded_up
+from ...privacy.accounting.loss import Loss
 from ...strategies import RoundReport
 from ..settings.run_config import RunConfig, helper_names
 from .outcome import Outcome
@@ -57,10 +58,10 @@ class Progress:
     ----------
     loss, accuracy, auc : float or None
         Of the central evaluation, in rounds that have one; the area under the ROC curve where there are two classes.
-    mu, epsilon : float
+    guaranteed : Loss
         The guarantee of the whole run.
-    mu_local, epsilon_local : float or None
-        Under secure aggregation, what holds whatever server, helpers and other machines do.
+    delta : float
+        Where its epsilons are shown.
     seconds_left : float or None
         Until the last round, if the others take as long as those after the first; None after the first, which waits
         for the machines to start.
@@ -72,20 +73,33 @@ class Progress:
     num_rounds: int
     loss: float | None
     accuracy: float | None
-    mu: float
-    epsilon: float
+    guaranteed: Loss
+    delta: float
     seconds_left: float | None = None
     machines: Mapping[str, int | None] = field(default_factory=dict)
-    mu_local: float | None = None
-    epsilon_local: float | None = None
     auc: float | None = None
+
+    @property
+    def mu(self) -> float:
+        """Mu of the whole run."""
+        return self.guaranteed.mu
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of the whole run."""
+        return self.guaranteed.assumed.epsilon(self.delta)
+
+    @property
+    def epsilon_worst_case(self) -> float | None:
+        """Epsilon whatever server, helpers and other machines do, under secure aggregation; else None."""
+        return self.guaranteed.worst_case.epsilon(self.delta) if self.guaranteed.conditional else None
 
 
 @dataclass(frozen=True)
 class RoundLine:
     """One round as a line of text: Progress as far as the line has it, its epsilons rounded up.
 
-    ``epsilon_local`` is empty without secure aggregation; noise that is ``fast`` protects nobody.
+    ``epsilon_worst_case`` is empty without secure aggregation; noise that is ``fast`` protects nobody.
     """
 
     server_round: int
@@ -97,7 +111,7 @@ class RoundLine:
     aggregated: int
     asked: int
     seconds_left: float | None
-    epsilon_local: str = ""
+    epsilon_worst_case: str = ""
 
     @classmethod
     def of(cls, progress: Progress, noise_quality: str) -> RoundLine:
@@ -113,7 +127,7 @@ class RoundLine:
             report.aggregated,
             report.asked,
             progress.seconds_left,
-            "" if progress.epsilon_local is None else rounded_up(progress.epsilon_local),
+            "" if progress.epsilon_worst_case is None else rounded_up(progress.epsilon_worst_case),
         )
 
     @classmethod
@@ -153,8 +167,8 @@ class RoundLine:
 
     @property
     def epsilon_text(self) -> str:
-        """Epsilon, the local one where there is one, and what must stand beside it where noise is fast."""
-        local = f" or {self.epsilon_local}" if self.epsilon_local else ""
+        """Epsilon, that of the worst case where there is one, and what must stand beside it where noise is fast."""
+        local = f" or {self.epsilon_worst_case}" if self.epsilon_worst_case else ""
         return f"{self.epsilon}{local}{_FAST if self.fast else ''}"
 
     @property
@@ -329,7 +343,7 @@ class Tracking:
         """Log what a round gave."""
         report = progress.report
         values = {name: getattr(progress, name) for name in ("accuracy", "auc", "loss")}
-        values |= {EPSILON: progress.epsilon, EPSILON_LOCAL: progress.epsilon_local}
+        values |= {EPSILON: progress.epsilon, EPSILON_LOCAL: progress.epsilon_worst_case}
         known = {name: value for name, value in values.items() if value is not None}
         known |= {f"replies/{name}": value for name, value in report.metrics.items()}
         for tracker in self._trackers:

@@ -37,6 +37,7 @@ from ...privacy import (
     rounded_up,
     statistics_policy,
 )
+from ...privacy.accounting.loss import NO_LOSS, Loss
 from ...privacy.errors import MisfitError
 from ...privacy.machine.admission import ROUNDING
 from ...privacy.machine.ledgered_machine import LedgeredMachine
@@ -137,10 +138,10 @@ def fit_for_real(
     seal.begin_rows()
     rows = Dealt(found.rows, schema, order)
     seal.note(rows.records.report())
-    spent = 0.0
+    spent = NO_LOSS
     if scaling_share:
         statistics = _statistics_client(schema, Places(rows), policy, scaling_mu, kept, found.name)
-        bounds, spent = _bounds(statistics, schema), statistics.machine.plan.mu
+        bounds, spent = _bounds(statistics, schema), statistics.machine.plan.loss
         schema = schema.bounded(bounds)
         rows = rows.read_by(schema)
     client = _client(experiment, rows, policy, kept, found.name)
@@ -157,7 +158,7 @@ def fit_for_real(
     # How long rounds took depends on what stands in rows.
     result = replace(result, progress=[_unmeasured(one) for one in result.progress], seconds=None)
     with kept.exclusive() as page:
-        all_calls = page.account().reserved_mu
+        all_calls = page.account().spent.mu
     return RealFit(with_spent(result, spent), schema, count, all_calls, float(kept.budget_mu or mu))
 
 
@@ -205,7 +206,7 @@ def _opened(
 def _check_room(ledger: SQLiteLedger, mu: float, budget: float, delta: float) -> None:
     """Raise if a ledger has no room for everything that a call releases, before it releases anything."""
     with ledger.exclusive() as page:
-        before = page.account().reserved_mu
+        before = page.account().spent.mu
     if math.hypot(before, mu) <= budget * (1 + ROUNDING):
         return
     wanted, spent, whole = (rounded_up(gdp_epsilon(one, delta)) for one in (mu, before, budget))
@@ -289,16 +290,14 @@ def dealt_order(counts: Sequence[int]) -> NDArray[np.int64]:
     return np.concatenate(parts)
 
 
-def with_spent(result: RunResult, mu: float, mu_local: float | None = None) -> RunResult:
-    """A result whose figures cover a release of ``mu`` before it, on the same machines and under the same trust.
+def with_spent(result: RunResult, spent: Loss) -> RunResult:
+    """Return a result whose figures cover a release before it, on the same machines and under the same trust.
 
     Notes
     -----
     **Formal guarantees.** The figures are those of both together, by composition of Gaussian DP.
     """
-    both = math.hypot(result.mu, mu)
-    local = None if result.mu_local is None else math.hypot(result.mu_local, mu_local or 0.0)
-    return replace(result, figures=replace(result.figures, mu=both, mu_local=local))
+    return replace(result, figures=replace(result.figures, loss=result.figures.loss.compose(spent)))
 
 
 def _statistics_client(

@@ -231,7 +231,7 @@ class RunResult:
     @property
     def mu(self) -> float:
         """Gaussian-DP parameter of everything that was released; infinite without noise."""
-        return self.figures.mu
+        return self.figures.loss.mu
 
     @property
     def epsilon(self) -> float:
@@ -241,7 +241,7 @@ class RunResult:
     @property
     def mu_local(self) -> float | None:
         """Under secure aggregation, what holds whatever server, helpers and other machines do; else None."""
-        return self.figures.mu_local
+        return self.figures.loss.mus[1]
 
     @property
     def epsilon_local(self) -> float | None:
@@ -270,7 +270,10 @@ class RunResult:
             device=self.device or None,
             chosen_by=experiment.chosen_by or None,
             chosen_because=experiment.chosen_because or None,
-            **vars(self.figures),
+            mu=self.mu,
+            mu_local=self.mu_local,
+            min_honest=self.figures.min_honest,
+            min_cohort=self.figures.min_cohort,
             epsilon=self.epsilon,
             epsilon_local=self.epsilon_local,
             helpers=config.helpers if config.secure else None,

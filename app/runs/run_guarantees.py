@@ -13,6 +13,7 @@ from typing import overload
 
 from ...privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, protocol, rounded_up, stated_words
 from ...privacy.accounting.guarantee import RECORDS, SAME_OWNER, Figures, Statements
+from ...privacy.accounting.loss import NO_LOSS, Loss, weakest_loss
 from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .machine_statements import statement_groups
@@ -34,27 +35,27 @@ _ROUNDING = 1e-9
 
 def configured_figures(experiment: Experiment) -> Figures:
     """The figures that follow from the policies of a run's configuration."""
-    mus = experiment.guaranteed_mu(), experiment.local_mu()
+    loss = experiment.loss()
     if not experiment.config.secure:
-        return Figures(*mus)
-    # Of the policies that the mus come from: a method of one's own may have other numbers than the configuration.
+        return Figures(loss)
+    # Of the policies that the loss comes from: a method of one's own may have other numbers than the configuration.
     machines = {size: machine for machine, size in enumerate(experiment.sizes)}.values()
     policies = [experiment.policy(machine) for machine in machines]
-    return Figures(*mus, max(p.min_honest for p in policies), min(p.min_cohort for p in policies))
+    return Figures(loss, max(p.min_honest for p in policies), min(p.min_cohort for p in policies))
 
 
 def refuse_untrue(figures: Figures, statements: Statements) -> None:
     """Refuse a result whose figures are not its machines': a method of one's own may say what it does not do."""
     released = [group.statement for group in statement_groups(statements) if group.statement["releases"]]
-    claims = [("mu", figures.mu, [float(one["mu-guaranteed"]) for one in released])]
-    if figures.mu_local is not None:
-        local = [float(one.get("mu-local", one["mu-guaranteed"])) for one in released]
-        claims.append(("mu whatever happens", figures.mu_local, local))
-    for name, claimed, found in claims:
-        if max(found, default=0.0) > claimed * (1 + _ROUNDING):
+    found = weakest_loss([NO_LOSS, *(Loss.stated(one) for one in released)])
+    claims = [("mu", figures.loss.assumed.mu, found.assumed.mu)]
+    if figures.loss.conditional:
+        claims.append(("mu whatever happens", figures.loss.worst_case.mu, found.worst_case.mu))
+    for name, claimed, stated in claims:
+        if stated > claimed * (1 + _ROUNDING):
             raise ConfigurationError(
                 f"Expected machines that guarantee {name} = {claimed:g}, as the method says of the run, got {name} = "
-                f"{max(found):g} from those that made releases: its policy, asked_rounds and client do not agree. "
+                f"{stated:g} from those that made releases: its policy, asked_rounds and client do not agree. "
                 "There is no result."
             )
     honest = [int(one.get("min-honest", 1)) for one in released]
@@ -98,8 +99,7 @@ def run_guarantee(
     mechanisms = (str(one.get("mechanism", "")) for one in said)
     guarantee = experiment.method.guarantee(
         experiment,
-        figures.mu,
-        mu_local=figures.mu_local,
+        figures.loss,
         min_honest=figures.min_honest,
         notes=tuple(_notes(experiment, deployed, statements)),
         words=stated_words(mechanisms, masked=experiment.config.secure) if deployed else "",
@@ -142,7 +142,7 @@ def _notes(experiment: Experiment, deployed: bool, statements: Statements | None
             yield COUNTED
         elif config.quantile:  # of what is left after the mean of the features, where there is one
             part = max(plan.mu for plan in experiment.plans()) * math.sqrt(config.quantile_share)
-            share = 100 * (part / experiment.guaranteed_mu()) ** 2
+            share = 100 * (part / experiment.loss().mu) ** 2
             yield COUNTED_SHARE.format(mu=rounded_up(part), share=share)
     if not deployed:
         yield SIMULATED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from ...privacy import NO_NOISE, rounded_up
 from ...privacy.accounting.guarantee import plain_meaning
@@ -70,8 +70,7 @@ def plain_words(outcome: Outcome) -> str:
     """The meaning of a result's mu in plain words; empty where nothing is guaranteed or recorded."""
     if (privacy := outcome.privacy) is None:  # of a murmurfl that did not write its parts
         return ""
-    parts: dict[str, Any] = {name: getattr(privacy, name) for name in ("unit", "trust", "mu_local", "min_honest")}
-    return privacy.meaning or plain_meaning(infinite(privacy.mu), **parts)
+    return privacy.meaning or plain_meaning(privacy.loss, privacy.unit, privacy.trust, privacy.min_honest)
 
 
 def meaning_lines(outcome: Outcome) -> list[str]:

@@ -34,6 +34,7 @@ from ...privacy import (
     divided_mu,
     evaluation_policy,
 )
+from ...privacy.accounting.loss import Loss
 from ...privacy.permits import read_permit
 from ...strategies import (
     DirectMachines,
@@ -237,12 +238,17 @@ class RunSide(ABC):
         return plan_or_largest_mu(self.machine_half().policy, self.width)
 
     @cached_property
-    def mu(self) -> float:
-        """Mu of the release: the machine's, or the trusted server's."""
+    def loss(self) -> Loss:
+        """Loss of the release: the machine's, or the trusted server's."""
         if self.machine_half().policy.trust != "trusted-server":
-            return self.plan.mu
+            return self.plan.loss
         server: Any = self.strategy()
-        return server.aggregator.guaranteed_mu(self.width)
+        return Loss.of(server.aggregator.guaranteed_mu(self.width))
+
+    @property
+    def mu(self) -> float:
+        """Mu of the release."""
+        return self.loss.mu
 
     @property
     def recorded(self) -> dict[str, float]:

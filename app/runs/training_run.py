@@ -28,7 +28,7 @@ from .experiment import Experiment, prepare, reply_is_lost, worked_out
 from .machine_statements import compact, listed
 from .progress import Progress
 from .result import END_NAME, RunResult, excluded_clients
-from .run_guarantees import configured_figures, epsilon_of, refuse_untrue
+from .run_guarantees import configured_figures, refuse_untrue
 from .side_releases import check_permit
 from .simulated_figures import GradientNorms, OnlineLosses
 
@@ -275,12 +275,10 @@ class _Watch(Callback):
                 self.experiment.num_rounds,
                 loss,
                 _measured(metrics, "accuracy"),
-                self.figures.mu,
-                epsilon_of(self.figures.mu, config.delta),
+                self.figures.loss,
+                config.delta,
                 self._seconds_left(report),
                 compact(training.participation),
-                self.figures.mu_local,
-                epsilon_of(self.figures.mu_local, config.delta),
                 _measured(metrics, "auc"),
             )
         )

@@ -405,13 +405,14 @@ def _reply(
     policy = private.policy
     sent, hidden = outgoing_reply(release, shapes, masking=machine.masking, session=session, policy=policy)
     arrays = dict(zip(received, map(Array, sent), strict=True))
-    sums = {protocol.MU_LOCAL: private.plan.mu_local, protocol.MIN_HONEST: policy.min_honest} if hidden else {}
+    loss = private.plan.loss
+    sums = {protocol.MU_LOCAL: loss.worst_case.mu, protocol.MIN_HONEST: policy.min_honest} if hidden else {}
     entries = {
         protocol.VERSION: protocol.PROTOCOL_VERSION,
         protocol.RELEASE: release.release,
         protocol.ACK: release.ack,
         protocol.SENSITIVITY: private.plan.sensitivity,
-        protocol.MU_GUARANTEED: private.plan.mu,
+        protocol.MU_GUARANTEED: loss.mu,
         protocol.DELTA: machine.policy.delta,
         protocol.CLIENT_LEVEL: int(machine.policy.unit == "machine"),
         protocol.NUM_EXAMPLES: 1,  # of equal weight: a count could depend on data
@@ -433,8 +434,7 @@ def _log_release(machine: _Machine, private: PrivateMachine, release: Release, f
     if not private.simulated and figures is not None and figures.worrying:
         logger.warning("In this machine's own log alone, not private: %s", figures.sentence, extra=OF_DATA)
     policy = machine.policy
-    plan = private.plan
-    guarantee = update_guarantee(policy, plan.mu, mu_local=plan.mu_local, simulated=private.simulated)
+    guarantee = update_guarantee(policy, private.plan.loss, simulated=private.simulated)
     # A simulation has many machines: the first one says it once, and the server's log has it in every round.
     quiet = private.simulated and (release.release > 1 or machine.name != "0")
     logger.log(

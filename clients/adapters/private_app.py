@@ -348,7 +348,7 @@ def private_client_app(
     murmurfl reads, or one item as it was handed over, if whatever made the items treats each by itself; with
     ``samples_per_owner`` all records of one owner. It holds against a server that chooses models, rounds,
     acknowledgements and stopping adaptively; under ``secure-aggregation`` if one helper and min_honest machines of each
-    sum are honest, and the plan's mu_local whatever happens. Simulated keys protect nobody's data.
+    sum are honest, and the plan's ``loss.worst_case`` whatever happens. Simulated keys protect nobody's data.
     Proof: docs/proofs/release-rule.md, docs/proofs/records.md.
     """
     chosen = sample_method(method)

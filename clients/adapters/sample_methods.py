@@ -100,17 +100,10 @@ class GradientUpdateClient(PrivateClient):
         """Answer a training request with a release and its guarantee."""
         sent, samples, entries = super().fit(parameters, config)
         policy = self.machine.policy
-        plans = [self.machine.plan, *(machine.plan for machine in self.beside)]
-        stated: dict[str, Any] = {
-            protocol.MU_GUARANTEED: math.hypot(*(one.mu for one in plans)),
-            protocol.DELTA: policy.delta,
-            protocol.CLIENT_LEVEL: 0,
-        }
+        loss = self.machine.plan.loss.compose(*(machine.plan.loss for machine in self.beside))
+        stated: dict[str, Any] = {**loss.statement(), protocol.DELTA: policy.delta, protocol.CLIENT_LEVEL: 0}
         if policy.trust == "secure-aggregation":
-            stated |= {
-                protocol.MU_LOCAL: math.hypot(*(one.mu_local for one in plans)),
-                protocol.MIN_HONEST: policy.min_honest,
-            }
+            stated[protocol.MIN_HONEST] = policy.min_honest
         counted = policy.sums_samples or protocol.RELEASE_OF in config
         return sent, samples if counted else 1, {**entries, **stated}
 

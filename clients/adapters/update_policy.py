@@ -15,6 +15,7 @@ from ...privacy import (
     policy_guarantee,
 )
 from ...privacy.accounting.gdp import asked_mu, check_count
+from ...privacy.accounting.loss import Loss, as_loss
 from ...privacy.mechanisms import noise_stands_alone
 
 _TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
@@ -54,7 +55,8 @@ class UpdatePolicy:
     min_honest, min_cohort : int
         h and the fewest releases of a sum, under ``secure-aggregation`` (:class:`~murmurfl.privacy.PrivacyPolicy`).
     budget_local_mu : float, optional
-        Budget of mu_local, which holds whatever happens, under ``secure-aggregation``. On a real node the ledger's.
+        Budget of the worst case, which holds whatever happens, under ``secure-aggregation``. On a real node that of the
+        ledger.
     epsilon : float, optional
         In place of ``mu``: the largest mu that implies this epsilon at ``delta``, which is kept.
 
@@ -69,7 +71,7 @@ class UpdatePolicy:
     between rounds). All sessions together are budget_mu-GDP likewise. Against a server that chooses models, rounds,
     acknowledgements and stopping adaptively. With ``allow_evaluation`` this is true of the updates alone. Under
     ``secure-aggregation`` mu holds if one helper and min_honest machines of each sum are honest; whatever happens, the
-    plan's mu_local does.
+    plan's ``loss.worst_case`` does.
     Proof: docs/proofs/returning-samples.md.
     """
 
@@ -141,18 +143,14 @@ class UpdatePolicy:
         )
 
 
-def update_guarantee(
-    policy: UpdatePolicy, mu: float, *, mu_local: float | None = None, simulated: bool = False
-) -> Guarantee:
-    """The guarantee of all updates of one session of a machine with this policy.
+def update_guarantee(policy: UpdatePolicy, loss: Loss | float, *, simulated: bool = False) -> Guarantee:
+    """Return the guarantee of all updates of one session of a machine with this policy.
 
     Parameters
     ----------
-    mu : float
-        Of all releases of the session.
-    mu_local : float, optional
-        Under secure aggregation, what holds whatever happens. Default that of a model of one value, which no larger
-        model of this policy exceeds in any digit that is shown.
+    loss : Loss or float
+        Of all releases of the session. A number is a mu: then the worst case under secure aggregation is that of a
+        model of one value, which no larger model of this policy exceeds in any digit that is shown.
 
     Notes
     -----
@@ -166,7 +164,7 @@ def update_guarantee(
         notes.append("Results of evaluations leave without noise and are NOT covered.")
     if simulated:
         notes.append(SIMULATED)
-    private = policy.privacy_policy()
-    if mu_local is None and policy.trust == "secure-aggregation":
-        mu_local = private.plan(1).mu_local
-    return policy_guarantee(private, mu, mu_local=mu_local, unit=policy.unit, notes=notes)
+    private, loss = policy.privacy_policy(), as_loss(loss)
+    if policy.trust == "secure-aggregation" and not loss.conditional:
+        loss = Loss(loss.assumed, private.plan(1).loss.worst_case)
+    return policy_guarantee(private, loss, unit=policy.unit, notes=notes)

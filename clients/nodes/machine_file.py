@@ -363,8 +363,8 @@ class UpdateNode(MachineFile):
         local = ledger.budget_local_mu if self.sums else None
         settled = replace(self.updates, **self.decided(ledger, self.updates.mu, self.epsilon), budget_local_mu=local)
         private = settled.privacy_policy()
-        needed = private.plan(1).mu_local
-        if local is not None and needed > private.local_budget * (1 + _ROUNDING):
+        needed = private.plan(1).loss.worst_case.mu
+        if local is not None and needed > private.budget.worst_case.mu * (1 + _ROUNDING):
             raise ConfigurationError(
                 f"Expected mu_local <= {local:g}, the budget of what holds whatever happens in the ledger "
                 f"{ledger.path}, got {needed:g}: not one run would be answered. Lower mu or min-honest."

@@ -20,7 +20,8 @@ from .. import protocol
 from ..errors import ConfigurationError
 from ..machine.policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
 from .amplification import Amplification
-from .gdp import check_count, gdp_best_guess, gdp_epsilon
+from .gdp import check_count, gdp_best_guess
+from .loss import Loss, Profile, as_loss, weakest_loss
 from .noise_plan import NOBODY_ASKED, server_noise_words, stated_words
 
 _GUESSED = {
@@ -39,20 +40,21 @@ _GUESSERS = {
 
 
 def plain_meaning(
-    mu: float,
+    loss: Loss | float,
     unit: str = "sample",
     trust: str = "untrusted-server",
-    mu_local: float | None = None,
     min_honest: int | None = None,
 ) -> str:
-    """What a mu means, in plain words (:attr:`murmurfl.privacy.Guarantee.meaning`); empty where nothing is guaranteed.
+    """Return what a loss means, in plain words; empty where nothing is guaranteed.
+
+    A number is a mu. A guarantee has it as :attr:`murmurfl.privacy.Guarantee.meaning`.
 
     Notes
     -----
     Whoever holds two neighbouring data sets, equally likely before, and sees all that the mu is of, tells which of them
     was used with probability Phi(mu / 2) at most (:func:`~murmurfl.privacy.gdp_best_guess`), and with Gaussian noise in
     the worst case with no less. Percentages are rounded up. What is said of a single person is true where a person is
-    one unit (:func:`~murmurfl.privacy.person_mu`).
+    one unit (:func:`~murmurfl.privacy.person_loss`).
 
     Examples
     --------
@@ -61,16 +63,18 @@ def plain_meaning(
     time; tossing a coin is right 50 % of the time. This holds for the server and everybody else, even if they know
     every other sample.
     """
-    if not math.isfinite(mu):
+    loss = as_loss(loss)
+    if not math.isfinite(loss.mu):
         return ""
     guessed, known = _GUESSED[unit]
     said = (
-        f"The best guess {guessed} is right at most {right_at_most(mu)} of the time; tossing a coin is right 50 % of "
-        f"the time. This holds for {_GUESSERS[trust]} {known}"
+        f"The best guess {guessed} is right at most {right_at_most(loss.mu)} of the time; tossing a coin is right 50 % "
+        f"of the time. This holds for {_GUESSERS[trust]} {known}"
     )
-    if mu_local is None or min_honest is None:
+    if not loss.conditional or min_honest is None:
         return f"{said}."
-    local = f"at most {right_at_most(mu_local)}" if math.isfinite(mu_local) else "nothing is promised"
+    worst = loss.worst_case.mu
+    local = f"at most {right_at_most(worst)}" if math.isfinite(worst) else "nothing is promised"
     honest = f"{min_honest} machine{'s' * (min_honest != 1)}"
     return f"{said}, if one helper and {honest} of each sum are honest; if not, {local}."
 
@@ -138,14 +142,16 @@ BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be 
 """Note on a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.noise`)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Guarantee:
-    """A mu, and everything that must be said for its epsilon to mean something.
+    """A loss, and everything that must be said for its epsilon to mean something.
 
     Parameters
     ----------
-    mu : float
-        Gaussian-DP parameter; infinite where nothing is guaranteed.
+    loss : Loss or float
+        What all the releases cost; a number is the mu of Gaussian DP against everybody. Under ``secure-aggregation``,
+        and only there, it is conditional: its worst case holds whatever server, helpers and other machines do. Infinite
+        where nothing is guaranteed.
     delta : float
         Where epsilon is shown.
     mechanism : str
@@ -160,61 +166,77 @@ class Guarantee:
         Which releases the figure is true of.
     notes : tuple of str
         Sentences about what the figure rests on.
-    mu_local : float, optional
-        Gaussian-DP parameter that holds whatever server, helpers and other machines do. Under ``secure-aggregation``,
-        and only there; infinite where nothing does.
     min_honest : int, optional
-        How many machines of each sum must be honest for ``mu``, likewise, the one it protects among them.
+        How many machines of each sum must be honest for what the loss assumes, the one it protects among them. Under
+        ``secure-aggregation``, and only there.
     amplified : Amplification, optional
-        What a secret order makes of epsilon, or an estimate of that. ``mu`` and ``epsilon`` are without it.
+        What a secret order makes of epsilon, or an estimate of that. ``loss`` and ``epsilon`` are without it.
 
     Notes
     -----
     **Formal guarantees.** Its figures are for replacement of one ``unit`` under what ``trust`` assumes. Whoever makes
-    it vouches for mu; figures are rounded up, so that nobody reads a smaller one than holds.
+    it vouches for the loss; figures are rounded up, so that nobody reads a smaller one than holds.
 
     Examples
     --------
     >>> print(Guarantee(1.0, 1e-5, "tree noise on each machine"))  # doctest: +NORMALIZE_WHITESPACE
     mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one machine, against the
     server and everybody else; tree noise on each machine; over all releases its cap allows.
-    >>> sums = Guarantee(1.0, 1e-5, "tree noise", trust="secure-aggregation", mu_local=7.0711, min_honest=50)
+    >>> sums = Guarantee(Loss.of(1.0, 7.0711), 1e-5, "tree noise", trust="secure-aggregation", min_honest=50)
     >>> print(sums)  # doctest: +NORMALIZE_WHITESPACE
     mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one machine, against the
     server and everybody else if one helper and 50 machines of each sum are honest, and mu = 7.072, epsilon = 54.38
     whatever happens; tree noise; over all releases its cap allows.
     """
 
-    mu: float
+    loss: Loss
     delta: float
     mechanism: str
-    trust: Trust = "untrusted-server"
-    unit: Unit = "sample"
-    relation: Relation = "replacement"
-    covers: str = SESSION
-    notes: tuple[str, ...] = ()
-    mu_local: float | None = None
-    min_honest: int | None = None
-    amplified: Amplification | None = None
+    trust: Trust
+    unit: Unit
+    relation: Relation
+    covers: str
+    notes: tuple[str, ...]
+    min_honest: int | None
+    amplified: Amplification | None
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        loss: Loss | float,
+        delta: float,
+        mechanism: str,
+        trust: Trust = "untrusted-server",
+        unit: Unit = "sample",
+        relation: Relation = "replacement",
+        covers: str = SESSION,
+        notes: tuple[str, ...] = (),
+        min_honest: int | None = None,
+        amplified: Amplification | None = None,
+    ) -> None:
+        self.__dict__.update(loss=as_loss(loss), delta=delta, mechanism=mechanism, trust=trust, unit=unit)
+        self.__dict__.update(relation=relation, covers=covers, notes=notes, min_honest=min_honest, amplified=amplified)
+        self._check()
+
+    def _check(self) -> None:
+        """Raise if a term is unknown, or a figure comes without what it rests on."""
         for name, allowed in (("trust", TRUST_MODELS), ("unit", UNITS), ("relation", RELATIONS)):
             if getattr(self, name) not in allowed:
                 raise ConfigurationError(f"Expected {name} one of {allowed}, got {getattr(self, name)!r}.")
         for name in ("mechanism", "covers"):
             if not getattr(self, name).strip():
                 raise ConfigurationError(f"Expected {name} of a guarantee in words, got an empty text.")
-        gdp_epsilon(self.mu, self.delta)  # the checks of both
+        self.loss.document(self.delta)  # the checks of all figures
         self._check_sums()
 
     def _check_sums(self) -> None:
         """Raise if one figure of secure aggregation comes without the other, or without what it rests on."""
-        missing = [name for name in ("mu_local", "min_honest") if getattr(self, name) is None]
+        given = {"a loss in the worst case": self.loss.conditional, "min_honest": self.min_honest is not None}
+        missing = [name for name, is_given in given.items() if not is_given]
         if self.trust != "secure-aggregation":
-            if len(missing) < 2:
+            if len(missing) < len(given):
                 raise ConfigurationError(
-                    "Expected mu_local and min_honest only with trust 'secure-aggregation', got "
-                    f"{self.mu_local!r} and {self.min_honest!r} with {self.trust!r}."
+                    f"Expected {' and '.join(given)} only with trust 'secure-aggregation', got {self.loss} and "
+                    f"{self.min_honest!r} with {self.trust!r}."
                 )
             return
         if missing:
@@ -223,17 +245,16 @@ class Guarantee:
                 "not shown without what it rests on and what holds whatever happens."
             )
         check_count("min_honest", self.min_honest)
-        gdp_epsilon(float(self.mu_local or 0.0), self.delta)
+
+    @property
+    def mu(self) -> float:
+        """Gaussian-DP parameter of what is assumed; infinite where nothing is guaranteed."""
+        return self.loss.mu
 
     @property
     def epsilon(self) -> float:
         """Epsilon at delta; infinite where nothing is guaranteed."""
-        return gdp_epsilon(self.mu, self.delta)
-
-    @property
-    def epsilon_local(self) -> float | None:
-        """Epsilon at delta whatever happens, under secure aggregation; None otherwise."""
-        return None if self.mu_local is None else gdp_epsilon(self.mu_local, self.delta)
+        return self.loss.assumed.epsilon(self.delta)
 
     @property
     def terms(self) -> str:
@@ -257,18 +278,17 @@ class Guarantee:
     @property
     def whatever_happens(self) -> str:
         """Figures that need nobody's honesty, for a sentence; empty unless under secure aggregation."""
-        if self.mu_local is None or self.epsilon_local is None:
+        if not self.loss.conditional:
             return ""
-        if math.isinf(self.mu_local):
-            return "nothing if they are not"
-        return f"mu = {rounded_up(self.mu_local)}, epsilon = {rounded_up(self.epsilon_local)} whatever happens"
+        figures = _figures(self.loss.worst_case, self.delta)
+        return f"{figures} whatever happens" if figures else "nothing if they are not"
 
     @property
     def sentence(self) -> str:
         """The guarantee in one standard sentence, and its notes."""
-        figures = f"mu = {rounded_up(self.mu)} Gaussian DP, epsilon = {rounded_up(self.epsilon)}"
-        if math.isinf(self.mu):
-            figures = "Nothing is guaranteed, epsilon is infinite"
+        figures = (
+            _figures(self.loss.assumed, self.delta, " Gaussian DP") or "Nothing is guaranteed, epsilon is infinite"
+        )
         local = f", and {self.whatever_happens}" if self.whatever_happens else ""
         said = [f"{figures} {self.protects}{local}; {self.mechanism}; {self.covers}.", self.of_secret_order]
         return " ".join([*filter(None, said), *self.notes])
@@ -285,22 +305,23 @@ class Guarantee:
     @property
     def meaning(self) -> str:
         """What mu means in plain words (:func:`~murmurfl.privacy.accounting.guarantee.plain_meaning`)."""
-        return plain_meaning(self.mu, self.unit, self.trust, self.mu_local, self.min_honest)
+        return plain_meaning(self.loss, self.unit, self.trust, self.min_honest)
 
     def __str__(self) -> str:
         return self.sentence
 
     def document(self) -> dict[str, Any]:
         """Everything as plain values; None for what is infinite, and for what only secure aggregation has."""
+        figures = self.loss.document(self.delta)
         return {
-            "mu": _finite(self.mu),
-            "epsilon": _finite(self.epsilon),
+            "mu": figures["mu"],
+            "epsilon": figures["epsilon"],
             "delta": self.delta,
             "unit": self.unit,
             "relation": self.relation,
             "trust": self.trust,
-            "mu_local": _finite(self.mu_local),
-            "epsilon_local": _finite(self.epsilon_local),
+            "mu_local": figures["mu_local"],
+            "epsilon_local": figures["epsilon_local"],
             "min_honest": self.min_honest,
             "epsilon_amplified": None if self.amplified is None else self.amplified.epsilon,
             "amplified_proved": None if self.amplified is None else self.amplified.proved,
@@ -316,19 +337,21 @@ class _Sums(TypedDict, total=False):
     """Arguments of a guarantee under secure aggregation only."""
 
     trust: Trust
-    mu_local: float | None
     min_honest: int
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _figures(profile: Profile, delta: float, of_mu: str = "") -> str:
+    """Return mu, if there is one, and epsilon of a profile in words; empty where nothing is guaranteed."""
+    if math.isinf(profile.epsilon(delta)):
+        return ""
+    epsilon = f"epsilon = {rounded_up(profile.epsilon(delta))}"
+    return epsilon if math.isinf(profile.mu) else f"mu = {rounded_up(profile.mu)}{of_mu}, {epsilon}"
 
 
 def policy_guarantee(
     policy: PrivacyPolicy,
-    mu: float,
+    loss: Loss | float,
     *,
-    mu_local: float | None = None,
     covers: str = SESSION,
     unit: Unit | None = None,
     notes: Iterable[str] = (),
@@ -336,17 +359,15 @@ def policy_guarantee(
     stated: bool = False,
     amplified: Amplification | None = None,
 ) -> Guarantee:
-    """Return the guarantee of a mu under a machine's policy, in the policy's own words.
+    """Return the guarantee of a loss under a machine's policy, in the policy's own words.
 
     Under a trusted server a machine alone can vouch for nothing: use :func:`server_guarantee`.
 
     Parameters
     ----------
-    mu : float
-        Of its noise plan; infinite where the machine adds no noise, 0 if no machine is asked for a release.
-    mu_local : float, optional
-        Of its noise plan, or of several machines the largest; required under ``secure-aggregation`` and ignored
-        otherwise.
+    loss : Loss or float
+        That of its noise plan, or of several machines the largest, with a worst case under ``secure-aggregation``. A
+        number is a mu. Infinite where the machine adds no noise, 0 if no machine is asked for a release.
     covers : str
         Which releases it is true of.
     unit : {"sample", "owner", "machine"}, optional
@@ -365,21 +386,21 @@ def policy_guarantee(
     **Formal guarantees.** Says what mu is true of under the policy: of which neighbours, against whom and if who is
     honest. Never shows a figure where the policy adds no noise.
     """
-    unit = unit or policy.unit
-    if mu == 0.0:
-        return Guarantee(mu, policy.delta, NOBODY_ASKED, unit=unit, covers=covers, notes=(NOTHING_SPENT, *notes))
+    unit, loss = unit or policy.unit, as_loss(loss)
+    if loss.mu == 0.0:
+        return Guarantee(0.0, policy.delta, NOBODY_ASKED, unit=unit, covers=covers, notes=(NOTHING_SPENT, *notes))
     if not policy.adds_noise:
         # A machine that trusts its server is private towards everybody else; one without any noise is not.
         notes = (NOT_PRIVATE, *notes) if policy.mechanism == NO_NOISE else tuple(notes)
         return Guarantee(math.inf, policy.delta, policy.words, unit=unit, covers=covers, notes=notes)
     sums: _Sums = {}
     if policy.trust == "secure-aggregation":
-        sums = {"trust": policy.trust, "mu_local": mu_local, "min_honest": policy.min_honest}
-        mu = mu if mu_local is None else min(mu, mu_local)  # what holds whatever happens holds
-    notes = (*_quality_and_range(policy, mu, stated), *notes)
-    amplified = amplified if math.isfinite(mu) else None
+        sums = {"trust": policy.trust, "min_honest": policy.min_honest}
+        loss = loss.tightened()
+    notes = (*_quality_and_range(policy, loss.mu, stated), *notes)
+    amplified = amplified if math.isfinite(loss.mu) else None
     return Guarantee(
-        mu, policy.delta, words or policy.words, unit=unit, covers=covers, notes=notes, amplified=amplified, **sums
+        loss, policy.delta, words or policy.words, unit=unit, covers=covers, notes=notes, amplified=amplified, **sums
     )
 
 
@@ -485,20 +506,18 @@ class Figures:
 
     Parameters
     ----------
-    mu : float
-        Of everything the run may release; infinite without noise, 0 if nobody is asked.
-    mu_local : float or None
-        Under secure aggregation, what holds whatever server, helpers and other machines do.
+    loss : Loss
+        Of everything the run may release; infinite without noise, 0 if nobody is asked. Conditional under secure
+        aggregation.
     min_honest, min_cohort : int or None
-        Under secure aggregation, h, which mu rests on, and the fewest releases of a sum.
+        Under secure aggregation, h, which the loss rests on, and the fewest releases of a sum.
 
     Notes
     -----
     A :class:`Guarantee` says in words what they are true of.
     """
 
-    mu: float
-    mu_local: float | None = None
+    loss: Loss
     min_honest: int | None = None
     min_cohort: int | None = None
 
@@ -519,16 +538,15 @@ def stated_figures(expected: Figures, statements: Statements, num_clients: int) 
     -----
     A server cannot check what machines say. Under secure aggregation a machine says its mu for h honest machines of a
     sum, and machines may differ in h. One sentence names the smallest: what a machine stated for a larger one is worked
-    out again for it, mu sqrt(h), and never more than its mu_local. Where the run configuration does not ask for sums,
-    what a machine states for them is not said of it: its mu_local is.
+    out again for it, mu sqrt(h), and never more than in its worst case. Where the run configuration does not ask for
+    sums, what a machine states for them is not said of it: its worst case is.
     """
     silent = len(statements) < num_clients
-    stated = [_stated(one) for one in statements.values()]
-    own = (expected.mu, expected.mu if expected.mu_local is None else expected.mu_local, expected.min_honest or 1)
-    claims = [*stated, *([own] if silent or not stated else [])]
-    local = max(mu_local for _, mu_local, _ in claims)
-    if expected.mu_local is None:
-        return Figures(local)
+    claims = [(Loss.stated(one), int(one.get("min-honest", 1))) for one in statements.values()]
+    if silent or not claims:
+        claims.append((expected.loss, expected.min_honest or 1))
+    if not expected.loss.conditional:
+        return Figures(weakest_loss(loss.unconditional() for loss, _ in claims))
     named = [int(one["min-honest"]) for one in statements.values() if "min-honest" in one]
     if expected.min_honest is not None and (silent or not named):
         named.append(expected.min_honest)
@@ -536,14 +554,9 @@ def stated_figures(expected: Figures, statements: Statements, num_clients: int) 
     cohorts = [int(one["min-cohort"]) for one in statements.values() if "min-cohort" in one]
     if expected.min_cohort is not None and (silent or not cohorts):
         cohorts.append(expected.min_cohort)
-    mu = max(min(mu_local, mu * math.sqrt(max(honest / fewest, 1.0))) for mu, mu_local, honest in claims)
-    return Figures(mu, local, fewest, min(cohorts, default=1))
-
-
-def _stated(statement: Mapping[str, Any]) -> tuple[float, float, int]:
-    """Return a machine's mu, mu_local and h; a statement of mu alone rests on no other machine."""
-    mu = float(statement["mu-guaranteed"])
-    return mu, float(statement.get("mu-local", mu)), int(statement.get("min-honest", 1))
+    weakest = weakest_loss(loss.under_weaker(math.sqrt(max(honest / fewest, 1.0))) for loss, honest in claims)
+    # Conditional, even if no claim rests on anybody: the figures are those of sums.
+    return Figures(Loss(weakest.assumed, weakest.worst_case), fewest, min(cohorts, default=1))
 
 
 def stated_guarantee(
@@ -592,13 +605,13 @@ def stated_guarantee(
     # Only if all of them hide their releases: what is said of sums is not true of a machine without masks.
     secure = masked and trusts == {"secure-aggregation"}
     own = max(float(one["mu-guaranteed"]) for one in statements.values())
-    figures = stated_figures(Figures(own, own if secure else None), statements, len(statements))
+    figures = stated_figures(Figures(Loss.of(own, own if secure else None)), statements, len(statements))
     # Whoever protects all data of a machine protects each sample, and whoever protects owners each that stays its own.
     units = {one.get("unit") for one in statements.values()}
     unit = "machine" if units == {"machine"} else "owner" if units <= {"machine", "owner"} else "sample"
     words = stated_words(stated_values(statements, "mechanism"), masked=secure)
     return Guarantee(
-        min(figures.mu, figures.mu_local or math.inf),
+        figures.loss.tightened(),
         min(stated_values(statements, "delta")),
         words or "noise on each machine, by its own account",
         trust="secure-aggregation" if secure else "untrusted-server",
@@ -608,7 +621,6 @@ def stated_guarantee(
             *([SAME_OWNER] if unit == "sample" and "owner" in units else []),
             *notes,
         ),
-        mu_local=figures.mu_local if secure else None,
         min_honest=figures.min_honest if secure else None,
     )
 
@@ -625,44 +637,43 @@ def stated_values(statements: Statements, name: str) -> set[Any]:
     return {one[name] for one in statements.values() if name in one}
 
 
-def person_mu(
-    mu: float,
-    *,
-    machines: int = 1,
-    samples: int = 1,
-    trust: Trust = "untrusted-server",
-    mu_local: float | None = None,
-) -> float:
-    """Return the mu of a person with ``samples`` samples on each of ``machines`` machines, from that of one sample.
+def person_loss(loss: Loss | float, *, machines: int = 1, samples: int = 1, trust: Trust = "untrusted-server") -> Loss:
+    """Return the loss of a person with ``samples`` samples on each of ``machines`` machines, from that of one sample.
 
-    ``mu`` and ``trust`` are those of the guarantee, the same on each machine. Under ``secure-aggregation``
-    ``mu_local``, which holds whatever happens, is required.
+    ``loss`` and ``trust`` are those of the guarantee, the same on each machine; a number is a mu. Under
+    ``secure-aggregation`` a loss with a worst case is required.
 
     Notes
     -----
     **Formal guarantees.** For replacement of all of that person's samples by any others, on all these machines at once.
     Machines that add their own noise are independent, so their mus add in squares: samples x sqrt(machines) x mu.
     Where mu counts on other machines' noise, or on the server's, one sample after the other is replaced: samples x
-    machines x mu; under secure aggregation no more than samples x sqrt(machines) x mu_local, which needs nobody. All
-    of these are upper bounds that some placement of the samples attains. The machines must be honest, as mu asks of
-    the machine that it is of. Of a secret order's epsilon nothing is said.
+    machines x mu; under secure aggregation no more than the worst case, samples x sqrt(machines) times that of one
+    sample, which needs nobody. All of these are upper bounds that some placement of the samples attains. The machines
+    must be honest, as mu asks of the machine that it is of. Of a secret order's epsilon nothing is said.
     Proof: docs/proofs/owners.md.
 
     Examples
     --------
-    >>> person_mu(1.0, machines=4), person_mu(1.0, samples=3), person_mu(1.0, machines=4, trust="trusted-server")
-    (2.0, 3.0, 4.0)
-    >>> person_mu(1.0, machines=100, trust="secure-aggregation", mu_local=5.0)  # 25 honest machines of each sum
+    >>> person_loss(1.0, machines=4).mu, person_loss(1.0, samples=3).mu
+    (2.0, 3.0)
+    >>> person_loss(1.0, machines=4, trust="trusted-server").mu
+    4.0
+    >>> person_loss(Loss.of(1.0, 5.0), machines=100, trust="secure-aggregation").mu  # 25 honest machines of each sum
     50.0
     """
     for name, value in (("machines", machines), ("samples", samples)):
         check_count(name, value)
-    if not mu >= 0:
-        raise ConfigurationError(f"Expected mu >= 0, got {mu!r}.")
+    loss = as_loss(loss)
+    if not loss.mu >= 0:
+        raise ConfigurationError(f"Expected mu >= 0, got {loss.mu!r}.")
+    if loss.conditional != (trust == "secure-aggregation"):
+        raise ConfigurationError(
+            f"Expected a worst case under secure aggregation and only there, got {loss}, {trust!r}."
+        )
+    independent, together = samples * math.sqrt(machines), samples * machines
     if trust == "untrusted-server":
-        return samples * math.sqrt(machines) * mu
+        return loss.times(independent)
     if trust == "trusted-server":
-        return samples * machines * mu
-    if mu_local is None:
-        raise ConfigurationError("Expected mu_local under secure aggregation, got None.")
-    return min(samples * machines * mu, samples * math.sqrt(machines) * mu_local)
+        return loss.times(together)
+    return Loss(loss.times(together).assumed, loss.times(independent).worst_case).tightened()

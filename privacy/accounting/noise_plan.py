@@ -13,7 +13,7 @@ from typing import Any
 
 from ..mechanisms import Mechanism
 from ..noise import Grid
-from .gdp import gdp_epsilon
+from .loss import Loss
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,10 @@ class NoisePlan:
         The charged change of one release: 2 S / b + gamma sqrt(d).
     noise_std : float
         Standard deviation in front of the mechanism's rows; 0 for a machine that adds no noise.
-    mu : float
-        What all K releases together guarantee; infinite for a machine that adds no noise (under ``trusted-server`` the
-        guarantee is the server's).
+    loss : Loss
+        What all K releases together guarantee; in the worst case, if each of them is seen by itself, which under
+        ``secure-aggregation`` holds whatever the server, helpers and other machines do. Infinite for a machine that
+        adds no noise (under ``trusted-server`` the guarantee is the server's).
     fingerprint : str
         Names the policy and d; a session in a ledger belongs to one of them.
     largest_value : float
@@ -89,21 +90,18 @@ class NoisePlan:
     problem : str
         Why this noise guarantees nothing, or empty: a mu so large, or a delta so small, that the range of the normals
         shows (:func:`~murmurfl.privacy.noise.range_problem`). Then mu is infinite, and a real machine refuses.
+    local_problem : str
+        The same for the worst case.
     resolution_mu : float
         What of mu is charged for the resolution of the normals (:mod:`murmurfl.privacy.noise`).
-    mu_local : float
-        What all K releases guarantee if each of them is seen by itself: under ``secure-aggregation`` what holds
-        whatever the server, helpers and other machines do; mu itself otherwise.
-    local_problem : str
-        As ``problem``, of mu_local.
     sums : Summing, optional
         What mu counts on under ``secure-aggregation``; None: every release is seen by itself.
 
     Notes
     -----
-    **Formal guarantees.** With this noise all K releases together are mu-GDP for replacement of one sample that keeps
-    to the pattern, and mu_local-GDP if each of them is seen by itself. Against whom, and if who is honest, is the
-    policy's trust.
+    **Formal guarantees.** With this noise all K releases together are ``loss.assumed``-DP for replacement of one sample
+    that keeps to the pattern, and ``loss.worst_case``-DP if each of them is seen by itself. Against whom, and if who is
+    honest, is the policy's trust.
     Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.
     """
 
@@ -111,19 +109,23 @@ class NoisePlan:
     grid: Grid
     sensitivity: float
     noise_std: float
-    mu: float
+    loss: Loss
     fingerprint: str
     largest_value: float
     pattern: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
-    resolution_mu: float = 0.0
-    mu_local: float = math.inf
     local_problem: str = ""
+    resolution_mu: float = 0.0
     sums: Summing | None = None
 
     @property
+    def mu(self) -> float:
+        """Mu of all K releases together, under what the policy's trust assumes."""
+        return self.loss.mu
+
+    @property
     def summing(self) -> float:
-        """The ratio mu / mu_local for ideal normals: 1 where every release is seen by itself.
+        """Ratio of mu to that of the worst case for ideal normals: 1 where every release is seen by itself.
 
         1 / sqrt(h) under ``secure-aggregation`` for samples that are used once, and for releases that stand alone.
         """
@@ -157,7 +159,7 @@ class NoisePlan:
 
     def epsilon(self, delta: float) -> float:
         """Epsilon at delta of all K releases of one session."""
-        return gdp_epsilon(self.mu, delta)
+        return self.loss.assumed.epsilon(delta)
 
 
 NO_NOISE = "none"

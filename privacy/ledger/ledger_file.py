@@ -22,9 +22,9 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ..accounting.gdp import compose_gdp, gdp_epsilon
+from ..accounting.loss import Loss, total_loss
 from ..errors import ANOTHER_FORMAT, LedgerError
-from .ledger_records import StreamRecord, left_of
+from .ledger_records import StreamRecord
 from .store import MarkFormat, Store, StoreTransaction, format_of, mark_path
 
 FORMAT = 3
@@ -106,12 +106,12 @@ class SessionState:
     digest: str = ""
     """Digest of the session's whole stream; empty if it has none."""
     local: float | None = None
-    """mu_local, reserved under secure aggregation; None otherwise."""
+    """Reserved for the worst case under secure aggregation; None otherwise."""
 
     @property
-    def reserved_local(self) -> float:
-        """The mu reserved for the case that nobody else is honest."""
-        return abs(self.mu) if self.local is None else self.local
+    def loss(self) -> Loss:
+        """What was reserved; in the worst case, for the case that nobody else is honest."""
+        return Loss.of(abs(self.mu), self.local)
 
 
 @dataclass(frozen=True)
@@ -195,12 +195,9 @@ LEDGER_MARK = MarkFormat[LedgerState](
 class BudgetLeft:
     """A ledger's budget and what new sessions may still reserve of it."""
 
-    budget_mu: float
-    left_mu: float
-    left_epsilon: float
-    """Epsilon of ``left_mu`` at the ledger's delta."""
-    left_local_mu: float
-    """What is left of the budget that holds whatever other machines and helpers do."""
+    budget: Loss
+    left: Loss
+    delta: float
     sessions: int
 
 
@@ -213,11 +210,9 @@ def budget_left(mark: Path) -> BudgetLeft:
     Between a commit and its mark it is what was left before; the ledger alone decides what is released.
     """
     state = LEDGER_MARK.load(mark)
-    sessions = state.sessions.values()
-    budget_local_mu = state.budget_mu if state.budget_local_mu is None else state.budget_local_mu
-    left = left_of(state.budget_mu, compose_gdp(abs(session.mu) for session in sessions))
-    local = left_of(budget_local_mu, compose_gdp(session.reserved_local for session in sessions))
-    return BudgetLeft(state.budget_mu, left, gdp_epsilon(left, state.delta), local, len(sessions))
+    budget, sessions = Loss.of(state.budget_mu, state.budget_local_mu), state.sessions.values()
+    left = budget.left_of(total_loss(session.loss for session in sessions))
+    return BudgetLeft(budget, left, state.delta, len(sessions))
 
 
 def unsealed_state(connection: sqlite3.Connection, header: Header) -> LedgerState:

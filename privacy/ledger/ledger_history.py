@@ -35,14 +35,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ..accounting.gdp import compose_gdp
+from ..accounting.loss import NO_LOSS, Loss, total_loss, weakest_loss
 from ..accounting.noise_plan import NoisePlan
 from ..errors import LedgerError, MurmurflError
 from ..machine.policy import PrivacyPolicy
 from ..machine.shuffled_machine import ShuffledPolicy
 from ..noise import NOISE_VERSION
 from .ledger_file import CLOSED, LedgerFile, LedgerStore, read_reserved
-from .ledger_records import left_of, no_bound
+from .ledger_records import no_bound
 
 _ATTEMPTS = 50
 _PAUSE_S = 0.02
@@ -57,8 +57,9 @@ class SessionSummary:
     """One session of a ledger, for its operator."""
 
     session: str
-    mu: float
-    """Reserved whole, whatever number of its releases was made; under a trusted server that server's word."""
+    loss: Loss
+    """Reserved whole, whatever number of its releases was made; under a trusted server that server's word. Conditional
+    under secure aggregation: its worst case holds whatever other machines and helpers do."""
     releases: int
     ack: int
     """The last release the server says it has."""
@@ -70,21 +71,13 @@ class SessionSummary:
     terms: Mapping[str, Any]
     """The policy it was opened with and the noise that followed from it."""
     trusted: bool = False
-    """Whether the machine left the noise to a trusted server: mu holds against everybody but that server, by its word;
-    against it nothing is guaranteed."""
-    mu_local: float | None = None
-    """Reserved under secure aggregation: what holds whatever other machines and helpers do, where ``mu`` rests on
-    enough of them. None otherwise."""
-
-    @property
-    def reserved_local(self) -> float:
-        """The mu reserved whatever other machines and helpers do."""
-        return self.mu if self.mu_local is None else self.mu_local
+    """Whether the machine left the noise to a trusted server: the loss holds against everybody but that server, by its
+    word; against it nothing is guaranteed."""
 
     @property
     def min_honest(self) -> int | None:
-        """How many honest machines of each sum ``mu`` rests on; None if it rests on none or only the mark knows."""
-        return None if self.mu_local is None else self.terms.get("min_honest")
+        """How many honest machines of each sum the loss rests on; None if it rests on none or only the mark knows."""
+        return self.terms.get("min_honest") if self.loss.conditional else None
 
 
 @dataclass(frozen=True)
@@ -95,10 +88,9 @@ class LedgerSummary:
     """The operator's name for the data."""
     created: float
     """When, in seconds since 1970."""
-    budget_mu: float
+    budget: Loss
+    """In the worst case, for what holds whatever other machines and helpers do; the same where that was not decided."""
     delta: float
-    reserved_mu: float
-    """Mu of all sessions together: what counts as spent. Against a server it is a bound only while none was trusted."""
     samples_used: int
     commits: int
     mark: str
@@ -109,34 +101,26 @@ class LedgerSummary:
     """Where the noise key is; empty: in the ledger."""
     sessions: tuple[SessionSummary, ...]
     """In the order in which they were opened."""
-    budget_local_mu: float
-    """Budget for what holds whatever other machines and helpers do; ``budget_mu`` where it was not decided."""
-    local_decided: bool
 
     @property
     def summed(self) -> bool:
-        """Whether a session or the budget makes the local figure differ from the other."""
-        return self.local_decided or any(session.mu_local is not None for session in self.sessions)
+        """Whether a session or the budget makes the worst case differ from what is assumed."""
+        return self.budget.conditional or self.spent.conditional
 
     @property
-    def reserved_local_mu(self) -> float:
-        """Mu of all sessions together, whatever other machines and helpers do."""
-        return compose_gdp(session.reserved_local for session in self.sessions)
+    def spent(self) -> Loss:
+        """What all sessions together reserved. Against a server it is a bound only while none was trusted."""
+        return total_loss(session.loss for session in self.sessions)
 
     @property
-    def left_local_mu(self) -> float:
-        """Mu that new sessions may still reserve of ``budget_local_mu``."""
-        return left_of(self.budget_local_mu, self.reserved_local_mu)
+    def left(self) -> Loss:
+        """What new sessions may still reserve."""
+        return self.budget.left_of(self.spent)
 
     @property
     def trusted_a_server(self) -> bool:
         """Whether any session left the noise to a trusted server; then new sessions can only be of that kind."""
         return any(session.trusted for session in self.sessions)
-
-    @property
-    def left_mu(self) -> float:
-        """Mu that new sessions may still reserve."""
-        return left_of(self.budget_mu, self.reserved_mu)
 
 
 def read_ledger(path: str | Path) -> LedgerSummary:
@@ -203,34 +187,30 @@ def _read(path: Path) -> LedgerSummary:
                 LedgerFile(store, connection, header, state).check_mark(mark)
         except LedgerError as error:
             problem = str(error)
-    local = header.budget_local_mu
     return LedgerSummary(
         data=header.data,
         created=header.created,
-        budget_mu=header.budget_mu,
+        budget=Loss.of(header.budget_mu, header.budget_local_mu),
         delta=header.delta,
-        reserved_mu=compose_gdp(session.mu for session in sessions),
         samples_used=state.samples_used,
         commits=state.counter,
         mark=str(header.mark),
         mark_problem=problem,
         key_file=str(header.key_file or ""),
         sessions=sessions,
-        budget_local_mu=header.budget_mu if local is None else local,
-        local_decided=local is not None,
     )
 
 
 def session_summaries(connection: sqlite3.Connection) -> Iterator[SessionSummary]:
     """Yield the sessions of an open ledger, in the order in which they were opened."""
-    local = {session: mu_local for session, _, mu_local in read_reserved(connection)}
+    losses = {session: Loss.of(abs(mu), local) for session, mu, local in read_reserved(connection)}
     for session, mu, fingerprint, releases, ack, terms, first, last in connection.execute(
         "SELECT s.session, r.mu, s.fingerprint, s.release, s.ack, s.terms, min(l.time), max(l.time) "
         "FROM streams s JOIN reserved r USING (session) LEFT JOIN releases l USING (session) "
         "GROUP BY s.session ORDER BY r.rowid"
     ):
-        made = session, abs(mu), releases, ack, fingerprint == CLOSED, first, last, json.loads(terms or "{}")
-        yield SessionSummary(*made, trusted=no_bound(mu), mu_local=local[session])
+        made = session, losses[session], releases, ack, fingerprint == CLOSED, first, last, json.loads(terms or "{}")
+        yield SessionSummary(*made, trusted=no_bound(mu))
 
 
 _MOST_FIGURES = 128
@@ -257,14 +237,11 @@ class ReleaseLine:
     """When it was recorded, in seconds since 1970, by the machine's clock."""
     samples_used: int
     """Over all sessions, by then."""
-    mu_so_far: float
-    """Mu of the releases up to this line, for a line chosen beforehand. Under secure aggregation it rests on what each
-    session's guarantee rests on; under a trusted server it is that server's word."""
-    mu_reserved: float
-    """Mu of all releases that the sessions opened up to this line may ever make."""
-    local_so_far: float
-    """``mu_so_far`` whatever other machines and helpers do; ``local_reserved`` likewise."""
-    local_reserved: float
+    so_far: Loss
+    """Loss of the releases up to this line, for a line chosen beforehand. Under secure aggregation it rests on what
+    each session's guarantee rests on; under a trusted server it is that server's word."""
+    reserved: Loss
+    """Loss of all releases that the sessions opened up to this line may ever make."""
 
 
 @dataclass(frozen=True)
@@ -316,17 +293,16 @@ def history_of(sessions: Sequence[SessionSummary], rows: Iterable[ReleaseRow]) -
     for row in ordered:
         if row.session not in hidden:
             made = figures.get(row.session)
-            reserved[row.session] = whole.get(row.session, (math.inf, math.inf))  # unknown in a damaged ledger
+            reserved[row.session] = whole.get(row.session, Loss.of(math.inf))  # unknown in a damaged ledger
             so_far[row.session] = reserved[row.session] if made is None else made[row.release - 1]
-        mus = [math.hypot(*(mu[kind] for mu in of.values())) for kind in (0, 1) for of in (so_far, reserved)]
-        lines.append(ReleaseLine(*row, *mus))
+        lines.append(ReleaseLine(*row, *(NO_LOSS.compose(*of.values()) for of in (so_far, reserved))))
     count_whole = tuple(name for name, made in figures.items() if made is None and name not in hidden)
     return LedgerHistory(tuple(lines), hidden, count_whole)
 
 
-def whole_of(session: SessionSummary) -> tuple[float, float]:
-    """Return mu and local mu of all releases that a session may make."""
-    return (session.reserved_local if session.min_honest is None else session.mu), session.reserved_local
+def whole_of(session: SessionSummary) -> Loss:
+    """Return the loss of all releases that a session may make."""
+    return session.loss.unconditional() if session.min_honest is None else session.loss
 
 
 def _ordered(sessions: Sequence[SessionSummary], rows: Iterable[ReleaseRow]) -> list[ReleaseRow]:
@@ -341,9 +317,9 @@ def _ordered(sessions: Sequence[SessionSummary], rows: Iterable[ReleaseRow]) -> 
     return sorted(keys, key=lambda row: keys[row])
 
 
-def _figures(session: SessionSummary, numbers: Sequence[int]) -> list[tuple[float, float]] | None:
-    """Return mu and local mu of a session's first k releases, for each k; None if only the whole is known."""
-    if session.closed or session.trusted or not math.isfinite(session.mu):
+def _figures(session: SessionSummary, numbers: Sequence[int]) -> list[Loss] | None:
+    """Return the loss of a session's first k releases, for each k; None if only the whole is known."""
+    if session.closed or session.trusted or not math.isfinite(session.loss.mu):
         return None
     if list(numbers) != list(range(1, session.releases + 1)) or not numbers:
         return None
@@ -352,31 +328,31 @@ def _figures(session: SessionSummary, numbers: Sequence[int]) -> list[tuple[floa
         return None
     # Of many releases only every few are worked out; one between counts as the next, which is more.
     step = -(-session.releases // _MOST_FIGURES)
-    worked_out: list[tuple[float, float]] = []
-    before = (0.0, 0.0)
+    worked_out: list[Loss] = []
+    before = NO_LOSS
     for k in range(1, session.releases + 1):
         if (k - 1) % step == 0:
-            mu, local = first_releases(plan, session, min(k + step - 1, session.releases))
-            before = max(mu, before[0]), max(local, before[1])
+            before = weakest_loss([first_releases(plan, session, min(k + step - 1, session.releases)), before])
         worked_out.append(before)
     return worked_out
 
 
-def first_releases(plan: NoisePlan, session: SessionSummary, releases: int) -> tuple[float, float]:
-    """Return mu and local mu of a session's first releases under this noise.
+def first_releases(plan: NoisePlan, session: SessionSummary, releases: int) -> Loss:
+    """Return the loss of a session's first releases under this noise.
 
     Upper bounds, for a number fixed beforehand, and never more than the whole session's.
     """
-    whole, local = whole_of(session)
+    whole = whole_of(session)
     alone = plan.sensitivity * plan.mechanism.sensitivity(n=releases, **plan.pattern) / plan.noise_std
     every = plan.sensitivity * plan.mechanism.sensitivity(**plan.pattern) / plan.noise_std
-    # The part of the local figure that is not the noise's is the normals' resolution: it is charged whole.
-    alone = math.hypot(alone, math.sqrt(max(plan.mu_local**2 - every**2, 0.0)))
+    # The part of the worst case that is not the noise's is the normals' resolution: it is charged whole.
+    alone = math.hypot(alone, math.sqrt(max(plan.loss.worst_case.mu**2 - every**2, 0.0)))
+    local = min(alone, whole.worst_case.mu)
     if plan.sums is None:
-        return min(alone, whole), min(alone, local)
+        return Loss.of(min(alone, whole.mu), local if whole.conditional else None)
     summed = plan.sensitivity * plan.summed_sensitivity(releases) / plan.noise_std
     made = alone if session.min_honest is None else math.hypot(summed, plan.resolution_mu)
-    return min(made, whole), min(alone, local)
+    return Loss.of(min(made, whole.mu), local)
 
 
 def plan_of(session: SessionSummary) -> NoisePlan | None:
@@ -384,7 +360,7 @@ def plan_of(session: SessionSummary) -> NoisePlan | None:
 
     Notes
     -----
-    **Formal guarantees.** The plan's mu and mu_local are those that the session reserved when it was opened, for
+    **Formal guarantees.** The plan's loss is what the session reserved when it was opened, on both sides, for
     replacement of one of its units; where they are not, there is no plan.
     Proof: docs/proofs/release-rule.md.
     """
@@ -399,8 +375,8 @@ def plan_of(session: SessionSummary) -> NoisePlan | None:
         same = json.loads(policy.terms(size)) == terms
     except (MurmurflError, TypeError, ValueError, ArithmeticError):
         return None
-    same = same and math.isclose(plan.mu, session.mu, rel_tol=_SAME)
-    return plan if same and math.isclose(plan.mu_local, session.reserved_local, rel_tol=_SAME) else None
+    sides = (plan.loss.assumed, session.loss.assumed), (plan.loss.worst_case, session.loss.worst_case)
+    return plan if same and all(math.isclose(ours.mu, theirs.mu, rel_tol=_SAME) for ours, theirs in sides) else None
 
 
 def _hashable(value: Any) -> Any:

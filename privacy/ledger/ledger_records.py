@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..accounting.gdp import compose_gdp
+from ..accounting.loss import Loss, total_loss
 from ..errors import ConfigurationError
 from ..mechanisms import State
 from ..noise import NoiseKeys
@@ -72,19 +72,16 @@ class Account:
     """Digest of the samples used up (:class:`~murmurfl.privacy.machine.known_samples.DataDigest`); empty where none is
     kept."""
     reserved_local: Mapping[str, float] = field(default_factory=dict)
-    """mu_local of the sessions under secure aggregation: what holds for them whatever happens. For all others that is
-    what they reserved."""
+    """What sessions under secure aggregation reserved in the worst case, which holds whatever happens. For all others
+    that is what they reserved."""
 
     @property
-    def reserved_mu(self) -> float:
-        """The mu of all sessions together: against a server only while :attr:`unbounded` is false."""
-        return compose_gdp(map(abs, self.reserved.values()))
+    def spent(self) -> Loss:
+        """The loss of all sessions together: against a server only while :attr:`unbounded` is false.
 
-    @property
-    def reserved_local_mu(self) -> float:
-        """The mu of all sessions together as if every release had been seen by itself."""
-        local = {session: abs(mu) for session, mu in self.reserved.items()} | dict(self.reserved_local)
-        return compose_gdp(local.values())
+        In the worst case it is as if every release had been seen by itself.
+        """
+        return total_loss(Loss.of(abs(mu), self.reserved_local.get(name)) for name, mu in self.reserved.items())
 
     @property
     def unbounded(self) -> bool:
@@ -100,8 +97,9 @@ class Account:
         """The mu that holds for a session whatever other machines and helpers do: what it reserved, or infinite."""
         return max(self.bound_of(session), self.reserved_local.get(session, 0.0))
 
-    def reserve(self, session: str, mu: float, *, trusted: bool = False, local: float | None = None) -> Account:
-        """The account with one more session; ``trusted`` if mu is a trusted server's word."""
+    def reserve(self, session: str, loss: Loss, *, trusted: bool = False) -> Account:
+        """Return the account with one more session; ``trusted`` if its loss is a trusted server's word."""
+        mu, local = loss.mus
         reserved_local = self.reserved_local if local is None else {**self.reserved_local, session: local}
         return replace(self, reserved={**self.reserved, session: -mu if trusted else mu}, reserved_local=reserved_local)
 
@@ -109,11 +107,6 @@ class Account:
 def no_bound(mu: float) -> bool:
     """Whether nothing holds against a server for a session, by its entry in :attr:`Account.reserved`."""
     return mu < 0.0 or math.isinf(mu)
-
-
-def left_of(budget_mu: float, spent_mu: float) -> float:
-    """The mu that new sessions may still reserve of a budget."""
-    return math.sqrt(max(budget_mu**2 - spent_mu**2, 0.0))
 
 
 class LedgerTransaction(ABC):

@@ -133,7 +133,7 @@ class SQLiteTransaction(LedgerTransaction):
             self._decide(mark.budget_local_mu)  # the copy may be from before it was decided
             self._reserve(
                 {name: _larger(ours.mu, theirs.mu) for name, (ours, theirs) in pairs.items()},
-                {name: max(s.reserved_local for s in both) for name, both in pairs.items() if _summed(*both)},
+                {name: max(s.loss.worst_case.mu for s in both) for name, both in pairs.items() if _summed(*both)},
             )
             for name, (ours, theirs) in pairs.items():
                 self._close(name, max(ours.releases, theirs.releases))
@@ -194,7 +194,7 @@ class SQLiteTransaction(LedgerTransaction):
             account.samples_used < self.state.samples_used
             or stream.release < before.releases
             or any(_forgets(account.reserved.get(name, 0.0), state.mu) for name, state in past.items())
-            or any(local.get(name, -1.0) < state.reserved_local for name, state in past.items() if _summed(state))
+            or any(local.get(name, -1.0) < state.loss.worst_case.mu for name, state in past.items() if _summed(state))
             # Without its name a release cannot be shown to be what the next one is built on.
             or (session in local and not stream.ids.keys() >= stream.pending.keys())
         ):

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import protocol
+from ..accounting.loss import Loss
 from ..accounting.noise_plan import NoisePlan
 from ..errors import LedgerError, RefusedError
 from ..ledger.ledger_records import (
@@ -112,15 +113,15 @@ class Admission:
 class AdmissionRule:
     """The rule of admission for machines of one policy, decided for whole blocks of them, each row by itself.
 
-    ``plan`` is the policy worked out for their model. ``local_budget`` is the most mu that may ever be reserved by what
-    holds whatever other machines and helpers do.
+    ``plan`` is the policy worked out for their model. ``budget`` is the most that may ever be reserved. Its worst case
+    is for what holds whatever other machines and helpers do.
 
     Notes
     -----
     **Formal guarantees.** Admits at most K releases of a session, takes every sample at most as often as the policy
     says, ``min_separation`` releases apart, reserves a session's whole mu with its first release, and admits no session
-    that would take the sum of all reserved mus (in squares) beyond budget_mu, nor that of what holds whatever happens
-    beyond local_budget. Samples in a secret order are in no other session, before or after it. Of a block every row is
+    that would take the sum of all reserved mus (in squares) beyond the budget's, assumed or in the worst case.
+    Samples in a secret order are in no other session, before or after it. Of a block every row is
     decided by its own ledger and request alone. Those of :class:`~murmurfl.privacy.PrivateMachine` rest on this,
     provided that what is admitted is recorded before anything leaves.
     Proof: docs/proofs/release-rule.md.
@@ -129,7 +130,7 @@ class AdmissionRule:
     policy: PrivacyPolicy
     plan: NoisePlan
     num_parameters: int
-    local_budget: float = math.inf
+    budget: Loss
 
     def admit(
         self, streams: StreamBlock, accounts: AccountBlock, acks: NDArray[np.int64], machines: Asked
@@ -308,7 +309,7 @@ class AdmissionRule:
     def _reserved(self, account: Account, session: str) -> Account:
         """The account with the mu of a new session reserved."""
         if self.plan.problem or self.policy.mechanism == NO_NOISE:
-            return account.reserve(session, math.inf)  # a simulated machine's, which guarantees nothing
+            return account.reserve(session, Loss.of(math.inf))  # a simulated machine's, which guarantees nothing
         trusted = self.policy.trust == "trusted-server"
         if account.unbounded and not trusted:
             raise RefusedError(
@@ -316,12 +317,13 @@ class AdmissionRule:
                 "this machine has trusted a server with its samples: it has no budget against servers any more",
             )
         # Without noise of its own the machine's plan guarantees nothing; what counts is what the server has to keep.
-        local = self.plan.mu_local if self.policy.trust == "secure-aggregation" else None
-        reserved = account.reserve(session, self.policy.mu if trusted else self.plan.mu, trusted=trusted, local=local)
-        if reserved.reserved_mu > self.policy.budget * (1 + ROUNDING):
+        loss = Loss.of(self.policy.mu) if trusted else self.plan.loss
+        reserved = account.reserve(session, loss, trusted=trusted)
+        if reserved.spent.assumed.mu > self.budget.assumed.mu * (1 + ROUNDING):
             raise RefusedError(protocol.BUDGET_EXHAUSTED, "the privacy budget of this machine does not allow a session")
         # A simulated machine's may be infinite; a real one's is refused before it comes here.
-        if local != math.inf and reserved.reserved_local_mu > self.local_budget * (1 + ROUNDING):
+        bounded = math.isfinite(loss.worst_case.mu)
+        if bounded and reserved.spent.worst_case.mu > self.budget.worst_case.mu * (1 + ROUNDING):
             raise RefusedError(
                 protocol.BUDGET_EXHAUSTED,
                 "the budget for what holds without anybody's honesty does not allow a session on this machine",

@@ -2,7 +2,7 @@
 
 Owners
 ------
-A guarantee *for one sample* becomes one for a person with several of them by :func:`~murmurfl.privacy.person_mu`.
+A guarantee *for one sample* becomes one for a person with several of them by :func:`~murmurfl.privacy.person_loss`.
 :class:`Owners` makes the question go away on one machine: it groups a machine's samples by owner, at most so many of
 each, so that what a machine admits, clips and counts is an owner and not a sample. Every proof about a machine's
 samples then is one about its owners, word for word: nothing in the rule of admission, the noise or the ledger knows

@@ -21,6 +21,7 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..accounting.loss import Loss
 from ..accounting.noise_plan import NoisePlan
 from ..errors import ConfigurationError
 from ..ledger.ledger_records import Account, AccountBlock, Ledger, LedgerTransaction, StreamBlock
@@ -37,7 +38,7 @@ class Release:
     """What leaves the machine: nothing in it but ``counts`` depends on data.
 
     Under secure aggregation it does not leave as it is. It has only this machine's share of the noise, so it is as
-    sensitive as data: by itself it guarantees the plan's mu_local. Clients send it under masks
+    sensitive as data: by itself it guarantees the plan's ``loss.worst_case``. Clients send it under masks
     (:class:`~murmurfl.privacy.sums.masking.Masking`) and in no other way.
 
     Parameters
@@ -86,13 +87,14 @@ class PrivacyStatement:
     mu_spent : float
         Bookkeeping: mu of those releases, from the noise that was put on them. Of a session that was opened under
         another policy, or closed, all that it reserved.
-    mu_guaranteed : float
-        mu of all the releases this session may make: the guarantee against the server; of such a session what it
+    guaranteed : Loss
+        Of all the releases this session may make: the guarantee against the server; of such a session what it
         reserved. Infinite under a trusted server, whose own guarantee towards everybody else is not the machine's to
-        state, and with mechanism ``none``.
+        state, and with mechanism ``none``. Conditional under secure aggregation: its worst case holds whatever server,
+        helpers and other machines do.
     mu_budget : float
         mu of everything the machine will ever release, against any server; infinite once contributions have left
-        without noise. Under secure aggregation it rests on what ``mu_guaranteed`` rests on; of a machine whose ledger
+        without noise. Under secure aggregation it rests on what ``guaranteed`` rests on; of a machine whose ledger
         has such sessions and which now has releases seen by themselves it is that of what holds whatever happens.
     samples_used : int
         Fresh samples used up.
@@ -100,21 +102,17 @@ class PrivacyStatement:
         K.
     releases_left : int
         How many more releases of this session its cap and the fresh samples allow, whatever the budget allows.
-    mu_local : float, optional
-        Under secure aggregation, mu of all the releases this session may make, whatever server, helpers and other
-        machines do; of a session that was opened under other terms what it reserved. None otherwise.
     min_honest, min_cohort : int, optional
-        Of the machine's policy, likewise.
+        Those of the machine's policy under secure aggregation. None otherwise.
     """
 
     releases: int
     mu_spent: float
-    mu_guaranteed: float
+    guaranteed: Loss
     mu_budget: float
     samples_used: int
     max_participations: int
     releases_left: int
-    mu_local: float | None = None
     min_honest: int | None = None
     min_cohort: int | None = None
 
@@ -208,11 +206,12 @@ def check_plan(policy: PrivacyPolicy, plan: NoisePlan, ledger: Ledger) -> None:
     """Raise if the noise cannot serve the policy, or the local budget cannot cover one session."""
     if problem := plan.problem or plan.local_problem:
         raise ConfigurationError(problem)
-    if policy.trust == "secure-aggregation" and plan.mu_local > policy.local_budget * (1 + ROUNDING):
+    needed, budget = plan.loss.worst_case.mu * (1 + ROUNDING), policy.budget.worst_case.mu
+    if policy.trust == "secure-aggregation" and plan.loss.worst_case.mu > budget * (1 + ROUNDING):
         raise ConfigurationError(
-            f"Expected a budget_local_mu of at least {plan.mu_local * (1 + ROUNDING):.5g}, which one session with mu = "
-            f"{policy.mu:g} and {policy.min_honest} honest machines takes of it, got {policy.local_budget:g}: not one "
-            f"would be opened. Lower mu or min_honest.{ledger.local_hint}"
+            f"Expected a budget_local_mu of at least {needed:.5g}, which one session with mu = "
+            f"{policy.mu:g} and {policy.min_honest} honest machines takes of it, got {budget:g}: not one would be "
+            f"opened. Lower mu or min_honest.{ledger.local_hint}"
         )
 
 
@@ -325,8 +324,12 @@ class LedgeredMachine:
         if self._data is not None:
             self._data.warn_of_kind(num_samples)
         self._fingerprint = stream_fingerprint(self.plan, keys.secret_key, roster)
-        local = policy.local_budget if policy.trust == "secure-aggregation" else ledger.budget_local_mu
-        budget = math.inf if local is None else local
+        budget = policy.budget
+        if (
+            not budget.conditional
+        ):  # its sessions spend of what the ledger's others may have been given in the worst case
+            local = ledger.budget_local_mu
+            budget = Loss.of(budget.mu, math.inf if local is None else local)
         self.admission = AdmissionRule(policy, self.plan, num_parameters, budget)
         self._orders: dict[str, bytes] = {}
         self._open: set[Admission] = set()
@@ -442,26 +445,26 @@ class LedgeredMachine:
             stream, account = transaction.stream(session), transaction.account()
         releases = 0 if stream is None else stream.release
         if stream is None or stream.fingerprint == self._fingerprint:
-            spent, guaranteed, local = self.plan.spent_mu(releases), self.plan.mu, self.plan.mu_local
+            spent, guaranteed = self.plan.spent_mu(releases), self.plan.loss
         else:
             # Opened under another policy, or closed: today's noise and today's h say nothing of it, what it reserved
             # for the case that nobody is honest holds for it.
-            spent = guaranteed = local = account.local_bound_of(session)
+            spent = account.local_bound_of(session)
+            guaranteed = Loss.of(spent, spent if self.plan.loss.conditional else None)
         summed = self.policy.trust == "secure-aggregation"
-        budget = self.policy.budget
+        budget = self.policy.budget.mu
         if account.reserved_local and not summed:
             # What sums told rests on others' honesty. Who was not promised it can count on the other budget alone.
-            budget = self.admission.local_budget
+            budget = self.admission.budget.worst_case.mu
         unbounded = not self.policy.adds_noise or account.unbounded
         return PrivacyStatement(
             releases=releases,
             mu_spent=spent,
-            mu_guaranteed=guaranteed,
+            guaranteed=guaranteed,
             mu_budget=math.inf if unbounded else budget,
             samples_used=account.samples_used,
             max_participations=self.policy.max_participations,
             releases_left=self.admission.releases_left(stream, account, self._fingerprint, self.num_samples),
-            mu_local=local if summed else None,
             min_honest=self.policy.min_honest if summed else None,
             min_cohort=self.policy.min_cohort if summed else None,
         )

@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal, cast, get_args
 
 from ..accounting.gdp import asked_mu, check_count, check_positive
+from ..accounting.loss import Loss
 from ..accounting.noise_plan import NO_NOISE as NO_NOISE
 from ..accounting.noise_plan import NO_NOISE_WORDS, TRUSTING_WORDS, NoisePlan, Summing, noise_words
 from ..errors import ConfigurationError
@@ -128,12 +129,12 @@ class PrivacyPolicy:
     file that murmurfl reads, or an item as it was handed over, if whatever made the items treats each by itself:
     docs/proofs/records.md), against a server that chooses query points, rounds, acknowledgements and stopping
     adaptively; somebody with j samples on it has j times
-    the mu (:func:`~murmurfl.privacy.person_mu`). With samples_per_owner it is for replacement of all samples of one
+    the mu (:func:`~murmurfl.privacy.person_loss`). With samples_per_owner it is for replacement of all samples of one
     owner on this machine by others of that owner; one sample under another owner's name costs up to 2 mu
     (docs/proofs/owners.md). Every sample is used in one release only, or in sample_participations of them,
     min_separation apart. Under
     ``secure-aggregation`` that holds for everybody but the h honest machines of a sum together, as long as one helper
-    is honest; whatever happens, the plan's ``mu_local`` does. A ledger's sessions of both kinds together are
+    is honest; whatever happens, the plan's ``loss.worst_case`` does. A ledger's sessions of both kinds together are
     budget_mu-GDP under what those of sums rest on, and budget_local_mu-GDP whatever happens. Under
     ``trusted-server`` there is no guarantee against the server; with mechanism ``none`` there is none at all, whatever
     ``mu`` says.
@@ -246,14 +247,13 @@ class PrivacyPolicy:
         return "nothing" if self.release_rule == "paper" else "last-opened"
 
     @property
-    def budget(self) -> float:
-        """The most mu this machine may ever spend: ``budget_mu``, which is settled when the policy is made."""
-        return cast("float", self.budget_mu)
-
-    @property
-    def local_budget(self) -> float:
-        """The most mu this machine may ever spend if every release is seen by itself."""
-        return self.budget * math.sqrt(self.min_honest) if self.budget_local_mu is None else float(self.budget_local_mu)
+    def budget(self) -> Loss:
+        """The most that this machine may ever spend: ``budget_mu``, and ``budget_local_mu`` in the worst case."""
+        budget = cast("float", self.budget_mu)  # settled when the policy is made
+        if self.trust != "secure-aggregation":
+            return Loss.of(budget)
+        local = self.budget_local_mu
+        return Loss.of(budget, budget * math.sqrt(self.min_honest) if local is None else float(local))
 
     def make_mechanism(self) -> Mechanism:
         """The mechanism for one session's releases."""
@@ -360,9 +360,9 @@ class PrivacyPolicy:
     def shared_terms(self, num_parameters: int) -> str:
         """A digest of all that machines must have in common about the noise to share a sum, 64 hex digits.
 
-        mu_local / sqrt(h) counts h machines of *one* noise and one sensitivity: machines with the same digest have the
-        same, up to 1e-9 of it. What only one machine's own figure depends on is left out: its budget, delta, data,
-        passes, least cohort.
+        The worst case's mu / sqrt(h) counts h machines of *one* noise and one sensitivity: machines with the same
+        digest have the same, up to 1e-9 of it. What only one machine's own figure depends on is left out: its budget,
+        delta, data, passes, least cohort.
         """
         return _shared_terms(self, num_parameters)
 
@@ -396,7 +396,7 @@ def make_plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
 
     Notes
     -----
-    **Formal guarantees.** With that noise a machine's releases are ``mu``-GDP and ``mu_local``-GDP, as
+    **Formal guarantees.** With that noise a machine's releases have the plan's ``loss``, as
     :class:`~murmurfl.privacy.PrivacyPolicy` says, and mu is at most the policy's where it is finite.
     Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.
     """
@@ -414,7 +414,7 @@ def make_plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
         grid,
         sensitivity,
         noise_std,
-        mu=math.inf,
+        loss=Loss.of(math.inf),
         fingerprint=_fingerprint(policy, num_parameters, grid, noise_std, mechanism.identity()),
         largest_value=_largest_value(policy, num_parameters, grid, 2 * LARGEST_NORMAL * noise_std * largest_std),
         pattern=policy.pattern,
@@ -461,8 +461,8 @@ def _with_figures(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -
         mu, problem, hint = _summed(plan, policy, num_parameters)
     # Calibration and these figures are inverse up to rounding, so the configured mu is stated exactly.
     mu = policy.mu if math.isclose(mu, policy.mu, rel_tol=1e-12) else mu
-    local = mu if plan.sums is None else local
-    return replace(plan, mu=mu, problem=problem, resolution_mu=hint, mu_local=local, local_problem=local_problem)
+    loss = Loss.of(mu, None if plan.sums is None else local)
+    return replace(plan, loss=loss, problem=problem, local_problem=local_problem, resolution_mu=hint)
 
 
 def _alone(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple[float, str, float]:
@@ -501,7 +501,8 @@ def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_paramet
     sensitivity = policy.sensitivity + grid.charge(num_parameters)
     largest = _largest_contribution(policy, num_parameters, grid)
     fingerprint = _fingerprint(policy, num_parameters, grid, 0.0)
-    return NoisePlan(mechanism, grid, sensitivity, 0.0, math.inf, fingerprint, largest, policy.pattern)
+    loss = Loss.of(math.inf, math.inf if policy.trust == "secure-aggregation" else None)
+    return NoisePlan(mechanism, grid, sensitivity, 0.0, loss, fingerprint, largest, policy.pattern)
 
 
 def _fingerprint(

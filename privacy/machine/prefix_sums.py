@@ -432,7 +432,7 @@ class PrivateMachine(LedgeredMachine):
     assumed. ``exact`` noise makes this true of the numbers
     actually sent, up to the quality of its pseudorandom normals (:mod:`murmurfl.privacy.noise`).
     Under ``secure-aggregation`` plan.mu and budget_mu are guaranteed of *sums* of releases alone. What :meth:`release`
-    returns by itself guarantees plan.mu_local, and local_budget over all sessions: whoever calls it must treat it as
+    returns by itself guarantees the worst case alone, of plan.loss and of the budget: whoever calls it must treat it as
     data, and let nothing but its masked form leave.
     Under ``trusted-server`` nothing is guaranteed against the server, and with mechanism ``none`` nothing at all. Under
     the former every session reserves the policy's mu, which the server is trusted to keep towards everybody else, and

@@ -110,8 +110,8 @@ class HelperKey:
     Notes
     -----
     **Formal guarantees.** Whoever has the sealing key of *every* helper, and the masked releases, sees each machine's
-    own release; mu_local then is all that holds. A helper's key is good for as long as its opening record is: a helper
-    that lost its record gets a new key.
+    own release; the worst case then is all that holds. A helper's key is good for as long as its opening record is: a
+    helper that lost its record gets a new key.
     """
 
     sealing_secret: bytes = field(repr=False)

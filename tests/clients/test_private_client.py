@@ -157,7 +157,7 @@ def test_a_malformed_request_is_refused_and_costs_nothing(bad):
 def spent(ledger, subject):
     with ledger.exclusive() as page:
         account = page.account()
-        return account.reserved_mu, account.samples_used
+        return account.spent.mu, account.samples_used
 
 
 @pytest.mark.parametrize("keys", [SimulatedKeys(1, "7"), SystemKeys(bytes(32))], ids=["simulated", "real"])

@@ -43,7 +43,7 @@ def test_a_server_killed_around_the_mean_costs_nothing_twice(tmp_path):
         for name in real.running.nodes:
             ledger = read_ledger(real.ledger(name))
             assert sorted(session.releases for session in ledger.sessions) == [1, ROUNDS]
-            assert ledger.reserved_mu == pytest.approx(MU, rel=1e-12)
+            assert ledger.spent.mu == pytest.approx(MU, rel=1e-12)
             # What was lost with the server was sent again as it was, and not made again.
             digests = [line["digest"] for line in real.lines(name, "sent")]
             assert digests[0] == digests[1]

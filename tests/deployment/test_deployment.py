@@ -85,7 +85,7 @@ def test_ledgers_know_of_every_release_the_server_has(deployed):
         (session,) = ledger.sessions
         assert session.releases == ROUNDS
         assert session.ack == ROUNDS - 1  # the last acknowledgement would come with the next request
-        assert ledger.reserved_mu == pytest.approx(MU)
+        assert ledger.spent.mu == pytest.approx(MU)
         assert ledger.samples_used == ROUNDS * 32
 
 

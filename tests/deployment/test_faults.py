@@ -250,6 +250,6 @@ def test_nodes_outlive_a_restart_of_the_superlink(tmp_path):
         while not launch.is_healthy(running.port, running.tls()):
             time.sleep(0.2)
         running.submit(second.to_mapping())
-        spent = [ledger(running, name).reserved_mu for name in running.nodes]
+        spent = [ledger(running, name).spent.mu for name in running.nodes]
     assert result(tmp_path / "second")["aggregated"] == 4
     assert spent == pytest.approx([4.0 * 2**0.5] * 2)

@@ -113,7 +113,7 @@ def test_restored_and_rotated_nodes_join_the_next_run(fleet):
     made, noise_key = releases_of(fleet.ledger(0)), SQLiteLedger(fleet.ledger(0)).keys().secret_key
     fleet.follow("Restore", 0)
     (session,) = read_ledger(fleet.ledger(0)).sessions
-    assert (session.closed, session.releases, session.mu) == (True, made, 2.0), "what the backup never knew"
+    assert (session.closed, session.releases, session.loss.mu) == (True, made, 2.0), "what the backup never knew"
     fleet.follow("Rotate the noise key", 0)
     assert noise_key not in fleet.ledger(0).read_bytes()
     assert [session.closed for session in read_ledger(fleet.ledger(0)).sessions] == [True]
@@ -139,7 +139,7 @@ def test_all_nodes_answer_within_their_ledgers(fleet):
         assert fleet.is_running(number)
         ledger = read_ledger(fleet.ledger(number))
         assert ledger.mark_problem == ""
-        assert ledger.reserved_mu == pytest.approx(2.0 * len(ledger.sessions) ** 0.5)
+        assert ledger.spent.mu == pytest.approx(2.0 * len(ledger.sessions) ** 0.5)
 
 
 # Without nodes.

@@ -175,7 +175,7 @@ def test_murmurfl_and_flower_are_upgraded_within_a_run_and_nothing_is_lost(fleet
     for number in range(2):
         (session,) = read_ledger(fleet.ledger(number)).sessions
         assert session.releases >= max(12 - result["lost_replies"], made[number])
-        assert session.mu == 2.0, "one session, counted once"
+        assert session.loss.mu == 2.0, "one session, counted once"
         assert (fleet.ledger(number).parent / "before-upgrade.sqlite").exists()
 
 
@@ -187,7 +187,7 @@ def test_a_rotated_noise_key_leaves_the_node_out(fleet):
     assert result["rounds"] == 14
     assert refused(result)["policy-changed"] >= 1
     (session,) = read_ledger(fleet.ledger(0)).sessions
-    assert (session.closed, session.mu) == (True, 2.0)
+    assert (session.closed, session.loss.mu) == (True, 2.0)
     again = fleet.ended(fleet.submit("again", num_clients=2, clients_per_round=2, num_rounds=1), "again")
     assert again["aggregated"] == 2
 

@@ -206,7 +206,7 @@ def test_then_nothing_is_left(machines):
         ledger = read_ledger(machines.folder / f"operator-{i}" / "lib" / "murmurfl" / "ledger.sqlite")
         spent = len(ledger.sessions)
         assert spent <= 4
-        assert ledger.reserved_mu == pytest.approx(2.0 * spent**0.5)
+        assert ledger.spent.mu == pytest.approx(2.0 * spent**0.5)
 
 
 def test_the_demonstration(tmp_path):

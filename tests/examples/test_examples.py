@@ -18,6 +18,7 @@ from murmurfl.privacy import (
     policy_guarantee,
     read_ledger,
 )
+from murmurfl.privacy.accounting.loss import Loss
 from typer.testing import CliRunner
 
 from tests.harness.packages import EXAMPLES, accuracy
@@ -90,7 +91,7 @@ def test_secure_aggregation_as_its_operators_set_it_up(operators):
     digest = read_roster(folder / "roster.json", None).digest
     assert digest in said["roster make 'operators/*/*.card' --out operators/roster.json"]
     stated = policy_guarantee(
-        NodeConfig.read(folder / "hospital-0" / "node.toml").client().machine.policy, 2.0, mu_local=2 * 2**0.5
+        NodeConfig.read(folder / "hospital-0" / "node.toml").client().machine.policy, Loss.of(2.0, 2 * 2**0.5)
     )
     assert stated.sentence in said["node operators/hospital-0/node.toml --check"]
     assert "are in order" in said["helper operators/auditor/helper.toml --check"]

@@ -41,7 +41,7 @@ def test_the_readme_says_what_machines_guarantee(project):
         policy = client.APPS[name].policy
         assert policy.mu == gdp_mu(4.0, 1e-5)
         assert (policy.sums_samples, policy.max_participations) == (True, client.ROUNDS)
-    local = client.summed.policy.plan(31).mu_local
+    local = client.summed.policy.plan(31).loss.worst_case.mu
     assert f"epsilon is at most {math.ceil(10 * gdp_epsilon(local, 1e-5)) / 10:.1f} in the third line" in README
 
 

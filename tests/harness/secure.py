@@ -151,7 +151,7 @@ class Machines:
             protocol.MU_GUARANTEED: client.machine.plan.mu,
             protocol.DELTA: 1e-5,
             protocol.CLIENT_LEVEL: 0,
-            protocol.MU_LOCAL: client.machine.plan.mu_local,
+            protocol.MU_LOCAL: client.machine.plan.loss.worst_case.mu,
             protocol.MIN_HONEST: client.machine.policy.min_honest,
             protocol.NUM_EXAMPLES: 1,
             **({protocol.MENDED: 1} if release.mended else {}),

@@ -520,7 +520,7 @@ def test_in_simulation_a_mu_beyond_the_noise_is_said_to_guarantee_nothing():
     subject.release("s", 0, lambda samples: np.zeros((8, 3)))
     statement = subject.statement("s")
     assert math.isinf(subject.plan.mu)
-    assert math.isinf(statement.mu_guaranteed)
+    assert math.isinf(statement.guaranteed.mu)
     assert math.isinf(statement.mu_spent)
     assert "Nothing is guaranteed" in policy_guarantee(policy, subject.plan.mu).sentence
     assert "mu = 400" in policy_guarantee(policy, subject.plan.mu).sentence

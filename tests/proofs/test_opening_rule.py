@@ -189,7 +189,7 @@ def unchecked_acks(monkeypatch):
 def test_a_helper_that_does_not_look_at_acks_is_caught(unchecked_acks):
     server = HostileServer(policy(), told_zero=("a",)).run(attacks=0)
     assert server.worst() > 1.1 * policy().plan(2).mu
-    assert server.worst() <= policy().plan(2).mu_local * ROUNDING
+    assert server.worst() <= policy().plan(2).loss.worst_case.mu * ROUNDING
 
 
 class Forgets(MemoryOpeningRecord):
@@ -298,4 +298,4 @@ def test_each_attack_of_the_list_is_refused_and_leaves_no_trace(attack):
 
 def test_a_helper_that_ignores_acks_leaves_the_local_mu():
     """P_2 - P_0 for one machine beside P_2 - P_1 of the others: their own noise is what is left in the difference."""
-    assert math.sqrt(2) * policy().plan(2).mu == pytest.approx(policy().plan(2).mu_local, rel=1e-3)
+    assert math.sqrt(2) * policy().plan(2).mu == pytest.approx(policy().plan(2).loss.worst_case.mu, rel=1e-3)

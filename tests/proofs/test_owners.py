@@ -9,7 +9,8 @@ from itertools import combinations_with_replacement, product
 
 import numpy as np
 import pytest
-from murmurfl.privacy import compose_gdp, make_mechanism, person_mu
+from murmurfl.privacy import compose_gdp, make_mechanism, person_loss
+from murmurfl.privacy.accounting.loss import Loss
 
 from tests.harness.transcripts import (
     MECHANISMS,
@@ -56,7 +57,7 @@ def test_samples_on_several_machines_cost_the_root_of_their_number(name):
         for machine, k in product(range(machines), range(2, RELEASES + 1)):
             acks[machine, k] = int(chance.integers(acks[machine, k - 1], k))
         seen = Transcript(stream(name, RELEASES), alone(machines, lambda machine, k, acks=acks: acks[machine, k]))
-        claimed = person_mu(own, machines=machines)
+        claimed = person_loss(own, machines=machines).mu
         placed = [[(machine, int(chance.integers(1, RELEASES + 1))) for machine in range(machines)] for _ in range(4)]
         assert all(person(seen, samples) <= claimed * ROUNDING for samples in placed)
         assert person(seen, [(machine, worst) for machine in range(machines)]) == pytest.approx(claimed)
@@ -68,7 +69,7 @@ def test_machines_of_unequal_mus_and_numbers_of_samples_add_in_squares():
     own = [math.sqrt(RELEASES) / std for std in (1.0, 2.0, 5.0)]
     samples = [(0, 1), (1, 1), (1, 1), (2, 1), (2, 1), (2, 1)]
     assert person(seen, samples) == pytest.approx(compose_gdp([own[0], 2 * own[1], 3 * own[2]]))
-    assert person(seen, samples) > person_mu(own[2], machines=3, samples=2)  # the root of j is of equal machines
+    assert person(seen, samples) > person_loss(own[2], machines=3, samples=2).mu  # the root of j is of equal machines
 
 
 def test_noise_that_two_machines_share_would_make_it_their_number():
@@ -80,7 +81,7 @@ def test_noise_that_two_machines_share_would_make_it_their_number():
     change = 2 * both.change("0", worst)
     honest = math.sqrt(quadratic(both.covariance, change[:, None])[0])
     shared = Transcript(Stream(decoder), alone(1, lambda machine, k: k - 1))
-    assert honest == pytest.approx(person_mu(largest_column("decay", RELEASES), machines=2))
+    assert honest == pytest.approx(person_loss(largest_column("decay", RELEASES), machines=2).mu)
     assert person(shared, [(0, worst), (0, worst)]) > honest * 1.4
 
 
@@ -91,7 +92,7 @@ def test_samples_of_one_machine_cost_their_number_at_most(name):
         places: person(seen, [(0, k) for k in places])
         for places in combinations_with_replacement(range(1, RELEASES + 1), 3)
     }
-    claimed = person_mu(own, samples=3)
+    claimed = person_loss(own, samples=3).mu
     assert max(shown.values()) == pytest.approx(claimed)
     assert shown[(worst,) * 3] == pytest.approx(claimed)
 
@@ -114,18 +115,18 @@ def summed(machines, honest):
 def test_under_secure_aggregation_machines_in_one_sum_cost_their_number(machines, honest):
     local = math.sqrt(RELEASES)
     mu = local / math.sqrt(honest)
-    claimed = person_mu(mu, machines=machines, trust="secure-aggregation", mu_local=local)
+    claimed = person_loss(Loss.of(mu, local), machines=machines, trust="secure-aggregation").mu
     assert claimed == pytest.approx(machines * mu)
     found = person(summed(machines, honest), [(machine, 1) for machine in range(machines)])
     assert found == pytest.approx(claimed)
     if machines > 1:  # the root of their number would be wrong
-        assert found > person_mu(mu, machines=machines) * 1.4
+        assert found > person_loss(mu, machines=machines).mu * 1.4
 
 
 def test_a_persons_many_machines_cost_the_local_mu_at_most():
     """Nine of a person's machines in one sum, where mu counts on four: they are nine honest ones themselves."""
     local = math.sqrt(RELEASES)
-    claimed = person_mu(local / 2, machines=9, trust="secure-aggregation", mu_local=local)
+    claimed = person_loss(Loss.of(local / 2, local), machines=9, trust="secure-aggregation").mu
     assert claimed == pytest.approx(3 * local)
     assert claimed < 9 * local / 2
     assert person(summed(9, 9), [(machine, 1) for machine in range(9)]) == pytest.approx(claimed)
@@ -144,7 +145,7 @@ def test_random_sums_never_show_a_person_more_than_is_said():
             mu, local = seen.worst().mu, largest_column(name, rounds)  # the least mu that any claim may state
             for machines in (2, 3):
                 samples = [(machine, int(chance.integers(1, rounds + 1))) for machine in range(machines)]
-                said = person_mu(mu, machines=machines, trust="secure-aggregation", mu_local=local)
+                said = person_loss(Loss.of(mu, local), machines=machines, trust="secure-aggregation").mu
                 assert person(seen, samples) <= said * ROUNDING
 
 
@@ -152,7 +153,7 @@ def test_samples_cost_their_number_under_a_trusted_server():
     """One noise for all: the published sums are one stream, and j machines move one of its releases j times as far."""
     for name in ("independent", "tree", "blt"):
         seen, (worst, own) = Transcript(stream(name, RELEASES), alone(1, lambda machine, k: k - 1)), exposed(name)
-        said = person_mu(own, machines=4, trust="trusted-server")
+        said = person_loss(own, machines=4, trust="trusted-server").mu
         assert person(seen, [(0, worst)] * 4) == pytest.approx(said)
         assert said == pytest.approx(4 * own)
 
@@ -161,4 +162,4 @@ def test_full_batches_attain_the_number_of_samples():
     """Every sample is in every release: the moves of two add up in each of them."""
     encoder = make_mechanism("independent", RELEASES).materialize()
     one = np.linalg.norm(encoder @ np.ones(RELEASES))
-    assert np.linalg.norm(encoder @ (3 * np.ones(RELEASES))) == pytest.approx(person_mu(one, samples=3))
+    assert np.linalg.norm(encoder @ (3 * np.ones(RELEASES))) == pytest.approx(person_loss(one, samples=3).mu)

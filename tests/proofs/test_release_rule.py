@@ -269,13 +269,13 @@ def told(policy, requests):
     """What a ledger says of each of these releases (mu so far), from what it would have written down."""
     plan, terms = policy.plan(SIZE), json.loads(policy.terms(SIZE))
     made = Counter(session for session, _ in requests)
-    sessions = [SessionSummary(name, plan.mu, made[name], 0, False, 0.0, 0.0, terms) for name in made]
+    sessions = [SessionSummary(name, plan.loss, made[name], 0, False, 0.0, 0.0, terms) for name in made]
     numbers = Counter()
     rows = []
     for i, (session, _) in enumerate(requests):
         numbers[session] += 1
         rows.append(ReleaseRow(session, numbers[session], float(i), i + 1))
-    return [line.mu_so_far for line in history_of(sessions, rows).lines]
+    return [line.so_far.mu for line in history_of(sessions, rows).lines]
 
 
 TWO_SESSIONS = [("a", 0), ("b", 0), ("a", 0), ("b", 1), ("b", 1), ("a", 2)]

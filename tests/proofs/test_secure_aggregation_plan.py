@@ -60,7 +60,7 @@ def test_the_stated_mu_is_a_tight_bound_against_colluders(name):
         sets = sums(chance, machines, COHORT, 8, lost=0.5)
         worst = Transcript(Stream.of_plan(plan), sets, colluders).worst().mu
         assert worst <= plan.mu * ROUNDING
-        assert worst <= plan.mu_local / math.sqrt(max(smallest_honest(sets, colluders), 1)) * ROUNDING
+        assert worst <= plan.loss.worst_case.mu / math.sqrt(max(smallest_honest(sets, colluders), 1)) * ROUNDING
     fixed = sums(chance, machines[:COHORT], COHORT, K)
     attained = Transcript(Stream.of_plan(plan), fixed, colluders).worst().mu
     assert attained > 0.999 * plan.mu or name == "tree"
@@ -73,9 +73,9 @@ def test_whatever_happens_the_stated_local_mu_holds_and_is_attained(name):
     plan = policy(name).plan(D)
     singles = [[Opened("0", k, k - 1)] for k in range(1, K + 1)]
     alone = Transcript(Stream.of_plan(plan), singles, colluders=["1", "2"]).worst().mu
-    assert alone <= plan.mu_local * ROUNDING
-    assert alone > 0.999 * plan.mu_local or name == "tree"
-    assert plan.mu_local == pytest.approx(1.5 * math.sqrt(HONEST), rel=1e-3)
+    assert alone <= plan.loss.worst_case.mu * ROUNDING
+    assert alone > 0.999 * plan.loss.worst_case.mu or name == "tree"
+    assert plan.loss.worst_case.mu == pytest.approx(1.5 * math.sqrt(HONEST), rel=1e-3)
     assert plan.mu == pytest.approx(1.5)
 
 
@@ -92,7 +92,7 @@ def test_the_stated_mu_covers_samples_that_return_whoever_else_is_in_the_sums(na
                 taken = list(range(begin, K + 1, separation))
                 assert whole.returning(machine, taken) <= plan.mu * ROUNDING
                 alone = Transcript(stream, [[Opened("0", k, k - 1)] for k in range(1, K + 1)])
-                assert alone.returning("0", taken) <= plan.mu_local * ROUNDING
+                assert alone.returning("0", taken) <= plan.loss.worst_case.mu * ROUNDING
 
 
 @pytest.mark.parametrize(("participations", "separation"), [(1, 1), (2, 3), (6, 1)])

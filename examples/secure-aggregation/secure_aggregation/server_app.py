@@ -6,7 +6,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
-from murmurfl.privacy import Guarantee
+from murmurfl.privacy import Guarantee, Loss
 from murmurfl.strategies import Mu2, SecureAggregation
 
 from .hospitals import public_samples
@@ -30,11 +30,10 @@ def main(grid: Grid, context: Context) -> None:
     log(INFO, "Test accuracy %.3f", result.evaluate_metrics_serverapp[rounds]["accuracy"])
     for name, stated in strategy.ask_privacy(grid).items():
         guarantee = Guarantee(
-            stated["mu-guaranteed"],
+            Loss.of(stated["mu-guaranteed"], stated["mu-local"]),
             stated["delta"],
             f"{stated['mechanism']} noise on each machine, under masks, by its own account",
             trust="secure-aggregation",
-            mu_local=stated["mu-local"],
             min_honest=stated["min-honest"],
         )
         log(INFO, "%s: %d of %d releases. %s", name, stated["releases"], stated["max-participations"], guarantee)

@@ -98,7 +98,7 @@ def test_the_operators_file_is_complete_but_for_data_and_budgets(coordinator, me
     fill(member, budget=4.0)
     assert member.make_ledger()
     summary = read_ledger(member.folder / "ledger.sqlite")
-    assert (summary.budget_mu, summary.budget_local_mu) == (4.0, 6.0)
+    assert summary.budget.mus == (4.0, 6.0)
     assert not member.make_ledger()
 
 

@@ -175,7 +175,7 @@ def test_the_demonstrations_nodes_are_told_what_its_run_expects(tmp_path):
     for machine in settings:
         told = {"trust": "secure-aggregation", "min-honest": policy.min_honest, "min-cohort": policy.min_cohort}
         assert {name: machine[name] for name in told} == told
-        assert machine["budget-local-mu"] == policy.local_budget
+        assert machine["budget-local-mu"] == policy.budget.worst_case.mu
     assert len({machine["max-participations"] for machine in settings}) == 1
 
 

@@ -64,7 +64,7 @@ def test_every_row_is_run_by_its_command_with_the_noise_that_it_shows(rows):
         assert experiment.config.mu == mu
         assert experiment.config.trust_model == row.trust
         assert (experiment.config.strategy, experiment.num_rounds) == (row.option.strategy, row.option.rounds)
-        assert experiment.guaranteed_mu() == pytest.approx(mu, rel=1e-6)
+        assert experiment.loss().mu == pytest.approx(mu, rel=1e-6)
         assert noise_to_signal_of(experiment) == pytest.approx(row.option.noise_to_signal), row.command
 
 

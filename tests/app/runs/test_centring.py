@@ -80,7 +80,7 @@ def test_every_method_either_takes_it_or_refuses_it_by_name():
             experiment = prepare(RunConfig(**SETTINGS, strategy=name, batch_size=RunConfig().batch_size))
             assert experiment.is_centred
             assert experiment.policy().order != "in-turn"
-            assert experiment.guaranteed_mu() == pytest.approx(3.0, rel=1e-9)
+            assert experiment.loss().mu == pytest.approx(3.0, rel=1e-9)
     assert not prepare(RunConfig(**{**SETTINGS, "strategy": "noisy-sgd", "secret_order": True})).is_centred
 
 

@@ -243,12 +243,12 @@ def test_what_a_run_sets_wins_over_its_preset():
     experiment = prepare(RunConfig(clip_norm=3.0, learning_rate=0.1, diameter=7.0, schedule="harmonic"))
     assert (experiment.values.clip_norm, experiment.values.learning_rate) == (3.0, 0.1)
     assert (experiment.values.diameter, experiment.values.schedule) == (7.0, "harmonic")
-    assert experiment.guaranteed_mu() == pytest.approx(4.0)
+    assert experiment.loss().mu == pytest.approx(4.0)
 
 
 def test_mu_of_the_papers_schedule_is_the_true_one():
     config = RunConfig(preset="paper", clients_per_round=5, batch_size=1, num_rounds=40)
-    mu = prepare(config).guaranteed_mu()
+    mu = prepare(config).loss().mu
     cap = 40
     harmonic = sum(1 / k for k in range(1, cap + 1))
     assert mu == pytest.approx(4.0 * math.sqrt(harmonic / (1 + math.log(40))))

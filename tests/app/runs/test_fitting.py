@@ -212,7 +212,7 @@ def test_centring_is_advised_where_rows_are_mostly_zeros_and_fitted_for_real(tmp
     real = fit(table, schema=CODES, real=True, centring="private", **options)
     spent = read_ledger(Path(f"{table}.ledger"))
     assert len(spent.sessions) == 3, "mean, training, evaluation"
-    assert real.mu == pytest.approx(spent.reserved_mu) == pytest.approx(gdp_mu(4, 1e-5))
+    assert real.mu == pytest.approx(spent.spent.mu) == pytest.approx(gdp_mu(4, 1e-5))
     assert "the mean of the features" in str(real.guarantee)
     loaded = load_model(real.save(tmp_path / "m"))
     assert np.mean([int(one) == row["ill"] for one, row in zip(loaded.predict(rows), rows, strict=True)]) > 0.9
@@ -251,7 +251,7 @@ def test_private_statistics_narrow_bounds_that_are_too_wide_within_the_same_epsi
     assert scaled.outcome.accuracy > plain.outcome.accuracy + 0.1
     assert scaled.epsilon == pytest.approx(8)
     assert scaled.outcome.epsilon == pytest.approx(8)
-    assert plain.guarantee.mu_local == pytest.approx(scaled.guarantee.mu_local)
+    assert plain.guarantee.loss.worst_case.mu == pytest.approx(scaled.guarantee.loss.worst_case.mu)
     assert "private statistics" in str(scaled.guarantee)
     assert "1 used, scaled by private statistics (10% of mu^2)" in "\n".join(fit_lines(scaled, scaled.table, tmp_path))
     spent = scaled.experiment.config.mu
@@ -457,9 +457,9 @@ def test_a_real_fit_scales_by_statistics_out_of_the_same_epsilon(far_too_wide, t
     assert result.evaluation.accuracy > 0.7
     spent = read_ledger(ledger)
     assert len(spent.sessions) == 3, "statistics, training, evaluation"
-    assert result.mu == pytest.approx(spent.reserved_mu) == pytest.approx(gdp_mu(6, 1e-5))
+    assert result.mu == pytest.approx(spent.spent.mu) == pytest.approx(gdp_mu(6, 1e-5))
     card = json.loads((result.save(tmp_path / "m") / "card.json").read_text())
-    assert (card["epsilon"], card["mu"]) == (pytest.approx(6), pytest.approx(spent.reserved_mu))
+    assert (card["epsilon"], card["mu"]) == (pytest.approx(6), pytest.approx(spent.spent.mu))
     assert "private statistics" in card["sentence"]
     assert "private statistics" in card["data"]["schema"]
     assert "1 used, scaled by private statistics" in "\n".join(fit_lines(result, result.table, tmp_path))

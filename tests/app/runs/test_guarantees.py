@@ -19,11 +19,12 @@ from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, rounded_up
 from murmurfl.privacy.accounting.guarantee import stated_figures
+from murmurfl.privacy.accounting.loss import Loss
 from typer.testing import CliRunner
 
 NAME = f"{__name__}:"
 SUMS = RunConfig(trust="secure-aggregation", num_clients=4, clients_per_round=4, num_rounds=2, mu=1.0, batch_size=16)
-EXPECTED = Figures(1.0, 2.0, 4, 5)
+EXPECTED = Figures(Loss.of(1.0, 2.0), 4, 5)
 
 
 def stated(mu, local, honest, cohort=6, releases=3):
@@ -33,19 +34,19 @@ def stated(mu, local, honest, cohort=6, releases=3):
 
 def test_of_what_machines_state_the_largest_mus_and_the_fewest_honest_count():
     statements = {"a": stated(0.9, 2.7, 9, 10), "b": stated(1.35, 2.7, 4, 9)}
-    assert stated_figures(EXPECTED, statements, 2) == Figures(1.35, 2.7, 4, 9)
+    assert stated_figures(EXPECTED, statements, 2) == Figures(Loss.of(1.35, 2.7), 4, 9)
 
 
 def test_for_machines_that_do_not_answer_what_the_run_expects_counts():
     statements = {"a": stated(0.5, 1.5, 9, 10)}
-    assert stated_figures(EXPECTED, statements, 2) == Figures(1.0, 2.0, 4, 5)
-    assert stated_figures(EXPECTED, statements, 1) == Figures(0.5, 1.5, 9, 10)
+    assert stated_figures(EXPECTED, statements, 2) == Figures(Loss.of(1.0, 2.0), 4, 5)
+    assert stated_figures(EXPECTED, statements, 1) == Figures(Loss.of(0.5, 1.5), 9, 10)
     assert stated_figures(EXPECTED, {}, 2) == EXPECTED
 
 
 def test_a_machine_that_states_no_local_mu_is_taken_by_the_one_it_states():
     """As one under an older murmurfl, or whose operator did not ask for sums: what it states holds by itself."""
-    assert stated_figures(EXPECTED, {"a": {"mu-guaranteed": 3.0, "releases": 1}}, 1) == Figures(3.0, 3.0, 4, 5)
+    assert stated_figures(EXPECTED, {"a": {"mu-guaranteed": 3.0, "releases": 1}}, 1) == Figures(Loss.of(3.0, 3.0), 4, 5)
 
 
 def test_mu_for_many_honest_machines_is_not_claimed_for_fewer():
@@ -53,17 +54,17 @@ def test_mu_for_many_honest_machines_is_not_claimed_for_fewer():
     statements = {"a": stated(1.0, 7.0711, 50, 60), "b": stated(0.9, 1.2728, 2, 4)}
     found = stated_figures(EXPECTED, statements, 2)
     assert found.min_honest == 2
-    assert found.mu == pytest.approx(5.0)  # 1 sqrt(50 / 2)
+    assert found.loss.mu == pytest.approx(5.0)  # 1 sqrt(50 / 2)
     silent = stated_figures(EXPECTED, {"a": stated(1.0, 7.0711, 50, 60)}, 2)
     assert silent.min_honest == EXPECTED.min_honest == 4
-    assert silent.mu == pytest.approx(math.sqrt(50 / 4))
-    alone = stated_figures(Figures(1.0, 2.0, 1, 5), {"a": stated(1.0, 1.5, 50, 60)}, 2)
-    assert alone.mu == 1.5, "never more than what holds whatever happens"
+    assert silent.loss.mu == pytest.approx(math.sqrt(50 / 4))
+    alone = stated_figures(Figures(Loss.of(1.0, 2.0), 1, 5), {"a": stated(1.0, 1.5, 50, 60)}, 2)
+    assert alone.loss.mu == 1.5, "never more than what holds whatever happens"
 
 
 def test_a_run_without_sums_states_the_local_mu():
     """Nobody opens its releases, and nobody promised that helpers are honest."""
-    assert stated_figures(Figures(1.0), {"a": stated(3.0, 9.0, 2)}, 1) == Figures(9.0)
+    assert stated_figures(Figures(Loss.of(1.0)), {"a": stated(3.0, 9.0, 2)}, 1) == Figures(Loss.of(9.0))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,7 @@ def test_under_another_trust_there_is_one_figure_and_no_word_of_sums(tmp_path):
     summary = "\n".join(summary_lines(Outcome.model_validate(document), tmp_path))
     assert "whatever happens" not in summary
     assert "sums" not in summary
-    assert RoundLine.of(plain.progress[-1], "exact").epsilon_local == ""
+    assert RoundLine.of(plain.progress[-1], "exact").epsilon_worst_case == ""
 
 
 def test_every_round_says_and_logs_both(result):

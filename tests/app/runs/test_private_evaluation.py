@@ -102,7 +102,7 @@ def test_every_method_either_takes_it_or_refuses_it_by_name():
         elif name != "auto":
             experiment = prepare(RunConfig(**settings))
             assert experiment.policy().order != "in-turn"
-            assert experiment.guaranteed_mu() == pytest.approx(3.0, rel=1e-9)
+            assert experiment.loss().mu == pytest.approx(3.0, rel=1e-9)
             assert experiment.evaluation.machine_half(0).policy.budget_mu == 3.0
 
 

@@ -559,10 +559,10 @@ def test_rows_at_the_end_can_be_added_and_none_before_them_changed(tmp_path):
     assert result.table.rows == 48
     text = table.read_text()
     table.write_text(text.replace("\n33,a,1\n", "\n34,a,1\n", 1))
-    spent = read_ledger(ledger).reserved_mu
+    spent = read_ledger(ledger).spent.mu
     with pytest.raises(SealedError, match="unchanged and in their order"):
         fitted(tmp_path / "a")
-    assert read_ledger(ledger).reserved_mu == spent
+    assert read_ledger(ledger).spent.mu == spent
     table.write_text(text)
     fitted(tmp_path / "a")
     table.write_text("".join(text.splitlines(keepends=True)[:41]))
@@ -611,7 +611,7 @@ def test_another_ledger_is_refused_while_the_tables_own_is_there(tmp_path):
             fit(name, schema=tmp_path / "a" / "schema.toml", real=True, epsilon=0.1, ledger=ledger)
     with pytest.raises(ConfigurationError, match="room for epsilon"):
         fit(alias, schema=tmp_path / "a" / "schema.toml", real=True, epsilon=2)
-    assert read_ledger(other).reserved_mu == 0.0
+    assert read_ledger(other).spent.mu == 0.0
     assert not (tmp_path / "new.ledger").exists()
 
 

@@ -502,7 +502,7 @@ def test_a_cap_above_the_rounds_changes_no_round():
     below, above = (replace(CONFIG, max_participations=cap) for cap in (4, 9))
     assert [prepare(config).num_rounds for config in (below, above)] == [4, 4]
     assert prepare(above).policy().max_participations == 9
-    assert prepare(above).guaranteed_mu() == pytest.approx(prepare(below).guaranteed_mu(), rel=1e-3)
+    assert prepare(above).loss().mu == pytest.approx(prepare(below).loss().mu, rel=1e-3)
 
 
 def test_real_machines_bound_batch_and_cap_by_what_they_state_and_not_by_a_simulated_partition():

@@ -279,10 +279,10 @@ def test_steps_are_for_the_noise_that_the_sum_has(settings):
 
 def test_both_figures_are_those_of_the_machines_plan():
     experiment = prepare(SUMS)
-    assert experiment.guaranteed_mu() == pytest.approx(1.0)
-    assert experiment.local_mu() == pytest.approx(math.sqrt(3))
-    assert prepare(replace(SUMS, trust="")).local_mu() is None
-    assert prepare(replace(SUMS, mechanism="none")).local_mu() == math.inf
+    assert experiment.loss().mu == pytest.approx(1.0)
+    assert experiment.loss().worst_case.mu == pytest.approx(math.sqrt(3))
+    assert not prepare(replace(SUMS, trust="")).loss().conditional
+    assert prepare(replace(SUMS, mechanism="none")).loss().worst_case.mu == math.inf
 
 
 def test_a_simulations_roster_has_its_machines_and_helpers_and_only_sums_have_one():

@@ -13,6 +13,7 @@ from murmurfl.clients.adapters.update_policy import update_guarantee
 from murmurfl.clients.nodes.roster_files import write_machine_key, write_roster
 from murmurfl.clients.simulation.simulated_machines import answer_simulated_helper
 from murmurfl.privacy import MECHANISMS, ConfigurationError, SQLiteLedger, protocol, read_ledger
+from murmurfl.privacy.accounting.loss import Loss
 from murmurfl.privacy.sums.masking import Masking
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from murmurfl.strategies import CorrelatedFedAvg, NodesUnavailableError, NothingAggregatedError, SecureAggregation
@@ -361,5 +362,5 @@ def test_the_guarantee_of_masked_updates_has_both_figures():
     sentence = update_guarantee(policy(), 2.0).sentence
     assert "whatever happens" in sentence
     assert "2 machines of each sum are honest" in sentence
-    sample = update_guarantee(policy(), 2.0, mu_local=3.5).sentence
+    sample = update_guarantee(policy(), Loss.of(2.0, 3.5)).sentence
     assert "mu = 3.5" in sample

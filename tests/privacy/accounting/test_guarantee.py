@@ -28,6 +28,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.accounting import guarantee, noise_plan
 from murmurfl.privacy.accounting.guarantee import plain_meaning, stated_guarantee
+from murmurfl.privacy.accounting.loss import Loss
 
 
 @pytest.mark.parametrize("module", [guarantee, noise_plan], ids=["guarantee", "noise_plan"])
@@ -48,11 +49,11 @@ def test_the_sentence_names_delta_unit_relation_trust_and_mechanism():
 @pytest.mark.parametrize(
     "part",
     [{"trust": "nobody"}, {"unit": "user"}, {"relation": "zero-out"}, {"mechanism": " "}, {"covers": ""},
-     {"delta": 0.0}, {"delta": 1.0}, {"mu": -1.0}, {"mu": math.nan}],
+     {"delta": 0.0}, {"delta": 1.0}, {"loss": -1.0}, {"loss": math.nan}],
 )  # fmt: skip
 def test_no_guarantee_without_its_parts(part):
     with pytest.raises(ConfigurationError, match="Expected"):
-        Guarantee(**{"mu": 1.0, "delta": 1e-5, "mechanism": "tree noise", **part})
+        Guarantee(**{"loss": 1.0, "delta": 1e-5, "mechanism": "tree noise", **part})
 
 
 def test_no_noise_is_said_and_not_shown_as_a_figure():
@@ -115,11 +116,11 @@ def test_a_policys_guarantee_is_its_own():
     assert math.isinf(trusted.mu)
 
 
-SUMS = {"trust": "secure-aggregation", "mu_local": 7.0711, "min_honest": 50}
+SUMS = {"loss": Loss.of(1.0, 7.0711), "trust": "secure-aggregation", "min_honest": 50}
 
 
 def test_under_secure_aggregation_both_figures_and_what_they_rest_on_are_said():
-    made = Guarantee(1.0, 1e-5, "tree noise on each machine, under masks", **SUMS)
+    made = Guarantee(delta=1e-5, mechanism="tree noise on each machine, under masks", **SUMS)
     assert made.sentence == (
         "mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one machine, against "
         "the server and everybody else if one helper and 50 machines of each sum are honest, and mu = 7.072, epsilon = "
@@ -127,8 +128,8 @@ def test_under_secure_aggregation_both_figures_and_what_they_rest_on_are_said():
     )
     document = made.document()
     assert (document["mu"], document["mu_local"], document["min_honest"]) == (1.0, 7.0711, 50)
-    assert document["epsilon_local"] == made.epsilon_local == gdp_epsilon(7.0711, 1e-5)
-    alone = Guarantee(1.0, 1e-5, "tree noise", trust="secure-aggregation", mu_local=math.inf, min_honest=1)
+    assert document["epsilon_local"] == made.loss.worst_case.epsilon(1e-5) == gdp_epsilon(7.0711, 1e-5)
+    alone = Guarantee(Loss.of(1.0, math.inf), 1e-5, "tree noise", trust="secure-aggregation", min_honest=1)
     assert "if one helper and 1 machine of each sum are honest, and nothing if they are not;" in alone.sentence
     assert alone.document()["mu_local"] is alone.document()["epsilon_local"] is None
 
@@ -141,33 +142,35 @@ def test_other_guarantees_have_no_figure_of_secure_aggregation():
 
 @pytest.mark.parametrize(
     "part",
-    [{"mu_local": None}, {"min_honest": None}, {"min_honest": 0}, {"min_honest": True}, {"mu_local": math.nan},
-     {"mu_local": -1.0}, {"trust": "untrusted-server"}, {"trust": "untrusted-server", "mu_local": None}],
+    [{"loss": 1.0}, {"min_honest": None}, {"min_honest": 0}, {"min_honest": True}, {"loss": Loss.of(1.0, math.nan)},
+     {"loss": Loss.of(1.0, -1.0)}, {"trust": "untrusted-server"}, {"trust": "untrusted-server", "loss": 1.0}],
 )  # fmt: skip
 def test_sum_figures_come_together_or_not_at_all(part):
     with pytest.raises(ConfigurationError, match="Expected"):
-        Guarantee(1.0, 1e-5, "tree noise", **{**SUMS, **part})
+        Guarantee(**{**SUMS, "delta": 1e-5, "mechanism": "tree noise", **part})
 
 
 def test_a_policys_guarantee_under_secure_aggregation_has_both_figures_of_its_plan():
     policy = PrivacyPolicy(1.0, 4, 6, 2.0, trust="secure-aggregation", min_honest=9, min_cohort=12)
     plan = policy.plan(10)
-    made = policy_guarantee(policy, plan.mu, mu_local=plan.mu_local)
+    made = policy_guarantee(policy, plan.loss)
     assert (made.mu, made.min_honest, made.trust) == (2.0, 9, "secure-aggregation")
-    assert made.mu_local == pytest.approx(6.0, rel=1e-8)
+    assert made.loss.worst_case.mu == pytest.approx(6.0, rel=1e-8)
     assert made.mechanism == "cancelling (uniform) noise on each machine, under masks"
-    with pytest.raises(ConfigurationError, match="mu_local"):
+    with pytest.raises(ConfigurationError, match="worst case"):
         policy_guarantee(policy, plan.mu)
     # What holds whatever happens holds.
-    assert policy_guarantee(policy, math.inf, mu_local=6.0).mu == 6.0
+    assert policy_guarantee(policy, Loss.of(math.inf, 6.0)).mu == 6.0
     assert policy_guarantee(policy, 0.0).sentence.startswith("mu = 0 ")
     other = PrivacyPolicy(1.0, 4, 6, 2.0)
-    assert policy_guarantee(other, 2.0, mu_local=2.0).mu_local is None, "one figure where there is one"
+    assert not policy_guarantee(other, 2.0).loss.conditional, "one figure where there is one"
+    with pytest.raises(ConfigurationError, match="only with trust 'secure-aggregation'"):
+        policy_guarantee(other, Loss.of(1.0, 2.0))
 
 
 def test_a_caption_says_what_holds_whatever_happens_of_each():
     ours, theirs = (
-        Guarantee(mu, 1e-5, "tree noise", trust="secure-aggregation", mu_local=3 * mu, min_honest=9)
+        Guarantee(Loss.of(mu, 3 * mu), 1e-5, "tree noise", trust="secure-aggregation", min_honest=9)
         for mu in (1.0, 0.25)
     )
     assert caption([("a", ours)]) == (
@@ -185,7 +188,7 @@ def test_a_caption_says_what_holds_whatever_happens_of_each():
 
 def test_a_caption_beside_both_columns_explains_each_once():
     several = [
-        (f"{honest}", Guarantee(1.0, 1e-5, "tree noise", trust="secure-aggregation", mu_local=3.0, min_honest=honest))
+        (f"{honest}", Guarantee(Loss.of(1.0, 3.0), 1e-5, "tree noise", trust="secure-aggregation", min_honest=honest))
         for honest in (1, 9)
     ]
     assert caption(several, in_columns=True) == (
@@ -232,9 +235,9 @@ def test_it_says_what_is_guessed_and_by_whom(parts, words):
 
 def test_under_secure_aggregation_it_says_what_it_rests_on_and_what_holds_without():
     sums = {"trust": "secure-aggregation", "min_honest": 50}
-    said = Guarantee(1.0, 1e-5, "tree noise", mu_local=7.1, **sums).meaning
+    said = Guarantee(Loss.of(1.0, 7.1), 1e-5, "tree noise", **sums).meaning
     assert "if one helper and 50 machines of each sum are honest; if not, at most 100 %." in said
-    said = Guarantee(1.0, 1e-5, "tree noise", mu_local=math.inf, **sums).meaning
+    said = Guarantee(Loss.of(1.0, math.inf), 1e-5, "tree noise", **sums).meaning
     assert said.endswith("are honest; if not, nothing is promised.")
 
 

@@ -59,7 +59,7 @@ def test_a_sample_that_is_used_once_is_hidden_by_h_machines(mechanism):
     assert plan.summing == pytest.approx(1 / 4, rel=1e-15)
     assert plan.noise_std == pytest.approx(alone.noise_std, rel=1e-9)
     assert plan.sensitivity == alone.sensitivity, "rounding is charged once"
-    assert plan.mu_local == pytest.approx(math.sqrt(H), rel=1e-9)
+    assert plan.loss.worst_case.mu == pytest.approx(math.sqrt(H), rel=1e-9)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -72,15 +72,15 @@ def test_the_local_mu_is_one_machines_guarantee(mechanism, returning, honest, qu
     encoder = make_mechanism(mechanism, 12)
     ideal = plan.sensitivity * encoder.sensitivity(**made.pattern) / plan.noise_std
     hint = resolution_mu(SIZE * 12, plan.grid.spacing / (plan.noise_std * encoder.rounded_std()[0]))
-    assert plan.mu_local == pytest.approx(math.hypot(ideal, hint if quality == "exact" else 0.0), rel=1e-14)
-    assert plan.mu_local >= ideal
-    assert plan.mu <= plan.mu_local * (1 + 1e-9)
+    assert plan.loss.worst_case.mu == pytest.approx(math.hypot(ideal, hint if quality == "exact" else 0.0), rel=1e-14)
+    assert plan.loss.worst_case.mu >= ideal
+    assert plan.mu <= plan.loss.worst_case.mu * (1 + 1e-9)
 
 
 def test_a_machine_by_itself_has_one_figure():
     for made in (policy(), policy(mechanism="tree", sample_participations=3, min_separation=4)):
         plan = made.plan(SIZE)
-        assert plan.mu_local == plan.mu == 1.0
+        assert plan.loss.worst_case.mu == plan.mu == 1.0
         assert plan.summing == 1.0
         assert plan.sums is None
 
@@ -112,7 +112,7 @@ def test_the_turns_of_a_sample_that_returns_add_up(mechanism):
     column = np.linalg.norm(encoder.materialize(), axis=0).max()
     assert plan.sensitivity * 3 * column / (plan.noise_std * 4) == pytest.approx(1.0, rel=1e-9)
     pattern = encoder.sensitivity(3, 4, pattern="epochs")
-    assert plan.mu_local == pytest.approx(4 * pattern / (3 * column), rel=1e-9)
+    assert plan.loss.worst_case.mu == pytest.approx(4 * pattern / (3 * column), rel=1e-9)
     assert 1 / 4 <= plan.summing <= 3 / 4 + 1e-12
 
 
@@ -121,7 +121,7 @@ def test_releases_that_stand_alone_are_exact_for_returning_samples_too():
     plan = made.plan(SIZE)
     assert plan.mu == 1.0
     assert plan.sensitivity * math.sqrt(3) / (plan.noise_std * 4) == pytest.approx(1.0, rel=1e-9)
-    assert plan.mu_local == pytest.approx(4.0, rel=1e-9)
+    assert plan.loss.worst_case.mu == pytest.approx(4.0, rel=1e-9)
     assert plan.spent_mu(4) == pytest.approx(1 / math.sqrt(3), rel=1e-9)
     built = summed(mechanism="independent", sample_participations=3, min_separation=4).plan(SIZE)
     assert built.noise_std == pytest.approx(math.sqrt(3) * plan.noise_std, rel=1e-5), "turns add up"
@@ -132,7 +132,7 @@ def test_a_sum_never_shows_more_than_its_releases_would():
     for mechanism in MECHANISMS:
         plan = summed(mechanism=mechanism, min_honest=1, sample_participations=3, min_separation=4).plan(SIZE)
         assert plan.summing == pytest.approx(1.0, rel=1e-12)
-        assert plan.mu == pytest.approx(plan.mu_local, rel=1e-9)
+        assert plan.mu == pytest.approx(plan.loss.worst_case.mu, rel=1e-9)
 
 
 def test_spent_mu_counts_machines_that_made_all_releases():
@@ -289,7 +289,7 @@ def test_local_mu_beyond_the_range_has_its_own_refusal():
     plan = summed(mechanism="independent", min_honest=400, min_cohort=400).plan(SIZE)
     assert plan.mu == 1.0
     assert not plan.problem
-    assert plan.mu_local == math.inf
+    assert plan.loss.worst_case.mu == math.inf
     assert plan.local_problem.startswith("Expected mu_local <= ")
     assert "got 20" in plan.local_problem
 

@@ -27,6 +27,7 @@ from murmurfl.privacy import (
     row_bytes,
     set_local_budget,
 )
+from murmurfl.privacy.accounting.loss import Loss
 from murmurfl.privacy.ledger import ledger_file as stored
 from murmurfl.privacy.ledger import sqlite as ledger_page
 from murmurfl.privacy.ledger.ledger_file import LEDGER_MARK, LedgerState, SessionState, budget_left
@@ -340,7 +341,7 @@ def test_looking_at_a_stream_takes_no_memory_for_its_arrays(path):
 def test_a_new_ledger_has_all_of_its_budget(tmp_path):
     SQLiteLedger.create(tmp_path / "l", budget_mu=2.0, delta=1e-5, budget_local_mu=3.0)
     left, summary = budget_left(tmp_path / "l.mark"), read_ledger(tmp_path / "l")
-    assert (left.left_mu, left.left_local_mu, left.sessions) == (summary.left_mu, summary.left_local_mu, 0) == (2, 3, 0)
+    assert (left.left, left.sessions) == (summary.left, 0) == (Loss.of(2, 3), 0)
 
 
 @pytest.mark.parametrize(
@@ -356,8 +357,8 @@ def test_what_is_left_is_what_no_session_has_reserved(tmp_path, sessions, mu, lo
     state = LedgerState("l", 2.0, 1e-5, 1, 8, sessions, budget_local_mu=3.0)
     LEDGER_MARK.save(tmp_path / "mark", state)
     left = budget_left(tmp_path / "mark")
-    assert left.left_mu == pytest.approx(mu, abs=1e-7)
-    assert left.left_local_mu == pytest.approx(local)
+    assert left.left.mu == pytest.approx(mu, abs=1e-7)
+    assert left.left.worst_case.mu == pytest.approx(local)
     assert left.sessions == len(sessions)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.privacy import PrivacyPolicy, SessionSummary, gdp_mu
+from murmurfl.privacy.accounting.loss import Loss
 from murmurfl.privacy.ledger import ledger_history as history
 from murmurfl.privacy.ledger.ledger_history import ReleaseRow, history_of
 from murmurfl.privacy.machine.shuffled_machine import ShuffledPolicy
@@ -45,9 +46,8 @@ def policy_of(**options):
 def session_of(policy, releases=K, name="s", **changes):
     """A session as a ledger says it, opened with a policy."""
     plan = policy.plan(SIZE)
-    local = plan.mu_local if policy.trust == "secure-aggregation" else None
     terms = json.loads(policy.terms(SIZE))
-    made = SessionSummary(name, plan.mu, releases, 0, False, 0.0, 0.0, terms, mu_local=local)
+    made = SessionSummary(name, plan.loss, releases, 0, False, 0.0, 0.0, terms)
     return replace(made, **changes)
 
 
@@ -83,31 +83,28 @@ def test_figures_cover_what_the_drawn_rows_show(options):
     lines = history_of([session_of(policy)], rows()).lines
     for k, line in enumerate(lines, start=1):
         exact = exact_mu(policy, k)
-        assert line.local_so_far >= exact * (1 - 1e-12)
-        assert line.local_so_far <= line.local_reserved
+        assert line.so_far.worst_case.mu >= exact * (1 - 1e-12)
+        assert line.so_far.worst_case.mu <= line.reserved.worst_case.mu
         if policy.trust != "secure-aggregation":
-            assert line.mu_so_far == line.local_so_far
-            assert line.mu_reserved == policy.plan(SIZE).mu
+            assert line.so_far.mu == line.so_far.worst_case.mu
+            assert line.reserved.mu == policy.plan(SIZE).mu
             if options["mechanism"] not in ("bisr", "banded"):  # of which some products of columns are negative
-                assert line.mu_so_far == pytest.approx(exact, rel=1e-5), "and not much more, either"
-    assert lines[-1].mu_so_far == pytest.approx(policy.plan(SIZE).mu, rel=1e-9)
+                assert line.so_far.mu == pytest.approx(exact, rel=1e-5), "and not much more, either"
+    assert lines[-1].so_far.mu == pytest.approx(policy.plan(SIZE).mu, rel=1e-9)
 
 
 def is_too_small(policy):
     lines = history_of([session_of(policy)], rows()).lines
-    return any(line.local_so_far < exact_mu(policy, k) * (1 - 1e-12) for k, line in enumerate(lines, start=1))
+    return any(line.so_far.worst_case.mu < exact_mu(policy, k) * (1 - 1e-12) for k, line in enumerate(lines, start=1))
 
 
 @pytest.mark.parametrize(
     "bug",
     [
-        lambda plan, session, releases: (session.mu * math.sqrt(releases / K),) * 2,
-        lambda plan, session, releases: (session.mu * releases / K,) * 2,
-        lambda plan, session, releases: (
-            (
-                plan.sensitivity * plan.mechanism.sensitivity(n=releases) / plan.noise_std,  # as if no sample returned
-            )
-            * 2
+        lambda plan, session, releases: session.loss.times(math.sqrt(releases / K)),
+        lambda plan, session, releases: session.loss.times(releases / K),
+        lambda plan, session, releases: Loss.of(
+            plan.sensitivity * plan.mechanism.sensitivity(n=releases) / plan.noise_std  # as if no sample returned
         ),
     ],
 )
@@ -124,14 +121,14 @@ def test_sum_epsilon_with_exhausted_machines(options):
         return
     plan, lines = policy.plan(SIZE), history_of([session_of(policy)], rows()).lines
     shown = [plan.sensitivity * plan.summed_sensitivity(k) / plan.noise_std for k in range(1, K + 1)]
-    assert all(line.mu_so_far >= figure for line, figure in zip(lines, shown, strict=True))
-    assert [line.mu_so_far for line in lines] == pytest.approx(shown, rel=1e-4)
+    assert all(line.so_far.mu >= figure for line, figure in zip(lines, shown, strict=True))
+    assert [line.so_far.mu for line in lines] == pytest.approx(shown, rel=1e-4)
 
 
 def test_epochs_of_shuffled_gradients_count_in_full_each():
     policy = ShuffledPolicy(1.0, 4, 3, 1.5)
     lines = history_of([session_of(policy, 3)], rows(releases=3)).lines
-    assert [line.mu_so_far for line in lines] == pytest.approx([1.5 * math.sqrt(k / 3) for k in (1, 2, 3)], rel=1e-6)
+    assert [line.so_far.mu for line in lines] == pytest.approx([1.5 * math.sqrt(k / 3) for k in (1, 2, 3)], rel=1e-6)
 
 
 def test_sessions_add_up_in_squares_in_whatever_order_they_take_turns():
@@ -145,9 +142,9 @@ def test_sessions_add_up_in_squares_in_whatever_order_they_take_turns():
     made = [(1, 0), (1, 1), (2, 1), (2, 2), (2, 3)]
     for line, (of_first, of_second) in zip(lines, made, strict=True):
         exact = [exact_mu(policy, k) for policy, k in ((first, of_first), (second, of_second)) if k]
-        assert line.mu_so_far == pytest.approx(math.hypot(*exact), rel=1e-5)
-        assert line.mu_so_far >= math.hypot(*exact) * (1 - 1e-12)
-    assert [line.mu_reserved for line in lines] == pytest.approx([1.5, *[math.hypot(1.5, 1.0)] * 4])
+        assert line.so_far.mu == pytest.approx(math.hypot(*exact), rel=1e-5)
+        assert line.so_far.mu >= math.hypot(*exact) * (1 - 1e-12)
+    assert [line.reserved.mu for line in lines] == pytest.approx([1.5, *[math.hypot(1.5, 1.0)] * 4])
 
 
 def test_clock_put_back_keeps_releases_in_order():
@@ -155,7 +152,7 @@ def test_clock_put_back_keeps_releases_in_order():
     back = [ReleaseRow("s", k, 100.0 - 10 * k, 20) for k in range(1, K + 1)]
     lines = history_of([session_of(policy)], back).lines
     assert [line.release for line in lines] == list(range(1, K + 1))
-    figures = [line.mu_so_far for line in lines]
+    figures = [line.so_far.mu for line in lines]
     assert figures == sorted(figures)
 
 
@@ -165,7 +162,7 @@ WHOLE = {
     "without terms": {"terms": {}},
     "of noise of another version": {"terms": {**session_of(policy_of()).terms, "noise_version": 1}},
     "with terms that were changed": {"terms": {**session_of(policy_of()).terms, "noise_std": 1.0}},
-    "with another mu than its terms give": {"mu": 1.6},
+    "with another mu than its terms give": {"loss": Loss.of(1.6)},
     "of a policy that is not known": {"terms": {**session_of(policy_of()).terms, "mechanism": "magic"}},
     "with more releases than its cap": {"releases": K + 1},
 }
@@ -180,33 +177,33 @@ def test_an_uncertain_session_counts_whole_from_its_start(changes):
     ]
     told = history_of([sure, unsure], made)
     assert told.whole == ("b",)
-    assert told.lines[0].mu_so_far < 1.0
-    assert [line.mu_so_far for line in told.lines[1:]] == pytest.approx(
-        [math.hypot(told.lines[0].mu_so_far, unsure.mu)] * (len(told.lines) - 1)
+    assert told.lines[0].so_far.mu < 1.0
+    assert [line.so_far.mu for line in told.lines[1:]] == pytest.approx(
+        [math.hypot(told.lines[0].so_far.mu, unsure.loss.mu)] * (len(told.lines) - 1)
     )
 
 
 def test_a_session_that_a_rollback_forgot_counts_in_every_line():
-    forgotten = SessionSummary("gone", 0.7, 4, 0, True, None, None, {})
+    forgotten = SessionSummary("gone", Loss.of(0.7), 4, 0, True, None, None, {})
     told = history_of([session_of(policy_of(mechanism="cancelling"), 2), forgotten], rows(releases=2))
     assert told.in_every_line == ("gone",)
-    assert told.lines[0].mu_so_far == pytest.approx(math.hypot(1.5 * math.sqrt(1 / K), 0.7), rel=1e-6)
-    assert told.lines[0].mu_reserved == pytest.approx(math.hypot(1.5, 0.7))
+    assert told.lines[0].so_far.mu == pytest.approx(math.hypot(1.5 * math.sqrt(1 / K), 0.7), rel=1e-6)
+    assert told.lines[0].reserved.mu == pytest.approx(math.hypot(1.5, 0.7))
 
 
 def test_forgotten_summed_session_counts_by_its_local_mu():
-    forgotten = SessionSummary("gone", 0.7, 4, 0, True, None, None, {}, mu_local=1.4)
+    forgotten = SessionSummary("gone", Loss.of(0.7, 1.4), 4, 0, True, None, None, {})
     told = history_of([session_of(policy_of(), 1), forgotten], rows(releases=1))
-    assert told.lines[0].mu_reserved == told.lines[0].local_reserved == pytest.approx(math.hypot(1.5, 1.4))
+    assert told.lines[0].reserved.mu == told.lines[0].reserved.worst_case.mu == pytest.approx(math.hypot(1.5, 1.4))
 
 
 def test_a_line_of_no_session_bounds_nothing():
-    assert history_of([], rows(releases=1)).lines[0].mu_so_far == math.inf
+    assert history_of([], rows(releases=1)).lines[0].so_far.mu == math.inf
 
 
 def test_a_session_of_no_bound_leaves_none():
-    told = history_of([session_of(policy_of(), 1, mu=math.inf)], rows(releases=1))
-    assert told.lines[0].mu_so_far == told.lines[0].mu_reserved == math.inf
+    told = history_of([session_of(policy_of(), 1, loss=Loss.of(math.inf))], rows(releases=1))
+    assert told.lines[0].so_far.mu == told.lines[0].reserved.mu == math.inf
 
 
 def test_figures_of_many_releases_are_upper_bounds():
@@ -214,7 +211,7 @@ def test_figures_of_many_releases_are_upper_bounds():
     policy = policy_of(max_participations=many, mechanism="cancelling", mu=mu)
     made = history_of([session_of(policy, many)], [ReleaseRow("s", k, float(k), 2 * k) for k in range(1, many + 1)])
     exact = mu * np.sqrt(np.arange(1, many + 1) / many)
-    figures = np.array([line.mu_so_far for line in made.lines])
+    figures = np.array([line.so_far.mu for line in made.lines])
     assert (figures >= exact * (1 - 1e-12)).all()
     assert (np.diff(figures) >= 0).all()
     assert figures[-1] == mu

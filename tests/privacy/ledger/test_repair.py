@@ -65,7 +65,7 @@ def test_a_rollback_that_is_accepted_counts_as_spent_what_the_mark_knows(path):
             subject.release(session, 0, contribution)
         assert refusal.value.code == protocol.POLICY_CHANGED
     assert [(s.session, s.releases, s.closed) for s in read_ledger(path).sessions] == [("s", 5, True), ("new", 1, True)]
-    assert read_ledger(path).reserved_mu == pytest.approx(np.sqrt(2))
+    assert read_ledger(path).spent.mu == pytest.approx(np.sqrt(2))
     seen = []
     subject.release("again", 0, lambda samples: seen.append(samples.start) or contribution(samples))
     assert seen[0] == 12, "twelve samples were used before the rollback"
@@ -181,9 +181,9 @@ def test_a_new_key_forgets_nothing_that_was_spent(path):
     assert rotated(path) == 2
     after = read_ledger(path)
     assert after.mark_problem == ""
-    for name in ("reserved_mu", "samples_used", "budget_mu", "delta", "left_mu"):
+    for name in ("spent", "samples_used", "budget", "delta", "left"):
         assert getattr(after, name) == getattr(before, name)
-    assert [(s.session, s.mu, s.releases, s.closed) for s in after.sessions] == [
+    assert [(s.session, s.loss.mu, s.releases, s.closed) for s in after.sessions] == [
         ("s", 1.0, 3, True),
         ("other", 1.0, 1, True),
     ]

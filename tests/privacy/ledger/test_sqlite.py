@@ -26,6 +26,7 @@ from murmurfl.privacy import (
     protocol,
     read_ledger,
 )
+from murmurfl.privacy.accounting.loss import Loss
 from murmurfl.privacy.ledger import sqlite as ledger_page
 from murmurfl.privacy.ledger import store
 
@@ -145,13 +146,13 @@ def test_a_ledger_never_forgets_that_a_session_was_under_a_trusted_server(tmp_pa
     SQLiteLedger.create(tmp_path / "second", budget_mu=4.0, delta=1e-5)
     ledger = SQLiteLedger(tmp_path / "second")
     with ledger.exclusive() as page:
-        page.commit("s", StreamRecord("f", release=1), Account(2).reserve("s", 1.0, trusted=True))
+        page.commit("s", StreamRecord("f", release=1), Account(2).reserve("s", Loss.of(1.0), trusted=True))
         for reserved in ({"s": 1.0}, {"s": 3.0}, {"s": -0.5}, {}):
             with pytest.raises(LedgerError, match="forgets nothing"):
                 page.commit("s", StreamRecord("f", release=2), Account(4, reserved))
     with SQLiteLedger(tmp_path / "second").exclusive() as page:
         assert page.account().unbounded
-        assert page.account().reserved_mu == 1.0
+        assert page.account().spent.mu == 1.0
 
 
 @pytest.mark.parametrize(("mu", "bounded"), [(0.0, True), (1e-9, True), (-1e-9, False), (math.inf, False)])
@@ -374,7 +375,7 @@ def test_the_budget_is_shared_by_all_sessions_and_all_restarts(path):
     with pytest.raises(RefusedError) as refusal:
         machine(SQLiteLedger(path)).release("e", 0, contribution)
     assert refusal.value.code == protocol.BUDGET_EXHAUSTED
-    assert read_ledger(path).left_mu == 0.0
+    assert read_ledger(path).left.mu == 0.0
 
 
 def test_an_unknown_acknowledgement_is_refused_with_a_hint(path, caplog):
@@ -421,7 +422,7 @@ def test_two_processes_never_spend_the_same_twice(path, tmp_path, real_disk):
     assert used == list(range(48)), "four sessions of six releases of two samples, each sample once"
     assert lines.count(["refused", str(protocol.BUDGET_EXHAUSTED)]) == 12
     assert len(read_ledger(path).sessions) == 4, "six were asked for, the budget allows four"
-    assert read_ledger(path).reserved_mu <= 2.0
+    assert read_ledger(path).spent.mu <= 2.0
 
 
 def test_a_ledger_is_free_while_a_gradient_is_computed(path):

@@ -67,7 +67,7 @@ def test_both_figures_and_the_names_of_releases_come_back(path):
     with SQLiteLedger(path).exclusive() as page:
         assert page.account() == account
         assert page.stream("s").ids == ids
-        assert page.account().reserved_local_mu == pytest.approx(math.hypot(0.3, 0.25, 0.125))
+        assert page.account().spent.worst_case.mu == pytest.approx(math.hypot(0.3, 0.25, 0.125))
     state = json.loads((path.parent / "ledger.db.mark").read_text())
     assert state["sessions"]["s"]["local"] == 0.1 + 0.2
     assert "local" not in state["sessions"].get("plain", {})
@@ -75,17 +75,17 @@ def test_both_figures_and_the_names_of_releases_come_back(path):
 
 
 def test_local_budget_left_is_read_without_the_ledger(path, undecided):
-    assert budget_left(Path(f"{undecided}.mark")).left_local_mu == 2.0
-    assert budget_left(Path(f"{path}.mark")).left_local_mu == 3.0
+    assert budget_left(Path(f"{undecided}.mark")).left.worst_case.mu == 2.0
+    assert budget_left(Path(f"{path}.mark")).left.worst_case.mu == 3.0
     release(path, **SUMS)
-    assert budget_left(Path(f"{path}.mark")).left_local_mu == pytest.approx(math.sqrt(3.0**2 - 2.0**2))
+    assert budget_left(Path(f"{path}.mark")).left.worst_case.mu == pytest.approx(math.sqrt(3.0**2 - 2.0**2))
 
 
 def test_mu_of_a_trusted_server_is_taken_from_what_is_left(path):
     release(path, "a", trust="trusted-server", mu=1.5)
     left = budget_left(Path(f"{path}.mark"))
-    assert left.left_mu == pytest.approx(math.sqrt(2.0**2 - 1.5**2))
-    assert left.left_local_mu == pytest.approx(math.sqrt(3.0**2 - 1.5**2))
+    assert left.left.mu == pytest.approx(math.sqrt(2.0**2 - 1.5**2))
+    assert left.left.worst_case.mu == pytest.approx(math.sqrt(3.0**2 - 1.5**2))
 
 
 def test_a_machine_states_the_sums_that_its_figures_rest_on(path):
@@ -121,9 +121,9 @@ def test_releases_that_are_seen_by_themselves_count_in_both_budgets(tmp_path):
         release(path, "b", mu=1.0)
     release(path, "b", mu=0.5)
     account = read_ledger(path)
-    assert account.reserved_mu == pytest.approx(math.hypot(1.0, 0.5))
-    assert account.reserved_local_mu == pytest.approx(math.hypot(2.0, 0.5))
-    assert account.left_local_mu == pytest.approx(math.sqrt(2.1**2 - 4.25))
+    assert account.spent.mu == pytest.approx(math.hypot(1.0, 0.5))
+    assert account.spent.worst_case.mu == pytest.approx(math.hypot(2.0, 0.5))
+    assert account.left.worst_case.mu == pytest.approx(math.sqrt(2.1**2 - 4.25))
 
 
 def test_an_undecided_local_budget_is_the_main_one(undecided):
@@ -150,7 +150,7 @@ def test_that_budget_is_decided_once(undecided):
     for again in (3.0, 4.0):
         with pytest.raises(LedgerError, match="without a decided budget_local_mu"):
             set_local_budget(undecided, again)
-    assert read_ledger(undecided).budget_local_mu == 3.0
+    assert read_ledger(undecided).budget.worst_case.mu == 3.0
 
 
 def test_an_impossible_budget_of_that_kind_makes_nothing(tmp_path):
@@ -259,7 +259,7 @@ def test_a_rollback_that_is_accepted_keeps_both_figures_and_ends_all_names(path)
     with pytest.raises(RefusedError, match="closed"):
         release(path, "s", mu=0.9, **SUMS)
     forgotten = read_ledger(path).sessions[1]
-    assert (forgotten.mu_local, forgotten.min_honest) == (pytest.approx(1.8, rel=1e-8), None)
+    assert (forgotten.loss.worst_case.mu, forgotten.min_honest) == (pytest.approx(1.8, rel=1e-8), None)
 
 
 @pytest.mark.parametrize(("known", "counts"), [(0.7, 1.0), (1.4, 1.4)])
@@ -284,8 +284,8 @@ def test_a_rollback_keeps_a_later_budget_and_spending(undecided):
     undecided.write_bytes(saved)
     accept_rollback(undecided)
     summary = read_ledger(undecided)
-    assert (summary.local_decided, summary.budget_local_mu, summary.mark_problem) == (True, 3.0, "")
-    assert summary.reserved_local_mu == pytest.approx(math.hypot(1.0, 1.8))
+    assert (summary.budget.conditional, summary.budget.worst_case.mu, summary.mark_problem) == (True, 3.0, "")
+    assert summary.spent.worst_case.mu == pytest.approx(math.hypot(1.0, 1.8))
     with pytest.raises(RefusedError, match="without anybody's honesty"):
         release(undecided, "t", mu=1.3, **SUMS)
 
@@ -296,17 +296,17 @@ def test_changed_terms_are_stated_by_the_larger_figure():
     machine(ledger, keys, **SUMS).release("s", 0, contribution)
     for other in ({}, {**SUMS, "min_honest": 2}):
         statement = machine(ledger, keys, **other).statement("s")
-        assert statement.mu_guaranteed == statement.mu_spent == pytest.approx(2.0, rel=1e-8)
-    assert machine(ledger, keys, **SUMS).statement("s").mu_guaranteed == 1.0
+        assert statement.guaranteed.mu == statement.mu_spent == pytest.approx(2.0, rel=1e-8)
+    assert machine(ledger, keys, **SUMS).statement("s").guaranteed.mu == 1.0
 
 
 def test_a_simulated_machine_whose_local_figure_nothing_bounds_still_takes_part():
     ledger = MemoryLedger()
     far = {"mechanism": "independent", "trust": "secure-aggregation", "min_honest": 400, "min_cohort": 400}
     subject = machine(ledger, SimulatedKeys(1, "m"), **far)
-    assert subject.plan.mu_local == math.inf
+    assert subject.plan.loss.worst_case.mu == math.inf
     subject.release("s", 0, contribution)
-    assert (ledger.account().reserved_mu, ledger.account().reserved_local_mu) == (1.0, math.inf)
+    assert ledger.account().spent.mus == (1.0, math.inf)
     with pytest.raises(ConfigurationError, match="mu_local"):
         machine(DurableLedger(), SystemKeys(bytes(32)), **far)
 

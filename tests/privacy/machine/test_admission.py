@@ -175,7 +175,7 @@ def test_trusted_sessions_are_within_the_budget():
     refused(protocol.BUDGET_EXHAUSTED, trusted, "c", 0)
     refused(protocol.BUDGET_EXHAUSTED, machine(ledger, mu=0.1, trust="trusted-server", **budget), "c", 0)
     trusted.release("a", 1, contribution)
-    assert ledger.account().reserved_mu == pytest.approx(3.0)
+    assert ledger.account().spent.mu == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

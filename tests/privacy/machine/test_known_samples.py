@@ -27,7 +27,7 @@ from murmurfl.privacy import (
     SystemKeys,
     accept_rollback,
     any_data,
-    person_mu,
+    person_loss,
     policy_guarantee,
     protocol,
     read_ledger,
@@ -370,16 +370,16 @@ def test_a_session_keeps_its_samples_per_owner():
 
 
 def test_a_persons_figure_says_what_it_needs():
-    assert person_mu(0.0, machines=3) == 0.0
+    assert person_loss(0.0, machines=3).mu == 0.0
     for wrong, complaint in (
         ({"machines": 0}, "machines"),
         ({"samples": 1.5}, "samples"),
-        ({"trust": "secure-aggregation"}, "Expected mu_local under secure aggregation"),
+        ({"trust": "secure-aggregation"}, "Expected a worst case under secure aggregation"),
     ):
         with pytest.raises(ConfigurationError, match=complaint):
-            person_mu(1.0, **wrong)
+            person_loss(1.0, **wrong)
     with pytest.raises(ConfigurationError, match="Expected mu >= 0"):
-        person_mu(-1.0)
+        person_loss(-1.0)
 
 
 SLOTS = 10
@@ -559,7 +559,7 @@ def test_stopping_early_and_asking_too_often_change_nothing():
     subject = machine(**HIDDEN)
     for k in range(SLOTS):
         subject.release("s", k, contribution)
-    assert subject.statement("s").mu_spent == subject.statement("s").mu_guaranteed
+    assert subject.statement("s").mu_spent == subject.statement("s").guaranteed.mu
     with pytest.raises(RefusedError, match="cap"):
         subject.release("s", SLOTS, contribution)
 

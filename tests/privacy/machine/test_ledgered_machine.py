@@ -42,8 +42,8 @@ def test_session_of_another_policy_states_its_reserved_mu(changes):
     later = machine(ledger, budget_mu=10.0, **changes)
     statement = later.statement("s")
     assert statement.releases == 3
-    assert statement.mu_spent == statement.mu_guaranteed == opened.plan.mu
-    assert later.statement("new").mu_guaranteed == later.plan.mu
+    assert statement.mu_spent == statement.guaranteed.mu == opened.plan.mu
+    assert later.statement("new").guaranteed.mu == later.plan.mu
 
 
 def test_a_machine_of_one_sample_releases_once():
@@ -76,8 +76,8 @@ def test_after_a_trusted_server_no_other_session_opens():
     for statement in (trusted.statement("t"), own.statement("t"), own.statement("new")):
         assert statement.mu_budget == math.inf
     for statement in (trusted.statement("t"), own.statement("t")):
-        assert statement.mu_spent == statement.mu_guaranteed == math.inf, "its mu is not the machine's to state"
-    assert own.statement("own noise").mu_guaranteed == own.plan.mu, "its own noise is still there"
+        assert statement.mu_spent == statement.guaranteed.mu == math.inf, "its mu is not the machine's to state"
+    assert own.statement("own noise").guaranteed.mu == own.plan.mu, "its own noise is still there"
     own.release("own noise", 1, contribution)
     refused(protocol.BUDGET_EXHAUSTED, own, "u", 0)
 
@@ -110,5 +110,5 @@ def test_a_machine_without_own_noise_states_no_bound(changes):
     for releases in range(2):
         stated = subject.statement("s")
         assert stated.releases == releases
-        assert stated.mu_guaranteed == stated.mu_budget == math.inf
+        assert stated.guaranteed.mu == stated.mu_budget == math.inf
         subject.release("s", 0, contribution)

@@ -79,9 +79,9 @@ def test_a_trusted_servers_machine_claims_no_guarantee_of_its_own():
 def test_local_budget_allows_what_a_share_of_noise_leaves():
     """Alone its noise is that of one of min_honest machines, so that mu is sqrt(min_honest) times as much."""
     sums = {"trust": "secure-aggregation", "min_honest": 9, "min_cohort": 18}
-    assert policy(budget_mu=2.0, **sums).local_budget == pytest.approx(6.0)
-    assert policy(**sums).local_budget == pytest.approx(3.0)
-    assert policy(budget_local_mu=4.0, **sums).local_budget == 4.0
+    assert policy(budget_mu=2.0, **sums).budget.worst_case.mu == pytest.approx(6.0)
+    assert policy(**sums).budget.worst_case.mu == pytest.approx(3.0)
+    assert policy(budget_local_mu=4.0, **sums).budget.worst_case.mu == 4.0
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_each_mean_session_has_one_release_and_pays_anew():
     other = machine(rows, ledger=ledger, mu=rest, budget=1.0)
     other.release("second", 0, lambda chosen: rows[chosen])
     with ledger.exclusive() as page:
-        assert page.account().reserved_mu == pytest.approx(1.0, rel=1e-12)
+        assert page.account().spent.mu == pytest.approx(1.0, rel=1e-12)
     with pytest.raises(RefusedError, match="budget"):
         subject.release("third", 0, lambda chosen: rows[chosen])
 

@@ -108,7 +108,7 @@ def test_each_evaluation_session_has_one_release_and_pays_anew():
     with pytest.raises(RefusedError, match="budget"):
         subject.release("third", 0, rows.__getitem__)
     with ledger.exclusive() as page:
-        assert page.account().reserved_mu == pytest.approx(0.6 * math.sqrt(2), rel=1e-12)
+        assert page.account().spent.mu == pytest.approx(0.6 * math.sqrt(2), rel=1e-12)
 
 
 @pytest.mark.parametrize("fields", [{}, {"trust": "secure-aggregation", "min_honest": 4, "min_cohort": 5}], ids=str)
@@ -117,7 +117,7 @@ def test_the_noise_is_that_of_its_sensitivity_and_its_mu(fields):
         plan = evaluation_policy(mu, **fields).plan(width)
         share = math.sqrt(fields.get("min_honest", 1))
         assert plan.mu == mu
-        assert plan.mu_local == pytest.approx(mu * share, rel=1e-3)
+        assert plan.loss.worst_case.mu == pytest.approx(mu * share, rel=1e-3)
         assert math.sqrt(2) / mu < plan.noise_std * share < 1.01 * math.sqrt(2) / mu
 
 

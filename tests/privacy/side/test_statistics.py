@@ -59,7 +59,7 @@ def test_the_noise_is_that_of_its_sensitivity_and_its_mu(mu, fields):
     plan = statistics_policy(mu, **fields).plan(257)
     share = math.sqrt(fields.get("min_honest", 1))
     assert plan.mu == mu
-    assert plan.mu_local == pytest.approx(mu * share, rel=1e-3)
+    assert plan.loss.worst_case.mu == pytest.approx(mu * share, rel=1e-3)
     assert ROOT_OF_TWO / mu < plan.noise_std * share < 1.01 * ROOT_OF_TWO / mu
 
 

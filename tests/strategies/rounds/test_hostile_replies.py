@@ -14,6 +14,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from murmurfl.privacy import ConfigurationError, MurmurflError, protocol
 from murmurfl.privacy.accounting.guarantee import Figures, stated_figures, stated_guarantee
+from murmurfl.privacy.accounting.loss import Loss
 from murmurfl.privacy.accounting.noise_forecast import forecast_of
 from murmurfl.strategies import CorrelatedFedAvg, OnlineFedSGD, ResultFolder
 from murmurfl.strategies.rounds.guarded_grid import guarded
@@ -218,7 +219,7 @@ def test_no_statement_ends_a_training():
         forecast_of(strategy.aggregator.read_noise(stated), **forecast)
         with suppress(ConfigurationError):  # where one says that its server is trusted
             assert stated_guarantee(stated, 4, masked=False).sentence
-        stated_figures(Figures(1.0), stated, 4)
+        stated_figures(Figures(Loss.of(1.0)), stated, 4)
         json.dumps(stated)
 
 

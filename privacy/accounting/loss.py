@@ -1,0 +1,292 @@
+"""What a release costs in privacy: one loss under assumptions, one in the worst case.
+
+Under secure aggregation a guarantee has two sides. One is *assumed*: it holds if enough other clients and one helper
+are honest. The other, the *worst case*, holds whatever server, helpers and other clients do. They are spent, composed,
+compared and printed together, so they are one value, a :class:`Loss`. Wherever nothing is assumed of others, both
+sides are the same profile, and the loss is not ``conditional``.
+
+Each side is a *privacy profile*: the smallest known delta for every epsilon. A :class:`Gaussian` one is exact and has
+one number, mu. A :class:`Curve` is any upper bound on delta, such as that of a secret order
+(:func:`~murmurfl.privacy.accounting.amplification.allocation_profile`). Every profile also has a ``mu``, a Gaussian
+that bounds it. It is infinite where none is known, so whatever counts in mu alone, as ledgers do, fails closed.
+
+Formal guarantees
+-----------------
+Of profiles that bound what they are of, every result here is a bound again, for the same neighbouring relation:
+
+* Composition is exact for Gaussians (Dong, Roth and Su 2022, corollary 3.3). Of curves it is the basic one: if the i-th
+  of n mechanisms is (epsilon_i, delta / n)-DP, all together are (sum of epsilon_i, delta)-DP, also if each is chosen
+  from the results of those before (Dwork, Kenthapadi et al. 2006). The smaller of both bounds counts.
+* A search for an epsilon or a delta returns the end of its interval at which the bound was found to hold.
+* A multiple, a maximum and what is left of a budget are those of the Gaussians that bound both sides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .. import protocol
+from ..errors import ConfigurationError
+from .gdp import compose_gdp, gdp_delta, gdp_epsilon
+
+_BISECTIONS = 100
+_LARGEST_EPSILON = 1e4
+"""Where a curve has not come below a delta by then, no epsilon is searched for."""
+_SMALLEST_DELTA = 1e-300
+
+
+class Profile(Protocol):
+    """An upper bound on delta for every epsilon, for one neighbouring relation."""
+
+    @property
+    def mu(self) -> float:
+        """A mu for which it is mu-GDP; infinite if none is known."""
+        ...
+
+    def epsilon(self, delta: float) -> float:
+        """Return the smallest known epsilon at a delta; infinite if there is none."""
+        ...
+
+    def delta(self, epsilon: float) -> float:
+        """Return the smallest known delta at an epsilon, at most 1."""
+        ...
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """The profile of mu-GDP; with an infinite mu nothing is guaranteed.
+
+    Examples
+    --------
+    >>> round(Gaussian(1.0).epsilon(1e-5), 3)
+    4.377
+    """
+
+    mu: float
+
+    def epsilon(self, delta: float) -> float:
+        """Return the exact epsilon at a delta."""
+        return gdp_epsilon(self.mu, delta)
+
+    def delta(self, epsilon: float) -> float:
+        """Return the exact delta at an epsilon."""
+        return gdp_delta(self.mu, epsilon)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A profile given by a function that bounds delta at every epsilon from above.
+
+    Parameters
+    ----------
+    bound : callable
+        Returns a delta for an epsilon >= 0.
+    mu : float
+        A mu for which it is mu-GDP as well; infinite if none is known.
+    """
+
+    bound: Callable[[float], float]
+    mu: float = math.inf
+
+    def epsilon(self, delta: float) -> float:
+        """Return an epsilon at which the bound was found to be at most delta."""
+        high = gdp_epsilon(self.mu, delta)
+        if math.isinf(high):
+            high = 1.0
+            while self.bound(high) > delta:
+                high *= 2.0
+                if high > _LARGEST_EPSILON:
+                    return math.inf
+        return _least(0.0, high, lambda epsilon: self.bound(epsilon) <= delta)
+
+    def delta(self, epsilon: float) -> float:
+        """Return the smaller of the bound and of mu's delta."""
+        return min(self.bound(epsilon), gdp_delta(self.mu, epsilon), 1.0)
+
+
+@dataclass(frozen=True)
+class _Composed:
+    """Several profiles together, of which at least one is not Gaussian."""
+
+    parts: tuple[Profile, ...]
+
+    @property
+    def mu(self) -> float:
+        return math.hypot(*(part.mu for part in self.parts))
+
+    def epsilon(self, delta: float) -> float:
+        each = math.fsum(part.epsilon(delta / len(self.parts)) for part in self.parts)
+        return min(each, gdp_epsilon(self.mu, delta))
+
+    def delta(self, epsilon: float) -> float:
+        low, high = math.log(_SMALLEST_DELTA), math.log(0.5)
+        if self.epsilon(math.exp(high)) > epsilon:
+            return gdp_delta(self.mu, epsilon)
+        least = _least(low, high, lambda logarithm: self.epsilon(math.exp(logarithm)) <= epsilon)
+        return min(math.exp(least), gdp_delta(self.mu, epsilon))
+
+
+def _least(low: float, high: float, holds: Callable[[float], bool]) -> float:
+    """Return a value at which something holds, as close to where it begins to as bisections come."""
+    if holds(low):
+        return low
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def compose_profiles(profiles: Iterable[Profile]) -> Profile:
+    """Return the profile of several mechanisms together, each of which may be chosen from the results of others.
+
+    Examples
+    --------
+    >>> compose_profiles([Gaussian(3.0), Gaussian(4.0)])
+    Gaussian(mu=5.0)
+    """
+    gaussian: list[float] = []
+    others: list[Profile] = []
+    for profile in profiles:
+        for part in profile.parts if isinstance(profile, _Composed) else (profile,):
+            if isinstance(part, Gaussian):
+                gaussian.append(part.mu)
+            else:
+                others.append(part)
+    exact = Gaussian(math.hypot(*gaussian))
+    if not others:
+        return exact
+    parts = (exact, *others) if exact.mu else tuple(others)
+    return parts[0] if len(parts) == 1 else _Composed(parts)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A privacy loss: what it is if others are honest as assumed, and in the worst case.
+
+    Parameters
+    ----------
+    assumed : Profile
+        What holds under the assumptions on other clients and helpers.
+    worst_case : Profile
+        What holds whatever server, helpers and other clients do; the same as ``assumed`` where nothing is assumed.
+    conditional : bool
+        Whether ``assumed`` rests on an assumption, so that both sides are stated.
+
+    Notes
+    -----
+    **Formal guarantees.** Both sides bound the same releases for the same neighbouring relation. Every operation keeps
+    each on its side, and returns bounds (module description).
+
+    Examples
+    --------
+    >>> session = Loss.of(1.0, 5.0)
+    >>> session.compose(session, session, session)
+    Loss(assumed=Gaussian(mu=2.0), worst_case=Gaussian(mu=10.0), conditional=True)
+    """
+
+    assumed: Profile
+    worst_case: Profile
+    conditional: bool = True
+
+    @classmethod
+    def of(cls, mu: float, mu_local: float | None = None) -> Loss:
+        """Return the loss of a mu, and of what holds without the assumption; None if there is no assumption."""
+        assumed = Gaussian(mu)
+        return cls(assumed, assumed if mu_local is None else Gaussian(mu_local), mu_local is not None)
+
+    @classmethod
+    def stated(cls, statement: Mapping[str, Any]) -> Loss:
+        """Read the loss that a client states; a statement of mu alone rests on no other client."""
+        local = statement.get(protocol.MU_LOCAL)
+        return cls.of(float(statement[protocol.MU_GUARANTEED]), None if local is None else float(local))
+
+    def statement(self) -> dict[str, float]:
+        """Return the entries that a client states; what holds in the worst case only if it is another figure."""
+        local = {protocol.MU_LOCAL: self.worst_case.mu} if self.conditional else {}
+        return {protocol.MU_GUARANTEED: self.assumed.mu, **local}
+
+    @property
+    def mu(self) -> float:
+        """Mu under the assumptions; infinite where no mu holds."""
+        return self.assumed.mu
+
+    @property
+    def mus(self) -> tuple[float, float | None]:
+        """Mu, and mu in the worst case if it is stated by itself: the two entries of files and documents."""
+        return self.assumed.mu, self.worst_case.mu if self.conditional else None
+
+    def document(self, delta: float) -> dict[str, float | None]:
+        """Return both sides at a delta as entries of a document; None for infinity, and where nothing is assumed."""
+        sides = {"": self.assumed, **({"_local": self.worst_case} if self.conditional else {})}
+        made: dict[str, float | None] = dict.fromkeys(("mu", "epsilon", "mu_local", "epsilon_local"))
+        for suffix, profile in sides.items():
+            for name, value in (("mu", profile.mu), ("epsilon", profile.epsilon(delta))):
+                made[name + suffix] = value if math.isfinite(value) else None
+        return made
+
+    def compose(self, *others: Loss) -> Loss:
+        """Return the loss of this and others together."""
+        return self._each(lambda *sides: compose_profiles(sides), *others)
+
+    def times(self, factor: float) -> Loss:
+        """Return a multiple, such as that of a group of several neighbours' units."""
+        return self._each(lambda side: Gaussian(side.mu * factor))
+
+    def left_of(self, spent: Loss) -> Loss:
+        """Return what is left of this budget, on each side: what composed with ``spent`` gives the budget again."""
+        return self._each(lambda budget, used: Gaussian(_left_of(budget.mu, used.mu)), spent)
+
+    def tightened(self) -> Loss:
+        """Return the loss with what holds in the worst case on both sides, if that is less: it always holds."""
+        return Loss(self.worst_case, self.worst_case, self.conditional) if self.worst_case.mu < self.mu else self
+
+    def under_weaker(self, factor: float) -> Loss:
+        """Return the loss under a weaker assumption, under which mu is a multiple; in the worst case it is the same."""
+        return Loss(Gaussian(self.mu * factor), self.worst_case, self.conditional).tightened()
+
+    def unconditional(self) -> Loss:
+        """Return what is left of it if nothing is assumed of others."""
+        return Loss(self.worst_case, self.worst_case, conditional=False)
+
+    def _each(self, operation: Callable[..., Profile], *others: Loss) -> Loss:
+        conditional = any(loss.conditional for loss in (self, *others))
+        assumed = operation(self.assumed, *(loss.assumed for loss in others))
+        if not conditional:
+            return Loss(assumed, assumed, conditional=False)
+        return Loss(assumed, operation(self.worst_case, *(loss.worst_case for loss in others)))
+
+
+NO_LOSS = Loss.of(0.0)
+"""The loss of no release."""
+
+
+def as_loss(value: Loss | float) -> Loss:
+    """Return a loss; a number is the mu of one that assumes nothing of others."""
+    return value if isinstance(value, Loss) else Loss.of(value)
+
+
+def total_loss(losses: Iterable[Loss]) -> Loss:
+    """Return the loss of all sessions of a ledger together, in mu.
+
+    Squares are summed exactly, as ledgers have always counted: a figure must not differ in its last bit between two
+    versions that read one file.
+    """
+    every = list(losses)
+    local = compose_gdp(loss.worst_case.mu for loss in every) if any(loss.conditional for loss in every) else None
+    return Loss.of(compose_gdp(loss.assumed.mu for loss in every), local)
+
+
+def weakest_loss(losses: Iterable[Loss]) -> Loss:
+    """Return a loss that is true of whatever any of the losses is true of: the largest mu of each side."""
+    every = list(losses)
+    if not every:
+        raise ConfigurationError("Expected at least one loss, got none.")
+    local = max(loss.worst_case.mu for loss in every) if any(loss.conditional for loss in every) else None
+    return Loss.of(max(loss.assumed.mu for loss in every), local)
+
+
+def _left_of(budget_mu: float, spent_mu: float) -> float:
+    return math.sqrt(max(budget_mu**2 - spent_mu**2, 0.0))
