@@ -32,20 +32,22 @@ if TYPE_CHECKING:
     from .online_client import local_updates as local_updates
     from .private_client import PrivateClient as PrivateClient
     from .private_client import numpy_client_app as numpy_client_app
+    from .queries import Centring as Centring
+    from .queries import ClientQuery as ClientQuery
+    from .queries import Counting as Counting
+    from .queries import Evaluation as Evaluation
+    from .queries import EvaluationShare as EvaluationShare
+    from .queries import RecordQuery as RecordQuery
     from .records.machine_records import OwnedSamples as OwnedSamples
     from .records.machine_records import OwnerGradients as OwnerGradients
     from .records.machine_records import file_records as file_records
+    from .records.places import TableRows as TableRows
+    from .records.places import statistics_columns as statistics_columns
     from .records.schema import Column as Column
     from .records.schema import Label as Label
     from .records.schema import Part as Part
     from .records.schema import Schema as Schema
     from .shuffled_client import ShuffledClient as ShuffledClient
-    from .side.centring_client import Centring as Centring
-    from .side.evaluation_client import Evaluation as Evaluation
-    from .side.evaluation_client import EvaluationShare as EvaluationShare
-    from .side.statistics_client import Counting as Counting
-    from .side.statistics_client import TableRows as TableRows
-    from .side.statistics_client import statistics_columns as statistics_columns
     from .simulation.cohort_machines import Cohort as Cohort
     from .simulation.simulated_machines import ContextLedger as ContextLedger
     from .simulation.simulated_machines import ContextOpeningRecord as ContextOpeningRecord

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy
 from ..privacy.machine.clipping import DenseContributions, StackedContributions
 from ..privacy.mechanisms import noise_stands_alone
-from ..privacy.side.clipped_share import COUNTED_CLIP_NORM, QUANTILE_SHARE, CountedRows
+from ..privacy.queries.clipped_share import COUNTED_CLIP_NORM, QUANTILE_SHARE, CountedRows
 from .adapters.per_sample_gradients import PerSampleGradients, rows_unmixed, stacked_gradients
 from .private_client import PrivateClient
 

@@ -47,7 +47,7 @@ from .adapters.per_sample_gradients import unflatten
 
 logger = logging.getLogger(__name__)
 GRADIENTS = "gradients"
-"""A request for a contribution to the training, not for a side release."""
+"""A request for a contribution to the training, and not for another query."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Request:
     query_points: tuple[list[NDArray[Any]], ...]
     """The points to compute gradients at, each a list of the model's arrays."""
     of: str = GRADIENTS
-    """The kind of release: :data:`GRADIENTS`, or a side release (:mod:`murmurfl.clients.side`)."""
-    centre: NDArray[np.float32] | None = None
-    """The centre, shape (k,), that the machine sees its samples from, where it is configured for centring."""
+    """What is asked for: :data:`GRADIENTS`, or the name of another query (:mod:`murmurfl.clients.queries`)."""
+    public_input: NDArray[np.float32] | None = None
+    """What the server made of the answer to an earlier query, such as a centre that samples are seen from."""
     skipped: bool = False
     """Whether the sum with release ``ack`` was skipped."""
 

@@ -2,7 +2,7 @@
 
 * **One shot**: the second moments of all samples. The machine hands features and marks of classes to the machine of
   releases (:mod:`murmurfl.privacy.machine.clipping`), which bounds them and makes rows of them by itself.
-* **Statistics** of a table, as a run of its own. Beside a training they are a side release
+* **Statistics** of a table, as a run of its own. Beside a training they are another query
   (:class:`~murmurfl.clients.Counting`).
 """
 
@@ -20,7 +20,7 @@ from ..privacy.mechanisms import noise_stands_alone
 from .adapters.per_sample_gradients import PerSampleGradients
 from .messages import Request
 from .private_client import PrivateClient
-from .side.statistics_client import TableRows, check_statistics_policy
+from .records.places import TableRows
 
 
 class LabelledFeatures:
@@ -97,20 +97,17 @@ class StatisticsClient(PrivateClient):
 
     query_points: ClassVar[int] = 0
     summable: ClassVar[bool] = True
-    centres: ClassVar[bool] = False
-    evaluates: ClassVar[bool] = False
+    takes_inputs: ClassVar[bool] = False
+    answers_queries: ClassVar[bool] = False
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.machine.fits = None  # what a model cannot take has its places all the same
 
-    @classmethod
-    def check_policy(cls, policy: PrivacyPolicy) -> None:
-        check_statistics_policy(policy)
-
     def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
         if not isinstance(gradients, TableRows):
             raise ConfigurationError(f"Expected TableRows for statistics, got {type(gradients).__name__}.")
+        gradients.rows.check_policy(policy)
 
     def batch(self, request: Request, samples: slice) -> NDArray[np.float64]:
         """The places of a slice of the records."""

@@ -141,7 +141,7 @@ class LocalStepsClient(PrivateClient):
     """
 
     query_points: ClassVar[int] = 1
-    centres: ClassVar[bool] = False
+    takes_inputs: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -67,10 +67,7 @@ from .messages import (
     statement_entries,
     training_entries,
 )
-from .side import SIDE_RELEASES
-from .side.centring_client import Centred, Centring
-from .side.evaluation_client import Evaluated, Evaluation
-from .side.side_parts import MachineTerms, PartTerms, SidePart, SideRelease, refuse_sides
+from .queries import ClientQuery, MachineTerms, QueryContext, QueryPart, read_query, refuse_queries
 
 
 @dataclass(frozen=True)
@@ -92,9 +89,7 @@ class ClientOptions(TypedDict, total=False):
     name: Required[str]
     rows: RowCache | None
     masking: Masking | None
-    centring: Centring | None
-    evaluation: Evaluation | None
-    side: Sequence[SideRelease]
+    queries: Sequence[ClientQuery]
 
 
 class PrivateClient(NumPyClient):
@@ -118,12 +113,10 @@ class PrivateClient(NumPyClient):
         For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
     masking : Masking, optional
         The machine's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
-    centring : Centring, optional
-        Releases the mean of the features first; everything else is computed around a centre.
-    evaluation : Evaluation, optional
-        Says, privately and once a session, how good a model is on the samples.
-    side : sequence of SideRelease
-        Other releases beside the training.
+    queries : sequence of ClientQuery
+        What it answers beside the training, each once a session, from one budget: :class:`~murmurfl.clients.Centring`,
+        after which everything else is computed around a centre, :class:`~murmurfl.clients.Evaluation`,
+        :class:`~murmurfl.clients.Counting`, or a :class:`~murmurfl.clients.RecordQuery` of one's own.
 
     Notes
     -----
@@ -144,10 +137,10 @@ class PrivateClient(NumPyClient):
     summable: ClassVar[bool] = False
     """Whether this class serves secure aggregation: all its server needs is sums of releases, each acknowledged or
     standing alone. A subclass does not inherit it."""
-    centres: ClassVar[bool] = True
-    """Whether this kind of machine can see its samples from a centre."""
-    evaluates: ClassVar[bool] = True
-    """Whether this kind of machine can evaluate a model privately."""
+    takes_inputs: ClassVar[bool] = True
+    """Whether this kind of machine can see its samples by a public input that a query gave, such as a centre."""
+    answers_queries: ClassVar[bool] = True
+    """Whether this kind of machine can answer queries of all its samples beside its training."""
 
     def __init__(
         self,
@@ -160,9 +153,7 @@ class PrivateClient(NumPyClient):
         name: str,
         rows: RowCache | None = None,
         masking: Masking | None = None,
-        centring: Centring | None = None,
-        evaluation: Evaluation | None = None,
-        side: Sequence[SideRelease] = (),
+        queries: Sequence[ClientQuery] = (),
     ) -> None:
         super().__init__()
         if not 0 < len(name) <= protocol.LONGEST_MACHINE_NAME:
@@ -185,30 +176,29 @@ class PrivateClient(NumPyClient):
         self.samples = samples
         self._shapes = [tuple(shape) for shape in gradients.shapes]
         size = sum(map(math.prod, self._shapes))
-        sides: list[SideRelease] = [one for one in (centring, evaluation, *side) if one is not None]
-        refuse_sides(type(self), sides, per_owner=policy.samples_per_owner > 0)
+        refuse_queries(type(self), queries, per_owner=policy.samples_per_owner > 0)
         known: MachineTerms = {"data": known_by(samples)}
         if masking is not None:
             known["roster"] = masking.roster.digest  # under another one a helper may not know what was opened
         held = len(samples)  # asked once: it may fail, or change
-        count = min((one.trained_on(held) for one in sides), default=held)
+        count = min((one.trained_on(held) for one in queries), default=held)
         self.machine = self.machine_type(policy, size, count, ledger, keys, rows, **known)
         self.machine.num_rows = held
         shapes = getattr(gradients, "model_shapes", self._shapes)
-        terms = PartTerms(self.machine, samples, ledger, keys, known, shapes)
-        self.parts: dict[str, SidePart] = {one.of: one.part(terms) for one in sides}
-        """Makers of side releases, by the names of these in requests."""
+        context = QueryContext(self.machine, samples, ledger, keys, known, shapes)
+        self.parts: dict[str, QueryPart] = {one.query.name: one.part(context) for one in queries}
+        """The parts that answer queries beside the training, by the names of these in requests."""
         self.beside: list[LedgeredMachine] = [part.machine for part in self.parts.values()]
         """Their machines."""
-        mean, evaluation_part = self.parts.get(Centring.of), self.parts.get(Evaluation.of)
-        self.centred = mean if isinstance(mean, Centred) else None
-        self.evaluated = evaluation_part if isinstance(evaluation_part, Evaluated) else None
+        self.giver = next((part for part in self.parts.values() if part.query.gives), None)
+        """The part whose answer later requests bring back, such as a centre."""
         fits = getattr(samples, "fits", None)
         vouched = rows_unmixed(gradients) and type(self).contribution is PrivateClient.contribution
-        if vouched and getattr(samples, "stands_in", False) and centring is None and not policy.samples_per_owner:
+        if vouched and getattr(samples, "stands_in", False) and self.giver is None and not policy.samples_per_owner:
             self.machine.fits, self.machine.together = fits, True
         if keys.simulated and fits is not None and not policy.samples_per_owner and not fits.all():
-            for machine in (self.machine, *self.beside):
+            fitting = [part.machine for part in self.parts.values() if not part.asked.counts_misfits]
+            for machine in (self.machine, *fitting):
                 if isinstance(machine, PrivateMachine):
                     machine.fits = fits
 
@@ -322,7 +312,7 @@ class PrivateClient(NumPyClient):
         return sent, release.samples, metrics
 
     def released(self, request: Request) -> Release:
-        """The release that a checked request asks for: :meth:`release`, or a side release."""
+        """The release that a checked request asks for: :meth:`release`, or the answer to a query beside it."""
         part = self.parts.get(request.of)
         return self.release(request) if part is None else part.answer(request, partial(self.batch, request))
 
@@ -333,10 +323,10 @@ class PrivateClient(NumPyClient):
         return {protocol.SENSITIVITY: machine.plan.sensitivity, **entries}
 
     def batch(self, request: Request, samples: slice) -> Any:
-        """Samples for a request: as they are, or seen from its centre."""
-        if self.centred is None or request.centre is None:
+        """Samples for a request: as they are, or as its public input has them seen."""
+        if self.giver is None or request.public_input is None:
             return self.samples[samples]
-        return self.centred.batch(samples, request.centre)
+        return self.giver.seen(samples, request.public_input)
 
     def release(self, request: Request) -> Release:
         """The machine's next release, for a request that has passed every check.
@@ -410,50 +400,13 @@ class PrivateClient(NumPyClient):
             server_round = integer_entry(config, protocol.WEIGHED_AS, 1, protocol.LARGEST_ROUND)
         ack = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
         session = session_entry(config)
-        of, centre = read_release_of(config, self.parts)
+        of, public = read_query(config, self.parts)
         part = self.parts.get(of)
         shapes, count = self._shapes, self.query_points
         if part is not None:
             shapes, count = part.asked_at or self._shapes, 0 if part.asked_at is None else 1
         points = read_points(parameters, shapes, count)
-        return Request(server_round, session, ack, points, of, centre, skipped_entry(config))
-
-
-_NEEDS_CENTRE = "this machine is configured for centring: a request for gradients must bring a centre"
-_KINDS = {kind.of: kind for kind in SIDE_RELEASES}
-
-
-def read_release_of(config: Mapping[str, Any], parts: Mapping[str, SidePart]) -> tuple[str, NDArray[np.float32] | None]:
-    """Read what a training request is for and the centre it brings; refuse what the machine is not configured for.
-
-    Answer and refusal depend on the request and on what is public of the machine; the texts are fixed.
-    """
-    said, content = config.get(protocol.RELEASE_OF), config.get(protocol.CENTRE)
-    if said is not None and (not isinstance(said, str) or said not in _KINDS):
-        raise malformed(f"{protocol.RELEASE_OF} is something this machine does not release")
-    if said is not None and parts.get(said) is None:
-        raise RefusedError(protocol.NOT_CONFIGURED, _KINDS[said].not_configured)
-    of, centred = said or GRADIENTS, parts.get(Centring.of)
-    if not isinstance(centred, Centred):
-        if content is not None:
-            raise RefusedError(protocol.NOT_CONFIGURED, Centring.not_configured)
-        return of, None
-    if of == Centring.of:
-        if content is not None:
-            raise malformed("a request for the mean brings no centre")
-        return of, None
-    if content is None:
-        raise RefusedError(protocol.NOT_CONFIGURED, _NEEDS_CENTRE)
-    return of, _read_centre(content, centred.centring.num_features)
-
-
-def _read_centre(content: Any, num_features: int) -> NDArray[np.float32]:
-    if not isinstance(content, bytes) or len(content) != 4 * num_features:
-        raise malformed(f"expected {protocol.CENTRE} to be {num_features} float32 values, little endian")
-    centre = np.frombuffer(content, dtype="<f4").astype(np.float32)
-    if not np.isfinite(centre).all():
-        raise malformed(f"expected {protocol.CENTRE} to be finite")
-    return centre
+        return Request(server_round, session, ack, points, of, public, skipped_entry(config))
 
 
 ClientFunction = Callable[[Context], NumPyClient | Client]

@@ -68,7 +68,7 @@ class ShuffledClient(LocalStepsClient):
     """
 
     machine_type: ClassVar[type[ShuffledMachine]] = ShuffledMachine  # type: ignore[assignment]
-    evaluates: ClassVar[bool] = False
+    answers_queries: ClassVar[bool] = False
     machine: ShuffledMachine
 
     def __init__(

@@ -100,18 +100,21 @@ if TYPE_CHECKING:
     from .noise import derived_seed as derived_seed
     from .noise import row_key as row_key
     from .noise import standard_normals as standard_normals
-    from .side.centring_query import CENTRING_CONSTANT as CENTRING_CONSTANT
-    from .side.centring_query import CENTRING_SHARE as CENTRING_SHARE
-    from .side.centring_query import centred as centred
-    from .side.centring_query import centring_policy as centring_policy
-    from .side.centring_query import divided_mu as divided_mu
-    from .side.evaluation_query import EVALUATION_SHARE as EVALUATION_SHARE
-    from .side.evaluation_query import EvaluationRows as EvaluationRows
-    from .side.evaluation_query import Measured as Measured
-    from .side.evaluation_query import evaluation_policy as evaluation_policy
-    from .side.statistics_query import CountedColumn as CountedColumn
-    from .side.statistics_query import StatisticsRows as StatisticsRows
-    from .side.statistics_query import statistics_policy as statistics_policy
+    from .queries.evaluation import EVALUATION_SHARE as EVALUATION_SHARE
+    from .queries.evaluation import EvaluationRows as EvaluationRows
+    from .queries.evaluation import Measured as Measured
+    from .queries.evaluation import evaluation_policy as evaluation_policy
+    from .queries.mean_of_features import CENTRING_CONSTANT as CENTRING_CONSTANT
+    from .queries.mean_of_features import CENTRING_SHARE as CENTRING_SHARE
+    from .queries.mean_of_features import centred as centred
+    from .queries.mean_of_features import centring_policy as centring_policy
+    from .queries.query import Query as Query
+    from .queries.query import QuerySum as QuerySum
+    from .queries.query import divided_mu as divided_mu
+    from .queries.query import query_policy as query_policy
+    from .queries.statistics import CountedColumn as CountedColumn
+    from .queries.statistics import StatisticsRows as StatisticsRows
+    from .queries.statistics import statistics_policy as statistics_policy
     from .sums.masking import Header as Header
     from .sums.masking import MaskedRelease as MaskedRelease
     from .sums.masking import MaskedReleaseError as MaskedReleaseError

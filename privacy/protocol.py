@@ -50,8 +50,8 @@ ASKS_OF_SETS = (ASK_WHETHER, ASK_LOCK, ASK_VOID)
 PERMIT = "permit"  # of the session's owner (:mod:`.permits`), for machines and helpers that take no other runs
 
 # What a training request is for, where it is not for the strategy's own releases
-# (:mod:`~murmurfl.privacy.side.evaluation_query`), and the mean of the features that a machine is to see its samples
-# from (:mod:`~murmurfl.privacy.side.centring_query`): k float32 values, little endian.
+# (:mod:`~murmurfl.privacy.queries.evaluation`), and the mean of the features that a machine is to see its samples
+# from (:mod:`~murmurfl.privacy.queries.mean_of_features`): k float32 values, little endian.
 RELEASE_OF = "of"
 OF_MEAN = "mean"
 OF_EVALUATION = "evaluation"

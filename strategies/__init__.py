@@ -50,6 +50,16 @@ if TYPE_CHECKING:
     from .online import OnlineFedSGD as OnlineFedSGD
     from .online import OnlineState as OnlineState
     from .online import online_step as online_step
+    from .queries import ColumnStatistics as ColumnStatistics
+    from .queries import Estimate as Estimate
+    from .queries import EvaluationResult as EvaluationResult
+    from .queries import MeanOfFeatures as MeanOfFeatures
+    from .queries import NotEvaluatedError as NotEvaluatedError
+    from .queries import PrivateEvaluation as PrivateEvaluation
+    from .queries import QueryRound as QueryRound
+    from .queries import QueryState as QueryState
+    from .queries import Statistics as Statistics
+    from .queries import TableStatistics as TableStatistics
     from .reduced_tree_momentum import IncompleteRoundError as IncompleteRoundError
     from .reduced_tree_momentum import ReducedTreeMomentum as ReducedTreeMomentum
     from .reduced_tree_momentum import ReducedTreeMomentumState as ReducedTreeMomentumState
@@ -78,20 +88,6 @@ if TYPE_CHECKING:
     from .shuffled import ShuffledState as ShuffledState
     from .shuffled import private_rounds as private_rounds
     from .shuffled import proximal as proximal
-    from .side.mean_of_features import MeanOfFeatures as MeanOfFeatures
-    from .side.mean_of_features import MeanState as MeanState
-    from .side.mean_of_features import TrustedMeanOfFeatures as TrustedMeanOfFeatures
-    from .side.private_evaluation import EvaluationResult as EvaluationResult
-    from .side.private_evaluation import EvaluationState as EvaluationState
-    from .side.private_evaluation import NotEvaluatedError as NotEvaluatedError
-    from .side.private_evaluation import PrivateEvaluation as PrivateEvaluation
-    from .side.private_evaluation import TrustedPrivateEvaluation as TrustedPrivateEvaluation
-    from .side.table_statistics import ColumnStatistics as ColumnStatistics
-    from .side.table_statistics import Estimate as Estimate
-    from .side.table_statistics import Statistics as Statistics
-    from .side.table_statistics import StatisticsState as StatisticsState
-    from .side.table_statistics import TableStatistics as TableStatistics
-    from .side.table_statistics import TrustedStatistics as TrustedStatistics
     from .sums.secure_aggregation import HelpersDisagreeError as HelpersDisagreeError
     from .sums.secure_aggregation import HelperUnavailableError as HelperUnavailableError
     from .sums.secure_aggregation import OpeningError as OpeningError

@@ -10,7 +10,7 @@ A round's sum is divided by the samples that it is a sum of, so a machine that i
 and nothing else; nothing is carried over, because a gradient at a model that is gone is no use.
 
 With a target quantile the clip moves as well: machines say beside each gradient whether it was clipped, with the same
-noise (:mod:`murmurfl.privacy.side.clipped_share`), and the next round's clip follows from how many were.
+noise (:mod:`murmurfl.privacy.queries.clipped_share`), and the next round's clip follows from how many were.
 
 With a trusted server machines send the sums of their clipped gradients without noise. One sample changes the sum of all
 machines by at most Delta = 2 S in each of T rounds, so noise of sigma = Delta sqrt(T) / mu, fresh and once a round,
@@ -28,7 +28,7 @@ from flwr.app import ArrayRecord
 
 from ..privacy import ConfigurationError
 from ..privacy.accounting.gdp import check_positive
-from ..privacy.side.clipped_share import QUANTILE_SHARE, CountedRows
+from ..privacy.queries.clipped_share import QUANTILE_SHARE, CountedRows
 from .aggregation.noisy import FreshNoise, TrustedOptions, TrustedStrategy
 from .mu2 import check_finite
 from .rounds.options import StepOptions, takes

@@ -31,11 +31,9 @@ PARTS = {
     *("LedgeredMachine", "MachineBlock", "PrivateClient", "PrivateClientApp", "CorrelatedNoiseMod", "Noisy"),
     *(
         "TrustedStrategy",
-        "Centring",
-        "Centred",
-        "Evaluation",
-        "Evaluated",
-        "Counting",
+        "ClientQuery",
+        "QueryPart",
+        "Query",
         "Masking",
         "Opener",
         "LocalExecutor",
@@ -50,8 +48,8 @@ PARTS = {
     *("Store", "Ledger", "OpeningRecord", "TrustedCheckpoint"),
     # How much one record can move.
     *("Schema", "Records", "Owners", "OwnedSamples", "PerSampleGradients", "CarefulGradients", "CountedGradients"),
-    *("LinearGradients", "ModuleGradients", "OwnerGradients", "RowBound", "Moments", "CountedRows", "EvaluationRows"),
-    *("StatisticsRows", "RecordPlaces", "TableRows"),
+    *("LinearGradients", "ModuleGradients", "OwnerGradients", "RowBound", "Moments", "CountedRows"),
+    *("RecordPlaces", "TableRows"),
     # What was measured against a claim.
     *("AuditResult", "OneRunResult"),
 }

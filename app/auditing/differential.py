@@ -382,14 +382,16 @@ def _requests(client: PrivateClient) -> list[_Asked]:
     """The requests of an honest server and of another one: every release and more, all at made-up points."""
     points, session = _Points(client), "audit"
     asked = [_Asked(kind, _content(ask=ask, session=session)) for kind in ("query", "train") for ask in _QUESTIONS]
-    if client.centred is not None:
-        asked.append(_Asked("train", _content(session="mean", of=protocol.OF_MEAN), "mean"))
+    asked_for = [part.query for part in client.parts.values()]
+    first, last = [one for one in asked_for if one.gives], [one for one in asked_for if not one.gives]
+    asked += [_Asked("train", _content(session=one.name, of=one.name), one.name) for one in first]
     policy = client.machine.policy
     for k in range(1, policy.max_participations + 1):
         asked.append(_Asked("train", _content(k, session, points=points.of(k), centre=points.centre), "training"))
-    if client.evaluated is not None:
-        own = {"session": "evaluation", "of": protocol.OF_EVALUATION, "centre": points.centre}
-        asked.append(_Asked("train", _content(points=points.model(client.evaluated.asked_at), **own), "evaluation"))
+    for one in last:
+        model = points.model(client.parts[one.name].asked_at) if one.at_a_model else []
+        content = _content(session=one.name, of=one.name, centre=points.centre, points=model)
+        asked.append(_Asked("train", content, one.name))
     after = policy.max_participations + 1
     asked += [
         _Asked("train", _content(after, session, points=points.of(after), centre=points.centre)),
@@ -416,8 +418,8 @@ class _Points:
         self._count = client.query_points
         self._random = np.random.Generator(np.random.Philox(key=97))
         self.centre = b""
-        if client.centred is not None:
-            self.centre = self._random.normal(size=client.centred.centring.num_features).astype("<f4").tobytes()
+        if client.giver is not None:
+            self.centre = self._random.normal(size=client.giver.query.width).astype("<f4").tobytes()
 
     def of(self, k: int) -> list[Point]:
         """The points of a request for release k."""
@@ -483,9 +485,7 @@ def _replay(seen: _Seen, answers: Answers, client: PrivateClient, asked: Sequenc
 
 def _moved_over_charged(base: _Seen, seen: _Seen, client: PrivateClient) -> float:
     """The mu that a neighbour's releases show over the mu that is charged: the worst of parts and of all together."""
-    machines = {"training": client.machine}
-    machines |= {} if client.centred is None else {"mean": client.centred.machine}
-    machines |= {} if client.evaluated is None else {"evaluation": client.evaluated.machine}
+    machines = {"training": client.machine, **{name: part.machine for name, part in client.parts.items()}}
     both = list(zip(base.values, seen.values, strict=False))
     if any(before[0] != after[0] or before[1].shape != after[1].shape for before, after in both):
         return math.inf

@@ -148,7 +148,7 @@ def _check(experiment: Experiment) -> None:
             f"Audit what follows it, with --set centring=none --set mu={policy.mu!r}.",
         ),
         (
-            experiment.is_evaluated,
+            experiment.config.private_evaluation,
             "private-evaluation = 0",
             "a run whose machines release an evaluation too",
             f"Audit what comes before it, with --set private-evaluation=0 --set mu={policy.mu!r}.",

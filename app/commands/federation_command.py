@@ -547,7 +547,7 @@ def permit(
     ] = None,
 ) -> None:
     """Sign a permit for one run: one line, the run key `permit`."""
-    from ..runs.side_releases import EVALUATION, MEAN, part_session
+    from ..methods.queries import EVALUATION, MEAN, part_session
 
     with failing_clearly():
         if renew and (session or bundle or mean or evaluation):

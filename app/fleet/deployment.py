@@ -272,7 +272,7 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         settings |= {"centring": PRIVATE, "centring-share": config.centring_share}
     elif config.centring:
         settings["centring"] = config.centring
-    if experiment.is_evaluated:
+    if config.private_evaluation:
         settings |= {"private-evaluation": config.private_evaluation, "held-out": config.held_out}
         settings |= {"score-bins": config.score_bins} if config.score_bins else {}
     if config.data_root:

@@ -21,8 +21,8 @@ from ...clients.adapters.sample_methods import MOMENTUM, Scale
 from ...clients.one_shot_client import LabelledFeatures
 from ...privacy import PrivacyPolicy
 from ...privacy.machine.clipping import Moments
+from ...privacy.queries.clipped_share import COUNTED_CLIP_NORM
 from ...privacy.setting import refusal
-from ...privacy.side.clipped_share import COUNTED_CLIP_NORM
 from ...strategies import FullBatch, OneShot, ReleaseStrategy, TrustedFullBatch
 from ...strategies.rounds.sampling import most_requests
 from ..models.model import Model

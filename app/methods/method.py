@@ -34,7 +34,8 @@ from ...strategies import Mu2, ReleaseStrategy
 from ..models.model import Model
 from ..settings.registry import known_mechanism, registry
 from ..settings.run_config import SECURE, RunConfig, refused_trust, run_keys
-from .presets import Hyperparameters, Problem, plan_or_largest_mu, sgd_preset
+from .presets import Hyperparameters, Problem, sgd_preset
+from .queries import plan_or_largest_mu
 
 _SERVER_NOISE = "server"
 _CHARGED = ("clip_norm", "clip_unit", "batch_size", "sample_participations", "min_separation", "release_rule")

@@ -13,47 +13,21 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 from ...clients.adapters.sample_methods import MU2, MU2_ROUNDS, SGD, Scale
-from ...clients.side.evaluation_client import held_out_samples
-from ...privacy import NO_NOISE, ConfigurationError, NoisePlan, PrivacyPolicy, derived_seed
+from ...privacy import ConfigurationError, derived_seed
 from ...privacy.sums.roster import Roster
 from ...strategies import SecureAggregation
 from ..data.partition import shard_sizes
 from ..data.task import SYNTHETIC_FEATURE_BOUND, Dataset, Shard, Task, Tuned
 from ..models.model import Model
 from ..settings.registry import registry
-from ..settings.run_config import SECURE, RunConfig, helper_names, is_centred, is_evaluated, trained_config
+from ..settings.run_config import SECURE, RunConfig, helper_names, is_centred
+from .queries import RUN_QUERIES, shares, trained_config, trained_samples
 
 _FOR_EVER = 2**31
 """Rounds in which helpers are waited for, where that is never given up."""
-
-
-class Divides(Protocol):
-    """A run configuration or an operator's file, as far as it sets samples aside for an evaluation."""
-
-    @property
-    def private_evaluation(self) -> float:
-        """The evaluation's share of mu^2."""
-        ...
-
-    @property
-    def held_out(self) -> float:
-        """The share of a machine's samples."""
-        ...
-
-
-def trained_samples(config: Divides, samples: int) -> int:
-    """The number of a machine's samples that are trained on: all but those held out for an evaluation."""
-    if not config.private_evaluation or not config.held_out:
-        return samples
-    if samples < 2:
-        raise ConfigurationError(
-            f"Expected at least two samples on every machine with held-out = {config.held_out:g}, got {samples}: one "
-            "to train on, and one to evaluate on."
-        )
-    return samples - held_out_samples(samples, config.held_out)
 
 
 @dataclass(frozen=True)
@@ -123,9 +97,9 @@ class Problem:
         """
         return hashlib.sha256(f"seed {self.config.seed}".encode()).hexdigest()[:32]
 
-    def side_session(self, of: str) -> str:
-        """The session's name of a side release, in simulation."""
-        return hashlib.sha256(f"{of}, seed {self.config.seed}".encode()).hexdigest()[:32]
+    def query_session(self, name: str) -> str:
+        """The session's name of a query, in simulation."""
+        return hashlib.sha256(f"{name}, seed {self.config.seed}".encode()).hexdigest()[:32]
 
     @cached_property
     def is_centred(self) -> bool:
@@ -133,22 +107,17 @@ class Problem:
         return is_centred(self.config)
 
     @cached_property
-    def is_evaluated(self) -> bool:
-        """Whether machines say privately, after the training, how good the model is."""
-        return is_evaluated(self.config)
-
-    @cached_property
     def trained(self) -> Problem:
-        """The training alone, with the mu that side releases leave for it."""
-        if not self.is_centred and not self.is_evaluated:
+        """The training alone, with the mu that queries leave for it."""
+        if not shares(self.config):
             return self
         parts = (self.data, self.shards, self.model, self.num_rounds, self.values, self.fewest)
         return Problem(trained_config(self.config), *parts)
 
     @property
     def uses_beside(self) -> int:
-        """The number of side releases that a training sample is in."""
-        return self.is_centred + (self.is_evaluated and not self.config.held_out)
+        """The number of queries that a training sample is in."""
+        return sum(not self.config.held_out or RUN_QUERIES[name].of_trained for name in shares(self.config))
 
     @cached_property
     def roster(self) -> Roster:
@@ -371,47 +340,3 @@ def largest_step(config: RunConfig, multiple: float, num_rounds: int, model: Mod
     samples = config.batch_size * config.asked_per_round
     errors = min(1.0, _SAMPLING * math.sqrt(samples) / num_rounds**1.5)
     return errors * multiple / smoothness(config, model)
-
-
-_HALVINGS = 200
-_BISECTIONS = 30
-
-
-def plan_or_largest_mu(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
-    """A policy's plan; if its mu alone is too large for one, the refusal names the largest that is not.
-
-    Notes
-    -----
-    **Formal guarantees.** The plan is the policy's own: its releases are mu-GDP for replacement of one sample, and a mu
-    that has no plan is refused and not made smaller.
-    """
-    try:
-        return policy.plan(num_parameters)
-    except ConfigurationError as error:
-        largest = _largest_mu(policy, num_parameters)
-        if largest is None:
-            raise
-        raise ConfigurationError(
-            f"{error} Here mu may be at most {largest:.2g}; for a run without any noise, set mechanism={NO_NOISE}."
-        ) from error
-
-
-def _largest_mu(policy: PrivacyPolicy, num_parameters: int) -> float | None:
-    """The largest mu below the policy's that has a plan, rounded down to two digits; None if no smaller one has."""
-
-    def possible(mu: float) -> bool:
-        try:
-            replace(policy, mu=mu, budget_mu=None).plan(num_parameters)
-        except ConfigurationError:
-            return False
-        return True
-
-    low = next((mu for k in range(1, _HALVINGS) if possible(mu := policy.mu * 0.5**k)), None)
-    if low is None:
-        return None
-    high = 2 * low
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if possible(middle) else (low, middle)
-    step = 10.0 ** (math.floor(math.log10(low)) - 1)
-    return math.floor(low / step) * step

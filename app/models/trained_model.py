@@ -21,7 +21,7 @@ from ...clients.records.machine_records import Rows, table_file, table_rows
 from ...clients.records.schema import Schema
 from ...privacy import ConfigurationError
 from ...privacy.errors import MisfitError
-from ...privacy.side.centring_query import centred
+from ...privacy.queries.mean_of_features import centred
 from . import make_model
 from .model import CENTRE_ARRAY, CONSTANT_ARRAY, Model
 

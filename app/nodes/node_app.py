@@ -134,27 +134,21 @@ def describe(client: PrivateClient) -> str:
     policy, plan = client.machine.policy, client.machine.plan
     name, releases = f"Machine {client.name}", policy.max_participations
     budget, worst = rounded_up(policy.budget.mu), rounded_up(policy.budget.worst_case.mu)
-    mean = None if client.centred is None else client.centred.machine
-    evaluated = None if client.evaluated is None else client.evaluated.machine
     beside = client.beside
     # Whether an owner has more samples depends on data: the sentence does not.
     most = policy.samples_per_owner
     kept = f" Of each owner the first {most} samples are used, and any others left out." if most else ""
     if policy.trust == "trusted-server":
         mu = math.hypot(policy.mu, *(machine.policy.mu for machine in beside))
-        also = "" if mean is None else ", and to the mean of its features before them"
-        also += "" if evaluated is None else ", and to how good a model is on its samples after them"
+        also = "".join(f", and to {part.query.of_client_if_trusted}" for part in client.parts.values())
         return (
             f"{name} adds NO noise to up to {releases} releases a run{also}: the server is trusted with its gradients. "
             f"Against everybody else it is trusted to keep mu = {rounded_up(mu)} a run; budget of all runs: "
             f"mu = {budget}.{kept}"
         )
     notes = []
-    if mean is not None:
-        notes.append(f"Of it mu = {rounded_up(mean.plan.mu)} is for the mean of its features, which it releases first.")
-    if evaluated is not None:
-        share = rounded_up(evaluated.plan.mu)
-        notes.append(f"Of it mu = {share} is for a private evaluation of the model, which it releases last.")
+    for part in client.parts.values():
+        notes.append(f"Of it mu = {rounded_up(part.machine.plan.mu)} is for {part.query.of_client}.")
     if client.record_kind:
         notes.append(RECORDS[client.record_kind])
     amplified = amplification_of(policy, plan)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients import Centring, Evaluation, PerSampleGradients, PrivateClient, Samples, Schema
+from ...clients import ClientQuery, PerSampleGradients, PrivateClient, Samples, Schema
 from ...clients.adapters.per_sample_gradients import check_rows_alone
 from ...clients.nodes.machine_file import Pinned, RecordsFile
 from ...clients.nodes.roster_files import read_helper_key, read_roster
@@ -34,17 +34,17 @@ from ...privacy import (
 from ...privacy.accounting.gdp import asked_mu
 from ...privacy.machine import tables
 from ...privacy.machine.tables import CENTRINGS, PRIVATE
+from ...privacy.queries.clipped_share import COUNTED_CLIP_NORM
+from ...privacy.queries.mean_of_features import CENTRING_CONSTANT, CENTRING_SHARE
 from ...privacy.setting import Declaration, refusal, settings, unknown_name
-from ...privacy.side.centring_query import CENTRING_CONSTANT, CENTRING_SHARE
-from ...privacy.side.clipped_share import COUNTED_CLIP_NORM
 from ..data.loading import load_dataset, load_shards
 from ..data.partition import OwnedShards
 from ..methods import METHODS, Method
 from ..methods.method import bounding
-from ..methods.presets import feature_bound, trained_samples
+from ..methods.presets import feature_bound
+from ..methods.queries import beside_queries, features_bound, make_centring, make_evaluation, trained_samples
 from ..models import make_model
 from ..models.model import Model
-from ..runs.side_releases import beside_sides, features_bound, make_centring, make_evaluation
 from ..settings.registry import known_mechanism, registry
 from ..settings.run_config import RunConfig, centred_by_default
 from ..settings.run_keys import (
@@ -267,7 +267,7 @@ class NodeConfig(RecordsFile):
             **({"order": "secret"} if self.secret_order else {}),
             **terms,
         )
-        return beside_sides(policy, terms["budget_mu"]) if self.centred or self.private_evaluation else policy
+        return beside_queries(policy, terms["budget_mu"]) if self.centred or self.private_evaluation else policy
 
     def client(self, ledger: SQLiteLedger | None = None) -> PrivateClient:
         """The machine: its own data, policy, ledger and key.
@@ -300,7 +300,7 @@ class NodeConfig(RecordsFile):
         masking = self.masking()
         if masking is not None:
             own["masking"] = masking
-        own |= self.settled(ledger).parts_beside(policy, model, num_features, held_out=len(samples) - trained)
+        own["queries"] = self.settled(ledger).queries(policy, model, num_features, held_out=len(samples) - trained)
         client = self.method.client(gradients, samples, policy, ledger, ledger.keys(), name=self.machine, **own)
         client.machine.check_data()  # before the node says that it is ready
         return client
@@ -327,22 +327,20 @@ class NodeConfig(RecordsFile):
     def _bound(self) -> float:
         return feature_bound(RunConfig(feature_bound=self.feature_bound))
 
-    def parts_beside(
-        self, policy: PrivacyPolicy, model: Model, num_features: int, *, held_out: int
-    ) -> dict[str, Centring | Evaluation]:
-        """What the machine releases beside its training, by the names of a client's options."""
-        parts: dict[str, Centring | Evaluation] = {}
+    def queries(self, policy: PrivacyPolicy, model: Model, num_features: int, *, held_out: int) -> list[ClientQuery]:
+        """What the machine answers beside its training."""
+        queries: list[ClientQuery] = []
         if self.centred:
             bound = self.centring_norm, self.centring_nonnegative
             if self.task:
                 bound = features_bound(self.task, self.features, num_features, self.feature_bound)
-            parts["centring"] = make_centring(policy, bound, num_features, mu=self.mu, share=self.centring_share)
+            queries.append(make_centring(policy, bound, num_features, mu=self.mu, share=self.centring_share))
         if self.private_evaluation:
             classes = not self.score_bins or model.num_classes == 2
             self._check("score_bins", classes, "unset unless there are two classes")
-            share, bins = self.private_evaluation, self.score_bins
-            parts["evaluation"] = make_evaluation(policy, model, mu=self.mu, share=share, bins=bins, held_out=held_out)
-        return parts
+            own = {"mu": self.mu, "share": self.private_evaluation, "bins": self.score_bins, "held_out": held_out}
+            queries.append(make_evaluation(policy, model, **own))
+        return queries
 
     def make_model(self, num_features: int, num_classes: int) -> Model:
         """The model that a server on the same features has; centred samples have a constant beside them."""

@@ -23,7 +23,8 @@ from ...privacy.setting import Value
 from ..data.task import Dataset
 from ..methods import METHODS, Problem
 from ..methods.full_batch_method import has_table, usual_quantile
-from ..methods.presets import WorkedOut, the_task, trained_samples, tuned
+from ..methods.presets import WorkedOut, the_task, tuned
+from ..methods.queries import trained_samples
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
 from .rehearsal import kept_beside_alone, mean_kept

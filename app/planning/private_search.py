@@ -17,16 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, Guarantee, PrivacyPolicy, PrivateMachine, SimulatedKeys, centred
+from ...privacy import ConfigurationError, Guarantee, PrivacyPolicy, PrivateMachine, SimulatedKeys
 from ...privacy.accounting.loss import Loss
-from ...privacy.side.evaluation_query import counted, counting_policy, release_count
+from ...privacy.queries.evaluation import counted, counting_policy, release_count
 from ..engines.pool import Pool, WorkerState, opened_pool, say_nothing
 from ..engines.workers import EXPERIMENT, LEDGERS, WorkerMachines, shared_samples
-from ..models.model import Model
+from ..methods.queries import QueryOutcome, beside_queries
 from ..runs.experiment import Experiment, prepare
 from ..runs.result import RunResult
 from ..runs.run_guarantees import Figures, run_guarantee
-from ..runs.side_releases import FeatureMean, beside_sides
 from ..runs.training_run import run_experiment
 from ..settings.run_config import RunConfig
 
@@ -97,14 +96,14 @@ class OneOfSeveral(Experiment):
     number: int = 0  # Which of them it is
 
     def policy(self, machine: int | None = None) -> PrivacyPolicy:
-        return beside_sides(super().policy(machine), self.budget_mu)
+        return beside_queries(super().policy(machine), self.budget_mu)
 
     @cached_property
     def session(self) -> str:
         return _session(self.config.seed, f"training {self.number}")
 
-    def side_session(self, of: str) -> str:
-        return _session(self.config.seed, f"{of} {self.number}")
+    def query_session(self, name: str) -> str:
+        return _session(self.config.seed, f"{name} {self.number}")
 
 
 def search(
@@ -226,7 +225,7 @@ def _trained(pool: Pool, experiment: OneOfSeveral, samples: Any) -> RunResult:
 def _private_score(pool: Pool, result: RunResult, mu: float, number: int) -> float:
     """The share of all machines' samples that a model predicts right, by counts with noise."""
     session = _session(result.experiment.config.seed, f"count {number}")
-    model = pool.share((result.parameters, result.mean))
+    model = pool.share((result.parameters, result.answers))
     made = pool.on_all(counts_released, pool.size, model, mu, session)
     right, samples = counted([release for releases in made for release in releases])
     return right / samples
@@ -236,13 +235,13 @@ def counts_released(
     state: WorkerState,
     worker: int,
     workers: int,
-    model: tuple[list[NDArray[Any]], FeatureMean | None],
+    model: tuple[list[NDArray[Any]], Mapping[str, QueryOutcome]],
     mu: float,
     session: str,
 ) -> list[Any]:
     """The counts of a worker's machines: how many of their samples a model predicts right, with noise."""
     experiment, ledgers = state[EXPERIMENT], state[LEDGERS]
-    parameters, mean = model
+    parameters, answers = model
     releases = []
     for machine in range(worker, experiment.config.num_clients, workers):
         own, shard = experiment.policy(machine), experiment.shards[machine]
@@ -251,7 +250,7 @@ def counts_released(
         counter = PrivateMachine(policy, 1, len(shard), ledgers[str(machine)], keys)
         releases.append(
             release_count(
-                counter, session, lambda chosen, shard=shard: _right(experiment.model, parameters, mean, shard[chosen])
+                counter, session, lambda chosen, shard=shard: _right(experiment, parameters, answers, shard[chosen])
             )
         )
     return releases
@@ -267,12 +266,12 @@ def most_reserved(state: WorkerState, worker: int, workers: int) -> float:
 
 
 def _right(
-    model: Model, parameters: list[NDArray[Any]], mean: FeatureMean | None, samples: tuple[NDArray[Any], NDArray[Any]]
+    experiment: Experiment, parameters: list[NDArray[Any]], answers: Mapping[str, QueryOutcome], samples: Any
 ) -> NDArray[np.bool_]:
+    for name, outcome in answers.items():
+        samples = experiment.query(name).largest.seen(samples, outcome.answer)
     features, labels = samples
-    if mean is not None:
-        features = centred(features, mean.centre, mean.constant)
-    return np.asarray(model.logits(parameters, features)).argmax(axis=1) == labels
+    return np.asarray(experiment.model.logits(parameters, features)).argmax(axis=1) == labels
 
 
 def _session(seed: int, name: str) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 from flwr.serverapp.strategy import Result
 
 from ...privacy.accounting.guarantee import Statements, stated_guarantee, stated_values
+from ...privacy.queries.evaluation import EvaluationResult
 from ...strategies.callbacks.callback import Training
-from ...strategies.side.private_evaluation import EvaluationResult
 from ..runs.outcome import MEASURES, Outcome
 from ..runs.result import folder_for, new_folder, write_outcome
 from ..runs.run_summary import plot_accuracy

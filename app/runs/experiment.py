@@ -7,7 +7,7 @@ configuration; on real nodes only the strategy is built, and the machines come f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -30,12 +30,21 @@ from ..data.partition import shard_sizes
 from ..data.task import Dataset
 from ..methods import METHODS, Method, Problem
 from ..methods.method import AUTO
-from ..methods.presets import constant_feature, feature_bound, the_task, trained_samples
+from ..methods.presets import constant_feature, feature_bound, the_task
+from ..methods.queries import (
+    RUN_QUERIES,
+    QueryOutcome,
+    RunQuery,
+    beside_queries,
+    session_options,
+    shares,
+    trained_config,
+    trained_samples,
+)
 from ..models import make_model
 from ..models.model import Model
 from ..planning import Situation, decide
-from ..settings.run_config import RunConfig, check_classes, is_centred, trained_config
-from .side_releases import EvaluationSide, MeanSide, RunSide, beside_sides, session_options
+from ..settings.run_config import RunConfig, check_classes, is_centred
 
 _MOST_COINS = 200_000
 """Replies whose loss is looked at before the first round: seconds."""
@@ -95,7 +104,7 @@ class Experiment(Problem):
         if size not in self._policies:
             policy = self.method.policy(self.trained, size)
             check_federation(policy, self.config.num_clients)
-            self._policies[size] = beside_sides(policy, self.config.mu) if self.sides else policy
+            self._policies[size] = beside_queries(policy, self.config.mu) if shares(self.config) else policy
         return self._policies[size]
 
     @cached_property
@@ -103,23 +112,20 @@ class Experiment(Problem):
         return {}
 
     @cached_property
-    def mean(self) -> MeanSide | None:
-        """The mean of the features; None without centring."""
-        return MeanSide(self, self.policy) if self.is_centred else None
+    def queries(self) -> list[RunQuery]:
+        """What machines are asked beside the training, in the order in which they answer."""
+        return [RUN_QUERIES[name](self, self.policy) for name in shares(self.config)]
 
-    @cached_property
-    def evaluation(self) -> EvaluationSide | None:
-        """The private evaluation; None without one."""
-        return EvaluationSide(self, self.policy) if self.is_evaluated else None
+    def query(self, name: str) -> RunQuery:
+        """A query of the run by its name."""
+        return {one.name: one for one in self.queries}[name]
 
-    @property
-    def sides(self) -> list[RunSide]:
-        """Side releases, in the order in which machines make them."""
-        return [side for side in (self.mean, self.evaluation) if side is not None]
-
-    def seen_from(self, centre: NDArray[np.float32]) -> Experiment:
-        """The experiment with a test set centred as machines centre their features; their samples stay."""
-        return self if self.mean is None else replace(self, data=self.mean.seen(self.data, centre))
+    def seen_by(self, answers: Mapping[str, QueryOutcome]) -> Experiment:
+        """The experiment with a test set as machines see their samples, given answers; their samples stay."""
+        data = self.data
+        for name, outcome in answers.items():
+            data = self.query(name).seen(data, outcome.answer)
+        return self if data is self.data else replace(self, data=data)
 
     def plans(self) -> list[NoisePlan]:
         """The different noise plans of the machines."""
@@ -142,21 +148,18 @@ class Experiment(Problem):
         keys = SimulatedKeys(self.config.seed, name)
         parts = (self.gradients, self.shards[machine], self.policy(machine), ledger, keys)
         options = dict(self.method.client_options(self.trained, machine))
-        for side in self.sides:
-            half = side.machine_half(machine)
-            options[half.option] = half
+        if self.queries:
+            options["queries"] = [one.of_machine(machine) for one in self.queries]
         if masked and self.config.secure:
             options["masking"] = self.masking(machine)
         return self.method.client(*parts, name=name, rows=rows, **options)
 
-    def strategy(
-        self, *, deployed: bool = False, centre: NDArray[np.float32] | None = None, **options: Any
-    ) -> ReleaseStrategy[Any]:
+    def strategy(self, *, deployed: bool = False, **options: Any) -> ReleaseStrategy[Any]:
         """The server's half.
 
         With ``deployed`` machines are real: the session has a fresh random name, because their ledgers know every
-        session they ever took part in, and a trusted server's noise key comes from the operating system. ``centre`` is
-        what machines see their samples from (:meth:`~murmurfl.app.runs.side_releases.MeanSide.collect`).
+        session they ever took part in, and a trusted server's noise key comes from the operating system.
+        ``options`` are further ones of the strategy, such as what requests bring of answers to queries.
         """
         config, values = self.config, self.values
         common = {
@@ -173,7 +176,6 @@ class Experiment(Problem):
             "node_deadline_s": config.node_deadline_s,
             # What simulated machines can do is known without asking them.
             "allow_exhaustion": config.allow_exhaustion or not deployed,
-            **({} if centre is None else {"centre": centre}),
             **self.summation(),
             **options,
             # The run has a folder of its own, and knows more.
@@ -213,7 +215,7 @@ class Experiment(Problem):
             own = Loss.of(server.aggregator.guaranteed_mu(self.model.num_parameters))
         else:
             own = weakest_loss(plan.loss for plan in self.plans())
-        return NO_LOSS.compose(*(side.loss for side in self.sides), own)
+        return NO_LOSS.compose(*(query.loss for query in self.queries), own)
 
     @cached_property
     def shortage(self) -> Shortage | None:

@@ -235,7 +235,7 @@ def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None) ->
         others += [(f"--scale {PRIVATE}", _rehearsed(again, on_progress))]
     elif config.num_clients > 1 and made.guarantee.trust == "untrusted-server" and worse:
         ways[f"--trust {_SUMS}"] = {"trust": _SUMS}
-    if made.mean is None and not config.centring and not of_numbers and _is_off_centre(read):
+    if not made.experiment.is_centred and not config.centring and not of_numbers and _is_off_centre(read):
         ways[f"--set centring={PRIVATE}"] = {"centring": PRIVATE}
     for option, changes in ways.items():
         with suppress(ConfigurationError), _quiet():  # of what the strategy cannot have

@@ -337,6 +337,10 @@ class Outcome(_Part):
     alone: Alone | None = None
     centring: MeanFigures | None = None
     private_evaluation: EvaluationFigures | None = None
+    queries: dict[str, dict[str, Any]] | None = _or_null(
+        "What became of further queries beside the training, by name: mu, share, answer and counts; left out without "
+        "any."
+    )
     warnings: list[str] = _said(
         "What is odd about the data or the model, in sentences. Of a simulation's data, which is not private: how many "
         "are far longer than was declared.",
@@ -426,7 +430,7 @@ class Outcome(_Part):
 
     def document(self) -> dict[str, Any]:
         """The contents of ``result.json``: plain values."""
-        return self.model_dump(by_alias=True)
+        return self.model_dump(by_alias=True, exclude=None if self.queries else {"queries"})
 
     @property
     def tested(self) -> bool:

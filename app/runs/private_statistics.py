@@ -1,6 +1,6 @@
 """Private statistics of a table as a rehearsal: simulated machines on one computer, with seeded keys.
 
-What is released and what it costs stands in :mod:`murmurfl.privacy.side.statistics_query`. Real machines release the
+What is released and what it costs stands in :mod:`murmurfl.privacy.queries.statistics`. Real machines release the
 same by the strategy :class:`~murmurfl.strategies.Statistics`, each from a ledger and a key of its own.
 """
 
@@ -42,8 +42,8 @@ from ...strategies import (
     SecureAggregation,
     Statistics,
     TableStatistics,
-    TrustedStatistics,
 )
+from ...strategies.queries import noise_on_answers
 
 _SESSION = "statistics"
 
@@ -155,18 +155,19 @@ def private_statistics(
     }
     if summed:
         options["secure_aggregation"] = SecureAggregation(min_cohort=len(parts), helpers=1)
-    strategy: Statistics = Statistics(**options)
     if trust == "trusted-server":
-        strategy = TrustedStatistics(policy=policy, noise_keys=SimulatedKeys(seed, f"server, {_SESSION}"), **options)
+        options |= {"policy": policy, "noise_keys": SimulatedKeys(seed, f"server, {_SESSION}")}
+    strategy = Statistics(**options)
     found = strategy.collect(CountedMachines(rows, [places[part] for part in parts], policy, seed))
     return replace(found, guarantee=_guarantee(policy, strategy))
 
 
 def _guarantee(policy: PrivacyPolicy, strategy: Statistics) -> Guarantee:
     """What machines of this policy would guarantee with keys that nobody knows."""
-    width = strategy.rows.width
-    if isinstance(strategy, TrustedStatistics):
-        return server_guarantee(policy, strategy.aggregator.guaranteed_mu(width), "fresh", notes=(SIMULATED,))
+    width, keys = strategy.query.width, strategy.options.noise_keys
+    if policy.trust == "trusted-server":
+        mu = noise_on_answers(strategy.query, policy, keys).guaranteed_mu(width)
+        return server_guarantee(policy, mu, "fresh", notes=(SIMULATED,))
     return policy_guarantee(policy, policy.plan(width).loss, notes=(SIMULATED,))
 
 

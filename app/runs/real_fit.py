@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients import StatisticsClient, TableRows, numpy_client_app, statistics_columns
+from ...clients.queries import check_beside
 from ...clients.records.machine_records import Records, Rows
+from ...clients.records.places import RecordPlaces
 from ...clients.records.schema import Schema
-from ...clients.side.side_parts import check_beside
-from ...clients.side.statistics_client import RecordPlaces
 from ...privacy import (
     EVALUATION_SHARE,
     ConfigurationError,
@@ -46,13 +46,13 @@ from ...strategies import Statistics
 from ..data.table_task import ReadTable, TableTask, model_inputs, of_nobody, scaled_labels
 from ..data.task import Dataset
 from ..engines.inprocess import InProcessGrid
+from ..methods.queries import beside_queries
 from ..settings.layers import layered
 from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .progress import Progress
 from .result import RunResult
 from .sealed import ChangedRowsError, Seal
-from .side_releases import beside_sides, features_bound, make_centring, make_evaluation
 from .training_run import check_deployed, run_experiment
 
 LEDGER_ENDING = ".ledger"
@@ -164,7 +164,9 @@ def fit_for_real(
 
 def _client(experiment: Experiment, samples: Any, policy: PrivacyPolicy, ledger: SQLiteLedger, name: str) -> Any:
     """The one machine of a real fit."""
-    options = {**experiment.method.client_options(experiment.trained, 0), **_sides(experiment, policy)}
+    samples_held = len(experiment.data.train_labels)
+    queries = [one.client_query(policy, samples_held) for one in experiment.queries]
+    options = {**experiment.method.client_options(experiment.trained, 0), "queries": queries}
     return experiment.method.client(experiment.gradients, samples, policy, ledger, ledger.keys(), name=name, **options)
 
 
@@ -193,7 +195,7 @@ def _opened(
         at = delta if kept is None else float(kept.delta or delta)
         trial = SQLiteLedger.create(Path(scratch) / "trial.ledger", budget_mu=whole, delta=at)
         if scaling_mu:
-            policy = beside_sides(policy, whole)
+            policy = beside_queries(policy, whole)
             _statistics_client(
                 schema, np.full((count, len(statistics_columns(schema))), np.nan), policy, scaling_mu, trial, name
             )
@@ -419,17 +421,3 @@ class _Nobody:
 
     def __getitem__(self, chosen: slice, /) -> tuple[NDArray[np.float32], NDArray[Any]]:
         return self.data.train_features[chosen], self.data.train_labels[chosen]
-
-
-def _sides(experiment: Experiment, policy: PrivacyPolicy) -> dict[str, Any]:
-    """The machine's halves of what it releases beside its training, under this ``policy``."""
-    config, made = experiment.config, {}
-    if experiment.mean is not None:
-        width = experiment.mean.width
-        bound = features_bound(config.task, config.features, width, config.feature_bound)
-        made["centring"] = make_centring(policy, bound, width, mu=config.mu, share=experiment.mean.share)
-    if experiment.evaluation is not None:
-        held_out, share = experiment.evaluation.machine_half(0).held_out, experiment.evaluation.share
-        options = {"mu": config.mu, "share": share, "bins": config.score_bins, "held_out": held_out}
-        made["evaluation"] = make_evaluation(policy, experiment.model, **options)
-    return made

@@ -24,13 +24,13 @@ from ...privacy import ConfigurationError, Forecast, Guarantee, MurmurflError
 from ...privacy.files import not_written, replace_durably
 from ...privacy.machine.clipping import TrainingFigures
 from ...privacy.machine.tables import NONE, PRIVATE
+from ...privacy.queries.evaluation import EvaluationRows
 from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy
 from ...strategies.rounds.checkpoint import checkpoint_header
 from ...strategies.rounds.known_machines import restored_names
-from ...strategies.side.private_evaluation import EVALUATION_FIGURES
 from ..data.partition import shard_sizes
 from ..methods.presets import constant_feature, feature_bound, the_task
-from ..models.model import CENTRE_ARRAY, CONSTANT_ARRAY
+from ..methods.queries import QueryOutcome
 from ..settings.run_config import check_run_name
 from .experiment import Experiment
 from .machine_statements import Participation, is_named, releases_made, stated, statement_groups
@@ -38,7 +38,6 @@ from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Alone, Outcome
 from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
 from .run_summary import plot_accuracy, shown, shown_measure
-from .side_releases import FeatureMean
 from .simulated_figures import alone
 
 if TYPE_CHECKING:
@@ -87,12 +86,9 @@ class RunResult:
         What carried the messages: ``cohort``, ``inprocess``, ``ray`` or ``real-nodes``; empty for a grid of one's own.
     device : str
         Which of PyTorch's devices computed gradients and noise; empty for NumPy.
-    mean : FeatureMean or None
-        With centring, the centre of the model's inputs: whoever uses the model needs it.
-    evaluation : EvaluationResult or None
-        With a private evaluation, how good the model is on the machines' samples.
-    evaluation_failure : str
-        Why there is none, though it was asked for.
+    answers : mapping
+        What became of each query beside the training, by its name: ``mean`` with centring, ``evaluation`` with a
+        private one.
     table : FittedTable or None
         The table that it was fitted to, where it was one (:func:`murmurfl.app.fit`).
 
@@ -117,9 +113,7 @@ class RunResult:
     training: Mapping[int, TrainingFigures] = field(default_factory=dict)
     engine: str = ""
     device: str = ""
-    mean: FeatureMean | None = None
-    evaluation: EvaluationResult | None = None
-    evaluation_failure: str = ""
+    answers: Mapping[str, QueryOutcome] = field(default_factory=dict)
     table: FittedTable | None = None
 
     delta = _recorded("delta", "Delta at which epsilon is shown.")
@@ -172,8 +166,8 @@ class RunResult:
     def arrays(self) -> dict[str, Any]:
         """The model's arrays by name, with the centre of its inputs: the contents of ``model.npz``."""
         arrays: dict[str, Any] = dict(zip(self.experiment.model.names, self.parameters, strict=True))
-        if self.mean is not None:  # without which nobody could use the model
-            arrays |= {CENTRE_ARRAY: self.mean.centre, CONSTANT_ARRAY: np.float64(self.mean.constant)}
+        for name, outcome in self.answers.items():  # without which nobody could use the model
+            arrays |= self.experiment.query(name).arrays(outcome.answer)
         return arrays
 
     @cached_property
@@ -193,7 +187,7 @@ class RunResult:
             num_features=model.num_features,
             num_classes=model.num_classes,
             feature_bound=feature_bound(config),
-            constant=constant_feature(config) or self.mean is not None,
+            constant=constant_feature(config) or experiment.is_centred,
             arrays=self.arrays,
             schema=task.schema if self.table is None else self.table.schema,
             card=card(self.outcome, deployed=self.deployed, data=data),
@@ -237,6 +231,12 @@ class RunResult:
     def epsilon(self) -> float:
         """Epsilon of :attr:`mu`, at the configuration's delta."""
         return epsilon_of(self.mu, self.experiment.config.delta)
+
+    @property
+    def evaluation(self) -> EvaluationResult | None:
+        """With a private evaluation, how good the model is on the machines' samples."""
+        found = self.answers.get(EvaluationRows.name)
+        return None if found is None else found.answer
 
     @property
     def mu_local(self) -> float | None:
@@ -296,8 +296,7 @@ class RunResult:
                 "sampling": values.sampling,
             },
             asked={name: config.to_mapping()[name] for name in WORKED_OUT},
-            centring=self._centring(),
-            private_evaluation=self._evaluation(),
+            **self._answers(),
             warnings=self._warnings(),
             clip=self._clip(),
             online=self.online,
@@ -340,22 +339,14 @@ class RunResult:
             "last": last,
         }
 
-    def _centring(self) -> dict[str, Any] | None:
-        """The figures of the mean of the features; its mu is by the run configuration."""
-        if self.mean is None or self.experiment.mean is None:
-            return None
-        counts = {name: getattr(self.mean.report, name) for name in ("asked", "aggregated", "samples")}
-        return {**self.experiment.mean.recorded, "constant": self.mean.constant, **counts}
-
-    def _evaluation(self) -> dict[str, Any] | None:
-        """The figures of the private evaluation; its mu is by the run configuration."""
-        if self.experiment.evaluation is None:
-            return None
-        return {
-            **self.experiment.evaluation.recorded,
-            **(dict.fromkeys(EVALUATION_FIGURES) if self.evaluation is None else self.evaluation.document),
-            "failure": self.evaluation_failure or None,
-        }
+    def _answers(self) -> dict[str, Any]:
+        """The figures of queries beside the training, by the keys that they have in a result."""
+        found: dict[str, Any] = {}
+        for name, outcome in self.answers.items():
+            query = self.experiment.query(name)
+            place = found if query.result_key else found.setdefault("queries", {})
+            place[query.result_key or name] = query.figures(outcome)
+        return found
 
     def _training(self) -> dict[str, Any] | None:
         """The figures of clipping in a simulation; not private, and marked so."""

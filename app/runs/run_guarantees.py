@@ -132,12 +132,8 @@ def _notes(experiment: Experiment, deployed: bool, statements: Statements | None
     """Sentences on what the figure includes and rests on."""
     config = experiment.config
     if config.private and experiment.asked_rounds:
-        for side in experiment.sides:
-            yield (
-                side.included
-                if deployed
-                else side.included_share.format(mu=rounded_up(side.mu), share=100 * side.share)
-            )
+        for query in experiment.queries:
+            yield query.included if deployed else query.included_share(rounded_up(query.mu))
         if config.quantile and deployed:
             yield COUNTED
         elif config.quantile:  # of what is left after the mean of the features, where there is one

@@ -22,6 +22,7 @@ from ...strategies.rounds.checkpoint import checkpoint_header
 from ...strategies.rounds.guarded_grid import GuardedGrid
 from ..methods.method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
+from ..methods.queries import QueryOutcome, check_permit
 from ..planning.rehearsal import foretold
 from ..settings.run_config import RunConfig, nothing_gained
 from .experiment import Experiment, prepare, reply_is_lost, worked_out
@@ -29,7 +30,6 @@ from .machine_statements import compact, listed
 from .progress import Progress
 from .result import END_NAME, RunResult, excluded_clients
 from .run_guarantees import configured_figures, refuse_untrue
-from .side_releases import check_permit
 from .simulated_figures import GradientNorms, OnlineLosses
 
 REAL_NODES = "real-nodes"
@@ -136,13 +136,18 @@ def run_experiment(
     if config.lost_replies and not isinstance(grid, DirectMachines):
         grid = LossyGrid(grid, config.lost_replies, config.seed)
     started = time.perf_counter()
-    mean = experiment.mean.collect(grid, checkpoint, deployed=deployed) if experiment.mean else None
-    seen = experiment if mean is None else experiment.seen_from(mean.centre)
+    answers: dict[str, QueryOutcome] = {}
+    inputs: dict[str, Any] = {}  # what later requests bring of answers
+    for query in experiment.queries:
+        if query.before:
+            found = answers[query.name] = query.ask(grid, checkpoint, deployed=deployed, inputs=inputs)
+            inputs |= query.inputs(found.answer)
     folder = checkpoint.parent if deployed and checkpoint is not None else None
-    watch = _Watch(seen, deployed, on_progress, folder, rehearsed=experiment if rehearsed and config.private else None)
+    rehearsing = experiment if rehearsed and config.private else None
+    watch = _Watch(experiment.seen_by(answers), deployed, on_progress, folder, rehearsed=rehearsing)
     strategy = experiment.strategy(
         deployed=deployed,
-        centre=None if mean is None else mean.centre,
+        **inputs,
         checkpoint=checkpoint,
         evaluate_every=1 if watch.regret is not None else config.evaluate_every,
         callbacks=[watch],
@@ -158,11 +163,11 @@ def run_experiment(
     _refuse_nothing(strategy, watch.progress)
     if not watch.progress:  # resumed after its last round: only the evaluation was left to do
         watch.after_round(strategy, strategy.history[-1], result.evaluate_metrics_serverapp.get(len(strategy.history)))
-    evaluation, failure = None, ""
-    if experiment.evaluation:
-        evaluation, failure = experiment.evaluation.ask(
-            *(grid, result.arrays, mean, checkpoint), trained=strategy, deployed=deployed
-        )
+    for query in experiment.queries:
+        if not query.before:
+            answers[query.name] = query.ask(
+                grid, checkpoint, deployed=deployed, inputs=inputs, model=result.arrays, trained=strategy
+            )
     statements = strategy.ask_privacy(grid, timeout=config.round_timeout_s)
     figures = watch.figures
     if not experiment.method.trusted:
@@ -184,9 +189,7 @@ def run_experiment(
         gradient_norms=None if watch.norms is None else watch.norms.document(),
         training={} if deployed else strategy.training,
         engine=REAL_NODES if deployed else engine,
-        mean=mean,
-        evaluation=evaluation,
-        evaluation_failure=failure,
+        answers=answers,
     )
 
 

@@ -14,11 +14,10 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import cache, cached_property, lru_cache
 from typing import Any, TypeVar
 
-from ...privacy import CENTRING_SHARE, MECHANISMS, NO_NOISE, ConfigurationError, Trust, divided_mu, gdp_mu
+from ...privacy import CENTRING_SHARE, MECHANISMS, NO_NOISE, ConfigurationError, Trust, gdp_mu
 from ...privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
 from ...privacy.machine.tables import HELD_OUT, PRIVATE
 from ...privacy.setting import Setting, mu_and_epsilon, refusal, settings, settings_of, unknown_key
@@ -367,13 +366,6 @@ def centred_by_default(strategy: str, features: str, *, secret_order: bool) -> b
 def is_evaluated(config: RunKeys) -> bool:
     """Whether machines say privately, after the training, how good the model is."""
     return config.private_evaluation > 0
-
-
-def trained_config(config: Config) -> Config:
-    """The run configuration with the mu that side releases leave for the training."""
-    shares = config.centring_share if is_centred(config) else 0.0
-    shares += config.private_evaluation
-    return replace(config, mu=divided_mu(config.mu, shares)[1]) if shares else config
 
 
 def check_sides(config: RunKeys) -> None:

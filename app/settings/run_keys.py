@@ -11,9 +11,9 @@ from typing import Annotated
 from ...clients.adapters.per_sample_gradients import GRADIENT_MEMORY_MIB
 from ...privacy import ACCOUNTINGS, CLIP_UNITS, NOISE_QUALITIES, ORDERS, RELEASE_RULES, SCHEDULES, SHARES
 from ...privacy.machine import tables
+from ...privacy.queries.clipped_share import QUANTILE_SHARE
+from ...privacy.queries.mean_of_features import CENTRING_SHARE
 from ...privacy.setting import Declaration, settings
-from ...privacy.side.centring_query import CENTRING_SHARE
-from ...privacy.side.clipped_share import QUANTILE_SHARE
 from ...privacy.sums.roster import MOST_HELPERS
 from ...strategies import AVERAGES, REGULARIZERS, SAMPLINGS, VARIANTS
 from ...strategies.sums.secure_aggregation import MOST_CULPRITS

@@ -26,10 +26,10 @@ from ..messages import answer, in_simulation
 from ..nodes.machine_file import SampleNode
 from ..nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from ..private_client import PrivateClient, handled
+from ..queries import EvaluationShare, Measure
 from ..records.drafting import inferred
 from ..records.machine_records import Items, OwnerGradients, Records, file_items, items_of
 from ..records.schema import Schema
-from ..side.evaluation_client import EvaluationShare, Measure
 from ..simulation.simulated_machines import SimulatedSums, simulated_machine
 from .per_sample_gradients import GRADIENT_MEMORY_MIB
 from .sample_methods import MachineModel, SampleMethod, read_request, sample_method, statistics_model
@@ -236,7 +236,7 @@ class PrivateClientApp(ClientApp):
                 f"{policy.samples_per_owner} and owner = {records.schema.owner!r}."
             )
         if evaluation is not None:
-            made["evaluation"] = evaluation.evaluation(policy, self._measure, records)
+            made["queries"] = [evaluation.evaluation(policy, self._measure, records)]
             policy = evaluation.training(policy)
         if not policy.samples_per_owner:
             return self.method.client(self.model.gradients, records, policy, masking=masking, **made)

@@ -25,9 +25,9 @@ from ..messages import malformed
 from ..mu2_client import Mu2Client
 from ..one_shot_client import StatisticsClient
 from ..private_client import PrivateClient
+from ..queries import Measure
+from ..records.places import TableRows
 from ..records.schema import Schema
-from ..side.evaluation_client import Measure
-from ..side.statistics_client import TableRows
 from .per_sample_gradients import PerSampleGradients
 
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from ...privacy import ConfigurationError, Measured
 from ...privacy.accounting.gdp import check_count
 from ...privacy.machine.clipping import DenseContributions, StackedContributions
+from ..queries import Measure
 from ..records.schema import Label, Part, Schema
-from ..side.evaluation_client import Measure
 from .per_sample_gradients import OuterProducts, PulledOuterProducts, combined_gradients
 from .sample_methods import MachineModel
 

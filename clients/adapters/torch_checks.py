@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, derived_seed
 from ...privacy.errors import OF_DATA, check_installed
+from ..queries import Measure
 from ..records.schema import Schema
-from ..side.evaluation_client import Measure
 from .per_sample_gradients import GRADIENT_MEMORY_MIB
 from .sample_methods import MachineModel, measured_bound
 from .torch_model import (

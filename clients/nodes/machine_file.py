@@ -23,7 +23,7 @@ from ...privacy.setting import Declaration, Setting, Value, refusal, settings, s
 from ...privacy.sums.masking import Masking
 from ..adapters.sample_methods import SAMPLE_METHODS, sample_method
 from ..adapters.update_policy import UpdatePolicy
-from ..side.evaluation_client import EvaluationShare
+from ..queries import EvaluationShare
 from .operators_file import OperatorsFile, covering_budget
 from .roster_files import read_machine_key, read_roster
 

@@ -25,7 +25,8 @@ from ...privacy.machine.clipping import ChosenContributions, StackedContribution
 from ...privacy.machine.machine_block import BlockAdmission, BlockArithmetic, BlockReleases, MachineBlock
 from ...privacy.machine.prefix_sums import ReleaseRule
 from ..adapters.per_sample_gradients import Samples
-from ..private_client import PrivateClient, Request, Together, read_release_of
+from ..private_client import PrivateClient, Request, Together
+from ..queries import QueryPart, read_query
 
 Placed = tuple[int, int, slice, bool]
 """A machine that may release: its place among those asked, its part, its fresh samples, whether it is computed here."""
@@ -140,8 +141,8 @@ class Computing:
         placed.sort(key=lambda entry: entry[0])
         here = np.array([here for *_, here in placed])
         samples = self.batch([(self.names[i], chosen) for i, _, chosen, here in placed if here])
-        if self.client.centred is not None and self.request.centre is not None:
-            samples = self.client.centred.centring.batch(samples, self.request.centre)
+        if self.client.giver is not None and self.request.public_input is not None:
+            samples = self.client.giver.asked.seen(samples, self.request.public_input)
         if not here.all():
             sampled = np.repeat(here, self.client.machine.policy.batch_size)
             samples = spread_samples(samples, np.flatnonzero(sampled), len(sampled))
@@ -522,12 +523,20 @@ class _Asked:
 
     def request(self, client: PrivateClient, name: str, entries: Mapping[str, Any]) -> Request:
         """The request of one machine, which may refuse it like a message."""
-        of, centre = read_release_of(entries, client.parts)
-        return Request(self.server_round, self.session, self.acks[name], tuple(map(list, self.points)), of, centre)
+        of, public = read_query(entries, client.parts)
+        return Request(self.server_round, self.session, self.acks[name], tuple(map(list, self.points)), of, public)
 
 
 def _alike(one: PrivateClient, other: PrivateClient) -> bool:
     ours, theirs = one.machine.policy, other.machine.policy
     same = (ours.batch_size, ours.clip_unit, ours.clip_norm) == (theirs.batch_size, theirs.clip_unit, theirs.clip_norm)
-    centres = [None if client.centred is None else client.centred.centring.terms for client in (one, other)]
-    return same and centres[0] == centres[1] and type(one) is type(other) and one.gradients is other.gradients
+    return (
+        same and _seen_alike(one.giver, other.giver) and type(one) is type(other) and one.gradients is other.gradients
+    )
+
+
+def _seen_alike(one: QueryPart | None, other: QueryPart | None) -> bool:
+    """Whether samples are seen in the same way by a public input; the policies of the queries may differ."""
+    if one is None or other is None:
+        return one is other
+    return replace(one.asked, policy=other.asked.policy) == other.asked  # type: ignore[type-var]

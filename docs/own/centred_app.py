@@ -55,7 +55,7 @@ def client_fn(context):
         ContextLedger(context.state, name),
         SimulatedKeys(1, name),
         name=name,
-        centring=Centring(mean, FEATURES),
+        queries=[Centring(mean, FEATURES)],
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from murmurfl.clients import CountedGradients, FullBatchClient
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, protocol
-from murmurfl.privacy.side.clipped_share import CountedRows
+from murmurfl.privacy.queries.clipped_share import CountedRows
 
 from tests.harness.machines import training_config
 from tests.harness.models import Quadratic

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys, protocol
-from murmurfl.privacy.side.clipped_share import CountedRows
+from murmurfl.privacy.queries.clipped_share import CountedRows
 from murmurfl.strategies import (
     FullBatch,
     Refusal,

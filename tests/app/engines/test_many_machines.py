@@ -53,7 +53,7 @@ def test_machines_that_are_stated_together_say_what_each_says_by_itself(name):
 def test_machines_that_spent_something_elsewhere_are_told_apart():
     """A machine that answered for the mean of the features, but never for the training."""
     machines, result = ran(CONFIGURATIONS["after a mean"])
-    mean = result.experiment.side_session("mean")
+    mean = result.experiment.query_session("mean")
     assert result.strategy.session != mean
     used = {name: said["samples-used"] for name, said in result.statements.items()}
     assert used == {name: machines.cohort.client(name).statement(mean)["samples-used"] for name in used}

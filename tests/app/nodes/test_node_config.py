@@ -488,7 +488,7 @@ def test_an_epsilon_in_the_place_of_mu_is_one_at_the_ledgers_delta(tmp_path, led
     by_mu = NodeConfig.read(write(tmp_path, mu=gdp_mu(2.0, ledgers_delta), **changes)).client()
     assert by_epsilon.machine.policy == by_mu.machine.policy
     assert describe(by_epsilon) == describe(by_mu)
-    means = [None if one.centred is None else one.centred.machine.policy for one in (by_epsilon, by_mu)]
+    means = [None if one.giver is None else one.giver.machine.policy for one in (by_epsilon, by_mu)]
     assert means[0] == means[1]
 
 

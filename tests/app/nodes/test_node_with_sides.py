@@ -41,7 +41,7 @@ def of_evaluation(session="e"):
 
 def test_the_file_decides_the_means_share_and_bound(tmp_path):
     client = made(tmp_path, **CENTRED, centring_share=0.2).client()
-    mean, rest = client.centred.centring.policy, client.machine.policy
+    mean, rest = client.parts["mean"].asked.policy, client.machine.policy
     assert (mean.mu, rest.mu) == (pytest.approx(math.sqrt(0.2)), pytest.approx(math.sqrt(0.8)))
     assert mean.budget_mu == rest.budget_mu == MU
     assert (mean.clip_norm, mean.clip_unit, mean.noise_quality) == (2.0, "nonnegative", "exact")
@@ -53,10 +53,14 @@ def test_the_file_decides_the_means_share_and_bound(tmp_path):
 
 def test_the_file_decides_the_evaluations_share_and_samples(tmp_path):
     client = made(tmp_path, private_evaluation=0.2, held_out=0.25, score_bins=4).client()
-    own, rest = client.evaluated.evaluation.policy, client.machine.policy
+    own, rest = client.parts["evaluation"].asked.policy, client.machine.policy
     assert (own.mu, rest.mu) == (pytest.approx(math.sqrt(0.2)), pytest.approx(math.sqrt(0.8)))
     assert (own.budget_mu, rest.budget_mu, own.noise_quality) == (MU, MU, "exact")
-    assert (client.machine.num_samples, client.evaluated.samples, client.evaluated.evaluation.bins) == (15, 5, 4)
+    assert (client.machine.num_samples, client.parts["evaluation"].samples, client.parts["evaluation"].asked.bins) == (
+        15,
+        5,
+        4,
+    )
     said = describe(client)
     assert "mu = 1 Gaussian DP" in said
     assert "Of it mu = 0.4473 is for a private evaluation of the model, which it releases last." in said
@@ -102,23 +106,23 @@ def test_mean_evaluation_and_training_are_one_mu(tmp_path):
     client = made(tmp_path, private_evaluation=0.2, held_out=0.0, **centred).client()
     mus = [client.machine.plan.mu, *(machine.plan.mu for machine in client.beside)]
     assert math.hypot(*mus) == pytest.approx(MU, rel=1e-9)
-    assert client.evaluated.samples == SAMPLES
+    assert client.parts["evaluation"].samples == SAMPLES
     assert describe(client).count("Of it mu") == 2
 
 
 def test_built_in_features_declare_bounds_and_centring(tmp_path):
     client = made(tmp_path, **TASK).client()
-    mean = client.centred.centring.policy
+    mean = client.parts["mean"].asked.policy
     assert (mean.clip_norm, mean.clip_unit) == (1.0, "nonnegative")
-    assert client.centred.centring.num_features == 192
+    assert client.parts["mean"].asked.num_features == 192
     other = tmp_path / "other"
     other.mkdir()
-    assert made(other, **TASK, centring="none").client().centred is None
+    assert made(other, **TASK, centring="none").client().giver is None
 
 
 def test_a_machine_that_trusts_its_server_says_that_side_releases_go_without_noise(tmp_path):
     client = made(tmp_path, **TASK, strategy="trusted-full-batch", private_evaluation=0.2).client()
-    assert client.centred.centring.policy.trust == client.evaluated.evaluation.policy.trust == "trusted-server"
+    assert client.parts["mean"].asked.policy.trust == client.parts["evaluation"].asked.policy.trust == "trusted-server"
     said = describe(client)
     assert "and to the mean of its features before them" in said
     assert "and to how good a model is on its samples after them" in said

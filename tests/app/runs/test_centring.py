@@ -33,7 +33,7 @@ def test_soft_gradients_are_centred_by_default_and_others_on_request(full):
     assert not prepare(RunConfig()).is_centred
     assert prepare(RunConfig(centring="private")).is_centred
     assert full.experiment.model.names == ["weight"]  # the constant is the bias
-    assert full.experiment.model.shapes == [(10, full.mean.centre.size + 1)]
+    assert full.experiment.model.shapes == [(10, full.answers["mean"].answer.size + 1)]
 
 
 def test_it_pays(full):
@@ -44,7 +44,7 @@ def test_it_pays(full):
 
 def test_mu_is_that_of_both_sessions_and_exactly_what_is_printed(full):
     experiment = full.experiment
-    mean, rest = experiment.mean.mu, experiment.plans()[0].mu
+    mean, rest = experiment.query("mean").mu, experiment.plans()[0].mu
     assert mean == pytest.approx(3.0 * math.sqrt(0.05), rel=1e-12)
     assert full.mu == pytest.approx(compose_gdp([mean, rest]), rel=1e-12) == pytest.approx(3.0, rel=1e-12)
     assert full.epsilon == pytest.approx(gdp_epsilon(3.0, 1e-5), rel=1e-9)
@@ -59,7 +59,7 @@ def test_mu_is_that_of_both_sessions_and_exactly_what_is_printed(full):
 def test_engines_agree_to_the_last_bit(strategy, trust):
     settings = {**SETTINGS, "strategy": strategy, "trust": trust, "num_rounds": 2}
     runs = [simulate(**settings, engine=engine) for engine in ("cohort", "inprocess")]
-    assert np.array_equal(runs[0].mean.centre, runs[1].mean.centre)
+    assert np.array_equal(runs[0].answers["mean"].answer, runs[1].answers["mean"].answer)
     if strategy == "full-batch":
         assert all(np.array_equal(*parts) for parts in zip(*(run.parameters for run in runs), strict=True))
     assert runs[0].parameters[0] == pytest.approx(runs[1].parameters[0], abs=1e-6)
@@ -87,7 +87,7 @@ def test_every_method_either_takes_it_or_refuses_it_by_name():
 @pytest.mark.parametrize("strategy", ["delayed-momentum", "isrl-dp", "trusted-mu2", "trusted-full-batch"])
 def test_other_methods_train_around_it_and_stay_within_mu(strategy):
     result = simulate(**SETTINGS, strategy=strategy, num_rounds=2)
-    assert result.mean.report.aggregated == 4
+    assert result.answers["mean"].report.aggregated == 4
     assert result.mu == pytest.approx(3.0, rel=1e-9)
     assert all(report.aggregated == 4 for report in result.strategy.history)
 
@@ -106,13 +106,13 @@ def test_without_noise_nothing_is_promised_and_the_mean_is_the_mean():
     assert math.isinf(result.mu)
     assert "mean of the features" not in result.guarantee.sentence
     features = np.concatenate([shard[:][0] for shard in result.experiment.shards])
-    assert result.mean.centre == pytest.approx(features.mean(axis=0), abs=1e-4)
+    assert result.answers["mean"].answer == pytest.approx(features.mean(axis=0), abs=1e-4)
 
 
 def test_lost_machines_are_missing_in_the_mean_and_nowhere_else():
     result = simulate(**{**FULL, "num_clients": 10, "clients_per_round": 10, "lost_replies": 0.3, "seed": 3})
-    assert 0 < result.mean.report.aggregated < 10
-    assert result.mean.report.samples < 1438
+    assert 0 < result.answers["mean"].report.aggregated < 10
+    assert result.answers["mean"].report.samples < 1438
     assert result.accuracy > 0.85
 
 
@@ -132,7 +132,7 @@ def test_who_has_the_files_can_use_the_model(full, tmp_path):
     assert document["config"]["centring"] == "private"
     mean = document["centring"]
     assert (mean["asked"], mean["aggregated"], mean["share"], mean["constant"]) == (4, 4, 0.05, 0.3)
-    assert mean["mu"] == full.experiment.mean.mu
+    assert mean["mu"] == full.experiment.query("mean").mu
     assert mean["samples"] == sum(full.experiment.sizes)
     with np.load(tmp_path / "model.npz") as model:
         assert set(model.files) == {"weight", "centring.centre", "centring.constant"}

@@ -3,8 +3,8 @@
 import time
 
 import pytest
+from murmurfl.app.methods.queries import check_permit
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.runs.side_releases import check_permit
 from murmurfl.app.runs.training_run import check_deployed
 from murmurfl.app.settings.catalogue import key_toml
 from murmurfl.app.settings.run_config import RunConfig
@@ -38,7 +38,7 @@ def test_each_part_has_a_session_of_its_own_that_the_permit_must_name():
     config = configuration(permit("night", "nightmean", "nightevaluation"), **parts)
     check_deployed(config)
     experiment = prepare(config)
-    strategies = [experiment.strategy, experiment.mean.strategy, experiment.evaluation.strategy]
+    strategies = [experiment.strategy, *[query.strategy for query in experiment.queries]]
     assert [make(deployed=True).session for make in strategies] == ["night", "nightmean", "nightevaluation"]
     with pytest.raises(ConfigurationError, match=r"without its evaluation.*--session night --mean --evaluation"):
         check_deployed(configuration(permit("night", "nightmean"), **parts))

@@ -60,7 +60,7 @@ def test_without_noise_it_is_exact_and_nothing_is_promised():
 
 def test_mu_is_that_of_both_sessions_and_exactly_what_is_printed(full):
     experiment = full.experiment
-    own, rest = experiment.evaluation.mu, experiment.plans()[0].mu
+    own, rest = experiment.query("evaluation").mu, experiment.plans()[0].mu
     assert own == pytest.approx(3.0 * math.sqrt(0.05), rel=1e-12)
     assert full.mu == pytest.approx(compose_gdp([own, rest]), rel=1e-12) == pytest.approx(3.0, rel=1e-12)
     assert full.epsilon == pytest.approx(gdp_epsilon(3.0, 1e-5), rel=1e-9)
@@ -86,11 +86,11 @@ def test_engines_agree_to_the_last_bit(trust):
 def test_beside_a_mean_of_the_features_three_parts_make_one_mu():
     result = simulate(**{**FULL, "features": "soft-gradients"}, trust="secure-aggregation")
     experiment = result.experiment
-    parts = [experiment.mean.mu, experiment.evaluation.mu, experiment.plans()[0].mu]
+    parts = [experiment.query("mean").mu, experiment.query("evaluation").mu, experiment.plans()[0].mu]
     assert compose_gdp(parts) == pytest.approx(3.0, rel=1e-9) == pytest.approx(result.mu, rel=1e-9)
     assert [entry["mu-guaranteed"] for entry in result.statements.values()] == pytest.approx([3.0] * 4, rel=1e-9)
     assert result.evaluation.machines == 4
-    assert result.mean.report.samples == sum(experiment.sizes)  # what is set aside is not in it either
+    assert result.answers["mean"].report.samples == sum(experiment.sizes)  # what is set aside is not in it either
 
 
 def test_every_method_either_takes_it_or_refuses_it_by_name():
@@ -103,7 +103,7 @@ def test_every_method_either_takes_it_or_refuses_it_by_name():
             experiment = prepare(RunConfig(**settings))
             assert experiment.policy().order != "in-turn"
             assert experiment.loss().mu == pytest.approx(3.0, rel=1e-9)
-            assert experiment.evaluation.machine_half(0).policy.budget_mu == 3.0
+            assert experiment.query("evaluation").of_machine(0).policy.budget_mu == 3.0
 
 
 @pytest.mark.parametrize("strategy", ["trusted-full-batch", "one-shot", "mu2"])
@@ -161,7 +161,7 @@ def test_lost_machines_are_missing_and_others_keep_their_model():
     machines = CohortMachines(prepare(RunConfig(**{**FULL, "private_evaluation": 0.0})))
     result = run_experiment(machines, config)
     assert result.evaluation is None
-    assert "not-configured" in result.evaluation_failure
+    assert "not-configured" in result.answers["evaluation"].failure
     assert result.accuracy > 0.5
 
 
@@ -170,7 +170,7 @@ def test_who_has_the_files_knows_it_and_how_sure_it_is(full, tmp_path):
     written = json.loads((tmp_path / "result.json").read_text())["private_evaluation"]
     jsonschema.validate(written, result_schema()["properties"]["private_evaluation"])
     assert written["accuracy"] == full.evaluation.accuracy
-    assert (written["mu"], written["share"], written["failure"]) == (full.experiment.evaluation.mu, 0.05, None)
+    assert (written["mu"], written["share"], written["failure"]) == (full.experiment.query("evaluation").mu, 0.05, None)
     low, high = written["interval"]
     assert low < written["noise_interval"][0] < written["accuracy"] < written["noise_interval"][1] <= high
     line = next(line for line in summary_lines(Outcome.read(tmp_path), tmp_path) if "private accuracy" in line)

@@ -26,7 +26,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.accounting.gdp import asked_mu
 from murmurfl.privacy.machine.shuffled_machine import ShuffledPolicy
-from murmurfl.privacy.side.evaluation_query import counting_policy
+from murmurfl.privacy.queries.evaluation import counting_policy
 
 # ALGORITHMS, section 1, at delta = 1e-5.
 PUBLISHED = {0.25: 0.926, 0.5: 1.993, 1: 4.377, 2: 9.997, 4: 24.38, 8: 65.32, 12: 122.3, 16: 195.4}

@@ -19,7 +19,7 @@ from murmurfl.privacy import (
     divided_mu,
     protocol,
 )
-from murmurfl.strategies import CheckpointError, FullBatch, MeanOfFeatures, TrustedMeanOfFeatures
+from murmurfl.strategies import CheckpointError, FullBatch, MeanOfFeatures
 
 from tests.harness.grid import KilledError, NodesGrid, TamperedNodes, killing
 from tests.harness.machines import Labelled
@@ -53,7 +53,7 @@ def mean_policy(**changes):
 def client_of(name, state, *, centring=True, mechanism="", **trust):
     rest = {"order": "all", "release_rule": "paper", "mechanism": mechanism or "independent", **trust}
     policy = PrivacyPolicy(1.0, 1, 3, REST_MU, MU, **rest)
-    own = {"centring": Centring(mean_policy(mechanism=mechanism, **trust), K)} if centring else {}
+    own = {"queries": [Centring(mean_policy(mechanism=mechanism, **trust), K)]} if centring else {}
     ledger, keys = ContextLedger(state, name), SimulatedKeys(3, name)
     return FullBatchClient(Model(), samples_of(name), policy, ledger, keys, name=name, **own)
 
@@ -203,7 +203,7 @@ def test_options_that_make_no_sense_are_refused():
 
 def trusted(**options):
     options = {"policy": mean_policy(trust="trusted-server"), "noise_keys": SimulatedKeys(1, "server"), **options}
-    return TrustedMeanOfFeatures(num_features=K, num_clients=MACHINES, seed=1, **{"session": "mean", **options})
+    return MeanOfFeatures(num_features=K, num_clients=MACHINES, seed=1, **{"session": "mean", **options})
 
 
 def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
@@ -242,7 +242,7 @@ def test_a_trusted_server_that_was_killed_after_the_round_publishes_the_same_cen
 
 def test_the_example_of_the_documents_trains():
     """docs/own/centred_app.py, over a grid of three nodes."""
-    names = runpy.run_path(Path(__file__).parents[3] / "docs" / "own" / "centred_app.py")
+    names = runpy.run_path(Path(__file__).parents[2] / "docs" / "own" / "centred_app.py")
     centre, result = names["train"](NodesGrid(names["app"], 3))
     expected = np.concatenate([names["Samples"](str(i)).features for i in range(3)]).mean(axis=0)
     assert centre == pytest.approx(expected, abs=5 * math.sqrt(2 * 3) / names["mean_mu"] / 1500)

@@ -61,7 +61,7 @@ def client(
     kind=FullBatchClient, *, data=DATA, ledger=None, keys=None, centring=True, trust=None, gradients=None, **other
 ):
     trust = trust or {}
-    own = {"centring": Centring(mean_policy(**trust), K)} if centring else {}
+    own = {"queries": [Centring(mean_policy(**trust), K)]} if centring else {}
     ledger, keys = ledger or MemoryLedger(), keys or SimulatedKeys(1, "1")
     gradients = gradients or Margins()
     return kind(gradients, data, rest_policy(kind, **trust), ledger, keys, name="1", **own, **other)
@@ -86,7 +86,7 @@ def test_the_mean_is_a_feature_sum_with_its_sample_number():
     assert set(metrics) == {
         protocol.VERSION, protocol.RELEASE, protocol.ACK, protocol.SENSITIVITY, protocol.MACHINE,
     }  # fmt: skip
-    assert metrics[protocol.SENSITIVITY] == subject.centred.machine.plan.sensitivity
+    assert metrics[protocol.SENSITIVITY] == subject.parts["mean"].machine.plan.sensitivity
 
 
 def test_bad_rows_are_bounded_and_not_refused():
@@ -219,7 +219,7 @@ def test_the_mean_leaves_under_masks_only():
     assert arrays[0].dtype == np.uint64
     assert (examples, arrays[0].shape) == (COUNT, (K,))
     bare = client(trust=SUMS, masking=masking_of("1", ROSTER))
-    release = bare.centred.answer(Request(1, "mean", 0, ()), lambda _: None)
+    release = bare.parts["mean"].answer(Request(1, "mean", 0, ()), lambda _: None)
     assert np.array_equal(unmasked(arrays, metrics, ROSTER)[0], release.counts)
     with pytest.raises(ConfigurationError, match="nothing leaves this machine without masks"):
         client(trust=SUMS).fit(*mean_request())
@@ -239,7 +239,7 @@ def test_the_mean_leaves_under_masks_only():
 def test_a_policy_that_does_not_go_with_the_mean_s_is_refused(changes, words):
     with pytest.raises(ConfigurationError, match=words):
         Mu2Client(Margins(), DATA, rest_policy(Mu2Client, **changes), MemoryLedger(), SimulatedKeys(1, "1"), name="1",
-                  centring=Centring(mean_policy(), K))  # fmt: skip
+                  queries=[Centring(mean_policy(), K)])  # fmt: skip
 
 
 def test_only_a_mean_has_a_centring_policy():
@@ -252,4 +252,4 @@ def test_only_a_mean_has_a_centring_policy():
     policy = rest_policy(OnlineClient, clip_unit="update")
     with pytest.raises(ConfigurationError, match="no centring for OnlineClient"):
         OnlineClient(Margins(), DATA, policy, MemoryLedger(), SimulatedKeys(1, "1"), name="1", learning_rate=0.1,
-                     centring=Centring(mean_policy(), K))  # fmt: skip
+                     queries=[Centring(mean_policy(), K)])  # fmt: skip

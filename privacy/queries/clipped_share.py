@@ -1,4 +1,4 @@
-r"""The share of gradients that are clipped, as a part of every release: a clip inside the budget is found by it.
+r"""The share of gradients that are clipped, a query around another one: a clip inside the budget is found by it.
 
 A clip C that fits the gradients' lengths is worth much and not known beforehand. So beside a sample's gradient g a row
 has a mark, whether g is within C (Andrew, Thakkar, Ramaswamy and McMahan 2021):

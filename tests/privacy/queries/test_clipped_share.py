@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.side.clipped_share import CountedRows
+from murmurfl.privacy.queries.clipped_share import CountedRows
 
 NORMS = np.array([0.0, 1e-200, 0.3, 0.7, 0.7000001, 5.0, 1e150])
 CLIPS = [1e-100, 1e-3, 0.7, 3.0, 1e12, 1e300]

@@ -23,7 +23,7 @@ from murmurfl.privacy import (
     row_bytes,
 )
 from murmurfl.privacy.machine.clipping import SUMMING_ERROR
-from murmurfl.privacy.side.evaluation_query import counted, counting_policy, is_evaluation_policy, release_count
+from murmurfl.privacy.queries.evaluation import counted, counting_policy, release_count
 
 from tests.privacy.machines import DATA, DurableLedger
 
@@ -166,8 +166,8 @@ def test_numbers_that_make_no_sense_are_refused():
 
 def test_policies_of_an_evaluation_are_known_and_others_are_not():
     own = evaluation_policy(1.0)
-    assert is_evaluation_policy(evaluation_policy(1.0, budget_mu=2.0, noise_quality="fast"))
-    assert is_evaluation_policy(evaluation_policy(1.0, mechanism="none"))
+    EvaluationRows().check_policy(evaluation_policy(1.0, budget_mu=2.0, noise_quality="fast"))
+    EvaluationRows().check_policy(evaluation_policy(1.0, mechanism="none"))
     for changes in (
         {"clip_norm": 2.0},
         {"clip_unit": "sample"},
@@ -176,7 +176,8 @@ def test_policies_of_an_evaluation_are_known_and_others_are_not():
         {"release_rule": "acknowledged"},
         {"mechanism": "cancelling"},
     ):
-        assert not is_evaluation_policy(replace(own, **changes))
+        with pytest.raises(ConfigurationError, match="evaluation_policy"):
+            EvaluationRows().check_policy(replace(own, **changes))
 
 
 HOSTILE = [0.0, 1.0, 0.5, -7.0, 1e300, math.nan, math.inf, -math.inf]

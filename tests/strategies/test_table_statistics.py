@@ -25,10 +25,10 @@ from murmurfl.privacy import (
     protocol,
     statistics_policy,
 )
+from murmurfl.privacy.queries import statistics as statistics_figures
 from murmurfl.privacy.sums.masking import Masking
 from murmurfl.privacy.sums.roster import MachineKey, Roster
-from murmurfl.strategies import CheckpointError, SecureAggregation, Statistics, TableStatistics, TrustedStatistics
-from murmurfl.strategies.side import table_statistics as statistics_figures
+from murmurfl.strategies import CheckpointError, SecureAggregation, Statistics, TableStatistics
 
 from tests.harness.grid import TamperedNodes
 from tests.harness.secure import HELPERS, SEED, SecureGrid
@@ -166,7 +166,7 @@ def test_an_opened_sum_has_every_machines_noise_share():
 def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
     policy = statistics_policy(MU, trust="trusted-server")
     options = {"columns": COLUMNS, "num_clients": MACHINES, "seed": 1, "session": "statistics"}
-    strategy = TrustedStatistics(policy=policy, noise_keys=SimulatedKeys(1, "server"), **options)
+    strategy = Statistics(policy=policy, noise_keys=SimulatedKeys(1, "server"), **options)
     found = strategy.collect(nodes_of(trust="trusted-server"))
     assert math.sqrt(2) / MU < found.noise_std < 1.01 * math.sqrt(2) / MU
     assert strategy.aggregator.guaranteed_mu(ROWS.rows.width) == MU
@@ -193,7 +193,7 @@ def covered(columns, *, noise_std=8.0, counted=8.0, seed=5):
         x = draw.beta(1, 3, COUNT) if size == 1 else draw.binomial(40, 0.3, COUNT).astype(float)
         places = np.stack([x / size * (columns[0].places - 1), draw.integers(0, 2, COUNT)], axis=1)
         total = rows.rows(places).sum(axis=0) + draw.normal(scale=noise_std, size=rows.width)
-        counts = rows.read(total, COUNT, counted)
+        counts = rows.counts(total, COUNT, counted)
         found = TableStatistics.of(columns, counts, records=COUNT, machines=1, noise_std=counted)["x"]
         mean, median = found.mean, found.quantile(0.5)
         own = [x.mean(), np.quantile(x, 0.5, method="inverted_cdf")]
@@ -228,7 +228,7 @@ def test_a_mean_that_noise_carries_outside_leaves_an_interval():
     rows = StatisticsRows(NUMBER)
     total = rows.rows(np.tile([NUMBER[0].places - 1.0, 0.0], (COUNT, 1))).sum(axis=0)
     total[0] -= 80.0 * total.max() / COUNT
-    found = TableStatistics.of(NUMBER, rows.read(total, COUNT, 8.0), records=COUNT, machines=1, noise_std=8.0)
+    found = TableStatistics.of(NUMBER, rows.counts(total, COUNT, 8.0), records=COUNT, machines=1, noise_std=8.0)
     mean = found["x"].mean
     assert mean.value == 1.0
     assert 0.9 < mean.interval[0] <= mean.noise_interval[0] < 0.99
@@ -239,7 +239,7 @@ def test_noise_that_hides_a_column_leaves_no_figures():
     rows = StatisticsRows(NUMBER)
     none = np.full((50, 2), np.nan)
     found = TableStatistics.of(
-        NUMBER, rows.read(rows.rows(none).sum(axis=0), 50, 8.0), records=50, machines=1, noise_std=8.0
+        NUMBER, rows.counts(rows.rows(none).sum(axis=0), 50, 8.0), records=50, machines=1, noise_std=8.0
     )
     assert found["x"].hidden
     assert (found["x"].mean, found["x"].quantile(0.5), found["x"].bounds, found.bounds) == (None, None, None, {})

@@ -17,7 +17,7 @@ from murmurfl.clients import (
     private_client_app,
     trainable_arrays,
 )
-from murmurfl.clients.side.evaluation_client import held_out_samples
+from murmurfl.clients.queries import held_out_samples
 from murmurfl.privacy import (
     ConfigurationError,
     LedgerError,
@@ -108,7 +108,7 @@ def client(
     **other,
 ):
     trust = trust or {}
-    own = {"evaluation": Evaluation(own_policy(**trust), measured, bins, held_out=held_out)} if evaluates else {}
+    own = {"queries": [Evaluation(own_policy(**trust), measured, bins, held_out=held_out)]} if evaluates else {}
     ledger, keys = ledger or MemoryLedger(), keys or SimulatedKeys(1, "1")
     return kind(gradients or Margins(), data, rest_policy(kind, **trust), ledger, keys, name="1", **{**own, **other})
 
@@ -125,7 +125,7 @@ def gradient_request(subject, t=1, session="rest"):
 def test_the_answer_is_the_row_sum_and_public_facts(kind):
     subject = client(kind, trust={"mechanism": "none"})
     arrays, examples, metrics = subject.fit(*request())
-    rows = subject.evaluated.rows
+    rows = subject.parts["evaluation"].query
     expected = rows.rows(measure([MODEL], DATA[:])).sum(axis=0)
     assert concatenated(arrays) == pytest.approx(expected, abs=1e-4)
     assert examples == COUNT
@@ -134,7 +134,7 @@ def test_the_answer_is_the_row_sum_and_public_facts(kind):
         *(protocol.NOISE_STD, protocol.HELD_OUT, protocol.SCORES_SHARE),
     }
     noisy = client(kind).fit(*request())[2]
-    assert noisy[protocol.NOISE_STD] == client(kind).evaluated.machine.plan.noise_std > 0
+    assert noisy[protocol.NOISE_STD] == client(kind).parts["evaluation"].machine.plan.noise_std > 0
     assert noisy[protocol.HELD_OUT] == 0
 
 
@@ -162,7 +162,7 @@ def test_any_model_keeps_the_evaluation_within_its_sensitivity(simulated, held_o
                 subject = client(data=Labelled(rows, classes), ledger=ledger, keys=keys, held_out=held_out)
                 sent.append(concatenated(subject.fit(*request(model))[0]))
             moved.append((place, np.linalg.norm(sent[0] - sent[1])))
-    assert max(length for _, length in moved) <= subject.evaluated.machine.plan.sensitivity
+    assert max(length for _, length in moved) <= subject.parts["evaluation"].machine.plan.sensitivity
     assert any(length > 0 for _, length in moved)
     if held_out:  # who was trained on is not in it at all
         assert all(length == 0 for place, length in moved if place < COUNT - held_out)
@@ -183,7 +183,7 @@ def test_any_measure_moves_the_sum_by_the_sensitivity_at_most():
         )
         sent.append(concatenated(subject.fit(*request())[0]))
     for other in sent[1:]:
-        assert 0 < np.linalg.norm(sent[0] - other) <= subject.evaluated.machine.plan.sensitivity
+        assert 0 < np.linalg.norm(sent[0] - other) <= subject.parts["evaluation"].machine.plan.sensitivity
 
 
 def test_samples_that_are_set_aside_are_evaluated_on_and_never_trained_on():
@@ -335,14 +335,13 @@ def test_samples_are_seen_from_the_centre_where_a_machine_has_one():
     subject = FullBatchClient(
         *(Wider(), DATA, replace(rest_policy(), mu=left), MemoryLedger(), SimulatedKeys(1, "1")),
         name="1",
-        centring=Centring(mean, K),
-        evaluation=Evaluation(own_policy(), watching, held_out=HELD),
+        queries=[Centring(mean, K), Evaluation(own_policy(), watching, held_out=HELD)],
     )
     with pytest.raises(RefusedError, match="must bring a centre"):
         subject.fit(*request(np.zeros(K + 1)))
     centre = np.full(K, 0.5, np.float32)
     subject.fit(*request(np.zeros(K + 1), **{protocol.CENTRE: centre.astype("<f4").tobytes()}))
-    assert np.array_equal(np.concatenate(seen), subject.centred.centring.batch(DATA[COUNT - HELD :], centre)[0])
+    assert np.array_equal(np.concatenate(seen), subject.giver.asked.seen(DATA[COUNT - HELD :], centre)[0])
     # What is set aside is not in the mean either.
     _, examples, _ = subject.fit([], training_config(session="mean", **{protocol.RELEASE_OF: protocol.OF_MEAN}))
     assert examples == COUNT - HELD
@@ -360,7 +359,7 @@ def test_a_model_of_other_shapes_than_the_gradients_is_evaluated_in_its_own():
     """Moments are no model's gradient."""
     own = Evaluation(own_policy(), measure, shapes=[[K + 2]])
     subject = FullBatchClient(
-        Margins(), DATA, rest_policy(), MemoryLedger(), SimulatedKeys(1, "1"), name="1", evaluation=own
+        Margins(), DATA, rest_policy(), MemoryLedger(), SimulatedKeys(1, "1"), name="1", queries=[own]
     )
     with pytest.raises(RefusedError, match="shape"):
         subject.fit(*request())
@@ -383,7 +382,7 @@ def test_a_policy_that_does_not_go_with_the_evaluation_s_is_refused(changes, wor
         Mu2Client(
             *(Margins(), DATA, rest_policy(Mu2Client, **changes), MemoryLedger(), SimulatedKeys(1, "1")),
             name="1",
-            evaluation=Evaluation(own_policy(), measure),
+            queries=[Evaluation(own_policy(), measure)],
         )
 
 
@@ -406,7 +405,7 @@ def test_what_is_no_evaluation_is_refused():
             *(Margins(), DATA, policy, MemoryLedger(), SimulatedKeys(1, "1")),
             name="1",
             learning_rate=0.1,
-            evaluation=Evaluation(own_policy(), measure),
+            queries=[Evaluation(own_policy(), measure)],
         )
 
 

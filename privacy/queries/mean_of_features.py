@@ -20,34 +20,23 @@ and m. m came from a server, and is public: x is as private as the sample's own 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigurationError
+from .. import protocol
+from ..accounting.gdp import check_count
 from ..machine.clipping import squared_lengths
-from ..machine.policy import NO_NOISE, PrivacyPolicy
+from ..machine.policy import PrivacyPolicy
+from .query import Query, QuerySum, query_policy
 
 CENTRING_SHARE = 0.05
 """The share of mu^2 that the mean is given by default."""
 CENTRING_CONSTANT = 0.3
 """The constant appended to a sample's features around the mean, before they are made unit again."""
-
-
-def divided_mu(mu: float, share: float) -> tuple[float, float]:
-    """The mu of a release with a ``share`` of mu^2, and that of everything beside it; in squares they add up to ``mu``.
-
-    Notes
-    -----
-    **Formal guarantees.** Of releases that are mu_1-GDP and, whatever those were, mu_2-GDP, all are sqrt(mu_1^2 +
-    mu_2^2)-GDP for the same neighbouring relation (Dong, Roth and Su 2022): that is mu here, up to rounding.
-    Proof: docs/proofs/release-rule.md.
-    """
-    if not 0 < share < 1:
-        raise ConfigurationError(f"Expected a share of mu^2 above 0 and below 1, got {share!r}.")
-    mean = mu * math.sqrt(share)
-    return mean, math.sqrt((mu - mean) * (mu + mean))
 
 
 def centring_policy(
@@ -74,17 +63,66 @@ def centring_policy(
     sample of the machine.
     Proof: docs/proofs/sensitivities.md.
     """
-    return PrivacyPolicy(
-        clip_norm=clip_norm,
-        batch_size=1,
-        max_participations=1,
-        mu=mu,
-        mechanism=NO_NOISE if mechanism == NO_NOISE else "independent",
-        clip_unit="nonnegative" if nonnegative else "sample",
-        order="all",
-        release_rule="paper",
-        **fields,
+    return query_policy(clip_norm, "nonnegative" if nonnegative else "sample", mu, mechanism=mechanism, **fields)
+
+
+@dataclass(frozen=True)
+class MeanRows(Query[NDArray[np.float32]]):
+    """The query of a mean of features: a sample's row is its features, and the sum is read as their mean.
+
+    Parameters
+    ----------
+    num_features : int
+        k, values of one sample's features.
+
+    Notes
+    -----
+    **Formal guarantees.** Row i is the features of sample i. Its length is for the client to bound
+    (:func:`centring_policy`).
+    """
+
+    name: ClassVar[str] = protocol.OF_MEAN
+    what: ClassVar[str] = "the mean of features"
+    setting: ClassVar[str] = "centring"
+    of_client: ClassVar[str] = "the mean of its features, which it releases first"
+    of_client_if_trusted: ClassVar[str] = "the mean of its features before them"
+    not_configured: ClassVar[str] = (
+        "this machine is not configured for centring: it releases no mean and takes no centre"
     )
+    policy_maker: ClassVar[str] = "centring_policy"
+    gives: ClassVar[str] = protocol.CENTRE
+    of_trained: ClassVar[bool] = True
+
+    num_features: int
+
+    def __post_init__(self) -> None:
+        check_count("num_features", self.num_features)
+
+    @property
+    def width(self) -> int:
+        """Values of a row."""
+        return self.num_features
+
+    def rows(self, measured: Any) -> NDArray[np.float64]:
+        """The features of a batch of samples, an array or a tuple that begins with it: one row each."""
+        values = np.asarray(measured[0] if isinstance(measured, tuple) else measured, dtype=np.float64)
+        return values.reshape(len(values), -1)
+
+    def read(self, found: QuerySum) -> NDArray[np.float32]:
+        """The mean of the features, shape (k,)."""
+        return (found.total / found.samples).astype(np.float32)
+
+    def entries(self, noise_std: float, *, held_out: bool) -> dict[str, Any]:
+        """No entries: a mean is used without an interval."""
+        return {}
+
+    def facts(self, entries: Mapping[str, Any]) -> list[float] | None:
+        """No facts."""
+        return []
+
+    def settings(self) -> dict[str, Any]:
+        """The number of features."""
+        return {"num_features": self.num_features}
 
 
 def centred(features: NDArray[Any], centre: NDArray[np.floating], constant: float) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ from murmurfl.clients import (
     statistics_columns,
 )
 from murmurfl.clients.records.machine_records import Records, file_items
-from murmurfl.clients.side.statistics_client import RecordPlaces
+from murmurfl.clients.records.places import RecordPlaces
 from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
@@ -90,7 +90,7 @@ def read(records):
     """The counts of a release without noise, by column."""
     values, count, _, subject = released(records, mechanism="none")
     rows = subject.gradients.rows
-    return dict(zip([column.name for column in rows.columns], rows.read(values, count, 0.0), strict=True))
+    return dict(zip([column.name for column in rows.columns], rows.counts(values, count, 0.0), strict=True))
 
 
 @pytest.mark.parametrize("real", [False, True])
@@ -169,7 +169,7 @@ def beside(records, *, mu=OWN_MU, counting=True, **changes):
     policy = PrivacyPolicy(1.0, 1, 3, REST_MU, 1.0, order="all", mechanism="independent", release_rule="paper")
     own = [Counting(statistics_policy(mu, budget_mu=1.0, **changes), SCHEMA)] if counting else []
     keys = SimulatedKeys(1, "1")
-    return FullBatchClient(Zeros(), records, policy, MemoryLedger(), keys, name="1", side=own)
+    return FullBatchClient(Zeros(), records, policy, MemoryLedger(), keys, name="1", queries=own)
 
 
 def asked(session):

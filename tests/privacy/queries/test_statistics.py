@@ -17,7 +17,7 @@ from murmurfl.privacy import (
     statistics_policy,
 )
 from murmurfl.privacy.machine.clipping import SUMMING_ERROR
-from murmurfl.privacy.side import statistics_query
+from murmurfl.privacy.queries import statistics
 
 AGE, WARD = CountedColumn("age", (0.0, 3.0), whole=True), CountedColumn("ward", values=("a", "b", "other"))
 HEIGHT = CountedColumn("height", (-1.0, 1.0))
@@ -86,7 +86,7 @@ def test_what_is_read_without_noise_is_what_was_counted():
     draw = np.random.Generator(np.random.Philox(key=2))
     places = np.stack([draw.uniform(0, 255, 500), draw.integers(0, 4, 500), draw.integers(0, 3, 500)], axis=1)
     places[:40, 0], places[100:110, 2] = math.nan, 7.0
-    height, age, ward = rows.read(rows.rows(places).sum(axis=0), 500, 0.0)
+    height, age, ward = rows.counts(rows.rows(places).sum(axis=0), 500, 0.0)
     assert age.counts[:-1] == pytest.approx(np.bincount(places[:, 1].astype(int)), abs=1e-8)
     assert (age.counts[-1], height.counts[-1], ward.counts[-1]) == pytest.approx((0, 40, 10), abs=1e-8)
     assert height.counts[:-1] @ np.arange(256) == pytest.approx(places[40:, 0].sum(), rel=1e-12)
@@ -95,11 +95,11 @@ def test_what_is_read_without_noise_is_what_was_counted():
 
 @pytest.mark.parametrize("places", [16, 64, 256])
 def test_a_prefix_and_a_mean_have_the_noise_that_the_docstring_says(places, monkeypatch):
-    monkeypatch.setattr(statistics_query, "STATISTICS_PLACES", places)
-    (line,) = (one for one in statistics_query.__doc__.splitlines() if one.strip().startswith("prefix, largest"))
-    (mean,) = (one for one in statistics_query.__doc__.splitlines() if one.strip().startswith("mean, with"))
+    monkeypatch.setattr(statistics, "STATISTICS_PLACES", places)
+    (line,) = (one for one in statistics.__doc__.splitlines() if one.strip().startswith("prefix, largest"))
+    (mean,) = (one for one in statistics.__doc__.splitlines() if one.strip().startswith("mean, with"))
     rows = StatisticsRows((CountedColumn("x", (0.0, 1.0)),))
-    (found,) = rows.read(np.zeros(rows.width), places, 1.0)
+    (found,) = rows.counts(np.zeros(rows.width), places, 1.0)
     spread, at = found.covariance[:-1, :-1], {16: 0, 64: 1, 128: 2, 256: 3}[places]
     below = np.tril(np.ones((places, places)))[:-1] - np.arange(1, places)[:, None] / places
     prefix = math.sqrt(np.einsum("ij,jk,ik->i", below, spread, below).max())
@@ -113,7 +113,7 @@ def spread_of_draws(rows, std, draws=400):
     """Sample variances of counts and prefixes over draws of noise with this standard deviation."""
     random = np.random.Generator(np.random.Philox(key=11))
     totals = random.normal(scale=std, size=(draws, rows.width)) + rows.rows(np.zeros((1, 1)))[0] * 100
-    counts = np.array([rows.read(total, 100, 1.0)[0].counts for total in totals])
+    counts = np.array([rows.counts(total, 100, 1.0)[0].counts for total in totals])
     return np.concatenate([counts.var(axis=0, ddof=1), np.cumsum(counts, axis=1)[:, :-1].var(axis=0, ddof=1)])
 
 
@@ -123,7 +123,7 @@ def covariance_holds(std):
     By chance it says no once in a hundred thousand times.
     """
     rows = StatisticsRows((AGE,))
-    (found,) = rows.read(np.zeros(rows.width), 100, 1.0)
+    (found,) = rows.counts(np.zeros(rows.width), 100, 1.0)
     below = np.tril(np.ones((5, 5)))[:-1]
     stated = np.concatenate([np.diag(found.covariance), np.einsum("ij,jk,ik->i", below, found.covariance, below)])
     return (np.abs(spread_of_draws(rows, std) / stated - 1) < 5 * math.sqrt(2 / 400)).all()

@@ -21,6 +21,7 @@ from murmurfl.privacy import (
     evaluation_policy,
     protocol,
 )
+from murmurfl.privacy.queries.evaluation import EVALUATION_FIGURES, noisy_auc, noisy_share_interval
 from murmurfl.privacy.sums.masking import Masking
 from murmurfl.privacy.sums.roster import MachineKey, Roster
 from murmurfl.strategies import (
@@ -29,9 +30,7 @@ from murmurfl.strategies import (
     NotEvaluatedError,
     PrivateEvaluation,
     SecureAggregation,
-    TrustedPrivateEvaluation,
 )
-from murmurfl.strategies.side.private_evaluation import EVALUATION_FIGURES, noisy_auc, noisy_share_interval
 from scipy.stats import rankdata
 
 from tests.harness.grid import KilledError, NodesGrid, TamperedNodes, killing
@@ -193,7 +192,7 @@ def client_of(name, state, *, masking=None, evaluates=True, mechanism="", bins=B
     own = {}
     if evaluates:
         ours = evaluation_policy(OWN_MU, budget_mu=MU, mechanism=mechanism, **trust)
-        own = {"evaluation": Evaluation(ours, measure, bins, share, held_out=held_out)}
+        own = {"queries": [Evaluation(ours, measure, bins, share, held_out=held_out)]}
     ledger, keys = ContextLedger(state, name), SimulatedKeys(3, name)
     return FullBatchClient(Model(), samples_of(name), policy, ledger, keys, name=name, masking=masking, **own)
 
@@ -400,7 +399,7 @@ def test_a_killed_server_remembers_whose_noise_an_unopened_sum_has(tmp_path):
 def trusted(**options):
     policy = evaluation_policy(OWN_MU, budget_mu=MU, trust="trusted-server")
     options = {"policy": policy, "noise_keys": SimulatedKeys(1, "server"), "bins": BINS, **options}
-    return TrustedPrivateEvaluation(num_clients=MACHINES, seed=1, **{"session": "evaluation", **options})
+    return PrivateEvaluation(num_clients=MACHINES, seed=1, **{"session": "evaluation", **options})
 
 
 def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
@@ -411,7 +410,7 @@ def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
     right, _, _ = measured(SIZES)
     noise = strategy.aggregator.fresh_normals(1, width) * std
     assert found.right == pytest.approx(right.sum() + (noise[0] - noise[1]) / (2 * math.sqrt(0.5)), abs=1e-3)
-    assert found.right_std == strategy.rows.right_std(std)
+    assert found.right_std == strategy.query.right_std(std)
     assert strategy.aggregator.guaranteed_mu(width) == OWN_MU
     with pytest.raises(ConfigurationError, match="evaluation_policy"):
         trusted(policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", order="all", mechanism="independent"))

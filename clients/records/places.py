@@ -1,6 +1,6 @@
-"""Private statistics, the machine's half: how the values of a table's columns are spread, once and with noise.
+"""The places of records for private statistics: where the cells of a record lie in the columns of a table.
 
-What is released and what it costs stands in :mod:`murmurfl.privacy.side.statistics_query`. A record's places are read
+What is released and what it costs stands in :mod:`murmurfl.privacy.queries.statistics`. A record's places are read
 from its cells as they were handed over, not from what a model is given: a missing value is counted as one, whatever
 value the schema has in its place, and a cell that does not fit costs the record no other column.
 """
@@ -8,23 +8,16 @@ value the schema has in its place, and a cell that does not fit costs the record
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, PrivacyPolicy, PrivateMachine, Release, protocol
+from ...privacy import ConfigurationError
 from ...privacy.errors import MisfitError, is_interrupt
-from ...privacy.side.evaluation_query import is_evaluation_policy
-from ...privacy.side.statistics_query import CountedColumn, StatisticsRows
-from ..adapters.per_sample_gradients import Samples
-from ..messages import Request
-from ..records.machine_records import Records
-from ..records.schema import OTHER, Column, Label, Schema, is_missing, number_of, text_of
-from .side_parts import PartTerms, SidePart, SideRelease, check_beside
+from ...privacy.queries.statistics import CountedColumn, StatisticsRows
+from .machine_records import Records
+from .schema import OTHER, Column, Label, Schema, is_missing, number_of, text_of
 
 
 def statistics_columns(schema: Schema) -> tuple[CountedColumn, ...]:
@@ -131,78 +124,3 @@ class TableRows:
     def __call__(self, parameters: Any, samples: Any) -> NDArray[np.float64]:
         """The rows of records with these places."""
         return self.rows.rows(samples)
-
-
-@dataclass(frozen=True)
-class Counting(SideRelease):
-    """Configures a machine to release statistics of its records beside a training.
-
-    Parameters
-    ----------
-    policy : PrivacyPolicy
-        Policy of the release (:func:`~murmurfl.privacy.statistics_policy`), on the same budget as the machine's other
-        policy.
-    schema : Schema
-        The table's; the machine's samples are :class:`~murmurfl.clients.records.machine_records.Records` of it, or
-        places that were read by it (:class:`RecordPlaces`).
-
-    Notes
-    -----
-    **Formal guarantees.** Under the trust of its policy the release is mu-GDP for replacement of one record, whatever
-    stands in the record's cells. The number of records is public.
-    Proof: docs/proofs/sensitivities.md.
-    """
-
-    of: ClassVar[str] = protocol.OF_STATISTICS
-    option: ClassVar[str] = "statistics"
-    ability: ClassVar[str] = "evaluates"
-    unable: ClassVar[str] = "its epochs leave no budget to a release of all records"
-    not_configured: ClassVar[str] = "this machine is not configured for statistics: it releases none beside a training"
-
-    policy: PrivacyPolicy
-    schema: Schema
-
-    def __post_init__(self) -> None:
-        check_statistics_policy(self.policy)
-        statistics_columns(self.schema)
-
-    @cached_property
-    def rows(self) -> TableRows:
-        """The rows that are added up."""
-        return TableRows(self.schema)
-
-    def part(self, terms: PartTerms) -> StatisticsPart:
-        """The part of a machine that makes the release."""
-        check_beside(self.policy, terms.machine.policy, beside="statistics", release="the statistics of the records")
-        own = terms.private_machine(self.policy, self.rows.rows.width, terms.machine.num_rows)
-        return StatisticsPart(self.rows, terms.samples, own)
-
-
-class StatisticsPart(SidePart):
-    """The part of a machine that releases statistics, on the ledger and keys of everything else it releases."""
-
-    def __init__(self, rows: TableRows, samples: Samples, machine: PrivateMachine) -> None:
-        super().__init__(machine)
-        self._rows, self._samples = rows, samples
-
-    @property
-    def entries(self) -> dict[str, Any]:
-        """Further entries of a reply; independent of data."""
-        return {protocol.NOISE_STD: float(self.machine.plan.noise_std)}
-
-    def answer(self, request: Request, batch: Callable[[slice], Any]) -> Release:
-        """The sum of the records' rows, with noise; the only one of its session."""
-        self.machine.fits = None  # what a model cannot take has its places all the same
-        places = self._rows.places
-        return self.machine.release(
-            request.session, request.ack, lambda chosen: self._rows((), places.batch(self._samples, chosen))
-        )
-
-
-def check_statistics_policy(policy: PrivacyPolicy) -> None:
-    """Refuse a policy that :func:`~murmurfl.privacy.statistics_policy` cannot have made."""
-    if not is_evaluation_policy(policy) or policy.samples_per_owner:
-        raise ConfigurationError(
-            "Expected for statistics a policy with clip_norm 1, clip_unit 'nonnegative', order 'all', "
-            "max_participations 1 and no owners, got another: make it with statistics_policy."
-        )

@@ -1,0 +1,572 @@
+"""Queries on a client: what it releases beside its training, each once a session, in a session of its own.
+
+All share the client's ledger, and so its budget. What a query releases and how it is bounded stands in
+:mod:`murmurfl.privacy.queries`, one file each. Here stands how a client measures its samples for one
+(:class:`ClientQuery`), and the one part of a client that answers (:class:`QueryPart`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, ClassVar, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import (
+    ConfigurationError,
+    Ledger,
+    LedgeredMachine,
+    NoiseKeys,
+    PrivacyPolicy,
+    PrivateMachine,
+    Query,
+    RefusedError,
+    Release,
+    divided_mu,
+    evaluation_policy,
+    protocol,
+)
+from ..privacy.machine.known_samples import Owners, RowBytes
+from ..privacy.machine.policy import check_owned
+from ..privacy.queries import QUERIES
+from ..privacy.queries.evaluation import EVALUATION_SHARE, SCORES_SHARE, EvaluationRows, Measured
+from ..privacy.queries.mean_of_features import CENTRING_CONSTANT, MeanRows, centred
+from ..privacy.queries.statistics import StatisticsRows
+from .adapters.per_sample_gradients import Samples
+from .messages import GRADIENTS, Request, malformed
+from .records.places import RecordPlaces, statistics_columns
+from .records.schema import Schema
+
+Measure = Callable[[Sequence[NDArray[Any]], Any], Measured]
+"""From a model's arrays and a batch of samples, how right the model is about each of them."""
+PublicInput = NDArray[np.float32]
+"""What later requests bring of the answer to a query, such as a centre."""
+
+
+class MachineTerms(TypedDict, total=False):
+    """Options that all machines of one ledger share."""
+
+    data: RowBytes | Owners
+    roster: str
+
+
+@dataclass(frozen=True)
+class QueryContext:
+    """What the queries of a client share."""
+
+    machine: LedgeredMachine
+    """The machine of everything else."""
+    samples: Samples
+    ledger: Ledger
+    keys: NoiseKeys
+    known: MachineTerms
+    shapes: Sequence[tuple[int, ...]]
+    """Shapes of the model's arrays."""
+
+
+class ClientQuery:
+    """Configures a client to answer a query: by which policy, and what it measures of a sample.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy the answer is mu-GDP for replacement of one sample (of all
+    samples of one owner by others, where the policy has samples_per_owner), whatever is measured, provided what is
+    measured of sample i depends on sample i alone. The number of samples it is of is public.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    policy: PrivacyPolicy
+    held_out: int = 0
+    """How many samples, the last ones, are set aside for this query: only these have a row."""
+    shapes: Sequence[tuple[int, ...]] | None = None
+    """Shapes of the model that a request brings; None for those of the client's gradients."""
+    option: ClassVar[str] = "query"
+    """What a person calls it in configuration."""
+    unable: ClassVar[str] = "it releases nothing beside its training"
+    """Why some kinds of clients cannot answer."""
+    counts_misfits: ClassVar[bool] = False
+    """Whether records that do not fit the model have a row all the same."""
+
+    @property
+    def query(self) -> Query[Any]:
+        """What is asked."""
+        raise NotImplementedError(f"{type(self).__name__} must define query.")
+
+    def measured(self, model: Sequence[NDArray[Any]], batch: Any) -> Any:
+        """What :meth:`Query.rows` takes, from a model (no arrays, for a query without one) and a batch of samples."""
+        return batch
+
+    def batch(self, samples: Samples, chosen: slice) -> Any:
+        """A slice of the samples, for a query that is at no model."""
+        return samples[chosen]
+
+    def trained_on(self, samples: int) -> int:
+        """How many of a client's samples, the first ones, are left to be trained on."""
+        if self.held_out and self.held_out >= samples:
+            raise ConfigurationError(
+                f"Expected held_out below the machine's {samples} samples, got {self.held_out}: none would be left to "
+                "train on."
+            )
+        return samples - self.held_out
+
+    def read_input(self, content: Any) -> PublicInput:
+        """Read what a later request brings of the answer (:attr:`Query.gives`), or refuse it."""
+        width, name = self.query.width, self.query.gives
+        if not isinstance(content, bytes) or len(content) != 4 * width:
+            raise malformed(f"expected {name} to be {width} float32 values, little endian")
+        values = np.frombuffer(content, dtype="<f4").astype(np.float32)
+        if not np.isfinite(values).all():
+            raise malformed(f"expected {name} to be finite")
+        return values
+
+    def seen(self, batch: Any, public: PublicInput) -> Any:
+        """A batch of samples as everything else sees it, given what was made of the answer."""
+        return batch
+
+    def check_beside(self, policy: PrivacyPolicy) -> None:
+        """Raise if a policy of everything else cannot share samples or a budget with the query."""
+        check_beside(self.policy, policy, beside=self.query.setting, release=self.query.what)
+
+    def part(self, context: QueryContext) -> QueryPart:
+        """The part of a client that answers."""
+        return QueryPart(self, context)
+
+
+@dataclass(frozen=True)
+class RecordQuery(ClientQuery):
+    """Configures a client to answer a query about its samples as they are.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        Policy of the answer (:meth:`murmurfl.privacy.Query.policy`), on the same budget as the client's other policy.
+    asked : Query
+        What is asked. Its rows are made from a batch of the client's samples; of those of an owner, where samples are
+        grouped by owner, from each by itself.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy the answer is mu-GDP for replacement of one sample (of all
+    samples of one owner by others, where the policy has samples_per_owner), provided row i of the query depends on
+    sample i alone.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    policy: PrivacyPolicy
+    asked: Query[Any]
+
+    def __post_init__(self) -> None:
+        self.asked.check_policy(self.policy)
+
+    @property
+    def query(self) -> Query[Any]:
+        """What is asked."""
+        return self.asked
+
+
+@dataclass(frozen=True)
+class Centring(ClientQuery):
+    """Configures a machine to release the mean of its features, and to see its samples from a centre that it is sent.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        Policy of the mean's release (:func:`~murmurfl.privacy.centring_policy`), on the same budget as the machine's
+        other policy.
+    num_features : int
+        k, values of one sample's features.
+    constant : float
+        Value appended to them: the model has k + 1 inputs, the last of which is a bias.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy the release of the mean is mu-GDP for replacement of one
+    sample. What a machine computes around a centre depends on one sample and the centre alone, whoever made the centre.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    option: ClassVar[str] = "centring"
+    unable: ClassVar[str] = "its samples are not seen from a centre"
+
+    policy: PrivacyPolicy
+    num_features: int
+    constant: float = CENTRING_CONSTANT
+
+    def __post_init__(self) -> None:
+        self.query.check_policy(self.policy)
+        if not (math.isfinite(self.constant) and self.constant > 0):
+            raise ConfigurationError(f"Expected a constant > 0 and finite, got {self.constant!r}.")
+
+    @property
+    def query(self) -> MeanRows:
+        """What is asked."""
+        return MeanRows(self.num_features)
+
+    def seen(self, batch: Any, public: PublicInput) -> Any:
+        """A batch of samples, an array or a tuple that begins with their features, seen from a centre.
+
+        Notes
+        -----
+        **Formal guarantees.** Sample i of it depends on sample i of the batch and on the centre alone.
+        """
+        if isinstance(batch, tuple):
+            return (centred(batch[0], public, self.constant), *batch[1:])
+        return centred(batch, public, self.constant)
+
+
+@dataclass(frozen=True)
+class Evaluation(ClientQuery):
+    """Configures a machine to say, privately, how good a model is on its samples.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        Policy of the evaluation's release (:func:`~murmurfl.privacy.evaluation_policy`), on the same budget as the
+        machine's other policy.
+    measure : callable
+        ``measure(arrays, samples)`` gives a :class:`~murmurfl.privacy.Measured`: how right the model is about each
+        sample of a batch, and scores where there are ``bins``.
+    bins : int
+        Bins of scores for each of two classes, for the area under the ROC curve; 0 for none.
+    scores_share : float
+        Share of the evaluation's mu^2 spent on the scores.
+    held_out : int
+        How many of the machine's samples, the last ones, are set aside: they are evaluated on, and nothing else is
+        made from them. 0: the evaluation is of all samples, those that the model was trained on.
+    shapes : sequence of tuple of int, optional
+        Shapes of the model's arrays; by default those of the machine's gradients.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy the release is mu-GDP for replacement of one sample, whatever
+    model a server sends and whatever ``measure`` makes of it, provided row i of it depends on sample i alone. The
+    number of samples it is of is public.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    option: ClassVar[str] = "evaluation"
+    unable: ClassVar[str] = "an epoch goes through all of its samples, and none can be set aside"
+
+    policy: PrivacyPolicy
+    measure: Measure
+    bins: int = 0
+    scores_share: float = SCORES_SHARE
+    held_out: int = 0
+    shapes: Sequence[tuple[int, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        self.query.check_policy(self.policy)
+        if not callable(self.measure):
+            raise ConfigurationError(f"Expected measure to be a function, got {type(self.measure).__name__}.")
+        if isinstance(self.held_out, bool) or not isinstance(self.held_out, int) or self.held_out < 0:
+            raise ConfigurationError(f"Expected held_out to be an integer >= 0, got {self.held_out!r}.")
+
+    @property
+    def query(self) -> EvaluationRows:
+        """What is asked."""
+        return EvaluationRows(self.bins, self.scores_share)
+
+    def measured(self, model: Sequence[NDArray[Any]], batch: Any) -> Measured:
+        """What the model makes of each sample."""
+        return self.measure(model, batch)
+
+
+@dataclass(frozen=True)
+class Counting(ClientQuery):
+    """Configures a machine to release statistics of its records beside a training.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        Policy of the release (:func:`~murmurfl.privacy.statistics_policy`), on the same budget as the machine's other
+        policy.
+    schema : Schema
+        The table's; the machine's samples are :class:`~murmurfl.clients.records.machine_records.Records` of it, or
+        places that were read by it (:class:`~murmurfl.clients.records.places.RecordPlaces`).
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy the release is mu-GDP for replacement of one record, whatever
+    stands in the record's cells. The number of records is public.
+    Proof: docs/proofs/sensitivities.md.
+    """
+
+    option: ClassVar[str] = "statistics"
+    unable: ClassVar[str] = "its epochs leave no budget to a release of all records"
+    counts_misfits: ClassVar[bool] = True  # what a model cannot take has its places all the same
+
+    policy: PrivacyPolicy
+    schema: Schema
+
+    def __post_init__(self) -> None:
+        statistics_columns(self.schema)
+        self.query.check_policy(self.policy)
+
+    @property
+    def query(self) -> StatisticsRows:
+        """What is asked."""
+        return StatisticsRows(self._places.columns)
+
+    def batch(self, samples: Samples, chosen: slice) -> NDArray[np.float64]:
+        """The places of a slice of the records."""
+        return self._places.batch(samples, chosen)
+
+    @cached_property
+    def _places(self) -> RecordPlaces:
+        return RecordPlaces(self.schema)
+
+
+class QueryPart:
+    """The part of a client that answers one query, on the ledger and keys of everything else that it releases.
+
+    It has all samples, those that are trained on too, because the ledger knows rows by their place.
+
+    Notes
+    -----
+    **Formal guarantees.** The ledger counts the sessions of the query and all others together, so that they stay within
+    one budget for replacement of one sample. The budget counts a query of samples that were set aside in full, though
+    no training used them.
+    """
+
+    def __init__(self, asked: ClientQuery, context: QueryContext) -> None:
+        beside, query = context.machine.policy, asked.query
+        asked.check_beside(beside)
+        check_owned(asked.policy, context.samples)
+        self.asked = asked
+        self.query = query
+        self._samples = context.samples
+        count = context.machine.num_samples if query.of_trained else context.machine.num_rows
+        self.machine = PrivateMachine(asked.policy, query.width, count, context.ledger, context.keys, **context.known)
+        self.machine.num_rows = context.machine.num_rows
+        self.shapes: list[tuple[int, ...]] = [(query.width,)]
+        """Shapes of the arrays of a release."""
+        model = context.shapes if asked.shapes is None else asked.shapes
+        self.asked_at: list[tuple[int, ...]] | None = [tuple(one) for one in model] if query.at_a_model else None
+        """Shapes of the model that a request brings; None where it brings none."""
+        self.first = count - asked.held_out if asked.held_out else 0
+        """The first sample that has a row."""
+        # A simulation whose releases are from all samples asks for the same ones again and again.
+        self._keeps = self.machine.simulated and beside.sums_samples
+        self._public: PublicInput | None = None
+        self._batches: dict[tuple[int, int], Any] = {}
+
+    @property
+    def samples(self) -> int:
+        """How many samples the answer is of, a public number."""
+        return self.machine.num_samples - self.first
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """Further entries of a reply; independent of data."""
+        return self.query.entries(float(self.machine.plan.noise_std), held_out=self.asked.held_out > 0)
+
+    def answer(self, request: Request, batch: Callable[[slice], Any]) -> Release:
+        """The sum of the samples' rows, bounded and with noise; the only release of its session.
+
+        ``batch`` gives a slice of the samples as the model of the request sees them.
+        """
+        model = request.query_points[0] if self.query.at_a_model else []
+        seen = batch if self.query.at_a_model else self._batch
+
+        def rows(chosen: slice) -> NDArray[np.float64]:
+            if not self.first:
+                return self._rows(model, seen(chosen))
+            found = np.zeros((chosen.stop - chosen.start, self.query.width))
+            start = max(chosen.start, self.first)
+            if start < chosen.stop:
+                found[start - chosen.start :] = self._rows(model, seen(slice(start, chosen.stop)))
+            return found
+
+        return replace(self.machine.release(request.session, request.ack, rows), samples=self.samples)
+
+    def seen(self, samples: slice, public: PublicInput) -> Any:
+        """A slice of the samples as everything else sees it, given what was made of the answer."""
+        if not self._keeps:
+            return self.asked.seen(self._samples[samples], public)
+        if self._public is None or not np.array_equal(self._public, public):
+            self._public, self._batches = public, {}
+        key = samples.start, samples.stop
+        if key not in self._batches:
+            self._batches[key] = self.asked.seen(self._samples[samples], public)
+        return self._batches[key]
+
+    def _batch(self, chosen: slice) -> Any:
+        return self.asked.batch(self._samples, chosen)
+
+    def _rows(self, model: Sequence[NDArray[Any]], batch: Any) -> NDArray[np.float64]:
+        """The rows of a batch of samples, or of owners."""
+        with np.errstate(all="ignore"):  # a hostile model may make this overflow; the machine bounds what comes
+            if not self.machine.policy.samples_per_owner:
+                return self.query.rows(self.asked.measured(model, batch))
+            *parts, present = batch
+            owners, most = present.shape
+            flat = tuple(part.reshape(owners * most, *part.shape[2:]) for part in parts)
+            rows = self.query.rows(self.asked.measured(model, flat))
+            return self.query.rows_of_owners(rows.reshape(owners, most, self.query.width), present)
+
+
+def refuse_queries(kind: type, asked: Iterable[ClientQuery], *, per_owner: bool) -> None:
+    """Raise if a kind of client cannot answer a query, by its ``takes_inputs`` and ``answers_queries``."""
+    for one in asked:
+        if per_owner and not one.query.per_owner:
+            raise ConfigurationError(
+                f"Expected no {one.option} beside samples_per_owner, got one, which counts samples."
+            )
+        if not getattr(kind, "takes_inputs" if one.query.gives else "answers_queries"):
+            raise ConfigurationError(f"Expected no {one.option} for {kind.__name__}, got one: {one.unable}.")
+
+
+_IN_COMMON = (
+    *("budget_mu", "delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu"),
+    "samples_per_owner",
+)
+
+
+def check_beside(own: PrivacyPolicy, policy: PrivacyPolicy, *, beside: str, release: str) -> None:
+    """Refuse a policy with which a release of all samples cannot share samples or a budget.
+
+    ``own`` is the policy of that release, ``policy`` that of everything else. In errors ``beside`` says what the
+    release is for ("centring") and ``release`` what it is ("the mean of features").
+    """
+    short = release.split(" of ")[0]
+    if policy.order == "in-turn" and policy.sample_participations == 1:
+        raise ConfigurationError(
+            f"Expected order 'again' beside {beside}, got 'in-turn': {short} takes every sample, and none would be "
+            "left that no session has used."
+        )
+    if policy.order == "secret":
+        raise ConfigurationError(
+            f"Expected another order than 'secret' beside {beside}, got it: what a secret order is worth is counted "
+            f"for samples that show nowhere else, and {short} is of all of them."
+        )
+    for name in _IN_COMMON:
+        ours, theirs = getattr(own, name), getattr(policy, name)
+        if ours != theirs:
+            raise ConfigurationError(
+                f"Expected one {name} for {release} and for everything else on this machine, got {ours!r} and "
+                f"{theirs!r}."
+            )
+    if own.adds_noise != policy.adds_noise:
+        raise ConfigurationError(
+            f"Expected noise on {release} and on everything else, or on neither, got mechanism {own.mechanism!r} and "
+            f"{policy.mechanism!r}."
+        )
+
+
+def read_query(config: Mapping[str, Any], parts: Mapping[str, QueryPart]) -> tuple[str, PublicInput | None]:
+    """Read what a training request is for and the public input it brings; refuse what the client does not answer.
+
+    Answer and refusal depend on the request and on what is public of the client; the texts are fixed.
+    """
+    said = config.get(protocol.RELEASE_OF)
+    if said is not None and (not isinstance(said, str) or (said not in QUERIES and said not in parts)):
+        raise malformed(f"{protocol.RELEASE_OF} is something this machine does not release")
+    if said is not None and said not in parts:
+        raise RefusedError(protocol.NOT_CONFIGURED, QUERIES[said].not_configured)
+    of = said or GRADIENTS
+    giver = next((part for part in parts.values() if part.query.gives), None)
+    for kind in QUERIES.values():
+        if kind.gives and kind.gives in config and (giver is None or giver.query.gives != kind.gives):
+            raise RefusedError(protocol.NOT_CONFIGURED, kind.not_configured)
+    if giver is None:
+        return of, None
+    name, entry = giver.query.name, giver.query.gives
+    content = config.get(entry)
+    if of == name:
+        if content is not None:
+            raise malformed(f"a request for the {name} brings no {entry}")
+        return of, None
+    if content is None:
+        text = f"this machine is configured for {giver.query.setting}: a request for gradients must bring a {entry}"
+        raise RefusedError(protocol.NOT_CONFIGURED, text)
+    return of, giver.asked.read_input(content)
+
+
+def held_out_samples(samples: int, share: float) -> int:
+    """How many samples a share of them is: at least one of two, and never all."""
+    if not 0 < share < 1:
+        raise ConfigurationError(f"Expected a share of samples above 0 and below 1 to hold out, got {share!r}.")
+    return min(max(math.floor(share * samples), 1), samples - 1)
+
+
+_KEPT = (
+    *("budget_mu", "delta", "mechanism", "noise_quality"),
+    *("trust", "min_honest", "min_cohort", "budget_local_mu"),
+)
+
+
+@dataclass(frozen=True)
+class EvaluationShare:
+    """The shares of a machine's mu^2 and of its samples that are for a private evaluation of the model.
+
+    Parameters
+    ----------
+    share : float
+        Share of mu^2, above 0 and below 1. The training has the rest, so that both together are what was asked for.
+    held_out : float
+        Share of a machine's samples, the last ones, that is set aside and never trained on. 0: the evaluation is of the
+        samples that were trained on.
+    score_bins : int
+        Bins of scores for each of two classes, for the area under the ROC curve; 0 for none. The server's
+        :class:`~murmurfl.strategies.PrivateEvaluation` needs the same number.
+    right : callable, optional
+        Where the model is no classifier of the usual kind: how right a batch of its predictions is, from 0 to 1 for
+        each sample. Of a module ``right(output, target)``. It must not mix samples.
+
+    Notes
+    -----
+    **Formal guarantees.** With it a machine's training and its evaluation together are as private as the training alone
+    would be without: everything is mu-GDP for replacement of one sample, for the mu that was asked for, since mus add
+    in squares.
+    Proof: docs/proofs/release-rule.md.
+    """
+
+    share: float = EVALUATION_SHARE
+    held_out: float = 0.1
+    score_bins: int = 0
+    right: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, low in (("share", False), ("held_out", True)):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not (number and (0 <= value < 1 if low else 0 < value < 1)):
+                raise ConfigurationError(
+                    f"Expected {name} of an evaluation {'>= 0' if low else '> 0'} and < 1, got {value!r}."
+                )
+        EvaluationRows(self.score_bins)
+        if self.right is not None and not callable(self.right):
+            raise ConfigurationError(f"Expected right to be a function, got {type(self.right).__name__}.")
+
+    @classmethod
+    def of(cls, evaluation: float | EvaluationShare | None) -> EvaluationShare | None:
+        """An evaluation share from what a project wrote: a share of mu^2, an object of this class, or None."""
+        if evaluation is None or isinstance(evaluation, EvaluationShare):
+            return evaluation
+        return cls(evaluation)
+
+    def training(self, policy: PrivacyPolicy) -> PrivacyPolicy:
+        """The policy of the training, with what the evaluation leaves of the mu of a policy of both.
+
+        The evaluation takes samples that a training may have used, so an order that uses each once, ever, becomes one
+        in which the budget counts sessions together.
+        """
+        once = policy.order == "in-turn" and policy.sample_participations == 1
+        return replace(policy, mu=divided_mu(policy.mu, self.share)[1], order="again" if once else policy.order)
+
+    def evaluation(self, policy: PrivacyPolicy, measure: Measure | None, samples: Samples) -> Evaluation:
+        """A machine's evaluation, from the policy of a training and an evaluation together."""
+        if measure is None:
+            raise ConfigurationError(
+                "Expected a model whose predictions can be right or wrong, got one that does not say: leave evaluation "
+                "out."
+            )
+        known = {one.name for one in fields(policy)}
+        kept = {name: getattr(policy, name) for name in _KEPT if name in known}
+        own = evaluation_policy(divided_mu(policy.mu, self.share)[0], **kept)
+        held_out = held_out_samples(len(samples), self.held_out) if self.held_out else 0
+        return Evaluation(own, measure, bins=self.score_bins, held_out=held_out)

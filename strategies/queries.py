@@ -1,0 +1,429 @@
+"""Queries beside a training, the server's part: one round in which every client answers once, and what is read from it.
+
+What a query releases, how it is bounded and how the sum is read stands in :mod:`murmurfl.privacy.queries`, one file
+each. :class:`QueryRound` asks any of them, in a session and a checkpoint of its own; the other classes name the
+questions that a run may ask: the mean of features before its training, the evaluation of a model after it, and
+statistics of a table.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, MessageType
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
+
+from ..privacy import (
+    ConfigurationError,
+    EvaluationRows,
+    MurmurflError,
+    NoiseKeys,
+    PrivacyPolicy,
+    Query,
+    QuerySum,
+    StatisticsRows,
+    protocol,
+)
+from ..privacy.queries.evaluation import SCORES_SHARE, EvaluationResult
+from ..privacy.queries.mean_of_features import MeanRows
+from ..privacy.queries.statistics import ColumnStatistics as ColumnStatistics
+from ..privacy.queries.statistics import CountedColumn, TableStatistics
+from ..privacy.queries.statistics import Estimate as Estimate
+from .aggregation.noisy import FreshNoise, TrustedOptions
+from .callbacks.callback import Callback, Training
+from .rounds.options import RoundOptions, takes
+from .rounds.replies import DirectMachines, Layout, Reply, RoundReport, Vector
+from .rounds.sampling import LateAnswers
+from .rounds.strategy import ReleaseStrategy
+
+logger = logging.getLogger("flwr")
+
+Answer = TypeVar("Answer")
+
+_CAP_REACHED = protocol.REFUSAL_NAMES[protocol.CAP_REACHED]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QueryOptions(RoundOptions):
+    """What a round of a query takes: what every strategy does, but all clients are asked, and each answers once.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy, optional
+        With a trusted server, the policy of the query that all clients were configured with: the server adds the noise.
+    noise_keys : NoiseKeys, optional
+        The noise key of a trusted server (:class:`~murmurfl.strategies.aggregation.noisy.TrustedOptions`).
+    """
+
+    policy: PrivacyPolicy | None = None
+    noise_keys: NoiseKeys | None = None
+
+    def __post_init__(self) -> None:
+        if self.clients_per_round is not None:
+            raise ConfigurationError(
+                f"Expected no clients_per_round, got {self.clients_per_round}: all machines are asked. Leave it out."
+            )
+        object.__setattr__(self, "clients_per_round", self.num_clients)
+        object.__setattr__(self, "allow_exhaustion", True)
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class QueryState:
+    """The model that rows are measured at, and the sum of all rows; zeros before the round.
+
+    Without a model ``model`` has zeros too, as many as a row has values.
+    """
+
+    model: Vector
+    total: Vector
+
+
+def noise_on_answers(query: Query[Any], policy: PrivacyPolicy, noise_keys: NoiseKeys | None) -> FreshNoise:
+    """The noise of a trusted server on the one sum of a query; refuses a policy that is not the query's.
+
+    Notes
+    -----
+    **Formal guarantees.** What is read from the sum is mu-GDP for replacement of one sample of one client, against
+    everybody but the server itself, as :class:`~murmurfl.strategies.aggregation.noisy.FreshNoise` says for one round,
+    under the conditions of :class:`~murmurfl.strategies.aggregation.noisy.TrustedStrategy`.
+    Proof: docs/proofs/sensitivities.md.
+    """
+    query.check_policy(policy)
+    return FreshNoise(TrustedOptions(policy=policy, num_rounds=1, noise_keys=noise_keys))
+
+
+class _ExcludedBefore(Callback):
+    """Exclusion of the clients that another training excluded last."""
+
+    def __init__(self, trained: ReleaseStrategy[Any]) -> None:
+        self._trained = trained
+
+    def exclude(self, training: Training) -> Collection[str]:
+        return self._trained.excluded
+
+
+class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
+    """One round in which all clients answer a query, and what is read from the sum of their answers.
+
+    Parameters
+    ----------
+    query : Query
+        What is asked, as on the clients (:class:`murmurfl.clients.RecordQuery`).
+    num_clients : int, optional
+        M, clients in all; all of them are asked. Default as many as are connected.
+    policy : PrivacyPolicy, optional
+        With a trusted server, the policy of the query that all clients were configured with: the server adds the noise.
+    noise_keys : NoiseKeys, optional
+        The noise key of a trusted server (:class:`~murmurfl.strategies.aggregation.noisy.TrustedOptions`).
+    beside : bool
+        Whether clients answer the query beside a training; if not, they answer nothing else.
+    **options
+        See :class:`~murmurfl.strategies.ReleaseStrategy`; checkpoint and session are this round's own.
+
+    Notes
+    -----
+    Each client answers once in a session, and counts every session against its budget. A server that was killed while
+    clients answered asks again in the same session. Nodes of murmurfl repeat their last answer; other clients have
+    given their only answer of it, and refuse.
+
+    With a ``policy`` the server adds the noise (:func:`noise_on_answers`). Without one it adds none, and what is
+    guaranteed is the clients'.
+    """
+
+    state_type: ClassVar[type[QueryState]] = QueryState
+    foresees: ClassVar[bool] = False
+    late_answers: ClassVar[LateAnswers] = "refused"  # there is one round
+
+    must_aggregate: ClassVar[bool] = False
+
+    options: QueryOptions
+
+    def __init__(self, query: Query[Answer], *, beside: bool = True, **options: Any) -> None:
+        self.query = query
+        self._take(**options)
+        policy, noise_keys = self.options.policy, self.options.noise_keys
+        noise = None if policy is None else noise_on_answers(query, policy, noise_keys)
+        super().__init__(self.options, aggregator=noise)
+        if beside:
+            self.entries = {**self.entries, protocol.RELEASE_OF: query.name}
+        self._resumed = False
+        self._stated: dict[str, list[float]] = {}
+
+    @takes(QueryOptions)
+    def _take(self, **options: Any) -> None:
+        """Check the options; :attr:`options` has them."""
+
+    def follow(self, trained: ReleaseStrategy[Any]) -> None:
+        """Ask the clients of a training that has ended, and wait for no others than it did."""
+        self.machines.restore(trained.machines.names)
+        self.roll.requests.absences = trained.roll.requests.absences
+        self.callbacks.append(_ExcludedBefore(trained))
+
+    def collect(
+        self, grid: Grid | DirectMachines, model: ArrayRecord | None = None, *, timeout: float = 3600.0
+    ) -> Answer:
+        """The answer, from all clients or from the checkpoint.
+
+        Parameters
+        ----------
+        grid : Grid or DirectMachines
+            Where the clients are.
+        model : ArrayRecord, optional
+            The model that the query is about; None for a query about records alone.
+        timeout : float
+            Seconds to wait for replies; later ones are not in the answer.
+
+        Raises
+        ------
+        NodesUnavailableError
+            If too few clients are connected when the deadline passes.
+        OpeningError
+            Under secure aggregation, if the sum cannot be opened.
+        MurmurflError
+            If no client released anything, with what they said.
+        """
+        if (model is not None) != self.query.at_a_model:
+            expected = "the model" if self.query.at_a_model else "no model"
+            raise ConfigurationError(
+                f"Expected {expected} for {self.query.what}, got {'none' if model is None else 'one'}."
+            )
+        start = ArrayRecord({self.query.name: Array(np.zeros(self.query.width))}) if model is None else model
+        self.start(grid, start, num_rounds=1, timeout=timeout)
+        report = self.history[-1]
+        if not report.aggregated or self.state is None:
+            return self.unanswered(report)
+        logger.info("Query: %s, from %d machines in all.", self.query.what, report.aggregated)
+        return self.query.read(
+            QuerySum(self.state.total, report.samples, report.aggregated, self.noise_std(), self.heard)
+        )
+
+    def unanswered(self, report: RoundReport) -> Answer:
+        """What :meth:`collect` gives where no client released anything: it raises, with what they said."""
+        raise ConfigurationError(
+            f"Expected machines to release {self.query.what}, got none from {report.asked}: {self.said(report)}. "
+            f"Machines must be configured for {self.query.setting}; see their logs."
+        )
+
+    @property
+    def release_layout(self) -> Layout:
+        return [(self.query.name, (self.query.width,), np.dtype(np.float64))]
+
+    def initial_state(self, start: Vector) -> QueryState:
+        return QueryState(start, np.zeros(self.query.width))
+
+    def query_points(self, state: QueryState) -> tuple[Vector, ...]:
+        """The model, for a query about one."""
+        return (state.model,) if self.query.at_a_model else ()
+
+    def next_state(self, state: QueryState, release_sum: Vector, report: RoundReport) -> QueryState:
+        if not report.samples:
+            return state  # nothing came
+        return self.step(state, self.aggregator.noisy(release_sum, report.server_round), report.server_round)
+
+    def step(self, state: QueryState, release_sum: Vector, server_round: int) -> QueryState:
+        """The state with the sum of the rows."""
+        return QueryState(state.model, release_sum)
+
+    def model(self, state: QueryState) -> Vector:
+        return state.model
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), **self.query.settings()}
+
+    def check_reply(self, reply: Reply) -> bool:
+        stated = self.query.facts(reply.metrics)
+        if stated is None or reply.samples <= 0:  # nothing can be divided by what it does not say
+            return False
+        self._stated[reply.machine] = stated
+        return True
+
+    @property
+    def heard(self) -> list[list[float]]:
+        """Public facts of each client in the sum (:meth:`Query.facts`)."""
+        return [self._stated[name] for name, release in self.acks.items() if name in self._stated and release]
+
+    def noise_std(self) -> float:
+        """The standard deviation of the noise in each value of the sum, as clients state theirs."""
+        return math.hypot(
+            self.aggregator.own_noise_std(self.query.width), *(stated[0] for stated in self.heard if stated)
+        )
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether there is anything to save: a round that gave nothing is repeated in the same session."""
+        return not self.history or self.history[-1].aggregated > 0
+
+    def answered_to_another(self, report: RoundReport) -> bool:
+        """Whether a round gave nothing because clients had answered to a server that was then killed."""
+        return self._resumed and set(report.refused) == {_CAP_REACHED}
+
+    @staticmethod
+    def said(report: RoundReport) -> str:
+        """Why a round gave nothing, in a line."""
+        said = [f"machines refused with {', '.join(report.refused)}"] if report.refused else []
+        said += [f"the round was closed ({report.closed})"] if report.closed else []
+        said += [f"{report.lost} replies were lost"] if report.lost else []
+        said += [f"{report.malformed} replies were malformed"] if report.malformed else []
+        return "; ".join(said)
+
+    def _before_asking(self) -> None:
+        """Save the session's name: in another session clients would count the release a second time."""
+        if not self.aggregator.before_asking(self._save):
+            self._save()
+
+    def _kept(self) -> dict[str, Any]:
+        return {**super()._kept(), "stated": self._stated}
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        super()._restore(saved)
+        self._stated = {str(name): [float(value) for value in said] for name, said in saved["stated"].items()}
+
+    def _resume(self, result: Result) -> int:
+        self._resumed = self.checkpoint is not None and self.checkpoint.exists()
+        return super()._resume(result)
+
+
+class MeanOfFeatures(QueryRound[NDArray[np.float32]]):
+    """The mean of the features in one round, for clients configured for centring.
+
+    Parameters
+    ----------
+    num_features : int
+        k, values of one sample's features.
+    **options
+        See :class:`QueryRound`.
+
+    Notes
+    -----
+    A server that was killed while machines answered asks again in the same session. Where all had answered, the mean is
+    zero, with a warning: features are used as they lie.
+
+    Examples
+    --------
+    A training around a private mean takes two strategies, one after the other, over one grid::
+
+        centre = MeanOfFeatures(num_features=64, num_clients=10).collect(grid)
+        Mu2(num_clients=10, clients_per_round=5, learning_rate=0.1, centre=centre).start(grid, initial, num_rounds=20)
+    """
+
+    def __init__(self, *, num_features: int, **options: Any) -> None:
+        if options.get("centre") is not None:
+            raise ConfigurationError("Expected no centre for MeanOfFeatures, got one: it makes one.")
+        super().__init__(MeanRows(num_features), **options)
+
+    def unanswered(self, report: RoundReport) -> NDArray[np.float32]:
+        """Zero where a killed server had all answers: a training need not fail for it."""
+        if self.answered_to_another(report):
+            logger.warning(
+                "Centring: all machines had released the mean of their features to a server that was killed before it "
+                "had them; features are used as they lie."
+            )
+            return np.zeros(self.query.width, dtype=np.float32)
+        raise ConfigurationError(
+            f"Expected machines to release the mean of their features, got none from {report.asked}: "
+            f"{self.said(report)}. Machines must be configured for centring; see their logs, or train with "
+            "centring = none."
+        )
+
+
+class NotEvaluatedError(MurmurflError):
+    """No machine has evaluated the model."""
+
+
+class PrivateEvaluation(QueryRound[EvaluationResult]):
+    """The evaluation of a model on clients' samples in one round, for clients configured for it.
+
+    Parameters
+    ----------
+    bins : int
+        Bins of scores, as on the clients; 0 where they count right predictions alone.
+    scores_share : float
+        Share of the evaluation's mu^2 spent on the scores, as on the clients.
+    of_updates : bool
+        Whether the clients are those of :class:`~murmurfl.strategies.CorrelatedFedAvg`, which asks them otherwise.
+    **options
+        See :class:`QueryRound`.
+
+    Examples
+    --------
+    A training and an evaluation take two strategies, one after the other, over one grid::
+
+        trained = FullBatch(num_clients=10, clients_per_round=10, learning_rate=0.1).start(grid, initial, num_rounds=9)
+        print(PrivateEvaluation(num_clients=10).evaluate(grid, trained.arrays).sentence)
+    """
+
+    def __init__(
+        self, *, bins: int = 0, scores_share: float = SCORES_SHARE, of_updates: bool = False, **options: Any
+    ) -> None:
+        if of_updates:
+            self.message_type_of_queries = MessageType.TRAIN  # type: ignore[misc]
+        super().__init__(EvaluationRows(bins, scores_share), **options)
+
+    def evaluate(
+        self, grid: Grid | DirectMachines, arrays: ArrayRecord, *, timeout: float = 3600.0
+    ) -> EvaluationResult:
+        """The figures of a model: :meth:`QueryRound.collect`.
+
+        Raises
+        ------
+        NotEvaluatedError
+            If no client released anything, with what they said.
+        """
+        found = self.collect(grid, arrays, timeout=timeout)
+        logger.info("Private evaluation: %s.", found.sentence)
+        return found
+
+    def unanswered(self, report: RoundReport) -> EvaluationResult:
+        """Raise, with what clients said."""
+        killed = " by a server that was killed before it had their answers" if self.answered_to_another(report) else ""
+        raise NotEvaluatedError(
+            f"Expected machines to evaluate the model, got nothing from {report.asked}{killed}: {self.said(report)}. "
+            "Machines must be configured for private evaluation; see their logs."
+        )
+
+
+class Statistics(QueryRound[TableStatistics]):
+    """Statistics of a table's columns over all clients in one round.
+
+    Parameters
+    ----------
+    columns : sequence of CountedColumn
+        The columns, as on the clients: ``murmurfl.clients.statistics_columns(schema)``.
+    beside : bool
+        Whether clients release statistics beside a training (:class:`murmurfl.clients.Counting`) and not as a run of
+        their own (:class:`murmurfl.clients.StatisticsClient`).
+    **options
+        See :class:`QueryRound`.
+
+    Notes
+    -----
+    What is guaranteed is the clients': mu-GDP for replacement of one record, of all figures together
+    (:func:`~murmurfl.privacy.statistics_policy`).
+
+    Examples
+    --------
+    In a Flower project's ``ServerApp``::
+
+        found = Statistics(columns=statistics_columns(schema), num_clients=10).collect(grid)
+        print(found["age"].mean, found["age"].quantile(0.5))
+    """
+
+    def __init__(self, *, columns: Sequence[CountedColumn], beside: bool = False, **options: Any) -> None:
+        if options.get("centre") is not None:
+            raise ConfigurationError("Expected no centre for Statistics, got one: records are counted as they are.")
+        super().__init__(StatisticsRows(tuple(columns)), beside=beside, **options)
+
+    def unanswered(self, report: RoundReport) -> TableStatistics:
+        """Raise, with what clients said."""
+        raise ConfigurationError(
+            f"Expected machines to release statistics, got none from {report.asked}: {self.said(report)}. Machines "
+            "must be configured for statistics of the same columns; see their logs."
+        )

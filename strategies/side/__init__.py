@@ -1,1 +1,0 @@
-"""Side releases, the server's half."""
