@@ -104,26 +104,7 @@ def draft_of_rows(
     label = label or rows.columns[-1]
     for name in [label, *([owner] if owner else []), *apart]:
         _check_column(name, rows.columns, table)
-    cells: dict[str, list[Any]] = {name: [] for name in rows.columns}
-    unread: Counter[str] = Counter()
-    for number in range(len(rows)):
-        try:
-            row = rows[number]
-        except MisfitError as error:
-            unread[str(error)] += 1
-            continue
-        for name, cell in row.items():
-            cells[name].append(cell)
-    if unread.total() > len(rows) / 2:
-        reason, count = unread.most_common(1)[0]
-        raise ConfigurationError(
-            f"Expected rows of {table} as its first line names them, got {count:,} of {len(rows):,} with {reason}: "
-            "save it as CSV in UTF-8."
-        )
-    decimal: Literal[".", ","] = "."
-    for name, found in cells.items():
-        if separator != "," and _all_are(_COMMAS, found) and any("," in str(cell) for cell in found):
-            cells[name], decimal = [c.replace(",", ".") if isinstance(c, str) else c for c in found], ","
+    cells, decimal = _with_points(_read_cells(rows, table), separator)
     columns = {
         name: _column(found) if rows.columns.count(name) == 1 else "a name that stands twice"
         for name, found in cells.items()
@@ -143,6 +124,36 @@ def draft_of_rows(
     target, notes = _label(label, cells[label])
     schema = Schema(columns=kept, label=target, owner=owner, separator=separator, decimal=decimal)
     return Draft(schema, left_out, notes)
+
+
+def _read_cells(rows: Rows, table: str) -> dict[str, list[Any]]:
+    """Return the cells of each column. Raise if more than half of the rows cannot be read."""
+    cells: dict[str, list[Any]] = {name: [] for name in rows.columns}
+    unread: Counter[str] = Counter()
+    for number in range(len(rows)):
+        try:
+            row = rows[number]
+        except MisfitError as error:
+            unread[str(error)] += 1
+            continue
+        for name, cell in row.items():
+            cells[name].append(cell)
+    if unread.total() > len(rows) / 2:
+        reason, count = unread.most_common(1)[0]
+        raise ConfigurationError(
+            f"Expected rows of {table} as its first line names them, got {count:,} of {len(rows):,} with {reason}: "
+            "save it as CSV in UTF-8."
+        )
+    return cells
+
+
+def _with_points(cells: dict[str, list[Any]], separator: str) -> tuple[dict[str, list[Any]], Literal[".", ","]]:
+    """Return the cells with decimal points, and the decimal sign of the table."""
+    decimal: Literal[".", ","] = "."
+    for name, found in cells.items():
+        if separator != "," and _all_are(_COMMAS, found) and any("," in str(cell) for cell in found):
+            cells[name], decimal = [c.replace(",", ".") if isinstance(c, str) else c for c in found], ","
+    return cells, decimal
 
 
 def drafted(path: Path, *, label: str = "", owner: str = "") -> Schema:
@@ -319,15 +330,28 @@ def _column(cells: Sequence[Any]) -> Column | str:
         return "a single value" if counts else "no value"
     if any(counts.keys() <= words for words in _YES_NO):
         return Column(kind="yes/no", missing="no" if some_missing else None)
-    if of_numbers:
-        whole = all(number == math.floor(number) for number in numbers)
-        if whole and len(set(numbers)) == len(cells) >= _FEWEST_NAMES:
-            return "a number of its own in each row"
-        low, high = _bounds(numbers)
-        middle = float(np.median(numbers))
-        missing = min(max(_nearest(middle), low), high) if some_missing else None
-        missing = None if missing is None else round(missing) if whole else missing
-        return Column(kind="integer" if whole else "number", bounds=(low, high), missing=missing)
+    return _number_column(numbers, cells, some_missing) if of_numbers else _category_column(present, numbers, words)
+
+
+def _number_column(numbers: Sequence[float], cells: Sequence[Any], some_missing: bool) -> Column | str:
+    """Return a column of numbers, or the reason why nothing can be learnt from them."""
+    whole = all(number == math.floor(number) for number in numbers)
+    if whole and len(set(numbers)) == len(cells) >= _FEWEST_NAMES:
+        return "a number of its own in each row"
+    low, high = _bounds(numbers)
+    missing: float | None = None
+    if some_missing:
+        missing = min(max(_nearest(float(np.median(numbers))), low), high)
+    if missing is not None and whole:
+        missing = round(missing)
+    return Column(kind="integer" if whole else "number", bounds=(low, high), missing=missing)
+
+
+def _category_column(present: Sequence[Any], numbers: Sequence[float], words: Sequence[Any]) -> Column | str:
+    """Return a column of categories, or the reason why nothing can be learnt from the cells.
+
+    ``numbers`` and ``words`` are the cells that can and cannot be read as numbers.
+    """
     named = Counter(text_of(cell) for cell in present)
     if len(named) > _MOST_CATEGORIES and _all_are(_DATE, present):
         return "dates: write them as numbers"
@@ -373,15 +397,13 @@ def _label(name: str, cells: Sequence[Any]) -> tuple[Label, Sequence[str]]:
     if len(words) > len(present) * (1 - _MOST) or not numbers:
         numbers, present = [], present + [cell for cell in cells if _is_name(cell)]
     spelt = Counter(text_of(cell) for cell in present)
-    names: dict[str, str] = {}
-    for one, _ in spelt.most_common():
-        names.setdefault(one.casefold(), one)
+    names = _usual_spellings(spelt)
     named: Counter[str] = Counter()
     for one, count in spelt.items():
         named[names[one.casefold()]] += count
-    frequent = [one for one, count in named.items() if count >= min(FEWEST_OF_A_CATEGORY, max(len(present) // 10, 1))]
     if numbers and (len(named) > _MOST_CLASSES or any(number % 1 for number in numbers)):
         return Label(column=name, bounds=_bounds_of_label(numbers)), ()
+    frequent = [one for one, count in named.items() if count >= min(FEWEST_OF_A_CATEGORY, max(len(present) // 10, 1))]
     if not 2 <= len(frequent) <= _MOST_CLASSES:
         got = f"{len(named):,} values, of which {len(frequent):,} are frequent"
         if len(named) <= 1:
@@ -392,11 +414,24 @@ def _label(name: str, cells: Sequence[Any]) -> tuple[Label, Sequence[str]]:
             f": {plain}name another column with --label."
         )
     order = sorted(frequent) if _numbers(frequent)[1] else sorted(frequent, key=float)
-    others = sorted(one for one in spelt if one not in order and names[one.casefold()] in order)
+    return Label(column=name, classes=tuple(order)), _notes_on_classes(order, spelt, named)
+
+
+def _usual_spellings(spelt: Counter[str]) -> dict[str, str]:
+    """Return the most common spelling of each value, by the value without regard to case."""
+    names: dict[str, str] = {}
+    for one, _ in spelt.most_common():
+        names.setdefault(one.casefold(), one)
+    return names
+
+
+def _notes_on_classes(classes: Sequence[str], spelt: Counter[str], named: Counter[str]) -> list[str]:
+    """Return what a person must know: other spellings of the classes, and values too rare to be one."""
+    names = _usual_spellings(spelt)
+    others = sorted(one for one in spelt if one not in classes and names[one.casefold()] in classes)
     notes = [f"{', '.join(others[:_MOST_READ])} are read as these"] if others else []
-    rare = [f"{one!r} ({count:,})" for one, count in named.most_common() if one not in order]
-    notes += [f"too rare to be a class: {', '.join(rare[:_MOST_READ])}"] if rare else []
-    return Label(column=name, classes=tuple(order)), notes
+    rare = [f"{one!r} ({count:,})" for one, count in named.most_common() if one not in classes]
+    return notes + ([f"too rare to be a class: {', '.join(rare[:_MOST_READ])}"] if rare else [])
 
 
 def _bounds_of_label(values: Sequence[float]) -> tuple[float, float]:
