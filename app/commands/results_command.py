@@ -123,15 +123,21 @@ def _laid_out(rows: Sequence[Mapping[str, str]], available: int | None) -> list[
     for name in _DROPPED:
         if available is not None and sum(wide[one] + len(_BETWEEN) for one in columns) + folder > available:
             columns = [one for one in columns if one != name]
-    lines = []
-    for row in [{name: name for name in (*columns, "folder")}, *rows]:
-        said = row.get("problem", "")
-        shown = [name for name in columns if name in _NUMBERED] if said else columns
-        cells = [row[name].rjust(wide[name]) if name in _RIGHT else row[name].ljust(wide[name]) for name in shown]
-        before = _BETWEEN.join([*cells, *([said] if said else [])])
-        fits = available is None or len(before) + len(_BETWEEN) + len(row["folder"]) <= available
-        lines += [f"{before}{_BETWEEN}{row['folder']}"] if fits else [before.rstrip(), f"    {row['folder']}"]
-    return lines
+    heading = {name: name for name in (*columns, "folder")}
+    return [line for row in [heading, *rows] for line in _row_lines(row, columns, wide, available)]
+
+
+def _row_lines(
+    row: Mapping[str, str], columns: Sequence[str], wide: Mapping[str, int], available: int | None
+) -> list[str]:
+    """Return a row as one line, or as two where its folder has no room next to the rest."""
+    said = row.get("problem", "")
+    shown = [name for name in columns if name in _NUMBERED] if said else columns
+    cells = [row[name].rjust(wide[name]) if name in _RIGHT else row[name].ljust(wide[name]) for name in shown]
+    before = _BETWEEN.join([*cells, *([said] if said else [])])
+    if available is None or len(before) + len(_BETWEEN) + len(row["folder"]) <= available:
+        return [f"{before}{_BETWEEN}{row['folder']}"]
+    return [before.rstrip(), f"    {row['folder']}"]
 
 
 def _print_schema(wanted: bool) -> None:

@@ -207,21 +207,25 @@ def say_table(title: str, rows: Sequence[Mapping[str, str]], labels: Sequence[st
     share = max((available - _AROUND) // (2 * max(len(own), 1)) - _BETWEEN, 6)
     whole = {name: max(_longest_word(text) for text in (name, *(row[name] for row in rows))) for name in own}
     folded = {name: min(wide[name], max(share, whole[name]), _WIDEST_LABEL) for name in own}
-    taken = sum(folded.values()) + _BETWEEN * len(own) + _AROUND
-    parts: list[list[str]] = []
-    room = 0
-    for name in columns:
-        if name in own:
-            continue
-        folded[name] = min(wide[name], available - taken - _BETWEEN)
-        needed = folded[name] + _BETWEEN
-        if not parts or needed > room:
-            parts.append([])
-            room = available - taken
-        parts[-1].append(name)
-        room -= needed
+    room = available - sum(folded.values()) - _BETWEEN * len(own) - _AROUND
+    folded |= {name: min(wide[name], room - _BETWEEN) for name in columns if name not in own}
+    parts = _parts([name for name in columns if name not in own], folded, room)
     for number, part in enumerate(parts, 1):
         _print(f"{title} ({number} of {len(parts)})", rows, [*own, *part], labels, folded, available)
+
+
+def _parts(columns: Sequence[str], wide: Mapping[str, int], room: int) -> list[list[str]]:
+    """Divide columns into parts of which each has room on a line."""
+    parts: list[list[str]] = []
+    left = 0
+    for name in columns:
+        needed = wide[name] + _BETWEEN
+        if not parts or needed > left:
+            parts.append([])
+            left = room
+        parts[-1].append(name)
+        left -= needed
+    return parts
 
 
 def _print(

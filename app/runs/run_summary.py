@@ -89,19 +89,7 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
     if (training := outcome.training) is not None and training.worrying:
         rows.append(("training", training.sentence))
     rows += [("warning", words) for words in outcome.warnings]
-    if (forecast := outcome.forecast) is not None:
-        longest, typical = shortest(forecast.noise_over_longest), shortest(forecast.noise_over_typical)
-        said = f"noise {longest} times the longest update, {typical} times a typical one (estimate)"
-        if forecast.kept_range is not None:
-            low, high = (100 * share for share in forecast.kept_range)
-            said = f"keeps {low:.0f} to {high:.0f} % of what can be learnt, {HELD}"
-        rows.append(("forecast", f"{forecast.verdict}: {said}"))
-    if (evaluation := outcome.private_evaluation) is not None:
-        samples = ""
-        if evaluation.accuracy is not None:
-            part = "" if evaluation.mu is None else f", {100 * evaluation.share:.4g} % of mu^2"  # type: ignore[operator]
-            samples = f", {evaluation.samples:,} {'held-out' if evaluation.held_out else 'trained-on'} samples{part}"
-        rows.append(("private accuracy", f"{shown_evaluation(evaluation)}{samples}"))
+    rows += [*_forecast_rows(outcome), *_private_accuracy_rows(outcome)]
     rows += [("mu", shown(outcome.mu)), ("epsilon", f"{shown(outcome.epsilon)} {at_delta}")]
     if (honest := outcome.min_honest) is not None:
         helpers = outcome.helpers or 0
@@ -126,6 +114,29 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
     ]
     width = max(len(name) for name, _ in rows)
     return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {outcome.guarantee}"]
+
+
+def _forecast_rows(outcome: Outcome) -> list[tuple[str, str]]:
+    """Return the row of the forecast, if there is one."""
+    if (forecast := outcome.forecast) is None:
+        return []
+    longest, typical = shortest(forecast.noise_over_longest), shortest(forecast.noise_over_typical)
+    said = f"noise {longest} times the longest update, {typical} times a typical one (estimate)"
+    if forecast.kept_range is not None:
+        low, high = (100 * share for share in forecast.kept_range)
+        said = f"keeps {low:.0f} to {high:.0f} % of what can be learnt, {HELD}"
+    return [("forecast", f"{forecast.verdict}: {said}")]
+
+
+def _private_accuracy_rows(outcome: Outcome) -> list[tuple[str, str]]:
+    """Return the row of the private evaluation, if there was one."""
+    if (evaluation := outcome.private_evaluation) is None:
+        return []
+    samples = ""
+    if evaluation.accuracy is not None:
+        part = "" if evaluation.mu is None else f", {100 * evaluation.share:.4g} % of mu^2"  # type: ignore[operator]
+        samples = f", {evaluation.samples:,} {'held-out' if evaluation.held_out else 'trained-on'} samples{part}"
+    return [("private accuracy", f"{shown_evaluation(evaluation)}{samples}")]
 
 
 def short_lines(outcome: Outcome, folder: Path) -> list[str]:

@@ -148,40 +148,47 @@ def check_rows_alone(gradients: PerSampleGradients, examples: Sequence[Any]) -> 
     """
     random = np.random.Generator(np.random.Philox(key=29))
     point = [random.normal(scale=0.1, size=shape) for shape in gradients.shapes]
-
-    def rows(batch: Any) -> NDArray[np.floating] | None:
-        try:
-            with np.errstate(all="ignore"):
-                return np.asarray(gradients([values.copy() for values in point], batch))
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            return None
-
-    def alike(one: NDArray[np.floating] | None, other: NDArray[np.floating] | None, apart: float = 0.0) -> bool:
-        if one is None or other is None:
-            return one is other
-        return one.shape == other.shape and bool(np.allclose(one, other, apart, apart, equal_nan=True))
-
-    alone = [rows(one) for one in examples]
-    again = [rows(one) for one in reversed(examples)][::-1]
-    if all(one is None for one in alone):
+    alone = [_rows_or_none(gradients, point, one) for one in examples]
+    again = [_rows_or_none(gradients, point, one) for one in reversed(examples)][::-1]
+    found = [one for one in alone if one is not None]
+    if not found:
         raise ConfigurationError(
             "Expected a model that has a gradient for records of the schema, got one that fails for all of them."
         )
-    if not all(map(alike, alone, again)):
+    if not all(map(_are_alike, alone, again)):
         raise ConfigurationError(
             "Expected the gradient of a sample to be the same after other samples, got another one: the model draws at "
             "random, or remembers what it saw."
         )
-    if isinstance(examples[0], tuple) and all(one is not None for one in alone):
+    if isinstance(examples[0], tuple) and len(found) == len(alone):
         batch = tuple(np.concatenate(parts) for parts in zip(*examples, strict=True))
-        together, scale = rows(batch), max(float(np.abs(one).max()) for one in alone if one is not None)
-        if not alike(together, np.concatenate([one for one in alone if one is not None]), 1e-4 * max(1.0, scale)):
+        scale = max(float(np.abs(one).max()) for one in found)
+        together = _rows_or_none(gradients, point, batch)
+        if not _are_alike(together, np.concatenate(found), 1e-4 * max(1.0, scale)):
             raise ConfigurationError(
                 "Expected the gradient of a sample to be the same beside other samples, got another one: the model "
                 "mixes samples."
             )
+
+
+def _rows_or_none(
+    gradients: PerSampleGradients, point: Sequence[NDArray[np.float64]], batch: Any
+) -> NDArray[np.floating] | None:
+    """Return the gradients of a batch, or None if they cannot be computed."""
+    try:
+        with np.errstate(all="ignore"):
+            return np.asarray(gradients([values.copy() for values in point], batch))
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        return None
+
+
+def _are_alike(one: NDArray[np.floating] | None, other: NDArray[np.floating] | None, apart: float = 0.0) -> bool:
+    """Return True if both failed, or both have the same values up to ``apart``."""
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and bool(np.allclose(one, other, apart, apart, equal_nan=True))
 
 
 class CarefulGradients:

@@ -193,14 +193,20 @@ class Part(_Said):
         if self.kind == "yes/no":
             return np.array([_is_yes(cell) for cell in found.ravel().tolist()], dtype=np.bool_).reshape(self.dims)
         numbers = _numbers_of(found)
-        if self.kind == "number":
-            if self.bounds is not None:
-                numbers = np.clip(numbers, *self.bounds)
-            with np.errstate(all="ignore"):
-                numbers = numbers.astype(np.float32)
-            if not np.isfinite(numbers).all():
-                raise MisfitError("a number too large for the type")
-            return numbers
+        return self._encoded_numbers(numbers) if self.kind == "number" else self._encoded_integers(numbers)
+
+    def _encoded_numbers(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        """Return numbers within the bounds, float32."""
+        if self.bounds is not None:
+            numbers = np.clip(numbers, *self.bounds)
+        with np.errstate(all="ignore"):
+            numbers = numbers.astype(np.float32)
+        if not np.isfinite(numbers).all():
+            raise MisfitError("a number too large for the type")
+        return numbers
+
+    def _encoded_integers(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        """Return whole numbers within the bounds. Raise if a byte or a token is outside of its range."""
         if (numbers != np.rint(numbers)).any():
             raise MisfitError("a number where an integer should be")
         low, high = self.limits or (-(2.0**53), 2.0**53)
