@@ -1,4 +1,4 @@
-"""The cohort engine gives the models of the in-process engine, for every algorithm and client there is."""
+"""The cohort engine: clients asked together, their noise, their memory, and those that are asked alone."""
 
 import logging
 from dataclasses import replace
@@ -8,7 +8,6 @@ import pytest
 from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Cohort, Mu2Client, PrivateClient
 from murmurfl.clients.adapters.per_sample_gradients import combined_gradients
 from murmurfl.clients.simulation import cohort_machines as cohort
@@ -28,154 +27,14 @@ from murmurfl.privacy import (
 from murmurfl.privacy.machine.clipping import DenseContributions
 from murmurfl.privacy.machine.machine_block import MachineBlock
 
-from tests.app.run_configs import CONTRACTIVE
-
-# Contributions may differ by rounding in float64, which moves a value to a neighbouring point of the grid now and then:
-# about 2^-20 of the noise's standard deviation. PyTorch models are float32.
-RELATIVE, ABSOLUTE, FLOAT32 = 1e-6, 1e-8, 1e-4
-
-BASE = RunConfig(num_rounds=6, clients_per_round=7, batch_size=3, checkpoint=False)
-SHUFFLED = replace(
-    BASE,
-    batch_size=8,  # it reads none: a release is made from all samples
-    strategy="shuffled",
-    task="synthetic-logistic",
-    model="logistic",
-    num_clients=3,
-    clients_per_round=2,
-    synthetic_samples=150,
-    synthetic_features=8,
-    public_samples=60,
-    regularizer="l2",
-    regularizer_strength=0.1,
-)
-FULL_BATCH = RunConfig(strategy="full-batch", num_rounds=3, average="linear", checkpoint=False)
-CONFIGURATIONS = {
-    "mu2": BASE,
-    "mu2, papers' schedule": replace(BASE, preset="paper", batch_size=1),
-    "mu2, losses": replace(BASE, lost_replies=0.3, num_rounds=12),
-    "mu2, losses, papers' rule": replace(BASE, lost_replies=0.3, release_rule="paper"),
-    "mu2, refusals": replace(BASE, max_participations=3, allow_exhaustion=True, give_up_after=0),
-    "mu2, skewed": replace(BASE, partition="dirichlet", batch_size=2),
-    "mu2, fast noise": replace(BASE, noise_quality="fast"),
-    "mu2, mlp": replace(BASE, model="mlp"),
-    "trusted-mu2": replace(BASE, strategy="trusted-mu2"),
-    "trusted-mu2, losses": replace(BASE, strategy="trusted-mu2", lost_replies=0.3),
-    "mu2, blt": replace(BASE, mechanism="blt", lost_replies=0.2, num_rounds=12),
-    "mu2, banded": replace(BASE, mechanism="banded", bands=3),
-    "mu2, sqrt_toeplitz, fast noise": replace(BASE, mechanism="sqrt_toeplitz", noise_quality="fast"),
-    "mu2, tree": replace(BASE, mechanism="tree"),
-    "mu2, optimal": replace(BASE, mechanism="optimal", workload="mu2", num_rounds=40, batch_size=1),
-    "mu2, several passes": replace(BASE, mechanism="blt", passes=3, num_rounds=0, batch_size=40),
-    "online": replace(BASE, strategy="online", mechanism="sqrt_toeplitz"),
-    "online, mlp, losses": replace(BASE, strategy="online", model="mlp", mechanism="blt", lost_replies=0.3),
-    "online, contractive": replace(BASE, **CONTRACTIVE, clients_per_round=10, num_rounds=10),
-    "online, no noise": replace(BASE, strategy="online", mechanism="none"),
-    "shuffled, interleaved": SHUFFLED,
-    "shuffled, dp-shuffleg, losses": replace(SHUFFLED, variant="dp-shuffleg", order="IG", lost_replies=0.3),
-    "shuffled, priv-pub, l1": replace(SHUFFLED, variant="priv-pub", regularizer="l1", regularizer_strength=0.01),
-    "shuffled, pub-priv, refusals": replace(
-        SHUFFLED, variant="pub-priv", order="SO", max_participations=2, allow_exhaustion=True
-    ),
-    "shuffled, public-only, ball": replace(
-        SHUFFLED, variant="public-only", regularizer="ball", regularizer_strength=0.1
-    ),
-    "shuffled, composed, softmax, no noise": replace(
-        SHUFFLED,
-        task="digits",
-        synthetic_samples=6000,  # the default: digits read none
-        synthetic_features=784,
-        model="softmax",
-        accounting="composed",
-        mechanism="none",
-        learning_rate=0.01,
-        public_samples=300,
-    ),
-    "full-batch, losses": replace(FULL_BATCH, lost_replies=0.3, shares="average"),
-    "full-batch, some machines, skewed": replace(FULL_BATCH, partition="dirichlet", clients_per_round=7),
-    "full-batch, mlp": replace(FULL_BATCH, model="mlp", num_rounds=2, training_samples=60),
-    "full-batch, cap": replace(FULL_BATCH, max_participations=2, allow_exhaustion=True),
-    "trusted-full-batch": replace(FULL_BATCH, strategy="trusted-full-batch", lost_replies=0.3),
-    "noisy-sgd": replace(BASE, strategy="noisy-sgd"),
-    "noisy-sgd, mlp": replace(BASE, strategy="noisy-sgd", model="mlp"),
-    "isrl-dp, several passes": replace(BASE, strategy="isrl-dp", passes=3, num_rounds=0, batch_size=40),
-    "isrl-dp-accelerated, losses": replace(BASE, strategy="isrl-dp-accelerated", passes=2, lost_replies=0.3),
-    "tree-momentum, several passes, losses": replace(
-        BASE, strategy="tree-momentum", passes=3, num_rounds=0, batch_size=30, clients_per_round=10, lost_replies=0.2
-    ),
-    "reduced-tree-momentum, several passes": replace(
-        BASE, strategy="reduced-tree-momentum", passes=3, num_rounds=0, batch_size=30, clients_per_round=10
-    ),
-    "correlated-momentum, blt, losses": replace(
-        BASE,
-        strategy="correlated-momentum",
-        passes=3,
-        num_rounds=0,
-        batch_size=30,
-        clients_per_round=10,
-        lost_replies=0.2,
-    ),
-    "trusted-sgd, several passes": replace(
-        BASE, strategy="trusted-sgd", passes=3, num_rounds=0, batch_size=30, clients_per_round=10
-    ),
-    "delayed-momentum": replace(BASE, strategy="delayed-momentum"),
-    "mu2, anytime, window, losses": replace(BASE, steps="anytime", window=2, lost_replies=0.3),
-    "delayed-momentum, papers' schedule, losses": replace(
-        BASE, strategy="delayed-momentum", preset="paper", batch_size=1, lost_replies=0.3, num_rounds=12
-    ),
-}
-
-
-BESIDE = {
-    *("mu2, fast noise", "mu2, banded", "mu2, sqrt_toeplitz, fast noise", "mu2, tree", "mu2, optimal", "trusted-mu2"),
-    *("online, mlp, losses", "online, no noise", "shuffled, priv-pub, l1", "shuffled, public-only, ball"),
-    *("full-batch, cap", "full-batch, mlp", "noisy-sgd, mlp", "isrl-dp, several passes", "delayed-momentum"),
-    *("reduced-tree-momentum, several passes", "trusted-sgd, several passes"),
-}
-"""Mixtures of what others of the table have alone; `make test-long` tries them too."""
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in BESIDE)) for name in CONFIGURATIONS]
-)
-def test_the_model_is_that_of_the_in_process_engine(name):
-    config = CONFIGURATIONS[name]
-    together, alone = run_cohort(config), run_in_process(config)
-    for one, other in zip(together.parameters, alone.parameters, strict=True):
-        double = one.dtype == np.float64
-        np.testing.assert_allclose(
-            one, other, rtol=RELATIVE if double else FLOAT32, atol=ABSOLUTE if double else FLOAT32
-        )
-    assert together.strategy.history == alone.strategy.history
-    if "full-batch" in config.strategy:  # sums over all samples: to the last bit
-        assert all((a == b).all() for a, b in zip(together.parameters, alone.parameters, strict=True))
-    assert together.statements == alone.statements
-    assert (together.mu, together.epsilon) == (alone.mu, alone.epsilon)
-    if config.lost_replies:
-        assert sum(report.lost for report in together.strategy.history) > 0
-    if config.max_participations:
-        assert sum(report.refusals for report in together.strategy.history) > 0
-
-
-def test_the_tolerance_would_notice_another_noise():
-    other = run_cohort(replace(BASE, seed=2)).parameters
-    assert not any(
-        np.allclose(a, b, rtol=RELATIVE, atol=ABSOLUTE) for a, b in zip(run_cohort(BASE).parameters, other, strict=True)
-    )
+from tests.app.engines.test_engines import ABSOLUTE, FLOAT32, RELATIVE
+from tests.harness.runs import BASE
 
 
 @pytest.mark.parametrize("mib", [0.0, 0.01, 256.0])
 def test_kept_and_remade_rows_give_equal_noise(mib):
     kept = run_cohort(BASE, row_cache_mib=mib).parameters
     assert all((a == b).all() for a, b in zip(kept, run_cohort(BASE).parameters, strict=True))
-
-
-def test_noise_is_bit_for_bit_that_of_the_in_process_engine():
-    """With a clip of almost nothing a release is its noise: no contribution is left to be rounded differently."""
-    config = replace(BASE, clip_norm=1e-150, learning_rate=1.0, diameter=1e9)
-    together, alone = run_cohort(config), run_in_process(config)
-    assert all((a == b).all() for a, b in zip(together.parameters, alone.parameters, strict=True))
-    assert np.abs(together.parameters[0]).max() > 0
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):

@@ -21,7 +21,8 @@ from murmurfl.app.papers.accuracy import AccuracyTable
 from murmurfl.app.papers.reproduction import run_cells
 from murmurfl.app.settings.run_config import RunConfig
 
-from tests.app.engines.test_workers import BASE, assert_same
+from tests.app.engines.test_engines import assert_same_result as assert_same
+from tests.harness.runs import BASE
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[3]

@@ -1,6 +1,6 @@
-"""Secure aggregation on every engine: the cohort engine leaves masks out, and gives the same model to the last bit."""
+"""Secure aggregation on the engines: nodes, helpers, memory, and clients that send any bytes."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,102 +8,20 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from murmurfl.app import client_app
 from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.engines.inprocess import InProcessGrid
-from murmurfl.app.engines.start import num_nodes, run_cohort, run_in_process
+from murmurfl.app.engines.start import num_nodes, run_in_process
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.progress import participant_names
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.clients import Mu2Client, NoisySGDClient, OnlineClient, PrivateClient
+from murmurfl.clients import Mu2Client, NoisySGDClient, OnlineClient
 from murmurfl.privacy import ConfigurationError, MemoryLedger, protocol
 from murmurfl.privacy.sums import opening_rule as opening
 from murmurfl.privacy.sums.masking import Masking
 from murmurfl.strategies import WrongSumError
 
-from tests.app.run_configs import CONTRACTIVE
-from tests.app.run_configs import SECURE as BASE
+from tests.app.engines.test_engines import same_bits
 from tests.harness.machines import training_config
-
-CONFIGURATIONS = {
-    "mu2": BASE,
-    "mu2, three helpers, nothing lost": replace(BASE, helpers=3, lost_replies=0.0),
-    "mu2, one helper": replace(BASE, helpers=1),
-    "mu2, independent": replace(BASE, mechanism="independent"),
-    "mu2, blt": replace(BASE, mechanism="blt"),
-    "mu2, banded": replace(BASE, mechanism="banded", bands=3),
-    "mu2, sqrt_toeplitz": replace(BASE, mechanism="sqrt_toeplitz"),
-    "mu2, tree": replace(BASE, mechanism="tree"),
-    "mu2, optimal": replace(BASE, mechanism="optimal", workload="mu2", num_rounds=12, batch_size=1),
-    "mu2, several passes": replace(BASE, mechanism="blt", passes=3, num_rounds=0, batch_size=80),
-    "mu2, papers' schedule": replace(BASE, preset="paper", batch_size=1),
-    "mu2, independent, papers' rule": replace(BASE, mechanism="independent", release_rule="paper"),
-    "mu2, skewed": replace(BASE, partition="dirichlet", batch_size=1),
-    "mu2, no noise": replace(BASE, mechanism="none"),
-    "mu2, fast noise": replace(BASE, noise_quality="fast"),
-    "mu2, refusals": replace(BASE, max_participations=3, allow_exhaustion=True),
-    "online": replace(BASE, strategy="online"),
-    "online, independent": replace(BASE, strategy="online", mechanism="independent"),
-    "online, sqrt_toeplitz": replace(BASE, strategy="online", mechanism="sqrt_toeplitz"),
-    "online, contractive": replace(BASE, **CONTRACTIVE),
-    "full-batch": replace(BASE, strategy="full-batch", batch_size=8, num_rounds=4),
-    "noisy-sgd": replace(BASE, strategy="noisy-sgd"),
-    "noisy-sgd, several passes": replace(BASE, strategy="noisy-sgd", passes=2, num_rounds=0, batch_size=80),
-}
-
-
-SLOW = {"mu2, mlp": replace(BASE, model="mlp", num_rounds=4)}
-BESIDE = {
-    *("mu2, three helpers, nothing lost", "mu2, banded", "mu2, sqrt_toeplitz", "mu2, tree", "mu2, optimal"),
-    *("mu2, fast noise", "online, independent", "online, sqrt_toeplitz", "noisy-sgd, several passes"),
-}
-"""Mixtures of what others of the table have alone."""
-
-
-@pytest.fixture
-def one_by_one(monkeypatch):
-    """Machines of the cohort engine are not computed together: then even their gradients' rounding is the same."""
-    for kind in (PrivateClient, OnlineClient):
-        monkeypatch.setattr(kind, "together", classmethod(lambda *_: None))
-
-
-def same(one, other):
-    return all((a == b).all() for a, b in zip(one.parameters, other.parameters, strict=True))
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[pytest.mark.long] * (one in {*SLOW, *BESIDE})) for one in CONFIGURATIONS | SLOW]
-)
-def test_without_masks_the_model_is_the_same_to_the_last_bit(name, one_by_one):
-    config = (CONFIGURATIONS | SLOW)[name]
-    masked, unmasked = run_in_process(config), run_cohort(config)
-    assert same(masked, unmasked)
-    assert [asdict(report) for report in masked.strategy.history] == [
-        asdict(report) for report in unmasked.strategy.history
-    ]
-    assert masked.statements == unmasked.statements
-    opened = [report for report in masked.strategy.history if not report.closed]
-    assert opened
-    assert all(report.aggregated >= 4 for report in opened)
-
-
-def test_these_runs_lose_replies_and_close_rounds():
-    closed = [report for report in run_cohort(BASE).strategy.history if report.closed]
-    assert closed
-    assert all(report.unopened < 4 and report.lost > 1 for report in closed)
-    assert all(report.aggregated == 0 for report in closed)
-
-
-def test_a_release_that_is_off_by_one_count_is_noticed(one_by_one, monkeypatch):
-    """The sibling of the comparison above: one count, of one release, in one round."""
-    whole = Masking.mask
-
-    def off_by_one(self, release, session, policy):
-        masked = whole(self, release, session, policy)
-        if (self.name, release.release) == ("2", 1):
-            masked.counts[7] += np.uint64(1)
-        return masked
-
-    monkeypatch.setattr(Masking, "mask", off_by_one)
-    assert not same(run_in_process(BASE), run_cohort(BASE))
+from tests.harness.runs import SECURE as BASE
 
 
 def test_masks_that_do_not_come_off_leave_no_model(monkeypatch):
@@ -127,7 +45,7 @@ def on_nodes(config, nodes):
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5])
 def test_fewer_nodes_than_participants_give_the_same_model(nodes):
-    assert same(on_nodes(BASE, nodes), run_in_process(BASE))
+    assert same_bits(on_nodes(BASE, nodes).parameters, run_in_process(BASE).parameters)
 
 
 def test_participants_are_machines_first_and_then_helpers():

@@ -1,7 +1,6 @@
 """A cohort over several workers gives the model of one, to the last bit; here all workers are this process."""
 
 import contextlib
-import json
 import logging
 from dataclasses import replace
 
@@ -23,66 +22,9 @@ from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.machine.clipping import ObservedFigures, TrainingObserver
 from typer.testing import CliRunner
 
-from tests.app.engines.test_cohort import BASE, CONFIGURATIONS
-
-CASES = {
-    **{
-        name: CONFIGURATIONS[name]
-        for name in (
-            "mu2",
-            "mu2, losses",
-            "mu2, refusals",
-            "mu2, skewed",
-            "mu2, mlp",
-            "mu2, blt",
-            "trusted-mu2, losses",
-            "online",
-            "shuffled, dp-shuffleg, losses",
-            "full-batch, losses",
-            "noisy-sgd",
-            "correlated-momentum, blt, losses",
-            "delayed-momentum, papers' schedule, losses",
-        )
-    },
-    "sums": replace(BASE, trust="secure-aggregation"),
-    "sums, closed rounds": replace(
-        BASE, trust="secure-aggregation", lost_replies=0.2, num_rounds=12, give_up_after=0, min_cohort=5
-    ),
-    "mean of features": replace(BASE, features="soft-gradients", centring="private"),
-    "private evaluation": replace(BASE, private_evaluation=0.1, clients_per_round=10),
-}
-
-
-def over(config, size, **options):
-    """A run over workers that are this process."""
-    machines = WorkerMachines(prepare(config), HerePool(size), **options)
-    return run_experiment(machines, config, engine="cohort")
-
-
-def assert_same(one, other):
-    for ours, theirs in zip(one.parameters, other.parameters, strict=True):
-        assert ours.tobytes() == theirs.tobytes()
-    assert one.strategy.history == other.strategy.history
-    assert one.training == other.training
-    assert list(one.statements.items()) == list(other.statements.items())
-    assert [dict(p.machines) for p in one.progress] == [dict(p.machines) for p in other.progress]
-    assert one.evaluation == other.evaluation
-    documents = [result.outcome.document() for result in (one, other)]
-    for document in documents:
-        for key in ("seconds", "date"):
-            document.pop(key, None)
-    assert json.dumps(documents[0]) == json.dumps(documents[1])
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_everything_that_comes_out_is_as_of_one_process(name):
-    config = CASES[name]
-    alone, spread = run_cohort(config), over(config, 3)
-    assert_same(alone, spread)
-    if config.lost_replies:
-        assert sum(report.lost for report in alone.strategy.history) > 0
-    if "closed" in name:
-        assert any(report.closed for report in alone.strategy.history)
+from tests.app.engines.test_engines import assert_same_result as assert_same
+from tests.app.engines.test_engines import over_workers as over
+from tests.harness.runs import BASE, RUNS
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -289,4 +231,4 @@ def test_an_unexpected_refusal_ends_the_run_without_changing_bits(monkeypatch):
     """The bug that would be: products of another shape than in one process, and nobody is told."""
     monkeypatch.setattr(Experiment, "shortage", None)
     with pytest.raises(ConfigurationError, match="one refused"):
-        over(CONFIGURATIONS["mu2, refusals"], 3)
+        over(RUNS["mu2, refusals"].config, 3)
