@@ -27,71 +27,45 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 os.umask(0o022)
 
 SLOW = ("test_readme.py", "test_deployment.py", "test_ray.py", "test_launch.py")
-CASES, TRAININGS = 6, 2
-TRAIN_FOR_EACH = (
-    "test_differential.py",
-    "test_errors_page.py",
-    "test_fitting.py",
-    "test_forecast.py",
-    "test_killed_nodes.py",
-    "test_liars.py",
-    "test_masked_updates.py",
-    "test_no_noise.py",
-    "test_opening_record.py",
-    "test_own_mechanisms.py",
-    "test_real_fit.py",
-    "test_rehearsal.py",
-    "test_resumed_rounds.py",
-    "test_secure_aggregation.py",
-    "test_secure_resume.py",
-    "test_secure_screen.py",
-    "test_trusted_resume.py",
-)
-"""Files whose tests train once for each of many cases."""
-OWN_COMMANDS = {"base", "deployment", "docs", "examples", "frameworks"}
-"""Marks of tests that have a `make` target of their own, which runs all their cases."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest takes out what is marked
 def pytest_collection_modifyitems(config, items):
-    """Of a test with many cases some, evenly spread, are for ``make test``; one that is named has all of them."""
+    """Mark as ``more_cases`` what ``few_cases`` leaves to ``make test-cases``; a named test has all its cases."""
     items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))
     if any("::" in argument for argument in config.args):
         return
     cases = defaultdict(list)
     for item in items:
-        if hasattr(item, "callspec") and OWN_COMMANDS.isdisjoint(mark.name for mark in item.iter_markers()):
-            cases[item.path, item.originalname].append(item)
-    for (path, _), found in cases.items():
-        most = TRAININGS if path.name in TRAIN_FOR_EACH else CASES
+        if (few := item.get_closest_marker("few_cases")) and not item.get_closest_marker("long"):
+            cases[item.path, item.originalname, few.args[0]].append(item)
+    for (*_, most), found in cases.items():
         kept = {i * len(found) // most for i in range(most)}
         for i, item in enumerate(found):
             if len(found) > most and i not in kept:
                 item.add_marker(pytest.mark.more_cases)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _small_rehearsals(request):
-    """Which way is better shows on fewer made-up data too, in a tenth of the time."""
+@pytest.fixture(scope="module")
+def small_rehearsals():
+    """Rehearse on fewer made-up data: which way is better shows there too, in a tenth of the time."""
     rehearsal = importlib.import_module("murmurfl.app.planning.rehearsal")
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.name not in ("test_rehearsal.py", "test_readme.py"):
-            for name, most in (("MOST_SAMPLES", 500), ("MOST_FEATURES", 48), ("TEST_SAMPLES", 300)):
-                patch.setattr(rehearsal, name, most)
-            patch.setitem(rehearsal.rehearse.__kwdefaults__, "members", rehearsal.USUAL)
+        for name, most in (("MOST_SAMPLES", 500), ("MOST_FEATURES", 48), ("TEST_SAMPLES", 300)):
+            patch.setattr(rehearsal, name, most)
+        patch.setitem(rehearsal.rehearse.__kwdefaults__, "members", rehearsal.USUAL)
         yield
 
 
-@pytest.fixture(autouse=True)
-def _not_rehearsed(request, monkeypatch):
-    """Runs of this process are not rehearsed on made-up data first, which takes longer than they do themselves."""
-    if request.path.name != "test_rehearsal.py":
-        monkeypatch.setattr("murmurfl.app.runs.training_run.foretold", lambda *_: None)
+@pytest.fixture
+def no_forecast(monkeypatch):
+    """Start runs without the rehearsal on made-up data before their first round, which takes longer than they do."""
+    monkeypatch.setattr("murmurfl.app.runs.training_run.foretold", lambda *_: None)
 
 
-@pytest.fixture(autouse=True)
-def _no_folders(monkeypatch):
-    """Trainings leave no folder with their result in the one that the tests were started in."""
+@pytest.fixture
+def no_result_folder(monkeypatch):
+    """Let strategies that are started by themselves leave no folder with their result."""
     monkeypatch.setattr("murmurfl.strategies.rounds.strategy.default_callbacks", list)
 
 

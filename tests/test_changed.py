@@ -27,6 +27,7 @@ def small(tmp_path_factory):
     return Reach(root)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("changed", "reached"),
     [

@@ -171,6 +171,7 @@ def test_pages_left_to_another_test_are_run_there(page):
     assert f'"{page}"' in (ROOT / "tests" / RUN_BY[page]).read_text()
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if page.name not in RUN_BY and any(block.language == "python" for block in blocks(page))],
@@ -186,6 +187,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
             exec(compile(block.text, page.name, "exec"), names)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("block", [b for b in ALL if b.language in COMMANDS], ids=lambda b: f"{b.page}-{b.text[:30]!r}")
 def test_commands_are_ones(block):
     for words in commands(block):
@@ -195,6 +197,7 @@ def test_commands_are_ones(block):
             pytest.fail(f"{shlex.join(words)}: {error}")
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "block",
     [block for block in ALL if block.language in ("toml", "ini", "json") and block.page not in RUN_BY],
@@ -227,6 +230,7 @@ def test_the_output_shown_to_beginners_is_what_they_get(tmp_path):
     assert told(shown) == told(printed)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "words",
     [
@@ -257,6 +261,7 @@ def doctested():
     return [".".join(("murmurfl", *path.relative_to(ROOT).with_suffix("").parts)) for path in sorted(files)]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", doctested())
 def test_a_docstring_shows_what_comes(name):
     ran = doctest.testmod(importlib.import_module(name.removesuffix(".__init__")))

@@ -14,13 +14,10 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from murmurfl.app.commands.main import cli
 from typer.testing import CliRunner
-
-from tests.conftest import pytest_collection_modifyitems
 
 ROOT = Path(__file__).parents[1]
 # In the order of reading; the later ones begin with what the first has left.
@@ -144,6 +141,7 @@ def test_every_page_with_commands_is_followed_somewhere():
         assert told_by in (ROOT / file).read_text(), page
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("page", HERE)
 def test_what_is_not_run_here_is_run_elsewhere(page):
     for words in commands(page):
@@ -167,15 +165,6 @@ def test_release_runs_what_ci_leaves_out():
     over_nodes = {file for file in files if "pytest.mark.docs" in (ROOT / file).read_text()}
     assert {"tests/test_docs_commands.py", *over_nodes} <= set(typed.split())
     assert 'make test-docs PAGES="docs and not long"' in (ROOT / ".ci/run").read_text()
-
-
-def test_tests_with_a_target_of_their_own_are_not_thinned(request):
-    """Otherwise the cases left out would be run with the other ``more_cases``, and once more by that target."""
-    items = list(request.node.parent.collect())
-    pytest_collection_modifyitems(SimpleNamespace(args=[]), items)
-    thinned = {item.originalname for item in items if item.get_closest_marker("more_cases")}
-    assert "test_what_is_not_run_here_is_run_elsewhere" in thinned
-    assert not [item for item in items if item.get_closest_marker("docs") and item.originalname in thinned]
 
 
 @docs

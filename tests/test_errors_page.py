@@ -280,6 +280,7 @@ def world(tmp_path, monkeypatch):
     return World(tmp_path, monkeypatch)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_text_is_the_one_shown_and_following_the_page_mends_it(name, world):
     said, mended = getattr(world, name.replace("-", "_"))()

@@ -247,6 +247,7 @@ def test_what_flowers_log_says(tmp_path, caplog):
     assert any("round 2/2" in line and "epsilon" in line for line in lines)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("page", pages.BLOCKS)
 def test_tables_of_the_pages(page):
     for name, write in pages.BLOCKS[page].items():

@@ -240,6 +240,7 @@ def test_a_file_in_order_has_no_faults(tmp_path):
     assert faults_of(GOOD, tmp_path) == []
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(("old", "new", "name"), PLANTED.values(), ids=PLANTED)
 def test_a_note_too_few_too_many_or_empty_is_noticed(old, new, name, tmp_path):
     assert GOOD.count(old) == 1

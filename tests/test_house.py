@@ -163,6 +163,7 @@ RULES = {
 }
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", RULES)
 def test_every_file_keeps_the_rule(name):
     rule = RULES[name]
@@ -172,6 +173,7 @@ def test_every_file_keeps_the_rule(name):
     assert {str(path): found for path, found in faults.items() if found} == {}
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("name", "path", "text"), [(name, *broken) for name, rule in RULES.items() for broken in rule.broken]
 )
@@ -179,6 +181,7 @@ def test_a_file_that_breaks_the_rule_is_noticed(name, path, text):
     assert list(RULES[name].faults(Path(path), text))
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("room", "line"),
     [

@@ -27,6 +27,7 @@ def built_in_mechanisms(monkeypatch):
             monkeypatch.delitem(MECHANISMS, name)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("page", pages.BLOCKS)
 def test_tables_are_what_the_documents_say(page):
     text = (pages.ROOT / page).read_text()

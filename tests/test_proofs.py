@@ -100,6 +100,7 @@ def test_there_are_pages():
     }
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_step_names_checks_that_exist(page):
     text = page.read_text()
@@ -123,6 +124,7 @@ def test_a_check_that_was_renamed_or_left_out_would_be_noticed():
     assert unchecked(text.replace("**3. ", "**4. ", 1), checks) == ["3", 4]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_site_shows_the_checks_of_a_step_below_it(page):
     source = [page.read_text()]
@@ -135,6 +137,7 @@ def test_the_site_shows_the_checks_of_a_step_below_it(page):
         assert step.index("<details>") < step.find("\n## ") or "\n## " not in step
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_page_is_named_by_a_docstring_and_stands_in_the_site(page):
     assert any(page.name in NAMED.findall(text) for _, text in all_docstrings())

@@ -41,6 +41,7 @@ def config(strategy: str, **changes) -> RunConfig:
     return replace(RunConfig(strategy=strategy, mechanism="none", mu=MU, num_rounds=rounds), **more, **changes)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("strategy", METHODS)
 def test_noiseless_runs_claim_no_privacy_on_any_engine(strategy):
     ours = config(strategy)
@@ -62,6 +63,7 @@ def test_noiseless_runs_claim_no_privacy_on_any_engine(strategy):
     assert all(np.array_equal(a, b) for a, b in zip(result.parameters, other.parameters, strict=True))
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("strategy", sorted(name for name, method in METHODS.items() if "paper" in method.presets))
 def test_the_papers_constants_have_steps_without_noise_too(strategy):
     result = run_cohort(config(strategy, preset="paper"))

@@ -149,6 +149,7 @@ def test_a_paper_of_ones_own_is_reproduced(folder):
     assert (folder / "runs" / "mine-2026" / "mine-2026.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("key", "name", "said"),
     [

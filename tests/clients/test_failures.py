@@ -175,12 +175,14 @@ def check(kind, **planted):
     assert np.linalg.norm(honest[0][0][0] - spoilt[0][0][0]) <= charge, "one sample's worth, not the batch's"
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("loader", LOADERS.values(), ids=LOADERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sample_that_cannot_be_loaded_shows_no_more_than_any_other(kind, loader):
     check(kind, loader=loader)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("gradient", GRADIENTS.values(), ids=GRADIENTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gradient_that_cannot_be_computed_shows_no_more_than_any_other(kind, gradient):
@@ -202,6 +204,7 @@ def test_a_bad_sample_that_zeroes_the_update_is_caught():
     assert np.linalg.norm(made[0][0][0] - spoilt[0][0][0]) > 3.0 * charge
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_simulation_the_failure_of_a_sample_is_said_aloud(kind):
     with pytest.raises(ValueError, match=SECRET):
@@ -293,6 +296,7 @@ def test_samples_without_stand_ins_are_computed_one_by_one():
     assert gradients.asked == [1] * COUNT
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("gradient", GRADIENTS.values(), ids=GRADIENTS)
 def test_rows_together_lose_no_more_than_the_one_that_fails(gradient):
     class Marked(StandIns):

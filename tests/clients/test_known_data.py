@@ -87,6 +87,7 @@ def ask(client, session="s"):
     return client.fit([np.zeros(D)] * client.query_points, training_config(done + 1, ack, session))
 
 
+@pytest.mark.few_cases(6)
 @kinds
 @pytest.mark.parametrize("session", ["s", "t"])
 def test_a_file_rewritten_in_another_order_is_refused(path, kind, session):
@@ -99,6 +100,7 @@ def test_a_file_rewritten_in_another_order_is_refused(path, kind, session):
     ask(start(path, kind, DATA), session)
 
 
+@pytest.mark.few_cases(6)
 @kinds
 def test_appended_rows_are_welcome(path, kind):
     if kind == "shuffled":

@@ -127,6 +127,7 @@ def test_a_release_is_sealed_again_under_fresh_masks_and_spends_nothing(kind):
     assert client.fit(points(client), training_config(4, 2))[2][protocol.RELEASE] == 3
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "asked",
     [sealing(1, 0), sealing(3, 0), sealing(2, 1), sealing(2, 0, session="t"), sealing(2, 0, machine="2"),

@@ -254,6 +254,7 @@ def seen(kind, samples, **changes):
     return transcript
 
 
+@pytest.mark.few_cases(6)
 @kinds
 @pytest.mark.parametrize("replaced", REPLACED.values(), ids=list(REPLACED))
 def test_an_observer_cannot_see_an_owners_sample_count(kind, replaced):

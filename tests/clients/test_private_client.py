@@ -144,6 +144,7 @@ BAD = {
 }
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
 def test_a_malformed_request_is_refused_and_costs_nothing(bad):
     subject = client()

@@ -150,6 +150,7 @@ def test_each_helper_opens_what_was_sealed_for_it():
         assert is_opening(entry, "s", answer)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_is_refused_with_the_one_text(name):
     attack, app = ATTACKS[name], app_of()
@@ -159,6 +160,7 @@ def test_an_attack_is_refused_with_the_one_text(name):
     assert refusal == (protocol.OPENING_REFUSED, REFUSAL)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -187,6 +189,7 @@ def test_a_request_that_is_none_is_refused_with_the_same_text(changes, caplog):
     assert "Refused to open" in caplog.text
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("kind", ["query", "train", "evaluate", protocol.QUERY_OPEN])
 @pytest.mark.parametrize("version", [0, 2, "1", None])
 def test_another_protocol_version_is_refused_by_name(kind, version):
@@ -279,6 +282,7 @@ def answered(state, content, helper="left"):
     return ask(lambda message, context: answer_helper(simulated(state, helper), message), protocol.QUERY_OPEN, content)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_simulated_helper_keeps_the_same_rule(name):
     attack, state = ATTACKS[name], RecordDict()

@@ -102,6 +102,7 @@ def test_secure_aggregation_as_its_operators_set_it_up(operators):
     assert HelperConfig.read(folder / "hospital-0" / "helper.toml").opener().name == "hospital-0-helper"
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("folder", PROJECTS)
 def test_every_example_is_a_project_of_its_own(folder):
     project = tomllib.loads((EXAMPLES / folder / "pyproject.toml").read_text())
@@ -116,6 +117,7 @@ def test_every_example_is_a_project_of_its_own(folder):
     assert "flwr run ." in readme
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("folder", PROJECTS)
 def test_a_readme_says_unit_epsilon_and_accuracy_first(folder):
     _, title, first, *_ = re.split(r"^(.+)\n\n", (EXAMPLES / folder / "README.md").read_text(), maxsplit=1, flags=re.M)

@@ -97,11 +97,13 @@ def check_unit(name, text):
         assert unit.one("Install", "WantedBy") == "multi-user.target"
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", UNITS)
 def test_a_unit_starts_what_exists_with_no_more_rights_than_it_needs(name):
     check_unit(name, UNITS[name])
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("name", "right", "wrong"),
     [
@@ -217,6 +219,7 @@ def test_the_image_has_no_privileges_one_volume_and_a_command_that_exists(tmp_pa
     check_image(tmp_path, CONTAINERFILE)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [

@@ -124,6 +124,7 @@ def test_bytes_changed_anywhere_are_read_as_the_careful_reader_reads_them(change
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int64", "uint64", "float16", ">f8", "uint8", "bool"])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 1, 4), (1,) * 9])
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -307,6 +307,7 @@ def test_the_observer_refutes_53_bit_noise_on_any_grid():
     assert circles_in_a_cell(pairs_of(*words) + shifted, 2.0**-20, 2).min() >= 2.0**20
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("depth", [*range(1, 64, 3), 64])
 def test_between_tail_and_centre_a_cell_is_full_of_circles(depth):
     """Every stratum of U, forced: 2^-depth and 1 - 2^-depth, at the finest grid a policy chooses."""

@@ -217,6 +217,7 @@ def worst(acks, **options):
     return told, twice
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(("acks", "most_void"), [*((acks, 1) for acks in COURSES), (((0, 0, 2), (0, 1, 2)), 2)])
 def test_void_sets_never_make_what_is_answered_tell_more(acks, most_void):
     """Every course of three releases of each machine, with void sets at any time."""

@@ -108,6 +108,7 @@ def moves():
     return np.array(made)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_no_re_dating_of_an_owner_shows_more_than_is_claimed(moves, name):
     assert (np.abs(moves).any(axis=2).sum(axis=1) <= 1).all()  # one release a pass
@@ -233,6 +234,7 @@ def more_and_renamed():
     return np.array(added), np.array(renamed)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_an_owner_more_shows_half_and_another_name_no_more_than_is_claimed(name, passes, more_and_renamed):
@@ -294,6 +296,7 @@ FILES = [
 ]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_each_relation_of_two_files_has_its_own_constant_and_attains_it(relation, most):

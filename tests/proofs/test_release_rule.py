@@ -90,6 +90,7 @@ def test_of_many_unacknowledged_releases_the_last_four_can_be_acknowledged_and_n
     assert (message == last - (prefixes[chosen - 1] if chosen else 0)).all()
 
 
+@pytest.mark.few_cases(6)
 @mechanisms
 def test_no_sequence_of_acknowledgements_costs_more_or_less_than_another(options, reader):
     """Exact mu of everything sent: that of the plan, but for trees, whose nodes are charged and prefixes sent."""
@@ -103,6 +104,7 @@ def test_no_sequence_of_acknowledgements_costs_more_or_less_than_another(options
         assert sent.worst() == pytest.approx(sent.plan.mu)
 
 
+@pytest.mark.few_cases(6)
 @mechanisms
 def test_the_papers_rule_costs_the_same_whatever_is_lost(options, reader):
     policy = reader.policy(release_rule="paper", **options)
@@ -281,6 +283,7 @@ def told(policy, requests):
 TWO_SESSIONS = [("a", 0), ("b", 0), ("a", 0), ("b", 1), ("b", 1), ("a", 2)]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("turns", [{}, {"sample_participations": 2, "min_separation": 2}], ids=["once", "returning"])
 @mechanisms
 def test_a_ledger_never_understates_what_was_sent(options, turns, reader):

@@ -23,6 +23,8 @@ from murmurfl.strategies import NothingAggregatedError, OpeningError
 from tests.harness.secure import HELPERS, SHAPES, D, Machines, SecureGrid, build, some, trained
 from tests.harness.transcripts import ROUNDING, Opened, Stream, Transcript, generator
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 LIARS, VICTIM, ROUNDS = ("1", "4"), "2", 12
 MACHINES, MIN_COHORT = 8, 4
 TERMS = {"min_honest": MIN_COHORT - len(LIARS), "min_cohort": MIN_COHORT, "max_participations": ROUNDS + 2}
@@ -162,6 +164,7 @@ def seen(courses):
         yield len(lengths), max(lengths, default=0.0), mu / claimed
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("mechanism", ["cancelling", "decay"])
 @pytest.mark.parametrize("seed", range(4))
 def test_of_two_neighbouring_data_sets_resumed_trainings_show_one_moved_sum(mechanism, seed, monkeypatch, tmp_path):

@@ -20,6 +20,7 @@ def requests(acks):
     return [("s", ack) for ack in acks]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("rule", ["acknowledged", "paper"])
 @pytest.mark.parametrize(("participations", "separation"), PATTERNS)

@@ -87,6 +87,7 @@ def test_no_pattern_of_three_machines_and_four_rounds_tells_more_than_the_theore
 MENDING = [name for name in MECHANISMS if mechanism(name, 4).mends]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", MENDING)
 def test_machines_that_mend_skipped_sums_tell_no_more_whoever_says_which_were_skipped(name):
     """Each machine by itself may be told of any of its opened releases that its sum was skipped."""
@@ -171,6 +172,7 @@ def taken_out(name, rounds):
     return found
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("rounds", [4, pytest.param(5, marks=pytest.mark.more_cases)])
 @pytest.mark.parametrize("name", ["cancelling", "decay", "decay-half"])
 def test_whatever_is_skipped_a_contribution_is_taken_out_once_for_good(name, rounds):
@@ -198,6 +200,7 @@ def test_a_machine_that_forgets_what_it_mended_before_is_caught(monkeypatch):
     assert told("decay-half", monkeypatch) > 1.2
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", ["cancelling", "decay", "decay-half"])
 def test_mu_local_holds_whatever_a_machine_is_told_of_acknowledgements_and_skipped_sums(name, monkeypatch):
     assert told(name, monkeypatch) == pytest.approx(1.0)
@@ -245,6 +248,7 @@ def random_cases(name, count, **sizes):
     return found
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_no_random_pattern_with_losses_and_caps_tells_more_than_the_theorem(name):
     assert random_cases(name, 25) > 100
@@ -393,6 +397,7 @@ def test_on_every_path_the_squared_shifts_add_up_to_mu_squared_at_most():
     assert largest == pytest.approx(most)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.5])
 def test_a_server_that_chooses_the_second_cohort_by_the_first_sum_is_covered(epsilon):
     """Exact delta of two rounds: every rule that chooses between three cohorts by two thresholds."""

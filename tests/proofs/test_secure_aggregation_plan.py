@@ -79,6 +79,7 @@ def test_whatever_happens_the_stated_local_mu_holds_and_is_attained(name):
     assert plan.mu == pytest.approx(1.5)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize(("participations", "separation"), [(2, 3), (3, 2), (6, 1)])
 def test_the_stated_mu_covers_samples_that_return_whoever_else_is_in_the_sums(name, participations, separation):

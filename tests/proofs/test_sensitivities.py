@@ -32,6 +32,7 @@ def stagnating(size, large):
     return row
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("large", [1, 2, 8])
 @pytest.mark.parametrize("size", [7850, 8192, 1 << 18, 1 << 20])

@@ -17,6 +17,8 @@ from tests.harness.grid import NodesGrid, reply_is_lost
 from tests.harness.machines import noise_of, normal_samples, simulated_app
 from tests.harness.models import Quadratic
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 D = 10
 
 

@@ -21,6 +21,8 @@ from murmurfl.strategies.correlated_fedavg import AverageState, momentum_step, o
 from tests.harness.callbacks import AfterRound
 from tests.harness.grid import NodesGrid, Reliable
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 D = 5
 START = ArrayRecord({"w": Array(np.zeros(D))})
 CLIENTS, ROUNDS = 4, 6

@@ -24,6 +24,8 @@ from murmurfl.strategies import CheckpointError, FullBatch, MeanOfFeatures
 from tests.harness.grid import KilledError, NodesGrid, TamperedNodes, killing
 from tests.harness.machines import Labelled
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 K, MACHINES, MU = 4, 5, 2.0
 MEAN_MU, REST_MU = divided_mu(MU, 0.05)
 SIZES = {str(i): 20 + 10 * i for i in range(MACHINES)}

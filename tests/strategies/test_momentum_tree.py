@@ -160,6 +160,7 @@ def a_run(steps, epoch, alpha, reshuffled=False):
     return momentum, [np.array(part) for part in zip(*series, strict=True)]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("epoch", [1, 2, 5, 8, 13])
 @pytest.mark.parametrize("steps", [1, 4, 8, 13, 29, 64])
 @pytest.mark.parametrize("alpha", [0.05, 0.5, 1.0])

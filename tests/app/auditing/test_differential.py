@@ -83,6 +83,7 @@ def assert_nothing_shows(found):
 FILES = "samples.csv", "samples.parquet", "samples.npz"
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("strategy", "samples"),
     [
@@ -97,6 +98,7 @@ def test_every_strategy_from_every_kind_of_file(strategy, samples, tmp_path, few
     assert_nothing_shows(audited(tmp_path, schema=schema, samples=samples, **settings))
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     "strategy",
     ["full-batch", *(pytest.param(one, marks=pytest.mark.long) for one in ("mu2", "noisy-sgd", "trusted-mu2"))],
@@ -109,6 +111,7 @@ def test_owners_are_put_elsewhere_have_more_rows_or_fewer_and_nothing_shows(stra
     assert found.unit == "all records of an owner"
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("strategy", "beside"),
     [

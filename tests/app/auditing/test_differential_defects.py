@@ -148,6 +148,7 @@ class Planted:
         patch.setattr(Records, "__getitem__", together)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("defect", "record", "differs"),
     [

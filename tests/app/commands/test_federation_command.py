@@ -412,6 +412,7 @@ def test_check_finds_a_helpers_file_in_order(federation):
     assert said.stdout.count("in order") == 3
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [

@@ -82,6 +82,7 @@ def test_both_in_one_place_are_refused(tmp_path):
         layered({"mu": 4.0, "epsilon": 3.0})
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -111,6 +112,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     assert f"at {path}, got: 'utf-8' codec" in refused("--config", path)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("assignment", "words"),
     [
@@ -261,6 +263,7 @@ def test_the_list_has_what_the_keys_may_be():
         assert set(CATALOGUE[key].names()) == set(run_keys()[key].known) - {""}
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("typed", "completions"),
     [

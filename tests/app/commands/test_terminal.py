@@ -49,6 +49,7 @@ def test_a_full_disk_is_said_with_its_file_and_what_to_do():
     assert system_error(FileNotFoundError(errno.ENOENT, "No such file", "/srv/x")) == "No such file: /srv/x"
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits(command):
     fits(shown(*command.split(), "--help"))
@@ -81,6 +82,7 @@ SHOWN = ("best-accuracy", "secure-aggregation", "reshef-levy-2024")
 RESULTS = ROOT / "docs" / "results"
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "name",
     [

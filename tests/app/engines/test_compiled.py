@@ -70,6 +70,7 @@ class _Some:
         return DenseContributions(stack._rows[places])
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("quality", ["fast", "exact"])
 @pytest.mark.parametrize("kind", ["dense", "outer"])
 @pytest.mark.parametrize(

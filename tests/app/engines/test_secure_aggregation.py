@@ -43,6 +43,7 @@ def on_nodes(config, nodes):
     return run_experiment(InProcessGrid(client_app.app, nodes, config.to_mapping()), config, engine="inprocess")
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5])
 def test_fewer_nodes_than_participants_give_the_same_model(nodes):
     assert same_bits(on_nodes(BASE, nodes).parameters, run_in_process(BASE).parameters)

@@ -151,6 +151,7 @@ def test_a_member_that_was_left_out_or_has_another_kit_does_not_start(coordinato
         other.accept([Joining.read(members["machine-1"].answer)])
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -490,6 +491,7 @@ def test_a_name_that_is_easily_taken_for_another_members_is_refused(name, coordi
         grown.accept([Joining.read(like.answer)])
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("host", "listens"),
     [

@@ -163,6 +163,7 @@ def test_an_address_that_is_taken_is_refused_with_the_way_out(listening):
         pass
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("typed", "host", "port", "local"),
     [
@@ -181,6 +182,7 @@ def test_an_address_without_a_host_is_this_computers_own(typed, host, port, loca
     assert Address.read(str(address)) == address
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("typed", ["", "host", "host:", "host:0", "host:65536", "host:9x", "::1", "1:2:3", "host:-1"])
 def test_what_is_no_address_is_refused(typed):
     with pytest.raises(ConfigurationError, match="Expected an address as HOST:PORT"):
@@ -275,6 +277,7 @@ def test_a_node_that_has_not_heard_its_superlink_for_long_is_not_well(journal, c
     assert not node.problem
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("problem", ["", *health.PROBLEMS])
 def test_an_answer_is_a_status_and_a_fixed_reason(problem):
     answer = health_answer("node", problem)
@@ -680,6 +683,7 @@ def unknown(expression):
     )
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("expression", expressions())
 def test_what_is_asked_for_is_shown(expression):
     assert unknown(expression) == (set(), set(), set())

@@ -167,6 +167,7 @@ def test_expiring_certificates_drifting_clocks_and_open_keys_warn(node, tmp_path
     assert "`murmurfl server --owners`" in commands.sentence
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("mode", "state", "command"),
     [

@@ -14,6 +14,8 @@ from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.machine import clipping
 from murmurfl.strategies import Mu2
 
+pytestmark = pytest.mark.usefixtures("no_forecast")
+
 STREAM = {"num-clients": 6, "clients-per-round": 6, "batch-size": 20, "mu": 2.0}
 ANYTIME = {"steps": "anytime"}
 WINDOW = {**ANYTIME, "window": 3, "mechanism": "decay", "decay": 0.6}

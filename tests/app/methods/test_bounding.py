@@ -8,6 +8,8 @@ from murmurfl.app.runs.simulate import simulate
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, MemoryLedger
 
+pytestmark = pytest.mark.usefixtures("no_forecast")
+
 
 @pytest.mark.parametrize("strategy", [name for name, method in METHODS.items() if "clipping" in method.keys])
 def test_machines_bound_gradients_as_it_says_and_their_noise_is_the_same(strategy):

@@ -18,6 +18,8 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import CountedGradients
 from murmurfl.privacy import ConfigurationError, MemoryLedger
 
+pytestmark = pytest.mark.usefixtures("no_forecast")
+
 METHOD = METHODS["full-batch"]
 BASE = RunConfig(strategy="full-batch", checkpoint=False)
 MNIST = replace(BASE, task="mnist", num_clients=100, clients_per_round=100, features="soft-gradients")

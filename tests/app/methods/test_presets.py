@@ -151,6 +151,7 @@ HERE = __name__
 OWN = {"num-clients": 10, "clients-per-round": 10, "mu": 4.0}
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "settings",
     [

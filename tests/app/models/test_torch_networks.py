@@ -337,6 +337,7 @@ def bounded_rows(model, point, features, labels):
         return RowBound(0.7).rows(np.asarray(model(point, (features, labels))))
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("extreme", EXTREMES.values(), ids=EXTREMES)
 @pytest.mark.parametrize("reach", [1.0, 1e9, 1e200])
 @pytest.mark.parametrize("kind", ["softmax", "logistic", "ridge", "counted"])

@@ -232,6 +232,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("cause", CHAINS)
 def test_a_cause_is_one_of_those_that_the_diagnosis_knows(cause):
     assert cause_of(chained(httpx.NetworkError("between"), *CHAINS[cause])) == cause

@@ -232,6 +232,7 @@ def some_facts(kind):
     return {name: values.get(name, f"\x1b[31m{name}\n{{x}}") for name in sorted(FACTS[kind])}
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("kind", sorted(FACTS))
 def test_every_entry_is_one_line_or_one_object(kind, log_of):
     for as_json in (False, True):
@@ -396,6 +397,7 @@ def test_lines_that_are_there_only_because_of_the_data_are_details(log_of):
     assert len(said()) == 2
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", ["flwr", "murmurfl.clients.records.machine_records", "murmurfl", "uvicorn"])
 @pytest.mark.parametrize(
     ("file", "heard"),

@@ -67,6 +67,7 @@ def forget(monkeypatch):
     monkeypatch.delenv(NODE_CONFIG_VARIABLE, raising=False)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -233,6 +234,7 @@ def with_third(array, value, dtype=None):
     return changed
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "arrays",
     [
@@ -533,6 +535,7 @@ def test_a_setting_in_both_places_or_in_anothers_table_is_refused(kind, values):
                 kind.from_mapping({**values, table: {stranger: 1}})
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(("kind", "values"), KINDS)
 @pytest.mark.parametrize("value", [{"a": 1}, {}, [1], ["a"], [{}]])
 def test_a_table_or_a_list_is_no_value(kind, values, value):
@@ -554,6 +557,7 @@ def test_what_another_kind_of_file_says_is_refused(kind, values):
             kind.from_mapping({**values, name: 1})
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(("kind", "values"), KINDS[:3])
 @pytest.mark.parametrize("value", [True, "1", float("nan"), float("inf"), -1, 10**400])
 def test_no_mu_and_no_clip_but_numbers_above_zero(kind, values, value):

@@ -68,6 +68,7 @@ def test_none_of_them_may_be_set_without_it(operator, left):
         NodeConfig.read(operator(**unset))
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [

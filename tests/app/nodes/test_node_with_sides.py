@@ -129,6 +129,7 @@ def test_a_machine_that_trusts_its_server_says_that_side_releases_go_without_noi
     assert "keep mu = 1 a run" in said
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

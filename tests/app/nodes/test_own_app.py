@@ -194,6 +194,7 @@ def test_check_says_what_the_machine_guarantees(folder):
     assert stated in describe_own(UpdateNode.read(folder[0] / "node.toml"))
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

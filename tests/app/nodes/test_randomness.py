@@ -88,6 +88,7 @@ def only_the_operating_system(monkeypatch):
     return drawn
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("changes", KINDS, ids=lambda changes: "-".join(map(str, changes.values())) or "mu2")
 def test_noise_is_of_the_ledgers_key_and_a_fresh_nonce(tmp_path, monkeypatch, changes):
     client = make_client(tmp_path, **changes)

@@ -345,6 +345,7 @@ def test_an_evaluation_has_its_share_and_the_log_says_what_both_come_to(folder):
     assert asked(answers, session="f", of="evaluation").error.code == protocol.BUDGET_EXHAUSTED
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

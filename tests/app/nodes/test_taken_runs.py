@@ -109,6 +109,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_hostile_server_gets_one_text_whatever_it_tries(attack):
     assert not answered(message(config=entries(**ATTACKS[attack])))
@@ -256,6 +257,7 @@ def test_the_table_is_read_and_said(tmp_path):
     assert TakenRuns.read(write(tmp_path, '[runs]\ndays = ["sat"]')).hours == Hours(days=("sat",))
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("table", "complaint"),
     [
@@ -414,6 +416,7 @@ def test_local_hours_are_those_of_the_machine(in_zone):
     assert has(Hours("22:00-06:00", time_zone="UTC"), "23T17:00", "23T22:00") == [False, True]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [

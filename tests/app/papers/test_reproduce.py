@@ -193,6 +193,7 @@ def _without(cell, known):
     return {**cell, "algorithms": {label: entry for label, entry in cell["algorithms"].items() if label in known}}
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_papers_cells_can_have_one(name):
     """None is impossible, each has the cell's data, and those that differ in mu alone are the same run."""

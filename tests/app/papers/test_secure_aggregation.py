@@ -134,6 +134,7 @@ ERRORS = 2.0
 more, elsewhere a tenth. The figures are fixed; chance decides once, when they are made anew."""
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("place", EXPECTED)
 def test_the_published_figures_are_those_of_the_arithmetic_alone(place):
     (cell,) = (

@@ -332,6 +332,7 @@ def test_what_is_printed_is_what_was_asked_for():
     assert "mu=1.2345, max" in update_lines(UpdateRequest(10, 20, 1.2345))[-1]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

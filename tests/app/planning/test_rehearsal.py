@@ -25,6 +25,7 @@ def experiment(**settings):
     return prepare(RunConfig.from_mapping({**EVERYBODY, **settings}))
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("member", FAMILY)
 def test_made_up_rows_keep_to_the_bound_and_are_always_the_same(member):
     made = MadeUp(member, **SHAPE)
@@ -90,6 +91,7 @@ def test_one_machine_alone_is_no_worse_than_the_usual_number_in_a_regression():
     assert -0.1 < made.learnt(150) < made.bounds[1]  # nearly as few rows as columns
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -168,6 +170,7 @@ def test_plan_says_whether_more_rounds_would_learn_more(asked, said):
     assert lines == [] if said is None else lines[0].startswith(said)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("kept", "word"), [(0.6, "gain little"), (0.7, "learn more"), (0.5, "learn less")])
 def test_twice_as_many_rounds_are_compared_by_what_they_keep(kept, word):
     decision = SimpleNamespace(chosen=SimpleNamespace(kept=0.6), longer=SimpleNamespace(kept=kept))

@@ -16,6 +16,7 @@ TWO = [{"learning_rate": 300.0}, {"learning_rate": 0.5}]
 SIDES = [{"centring": "private"}, {"private_evaluation": 0.1}]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("changes", [{}, {"strategy": "mu2"}, *SIDES], ids=str)
 @pytest.mark.parametrize("public", [False, True])
 def test_everything_together_costs_what_is_printed_and_every_machine_has_recorded_it(changes, public):
@@ -59,6 +60,7 @@ def test_the_parts_of_mu_add_up_in_squares():
         assert parts.count == 0 or math.isclose((parts.count / parts.training) ** 2, counting / (1 - counting))
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("changes", "candidates", "options"),
     [

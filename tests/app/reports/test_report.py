@@ -286,6 +286,7 @@ def test_a_name_is_no_formula(folders, tmp_path, name):
     assert page.count(f"{name}lossy") > 1
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("files", "said"),
     [

@@ -61,6 +61,7 @@ def test_the_schema_is_one_and_is_printed():
     assert json.loads(CliRunner().invoke(cli, ["report", "--schema"]).stdout) == result_schema()
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(("name", "engine"), [("default", "inprocess"), *((name, "cohort") for name in SETTINGS)])
 def test_results_follow_it(name, engine, tmp_path):
     before = datetime.now(UTC)
@@ -75,6 +76,7 @@ def test_results_follow_it(name, engine, tmp_path):
     assert {"python", "flwr", "numpy", "scipy"} <= set(document["versions"])
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "change",
     [

@@ -62,6 +62,7 @@ def test_two_columns_of_one_name_are_refused():
         table(columns=(*COLUMNS, Column("who", "again")))
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", [name for name in PAPERS if (pages.DOCUMENTS / f"{name}.json").exists()])
 def test_every_column_of_a_paper_says_what_it_means(name):
     for made in tables_of(pages.document(name), name, PAPERS[name].table):

@@ -18,6 +18,8 @@ from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, centred, compose_gdp, gdp_epsilon
 
+pytestmark = pytest.mark.usefixtures("no_forecast")
+
 SETTINGS = {"features": "soft-gradients", "num_clients": 4, "clients_per_round": 4, "mu": 3.0}
 FULL = {**SETTINGS, "strategy": "full-batch", "num_rounds": 3}
 

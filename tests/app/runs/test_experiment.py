@@ -33,6 +33,8 @@ from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol
 from murmurfl.privacy.mechanisms import best_decay
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("no_forecast")
+
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
 
 

@@ -25,6 +25,8 @@ from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("no_forecast", "small_rehearsals")
+
 QUICK = {"strategy": "full-batch", "num_rounds": 12}
 
 
@@ -483,6 +485,7 @@ def test_a_ledger_knows_rows_that_were_scaled_otherwise_before(far_too_wide):
         fit(table, schema=schema, real=True, epsilon=1, ledger=ledger, **QUICK)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("cell", ["1e308", "-1e308", "nan", "inf", "text", "", "1e999", "\u0660", "=1+1"])
 def test_one_strange_cell_shows_neither_in_the_bounds_nor_in_what_is_said(far_too_wide, cell, hushed_noise):
     """With a thousandth of the noise: one row of 401 moves a bound by less than the noise would."""
@@ -507,6 +510,7 @@ def test_a_real_fit_with_other_keys_has_other_noise(reviewed):
     assert not np.array_equal(first.parameters[0], second.parameters[0])
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

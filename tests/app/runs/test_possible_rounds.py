@@ -24,6 +24,8 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("no_forecast")
+
 BASE = RunConfig(num_clients=6, clients_per_round=6, batch_size=20, num_rounds=500, evaluate_every=1000)
 SHUFFLED = replace(
     *(BASE,), strategy="shuffled", task="synthetic-logistic", partition="own", model="logistic", synthetic_samples=60,
@@ -66,6 +68,7 @@ def refusals(config):
     return sum(report.refusals for report in run_cohort(config).strategy.history)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_the_number_said_is_the_largest_without_a_refusal(name):
     config = CONFIGURATIONS[name]

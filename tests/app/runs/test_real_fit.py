@@ -39,6 +39,8 @@ from murmurfl.privacy.ledger.ledger_history import read_ledger
 from murmurfl.privacy.machine.clipping import RowBound
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("small_rehearsals")
+
 ROWS, STRANGE = 40, 25
 SCHEMA = """reviewed = true
 [label]
@@ -191,6 +193,7 @@ def of_misfit(tmp_path, same_noise, capfd):
     return left
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("line", MISFITS, ids=range(len(MISFITS)))
 def test_rows_that_do_not_fit_are_alike_in_all_that_leaves(line, tmp_path, same_noise, of_misfit, capfd):
     table_of(tmp_path / "strange", line)
@@ -198,6 +201,7 @@ def test_rows_that_do_not_fit_are_alike_in_all_that_leaves(line, tmp_path, same_
     assert left_by(tmp_path / "strange", capfd=capfd) == of_misfit
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("line", FITTING, ids=range(len(FITTING)))
 def test_rows_that_fit_differ_from_others_in_released_figures_alone(line, tmp_path, same_noise, capfd):
     left = []
@@ -209,6 +213,7 @@ def test_rows_that_fit_differ_from_others_in_released_figures_alone(line, tmp_pa
     assert left[0]["code"] == 0
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("line", ["33,a,1", "", "33,a,", "\r", "x" * 1000])
 def test_number_of_rows_does_not_depend_on_a_last_line_without_line_break(line, tmp_path, same_noise):
     table_of(tmp_path / "ended", "33,a,1", last=True)
@@ -311,6 +316,7 @@ ERRORS = {
 CASES = [(place, error) for number, error in enumerate(ERRORS) for place in list(INJECTED)[number % 2 :: 2]]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("place", "error"), CASES)
 def test_error_of_one_row_makes_it_zero_and_shows_nowhere(place, error, tmp_path, same_noise, monkeypatch, capfd):
     at = int(dealt_order([ROWS])[-1 if place == "evaluation" else 0])
@@ -336,6 +342,7 @@ def failing_later(monkeypatch, error):
     monkeypatch.setattr(real_fit, "run_experiment", fail)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("error", [ValueError(SECRET), ConfigurationError(SECRET), OSError(5, SECRET), Panic(SECRET)])
 def test_failure_after_rows_were_read_has_one_fixed_text(error, tmp_path, same_noise, monkeypatch, capfd):
     table_of(tmp_path / "a", "33,a,1")
@@ -372,6 +379,7 @@ def test_raised_error_holds_nothing_of_a_row(tmp_path, monkeypatch):
     assert AGE not in shown
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("lines", "options", "message"),
     [
@@ -689,6 +697,7 @@ def test_an_error_of_settings_leaves_without_what_caused_it():
     assert "rows" not in {name for frame, _ in traceback.walk_tb(left.value.__traceback__) for name in frame.f_locals}
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5])
 def test_few_rows_are_fitted_or_refused_with_the_reason(rows, tmp_path):
     path = tmp_path / "few.csv"

@@ -24,6 +24,8 @@ from murmurfl.app.settings.run_config import NO_NOISE, RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_mu
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("no_forecast")
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

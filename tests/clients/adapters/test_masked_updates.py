@@ -22,6 +22,8 @@ from tests.harness.grid import NodesGrid, ask_real_node
 from tests.harness.machines import concatenated, noise_of, training_config
 from tests.harness.secure import roster_of, unmasked
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 SHAPES = {"block.0/weight": (2, 3), "block.0/bias": (), "head.weight": (3,)}
 D = 10
 START = ArrayRecord({name: Array(np.zeros(shape)) for name, shape in SHAPES.items()})
@@ -88,6 +90,7 @@ def test_the_model_is_that_of_bare_releases_to_the_last_bit(lost, monkeypatch):
     assert np.abs(masked.state.x).max() > 0.1
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("lost", [0.0, 0.2, 0.4])
 def test_rounds_that_stay_closed_leave_no_noise_behind(lost):
     strategy = train(adding(lambda *_: 0.0, simulation=policy()), lost=lost, rounds=20)
@@ -97,6 +100,7 @@ def test_rounds_that_stay_closed_leave_no_noise_behind(lost):
     assert strategy.history[-1].aggregated > 0 or strategy.history[-2].aggregated > 0
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("name", "releases_per_pass"), [*((name, 12) for name in MECHANISMS), ("independent", 1), ("blt", 1)]
 )
@@ -294,6 +298,7 @@ def test_simulated_options_say_nothing_on_a_real_machine(node):
     assert reply.content["metrics"]["min-honest"] == 2
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
@@ -314,6 +319,7 @@ def test_an_operators_file_has_all_of_it_or_nothing(node, before, after, words, 
         UpdateNode.read(path)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

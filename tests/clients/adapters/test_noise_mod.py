@@ -125,6 +125,7 @@ def test_what_a_lost_reply_carried_comes_with_the_next():
     assert models[0] == pytest.approx(models[1], abs=2 * ROUNDS * grid.spacing)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("name", "releases_per_pass"), [*((name, 5) for name in MECHANISMS), ("independent", 1), ("blt", 1), ("tree", 12)]
 )
@@ -138,6 +139,7 @@ def test_every_mechanism_adds_up_to_the_updates_and_one_row_of_noise(name, relea
     assert strategy.state.x.mean() == pytest.approx(0.1 * arrived, abs=5 * std)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("releases_per_pass", [1, 2, 3, 6, 9])
 def test_the_noise_is_enough_for_the_worst_data_by_enumeration(name, releases_per_pass):
@@ -238,6 +240,7 @@ FAILURES = [
 ]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_an_exception_of_the_project_says_nothing(error, kind):
@@ -315,6 +318,7 @@ def test_a_project_without_the_mod_is_never_asked_for_an_update():
     assert not any(asked), "machines that are not known as private get no model"
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("content", "code"),
     [
@@ -637,6 +641,7 @@ NO_MODELS = {
 }
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("content", NO_MODELS.values(), ids=NO_MODELS)
 def test_a_nodes_malformed_answer_counts_as_a_zero_update(content, node, tmp_path, caplog, hushed_noise):
     """Whether training gives a model may depend on the data, and a refusal would tell it without being charged."""

@@ -19,6 +19,7 @@ def written(stacked, samples, width):
     return rows
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("length", [0.0, 1e-9, 1.0, 1e6])
 def test_a_pull_is_in_every_row_and_in_norms_and_sums(bias, length):
@@ -92,6 +93,7 @@ def test_a_cancelling_server_gets_no_row_beyond_the_clip(size):
     assert beyond > 0.1 or apart > SUMMING_ERROR
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e200])
 @pytest.mark.parametrize("residual", [0.0, 1.0, np.nan])
 def test_a_row_that_cannot_be_measured_is_bounded_by_itself(value, residual):

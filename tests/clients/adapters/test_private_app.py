@@ -97,6 +97,7 @@ def test_batches_for_fedavg_are_means_and_a_lost_one_is_carried_over(lost):
     assert moved(result) == pytest.approx(-1e-3 / (2 * MACHINES) * first.sum(axis=0), abs=2e-5)
 
 
+@pytest.mark.few_cases(6)
 @each_method
 @pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
 def test_every_method_trains_with_its_strategy_under_both_kinds_of_trust(method, strategy, options, trust):
@@ -258,6 +259,7 @@ def test_epsilon_is_kept_exactly_and_the_policy_says_everything_else():
     assert private_client_app(make_module, samples=load, policy=policy).policy is policy
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -306,6 +308,7 @@ def hugging(pair):
     return datasets.Dataset.from_dict(rows).with_transform(lambda batch: {**batch, "img": torch.tensor(batch["img"])})
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "kind",
     [

@@ -44,6 +44,7 @@ def fitted_exactly(classes, num_samples=SAMPLES, **options):
     return model, optimum, (features, labels)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("options", [{}, {"C": 0.05}, {"C": np.inf}, {"fit_intercept": False}])
 def test_at_the_optimum_of_scikit_learn_the_mean_gradient_is_zero(classes, options):
@@ -68,6 +69,7 @@ def one_step(estimator, point, features, label):
     return np.concatenate([(point[0] - estimator.coef_).ravel(), point[1] - estimator.intercept_]) / step
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("alpha", [0.0, 0.3])
 @pytest.mark.parametrize("loss", sorted(slopes(0.1)))
 def test_the_gradient_of_every_loss_is_a_step_of_scikit_learn(loss, alpha):
@@ -159,6 +161,7 @@ def test_training_starts_where_an_estimator_of_public_data_is():
         LinearEstimator(began, FEATURES, range(3)).initial_arrays()
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("estimator", "complaint"),
     [
@@ -194,6 +197,7 @@ def test_how_scikit_learn_would_have_searched_does_not_matter():
         assert LinearEstimator(estimator, FEATURES, [0, 1]).names == ("coef_", "intercept_")
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("made", "complaint"),
     [
@@ -320,6 +324,7 @@ def test_with_next_to_no_noise_full_batches_end_where_scikit_learn_does(classes,
     assert ours.score(*pooled(classes)) == pytest.approx(theirs.score(*pooled(classes)), abs=0.02)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("estimator", [LogisticRegression(), SGDClassifier(), SGDClassifier(loss="log_loss")])
 @each_method
 @pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])

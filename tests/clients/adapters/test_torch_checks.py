@@ -121,6 +121,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_model_that_is_not_a_samples_own_is_refused_by_name(name):
     make, said = REFUSED[name]
@@ -154,6 +155,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_loss_of_more_than_one_sample_is_refused(name):
     loss, said = LOSSES[name]
@@ -263,6 +265,7 @@ def rows(gradients, *records):
 REMEMBERED = [name for name in memories.NAMES if name != "a cached value"]  # of which only the next sample is told
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", REMEMBERED)
 def test_a_memory_that_an_example_shows_is_refused(name):
     with pytest.raises(ConfigurationError, match=r"remembers nothing|draws nothing"):
@@ -284,6 +287,7 @@ def untried(name, shows=far_out):
     return gradients
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", memories.NAMES)
 def test_a_memory_that_no_example_shows_moves_no_later_gradient(name):
     """To the last bit, of samples one by one as on a real machine."""
@@ -294,6 +298,7 @@ def test_a_memory_that_no_example_shows_moves_no_later_gradient(name):
     assert np.array_equal(before, again)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", memories.NAMES)
 def test_a_memory_that_is_not_put_back_moves_later_gradients(name, monkeypatch):
     """The planted bug, for the test above."""
@@ -322,6 +327,7 @@ def listed():
     return {name: said for said, names in found for name in names.split("; ")}
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", memories.KINDS)
 def test_the_page_says_what_becomes_of_each_kind_of_state(name):
     assert listed()[name] == verdict(name)
@@ -332,6 +338,7 @@ def test_the_page_lists_no_kind_of_state_that_is_not_tried():
     assert set(listed().values()) == {"put back", "refused", "not found"}
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", [name for name, said in listed().items() if said == "put back"])
 def test_each_kind_that_is_put_back_remembers_if_it_is_not(name, monkeypatch):
     """The planted bug, for the test before; a cached value is told of at the next sample alone."""

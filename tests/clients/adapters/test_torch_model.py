@@ -112,6 +112,7 @@ def point_of(module):
     return [array.numpy() for array in trainable_arrays(module).values()]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_rows_are_each_samples_gradient_by_itself_of_what_is_trained(name, chunk):

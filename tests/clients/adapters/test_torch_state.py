@@ -122,12 +122,14 @@ def moved(made):
     return np.linalg.norm(released[0] - released[1]), client.machine.plan.sensitivity
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("where", [*WRITTEN_TO, *KEPT, "a loss"])
 def test_what_a_module_remembers_of_a_sample_is_forgotten_before_the_next(where):
     apart, charged = moved(lambda: made(where))
     assert apart <= charged
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("where", [*KEPT, "a loss"])
 def test_a_module_that_remembers_is_seen_to_move_every_later_sample(where, monkeypatch):
     """The planted bug, for the test above."""
@@ -172,6 +174,7 @@ def evaluated(where, kept):
     return found
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("where", [*WRITTEN_TO, *KEPT])
 def test_an_evaluation_forgets_as_well(where):
     honest, spoilt = evaluated(where, samples(False)), evaluated(where, samples(True))
@@ -179,6 +182,7 @@ def test_an_evaluation_forgets_as_well(where):
     assert spoilt[BAD + 1] == honest[BAD + 1] == honest[0]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("where", [*WRITTEN_TO, *KEPT])
 def test_an_evaluation_that_remembers_is_noticed(where, monkeypatch):
     """The planted bug, for the test above."""

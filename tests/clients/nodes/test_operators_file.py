@@ -27,6 +27,7 @@ def test_a_file_that_only_its_operator_may_write_is_read(path, mode):
     assert UpdateNode.read(path).machine == "clinic-0"
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("mode", [0o620, 0o660, 0o664, 0o602, 0o606, 0o666, 0o777])
 def test_a_file_its_group_or_others_may_write_is_refused_with_the_way_out(path, mode):
     path.chmod(mode)

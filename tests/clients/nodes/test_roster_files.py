@@ -79,6 +79,7 @@ def test_a_roster_with_one_other_key_is_not_the_pinned_one(tmp_path: Path) -> No
         read_roster(tmp_path / "roster.json", ROSTER.digest)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "content",
     [

@@ -140,6 +140,7 @@ MALFORMED = {
 }
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("content", MALFORMED.values(), ids=list(MALFORMED))
 def test_a_centre_that_is_none_is_refused_with_a_fixed_text_and_spends_nothing(content):
     texts = set()

@@ -261,6 +261,7 @@ def test_one_session_is_of_one_kind():
         other.fit(*request(session="both"))
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("points", "entries"),
     [
@@ -498,6 +499,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(("method", "trust"), CASES)
 def test_every_method_is_evaluated_under_both_kinds_of_trust(method, trust):
     strategy, options = BUILT[method]

@@ -93,6 +93,7 @@ def read(records):
     return dict(zip([column.name for column in rows.columns], rows.counts(values, count, 0.0), strict=True))
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("real", [False, True])
 @pytest.mark.parametrize("strange", STRANGE.values(), ids=list(STRANGE))
 def test_a_strange_record_of_a_file_moves_a_release_by_the_sensitivity_at_most(strange, real, tmp_path):

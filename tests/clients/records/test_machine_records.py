@@ -79,6 +79,7 @@ def others_of(records, base):
         assert row_bytes(records)(number) == row_bytes(base)(number)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_of_a_file_changes_no_other_record(line, name, tmp_path):
@@ -102,6 +103,7 @@ def traced(made):
     return peak
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
 @pytest.mark.parametrize("column", NAMES)
 def test_a_long_cell_takes_memory_of_its_own_alone(column, name, tmp_path):
@@ -229,6 +231,7 @@ def frame(**cells):
     return pandas.DataFrame(columns)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: str(value)[:12])
 @pytest.mark.parametrize("name", NAMES[:4])
 def test_a_cell_of_a_table_changes_no_other_record_whatever_type_its_column_becomes(name, value):
@@ -236,6 +239,7 @@ def test_a_cell_of_a_table_changes_no_other_record_whatever_type_its_column_beco
     others_of(Records(items_of(frame(**{name: value})), SCHEMA, count=len(ROWS)), base)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("value", [None, "?", 23.5, float("nan"), float("inf"), 1e308])
 @pytest.mark.parametrize("name", NAMES[:4])
 def test_a_cell_of_a_parquet_file_changes_no_other_record(name, value, tmp_path):
@@ -329,6 +333,7 @@ def hugging(items):
 SOURCES = {"arrays": arrays, "objects": objects, "list": list, "Dataset": dataset, "DataLoader": loader}
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("value", ["old", None, 0.5, 1e308, 5e-324, float("nan"), float("inf"), 7], ids=str)
 @pytest.mark.parametrize("of", ["inputs", "label"])
 @pytest.mark.parametrize("source", [*SOURCES, "datasets"])
@@ -355,6 +360,7 @@ WRONG = {
 }
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_an_item_of_another_shape_changes_no_other_record(wrong):
     items = pairs()
@@ -400,6 +406,7 @@ def test_records_too_many_to_keep_are_read_again(monkeypatch):
         read_again[STRANGE : STRANGE + 1]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
@@ -478,6 +485,7 @@ class Hostile:
     __hash__ = None
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "who", [10**5000, Hostile(), object(), {"a": 1}, [["p"]], 1j, "x" * 10**6], ids=lambda who: type(who).__name__
 )

@@ -39,6 +39,7 @@ def test_a_row_becomes_numbers_of_known_size_and_a_class():
     assert np.linalg.norm(record.inputs) <= TABLE.norm_bound
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -64,6 +65,7 @@ def test_what_is_strange_and_fits_is_moved_into_the_bounds(changes, expected):
     assert read(**changes).inputs.tolist() == expected
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -104,6 +106,7 @@ def test_cells_may_come_in_the_order_of_the_columns():
         TABLE.read(([75, 0.5, "a"], "yes", "p1"))
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("pair", "fits"),
     [
@@ -167,6 +170,7 @@ def test_any_cell_anywhere_fits_or_does_not_and_nothing_else_happens(cell):
             continue
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("said", "complaint"),
     [
@@ -268,6 +272,7 @@ def test_made_up_records_fit_and_reach_every_class_and_every_bound(schema):
     assert all(len(inputs) == len(label) == 1 for inputs, label in schema.examples())
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("cell", "text"),
     [

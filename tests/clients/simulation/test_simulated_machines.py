@@ -117,6 +117,7 @@ def one_bit_off(values):
     return values
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "other",
     [

@@ -62,6 +62,7 @@ def test_a_sample_that_is_used_once_is_hidden_by_h_machines(mechanism):
     assert plan.loss.worst_case.mu == pytest.approx(math.sqrt(H), rel=1e-9)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("returning", [{}, {"sample_participations": 3, "min_separation": 4}], ids=["once", "returns"])
 @pytest.mark.parametrize("honest", [1, 2, H])
@@ -176,6 +177,7 @@ def random_rounds(rng, releases, honest, rounds=8):
     return opened
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("returns", [False, True])
 def test_no_pattern_of_openings_shows_more_than_was_charged(mechanism, returns):

@@ -140,6 +140,7 @@ def killed_and_resumed(path, point, make_ledger=SQLiteLedger, mechanism=""):
     return sent_in_all
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("point", POINTS)
 def test_a_node_killed_anywhere_goes_on_and_never_sends_a_release_twice(path, point):
     sent = killed_and_resumed(path, point)
@@ -149,6 +150,7 @@ def test_a_node_killed_anywhere_goes_on_and_never_sends_a_release_twice(path, po
     assert_nothing_is_missing_or_left_over(path)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("mechanism", sorted(MECHANISMS))
 def test_killed_nodes_sum_has_its_streams_noise(path, mechanism):
     killed_and_resumed(path, "committed", mechanism=mechanism)

@@ -226,6 +226,7 @@ def spoiled(kind, path):
             connection.execute(statement)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("kind", "message"),
     [

@@ -620,6 +620,7 @@ def changed(rows, value=-1.0):
     return data
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("session", ["s", "another"])
 @pytest.mark.parametrize(
     "data",

@@ -65,6 +65,7 @@ def test_releases_add_up_to_the_dense_noisy_prefixes(options, quality):
         assert total == pytest.approx(expected[k - 1], abs=4 * k * subject.plan.grid.spacing)
 
 
+@pytest.mark.few_cases(6)
 @mechanisms
 @settings(max_examples=15, deadline=None)
 @given(lost=st.lists(st.booleans(), min_size=1, max_size=20))
@@ -239,6 +240,7 @@ def test_whole_numbers_and_floats_are_the_same_policy():
     assert machine(mu=2).plan.fingerprint == machine(mu=2.0).plan.fingerprint
 
 
+@pytest.mark.few_cases(6)
 @mechanisms
 def test_a_stream_interrupted_at_any_release_goes_on_to_the_last_bit(options):
     """Another process with the same ledger: what it remembers is all a machine needs."""

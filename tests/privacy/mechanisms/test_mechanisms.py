@@ -69,6 +69,7 @@ def make(case, releases):
     return make_mechanism(name, releases, **options)
 
 
+@pytest.mark.few_cases(6)
 @mechanisms
 @pytest.mark.parametrize("n", [1, 2, 5, 12, 33])
 def test_decoder_times_encoder_is_the_prefix_sum(case, n):
@@ -79,6 +80,7 @@ def test_decoder_times_encoder_is_the_prefix_sum(case, n):
         assert not row[drawn:].any(), "row k may use only noise up to k"
 
 
+@pytest.mark.few_cases(6)
 @mechanisms
 @pytest.mark.parametrize("n", [1, 7, 71])
 def test_streamed_increments_add_up_to_the_rows_of_dense_b_z(case, n):
@@ -160,6 +162,7 @@ def allowed(n, participations, separation, pattern):
                 yield list(chosen)
 
 
+@pytest.mark.few_cases(6)
 @mechanisms
 @pytest.mark.parametrize("pattern", ["separated", "epochs"])
 @pytest.mark.parametrize("n", [1, 3, 8, 12])
@@ -579,6 +582,7 @@ def test_a_stream_without_a_cache_is_the_matrices_times_the_noise(name):
         assert heard == pytest.approx(contributions + noise[k - 1], abs=4 * k * subject.plan.grid.spacing)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("size", CACHES.values(), ids=CACHES)
 def test_releases_are_the_same_with_any_cache_to_the_last_bit(name, size):
     cache = None if size is None else RowCache(size)
@@ -586,6 +590,7 @@ def test_releases_are_the_same_with_any_cache_to_the_last_bit(name, size):
     assert [subject.release("s", k - 1, rows).counts.tolist() for k in range(1, RELEASES + 1)] == expected(name, 0)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("size", CACHES.values(), ids=CACHES)
 def test_machines_released_together_make_the_releases_they_make_alone(name, size):
     cache = None if size is None else RowCache(size)

@@ -64,6 +64,7 @@ def stream(mechanism, normals, scale=1.0):
     return np.array(rows)
 
 
+@pytest.mark.few_cases(6)
 @every_case
 @pytest.mark.parametrize("n", [1, 2, 3, 12, 70])
 def test_factors_multiply_to_the_identity_and_the_prefix_sum(make, n):
@@ -132,6 +133,7 @@ def test_standard_deviations_and_bounds_are_those_of_the_dense_rows(make):
         assert mechanism.increment_bound(k) == pytest.approx(np.abs(mechanism.inverse()[k - 1]).sum())
 
 
+@pytest.mark.few_cases(6)
 @every_case
 @pytest.mark.parametrize("n", [1, 2, 7, 10])
 def test_sensitivity_is_exact_over_every_allowed_pattern(make, n):

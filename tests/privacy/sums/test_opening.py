@@ -103,6 +103,7 @@ def test_the_same_set_gets_the_same_answer_at_any_later_time(opener):
     assert (after.set_digest, after.signature) == (before.set_digest, before.signature)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_is_refused_and_leaves_no_trace(opener, name):
     attack = ATTACKS[name]
@@ -117,6 +118,7 @@ def test_an_attack_is_refused_and_leaves_no_trace(opener, name):
         assert opener.open("s", f"{last + 1}", round_of(release=ack + 1, ack=ack)), "its name was not used up"
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_view_is_what_opening_would_do_and_leaves_no_trace(opener, name):
     """Of every attack and of the round before it: whoever asks first learns no more than who asks at once."""
@@ -367,6 +369,7 @@ def test_a_promise_is_kept_whatever_else_is_asked_and_ends_with_the_answer(opene
     assert opener.view("s", "2", round_of(release=2, ack=1), lock=True).would_open == "locked"
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_what_would_not_be_opened_is_not_promised_and_leaves_no_trace(opener, name):
     attack = ATTACKS[name]
@@ -492,6 +495,7 @@ FORGERIES = (
 )
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", FORGERIES)
 def test_without_another_helpers_word_on_this_very_set_nothing_is_void(opener, name):
     assert tuple(forgeries()) == FORGERIES
@@ -501,6 +505,7 @@ def test_without_another_helpers_word_on_this_very_set_nothing_is_void(opener, n
     assert opener.open("s", "1", releases), "nothing was recorded"
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if attack.releases])
 def test_a_corrupt_helper_cannot_have_machines_moved_on_to_what_they_did_not_sign(name):
     """It signs whatever the server shows: sets that are wrong by themselves are refused, and of the others none goes

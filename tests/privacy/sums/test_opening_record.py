@@ -422,6 +422,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_record_is_refused(path, damage):
     for name, releases in (("1", FIRST), ("2", SECOND), ("3", THIRD)):
@@ -672,6 +673,7 @@ def killed_and_asked_again(path, point, second_asked, record_of=SQLiteOpeningRec
     return recorded
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("point", "asked"),
     [
@@ -734,6 +736,7 @@ def promise(path, point, void):
     path.with_name("answers").write_text(said.would_open)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("void", [False, True], ids=["promise", "void"])
 @pytest.mark.parametrize("point", [*PROMISE_POINTS, None])
 def test_a_helper_killed_anywhere_keeps_what_it_said(path, point, void):

@@ -125,6 +125,7 @@ def test_no_run_waits_for_another_that_keeps_the_lock(tmp_path, monkeypatch, cap
 GOOD = {"rounds": 1, "asked": 4, "refused": {"cap-reached": 1}}
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "content",
     [

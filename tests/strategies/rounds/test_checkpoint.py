@@ -305,6 +305,7 @@ def mu_of_a_run(kind, folder, monkeypatch, deaths):
     return exact_mu(kind, subject, numbers, weights), numbers
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("interruptions", [0, 1, 7])
 def test_exact_mu_of_what_was_published_is_at_most_the_claim(kind, interruptions, monkeypatch, tmp_path):
@@ -404,6 +405,7 @@ def test_interrupted_at_every_point_equals_uninterrupted_bit_for_bit(kind, scrip
     assert dict.fromkeys(machines[0].seen) == dict.fromkeys(machines[1].seen), "and everything that was published"
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("kind", ["trusted-mu2", "reduced tree"])
 @pytest.mark.parametrize("server_round", [0, 1, 3, 6])
 @pytest.mark.parametrize("point", POINTS)

@@ -28,6 +28,8 @@ from tests.harness.secure import START as SECURE_START
 from tests.harness.secure import SecureGrid, build, machines
 from tests.harness.wire import FakeSuperLink, wire_of
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 HONEST = ("0", "1", "2")
 START = ArrayRecord({"w": Array(np.zeros((2, 2))), "b": Array(np.zeros(3))})
 NODE = 1000
@@ -245,6 +247,7 @@ PARTS = [0, *(pytest.param(part, marks=pytest.mark.more_cases) for part in range
 """Parts of the cases; a machine of these tests makes no more than 30 releases."""
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("part", PARTS)
 def test_no_answer_of_a_helper_ends_a_training(part):
     """A round whose helper's answer cannot be read is closed, or asks again; the next one is opened."""
@@ -277,6 +280,7 @@ def test_no_answer_of_a_helper_ends_a_training(part):
     assert sum(report.aggregated for report in strategy.history) >= 2 * rounds
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("part", PARTS)
 def test_no_masked_reply_harms_a_sum(part):
     """One liar of six under masks: its replies are left out, or its sum is skipped as the mathematics allows."""

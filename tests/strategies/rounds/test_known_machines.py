@@ -27,6 +27,8 @@ from murmurfl.strategies.rounds.replies import RoundReport
 from tests.harness.grid import NodesGrid, ask_real_node
 from tests.harness.machines import Labelled, simulated_app, training_config
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 START = ArrayRecord({"w": Array(np.zeros(3))})
 SUMS = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 2}
 FOR_EVER = 600.0

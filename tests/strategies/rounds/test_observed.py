@@ -14,6 +14,8 @@ from murmurfl.strategies import CorrelatedFedAvg, SecureAggregation
 
 from tests.harness.grid import NodesGrid
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 D, MACHINES, ROUNDS, CLIP = 3000, 5, 4, 0.5
 TOLERANCE = 0.1
 """The length of 3,000 normals deviates by 1.3 % of itself, so by 10 % with a probability below 1e-13."""

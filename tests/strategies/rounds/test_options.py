@@ -45,6 +45,8 @@ from tests.harness.models import Data
 from tests.harness.secure import HELPERS, SecureGrid, build, machines, same, trained
 from tests.strategies.sums.test_secure_resume import in_round
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 ROOT = Path(__file__).parents[3]
 
 TEXT = """

@@ -33,6 +33,8 @@ from tests.harness.machines import normal_samples, simulated_app
 from tests.harness.models import Data
 from tests.harness.secure import DirectCohort, SecureGrid
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 SHAPES = [(2, 3), (4,)]
 D, CLIENTS, ROUNDS = 10, 5, 10
 START = ArrayRecord([np.zeros(shape) for shape in SHAPES])

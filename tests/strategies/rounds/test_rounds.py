@@ -41,6 +41,8 @@ from tests.harness.grid import NodesGrid, Reliable, context_of
 from tests.harness.machines import noise_of, normal_samples, simulated_app
 from tests.harness.models import Data
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 SHAPES = [(2, 3), (4,)]
 D = 10
 START = ArrayRecord([np.zeros(shape) for shape in SHAPES])
@@ -185,6 +187,7 @@ def entry(record, key, value):
     return change
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "change",
     [
@@ -490,6 +493,7 @@ def make(kind, checkpoint, callbacks=()):
     return mu2(**options)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("kind", "sampling"),
     [

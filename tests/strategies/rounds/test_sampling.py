@@ -51,6 +51,8 @@ from tests.harness.machines import normal_samples, simulated_app
 from tests.harness.models import Data
 from tests.harness.secure import SecureGrid
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 
 def drawn_plainly(machines, count, seed, server_round):
     generator = np.random.Generator(np.random.Philox(key=derived_seed("sample machines", seed, server_round)))
@@ -74,6 +76,7 @@ def dealt_plainly(machines, count, seed, rounds):
     return hands
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(("machines", "count"), [(1, 1), (7, 1), (7, 3), (7, 6), (7, 7), (50, 20), (50, 49), (60, 7)])
 def test_machines_are_dealt_as_cards_are(machines, count):
     for seed in (0, 5):
@@ -113,6 +116,7 @@ def test_more_machines_a_round_than_there_are_cannot_be_dealt():
         sample_numbers(3, 4, 1, 1, "balanced")
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("sampling", ["uniform", "balanced"])
 @pytest.mark.parametrize("seed", range(10))
 def test_the_first_refusal_is_found_whether_clients_are_passed_over_or_not(sampling, seed):
@@ -150,6 +154,7 @@ def test_clients_without_a_cap_never_run_out():
     assert (nobody.after, nobody.refused, nobody.left(999), nobody.lines()) == ({}, None, 3, [])
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("sampling", ["uniform", "balanced"])
 @pytest.mark.parametrize(("clients", "count", "rounds"), [(7, 3, 20), (5, 5, 4), (9, 2, 9), (9, 2, 10)])
 def test_nobody_is_asked_in_more_rounds_than_is_said(sampling, clients, count, rounds):
@@ -431,6 +436,7 @@ def test_where_a_late_answer_is_of_no_use_rounds_wait_for_all(make):
             make(**options)
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -15,6 +15,8 @@ from murmurfl.strategies.sums.suspects import Suspects, most_wrong_sums, suspect
 from tests.harness.machines import stream_noise
 from tests.harness.secure import SEED, SHAPES, Machines, SecureGrid, build, other_header, some, state_bytes, trained
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 ALONE = {"kind": NoisySGDClient, "mechanism": "independent", "release_rule": "paper"}
 MACHINES, MIN_COHORT, LIARS = 8, 4, ("2", "5")
 
@@ -34,6 +36,7 @@ def lies(culprits, machines, room, when):
             suspects.correct()
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("machines", "min_cohort"), [(20, 12), (20, 14), (10, 6), (6, 3), (6, 4)])
 def test_so_many_sums_are_wrong_at_most_whoever_lies(machines, min_cohort):
     """Every pair of liars, always lying; nobody is let in again, as for streams."""
@@ -188,6 +191,7 @@ def attacked(attack, first, kind=NoisySGD, *, rounds=24, checkpoint=None, data=s
     return strategy, grid, rounds
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("first", [1, 4])
 @pytest.mark.parametrize("kind", [NoisySGD, Mu2])
 @pytest.mark.parametrize("name", ATTACKS)
@@ -208,6 +212,7 @@ def silent(replies):
     return [one for one in replies if one.metadata.src_node_id - SecureGrid.first_node not in map(int, LIARS)]
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("first", [1, 4])
 @pytest.mark.parametrize("kind", [NoisySGD, Mu2])
 @pytest.mark.parametrize("how", ["silence", "lateness"])
@@ -227,6 +232,7 @@ def test_silence_and_lateness_cost_no_more_than_their_own_releases(how, kind, fi
     assert all(report.aggregated >= MACHINES - len(LIARS) and not report.skipped for report in strategy.history)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("first", [1, 4])
 @pytest.mark.parametrize("kind", [NoisySGD, Mu2])
 def test_culprits_that_behave_while_others_are_left_out_end_no_training(kind, first):
@@ -240,6 +246,7 @@ def test_culprits_that_behave_while_others_are_left_out_end_no_training(kind, fi
     assert strategy.skipped_noise == pytest.approx(1.0)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("seed", [9, 10, 11])
 def test_silence_lateness_and_all_attacks_at_once(seed, monkeypatch):
     """Also where those who are asked, while suspects are left out, send fewer releases than a sum needs."""

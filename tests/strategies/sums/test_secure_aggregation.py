@@ -35,7 +35,10 @@ from tests.harness.secure import (
     trained_in_vain,
 )
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
 
+
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("mechanism", "lost"), [*((one, 0.2) for one in MECHANISMS), ("blt", 0.0)])
 def test_masks_do_not_change_the_models_bits(mechanism, lost):
     changes = {**ONE_POINT, "mechanism": mechanism}
@@ -45,6 +48,7 @@ def test_masks_do_not_change_the_models_bits(mechanism, lost):
     assert sum(report.lost for report in strategy.history) > 0 or not lost
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [

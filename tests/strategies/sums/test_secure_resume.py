@@ -39,6 +39,8 @@ from tests.harness.secure import (
     trained_in_vain,
 )
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 ROUND = 3
 """In which things go wrong."""
 
@@ -98,6 +100,7 @@ AT_HELPERS = (
 )
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("point", [*AT_SAVING, *AT_HELPERS])
 @pytest.mark.parametrize("lost", [0.0, 0.2])
 def test_a_killed_server_goes_on_and_gives_the_same_model_to_the_last_bit(point, lost, tmp_path, monkeypatch):
@@ -237,6 +240,7 @@ def test_an_absent_helper_ends_a_resumable_run_by_name(tmp_path):
     assert same(resumed, plain_run(closed=[3, 4]))
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("when", ["asked", "answers"])
 @pytest.mark.parametrize("helper", HELPERS)
 def test_a_failing_helper_is_asked_for_the_same_set_again(when, helper):
@@ -307,6 +311,7 @@ HALF_OPEN = {
 }
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("how", HALF_OPEN)
 @pytest.mark.parametrize("helper", HELPERS)
@@ -467,6 +472,7 @@ def no_arrays(reply):
     return reply
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -32,6 +32,8 @@ from tests.harness.secure import (
     trained_in_vain,
 )
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 
 def broken(change, train=trained, **options):
     """A training of six machines, of which "2" does what ``change`` says to its masked releases."""
@@ -65,6 +67,7 @@ def reformatted(masked):
     return replace(masked, sealed=replace(masked.sealed, header=content))
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -147,6 +150,7 @@ def test_a_machine_that_seals_nonsense_is_left_out_before_anybody_opens(bad, cap
     assert sum(kind == "open" for kind, _ in grid.asked) == 8, "no set with it was opened anywhere"
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("bad", [(0,), (1,), (0, 1)])
 def test_a_seal_that_was_spoiled_once_is_made_again_and_costs_nothing(bad, caplog):
     """The same release under fresh seeds: the sums are those of a training without the mishap, to the last bit."""
@@ -180,6 +184,7 @@ def test_a_seal_that_was_spoiled_once_is_made_again_and_costs_nothing(bad, caplo
     )
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("answer", ["silence", "another release", "its next release", "another machine's"])
 def test_a_machine_that_does_not_seal_the_very_release_again_is_left_out(answer):
     made, asked = machines(), []

@@ -55,6 +55,7 @@ def written(stack):
     return stack.scaled(slice(None), torch.ones(SAMPLES, dtype=torch.float64)).numpy()
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("weights", [(3.0, -2.0), (0.0, 1.5)])
 @pytest.mark.parametrize(("name", "features", "classes"), CLOSED_FORMS + MODULES)
 def test_weighted_gradients_are_numpys(name, features, classes, weights):

@@ -79,6 +79,7 @@ def test_commands_are_for_owners_with_a_login_and_the_rest_is_flowers(owners):
     assert asked(owners, RUNS, bearer(LOGIN), kind="websocket")[0] == "websocket.close"
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "headers",
     [

@@ -117,6 +117,7 @@ def test_connections_that_end_are_forgotten():
     assert [len(one) for one in counts] == [0, 0, 0, 0]
 
 
+@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("peer", "network"),
     [
