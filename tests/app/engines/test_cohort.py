@@ -28,7 +28,7 @@ from murmurfl.privacy.machine.clipping import DenseContributions
 from murmurfl.privacy.machine.machine_block import MachineBlock
 
 from tests.app.engines.test_engines import ABSOLUTE, FLOAT32, RELATIVE
-from tests.harness.runs import BASE
+from tests.app.run_table import BASE
 
 
 @pytest.mark.parametrize("mib", [0.0, 0.01, 256.0])

@@ -18,8 +18,8 @@ from murmurfl.clients.simulation.simulated_machines import TravellingLedger
 from murmurfl.privacy import MurmurflError
 from murmurfl.privacy.sums.masking import Masking
 
-from tests.harness.runs import BASE, RUNS, SECURE, cases
-from tests.harness.travelling import TravellingGrid
+from tests.app.engines.travelling_grid import TravellingGrid
+from tests.app.run_table import BASE, RUNS, SECURE, cases
 
 # Contributions may differ by rounding in float64, which moves a value to a neighbouring point of the grid now and then:
 # about 2^-20 of the noise's standard deviation. PyTorch models are float32.

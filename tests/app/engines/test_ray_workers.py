@@ -22,7 +22,7 @@ from murmurfl.app.papers.reproduction import run_cells
 from murmurfl.app.settings.run_config import RunConfig
 
 from tests.app.engines.test_engines import assert_same_result as assert_same
-from tests.harness.runs import BASE
+from tests.app.run_table import BASE
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[3]

@@ -20,8 +20,8 @@ from murmurfl.privacy.sums.masking import Masking
 from murmurfl.strategies import WrongSumError
 
 from tests.app.engines.test_engines import same_bits
+from tests.app.run_table import SECURE as BASE
 from tests.harness.machines import training_config
-from tests.harness.runs import SECURE as BASE
 
 
 def test_masks_that_do_not_come_off_leave_no_model(monkeypatch):

@@ -7,8 +7,8 @@ import numpy as np
 from murmurfl.app import client_app
 from murmurfl.app.runs.training_run import run_experiment
 
-from tests.harness.runs import FEW
-from tests.harness.travelling import TravellingGrid
+from tests.app.engines.travelling_grid import TravellingGrid
+from tests.app.run_table import FEW
 
 
 def test_a_state_adds_little_to_the_reply_it_goes_back_with(monkeypatch):

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from tests.app.engines.test_engines import assert_same_result as assert_same
 from tests.app.engines.test_engines import over_workers as over
-from tests.harness.runs import BASE, RUNS
+from tests.app.run_table import BASE, RUNS
 
 
 @pytest.mark.parametrize("workers", [1, 2])

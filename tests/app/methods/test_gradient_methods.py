@@ -22,7 +22,7 @@ from murmurfl.strategies import private_rounds, proximal
 from murmurfl.strategies.shuffled import penalty
 
 from benchmarks import pages
-from tests.harness.runs import SHUFFLED_ALONE as BASE
+from tests.app.run_table import SHUFFLED_ALONE as BASE
 
 
 def test_tree_momentum_runs_over_many_passes_with_one_epoch_for_all_machines():

@@ -19,7 +19,7 @@ from murmurfl.strategies.shuffled import penalty
 from scipy.optimize import minimize
 
 from benchmarks import pages
-from tests.harness.runs import SHUFFLED_ALONE as BASE
+from tests.app.run_table import SHUFFLED_ALONE as BASE
 
 rng = np.random.Generator(np.random.Philox(key=81))
 

@@ -18,7 +18,7 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import gdp_mu
 
 from benchmarks import pages
-from tests.harness.runs import GRADIENT_NORMS
+from tests.app.run_table import GRADIENT_NORMS
 
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
 

@@ -19,7 +19,7 @@ from murmurfl.app.settings.run_config import NO_NOISE, RunConfig
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
-from tests.harness.runs import SHUFFLED_ALONE as BASE
+from tests.app.run_table import SHUFFLED_ALONE as BASE
 
 SMALL = {"task": "digits", "preset": "practical", "num-rounds": 2, "num-clients": 10, "clients-per-round": 10}
 SMALL |= {"mu": 4.0, "batch-size": 8, "checkpoint": False}

@@ -21,7 +21,7 @@ from murmurfl.app.settings.run_config import RunConfig
 from sklearn.linear_model import LogisticRegression, Ridge
 from typer.testing import CliRunner
 
-from tests.harness.runs import GRADIENT_NORMS as SMALL
+from tests.app.run_table import GRADIENT_NORMS as SMALL
 
 NAME = f"{__name__}:"
 DIGITS = RunConfig(num_rounds=2)
