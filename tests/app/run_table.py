@@ -107,16 +107,15 @@ class Run:
         to either of two workers; ``ray``, real processes.
     config : RunConfig
         What is run.
-    when : str
-        Which command runs it: ``test``; ``more`` for `make test-cases`; ``long``, a mixture of what other rows have
-        alone, for `make test-long`. Ray is always long.
+    long : bool
+        Whether `make test-long` alone runs it: a mixture of what other rows have alone. Ray is always long.
     nodes : int
         Ray's nodes; 0 for one each of clients and helpers.
     """
 
     engines: str
     config: RunConfig
-    when: str = "more"
+    long: bool = False
     nodes: int = 0
 
 
@@ -129,43 +128,43 @@ def _secure(**changes: object) -> RunConfig:
 
 
 RUNS = {
-    "mu2": Run("cohort workers", BASE, "test"),
+    "mu2": Run("cohort workers", BASE),
     "mu2, papers' schedule": Run("cohort", _mu2(preset="paper", batch_size=1)),
-    "mu2, losses": Run("cohort workers", _mu2(lost_replies=0.3, num_rounds=12), "test"),
+    "mu2, losses": Run("cohort workers", _mu2(lost_replies=0.3, num_rounds=12)),
     "mu2, losses, papers' rule": Run("cohort", _mu2(lost_replies=0.3, release_rule="paper")),
-    "mu2, refusals": Run("cohort workers", _mu2(max_participations=3, allow_exhaustion=True, give_up_after=0), "test"),
+    "mu2, refusals": Run("cohort workers", _mu2(max_participations=3, allow_exhaustion=True, give_up_after=0)),
     "mu2, skewed": Run("cohort workers", _mu2(partition="dirichlet", batch_size=2)),
-    "mu2, fast noise": Run("cohort", _mu2(noise_quality="fast"), "long"),
-    "mu2, mlp": Run("cohort workers", _mu2(model="mlp"), "test"),
+    "mu2, fast noise": Run("cohort", _mu2(noise_quality="fast"), long=True),
+    "mu2, mlp": Run("cohort workers", _mu2(model="mlp")),
     "mu2, blt": Run("cohort workers", _mu2(mechanism="blt", lost_replies=0.2, num_rounds=12)),
-    "mu2, banded": Run("cohort", _mu2(mechanism="banded", bands=3), "long"),
-    "mu2, sqrt_toeplitz, fast noise": Run("cohort", _mu2(mechanism="sqrt_toeplitz", noise_quality="fast"), "long"),
-    "mu2, tree": Run("cohort", _mu2(mechanism="tree"), "long"),
-    "mu2, optimal": Run("cohort", _mu2(mechanism="optimal", workload="mu2", num_rounds=40, batch_size=1), "long"),
+    "mu2, banded": Run("cohort", _mu2(mechanism="banded", bands=3), long=True),
+    "mu2, sqrt_toeplitz, fast noise": Run("cohort", _mu2(mechanism="sqrt_toeplitz", noise_quality="fast"), long=True),
+    "mu2, tree": Run("cohort", _mu2(mechanism="tree"), long=True),
+    "mu2, optimal": Run("cohort", _mu2(mechanism="optimal", workload="mu2", num_rounds=40, batch_size=1), long=True),
     "mu2, several passes": Run("cohort", _mu2(mechanism="blt", passes=3, num_rounds=0, batch_size=40)),
     "mu2, anytime, window, losses": Run("cohort", _mu2(steps="anytime", window=2, lost_replies=0.3)),
     "mu2, mean of features": Run("workers", _mu2(features="soft-gradients", centring="private")),
-    "mu2, private evaluation": Run("workers", _mu2(private_evaluation=0.1, clients_per_round=10), "test"),
-    "trusted-mu2": Run("cohort", _mu2(strategy="trusted-mu2"), "long"),
+    "mu2, private evaluation": Run("workers", _mu2(private_evaluation=0.1, clients_per_round=10)),
+    "trusted-mu2": Run("cohort", _mu2(strategy="trusted-mu2"), long=True),
     "trusted-mu2, losses": Run("cohort workers", _mu2(strategy="trusted-mu2", lost_replies=0.3)),
     "online": Run("cohort workers", _mu2(strategy="online", mechanism="sqrt_toeplitz")),
     "online, mlp, losses": Run(
-        "cohort", _mu2(strategy="online", model="mlp", mechanism="blt", lost_replies=0.3), "long"
+        "cohort", _mu2(strategy="online", model="mlp", mechanism="blt", lost_replies=0.3), long=True
     ),
-    "online, contractive": Run("cohort", _mu2(**CONTRACTIVE, clients_per_round=10, num_rounds=10), "test"),
-    "online, no noise": Run("cohort", _mu2(strategy="online", mechanism="none"), "long"),
-    "shuffled, interleaved": Run("cohort", SHUFFLED, "test"),
+    "online, contractive": Run("cohort", _mu2(**CONTRACTIVE, clients_per_round=10, num_rounds=10)),
+    "online, no noise": Run("cohort", _mu2(strategy="online", mechanism="none"), long=True),
+    "shuffled, interleaved": Run("cohort", SHUFFLED),
     "shuffled, dp-shuffleg, losses": Run(
         "cohort workers", replace(SHUFFLED, variant="dp-shuffleg", order="IG", lost_replies=0.3)
     ),
     "shuffled, priv-pub, l1": Run(
-        "cohort", replace(SHUFFLED, variant="priv-pub", regularizer="l1", regularizer_strength=0.01), "long"
+        "cohort", replace(SHUFFLED, variant="priv-pub", regularizer="l1", regularizer_strength=0.01), long=True
     ),
     "shuffled, pub-priv, refusals": Run(
         "cohort", replace(SHUFFLED, variant="pub-priv", order="SO", max_participations=2, allow_exhaustion=True)
     ),
     "shuffled, public-only, ball": Run(
-        "cohort", replace(SHUFFLED, variant="public-only", regularizer="ball", regularizer_strength=0.1), "long"
+        "cohort", replace(SHUFFLED, variant="public-only", regularizer="ball", regularizer_strength=0.1), long=True
     ),
     "shuffled, composed, softmax, no noise": Run(
         "cohort",
@@ -181,76 +180,77 @@ RUNS = {
             public_samples=300,
         ),
     ),
-    "full-batch, losses": Run("cohort workers", replace(FULL_BATCH, lost_replies=0.3, shares="average"), "test"),
+    "full-batch, losses": Run("cohort workers", replace(FULL_BATCH, lost_replies=0.3, shares="average")),
     "full-batch, some machines, skewed": Run("cohort", replace(FULL_BATCH, partition="dirichlet", clients_per_round=7)),
-    "full-batch, mlp": Run("cohort", replace(FULL_BATCH, model="mlp", num_rounds=2, training_samples=60), "long"),
-    "full-batch, cap": Run("cohort", replace(FULL_BATCH, max_participations=2, allow_exhaustion=True), "long"),
+    "full-batch, mlp": Run("cohort", replace(FULL_BATCH, model="mlp", num_rounds=2, training_samples=60), long=True),
+    "full-batch, cap": Run("cohort", replace(FULL_BATCH, max_participations=2, allow_exhaustion=True), long=True),
     "trusted-full-batch": Run("cohort", replace(FULL_BATCH, strategy="trusted-full-batch", lost_replies=0.3)),
     "noisy-sgd": Run("cohort workers", _mu2(strategy="noisy-sgd")),
-    "noisy-sgd, mlp": Run("cohort", _mu2(strategy="noisy-sgd", model="mlp"), "long"),
-    "isrl-dp, several passes": Run("cohort", _mu2(strategy="isrl-dp", passes=3, num_rounds=0, batch_size=40), "long"),
+    "noisy-sgd, mlp": Run("cohort", _mu2(strategy="noisy-sgd", model="mlp"), long=True),
+    "isrl-dp, several passes": Run(
+        "cohort", _mu2(strategy="isrl-dp", passes=3, num_rounds=0, batch_size=40), long=True
+    ),
     "isrl-dp-accelerated, losses": Run("cohort", _mu2(strategy="isrl-dp-accelerated", passes=2, lost_replies=0.3)),
     "tree-momentum, several passes, losses": Run("cohort", replace(PASSES, strategy="tree-momentum", lost_replies=0.2)),
-    "reduced-tree-momentum, several passes": Run("cohort", replace(PASSES, strategy="reduced-tree-momentum"), "long"),
+    "reduced-tree-momentum, several passes": Run(
+        "cohort", replace(PASSES, strategy="reduced-tree-momentum"), long=True
+    ),
     "correlated-momentum, blt, losses": Run(
         "cohort workers", replace(PASSES, strategy="correlated-momentum", lost_replies=0.2)
     ),
-    "trusted-sgd, several passes": Run("cohort", replace(PASSES, strategy="trusted-sgd"), "long"),
-    "delayed-momentum": Run("cohort", _mu2(strategy="delayed-momentum"), "long"),
+    "trusted-sgd, several passes": Run("cohort", replace(PASSES, strategy="trusted-sgd"), long=True),
+    "delayed-momentum": Run("cohort", _mu2(strategy="delayed-momentum"), long=True),
     "delayed-momentum, papers' schedule, losses": Run(
         "cohort workers",
         _mu2(strategy="delayed-momentum", preset="paper", batch_size=1, lost_replies=0.3, num_rounds=12),
     ),
     # Sums behind masks, with helpers that open them.
-    "sums": Run("alone ray", SECURE, "test"),
+    "sums": Run("alone ray", SECURE),
     "sums, large cohort": Run("workers", _mu2(trust="secure-aggregation")),
     "sums, closed rounds": Run(
         "workers",
         _mu2(trust="secure-aggregation", lost_replies=0.2, num_rounds=12, give_up_after=0, min_cohort=5),
-        "test",
     ),
-    "sums, three helpers, nothing lost": Run("alone", _secure(helpers=3, lost_replies=0.0), "long"),
+    "sums, three helpers, nothing lost": Run("alone", _secure(helpers=3, lost_replies=0.0), long=True),
     "sums, one helper": Run("alone", _secure(helpers=1)),
     "sums, independent": Run("alone", _secure(mechanism="independent")),
-    "sums, blt": Run("alone", _secure(mechanism="blt"), "test"),
-    "sums, banded": Run("alone", _secure(mechanism="banded", bands=3), "long"),
-    "sums, sqrt_toeplitz": Run("alone", _secure(mechanism="sqrt_toeplitz"), "long"),
-    "sums, tree": Run("alone", _secure(mechanism="tree"), "long"),
-    "sums, optimal": Run("alone", _secure(mechanism="optimal", workload="mu2", num_rounds=12, batch_size=1), "long"),
+    "sums, blt": Run("alone", _secure(mechanism="blt")),
+    "sums, banded": Run("alone", _secure(mechanism="banded", bands=3), long=True),
+    "sums, sqrt_toeplitz": Run("alone", _secure(mechanism="sqrt_toeplitz"), long=True),
+    "sums, tree": Run("alone", _secure(mechanism="tree"), long=True),
+    "sums, optimal": Run("alone", _secure(mechanism="optimal", workload="mu2", num_rounds=12, batch_size=1), long=True),
     "sums, several passes": Run("alone", _secure(mechanism="blt", passes=3, num_rounds=0, batch_size=80)),
     "sums, papers' schedule": Run("alone", _secure(preset="paper", batch_size=1)),
     "sums, independent, papers' rule": Run("alone", _secure(mechanism="independent", release_rule="paper")),
     "sums, skewed": Run("alone", _secure(partition="dirichlet", batch_size=1)),
     "sums, no noise": Run("alone", _secure(mechanism="none")),
-    "sums, fast noise": Run("alone", _secure(noise_quality="fast"), "long"),
+    "sums, fast noise": Run("alone", _secure(noise_quality="fast"), long=True),
     "sums, refusals": Run("alone", _secure(max_participations=3, allow_exhaustion=True)),
-    "sums, mlp": Run("alone", _secure(model="mlp", num_rounds=4), "long"),
+    "sums, mlp": Run("alone", _secure(model="mlp", num_rounds=4), long=True),
     "sums, online": Run("alone", _secure(strategy="online")),
-    "sums, online, independent": Run("alone", _secure(strategy="online", mechanism="independent"), "long"),
-    "sums, online, sqrt_toeplitz": Run("alone", _secure(strategy="online", mechanism="sqrt_toeplitz"), "long"),
+    "sums, online, independent": Run("alone", _secure(strategy="online", mechanism="independent"), long=True),
+    "sums, online, sqrt_toeplitz": Run("alone", _secure(strategy="online", mechanism="sqrt_toeplitz"), long=True),
     "sums, online, contractive": Run("alone", _secure(**CONTRACTIVE)),
-    "sums, full-batch": Run("alone", _secure(strategy="full-batch", batch_size=8, num_rounds=4), "test"),
+    "sums, full-batch": Run("alone", _secure(strategy="full-batch", batch_size=8, num_rounds=4)),
     "sums, noisy-sgd": Run("alone ray", _secure(strategy="noisy-sgd"), nodes=2),
     "sums, noisy-sgd, several passes": Run(
-        "alone", _secure(strategy="noisy-sgd", passes=2, num_rounds=0, batch_size=80), "long"
+        "alone", _secure(strategy="noisy-sgd", passes=2, num_rounds=0, batch_size=80), long=True
     ),
     # States that travel, as they do on Ray.
-    "few, losses": Run("travelling", FEW, "test"),
+    "few, losses": Run("travelling", FEW),
     "few, refusals": Run(
         "travelling",
         replace(FEW, lost_replies=0.0, max_participations=3, allow_exhaustion=True, give_up_after=0),
-        "test",
     ),
     "few, blt": Run("travelling", replace(FEW, mechanism="blt")),
     "few, banded": Run("travelling", replace(FEW, mechanism="banded", bands=3)),
-    "few, delayed-momentum": Run("travelling", replace(FEW, strategy="delayed-momentum"), "test"),
-    "few, full-batch": Run("travelling", replace(FEW, strategy="full-batch", average="linear", batch_size=8), "test"),
+    "few, delayed-momentum": Run("travelling", replace(FEW, strategy="delayed-momentum")),
+    "few, full-batch": Run("travelling", replace(FEW, strategy="full-batch", average="linear", batch_size=8)),
     "few, sums": Run(
         "travelling",
         replace(
             FEW, strategy="noisy-sgd", trust="secure-aggregation", num_clients=9, clients_per_round=9, min_cohort=4
         ),
-        "test",
     ),
     # Orders, trees and states of strategies, in real processes.
     "logistic, shuffled": Run(
@@ -296,10 +296,11 @@ RUNS = {
 
 
 def cases() -> list[object]:
-    """Return the table as parameters of a test: each engine of each row, marked for the command that runs it."""
-    marks = {"test": (), "more": (pytest.mark.more_cases,), "long": (pytest.mark.long,)}
+    """Return the table as parameters of a test: each engine of each row."""
     return [
-        pytest.param(engine, name, id=f"{name}-{engine}", marks=marks["long" if engine == "ray" else run.when])
+        pytest.param(
+            engine, name, id=f"{name}-{engine}", marks=[pytest.mark.long] if run.long or engine == "ray" else []
+        )
         for name, run in RUNS.items()
         for engine in run.engines.split()
     ]
