@@ -327,7 +327,7 @@ def _put(record: AnyT, values: Mapping[str, Any]) -> AnyT:
 def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[LedgeredMachine] = ()) -> dict[str, Any]:
     """A machine's figures of a session, spent and guaranteed, as plain values; independent of its data.
 
-    The side releases of the machines ``beside`` it are in sessions of their own; the figures are of all together.
+    The answers to queries by the machines ``beside`` it are in sessions of their own; the figures are of all together.
     """
     statement = machine.statement(session)
     for other in beside:

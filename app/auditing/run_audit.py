@@ -141,17 +141,14 @@ def _check(experiment: Experiment) -> None:
     """Raise if machines release anything that canaries are not made for, or without noise."""
     policy, quantile = experiment.policy(), experiment.config.quantile
     for wrong, expected, got, instead in (
-        (
-            experiment.is_centred,
-            "centring = 'none'",
-            "a run whose machines release the mean of their features first",
-            f"Audit what follows it, with --set centring=none --set mu={policy.mu!r}.",
-        ),
-        (
-            experiment.config.private_evaluation,
-            "private-evaluation = 0",
-            "a run whose machines release an evaluation too",
-            f"Audit what comes before it, with --set private-evaluation=0 --set mu={policy.mu!r}.",
+        *(
+            (
+                True,
+                query.off.replace("=", " = "),
+                f"a run whose machines release {query.says} too",
+                f"Audit the training alone, with --set {query.off} --set mu={policy.mu!r}.",
+            )
+            for query in experiment.queries
         ),
         (
             quantile,

@@ -33,11 +33,11 @@ from ...privacy import (
 )
 from ...privacy.accounting.loss import Profile
 from ...privacy.files import write_private
-from ...privacy.machine.tables import PRIVATE
 from ..engines.loopback import LaunchError, Scalar, executable, interrupts_as_keyboard_interrupt, toml_document
 from ..engines.start import app_folder
 from ..engines.superlink import CONNECTION_NAME, Launch
 from ..methods import METHODS
+from ..methods.queries import RUN_QUERIES
 from ..nodes.ledger_views import ledger_guarantee
 from ..nodes.node_config import HelperConfig, NodeConfig, node_strategies
 from ..runs.experiment import Experiment, prepare
@@ -268,13 +268,8 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         settings["samples-per-owner"] = config.samples_per_owner
     if config.quantile:
         settings["quantile-share"] = config.quantile_share
-    if experiment.is_centred:
-        settings |= {"centring": PRIVATE, "centring-share": config.centring_share}
-    elif config.centring:
-        settings["centring"] = config.centring
-    if config.private_evaluation:
-        settings |= {"private-evaluation": config.private_evaluation, "held-out": config.held_out}
-        settings |= {"score-bins": config.score_bins} if config.score_bins else {}
+    for query in RUN_QUERIES.values():
+        settings |= query.node_settings(config)
     if config.data_root:
         settings["data-root"] = str(Path(config.data_root).expanduser().resolve())
     if policy.trust == SECURE:

@@ -37,6 +37,7 @@ from ...privacy import (
     evaluation_policy,
 )
 from ...privacy.accounting.loss import Loss
+from ...privacy.machine.tables import NONE, PRIVATE
 from ...privacy.permits import read_permit
 from ...privacy.queries.evaluation import EVALUATION_FIGURES, EvaluationRows
 from ...privacy.queries.mean_of_features import MeanRows
@@ -335,6 +336,8 @@ class RunQuery(ABC, Generic[Asked]):
     """Its name in sessions, permits and noise keys."""
     says: ClassVar[str]
     """What is released, in words for the guarantee."""
+    off: ClassVar[str] = ""
+    """The setting of a run without it: ``key=value``."""
     result_key: ClassVar[str] = ""
     """Where a result has its figures; empty for ``queries``, by its name."""
     of_trained: ClassVar[bool] = True
@@ -346,6 +349,11 @@ class RunQuery(ABC, Generic[Asked]):
     @abstractmethod
     def share_of(config: RunKeys) -> float:
         """The share of mu^2 that a configuration gives it; 0 where a run does not ask it."""
+
+    @staticmethod
+    def node_settings(config: RunConfig) -> dict[str, Any]:  # noqa: ARG004 - for queries that operators' files know
+        """Settings of an operator's file, by hyphenated key, with which a node answers as a simulated machine does."""
+        return {}
 
     @abstractmethod
     def client_query(self, policy: PrivacyPolicy, samples: int) -> Asked:
@@ -523,6 +531,7 @@ class MeanOfRun(RunQuery[Centring]):
 
     name: ClassVar[str] = MEAN
     says: ClassVar[str] = "the mean of the features"
+    off: ClassVar[str] = f"centring={NONE}"
     result_key: ClassVar[str] = "centring"
     before: ClassVar[bool] = True
 
@@ -530,6 +539,13 @@ class MeanOfRun(RunQuery[Centring]):
     def share_of(config: RunKeys) -> float:
         """The share of mu^2 with centring."""
         return config.centring_share if is_centred(config) else 0.0
+
+    @staticmethod
+    def node_settings(config: RunConfig) -> dict[str, Any]:
+        """Settings of centring in an operator's file."""
+        if is_centred(config):
+            return {"centring": PRIVATE, "centring-share": config.centring_share}
+        return {"centring": config.centring} if config.centring else {}
 
     def client_query(self, policy: PrivacyPolicy, samples: int) -> Centring:
         """How a client releases the mean of its features, without the constant that stands beside them."""
@@ -562,12 +578,21 @@ class EvaluationOfRun(RunQuery[Evaluation]):
     name: ClassVar[str] = EVALUATION
     of_trained: ClassVar[bool] = False
     says: ClassVar[str] = "a private evaluation of the model"
+    off: ClassVar[str] = "private-evaluation=0"
     result_key: ClassVar[str] = "private_evaluation"
 
     @staticmethod
     def share_of(config: RunKeys) -> float:
         """The share of mu^2 of a private evaluation."""
         return config.private_evaluation
+
+    @staticmethod
+    def node_settings(config: RunConfig) -> dict[str, Any]:
+        """Settings of a private evaluation in an operator's file."""
+        if not config.private_evaluation:
+            return {}
+        bins = {"score-bins": config.score_bins} if config.score_bins else {}
+        return {"private-evaluation": config.private_evaluation, "held-out": config.held_out, **bins}
 
     def client_query(self, policy: PrivacyPolicy, samples: int) -> Evaluation:
         """How a client of so many samples evaluates the model on those that it sets aside."""

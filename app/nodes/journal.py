@@ -66,9 +66,9 @@ FACTS: dict[str, frozenset[str]] = {
 
 ``connected``: the SuperLink has accepted the node. ``contact``: it has answered since, at most one every few seconds.
 ``turned-away``: it did not accept the node. ``disconnected`` without ``retry_s``: the SuperNode lost it and retries by
-itself. ``of`` names a side release: the ``mean`` of features, or an ``evaluation``. ``why`` is the fixed text of a
-refusal. ``round`` is a server's: one round of a ``run`` has ended, or several rounds since the last entry (``rounds``),
-perhaps of several runs.
+itself. ``of`` names a query beside the training, such as the ``mean`` of features or an ``evaluation``. ``why`` is the
+fixed text of a refusal. ``round`` is a server's: one round of a ``run`` has ended, or several rounds since the last
+entry (``rounds``), perhaps of several runs.
 """
 
 

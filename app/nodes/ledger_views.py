@@ -314,7 +314,7 @@ _ENDLESS_DAYS = 36500.0
 class Costs:
     """Costs of one run of a machine."""
 
-    loss: Loss  # reserved by a run's first release, side releases included
+    loss: Loss  # reserved by a run's first release, queries included
     releases: int  # k, the most of one run
     budget: Loss  # of all runs
     trusted: bool = False  # a trusted server adds the noise

@@ -5,7 +5,7 @@ Its keys are those of ``[tool.flwr.app.config]`` in pyproject.toml; ``flwr run .
 described nowhere else. A method, task, partition, model or mechanism says itself what it reads beyond the common keys;
 a key that none of the chosen ones reads must be left at its default.
 
-Checks of several keys together stand below: those of secure aggregation and those of side releases.
+Checks of several keys together stand below: those of secure aggregation and those of queries.
 """
 
 from __future__ import annotations
@@ -369,7 +369,7 @@ def is_evaluated(config: RunKeys) -> bool:
 
 
 def check_sides(config: RunKeys) -> None:
-    """Refuse a side release that the method cannot have, and settings of a side release that is not made."""
+    """Refuse a query that the method cannot have, and settings of a query that is not asked."""
     method = registry("strategy")[config.strategy]
     if config.centring == PRIVATE:
         if not method.centres:

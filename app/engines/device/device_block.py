@@ -20,7 +20,6 @@ from ....privacy.ledger.ledger_records import StreamBlock
 from ....privacy.machine.clipping import StackedContributions
 from ....privacy.machine.prefix_sums import ReleaseRule
 from ...runs.experiment import Experiment
-from ...settings.run_config import is_centred
 from ..cohort import CohortMachines
 from .backend import CUDA, TORCH_CPU, check_device_name, torch
 from .device_gradients import DeviceContributions, DeviceShards, clipped_counts, gradients_on
@@ -156,11 +155,11 @@ def check_on_device(experiment: Experiment) -> None:
             "own logarithm, of which backends round the last digit each in its way. Set noise-quality=fast (for "
             f"simulations, no guarantee), {_WITHOUT}."
         )
-    if is_centred(config) or config.private_evaluation:
-        what = "centring" if is_centred(config) else "private-evaluation"
+    for query in experiment.queries:
         raise ConfigurationError(
-            f"Expected a run whose machines release gradients alone on a device, got one with {what}: a release beside "
-            f"the training is made on the processor. Set {_OFF[what]}, {_WITHOUT}."
+            "Expected a run whose machines release gradients alone on a device, got one with "
+            f"{query.off.partition('=')[0]}: a release beside the training is made on the processor. Set {query.off}, "
+            f"{_WITHOUT}."
         )
     if config.samples_per_owner:
         raise ConfigurationError(
@@ -183,9 +182,6 @@ def check_on_device(experiment: Experiment) -> None:
     for plan in experiment.plans():
         if plan.noise_std:
             check_mechanism_on_device(plan.mechanism)
-
-
-_OFF = {"centring": "centring=none", "private-evaluation": "private-evaluation=0"}
 
 
 def _asked_together(client: type[PrivateClient]) -> bool:

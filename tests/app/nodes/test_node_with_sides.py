@@ -120,7 +120,7 @@ def test_built_in_features_declare_bounds_and_centring(tmp_path):
     assert made(other, **TASK, centring="none").client().giver is None
 
 
-def test_a_machine_that_trusts_its_server_says_that_side_releases_go_without_noise(tmp_path):
+def test_a_machine_that_trusts_its_server_says_that_answers_go_without_noise(tmp_path):
     client = made(tmp_path, **TASK, strategy="trusted-full-batch", private_evaluation=0.2).client()
     assert client.parts["mean"].asked.policy.trust == client.parts["evaluation"].asked.policy.trust == "trusted-server"
     said = describe(client)

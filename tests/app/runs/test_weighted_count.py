@@ -120,7 +120,7 @@ def test_the_machines_ledgers_count_it_with_the_training(trust):
 
 def spent_of(ledger):
     with ledger.exclusive() as page:
-        return page.account().reserved_mu
+        return page.account().spent.mu
 
 
 def test_a_machine_that_is_not_configured_for_it_refuses():
