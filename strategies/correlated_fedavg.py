@@ -414,7 +414,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         return MetricRecord({name: float(np.mean([report[name] for report in reports])) for name in names})
 
     def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
-        check_masks(statements, masked=self._secure is not None)
+        check_masks(statements, masked=self.aggregator.masked)
         if self.options.evaluate_on_machines:
             check_evaluations(statements)
 

@@ -319,26 +319,26 @@ class Noisy(Aggregator):
     def asked(self, names: Iterable[str]) -> None:
         self._unheard.update(list(names))
 
-    def believes(self, reply: Reply, *, current: bool) -> bool:
+    def validate_reply(self, reply: Reply, *, current: bool) -> bool:
         if not self.accumulates:
             return is_well_formed(self.policy, reply, most_releases=1)
         # Only a reply built on the acknowledgement this server gave is aggregated; any other is late.
         most = self._unheard[reply.machine] if current else self.policy.max_participations
         return is_well_formed(self.policy, reply, most_releases=most)
 
-    def heard(self, participation: Mapping[str, int | None]) -> None:
+    def record_participation(self, participation: Mapping[str, int | None]) -> None:
         for name, release in participation.items():
             if release is not None:
                 del self._unheard[name]
 
     # The checkpoint.
 
-    def keep_beside(self, checkpoint: Path | None) -> None:
+    def attach_checkpoint(self, checkpoint: Path | None) -> None:
         self._checkpoint = checkpoint
         if checkpoint is not None and not self._keys.simulated:
             self._files = TrustedCheckpoint(checkpoint, keeps_key=self._keeps_key)
 
-    def look_for(self) -> None:
+    def look_for_checkpoint(self) -> None:
         self._new = self._checkpoint is None or not self._checkpoint.exists()
         if self._new and self._files is not None:
             self._files.check_new()
@@ -364,7 +364,7 @@ class Noisy(Aggregator):
         yield
         self._files.saved(self._mark)
 
-    def kept(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         mark = None if self._mark is None else asdict(self._mark)
         unheard = {"unheard": dict(self._unheard)} if self.accumulates else {}
         return {"key_check": self._key_check(), "mark": mark, **unheard}

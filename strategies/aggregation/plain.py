@@ -6,37 +6,136 @@ masked releases. A :class:`~.noisy.Noisy` server is sent contributions without n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from flwr.serverapp import Grid
 
-from ...privacy.accounting.noise_forecast import StatedNoise
+from ...privacy import ConfigurationError
+from ...privacy.accounting.noise_forecast import Forecast, StatedNoise
 from ..rounds.known_machines import Awaited, MachineDirectory
-from ..rounds.replies import Reply, RoundReport, Vector
+from ..rounds.replies import Layout, Outcome, Reply, RoundReport, Vector
+from ..sums.summation import ReleaseSum, Summation
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """What an aggregator needs of a round beside its replies."""
+
+    session: str
+    timeout: float
+    grid: Grid | None
+    """None for clients that are asked without messages."""
+    acks: Mapping[str, int]
+    """The last release aggregated of each client."""
+    asked: Collection[str]
+    """Clients that the round asked."""
+    askable: Sequence[str]
+    """Clients that the next round may ask."""
+    nodes: Mapping[str, int]
+    """The nodes of connected clients."""
+    entries: Mapping[str, Any]
+    """Entries that every message bears."""
+    layout: Layout
+    """The arrays of a release."""
+    is_late: Callable[[Reply], bool]
+    """Whether a reply comes too late to count."""
+    save: Callable[[], None]
+    """Write the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A sum that the update rule may see; its releases are acknowledged."""
+
+    report: RoundReport
+    total: Vector
+    """The sum, shape (d,)."""
+    releases: Mapping[str, int]
+    """The release of each client in the sum."""
+    asked: Collection[str]
+    """Clients that the round asked."""
+    stands_alone: bool = False
+    """Whether the releases of later rounds do not build on these."""
+
+    @property
+    def acknowledged(self) -> Mapping[str, int]:
+        """The releases on which clients build from now on."""
+        return self.releases
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A sum that came out wrong: nothing of it enters the model, but clients build on its releases from now on."""
+
+    report: RoundReport
+    releases: Mapping[str, int]
+    asked: Collection[str]
+
+    @property
+    def acknowledged(self) -> Mapping[str, int]:
+        """The releases on which clients build from now on."""
+        return self.releases
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A sum that nobody opened: clients carry over what they released."""
+
+    report: RoundReport
+    """It says why."""
+    asked: Collection[str]
+
+    @property
+    def releases(self) -> Mapping[str, int]:
+        """No release entered a sum."""
+        return {}
+
+    acknowledged = releases
+
+
+RoundOutcome = Opened | Skipped | Closed
+"""What became of the sum of a round."""
 
 
 class Aggregator:
     """How the releases of a round become a sum; a base class, which adds no noise and keeps nothing."""
 
     adds_noise: ClassVar[bool] = False
-    least_releases: int = 0
+    """Whether the server adds the noise, so that clients must trust it."""
+    masked: ClassVar[bool] = False
+    """Whether releases come under masks, so that nothing in them can be looked at."""
+    fewest_releases: int = 0
     """The fewest releases that a round can do with."""
-    left_out: Sequence[str] = ()
-    """Machines that are not asked for now."""
+
+    @property
+    def excluded(self) -> Collection[str]:
+        """Clients that are not asked for now, while others take their place."""
+        return ()
+
+    @property
+    def skipped(self) -> Collection[str]:
+        """Clients whose last acknowledged release was in a sum that was skipped."""
+        return ()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a checkpoint left a sum that must be opened before any other round."""
+        return False
 
     def settings(self) -> dict[str, Any]:
-        """Settings that a checkpoint must agree on, plain values."""
+        """Return settings that a checkpoint must agree on, plain values."""
         return {}
 
     def identity(self) -> dict[str, Any]:
-        """Further values that a checkpoint must agree on, which are not logged."""
+        """Return further values that a checkpoint must agree on, which are not logged."""
         return {}
 
     def read_noise(self, statements: Mapping[str, Mapping[str, Any]]) -> Sequence[StatedNoise]:
-        """The noise of each machine's releases by its own statement, which a server cannot check."""
+        """Return the noise of each client's releases by its own statement, which a server cannot check."""
         read = (StatedNoise.read(statement) for statement in statements.values())
         return [one for one in read if one is not None]
 
@@ -46,30 +145,53 @@ class Aggregator:
         """Note the name of the training."""
 
     def settle(self, asked: int, needed: int) -> None:
-        """Note how many machines a round asks, and for how many it waits."""
+        """Note how many clients a round asks, and for how many it waits."""
 
     def shape(self, num_parameters: int, release_size: int) -> None:
         """Note how many values the model and a release have."""
 
-    def meet(self, machines: MachineDirectory, grid: Grid, awaited: Awaited) -> None:
-        """Wait for machines, and for helpers where they are needed."""
+    def wait_for_clients(self, machines: MachineDirectory, grid: Grid, awaited: Awaited) -> None:
+        """Wait for clients, or for helpers where these answer for them."""
         machines.meet(grid, awaited)
+
+    def log_forecast(self, forecast: Forecast) -> None:
+        """Log what becomes of the forecast noise if a sum is lost."""
 
     # A round.
 
     def before_asking(self, save: Callable[[], None]) -> bool:
-        """Save what must be on disk before a machine is asked; returns whether the server keeps any such thing."""
+        """Save what must be on disk before a client is asked; returns whether the server keeps any such thing."""
         return False
 
     def asked(self, names: Iterable[str]) -> None:
-        """Note the machines that are asked."""
+        """Note the clients that are asked."""
 
-    def believes(self, reply: Reply, *, current: bool) -> bool:
-        """Whether a reply can come from a machine that keeps to its policy."""
+    def screened(self, outcomes: Iterable[Outcome], context: RoundContext, size: int) -> Iterable[Outcome]:
+        """Return the outcomes of a round, with None for replies that cannot stand in its sum."""
+        return outcomes
+
+    def summation(self, size: int) -> Summation:
+        """Return an empty sum of releases of so many values."""
+        return ReleaseSum(size)
+
+    def validate_reply(self, reply: Reply, *, current: bool) -> bool:
+        """Return True if a reply can come from a client that keeps to its policy."""
         return True
 
-    def heard(self, participation: Mapping[str, int | None]) -> None:
-        """Note the machines whose releases count."""
+    def record_participation(self, participation: Mapping[str, int | None]) -> None:
+        """Note the clients whose releases count."""
+
+    def aggregate(
+        self, summation: Summation, releases: Mapping[str, int], report: RoundReport, context: RoundContext
+    ) -> RoundOutcome:
+        """Return what becomes of the releases that count in a round."""
+        if not isinstance(summation, ReleaseSum):
+            raise ConfigurationError(f"Expected a sum of releases, got {type(summation).__name__}.")
+        return Opened(report, summation.total(), releases, context.asked)
+
+    def open_pending(self, context: RoundContext) -> RoundOutcome:
+        """Return what becomes of the sum that a checkpoint left."""
+        raise NotImplementedError(f"{type(self).__name__} leaves no sum.")
 
     def check_round(self, server_round: int) -> None:
         """Refuse a round beyond those the noise was calibrated for."""
@@ -77,44 +199,48 @@ class Aggregator:
     def check_pause(self) -> None:
         """Raise if a person must look before the next round."""
 
-    def over(self, history: Sequence[RoundReport], noise: float | None) -> str:
-        """Why the training ends now with the model it has, or an empty string."""
+    def should_stop(self, history: Sequence[RoundReport], noise: float | None) -> str:
+        """Return why the training ends now with the model it has, or an empty string."""
         return ""
 
+    def skipped_noise(self, statements: Mapping[str, Mapping[str, Any]], acks: Mapping[str, int]) -> float | None:
+        """Return the noise in the sum of all sums over that without the skipped ones; None if none was skipped."""
+        return None
+
     def noisy(self, total: Vector, server_round: int) -> Vector:
-        """A sum as it may be published."""
+        """Return a sum as it may be published."""
         return total
 
     def noise_on(self, total: Vector, server_round: int) -> Vector | float:
-        """What :meth:`noisy` adds to a sum."""
+        """Return what :meth:`noisy` adds to a sum."""
         return 0.0
 
     def own_noise_std(self, num_parameters: int) -> float:
-        """Standard deviation of the server's noise on each value of the only sum of a training."""
+        """Return the standard deviation of the server's noise on each value of the only sum of a training."""
         return 0.0
 
     # The checkpoint.
 
-    def keep_beside(self, checkpoint: Path | None) -> None:
+    def attach_checkpoint(self, checkpoint: Path | None) -> None:
         """Note where the checkpoint is; None for none."""
 
-    def look_for(self) -> None:
+    def look_for_checkpoint(self) -> None:
         """Refuse to begin where a checkpoint should be."""
-
-    def check_saved(self, saved: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint that can be read but must not be resumed from."""
 
     @contextmanager
     def saving(self, server_round: int) -> Iterator[None]:
         """Surround the writing of a checkpoint."""
         yield
 
-    def kept(self) -> dict[str, Any]:
-        """Contents of a checkpoint for :meth:`restore`, plain values or arrays."""
+    def state(self) -> dict[str, Any]:
+        """Return the contents of a checkpoint for :meth:`restore`, plain values or arrays."""
         return {}
 
+    def check_saved(self, saved: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint that can be read but must not be resumed from."""
+
     def restore(self, saved: Mapping[str, Any], machines: Iterable[str]) -> None:
-        """Take back what :meth:`kept` returned."""
+        """Take back what :meth:`state` returned."""
 
 
 class Plain(Aggregator):

@@ -32,6 +32,8 @@ Vector = NDArray[np.float64]
 Layout = Sequence[tuple[str, tuple[int, ...], np.dtype[Any]]]
 """Name, shape and dtype of each of the model's arrays, in order."""
 
+STATEMENT_TIMEOUT_S = 60.0
+"""Longest wait for what clients answer at once, such as their statements."""
 _MOST_NAMED = 3
 _STYPE = "numpy.ndarray"  # Flower's name of the format of numpy.save
 

@@ -12,14 +12,14 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -28,13 +28,13 @@ from ...privacy.accounting.guarantee import Statements
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.machine.clipping import TrainingFigures, observing
 from ..aggregation.masked import Masked
-from ..aggregation.plain import Aggregator, Plain
+from ..aggregation.plain import Aggregator, Closed, Opened, Plain, RoundContext, RoundOutcome, Skipped
 from ..callbacks.callback import Callback, CallbackList
 from ..callbacks.central_evaluation import CentralEvaluation, EvaluateFunction
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.result_folder import default_callbacks
-from ..sums.secure_aggregation import Helpers, SkippedSumError
-from ..sums.summation import CohortSet, CohortSum, ReleaseSum, Summation
+from ..sums.secure_aggregation import Helpers
+from ..sums.summation import Summation
 from .checkpoint import load_checkpoint, save_checkpoint
 from .guarded_grid import ReplyBounds, guarded
 from .known_machines import (
@@ -63,6 +63,7 @@ from .options import (
     session_of,
 )
 from .replies import (
+    STATEMENT_TIMEOUT_S,
     UNREACHED,
     DirectMachines,
     Layout,
@@ -75,7 +76,6 @@ from .replies import (
     Vector,
     array_record,
     ask_statements,
-    exchange,
     is_masked,
     log_losses,
     model_vector,
@@ -90,7 +90,6 @@ from .sampling import CohortSampler, ExhaustionSchedule, LateAnswers
 
 logger = logging.getLogger("flwr")
 
-_STATEMENT_TIMEOUT_S = 60.0
 _TIMEOUT_S = 3600.0
 _MOST_NAMED = 5
 _FEW = 100
@@ -239,9 +238,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             refuse_sums(self.secure_aggregation, "" if able else strategy)
             helpers = Helpers(self.secure_aggregation, self.machines, self.message_type_of_queries)
             self.aggregator = Masked(self.secure_aggregation, helpers, taken.largest_value)
-        self.roll.fewest_summed = self.aggregator.least_releases
+        self.roll.fewest_summed = self.aggregator.fewest_releases
         self.aggregator.join(self.session)
-        self.aggregator.keep_beside(self.checkpoint)
+        self.aggregator.attach_checkpoint(self.checkpoint)
         if taken.num_clients is not None:
             self._settle(taken.num_clients)
         self.entries: dict[str, Any] = {} if taken.centre is None else {protocol.CENTRE: centre_bytes(taken.centre)}
@@ -287,12 +286,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
         Of mechanisms as machines state them, with their usual options; None without such sums.
         """
-        return None if self._secure is None else self._secure.skipped_noise(self._stated_before, self.acks)
-
-    @property
-    def _secure(self) -> Masked | None:
-        """The trust, where machines release under masks."""
-        return self.aggregator if isinstance(self.aggregator, Masked) else None
+        return self.aggregator.skipped_noise(self._stated_before, self.acks)
 
     # The update rule.
 
@@ -421,14 +415,14 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self._hooks = self._all_callbacks(grid, evaluate_fn)
         done = self._resume(result)
         self._exclude()
-        released = done + (self._secure is not None and self._secure.held is not None)
+        released = done + self.aggregator.pending
         if released < num_rounds:
-            self._look_ahead(grid, released, num_rounds, min(timeout, _STATEMENT_TIMEOUT_S))
+            self._look_ahead(grid, released, num_rounds, min(timeout, STATEMENT_TIMEOUT_S))
         self._hooks.on_start(self, grid, num_rounds)
         if not done and (metrics := self._hooks.evaluate(self, 0, initial_arrays)) is not None:
             logger.info("Initial global evaluation results: %s", metrics)
             result.evaluate_metrics_serverapp[0] = metrics
-        self.ended = self.aggregator.over(self.history, self.skipped_noise) if done < num_rounds else ""
+        self.ended = self.aggregator.should_stop(self.history, self.skipped_noise) if done < num_rounds else ""
         if done >= num_rounds or self.ended:
             self._publish(done, num_rounds, result)
         must_aggregate = self.must_aggregate and not self._hooks.handles_no_progress
@@ -444,7 +438,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             self._save()
             self._after_round(server_round, grid, evaluate_config or ConfigRecord(), timeout, result)
             evaluation, last = None, server_round == num_rounds
-            self.ended = "" if last else self.aggregator.over(self.history, self.skipped_noise)
+            self.ended = "" if last else self.aggregator.should_stop(self.history, self.skipped_noise)
             evaluated = last or self.ended or (self._hooks.evaluates and not server_round % self.options.evaluate_every)
             if evaluated:
                 evaluation = self._publish(server_round, num_rounds, result)
@@ -502,7 +496,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         -----
         Statements come from the machines' own ledgers and are independent of their data; a server cannot check them.
         """
-        return self._statements(grid, min(self._timeout, _STATEMENT_TIMEOUT_S) if timeout is None else timeout)
+        return self._statements(grid, min(self._timeout, STATEMENT_TIMEOUT_S) if timeout is None else timeout)
 
     # Before the first round: who is there, and machines' statements.
 
@@ -544,7 +538,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         needed = self.roll.fewest_connected
         if not isinstance(grid, DirectMachines):
             without = self.roll.unaskable if begun else frozenset[str]()
-            self.aggregator.meet(self.machines, grid, Awaited(needed, self.roll.fewest_left, without))
+            self.aggregator.wait_for_clients(self.machines, grid, Awaited(needed, self.roll.fewest_left, without))
             if begun:
                 self.roll.note_absent([name for name in self.machines.node_map() if name not in without])
         else:
@@ -613,12 +607,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if self.forecast is not None:
             self.forecast = self._hooks.on_forecast(self, self.forecast)
         log_forecast(self.forecast)
-        if self._secure is not None and self.forecast is not None and not self.forecast.alone:
-            logger.info(
-                "A wrong sum is skipped, and machines mend the noise where their mechanism can. After %d the training "
-                "ends with the model it has.",
-                self._secure.option.most_skipped,
-            )
+        if self.forecast is not None:
+            self.aggregator.log_forecast(self.forecast)
 
     def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
         """Refuse machines that a subclass cannot work with."""
@@ -634,8 +624,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         timeout: float,
     ) -> MetricRecord | None:
         """Ask the machines of a round and take the step; returns the counts of the round."""
-        if self._secure is not None and self._secure.held is not None:
-            return self._resume_round(self._secure, grid).metrics
+        if self.aggregator.pending:
+            self._grid = None if isinstance(grid, DirectMachines) else grid
+            return self._finish_round(self.aggregator.open_pending(self._context())).metrics
         if isinstance(grid, DirectMachines):
             self._grid = None
             self._meet(grid)
@@ -645,7 +636,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             replies = self.roll.exchange(
                 *(grid, messages, self._nodes),
                 server_round=server_round,
-                least_releases=self.aggregator.least_releases,
+                least_releases=self.aggregator.fewest_releases,
                 timeout=timeout,
             )
         self._observed = observer.machines
@@ -687,7 +678,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             *(server_round, self.session, acks, self.acks if self.acknowledges else {}),
             *(self.query_points(self.state), {**self.entries, **said, **self._entries_of(server_round)}),
             sums_suffice=self.sums_suffice and not self.aggregator.adds_noise,
-            skipped=() if self._secure is None else self._secure.skipped,
+            skipped=self.aggregator.skipped,
         )
         self.roll.ask(names, acks)
         self.aggregator.asked(acks.keys())
@@ -711,7 +702,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add up the releases that can be believed and take one step of the update rule."""
         asked = self.roll.answering(self._nodes)
-        layout, masked, replies = self.release_layout, self._secure is not None, list(replies)
+        layout, masked, replies = self.release_layout, self.aggregator.masked, list(replies)
         say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
         say_refusals(server_round, replies, self._reasons)
         outcomes: list[Outcome] = []
@@ -734,14 +725,10 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         if server_round != done + 1:
             raise ConfigurationError(f"Expected round {done + 1} after round {done}, got round {server_round}.")
         size = vector_size(self.release_layout)
-        if self._secure is None:
-            release_sum = ReleaseSum(size)
-            report = self._believe(server_round, outcomes, release_sum)
-            return self._step(report, release_sum.total())
-        cohort, direct = CohortSum(size), self._grid is None
-        screened = self._secure.screened(outcomes, self.session, size, self._is_late, direct=direct)
-        self._secure.hold(cohort, self._believe(server_round, screened, cohort), self.roll.asked)
-        return self._open_held(self._secure, cohort)
+        summation = self.aggregator.summation(size)
+        report = self._believe(server_round, self.aggregator.screened(outcomes, self._context(), size), summation)
+        releases = {name: release for name, release in self.participation.items() if release is not None}
+        return self._finish_round(self.aggregator.aggregate(summation, releases, report, self._context()))
 
     def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: Summation) -> RoundReport:
         """Add the releases that can be believed to ``release_sum``; returns the round's report."""
@@ -760,7 +747,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                 self._check_summed(outcome, aggregated)
                 release_sum.add_sum(outcome)
                 taken = dict(zip(outcome.machines, outcome.releases, strict=True))
-                if self._secure is None:
+                if not self.aggregator.masked:
                     self.acks.update(taken)
                 aggregated.update(taken)
                 samples += sum(outcome.samples)
@@ -773,7 +760,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
                 late += 1
             else:
                 release_sum.add(outcome)
-                if self._secure is None:  # else it counts once it is opened
+                if not self.aggregator.masked:  # else it counts once it is opened
                     self.acks[outcome.machine] = outcome.release
                 aggregated[outcome.machine] = outcome.release
                 samples += outcome.samples
@@ -794,8 +781,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             samples=samples,
         )
         report = self.roll.counted(report, self.participation, direct=self._grid is None)
-        self.aggregator.heard(self.participation)
-        if self._secure is None:  # else it is not over yet
+        self.aggregator.record_participation(self.participation)
+        if not self.aggregator.masked:  # else it is not over yet
             log_losses(report)
         return report
 
@@ -818,8 +805,10 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         stated = self._stated_before.get(reply.machine, {}).get("max-participations", protocol.LARGEST_ROUND)
         if reply.release > stated:
             return False
-        seen = reply if self._secure is None else reply.hidden
-        return self.check_reply(seen) and self.aggregator.believes(seen, current=seen.ack == self._ack(seen.machine))
+        seen = reply.hidden if self.aggregator.masked else reply
+        return self.check_reply(seen) and self.aggregator.validate_reply(
+            seen, current=seen.ack == self._ack(seen.machine)
+        )
 
     def _say_malformed(self, node: int, problem: str) -> None:
         if self._grid is not None:
@@ -834,96 +823,52 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         late = reply.ack != self._ack(reply.machine) or reply.release <= self.acks.get(reply.machine, 0)
         return late or self.roll.drops(reply.machine)
 
-    def _step(self, report: RoundReport, release_sum: Vector) -> RoundReport:
+    def _context(self) -> RoundContext:
+        """What the aggregator needs of the round."""
+        return RoundContext(
+            session=self.session,
+            timeout=self._timeout,
+            grid=self._grid,
+            acks=self.acks,
+            asked=self.roll.asked,
+            askable=self.roll.askable,
+            nodes=self._nodes,
+            entries=self.machines.entries,
+            layout=self.release_layout,
+            is_late=self._is_late,
+            save=self._save,
+        )
+
+    def _finish_round(self, outcome: RoundOutcome) -> RoundReport:
+        """Acknowledge the releases of a round, and take the step along their sum."""
         if self.state is None:
             raise ConfigurationError("Expected a state before a step is taken.")
+        report, total = outcome.report, None
+        if isinstance(outcome, Opened):
+            weight = self._weight(outcome)
+            total = outcome.total if weight == 1.0 else weight * outcome.total
+            if self.aggregator.masked:
+                log_losses(report)
+        self.acks.update(outcome.acknowledged)
+        self.roll.left_out = frozenset(self.aggregator.excluded)
+        taken = {} if isinstance(outcome, Closed) else outcome.releases
+        self.participation = {name: taken.get(name) for name in outcome.asked} | dict(taken)  # late ones, too
         self.aggregator.check_round(report.server_round)
-        if not report.skipped:  # else the next round asks for the same step again
+        if not isinstance(outcome, Skipped):  # else the next round asks for the same step again
+            total = np.zeros(vector_size(self.release_layout)) if total is None else total
             turn = self._turn(report.server_round)
-            self.state = self.next_state(self.state, release_sum, replace(report, server_round=turn))
+            self.state = self.next_state(self.state, total, replace(report, server_round=turn))
         self.history.append(report)
         return report
 
-    # Under masks a round is over when its sum is open.
-
-    def _open_held(self, secure: Masked, cohort: CohortSum | None = None) -> RoundReport:
-        """Have the held set of a round opened, and take the step; ``cohort`` is None if it is from a checkpoint."""
-        held = secure.held
-        if held is None:
-            raise ConfigurationError("Expected a set of releases before it is opened.")
-        closed, total, wrong = secure.too_few(held), np.zeros(held.total.size), None
-        if not closed and cohort is not None:  # else it may be open at a helper already
-            if held.sealed:
-                # Before any helper is asked: once it may be open, there must never be another one in its place.
-                self._save()
-            closed = secure.greet(self._grid, held)
-        if not closed:
-            closed = secure.agree(self._grid, self.session, cohort, self._timeout, self._sealed_again)
-        if secure.held is not held and secure.held is not None:
-            held = secure.held
-            if not closed:
-                self._save()  # as above: what was saved before is never opened
-        closed = closed or secure.promise(self._grid, self.session, self._timeout)
-        if not closed:
-            try:
-                total = secure.open(self._grid, self.session, held, self._timeout)
-            except SkippedSumError as error:
-                closed, wrong = error.closed, error
-        report = RoundReport(**held.report)
-        if wrong is not None:
-            report = replace(report, aggregated=0, samples=0, skipped=report.aggregated, closed=closed)
-            secure.skip(held, self.acks, report, self.roll.askable + sorted(secure.left_out), wrong)
-        elif closed:
-            unopened = report.aggregated + report.unopened
-            report = replace(report, aggregated=0, samples=0, unopened=unopened, closed=closed)
-            secure.closed(held)
-            logger.warning("Round %d is closed: %s. Machines carry over what they released.", held.server_round, closed)
-        else:
-            weight = self._weight(report, held)
-            secure.take(held, self.acks)
-            secure.correct()
-            total = total if weight == 1.0 else weight * total
-            log_losses(report)
-        if wrong is not None or not closed:
-            secure.opened(held)
-            self.acks.update(held.releases)
-        self.roll.left_out = frozenset(secure.left_out)
-        taken = {} if closed else held.releases
-        self.participation = {name: taken.get(name) for name in held.asked} | taken
-        secure.held = None
-        return self._step(report, total)
-
-    def _sealed_again(self, names: Sequence[str]) -> Iterable[Outcome]:
-        """Answers of machines that were asked for their releases of this round once more, under fresh masks."""
-        if self._grid is None or self._secure is None or self._secure.held is None:
-            return []
-        nodes = {name: self._nodes[name] for name in names if name in self._nodes}
-        asked = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SESSION: self.session}
-        messages = []
-        for name, node_id in nodes.items():
-            own = {protocol.MACHINE: name, protocol.ASK: protocol.ASK_SEAL, protocol.ACK: self._ack(name)}
-            own[protocol.RELEASE] = self._secure.held.releases[name]
-            content = RecordDict({protocol.CONFIG: ConfigRecord({**self.machines.entries, **asked, **own})})
-            messages.append(Message(content, dst_node_id=node_id, message_type=MessageType.TRAIN))
-        replies = exchange(self._grid, messages, min(self._timeout, _STATEMENT_TIMEOUT_S))
-        return [read_outcome(reply, self.release_layout, nodes, masked=True) for reply in replies]
-
-    def _weight(self, report: RoundReport, held: CohortSet) -> float:
+    def _weight(self, outcome: Opened) -> float:
         """By what a round's sum is multiplied: a step divides by the machines of a round that leaves nobody out."""
         # Other strategies divide by what came; and of streams a sum that weighs more than the next would leave noise.
-        divides = type(self).next_state is ReleaseStrategy.next_state and held.terms[0] != "last-opened"
-        if not (self.roll.left_out and report.asked and divides):
+        divides = type(self).next_state is ReleaseStrategy.next_state and outcome.stands_alone
+        if not (self.roll.left_out and outcome.report.asked and divides):
             return 1.0
         asked = min(self.clients_per_round, len(self.roll.askable) + len(self.roll.left_out))  # if nobody were left out
-        return max(asked / report.asked, 1.0)
-
-    def _resume_round(self, secure: Masked, grid: Grid | DirectMachines) -> RoundReport:
-        """Open the very set that an interrupted server had saved, and for which it may have asked helpers."""
-        if isinstance(grid, DirectMachines):
-            raise ConfigurationError("Expected the nodes of the interrupted training, got machines without messages.")
-        self._grid = grid
-        secure.helpers.meet(grid, Awaited(0))
-        return self._open_held(secure)
+        return max(asked / outcome.report.asked, 1.0)
 
     # After a round.
 
@@ -974,7 +919,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             "session": self.session,
             "history": [plain(report) for report in self.history],
             "statements": self._stated_kept(),
-            **self.aggregator.kept(),
+            **self.aggregator.state(),
         }
 
     def _stated_kept(self) -> dict[str, dict[str, Any]]:
@@ -993,7 +938,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     def _resume(self, result: Result) -> int:
         """Load the checkpoint if there is one; returns the number of rounds done."""
-        self.aggregator.look_for()
+        self.aggregator.look_for_checkpoint()
         if self.checkpoint is None or not self.checkpoint.exists():
             return 0
         names = [f.name for f in fields(self.state_type)]
@@ -1020,7 +965,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         self.history = [RoundReport(**report) for report in saved["history"]]
         self._stated_before = saved.get("statements", {})
         self.aggregator.restore(saved, self.machines.names)
-        self.roll.left_out = frozenset(self.aggregator.left_out)
+        self.roll.left_out = frozenset(self.aggregator.excluded)
 
     # The model.
 

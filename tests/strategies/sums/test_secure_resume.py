@@ -561,7 +561,7 @@ def test_a_set_is_saved_as_it_is(tmp_path):
                 secure_aggregation=SecureAggregation(3))  # fmt: skip
     again._ensure_state(START)
     assert again._resume(result()) == 0
-    mine, theirs = vars(strategy._secure.held), vars(again._secure.held)
+    mine, theirs = vars(strategy.aggregator.pending_cohort), vars(again.aggregator.pending_cohort)
     assert (mine.pop("total") == theirs.pop("total")).all()
     assert mine == theirs
     assert state_bytes(strategy) == state_bytes(again)
