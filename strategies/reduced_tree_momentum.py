@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,8 +32,7 @@ from ..privacy import ConfigurationError, MurmurflError
 from ..privacy.noise import NONCE_BYTES
 from .momentum_tree import Changes, ReconstructionTrees, best_gamma
 from .rounds.options import takes
-from .rounds.replies import Outcome, RoundReport, Vector
-from .sums.summation import Summation
+from .rounds.replies import RoundReport, Vector
 from .tree_momentum import MomentumNoise, MomentumOptions, TrustedMomentum, normalised_step
 
 # Steps are computed in float64: an epoch leads at most eta N away, and this much more, relatively.
@@ -283,12 +281,10 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     def model(self, state: ReducedTreeMomentumState) -> Vector:
         return state.w
 
-    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: Summation) -> RoundReport:
-        report = super()._believe(server_round, outcomes, release_sum)
+    def check_report(self, report: RoundReport) -> None:
         if report.aggregated < self.num_clients:
             raise IncompleteRoundError(
                 f"Expected replies of all {self.num_clients} machines in every round, got {report.aggregated} in round "
-                f"{server_round}: the noise is too little for a sample that is missing from some epochs. Nothing of "
-                "the round was published; start anew, or use TreeMomentum, which can do without."
+                f"{report.server_round}: the noise is too little for a sample that is missing from some epochs. Nothing "
+                "of the round was published; start anew, or use TreeMomentum, which can do without."
             )
-        return report

@@ -11,10 +11,8 @@ import hashlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
-from itertools import repeat
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -48,7 +46,6 @@ from .known_machines import (
     restored_names,
 )
 from .observed import (
-    ALL_MACHINES,
     PATIENCE,
     ClippingWatch,
     check_something_came,
@@ -64,15 +61,12 @@ from .options import (
 )
 from .replies import (
     STATEMENT_TIMEOUT_S,
-    UNREACHED,
     DirectMachines,
     Layout,
     Outcome,
-    Refusal,
     Reply,
     RoundReport,
     RoundRequest,
-    SummedReplies,
     Vector,
     array_record,
     ask_statements,
@@ -87,6 +81,7 @@ from .replies import (
     vector_size,
 )
 from .sampling import CohortSampler, ExhaustionSchedule, LateAnswers
+from .validation import ReplyValidator
 
 logger = logging.getLogger("flwr")
 
@@ -238,6 +233,14 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             refuse_sums(self.secure_aggregation, "" if able else strategy)
             helpers = Helpers(self.secure_aggregation, self.machines, self.message_type_of_queries)
             self.aggregator = Masked(self.secure_aggregation, helpers, taken.largest_value)
+        self._validator = ReplyValidator(
+            self.aggregator,
+            self.acks,
+            acknowledges=self.acknowledges,
+            comes_too_late=self.roll.drops,
+            check_reply=None if type(self).check_reply is ReleaseStrategy.check_reply else self.check_reply,
+            say_malformed=lambda name, problem: self._say_malformed(self._nodes.get(name, 0), problem),
+        )
         self.roll.fewest_summed = self.aggregator.fewest_releases
         self.aggregator.join(self.session)
         self.aggregator.attach_checkpoint(self.checkpoint)
@@ -339,6 +342,9 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     def check_reply(self, reply: Reply) -> bool:
         """Whether a well-formed reply may be aggregated; under secure aggregation its release cannot be looked at."""
         return True
+
+    def check_report(self, report: RoundReport) -> None:
+        """Refuse a round from whose replies the rule must not make a step."""
 
     @property
     def worth_keeping(self) -> bool:
@@ -670,7 +676,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             raise ConfigurationError("Expected a state before a round is planned.")
         self.roll.give_up(reachable, self._timeout)
         names = self._sample(server_round)
-        acks = {name: self._ack(name) for name in names if reachable is None or name in reachable}
+        acks = {name: self._validator.ack(name) for name in names if reachable is None or name in reachable}
         said = self.machines.entries
         if said:
             check_permitted(said[protocol.PERMIT], self.session)  # of a training that was begun under another one
@@ -726,102 +732,27 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             raise ConfigurationError(f"Expected round {done + 1} after round {done}, got round {server_round}.")
         size = vector_size(self.release_layout)
         summation = self.aggregator.summation(size)
-        report = self._believe(server_round, self.aggregator.screened(outcomes, self._context(), size), summation)
+        screened = self.aggregator.screened(outcomes, self._context(), size)
+        report = self._count_replies(server_round, screened, summation)
         releases = {name: release for name, release in self.participation.items() if release is not None}
         return self._finish_round(self.aggregator.aggregate(summation, releases, report, self._context()))
 
-    def _believe(self, server_round: int, outcomes: Iterable[Outcome], release_sum: Summation) -> RoundReport:
-        """Add the releases that can be believed to ``release_sum``; returns the round's report."""
-        aggregated: dict[str, int] = {}
-        refused: Counter[str] = Counter()
-        late = malformed = samples = 0
-        figures: dict[str, TrainingFigures] = {}
-        for outcome in outcomes:
-            if isinstance(outcome, TrainingFigures):
-                figures[ALL_MACHINES] = outcome
-            elif isinstance(outcome, Refusal):
-                if outcome.code in UNREACHED:  # counted as lost
-                    continue
-                refused[protocol.REFUSAL_NAMES.get(outcome.code, f"error-{outcome.code}")] += 1
-            elif isinstance(outcome, SummedReplies):
-                self._check_summed(outcome, aggregated)
-                release_sum.add_sum(outcome)
-                taken = dict(zip(outcome.machines, outcome.releases, strict=True))
-                if not self.aggregator.masked:
-                    self.acks.update(taken)
-                aggregated.update(taken)
-                samples += sum(outcome.samples)
-            elif outcome is None:
-                malformed += 1
-            elif not self._accepts(outcome):
-                malformed += 1
-                self._say_malformed(self._nodes.get(outcome.machine, 0), "its figures are not those of its policy")
-            elif outcome.machine in aggregated or self._is_late(outcome):
-                late += 1
-            else:
-                release_sum.add(outcome)
-                if not self.aggregator.masked:  # else it counts once it is opened
-                    self.acks[outcome.machine] = outcome.release
-                aggregated[outcome.machine] = outcome.release
-                samples += outcome.samples
-                found = self._observed.get(outcome.machine) or TrainingFigures.read(outcome.metrics)
-                if found is not None:
-                    figures[outcome.machine] = found
-        self._clipping.take(server_round, figures)
-        self.participation = {name: aggregated.get(name) for name in self.roll.asked} | aggregated  # late ones, too
-        answered = len(aggregated) + late + malformed + sum(refused.values())
-        report = RoundReport(
-            server_round=server_round,
-            asked=self.roll.sampled,
-            aggregated=len(aggregated),
-            lost=max(self.roll.sampled - answered, 0),
-            late=late,
-            malformed=malformed,
-            refused=dict(sorted(refused.items())),
-            samples=samples,
-        )
+    def _count_replies(self, server_round: int, outcomes: Iterable[Outcome], summation: Summation) -> RoundReport:
+        """Add the releases that count to a sum; return the report of the round."""
+        tally = self._validator.add_valid(outcomes, summation, self._stated_before, self._observed)
+        self._clipping.take(server_round, tally.figures)
+        self.participation = {name: tally.aggregated.get(name) for name in self.roll.asked} | tally.aggregated
+        report = tally.report(server_round, self.roll.sampled)
         report = self.roll.counted(report, self.participation, direct=self._grid is None)
         self.aggregator.record_participation(self.participation)
         if not self.aggregator.masked:  # else it is not over yet
             log_losses(report)
+        self.check_report(report)
         return report
-
-    def _check_summed(self, replies: SummedReplies, aggregated: Mapping[str, int]) -> None:
-        """Refuse a sum with a release in it that does not count, since nobody can take it out again."""
-        # Of many machines in every round: no object for each, and nothing asked of a check that accepts everything.
-        looks = type(self).check_reply is not ReleaseStrategy.check_reply
-        checked = (self._accepts(reply) for reply in replies.each()) if looks else repeat(True)
-        numbers = zip(replies.machines, replies.releases, replies.acks, checked, strict=False)
-        for machine, release, ack, accepted in numbers:
-            last = self.acks.get(machine, 0)
-            if machine in aggregated or ack != (last if self.acknowledges else 0) or release <= last or not accepted:
-                raise ConfigurationError(
-                    f"Expected a sum of releases that all count, got one with release {release} of machine "
-                    f"{machine!r} in it, which does not: an engine must hand it in by itself."
-                )
-
-    def _accepts(self, reply: Reply) -> bool:
-        """Whether strategy and trust accept what they may see of a reply."""
-        stated = self._stated_before.get(reply.machine, {}).get("max-participations", protocol.LARGEST_ROUND)
-        if reply.release > stated:
-            return False
-        seen = reply.hidden if self.aggregator.masked else reply
-        return self.check_reply(seen) and self.aggregator.validate_reply(
-            seen, current=seen.ack == self._ack(seen.machine)
-        )
 
     def _say_malformed(self, node: int, problem: str) -> None:
         if self._grid is not None:
             guarded(self._grid).say_malformed(node, problem)
-
-    def _ack(self, name: str) -> int:
-        """The last release aggregated of a machine, as requests acknowledge it."""
-        return self.acks.get(name, 0) if self.acknowledges else 0
-
-    def _is_late(self, reply: Reply) -> bool:
-        """Whether another release of the machine was aggregated since, of which this reply would count a part twice."""
-        late = reply.ack != self._ack(reply.machine) or reply.release <= self.acks.get(reply.machine, 0)
-        return late or self.roll.drops(reply.machine)
 
     def _context(self) -> RoundContext:
         """What the aggregator needs of the round."""
@@ -835,7 +766,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             nodes=self._nodes,
             entries=self.machines.entries,
             layout=self.release_layout,
-            is_late=self._is_late,
+            is_late=self._validator.is_late,
             save=self._save,
         )
 
@@ -956,7 +887,8 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         return int(saved["server_round"])
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
-        self.acks = {str(name): int(ack) for name, ack in saved["acks"].items()}
+        self.acks.clear()
+        self.acks.update({str(name): int(ack) for name, ack in saved["acks"].items()})
         self.machines.restore(restored_names(saved["machines"]))
         if self.machines.names:  # else it was saved before any machine was met
             self._settle(len(self.machines.names))

@@ -42,7 +42,7 @@ from murmurfl.strategies.rounds.sampling import (
     most_requests,
     sample_numbers,
 )
-from murmurfl.strategies.rounds.strategy import ReleaseStrategy
+from murmurfl.strategies.rounds.validation import ReplyValidator
 
 from tests.harness import secure as secure_training
 from tests.harness.callbacks import AfterRound
@@ -280,7 +280,7 @@ def test_so_it_is_in_many_trainings_in_trouble():
 
 def test_a_server_that_ignores_a_late_answers_base_is_caught(monkeypatch):
     """It asks machines again while they compute, and believes both answers: what the first one has counts twice."""
-    monkeypatch.setattr(ReleaseStrategy, "_is_late", lambda self, reply: False)
+    monkeypatch.setattr(ReplyValidator, "is_late", lambda self, reply: False)
     monkeypatch.setattr(InFlightRequests, "machines", frozenset())
     grid = LateGrid(app(), 4, twelve_seconds)
     strategy = trained(grid, 12, quorum=0.75)
