@@ -284,7 +284,7 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
     def check_report(self, report: RoundReport) -> None:
         if report.aggregated < self.num_clients:
             raise IncompleteRoundError(
-                f"Expected replies of all {self.num_clients} machines in every round, got {report.aggregated} in round "
-                f"{report.server_round}: the noise is too little for a sample that is missing from some epochs. Nothing "
-                "of the round was published; start anew, or use TreeMomentum, which can do without."
+                f"Expected replies of all {self.num_clients} machines in every round, got {report.aggregated} in "
+                f"round {report.server_round}: the noise is too little for a sample that is missing from some epochs. "
+                "Nothing of the round was published; start anew, or use TreeMomentum, which can do without."
             )

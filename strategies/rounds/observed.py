@@ -66,14 +66,14 @@ def check_evaluations(statements: Mapping[str, Mapping[str, Any]]) -> None:
     logger.warning("%d of %d machines do not evaluate (%s). %s", len(refusing), len(said), named, how)
 
 
-def is_hopeless(history: Sequence[RoundReport], patience: int) -> bool:
+def no_progress(history: Sequence[RoundReport], patience: int) -> bool:
     """Whether all of at least ``patience`` rounds had nothing but refusals; lost replies and closed rounds may mend."""
     return len(history) >= patience and all(
         report.asked and report.refusals + report.malformed >= report.asked for report in history
     )
 
 
-def check_something_came(history: Sequence[RoundReport], why: Sequence[str] = ()) -> None:
+def require_progress(history: Sequence[RoundReport], why: Sequence[str] = ()) -> None:
     """Refuse a result of rounds that asked for releases and aggregated none; ``why`` has the texts of refusals."""
     asked = [report for report in history if report.asked]
     if not asked or any(report.aggregated for report in asked):

@@ -12,7 +12,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -36,11 +36,8 @@ from ..sums.summation import Summation
 from .checkpoint import load_checkpoint, save_checkpoint
 from .guarded_grid import ReplyBounds, guarded
 from .known_machines import (
-    Awaited,
     MachineDirectory,
-    NodesUnavailableError,
     by_length_and_name,
-    in_order,
     is_simulation,
     plain_names,
     restored_names,
@@ -48,9 +45,9 @@ from .known_machines import (
 from .observed import (
     PATIENCE,
     ClippingWatch,
-    check_something_came,
-    is_hopeless,
     log_forecast,
+    no_progress,
+    require_progress,
 )
 from .options import (
     RoundOptions,
@@ -59,6 +56,7 @@ from .options import (
     refuse_sums,
     session_of,
 )
+from .preflight import client_statements, wait_for_clients
 from .replies import (
     STATEMENT_TIMEOUT_S,
     DirectMachines,
@@ -69,7 +67,6 @@ from .replies import (
     RoundRequest,
     Vector,
     array_record,
-    ask_statements,
     is_masked,
     log_losses,
     model_vector,
@@ -87,9 +84,21 @@ logger = logging.getLogger("flwr")
 
 _TIMEOUT_S = 3600.0
 _MOST_NAMED = 5
-_FEW = 100
 
 StateT = TypeVar("StateT")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What :meth:`ReleaseStrategy.start` was called with, and its result."""
+
+    grid: Grid | DirectMachines
+    initial_arrays: ArrayRecord
+    num_rounds: int
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    result: Result = field(default_factory=Result)
+    started: float = field(default_factory=time.monotonic)
 
 
 class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
@@ -411,67 +420,82 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
             )
         logger.info("Starting %s strategy:", type(self).__name__)
         self.summary()
-        result = Result()
-        started = time.monotonic()
         self._ensure_state(initial_arrays)
         if not isinstance(grid, DirectMachines):
             self._grid = grid = guarded(grid)
             grid.bounds = ReplyBounds.of(self._layout, self.release_layout)
         self._timeout = timeout
         self._hooks = self._all_callbacks(grid, evaluate_fn)
-        done = self._resume(result)
-        self._exclude()
-        released = done + self.aggregator.pending
-        if released < num_rounds:
-            self._look_ahead(grid, released, num_rounds, min(timeout, STATEMENT_TIMEOUT_S))
-        self._hooks.on_start(self, grid, num_rounds)
-        if not done and (metrics := self._hooks.evaluate(self, 0, initial_arrays)) is not None:
-            logger.info("Initial global evaluation results: %s", metrics)
-            result.evaluate_metrics_serverapp[0] = metrics
-        self.ended = self.aggregator.should_stop(self.history, self.skipped_noise) if done < num_rounds else ""
-        if done >= num_rounds or self.ended:
-            self._publish(done, num_rounds, result)
-        must_aggregate = self.must_aggregate and not self._hooks.handles_no_progress
-        for server_round in range(done + 1, num_rounds + 1):
+        run = _Run(grid, initial_arrays, num_rounds, train_config or ConfigRecord(), evaluate_config or ConfigRecord())
+        for server_round in range(self._begin(run) + 1, num_rounds + 1):
             if self.ended:
                 logger.warning("The training ends after round %d of %d: %s.", server_round - 1, num_rounds, self.ended)
                 break
             self._exclude(server_round - 1, num_rounds)
-            metrics = self._run_round(server_round, grid, initial_arrays, train_config or ConfigRecord(), timeout)
+            metrics = self._run_round(server_round, run)
             if metrics is not None:
-                result.train_metrics_clientapp[server_round] = metrics
+                run.result.train_metrics_clientapp[server_round] = metrics
             # Before anybody sees the new model: a round that is repeated after a crash was never published.
             self._save()
-            self._after_round(server_round, grid, evaluate_config or ConfigRecord(), timeout, result)
-            evaluation, last = None, server_round == num_rounds
-            self.ended = "" if last else self.aggregator.should_stop(self.history, self.skipped_noise)
-            evaluated = last or self.ended or (self._hooks.evaluates and not server_round % self.options.evaluate_every)
-            if evaluated:
-                evaluation = self._publish(server_round, num_rounds, result)
-            asked = not last and self._hooks.should_stop(self, server_round)
-            if asked:
-                self.ended = "it was asked to end"
-            if asked and not evaluated:
-                evaluation = self._publish(server_round, num_rounds, result)
-            self._hooks.after_round(self, self.history[-1], evaluation)
-            self.aggregator.check_pause()
-            if must_aggregate and is_hopeless(self.history, 1 if is_simulation(grid) else PATIENCE):
-                check_something_came(self.history, self._reasons)
-            if last or asked:
+            self._after_round(server_round, grid, run.evaluate_config, timeout, run.result)
+            if self._is_last(server_round, run):
                 break
-        logger.info("%s finished in %.1f s.", type(self).__name__, time.monotonic() - started)
-        if must_aggregate:
-            check_something_came(self.history, self._reasons)
-        if (said := self.skipped_noise) is not None:
-            came = sum(report.aggregated for report in self.history) / (num_rounds * self.roll.heard_per_round)
+        self._end(run)
+        return run.result
+
+    def _begin(self, run: _Run) -> int:
+        """Resume from a checkpoint, and ask clients for statements while nothing is spent; return the rounds done."""
+        done = self._resume(run.result)
+        self._exclude()
+        released = done + self.aggregator.pending
+        if released < run.num_rounds:
+            self._preflight(run.grid, released, run.num_rounds)
+        self._hooks.on_start(self, run.grid, run.num_rounds)
+        if not done and (metrics := self._hooks.evaluate(self, 0, run.initial_arrays)) is not None:
+            logger.info("Initial global evaluation results: %s", metrics)
+            run.result.evaluate_metrics_serverapp[0] = metrics
+        stops = done < run.num_rounds
+        self.ended = self.aggregator.should_stop(self.history, self.skipped_noise) if stops else ""
+        if done >= run.num_rounds or self.ended:
+            self._publish(done, run)
+        return done
+
+    def _is_last(self, server_round: int, run: _Run) -> bool:
+        """Publish and evaluate the model of a round, and call back; return True if the training ends with it."""
+        evaluation, last, every = None, server_round == run.num_rounds, self.options.evaluate_every
+        self.ended = "" if last else self.aggregator.should_stop(self.history, self.skipped_noise)
+        evaluated = last or self.ended or (self._hooks.evaluates and not server_round % every)
+        if evaluated:
+            evaluation = self._publish(server_round, run)
+        asked = not last and self._hooks.should_stop(self, server_round)
+        if asked:
+            self.ended = "it was asked to end"
+        if asked and not evaluated:
+            evaluation = self._publish(server_round, run)
+        self._hooks.after_round(self, self.history[-1], evaluation)
+        self.aggregator.check_pause()
+        if self._requires_progress and no_progress(self.history, 1 if is_simulation(run.grid) else PATIENCE):
+            require_progress(self.history, self._reasons)
+        return last or asked
+
+    def _end(self, run: _Run) -> None:
+        """Say how the training ended."""
+        logger.info("%s finished in %.1f s.", type(self).__name__, time.monotonic() - run.started)
+        if self._requires_progress:
+            require_progress(self.history, self._reasons)
+        if (noise := self.skipped_noise) is not None:
+            came = sum(report.aggregated for report in self.history) / (run.num_rounds * self.roll.heard_per_round)
             logger.warning(
                 "%d sums were skipped: %.0f %% of the releases that were planned are in the model, and its noise has "
                 "%.3g times the variance that was planned. Left out at the end: %s.",
-                *(sum(bool(report.skipped) for report in self.history), 100 * came, said),
+                *(sum(bool(report.skipped) for report in self.history), 100 * came, noise),
                 ", ".join(map(repr, sorted(self.roll.left_out))) or "nobody",
             )
-        self._hooks.on_end(self, grid, result)
-        return result
+        self._hooks.on_end(self, run.grid, run.result)
+
+    @property
+    def _requires_progress(self) -> bool:
+        return self.must_aggregate and not self._hooks.handles_no_progress
 
     def _all_callbacks(self, grid: Grid | DirectMachines, evaluate_fn: EvaluateFunction | None) -> CallbackList:
         """The callbacks of the options, between those that every training has."""
@@ -507,51 +531,22 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
     # Before the first round: who is there, and machines' statements.
 
     def _statements(
-        self, grid: Grid | DirectMachines, timeout: float, most: int | None = None
+        self, grid: Grid | DirectMachines, timeout: float, *, few: bool = False
     ) -> Mapping[str, Mapping[str, Any]]:
-        """The statements of all connected machines, or of ``most`` of them."""
-        if isinstance(grid, DirectMachines):
-            few = self._few(most)
-            statements = grid.statements(self.session) if few is None else grid.statements(self.session, few)
-            if few or len(statements) == len(self.machines.names):
-                return statements
-        else:
-            # Who owes an answer would get a second message at a time; who is excluded is asked nothing.
-            owing = self.roll.excluded | self.roll.requests.machines
-            nodes = {name: node for name, node in self.machines.node_map().items() if name not in owing}
-            every = max(-(-len(nodes) // most), 1) if most else 1
-            statements = ask_statements(
-                grid,
-                dict(list(nodes.items())[::every]),
-                session=self.session,
-                num_parameters=vector_size(self.release_layout),
-                message_type=self.message_type_of_queries,
-                timeout=timeout,
-                entries=self.machines.entries,
-            )
-        return {name: statements[name] for name in self.machines.names if name in statements}
+        """The statements of all connected machines, or of a few of many."""
+        return client_statements(
+            *(grid, self.machines, self.roll),
+            session=self.session,
+            num_parameters=vector_size(self.release_layout),
+            message_type=self.message_type_of_queries,
+            timeout=timeout,
+            few=few,
+        )
 
-    def _few(self, most: int | None) -> list[str] | None:
-        """Names of ``most`` machines spread over all, or None if there are no more anyway."""
-        names = self.machines.names
-        return None if most is None or len(names) <= most else list(names[:: -(-len(names) // most)])
-
-    def _meet(self, grid: Grid | DirectMachines) -> None:
+    def _wait_for_clients(self, grid: Grid | DirectMachines) -> None:
         """Wait until enough machines can be asked; the first time for all, whose names are learned then."""
         begun = bool(self.machines.names)
-        if begun and isinstance(grid, DirectMachines):
-            return
-        needed = self.roll.fewest_connected
-        if not isinstance(grid, DirectMachines):
-            without = self.roll.unaskable if begun else frozenset[str]()
-            self.aggregator.wait_for_clients(self.machines, grid, Awaited(needed, self.roll.fewest_left, without))
-            if begun:
-                self.roll.note_absent([name for name in self.machines.node_map() if name not in without])
-        else:
-            names = in_order(grid.names())
-            if len(names) < needed:
-                raise NodesUnavailableError(f"Expected {needed} machines, got {len(names)}.")
-            self.machines.restore(names[: self.roll.config.num_clients])
+        wait_for_clients(grid, self.machines, self.roll, self.aggregator)
         if not self.clients_per_round:
             self._settle(len(self.machines.names))
         if not begun:
@@ -580,34 +575,37 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         needed = self.roll.settle(machines)
         self.aggregator.settle(self.clients_per_round, needed)
 
-    def _look_ahead(self, grid: Grid | DirectMachines, done: int, num_rounds: int, timeout: float) -> None:
+    def _preflight(self, grid: Grid | DirectMachines, done: int, num_rounds: int) -> None:
         """Ask machines, before anything is spent, how many rounds they last and how loud their noise is."""
-        if self.options.allow_exhaustion and not self.foresees:
+        exhausts = self.options.allow_exhaustion
+        if exhausts and not self.foresees:
             return
-        self._meet(grid)
+        self._wait_for_clients(grid)
         simulated = isinstance(grid, DirectMachines) or self.machines.several_on_a_node
         # For how long a training lasts all machines matter; for how loud the noise is a few of them will do.
-        statements = self._statements(grid, timeout, _FEW if self.options.allow_exhaustion and simulated else None)
+        statements = self._statements(grid, min(self._timeout, STATEMENT_TIMEOUT_S), few=exhausts and simulated)
         # Who is gone since has releases in the model, and its word counts as before.
         self._stated_before = {**self._stated_before, **statements}
-        if not self.options.allow_exhaustion:
+        if not exhausts:
             self._check_statements(statements)
             if simulated or self.roll.config.waits_for_all:
                 self.roll.check_rounds(statements, done, num_rounds, self.asks_machines)
         if not simulated:
-            self.leaving = self.roll.foresee(
-                statements, done, num_rounds, allow_exhaustion=self.options.allow_exhaustion
-            )
+            self.leaving = self.roll.foresee(statements, done, num_rounds, allow_exhaustion=exhausts)
         if not done:
             self.roll.say_what_absence_costs(type(self).__name__, self.absence_costs)
-        if not self.foresees:
-            return
-        self.roll.say_what_is_dropped()
+        if self.foresees:
+            self.roll.say_what_is_dropped()
+            self._forecast(statements, num_rounds)
+
+    def _forecast(self, statements: Statements, num_rounds: int) -> None:
+        """Log how much of the model will be noise."""
+        machines = self.num_clients - len(self.roll.excluded)
         self.forecast = forecast_of(
             self.aggregator.read_noise(statements),
             num_parameters=vector_size(self.release_layout),
-            machines=self.num_clients - len(self.roll.excluded),
-            per_round=min(self.roll.heard_per_round, self.num_clients - len(self.roll.excluded)),
+            machines=machines,
+            per_round=min(self.roll.heard_per_round, machines),
             rounds=num_rounds,
         )
         if self.forecast is not None:
@@ -621,29 +619,23 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
 
     # A round: plan, replies, step.
 
-    def _run_round(
-        self,
-        server_round: int,
-        grid: Grid | DirectMachines,
-        initial_arrays: ArrayRecord,
-        config: ConfigRecord,
-        timeout: float,
-    ) -> MetricRecord | None:
+    def _run_round(self, server_round: int, run: _Run) -> MetricRecord | None:
         """Ask the machines of a round and take the step; returns the counts of the round."""
+        grid = run.grid
         if self.aggregator.pending:
             self._grid = None if isinstance(grid, DirectMachines) else grid
             return self._finish_round(self.aggregator.open_pending(self._context())).metrics
         if isinstance(grid, DirectMachines):
             self._grid = None
-            self._meet(grid)
+            self._wait_for_clients(grid)
             return self._take_round(server_round, grid.answer(self._plan_round(server_round, None))).metrics
-        messages = self.configure_train(server_round, initial_arrays, config, grid)
+        messages = self.configure_train(server_round, run.initial_arrays, run.train_config, grid)
         with observing() as observer:  # simulated machines of this process
             replies = self.roll.exchange(
                 *(grid, messages, self._nodes),
                 server_round=server_round,
                 least_releases=self.aggregator.fewest_releases,
-                timeout=timeout,
+                timeout=self._timeout,
             )
         self._observed = observer.machines
         return self.aggregate_train(server_round, replies)[1]
@@ -661,7 +653,7 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """
         self._ensure_state(arrays)
         self._grid = grid
-        self._meet(grid)
+        self._wait_for_clients(grid)
         self._nodes = self.machines.node_map()
         request = self._plan_round(server_round, self._nodes)
         points = {key: self._asked_at(point) for key, point in zip(self._QUERY_RECORDS, request.points, strict=False)}
@@ -825,14 +817,15 @@ class ReleaseStrategy(Strategy, ABC, Generic[StateT]):
         """None; see :meth:`configure_evaluate`."""
         return None
 
-    def _publish(self, server_round: int, num_rounds: int, result: Result) -> MetricRecord | None:
+    def _publish(self, server_round: int, run: _Run) -> MetricRecord | None:
         """Put the model into the result and evaluate it centrally; returns the metrics."""
+        result = run.result
         result.arrays = self._record(self._published())
         evaluation = self._hooks.evaluate(self, server_round, result.arrays)
         if evaluation is not None:
             # The lines of Flower's own strategies.
             logger.info("")
-            logger.info("[ROUND %s/%s]", server_round, num_rounds)
+            logger.info("[ROUND %s/%s]", server_round, run.num_rounds)
             logger.info("Global evaluation")
             logger.info("\t└──> MetricRecord: %s", evaluation)
             result.evaluate_metrics_serverapp[server_round] = evaluation

@@ -21,7 +21,7 @@ from murmurfl.strategies import (
 )
 from murmurfl.strategies.rounds import known_machines as machines
 from murmurfl.strategies.rounds.known_machines import Attending, Needed, introduction, pointless, shortage
-from murmurfl.strategies.rounds.observed import is_hopeless
+from murmurfl.strategies.rounds.observed import no_progress
 from murmurfl.strategies.rounds.replies import RoundReport
 
 from tests.harness.grid import NodesGrid, ask_real_node
@@ -240,7 +240,7 @@ REFUSED = report(refused={"cap-reached": 4})
     ],
 )
 def test_a_training_is_given_up_when_machines_do_nothing_but_refuse(history, hopeless):
-    assert is_hopeless(history, patience=3) == hopeless
+    assert no_progress(history, patience=3) == hopeless
 
 
 @pytest.mark.usefixtures("simulation")
