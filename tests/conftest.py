@@ -66,7 +66,7 @@ def no_forecast(monkeypatch):
 @pytest.fixture
 def no_result_folder(monkeypatch):
     """Let strategies that are started by themselves leave no folder with their result."""
-    monkeypatch.setattr("murmurfl.strategies.rounds.strategy.default_callbacks", list)
+    monkeypatch.setattr("murmurfl.strategies.rounds.loop.default_callbacks", list)
 
 
 @pytest.fixture(autouse=True)

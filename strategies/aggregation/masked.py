@@ -165,12 +165,12 @@ class Masked(Aggregator):
             skipped = replace(report, aggregated=0, samples=0, skipped=report.aggregated, closed=error.closed)
             self._skip(held, context.acks, skipped, [*context.askable, *sorted(self.excluded)], error)
             self._opened(held)
-            return Skipped(skipped, held.releases, held.asked)
+            return Skipped(skipped, held.asked, held.releases)
         self._take(held, context.acks)
         self.suspects.lets_in = self._residual_noise_free
         self.suspects.correct()
         self._opened(held)
-        return Opened(report, total, held.releases, held.asked, stands_alone=held.terms[0] != "last-opened")
+        return Opened(report, held.asked, total, held.releases, stands_alone=held.terms[0] != "last-opened")
 
     def _closed(self, held: CohortSet, why: str) -> Closed:
         """Note a round of which nothing was opened."""

@@ -52,12 +52,12 @@ class Opened:
     """A sum that the update rule may see; its releases are acknowledged."""
 
     report: RoundReport
+    asked: Collection[str]
+    """Clients that the round asked."""
     total: Vector
     """The sum, shape (d,)."""
     releases: Mapping[str, int]
     """The release of each client in the sum."""
-    asked: Collection[str]
-    """Clients that the round asked."""
     stands_alone: bool = False
     """Whether the releases of later rounds do not build on these."""
 
@@ -72,29 +72,17 @@ class Skipped:
     """A sum that came out wrong: nothing of it enters the model, but clients build on its releases from now on."""
 
     report: RoundReport
-    releases: Mapping[str, int]
     asked: Collection[str]
-
-    @property
-    def acknowledged(self) -> Mapping[str, int]:
-        """The releases on which clients build from now on."""
-        return self.releases
+    acknowledged: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Closed:
-    """A sum that nobody opened: clients carry over what they released."""
+    """A sum that nobody opened, for the reason in the report: clients carry over what they released."""
 
     report: RoundReport
-    """It says why."""
     asked: Collection[str]
-
-    @property
-    def releases(self) -> Mapping[str, int]:
-        """No release entered a sum."""
-        return {}
-
-    acknowledged = releases
+    acknowledged: ClassVar[Mapping[str, int]] = {}
 
 
 RoundOutcome = Opened | Skipped | Closed
@@ -187,7 +175,7 @@ class Aggregator:
         """Return what becomes of the releases that count in a round."""
         if not isinstance(summation, ReleaseSum):
             raise ConfigurationError(f"Expected a sum of releases, got {type(summation).__name__}.")
-        return Opened(report, summation.total(), releases, context.asked)
+        return Opened(report, context.asked, summation.total(), releases)
 
     def open_pending(self, context: RoundContext) -> RoundOutcome:
         """Return what becomes of the sum that a checkpoint left."""

@@ -27,7 +27,7 @@ from murmurfl.strategies import (
     tree_momentum,
 )
 from murmurfl.strategies.aggregation import noisy
-from murmurfl.strategies.rounds import strategy as rounds
+from murmurfl.strategies.rounds import loop as rounds
 from murmurfl.strategies.rounds.checkpoint import TrustedCheckpoint
 
 MACHINES, BATCHES, PASSES, D = 2, 5, 4, 200

@@ -78,7 +78,7 @@ def start(app, nodes, *, rounds=2, secure=False, **options):
 @pytest.fixture
 def simulation(monkeypatch):
     """The grid of these tests counts as Flower's simulation, whose nodes are all there already."""
-    for place in ("known_machines", "strategy"):
+    for place in ("known_machines", "loop"):
         monkeypatch.setattr(f"murmurfl.strategies.rounds.{place}.is_simulation", lambda grid: True)
     monkeypatch.setattr(machines, "_ALL_MADE_WITHIN_S", 0.0)
 

@@ -36,7 +36,7 @@ from murmurfl.strategies import (
     TrustedMu2,
     sample_machines,
 )
-from murmurfl.strategies.rounds import strategy as rounds
+from murmurfl.strategies.rounds import loop as rounds
 from murmurfl.strategies.rounds.options import UnexpectedArgumentError
 
 from tests.harness.grid import NodesGrid

@@ -9,7 +9,7 @@ from murmurfl.clients import NoisySGDClient
 from murmurfl.privacy import MachineKey, SimulatedKeys, make_mechanism, protocol
 from murmurfl.privacy.accounting.noise_forecast import lasting_noise
 from murmurfl.strategies import Mu2, NodesUnavailableError, NoisySGD, NothingAggregatedError
-from murmurfl.strategies.rounds import strategy as rounds
+from murmurfl.strategies.rounds import loop as rounds
 from murmurfl.strategies.sums.suspects import Suspects, most_wrong_sums, suspects_of
 
 from tests.harness.machines import stream_noise

@@ -16,7 +16,7 @@ from murmurfl.strategies import (
     SecureAggregation,
     WrongSumError,
 )
-from murmurfl.strategies.rounds import strategy as rounds
+from murmurfl.strategies.rounds import loop as rounds
 
 from tests.harness.callbacks import AfterRound
 from tests.harness.grid import NodesGrid

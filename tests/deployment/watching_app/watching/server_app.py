@@ -20,7 +20,7 @@ from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import derived_seed, protocol
-from murmurfl.strategies.rounds import strategy as rounds
+from murmurfl.strategies.rounds import loop as rounds
 from murmurfl.strategies.rounds.guarded_grid import GuardedGrid
 from murmurfl.strategies.sums.secure_aggregation import Helpers
 

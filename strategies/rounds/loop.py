@@ -1,0 +1,556 @@
+"""The loop of a training: its rounds in the order that guarantees need, and what happens between them.
+
+Clients are asked for statements while nothing is spent. A checkpoint is written before anything of a round is
+published, and callbacks come last: no guarantee depends on them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from ...privacy import ConfigurationError, protocol
+from ...privacy.accounting.guarantee import Statements
+from ...privacy.accounting.noise_forecast import Forecast, forecast_of
+from ...privacy.machine.clipping import TrainingFigures
+from ..aggregation.masked import Masked
+from ..aggregation.plain import Aggregator, Plain
+from ..callbacks.callback import Callback, CallbackList
+from ..callbacks.central_evaluation import CentralEvaluation, EvaluateFunction
+from ..callbacks.metrics_file import MetricsFile
+from ..callbacks.result_folder import default_callbacks
+from ..sums.secure_aggregation import Helpers
+from .checkpoint import load_checkpoint, save_checkpoint
+from .guarded_grid import ReplyBounds, guarded
+from .known_machines import MachineDirectory, is_simulation, plain_names, restored_names
+from .observed import PATIENCE, ClippingWatch, log_forecast, no_progress, require_progress
+from .options import RoundOptions, centre_bytes, refuse_sums, session_of
+from .preflight import client_statements, wait_for_clients
+from .replies import (
+    STATEMENT_TIMEOUT_S,
+    DirectMachines,
+    Layout,
+    RoundReport,
+    Vector,
+    array_record,
+    model_vector,
+    plain,
+    vector_size,
+)
+from .rule import UpdateRule
+from .sampling import CohortSampler, ExhaustionSchedule
+
+logger = logging.getLogger("flwr")
+
+_TIMEOUT_S = 3600.0
+
+StateT = TypeVar("StateT")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What :meth:`TrainingLoop.start` was called with, and its result."""
+
+    grid: Grid | DirectMachines
+    initial_arrays: ArrayRecord
+    num_rounds: int
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    result: Result = field(default_factory=Result)
+    started: float = field(default_factory=time.monotonic)
+
+
+class TrainingLoop(UpdateRule[StateT], Strategy):
+    """The rounds of a training under Flower's interface, whatever happens within one; a base class."""
+
+    options: Any
+    """What the strategy takes, a :class:`~murmurfl.strategies.rounds.options.RoundOptions` or a dataclass of more."""
+    message_type_of_queries: ClassVar[str] = MessageType.QUERY
+    """Type of the messages that ask machines for their names and statements."""
+    aggregator: Aggregator
+    """How the releases of a round become a sum."""
+    client_line: ClassVar[str] = (
+        "app = private_client_app(model, loss, samples, epsilon=..., rounds=...), or numpy_client_app(client_fn) "
+        "around a client of murmurfl's."
+    )
+    """The ClientApp that machines must have, as code, for error messages."""
+
+    def __init__(self, options: RoundOptions, *, aggregator: Aggregator | None = None) -> None:
+        self.options = taken = options
+        self.aggregator = Plain() if aggregator is None else aggregator
+        self.session = session_of(taken.permit, taken.session)
+        self.machines = MachineDirectory(
+            taken.num_clients,
+            taken.node_deadline_s,
+            message_type=self.message_type_of_queries,
+            fewest=taken.fewest,
+            client=self.client_line,
+            permit=taken.permit or "",
+            schema=taken.schema or "",
+        )
+        strategy = type(self).__name__
+        self.roll = CohortSampler(
+            taken, self.machines, late_answers=self.late_answers, strategy=strategy, needs_all=self.needs_all
+        )
+        self.state: StateT | None = None
+        self.acks: dict[str, int] = {}
+        """The last release aggregated of each machine."""
+        self.participation: dict[str, int | None] = {}
+        """The number of the release aggregated of each machine that the last round asked, or None."""
+        self.history: list[RoundReport] = []
+        self.forecast: Forecast | None = None
+        """Forecast of the noise in the model, from machines' statements before the first round; None without noise."""
+        self._stated_before: Statements = {}
+        self.callbacks: list[Callback] = list(taken.callbacks)
+        """What is called between rounds, in this order."""
+        self._hooks = CallbackList(self.callbacks)
+        self.ended = ""
+        """Why the training ended with the model it had before its last round; empty if it did not."""
+        self.leaving: ExhaustionSchedule | None = None
+        """Which machines leave before the end and when, from their statements before the first round."""
+        self._clipping = ClippingWatch()
+        self.training: dict[int, TrainingFigures] = self._clipping.rounds
+        """What clipping did in each round; of simulated machines only, and not private."""
+        self.checkpoint = None if taken.checkpoint is None else Path(taken.checkpoint)
+        self.secure_aggregation = taken.secure_aggregation
+        if self.secure_aggregation is not None:
+            able = self.sums_suffice and self.acknowledges and not self.aggregator.adds_noise
+            refuse_sums(self.secure_aggregation, "" if able else strategy)
+            helpers = Helpers(self.secure_aggregation, self.machines, self.message_type_of_queries)
+            self.aggregator = Masked(self.secure_aggregation, helpers, taken.largest_value)
+        self.roll.fewest_summed = self.aggregator.fewest_releases
+        self.aggregator.join(self.session)
+        self.aggregator.attach_checkpoint(self.checkpoint)
+        if taken.num_clients is not None:
+            self._settle(taken.num_clients)
+        self.entries: dict[str, Any] = {} if taken.centre is None else {protocol.CENTRE: centre_bytes(taken.centre)}
+        """Entries of every request beside the protocol's own; plain values."""
+        self._grid: Grid | None = None  # None for machines that are asked without messages
+        self._timeout = _TIMEOUT_S
+        self._fresh_session = taken.session is None or bool(taken.permit)  # a permit may be renewed
+        self._layout: Layout = []
+        self._start = ""
+        self._reasons: list[str] = []
+        self._not_excluded = ""
+
+    @property
+    def num_clients(self) -> int:
+        """M; 0 until a training has begun with all connected machines."""
+        return self.roll.num_clients
+
+    @property
+    def clients_per_round(self) -> int:
+        """Machines a round asks, by which a step divides; 0 until :attr:`num_clients` is known."""
+        return self.roll.clients_per_round
+
+    @property
+    def seed(self) -> int:
+        """Seed of the sampler."""
+        return self.roll.seed
+
+    @property
+    def excluded(self) -> Collection[str]:
+        """Names of the clients that the operator has taken out."""
+        return self.roll.excluded
+
+    @property
+    def stated(self) -> Statements:
+        """The last statement of each client from before the first round, or before the first one after a resume."""
+        return self._stated_before
+
+    @property
+    def skipped_noise(self) -> float | None:
+        """Variance of the noise in the model over what it would be without the sums that were skipped.
+
+        Of mechanisms as machines state them, with their usual options; None without such sums.
+        """
+        return self.aggregator.skipped_noise(self._stated_before, self.acks)
+
+    @property
+    def release_layout(self) -> Layout:
+        """The arrays of a release; by default the model's."""
+        return self._layout
+
+    def settings(self) -> dict[str, Any]:
+        """What a checkpoint must agree on; plain values."""
+        entries = hashlib.sha256(repr(sorted(self.entries.items())).encode()).hexdigest()
+        return {
+            "strategy": type(self).__name__,
+            **self.roll.config.plain,
+            "seed": None if self.options.seed is None else self.seed,
+            "sampling": self.roll.sampling,
+            "session": None if self._fresh_session else self.session,
+            **self.aggregator.settings(),
+            **({"entries": entries} if self.entries else {}),
+        }
+
+    @property
+    def worth_keeping(self) -> bool:
+        """Whether there is anything to save."""
+        return True
+
+    def start(  # type: ignore[override]
+        self,
+        grid: Grid | DirectMachines,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFunction | None = None,
+    ) -> Result:
+        """Run the training, or resume it from its checkpoint, with the arguments of Flower's ``Strategy.start``.
+
+        Parameters
+        ----------
+        grid : Grid or DirectMachines
+            Flower's grid, or machines of this process that are asked without messages.
+        initial_arrays : ArrayRecord
+            The model to start from, floating-point arrays.
+        num_rounds : int
+            T.
+        timeout : float
+            Seconds to wait for a round's replies; later ones count as lost.
+        train_config : ConfigRecord, optional
+            Sent along with every request; a private machine takes nothing from it.
+        evaluate_config : ConfigRecord, optional
+            Not used: machines do not evaluate.
+        evaluate_fn : callable, optional
+            Central evaluation of the published model, on data that is not private.
+
+        Raises
+        ------
+        NodesUnavailableError
+            If too few machines are connected when the deadline passes.
+        CheckpointError
+            If the checkpoint is damaged or of another training.
+        OpeningError
+            Under secure aggregation, if a sum cannot be opened, or wrong ones do not end; the training can be resumed
+            from its checkpoint.
+        ConfigurationError
+            If a machine can make fewer releases than the rounds ask it for, unless ``allow_exhaustion``.
+        NothingAggregatedError
+            If no release was aggregated: after the first round in which all machines of a simulation refuse, after
+            three such rounds of real ones, or at the end.
+
+        Notes
+        -----
+        Before the first round the log says how much of the model will be noise; :attr:`forecast` keeps it. After the
+        last one it says what machines guarantee, by what they stated before the first: every release that their caps
+        allow in this training. What is asked of them besides, such as a private evaluation, has a statement of its own.
+        Then it leaves a folder with the result (:class:`~murmurfl.strategies.ResultFolder`).
+        """
+        if self.history:
+            raise ConfigurationError(
+                f"Expected a new strategy, got one that has run {len(self.history)} rounds: make another, or resume "
+                "from a checkpoint."
+            )
+        logger.info("Starting %s strategy:", type(self).__name__)
+        self.summary()
+        self._ensure_state(initial_arrays)
+        if not isinstance(grid, DirectMachines):
+            self._grid = grid = guarded(grid)
+            grid.bounds = ReplyBounds.of(self._layout, self.release_layout)
+        self._timeout = timeout
+        self._hooks = self._all_callbacks(grid, evaluate_fn)
+        run = Run(grid, initial_arrays, num_rounds, train_config or ConfigRecord(), evaluate_config or ConfigRecord())
+        for server_round in range(self._begin(run) + 1, num_rounds + 1):
+            if self.ended:
+                logger.warning("The training ends after round %d of %d: %s.", server_round - 1, num_rounds, self.ended)
+                break
+            self._exclude(server_round - 1, num_rounds)
+            metrics = self._run_round(server_round, run)
+            if metrics is not None:
+                run.result.train_metrics_clientapp[server_round] = metrics
+            # Before anybody sees the new model: a round that is repeated after a crash was never published.
+            self._save()
+            self._after_round(server_round, grid, run.evaluate_config, timeout, run.result)
+            if self._is_last(server_round, run):
+                break
+        self._end(run)
+        return run.result
+
+    def _begin(self, run: Run) -> int:
+        """Resume from a checkpoint, and ask clients for statements while nothing is spent; return the rounds done."""
+        done = self._resume(run.result)
+        self._exclude()
+        released = done + self.aggregator.pending
+        if released < run.num_rounds:
+            self._preflight(run.grid, released, run.num_rounds)
+        self._hooks.on_start(self, run.grid, run.num_rounds)
+        if not done and (metrics := self._hooks.evaluate(self, 0, run.initial_arrays)) is not None:
+            logger.info("Initial global evaluation results: %s", metrics)
+            run.result.evaluate_metrics_serverapp[0] = metrics
+        stops = done < run.num_rounds
+        self.ended = self.aggregator.should_stop(self.history, self.skipped_noise) if stops else ""
+        if done >= run.num_rounds or self.ended:
+            self._publish(done, run)
+        return done
+
+    def _is_last(self, server_round: int, run: Run) -> bool:
+        """Publish and evaluate the model of a round, and call back; return True if the training ends with it."""
+        evaluation, last, every = None, server_round == run.num_rounds, self.options.evaluate_every
+        self.ended = "" if last else self.aggregator.should_stop(self.history, self.skipped_noise)
+        evaluated = last or self.ended or (self._hooks.evaluates and not server_round % every)
+        if evaluated:
+            evaluation = self._publish(server_round, run)
+        asked = not last and self._hooks.should_stop(self, server_round)
+        if asked:
+            self.ended = "it was asked to end"
+        if asked and not evaluated:
+            evaluation = self._publish(server_round, run)
+        self._hooks.after_round(self, self.history[-1], evaluation)
+        self.aggregator.check_pause()
+        if self._requires_progress and no_progress(self.history, 1 if is_simulation(run.grid) else PATIENCE):
+            require_progress(self.history, self._reasons)
+        return last or asked
+
+    def _end(self, run: Run) -> None:
+        """Say how the training ended."""
+        logger.info("%s finished in %.1f s.", type(self).__name__, time.monotonic() - run.started)
+        if self._requires_progress:
+            require_progress(self.history, self._reasons)
+        if (noise := self.skipped_noise) is not None:
+            came = sum(report.aggregated for report in self.history) / (run.num_rounds * self.roll.heard_per_round)
+            logger.warning(
+                "%d sums were skipped: %.0f %% of the releases that were planned are in the model, and its noise has "
+                "%.3g times the variance that was planned. Left out at the end: %s.",
+                *(sum(bool(report.skipped) for report in self.history), 100 * came, noise),
+                ", ".join(map(repr, sorted(self.roll.left_out))) or "nobody",
+            )
+        self._hooks.on_end(self, run.grid, run.result)
+
+    @property
+    def _requires_progress(self) -> bool:
+        return self.must_aggregate and not self._hooks.handles_no_progress
+
+    def _all_callbacks(self, grid: Grid | DirectMachines, evaluate_fn: EvaluateFunction | None) -> CallbackList:
+        """The callbacks of the options, between those that every training has."""
+        first: list[Callback] = [] if evaluate_fn is None else [CentralEvaluation(evaluate_fn)]
+        # A rehearsal's machines are in this process: its rounds are nobody's.
+        file = None if isinstance(grid, DirectMachines) else MetricsFile.from_environment(grid)
+        first += [] if file is None else [file]
+        last = [one for one in default_callbacks() if not any(isinstance(mine, type(one)) for mine in self.callbacks)]
+        return CallbackList([*first, *self.callbacks, *last])
+
+    def summary(self) -> None:
+        """Log the strategy's settings."""
+        logger.info("\t├──> Machines: %s", self.roll.config.sentence())
+        for name, value in self.settings().items():
+            if name not in ("strategy", "num_clients", "clients_per_round"):
+                logger.info("\t├──> %s: %s", name, value)
+        logger.info("\t└──> Checkpoint: %s", self.checkpoint or "none")
+
+    def ask_privacy(self, grid: Grid | DirectMachines, timeout: float | None = None) -> Mapping[str, Mapping[str, Any]]:
+        """The :class:`~murmurfl.privacy.PrivacyStatement` of each machine that answers, as plain values by name.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait; default the timeout of :meth:`start`, and at most 60.
+
+        Notes
+        -----
+        Statements come from the machines' own ledgers and are independent of their data; a server cannot check them.
+        """
+        return self._statements(grid, min(self._timeout, STATEMENT_TIMEOUT_S) if timeout is None else timeout)
+
+    def _statements(
+        self, grid: Grid | DirectMachines, timeout: float, *, few: bool = False
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """The statements of all connected machines, or of a few of many."""
+        return client_statements(
+            *(grid, self.machines, self.roll),
+            session=self.session,
+            num_parameters=vector_size(self.release_layout),
+            message_type=self.message_type_of_queries,
+            timeout=timeout,
+            few=few,
+        )
+
+    def _wait_for_clients(self, grid: Grid | DirectMachines) -> None:
+        """Wait until enough machines can be asked; the first time for all, whose names are learned then."""
+        begun = bool(self.machines.names)
+        wait_for_clients(grid, self.machines, self.roll, self.aggregator)
+        if not self.clients_per_round:
+            self._settle(len(self.machines.names))
+        if not begun:
+            self._exclude()
+
+    def _exclude(self, done: int = 0, num_rounds: int = 0) -> None:
+        """Take out whom the operator excludes now; after ``done`` rounds, with who leaves when worked out anew."""
+        if not self.machines.names:  # before anybody was met
+            return
+        try:
+            if not self.roll.exclude({*self.options.excluded, *self._hooks.exclude(self)}):
+                return
+        except ConfigurationError as error:
+            if not done:
+                raise
+            if str(error) != self._not_excluded:
+                self._not_excluded = str(error)
+                logger.warning("Nobody else is excluded. %s", error)
+            return
+        names = ", ".join(map(repr, sorted(self.roll.excluded))) or "nobody"
+        logger.warning("Excluded from now on: %s. %d clients are left.", names, len(self.roll.askable))
+        if done:
+            self.leaving = self.roll.foresee_again(done, num_rounds)
+
+    def _settle(self, machines: int) -> None:
+        needed = self.roll.settle(machines)
+        self.aggregator.settle(self.clients_per_round, needed)
+
+    def _preflight(self, grid: Grid | DirectMachines, done: int, num_rounds: int) -> None:
+        """Ask machines, before anything is spent, how many rounds they last and how loud their noise is."""
+        exhausts = self.options.allow_exhaustion
+        if exhausts and not self.foresees:
+            return
+        self._wait_for_clients(grid)
+        simulated = isinstance(grid, DirectMachines) or self.machines.several_on_a_node
+        # For how long a training lasts all machines matter; for how loud the noise is a few of them will do.
+        statements = self._statements(grid, min(self._timeout, STATEMENT_TIMEOUT_S), few=exhausts and simulated)
+        # Who is gone since has releases in the model, and its word counts as before.
+        self._stated_before = {**self._stated_before, **statements}
+        if not exhausts:
+            self._check_statements(statements)
+            if simulated or self.roll.config.waits_for_all:
+                self.roll.check_rounds(statements, done, num_rounds, self.asks_machines)
+        if not simulated:
+            self.leaving = self.roll.foresee(statements, done, num_rounds, allow_exhaustion=exhausts)
+        if not done:
+            self.roll.say_what_absence_costs(type(self).__name__, self.absence_costs)
+        if self.foresees:
+            self.roll.say_what_is_dropped()
+            self._forecast(statements, num_rounds)
+
+    def _forecast(self, statements: Statements, num_rounds: int) -> None:
+        """Log how much of the model will be noise."""
+        machines = self.num_clients - len(self.roll.excluded)
+        self.forecast = forecast_of(
+            self.aggregator.read_noise(statements),
+            num_parameters=vector_size(self.release_layout),
+            machines=machines,
+            per_round=min(self.roll.heard_per_round, machines),
+            rounds=num_rounds,
+        )
+        if self.forecast is not None:
+            self.forecast = self._hooks.on_forecast(self, self.forecast)
+        log_forecast(self.forecast)
+        if self.forecast is not None:
+            self.aggregator.log_forecast(self.forecast)
+
+    def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
+        """Refuse machines that a subclass cannot work with."""
+
+    def _save(self) -> None:
+        if self.checkpoint is None or self.state is None or not self.worth_keeping:
+            return
+        with self.aggregator.saving(self.history[-1].server_round if self.history else 0):
+            state = {f"state.{f.name}": getattr(self.state, f.name) for f in fields(self.state)}  # type: ignore[arg-type]
+            save_checkpoint(self.checkpoint, self._identity(), state | self._kept())
+
+    def _after_round(
+        self, server_round: int, grid: Grid | DirectMachines, config: ConfigRecord, timeout: float, result: Result
+    ) -> None:
+        """Ask machines for what a subclass needs beside releases."""
+
+    def _publish(self, server_round: int, run: Run) -> MetricRecord | None:
+        """Put the model into the result and evaluate it centrally; returns the metrics."""
+        result = run.result
+        result.arrays = self._record(self._published())
+        evaluation = self._hooks.evaluate(self, server_round, result.arrays)
+        if evaluation is not None:
+            # The lines of Flower's own strategies.
+            logger.info("")
+            logger.info("[ROUND %s/%s]", server_round, run.num_rounds)
+            logger.info("Global evaluation")
+            logger.info("\t└──> MetricRecord: %s", evaluation)
+            result.evaluate_metrics_serverapp[server_round] = evaluation
+        return evaluation
+
+    def _kept(self) -> dict[str, Any]:
+        """Contents of a checkpoint beside the update rule's state, for :meth:`_restore`."""
+        return {
+            "server_round": self.history[-1].server_round if self.history else 0,
+            "acks": self.acks,
+            "machines": plain_names(self.machines.names),
+            "seed": self.seed,
+            "session": self.session,
+            "history": [plain(report) for report in self.history],
+            "statements": self._stated_kept(),
+            **self.aggregator.state(),
+        }
+
+    def _stated_kept(self) -> dict[str, dict[str, Any]]:
+        """Return what clients stated, for a resumed training of which some are gone; without messages nobody is."""
+        if self._grid is None or isinstance(self._grid, DirectMachines):
+            return {}
+        return {
+            name: {key: value for key, value in statement.items() if isinstance(value, str | int | float)}
+            for name, statement in self._stated_before.items()
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree on: settings, layout and initial model."""
+        layout = [[name, list(shape), str(dtype)] for name, shape, dtype in self._layout]
+        return {**self.settings(), "layout": layout, "start": self._start, **self.aggregator.identity()}
+
+    def _resume(self, result: Result) -> int:
+        """Load the checkpoint if there is one; returns the number of rounds done."""
+        self.aggregator.look_for_checkpoint()
+        if self.checkpoint is None or not self.checkpoint.exists():
+            return 0
+        names = [f.name for f in fields(self.state_type)]
+        expected = {f"state.{name}" for name in names} | set(self._kept()) - {"statements"}  # older ones lack it
+        saved = load_checkpoint(self.checkpoint, self._identity(), expected)
+        self.aggregator.check_saved(saved)
+        self.state = self.state_type(**{name: saved[f"state.{name}"] for name in names})
+        self._restore(saved)
+        for report in self.history:
+            result.train_metrics_clientapp[report.server_round] = report.metrics
+        result.arrays = self._record(self._published())
+        logger.info("Resuming after round %d from %s.", saved["server_round"], self.checkpoint)
+        if self.aggregator.adds_noise:
+            self._save()  # before anybody is asked: it shows that the file can be written, and stops any other server
+        return int(saved["server_round"])
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        self.acks.clear()
+        self.acks.update({str(name): int(ack) for name, ack in saved["acks"].items()})
+        self.machines.restore(restored_names(saved["machines"]))
+        if self.machines.names:  # else it was saved before any machine was met
+            self._settle(len(self.machines.names))
+        self.roll.seed, self.session = int(saved["seed"]), str(saved["session"])
+        self.aggregator.join(self.session)
+        self.history = [RoundReport(**report) for report in saved["history"]]
+        self._stated_before = saved.get("statements", {})
+        self.aggregator.restore(saved, self.machines.names)
+        self.roll.left_out = frozenset(self.aggregator.excluded)
+
+    def _ensure_state(self, arrays: ArrayRecord) -> StateT:
+        if self.state is None:
+            self._layout, start = model_vector(arrays)
+            self._start = hashlib.sha256(start.tobytes()).hexdigest()
+            self.state = self.initial_state(start)
+            self.aggregator.shape(vector_size(self._layout), vector_size(self.release_layout))
+        return self.state
+
+    def _published(self) -> Vector:
+        return self.model(self.state)  # type: ignore[arg-type]
+
+    def _record(self, vector: Vector) -> ArrayRecord:
+        return array_record(vector, self._layout)
+
+    @abstractmethod
+    def _run_round(self, server_round: int, run: Run) -> MetricRecord | None:
+        """Ask the clients of a round and take the step; return the counts of the round."""
