@@ -139,7 +139,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
     """
 
     state_type: ClassVar[type[QueryState]] = QueryState
-    foresees: ClassVar[bool] = False
+    supports_forecast: ClassVar[bool] = False
     late_answers: ClassVar[LateAnswers] = "refused"  # there is one round
 
     must_aggregate: ClassVar[bool] = False
@@ -257,7 +257,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         )
 
     @property
-    def worth_keeping(self) -> bool:
+    def should_checkpoint(self) -> bool:
         """Whether there is anything to save: a round that gave nothing is repeated in the same session."""
         return not self.history or self.history[-1].aggregated > 0
 

@@ -195,7 +195,7 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         }
 
     @property
-    def worth_keeping(self) -> bool:
+    def should_checkpoint(self) -> bool:
         """Whether there is anything to save."""
         return True
 
@@ -413,7 +413,7 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
     def _preflight(self, grid: Grid | DirectMachines, done: int, num_rounds: int) -> None:
         """Ask machines, before anything is spent, how many rounds they last and how loud their noise is."""
         exhausts = self.options.allow_exhaustion
-        if exhausts and not self.foresees:
+        if exhausts and not self.supports_forecast:
             return
         self._wait_for_clients(grid)
         simulated = isinstance(grid, DirectMachines) or self.machines.several_on_a_node
@@ -429,7 +429,7 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
             self.leaving = self.roll.foresee(statements, done, num_rounds, allow_exhaustion=exhausts)
         if not done:
             self.roll.say_what_absence_costs(type(self).__name__, self.absence_costs)
-        if self.foresees:
+        if self.supports_forecast:
             self.roll.say_what_is_dropped()
             self._forecast(statements, num_rounds)
 
@@ -453,7 +453,7 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         """Refuse machines that a subclass cannot work with."""
 
     def _save(self) -> None:
-        if self.checkpoint is None or self.state is None or not self.worth_keeping:
+        if self.checkpoint is None or self.state is None or not self.should_checkpoint:
             return
         with self.aggregator.saving(self.history[-1].server_round if self.history else 0):
             state = {f"state.{f.name}": getattr(self.state, f.name) for f in fields(self.state)}  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ class UpdateRule(ABC, Generic[StateT]):
     """What a missing answer costs for good, said before the first round; empty where the next one mends it."""
     must_aggregate: ClassVar[bool] = True
     """Whether a training in which nothing was ever aggregated ends with :class:`NothingAggregatedError`."""
-    foresees: ClassVar[bool] = True
+    supports_forecast: ClassVar[bool] = True
     """Whether the noise in the model is forecast; not where the rounds make no model."""
 
     @abstractmethod
