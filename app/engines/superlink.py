@@ -117,8 +117,8 @@ class Launch:
                 # What a server needs takes half a second, and runs of this process have none.
                 from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 
-                from ..fleet.servers.control_api import keep_login
-                from ..fleet.servers.gate import server_name
+                from ..nodes.connection import server_name
+                from ..nodes.flower_internals import keep_login
 
                 login = key.login(server_name(self.certificate()), until=int(time.time()) + LONGEST_LOGIN_S)
                 keep_login(FileCredentialStore(home / "credentials.yaml"), f"127.0.0.1:{port}", login)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import os
 import socket
 import ssl
@@ -15,6 +16,7 @@ from typing import Any
 
 import httpx
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ...clients.nodes.operators_file import CONNECTION_TABLE, named_values, operators_values
 from ...privacy import ConfigurationError
@@ -142,6 +144,22 @@ def expiries(path: Path | None) -> list[float]:
     except (OSError, ValueError):
         return []  # whoever needs the file reports what is wrong with it
     return [certificate.not_valid_after_utc.timestamp() for certificate in found]
+
+
+def server_name(certificate: Path | None) -> str:
+    """The name of a server in a login: SHA-256 of its certificate's public key; empty without TLS."""
+    if certificate is None:
+        return ""
+    try:
+        return name_of(x509.load_pem_x509_certificates(certificate.read_bytes())[0])
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"Expected a certificate at {certificate}, got none that can be read.") from error
+
+
+def name_of(certificate: x509.Certificate) -> str:
+    """The name in 64 hexadecimal digits; a certificate renewed with its key keeps it."""
+    key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(key).hexdigest()
 
 
 def presented_by(host: str, port: int, timeout_s: float) -> Presented | None:

@@ -22,8 +22,7 @@ from flwr.supercore.routers.runtime import responses_router as responses
 from flwr.superlink.routers.control import router as control
 from murmurfl.app.engines.loopback import executable, free_port, is_healthy, launch_environment, without_proxy
 from murmurfl.app.fleet.federation.keys_and_cards import make_node_key, make_server_certificates, write_owner_key
-from murmurfl.app.fleet.servers.gate import server_name
-from murmurfl.app.nodes.connection import Connection
+from murmurfl.app.nodes.connection import Connection, server_name
 from murmurfl.app.nodes.diagnosis import diagnose
 from murmurfl.privacy.permits import OwnerKey
 

@@ -37,7 +37,7 @@ def check_command(words):
     """Fail unless a program of ours or of Flower's would take these words; its parameters, of the last subcommand."""
     name = Path(words[0]).name
     if name == "python":
-        assert words[1:5] == ["-P", "-m", "murmurfl.app.nodes.flower_process", "superexec"]
+        assert words[1:5] == ["-P", "-m", "murmurfl.app.fleet.servers.superlink_process", "superexec"]
         told = importlib.import_module("flwr.supercore.cli.flower_superexec")._parse_args().parse_args(words[5:])
         assert told.superexec_auth_secret_file
         return vars(told)

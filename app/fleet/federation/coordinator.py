@@ -414,8 +414,8 @@ class Coordinator:
         """What the server says of each member's node, and what each machine said in the results of its runs."""
         from flwr.common.serde import user_config_from_proto
 
+        from ...nodes.connection import server_name
         from ..servers.control_api import Control, ControlError, node_key_bytes
-        from ..servers.gate import server_name
         from .keys_and_cards import read_owner_key
 
         path = self.folder / _OWNER_KEY

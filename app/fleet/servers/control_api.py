@@ -19,8 +19,6 @@ import httpx
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
-from flwr.common.constant import AuthnType
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
     ListNodesResponse,
@@ -33,16 +31,17 @@ from flwr.proto.control_pb2 import (
 )
 from flwr.supercore.address import parse_address
 from flwr.supercore.constant import NodeStatus
-from flwr.supercore.credential_store import CredentialStore, get_credential_store
+from flwr.supercore.credential_store import get_credential_store
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from ....privacy import ConfigurationError, MurmurflError
 from ....privacy.permits import LONGEST_LOGIN_S, OwnerKey
-from ...nodes.connection import tls_context
+from ...nodes.connection import name_of, server_name, tls_context
+from ...nodes.flower_internals import keep_login
 from ...nodes.journal import Journal, plain
 from ..health import ENDS, OTHER
-from .gate import CONTROL, SuperLinkOptions, is_loopback, name_of, own_key, server_name
+from .gate import CONTROL, SuperLinkOptions, is_loopback, own_key
 
 logger = logging.getLogger(__name__)
 
@@ -267,14 +266,6 @@ def log_in(key: OwnerKey, connection: str | None, hours: float) -> tuple[str, in
         ) from error
     keep_login(get_credential_store(), address, text)
     return address, until
-
-
-def keep_login(store: CredentialStore, address: str, text: str) -> None:
-    """Put a login into Flower's own store of credentials, where `flwr` looks for it."""
-    # `flwr` asks for a refresh token when the first was refused; there is none.
-    for name, value in ((ACCESS_TOKEN_STORE_KEY, text), (REFRESH_TOKEN_STORE_KEY, "none")):
-        store.set(name % address, value.encode())
-    store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
 
 
 def _connection(name: str | None) -> tuple[str, Path | None, bool]:

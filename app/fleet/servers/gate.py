@@ -8,7 +8,6 @@ past it; whoever starts a SuperLink checks its options, and that the gate answer
 from __future__ import annotations
 
 import errno
-import hashlib
 import hmac
 import http.client
 import ipaddress
@@ -24,9 +23,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ....privacy import ConfigurationError
 from ....privacy.files import exposure
@@ -143,22 +139,6 @@ def proof_of(secret: bytes, nonce: bytes) -> bytes:
 def own_key(secret: bytes) -> OwnerKey:
     """The key by which whoever started a SuperLink logs in to it, made of its secret."""
     return OwnerKey(hmac.digest(secret, b"murmurfl: a server's own login", "sha256"))
-
-
-def server_name(certificate: Path | None) -> str:
-    """The name of a server in a login: SHA-256 of its certificate's public key; empty without TLS."""
-    if certificate is None:
-        return ""
-    try:
-        return name_of(x509.load_pem_x509_certificates(certificate.read_bytes())[0])
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"Expected a certificate at {certificate}, got none that can be read.") from error
-
-
-def name_of(certificate: x509.Certificate) -> str:
-    """The name in 64 hexadecimal digits; a certificate renewed with its key keeps it."""
-    key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(key).hexdigest()
 
 
 class Gate:

@@ -25,11 +25,8 @@ from ....privacy import ConfigurationError, MurmurflError
 from ....privacy.files import create_private, exposure
 from ....strategies.callbacks.metrics_file import FIGURES_VARIABLE, ServerFigures, read_figures
 from ...engines.loopback import interrupts_as_keyboard_interrupt, without_proxy
-from ...nodes import flower_process
-from ...nodes.connection import expiries
+from ...nodes.connection import expiries, server_name
 from ...nodes.flower_process import (
-    PROOF_VARIABLE,
-    PUBLISHED_VARIABLE,
     Pauses,
     end_process,
     follow_lines,
@@ -48,9 +45,11 @@ from ..health import (
     health_answer,
     shown,
 )
+from . import superlink_process
 from .control_api import OwnServer
-from .gate import COMMANDED, OURSELVES, SuperLinkOptions, read_owners, server_name
+from .gate import COMMANDED, OURSELVES, SuperLinkOptions, read_owners
 from .limits import LARGEST_REPLY_VARIABLE, known_connections, largest_reply, raise_file_limit
+from .superlink_process import PROOF_VARIABLE, PUBLISHED_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -161,14 +160,14 @@ class _Server:
         """Command that starts the SuperLink."""
         owners = "-" if self.owners is None else str(self.owners.expanduser().absolute())
         # -P: import nothing from the current folder. Of an option given twice, the last counts.
-        superlink = [sys.executable, "-P", "-m", flower_process.__name__, "superlink", str(os.getpid()), owners]
+        superlink = [sys.executable, "-P", "-m", superlink_process.__name__, "superlink", str(os.getpid()), owners]
         superlink += self.options
         return superlink if self.secret is None else [*superlink, "--isolation", "process", *self._told]
 
     def starter(self, superlink: int) -> list[str]:
         """Command that starts the runs' processes, and ends with the SuperLink of this process number."""
         tls = ["--root-certificates", self.at.authority] if self.at.certificate else ["--insecure"]
-        command = [sys.executable, "-P", "-m", flower_process.__name__, "superexec", *tls, *self._told]
+        command = [sys.executable, "-P", "-m", superlink_process.__name__, "superexec", *tls, *self._told]
         return [*command, "--runtime-api-address", self.at.nearby, "--parent-pid", str(superlink)]
 
 

@@ -14,6 +14,7 @@ import pytest
 from flwr.supercore.constant import TaskType
 from flwr.supercore.superexec.executor import subprocess_executor
 from flwr.supercore.superexec.executor.types import ExecutionSpec
+from murmurfl.app.fleet.servers.superlink_process import run_superexec
 from murmurfl.app.nodes.connection import cause_of
 from murmurfl.app.nodes.diagnosis import CAUSES
 from murmurfl.app.nodes.flower_process import (
@@ -22,7 +23,6 @@ from murmurfl.app.nodes.flower_process import (
     Contact,
     follow_lines,
     followed,
-    run_superexec,
     watch_fleet,
 )
 from murmurfl.app.nodes.journal import Journal

@@ -16,11 +16,10 @@ from murmurfl.app.fleet.servers.gate import (
     Gate,
     Sender,
     SuperLinkOptions,
-    name_of,
     own_key,
     read_owners,
-    server_name,
 )
+from murmurfl.app.nodes.connection import name_of, server_name
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.permits import OwnerKey
 

@@ -30,10 +30,11 @@ from murmurfl.app.engines.loopback import free_port
 from murmurfl.app.fleet.federation.keys_and_cards import make_node_key, make_server_certificates
 from murmurfl.app.fleet.servers import limits
 from murmurfl.app.fleet.servers.control_api import Control, node_key_bytes
-from murmurfl.app.fleet.servers.gate import SuperLinkOptions, own_key, server_name
-from murmurfl.app.nodes.connection import Connection, tls_context
+from murmurfl.app.fleet.servers.gate import SuperLinkOptions, own_key
+from murmurfl.app.fleet.servers.superlink_process import PROOF_VARIABLE
+from murmurfl.app.nodes.connection import Connection, server_name, tls_context
 from murmurfl.app.nodes.diagnosis import FleetApi, diagnose, passing_key
-from murmurfl.app.nodes.flower_process import PROOF_VARIABLE, end_process, followed
+from murmurfl.app.nodes.flower_process import end_process, followed
 from murmurfl.app.nodes.journal import Journal
 
 FILES = 1024
@@ -94,7 +95,16 @@ def superlink(tmp_path_factory):
     options = ["--ssl-ca-certfile", made.authority, "--ssl-certfile", made.certificate, "--ssl-keyfile", made.key]
     options += ["--enable-supernode-auth", "--database", folder / "superlink.db", "--host", "127.0.0.1"]
     options += ["--port", port, "--isolation", "process", "--superexec-auth-secret-file", secret]
-    command = [sys.executable, "-P", "-m", "murmurfl.app.nodes.flower_process", "superlink", os.getpid(), "-", *options]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "murmurfl.app.fleet.servers.superlink_process",
+        "superlink",
+        os.getpid(),
+        "-",
+        *options,
+    ]
     environment = {**os.environ, **QUIET, "FLWR_HOME": str(folder), PROOF_VARIABLE: SECRET.hex()}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
