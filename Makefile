@@ -27,7 +27,7 @@ help:
 	@echo "make test-flower  what speaks with Flower, under the supported version that is not installed"
 	@echo "make test-frameworks  the notebooks of examples/, executed anew"
 	@echo "make test-examples  the examples through \`flwr run\` and real nodes"
-	@echo "make lint     ruff, the type checker, and no merge markers"
+	@echo "make lint     ruff, the type checker, who imports whom, and no merge markers"
 	@echo "make docs     the pages of docs/ as a site in build/docs"
 	@echo "make bench    benchmarks; ratios measured in one run"
 	@echo "make wheels   asks the registry whether every base dependency has a wheel for aarch64"
@@ -140,6 +140,8 @@ lint: $(STAMP)
 	git grep -nE '^(<{7}|>{7}|[|]{7})( |$$)'; test $$? -eq 1  # merge markers; 1: none in a tracked file
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	mkdir -p build/layers/murmurfl && ln -sfn $(addprefix $(CURDIR)/,app clients privacy strategies app/wheel/__init__.py) build/layers/murmurfl
+	cd build/layers && ../../$(BIN)/lint-imports ../../pyproject.toml --no-cache
 	printf '%s\n' $(PYTHONS) | xargs -n 1 -P 2 $(BIN)/basedpyright --pythonversion
 
 format: $(STAMP)

@@ -15,9 +15,8 @@ from typing import Any, Literal
 from ...privacy import ConfigurationError
 from ...privacy.setting import Value
 from ..engines import run_cohort, run_in_process
-from ..engines.device.backend import checked_device
 from ..engines.pool import checked_workers
-from ..engines.start import ENGINES
+from ..engines.start import ENGINES, checked_device
 from ..nodes.flower_internals import without_log
 from ..settings.layers import layered, names_own, search_here
 from ..settings.registry import registry
