@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -301,6 +301,30 @@ class AccountBlock(_Block):
             getattr(self, entry.name)[row] = getattr(account, entry.name)
 
 
+class LedgerBlock(Protocol):
+    """The ledgers of several machines, a row each; a real machine's is the only one of its block."""
+
+    def exclusive(self, rows: NDArray[np.intp]) -> AbstractContextManager[LedgerBlock]:
+        """A transaction of some machines together, in which alone the other methods may be called."""
+        ...
+
+    def transaction(self, row: int) -> LedgerTransaction:
+        """One machine's ledger, within a transaction."""
+        ...
+
+    def streams(self, session: str, rows: NDArray[np.intp]) -> StreamBlock:
+        """Copy some machines' streams of a session."""
+        ...
+
+    def accounts(self, rows: NDArray[np.intp]) -> AccountBlock:
+        """Copy what some machines have spent."""
+        ...
+
+    def commit(self, rows: NDArray[np.intp], streams: StreamBlock, accounts: AccountBlock | None = None) -> None:
+        """Record streams, and accounts if they changed; after it returns replies may leave."""
+        ...
+
+
 class BlockLedger:
     """The ledgers of the machines of a simulation, in this process's memory; gone with it.
 
@@ -442,7 +466,7 @@ class MemoryLedger(Ledger, LedgerTransaction):
 
 
 class JoinedLedgers:
-    """Separate ledgers of machines, with the interface of a :class:`BlockLedger`."""
+    """Separate ledgers of machines, such as a real machine's own, as a :class:`LedgerBlock`."""
 
     def __init__(self, ledgers: Sequence[Ledger]) -> None:
         self._ledgers = list(ledgers)

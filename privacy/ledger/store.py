@@ -184,7 +184,7 @@ class Store(ABC, Generic[HeaderT, StateT]):
 
     @abstractmethod
     def follows(self, connection: sqlite3.Connection, state: StateT, mark: StateT) -> bool:
-        """Return True if a store that is not behind its mark has the mark's history."""
+        """Return True if the store is not behind its own mark and has the mark's history."""
 
     def check(self) -> HeaderT:
         """Refuse a file that cannot be believed, or was copied back, and return its header."""
@@ -388,7 +388,7 @@ class StoreTransaction(Generic[HeaderT, StateT]):
 
     def is_rolled_back(self, mark: StateT) -> bool:
         """Return True if the store is behind its own mark, or of another history."""
-        return mark.steps > self.state.steps or not self.store.follows(self.connection, self.state, mark)
+        return not self.store.follows(self.connection, self.state, mark)
 
     def check_mark(self, mark: StateT) -> None:
         """Refuse another store's mark, and a store that was copied back."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,11 +20,12 @@ from numpy.typing import NDArray
 from .. import protocol
 from ..accounting.loss import Loss
 from ..accounting.noise_plan import NoisePlan
-from ..errors import LedgerError, RefusedError
+from ..errors import ConfigurationError, LedgerError, RefusedError
 from ..ledger.ledger_records import (
     NOTHING,
     Account,
     AccountBlock,
+    LedgerBlock,
     LedgerTransaction,
     Pending,
     StreamBlock,
@@ -34,6 +36,8 @@ from .policy import NO_NOISE, PrivacyPolicy
 
 logger = logging.getLogger(__name__)
 
+ID_BYTES = 16
+"""Bytes of a release's random name."""
 ROUNDING = 1e-9
 """Budgets are compared with this much room, relative, for the rounding of sums of squares."""
 
@@ -78,16 +82,26 @@ class Admissions:
         return list(map(slice, self.start.tolist(), self.stop.tolist()))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Admission:
-    """A request of one machine that may be answered, once, in its ``transaction``; nothing is spent yet.
+    """Requests of machines that may be answered, once, in one transaction of their ledgers; nothing is spent yet.
 
-    ``admitted`` is of a block of one. Two admissions are never equal: each may be recorded once.
+    A real machine, or one that is asked alone, is a block of one, and the properties are about its row.
     """
 
-    transaction: LedgerTransaction
-    session: str
+    machine: object
+    """The machine or block that admitted them."""
+    ledgers: LedgerBlock
+    """Inside the transaction."""
+    index: NDArray[np.intp]
+    """Rows of the ledgers that were asked."""
     admitted: Admissions
+    is_open: bool = True
+
+    @property
+    def session(self) -> str:
+        """The session of the requests."""
+        return self.streams.session
 
     @property
     def samples(self) -> slice:
@@ -96,6 +110,7 @@ class Admission:
 
     @property
     def streams(self) -> StreamBlock:
+        """The streams of the machines that may release."""
         return self.admitted.streams
 
     @property
@@ -107,6 +122,31 @@ class Admission:
     def samples_used(self) -> int:
         """Samples that are used up once it is recorded."""
         return int(self.admitted.samples_used[0])
+
+    def use(self, machine: object) -> None:
+        """End it for its one release; refuse one that was used, has ended, or is another machine's."""
+        if not self.is_open or machine is not self.machine:
+            raise ConfigurationError(
+                "Expected an open admission of this machine, got one that was used, has ended, or is another's."
+            )
+        self.is_open = False
+
+    def record(self, policy: PrivacyPolicy) -> None:
+        """Record the releases whose streams have moved on; after it returns they may leave.
+
+        Notes
+        -----
+        **Formal guarantees.** What an admission takes is recorded with its releases, in the transaction in which it was
+        admitted. Under secure aggregation each release gets a fresh random name.
+        """
+        streams, accounts = self.admitted.streams, self.admitted.accounts
+        accounts.samples_used = self.admitted.samples_used
+        if policy.trust == "secure-aggregation":
+            for row, release in enumerate(streams.release.tolist()):
+                kept = {int(streams.ack[row]), *streams.pending[row]}
+                known = {j: name for j, name in streams.ids[row].items() if j in kept}
+                streams.ids[row] = {**known, release: secrets.token_bytes(ID_BYTES)}
+        self.ledgers.commit(self.index[self.admitted.rows], streams, accounts)
 
 
 @dataclass(frozen=True)

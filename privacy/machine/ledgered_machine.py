@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -24,10 +23,10 @@ from numpy.typing import NDArray
 from ..accounting.loss import Loss
 from ..accounting.noise_plan import NoisePlan
 from ..errors import ConfigurationError
-from ..ledger.ledger_records import Account, AccountBlock, Ledger, LedgerTransaction, StreamBlock
+from ..ledger.ledger_records import Account, JoinedLedgers, Ledger, LedgerBlock, StreamBlock
 from ..mechanisms import State
 from ..noise import Grid, NoiseKeys
-from .admission import ROUNDING, Admission, AdmissionRule, Admissions, Asked, has_secret_order
+from .admission import ID_BYTES, ROUNDING, Admission, AdmissionRule, Asked, has_secret_order
 from .clipping import MOST_ROWS
 from .known_samples import Owners, RowBytes, any_data, make_digest
 from .policy import NO_NOISE, PrivacyPolicy
@@ -117,8 +116,8 @@ class PrivacyStatement:
     min_cohort: int | None = None
 
 
-_ID_BYTES = 16
-_NO_ID = bytes(_ID_BYTES)
+_NO_ID = bytes(ID_BYTES)
+_ONE = np.zeros(1, np.intp)  # the row of a machine in its block of one
 
 
 def stream_fingerprint(plan: NoisePlan, secret_key: bytes, roster: str = "") -> str:
@@ -128,18 +127,6 @@ def stream_fingerprint(plan: NoisePlan, secret_key: bytes, roster: str = "") -> 
     """
     terms = f"murmurfl stream\0{plan.fingerprint}\0{roster}".encode()
     return hmac.digest(secret_key, terms, hashlib.sha256).hex()
-
-
-def recorded(admitted: Admissions, policy: PrivacyPolicy) -> tuple[StreamBlock, AccountBlock]:
-    """Return the rows that ledgers must have before an admission's releases leave."""
-    streams, accounts = admitted.streams, admitted.accounts
-    accounts.samples_used = admitted.samples_used
-    if policy.trust == "secure-aggregation":
-        for row, release in enumerate(streams.release.tolist()):
-            kept = {int(streams.ack[row]), *streams.pending[row]}
-            known = {j: name for j, name in streams.ids[row].items() if j in kept}
-            streams.ids[row] = {**known, release: secrets.token_bytes(_ID_BYTES)}
-    return streams, accounts
 
 
 def release_of(
@@ -318,6 +305,7 @@ class LedgeredMachine:
         self.num_samples = num_samples
         self.num_rows = num_samples  # more, where rows behind the samples are known that other sessions use
         self._ledger = ledger
+        self._ledgers = JoinedLedgers([ledger])
         self._keys = keys
         known = None if keys.simulated or data is any_data else data
         self._data = None if known is None else make_digest(keys.secret_key, known)
@@ -332,7 +320,6 @@ class LedgeredMachine:
             budget = Loss.of(budget.mu, math.inf if local is None else local)
         self.admission = AdmissionRule(policy, self.plan, num_parameters, budget)
         self._orders: dict[str, bytes] = {}
-        self._open: set[Admission] = set()
 
     @property
     def simulated(self) -> bool:
@@ -368,7 +355,7 @@ class LedgeredMachine:
         other.num_samples = other.num_rows = num_samples
         other._ledger, other._keys = ledger, keys
         other._fingerprint = stream_fingerprint(self.plan, keys.secret_key)
-        other._orders, other._open = {}, set()
+        other._ledgers, other._orders = JoinedLedgers([ledger]), {}
         return other
 
     @contextmanager
@@ -389,13 +376,12 @@ class LedgeredMachine:
         -----
         **Formal guarantees.** Spends nothing: the ledger is as it was unless a release is recorded.
         """
-        with self._ledger.exclusive() as transaction:
-            admission = self._admit(transaction, session, ack)
-            self._open.add(admission)
+        with self._ledgers.exclusive(_ONE) as ledgers:
+            admission = self._admit(ledgers, session, ack)
             try:
                 yield admission
             finally:
-                self._open.discard(admission)
+                admission.is_open = False
 
     def admits(self, session: str, ack: int) -> slice:
         """Return the samples that a release asked for now would be made from.
@@ -434,10 +420,10 @@ class LedgeredMachine:
 
     def acknowledge(self, session: str, ack: int) -> None:
         """Apply an acknowledgement ahead of the next request, or refuse it."""
-        with self._ledger.exclusive() as transaction:
-            streams = StreamBlock.of(session, transaction.stream(session))
+        with self._ledgers.exclusive(_ONE) as ledgers:
+            streams = ledgers.streams(session, _ONE)
             self.admission.acknowledge(streams, 0, ack)
-            transaction.commit(session, streams.record(0), transaction.account())
+            ledgers.commit(_ONE, streams)
 
     def statement(self, session: str) -> PrivacyStatement:
         """The machine's account of what it has spent in a session and what it guarantees; independent of its data."""
@@ -495,31 +481,26 @@ class LedgeredMachine:
 
     def _record(self, admission: Admission, counts: NDArray[np.int64]) -> Release:
         """Record a release as the admission's, then hand it out; its stream and ``counts`` have its noise."""
-        if admission not in self._open:
-            raise ConfigurationError(
-                "Expected an open admission of this machine, got one that was used, has ended, or is another's."
-            )
-        self._open.discard(admission)
-        streams, accounts = recorded(admission.admitted, self.policy)
+        admission.use(self)
+        accounts = admission.admitted.accounts
         accounts.data[0] = self._digest_of(admission.samples_used, accounts.data[0])
-        admission.transaction.commit(admission.session, streams.record(0), accounts.record(0))
+        admission.record(self.policy)
         counts.setflags(write=False)  # the ledger in memory may hold the very array
-        return release_of(streams, 0, counts, self.plan, self.policy, self.num_samples)
+        return release_of(admission.streams, 0, counts, self.plan, self.policy, self.num_samples)
 
-    def _admit(self, transaction: LedgerTransaction, session: str, ack: int) -> Admission:
-        account = transaction.account()
-        self._check_data(account)
-        streams, accounts = StreamBlock.of(session, transaction.stream(session)), AccountBlock.of(account)
+    def _admit(self, ledgers: LedgerBlock, session: str, ack: int) -> Admission:
+        accounts = ledgers.accounts(_ONE)
+        self._check_data(accounts.record(0))
         asked = Asked(
             np.array([self.num_samples]),
             [self._fingerprint],
             order_nonce=lambda _, session: self._order_nonce(session),
-            has_secret_order=lambda _, account: has_secret_order(transaction, account),
+            has_secret_order=lambda row, account: has_secret_order(ledgers.transaction(row), account),
         )
-        admitted = self.admission.admit(streams, accounts, np.array([ack]), asked)
+        admitted = self.admission.admit(ledgers.streams(session, _ONE), accounts, np.array([ack]), asked)
         if admitted.refused:
             raise admitted.refused[0]
-        return Admission(transaction, session, admitted)
+        return Admission(self, ledgers, _ONE, admitted)
 
     def _order_nonce(self, session: str) -> bytes:
         # A request is admitted twice, before the gradients are computed and when they are recorded, for one order.

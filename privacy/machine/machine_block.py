@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigurationError, RefusedError
-from ..ledger.ledger_records import BlockLedger, Counts, JoinedLedgers, StreamBlock
+from ..ledger.ledger_records import BlockLedger, Counts, JoinedLedgers, LedgerBlock, StreamBlock
 from ..mechanisms import State
 from ..noise import NoiseKeys, each_normal_row, row_key
-from .admission import AdmissionRule, Admissions, Asked, has_secret_order
+from .admission import Admission, AdmissionRule, Asked, has_secret_order
 from .clipping import StackedContributions, observe_releases
-from .ledgered_machine import Release, recorded, release_of, samples_counted, stream_fingerprint
+from .ledgered_machine import Release, release_of, samples_counted, stream_fingerprint
 from .prefix_sums import PrivateMachine, ReleaseRule
 
 Contributions = Callable[[list[int], list[slice]], StackedContributions]
@@ -141,7 +141,7 @@ class MachineBlock:
     def __init__(
         self,
         machine: PrivateMachine,
-        ledgers: BlockLedger | JoinedLedgers,
+        ledgers: LedgerBlock,
         num_samples: NDArray[np.int64],
         keys: Callable[[int], NoiseKeys],
         *,
@@ -217,11 +217,11 @@ class MachineBlock:
             )
             admitted = self._admission.admit(streams, accounts, np.asarray(acks, dtype=np.int64), asked)
             computed = np.ones(len(index), bool) if here is None else np.asarray(here, dtype=bool)
-            admission = BlockAdmission(self, ledgers, index, admitted, computed[admitted.rows])
+            admission = Admission(self, ledgers, index, admitted)
             try:
-                yield admission
+                yield BlockAdmission(self, admission, computed[admitted.rows])
             finally:
-                admission.close()
+                admission.is_open = False
 
     def acknowledge(self, session: str, rows: Sequence[int], acks: Sequence[int]) -> None:
         """Apply acknowledgements to several machines; if one refuses, others may have taken note."""
@@ -275,34 +275,21 @@ class MachineBlock:
 class BlockAdmission:
     """Requests of machines of a block that may be answered, once: made by :meth:`MachineBlock.admitted`."""
 
-    def __init__(
-        self,
-        block: MachineBlock,
-        ledgers: BlockLedger | JoinedLedgers,
-        index: NDArray[np.intp],
-        admitted: Admissions,
-        here: NDArray[np.bool_],
-    ) -> None:
-        self._block, self._ledgers, self._index, self._here = block, ledgers, index, here
-        self._admitted: Admissions | None = admitted
-        self.places: list[int] = admitted.rows.tolist()
+    def __init__(self, block: MachineBlock, admission: Admission, here: NDArray[np.bool_]) -> None:
+        self._block, self._admission = block, admission
+        self.places: list[int] = admission.admitted.rows.tolist()
         """Which of the machines that were asked may release."""
-        self.slices = admitted.slices
+        self.slices = admission.admitted.slices
         """The fresh samples of each."""
         self.here: list[bool] = here.tolist()
         """Which of these are computed here."""
 
-    def close(self) -> None:
-        """End it, used or not."""
-        self._admitted = None
-
     def release(self, contributions: StackedContributions | None, note: State | None = None) -> BlockReleases:
         """Make the releases and record them; ``contributions`` are unclipped, None if no machine is computed here."""
-        admitted, block = self._admitted, self._block
-        if admitted is None:
-            raise ConfigurationError("Expected an open admission of this block, got one that was used or has ended.")
-        self.close()
-        index, counts = self._index[admitted.rows], [_ELSEWHERE] * len(self.places)
+        admission, block = self._admission, self._block
+        admission.use(block)
+        admitted = admission.admitted
+        index, counts = admission.index[admitted.rows], [_ELSEWHERE] * len(self.places)
         computed = np.flatnonzero(self.here)
         if contributions is not None and computed.size:
             streams = admitted.streams if computed.size == len(index) else admitted.streams.chosen(computed)
@@ -312,9 +299,8 @@ class BlockAdmission:
             for place, row in zip(computed.tolist(), made, strict=True):
                 counts[place] = row
         block.releases.carry(admitted.streams, counts, note)
-        streams, accounts = recorded(admitted, block.policy)
-        self._ledgers.commit(index, streams, accounts)
-        return BlockReleases(self.places, counts, streams, admitted.refused)
+        admission.record(block.policy)
+        return BlockReleases(self.places, counts, admitted.streams, admitted.refused)
 
 
 _ELSEWHERE: Any = np.int64(0)  # in the place of counts that are computed elsewhere

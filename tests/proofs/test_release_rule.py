@@ -120,8 +120,8 @@ def test_the_papers_rule_costs_the_same_whatever_is_lost(options, reader):
 class SendsAgainWithFreshNoise(PrivateMachine):
     """The planted bug: what was lost is made again from the same samples, under noise of its own."""
 
-    def _admit(self, page, session, ack):
-        admission = super()._admit(page, session, ack)
+    def _admit(self, ledgers, session, ack):
+        admission = super()._admit(ledgers, session, ack)
         admitted = admission.admitted
         if admission.streams.release[0] > admission.streams.ack[0]:
             admitted.accounts.samples_used[:] = admitted.stop

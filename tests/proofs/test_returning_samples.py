@@ -39,8 +39,8 @@ def test_returning_samples_cost_mu_at_most_in_real_messages(name, rule, particip
 class ComesBackEarly(PrivateMachine):
     """The planted bug: the parts are counted one short, so one sample is in a release more than was charged."""
 
-    def _admit(self, page, session, ack):
-        admission = super()._admit(page, session, ack)
+    def _admit(self, ledgers, session, ack):
+        admission = super()._admit(ledgers, session, ack)
         part = admission.streams.release % (self.policy.min_separation - 1)
         admission.admitted.accounts.samples_used[:] = self.num_samples  # or the ledger is not believed
         return replace(admission, admitted=replace(admission.admitted, start=part, stop=part + 1))
