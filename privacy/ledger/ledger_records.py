@@ -356,7 +356,7 @@ class BlockLedger:
         """A transaction of some machines together; other threads wait."""
         with self._lock:
             # A machine that is named twice, or again by the thread that has it, would make the same release twice.
-            if len(np.unique(rows)) < len(rows) or any(np.isin(rows, others).any() for others in self._entered):
+            if len(set(rows.tolist())) < len(rows) or any(np.isin(rows, others).any() for others in self._entered):
                 raise ConfigurationError(
                     "Expected every machine once and in one transaction at a time, got one again before its "
                     "transaction has ended; nothing was released."
