@@ -132,12 +132,9 @@ class Admission:
         self.is_open = False
 
     def record(self, policy: PrivacyPolicy) -> None:
-        """Record the releases whose streams have moved on; after it returns they may leave.
+        """Record the releases whose streams have moved on, in the transaction that admitted them; then they may leave.
 
-        Notes
-        -----
-        **Formal guarantees.** What an admission takes is recorded with its releases, in the transaction in which it was
-        admitted. Under secure aggregation each release gets a fresh random name.
+        Under secure aggregation each gets a fresh random name.
         """
         streams, accounts = self.admitted.streams, self.admitted.accounts
         accounts.samples_used = self.admitted.samples_used
