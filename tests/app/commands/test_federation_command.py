@@ -57,13 +57,19 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_accepting_says_the_digest_and_who_is_missing(here):
-    assert "none yet" in invoke("accept", "machine-1/machine-1.answer")
-    assert "awaited" in invoke("status", "ours")
+def test_making_joining_and_accepting_say_what_was_made_and_who_is_missing(tmp_path, monkeypatch, check_output):
+    monkeypatch.chdir(tmp_path)
+    write_samples(tmp_path, [[0.0] * 3] * 4, [0, 1, 0, 1])
+    check_output(invoke(*NEW, "--set", "mu=1.5", "--set", "min-cohort=2"), "new")
+    for name in MEMBERS[1:]:
+        check_output(invoke("join", f"ours/kits/{name}.kit"), f"join {name}")
+    invoke("join", f"ours/kits/{MEMBERS[0]}.kit")
+    check_output(invoke("accept", "machine-1/machine-1.answer"), "accept one")
+    check_output(invoke("status", "ours"), "status, others awaited")
     said = invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS[1:]), "--in", "ours")
-    digest = Federation.read(here / "ours" / "federation.json").digest
-    assert f"digest    {digest}" in said
-    assert "awaited" not in invoke("status", "ours")
+    assert Federation.read(tmp_path / "ours" / "federation.json").digest in said
+    check_output(said, "accept the others")
+    check_output(invoke("status", "ours"), "status")
 
 
 class Control:

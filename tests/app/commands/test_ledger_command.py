@@ -50,7 +50,7 @@ def folder(path):
     return {file.name: (file.read_bytes(), file.stat().st_mtime_ns) for file in path.parent.iterdir()}
 
 
-def test_show_says_what_was_spent_on_which_run_and_what_is_left(path):
+def test_show_says_what_was_spent_on_which_run_and_what_is_left(path, check_output):
     release(path, "first", 3)
     release(path, "second", 1, mechanism="blt")
     before = folder(path)
@@ -71,18 +71,10 @@ def test_show_says_what_was_spent_on_which_run_and_what_is_left(path):
     assert (terms["clip_norm"], terms["batch_size"], terms["max_participations"]) == (0.5, 2, 10)
     assert (terms["mechanism"], terms["trust"], terms["num_parameters"]) == ("blt", "untrusted-server", 3)
     assert terms["noise_std"] > terms["sensitivity"] > 0.5
-    for words in (
-        "ward 3; 8 samples used up",
-        f"spent     epsilon {rounded_up(gdp_epsilon(math.sqrt(2), 1e-5))}",
-        "at delta 1e-05",
-        "replacement of one sample of one machine",
-    ):
-        assert words in text
-    for words in ("against the server and everybody else", "first", "second", "3 of 10", "blt", "0.5 a sample"):
-        assert words in text
+    check_output(text)
 
 
-def test_a_trusted_session_is_shown_with_its_server_caveat(path):
+def test_a_trusted_session_is_shown_with_its_server_caveat(path, check_output):
     release(path, "open", 1)
     before = murmurfl("show", path).stdout
     assert "against the server and everybody else" in before
@@ -98,10 +90,7 @@ def test_a_trusted_session_is_shown_with_its_server_caveat(path):
         assert "Against the server nothing is guaranteed" in guarantee
         assert "against the server and everybody else" not in guarantee
     assert "against the server and everybody else" in document["sessions"][0]["guarantee"]
-    text = " ".join(murmurfl("show", path).stdout.split())
-    assert "for new sessions under a trusted server, and for no other" in text
-    assert "no noise on this machine: the server's, by its own word" in text
-    assert "none: the server's" in text
+    check_output(murmurfl("show", path).stdout)
 
 
 def test_a_trusted_session_that_a_rollback_forgot_is_still_shown_as_one(path):
@@ -119,7 +108,7 @@ def test_a_trusted_session_that_a_rollback_forgot_is_still_shown_as_one(path):
     assert murmurfl("show", path).exit_code == 0
 
 
-def test_a_trusted_session_of_a_ledger_of_version_0_1_has_no_bound(path):
+def test_a_trusted_session_of_a_ledger_of_version_0_1_has_no_bound(path, check_output):
     """It reserved infinity; how much the server was trusted with is not known."""
     ledger = SQLiteLedger(path)
     with ledger.exclusive() as page:
@@ -127,9 +116,7 @@ def test_a_trusted_session_of_a_ledger_of_version_0_1_has_no_bound(path):
     document = json.loads(murmurfl("show", path, "--json").stdout)
     assert document["spent"] == {"mu": None, "epsilon": None}
     assert document["left"]["mu"] == 0.0
-    text = murmurfl("show", path).stdout
-    assert "no bound" in text
-    assert "Nothing is guaranteed" in text
+    check_output(murmurfl("show", path).stdout)
     with pytest.raises(RefusedError, match="budget"):
         release(path, "trusted", 1, trust="trusted-server")
 
@@ -162,18 +149,18 @@ def test_create_leaves_a_ledger_alone_and_can_put_mark_and_key_elsewhere(path, t
     assert sorted(file.name for file in other.iterdir()) == ["key", "mark"]
 
 
-def test_a_rollback_is_shown_and_accepted_only_when_the_operator_says_so(path):
+def test_a_rollback_is_shown_and_accepted_only_when_the_operator_says_so(path, check_output):
     release(path, "s", 1)
     saved = path.read_bytes()
     release(path, "s", 2)
     path.write_bytes(saved)
     shown = murmurfl("show", path)
     assert shown.exit_code == 0
-    assert "This node releases nothing: Expected" in shown.stdout
+    check_output(shown.stdout, "rolled back")
     assert "copied back" in json.loads(murmurfl("show", path, "--json").stdout)["problem"]
     assert murmurfl("accept-rollback", path, answer="n\n").exit_code == 1
     assert path.read_bytes() == saved
-    assert "Closed 1 session" in murmurfl("accept-rollback", path, "--yes").stdout
+    check_output(murmurfl("accept-rollback", path, "--yes").stdout, "accepted")
     document = json.loads(murmurfl("show", path, "--json").stdout)
     assert document["problem"] == ""
     assert document["samples_used"] == 6
@@ -197,7 +184,7 @@ def test_a_lost_mark_is_made_again_only_when_the_operator_vouches_for_the_ledger
 SUMS = {"trust": "secure-aggregation", "min_honest": 4, "min_cohort": 6}  # mu = 1, mu_local = 2
 
 
-def test_a_session_under_secure_aggregation_is_shown_with_both_figures(path):
+def test_a_session_under_secure_aggregation_is_shown_with_both_figures(path, check_output):
     plain = json.loads(murmurfl("show", path, "--json").stdout)
     assert plain["local"] is None
     assert "nobody else is honest" not in murmurfl("show", path).stdout
@@ -219,14 +206,7 @@ def test_a_session_under_secure_aggregation_is_shown_with_both_figures(path):
     guarantee = document["guarantee"]
     assert (guarantee["trust"], guarantee["min_honest"]) == ("secure-aggregation", 4)
     assert guarantee["mu_local"] == pytest.approx(math.sqrt(5))
-    text = " ".join(murmurfl("show", path).stdout.split())
-    for words in (
-        f"whatever happens: budget epsilon {rounded_up(gdp_epsilon(3.0, 1e-5))} at delta 1e-05 (mu 3)",
-        f"spent epsilon {rounded_up(gdp_epsilon(math.sqrt(5), 1e-5))} at delta 1e-05 (mu 2.237) left",
-        "if one helper and 4 machines of each sum are honest, and mu = 2.237",
-        "noise on this machine, under masks",
-    ):
-        assert words in text
+    check_output(murmurfl("show", path).stdout)
 
 
 def test_a_ledger_rests_on_what_the_most_demanding_of_its_sessions_rests_on(path):
@@ -271,7 +251,7 @@ def test_the_budget_of_what_holds_whatever_happens_is_decided_at_creation_or_onc
     )
 
 
-def test_releases_are_shown_one_a_line_with_what_all_up_to_each_guarantee(path):
+def test_releases_are_shown_one_a_line_with_what_all_up_to_each_guarantee(path, check_output):
     release(path, "first", 2, mechanism="cancelling")
     release(path, "second", 1, mechanism="cancelling")
     release(path, "first", 1, mechanism="cancelling")
@@ -291,11 +271,7 @@ def test_releases_are_shown_one_a_line_with_what_all_up_to_each_guarantee(path):
     assert all(line["mu_so_far"] >= figure * (1 - 1e-12) for line, figure in zip(lines, exact, strict=True))
     assert [line["mu_reserved"] for line in lines] == pytest.approx([1.0, 1.0, math.sqrt(2), math.sqrt(2)])
     assert document["spent"]["mu"] == pytest.approx(lines[-1]["mu_reserved"])
-    shown = text.splitlines()
-    assert shown[0].split("  ")[0] == "when, UTC"
-    assert len([line for line in shown if "first" in line or "second" in line]) == 4
-    assert "mu reserved holds" in text
-    assert "\x1b" not in text
+    check_output(text)
 
 
 def test_of_a_closed_session_every_release_counts_whole(path):

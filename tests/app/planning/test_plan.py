@@ -266,16 +266,6 @@ def test_a_plan_compares_trust_models_at_the_same_mu(plan):
     assert of_sums[1].assumes == "1 helper and 4 of 5 machines of each sum are honest"
 
 
-def test_the_command_shows_both_figures_and_the_trust_models():
-    result = CliRunner().invoke(
-        cli, ["plan", "--set", "trust=secure-aggregation", "--set", "num-rounds=4", "--details"]
-    )
-    assert result.exit_code == 0, result.output
-    assert "whatever happens" in result.output
-    for trust in ("untrusted-server", "secure-aggregation", "trusted-server"):
-        assert trust in result.output
-
-
 def test_what_no_helper_would_open_is_left_out_of_a_plan():
     made = make_plan(replace(SUMS, release_rule="paper"))
     assert [one.name for one in made.mechanisms] == ["independent"]
