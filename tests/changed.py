@@ -66,7 +66,12 @@ class Reach:
         code, others = changed & set(self.texts), {name for name in changed if not name.endswith(".py")}
         gone = {Path(name).stem for name in changed - code if name.endswith(".py")}
         words = re.compile("|".join(re.escape(word) for word in _words(others) | gone) or r"(?!)")
-        return [name for name in self.tests if self.of(name) & code or words.search(self.texts[name])]
+        compared = {Path(name).stem for name in others if name.endswith(".ambr")}  # the snapshots of a file of tests
+        return [
+            name
+            for name in self.tests
+            if self.of(name) & code or words.search(self.texts[name]) or Path(name).stem in compared
+        ]
 
     def _file_of(self, module: tuple[str, ...]) -> str | None:
         path = "/".join(module) or "murmurfl"

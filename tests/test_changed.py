@@ -27,7 +27,6 @@ def small(tmp_path_factory):
     return Reach(root)
 
 
-@pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     ("changed", "reached"),
     [
@@ -36,6 +35,7 @@ def small(tmp_path_factory):
         ("app/server.py", {"harness", "process"}),
         ("tests/harness/making.py", {"harness"}),
         ("tests/test_one.py", {"one"}),
+        ("tests/__snapshots__/test_one.ambr", {"one"}),
         ("docs/start.md", {"page", "pages"}),
         ("docs/other.md", {"pages"}),
         ("README.md", set()),

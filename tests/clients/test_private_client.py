@@ -37,6 +37,8 @@ from tests.harness.grid import NodesGrid
 from tests.harness.grid import ask as ask_node
 from tests.harness.machines import DurableLedger, concatenated, training_config
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 SHAPES = [(3, 2), (3,)]
 CAP, BATCH, CLIP, MU = 12, 2, 1.0, 2.0
 

@@ -1,6 +1,7 @@
 """What commands print, compared with snapshots that a person reviews: one file for each command."""
 
 import re
+from functools import partial
 
 import pytest
 
@@ -11,6 +12,10 @@ _VARYING = (
     (re.compile(r"\b([0-9a-f]{4} ){3,}[0-9a-f]{4}\b"), re.compile(r"[0-9a-f]"), "f"),
     (re.compile(r"[ \t]+$", re.MULTILINE), re.compile(r"."), ""),
 )
+
+
+def _filled(character, filler, match):
+    return character.sub(filler, match[0])
 
 
 @pytest.fixture
@@ -24,7 +29,7 @@ def check_output(snapshot, tmp_path, monkeypatch):
     def check(text, name=None):
         text = text.replace(str(tmp_path), "<folder>")
         for found, character, filler in _VARYING:
-            text = found.sub(lambda match: character.sub(filler, match[0]), text)
+            text = found.sub(partial(_filled, character, filler), text)
         assert text == (snapshot if name is None else snapshot(name=name))
 
     return check

@@ -22,6 +22,8 @@ from murmurfl.privacy import Forecast, Guarantee, PrivacyPolicy, PrivateMachine,
 from rich.console import Console
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("small_rehearsals")
+
 ROOT = Path(__file__).resolve().parents[3]
 PLAN = ["plan", "--machines=10", "--samples=140", "--rounds=17", "--batch=8", "--epsilon=2"]
 QUICK = ["--engine", "cohort", "--set", "num-rounds=2", "--set", "noise-quality=fast"]

@@ -19,6 +19,8 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("small_rehearsals")
+
 AUTO = RunConfig(strategy="auto", features="soft-gradients", mu=4.0, num_rounds=5)
 
 

@@ -11,6 +11,8 @@ from murmurfl.app.runs.experiment import worked_out
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
 
+pytestmark = pytest.mark.usefixtures("small_rehearsals")
+
 MNIST = RunConfig(strategy="auto", task="synthetic", num_clients=100, clients_per_round=100, mu=1.0)
 
 

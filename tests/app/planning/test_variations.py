@@ -25,6 +25,8 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import gdp_epsilon, gdp_mu, rounded_up
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("small_rehearsals")
+
 SETTINGS = {"mu": 1.0}
 
 

@@ -31,6 +31,8 @@ from tests.harness.grid import NodesGrid, Reliable, ask_real_node
 from tests.harness.grid import ask as ask_one
 from tests.harness.machines import concatenated, noise_of, training_config
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 SECRET = "patient 4711 has blood group AB"
 SHAPES = {"block.0/weight": (2, 3), "block.0/bias": (), "head.weight": (3,)}
 D = 10

@@ -16,6 +16,8 @@ from murmurfl.strategies import (
 from tests.harness.grid import NodesGrid, ask, ask_real_node
 from tests.harness.machines import each_method, training_config
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 torch = pytest.importorskip("torch")
 MACHINES, EACH, ROUNDS, CLIP = 4, 12, 5, 0.5
 HUGE = 3e3  # a mu with next to no noise

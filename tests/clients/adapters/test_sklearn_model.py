@@ -20,6 +20,8 @@ from sklearn.preprocessing import StandardScaler
 from tests.harness.grid import NodesGrid
 from tests.harness.machines import each_method, training_config
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 SAMPLES, FEATURES = 60, 4
 
 

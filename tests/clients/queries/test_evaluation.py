@@ -46,6 +46,8 @@ from tests.harness.grid import NodesGrid
 from tests.harness.machines import DurableLedger, FixedNonces, Labelled, concatenated, training_config
 from tests.harness.secure import masking_of, roster_of, unmasked
 
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
 torch = pytest.importorskip("torch")
 K, COUNT, HELD, MU = 3, 12, 4, 2.0
 OWN_MU, REST_MU = divided_mu(MU, 0.1)
