@@ -35,16 +35,18 @@ help:
 
 install: $(STAMP)
 
-# Runs need the base alone; tests, and all else that is made here, need the rest.
+# Runs need the base alone; tests, and all else that is made here, need the rest, which one installation brings.
 $(BASE): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=24"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=24"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	touch $(BASE)
 
-$(STAMP): $(BASE)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	touch $(STAMP)
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=24"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev,docs]"
+	touch $(BASE) $(STAMP)
 
 run: $(BASE)
 	$(BIN)/murmurfl run $(ARGS)
@@ -72,10 +74,12 @@ golden: $(STAMP)
 test-cases: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist load -m "more_cases and not long" $(ARGS)
 
-# Before a release: what is slow and rarely wrong, and what CI leaves out of pages and of Flower's other version. Two hours
-# on two cores. The pages' tests over nodes build on each other within a file: they have a run of their own.
+# Before a release: what is slow and rarely wrong, real nodes, and what CI leaves out of pages and of Flower's other
+# version. Two hours and a half on two cores. The pages' tests over nodes build on each other within a file: they have a
+# run of their own.
 test-long: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist load -m "(long or more_cases) and not docs" $(ARGS)
+	$(MAKE) test-deployment
 	$(MAKE) test-docs PAGES="docs and long"
 	$(MAKE) test-flower PROCESSES="tests/app/engines/test_ray.py tests/deployment"
 
@@ -94,13 +98,14 @@ test-docs: $(STAMP)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "$(PAGES)" tests/test_docs_commands.py tests/deployment/test_walkthrough.py \
 	  tests/deployment/test_operations.py tests/deployment/test_federation_page.py $(ARGS)
 
-# Real processes of the installed Flower: minutes. `make test-long` has them too, and the other runs on Ray. The README's
+# The core of what starts the installed Flower's processes: a run, a launch, a deployment with a closed server, a package.
+# Three minutes. `make test-long` has it too, with the diagnosis of real servers and the other runs on Ray. The README's
 # other commands are run by `make run` and, those that pages have too, by `make test-docs`.
 test-processes: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "long and not docs" \
 	  tests/test_readme.py::test_plain_flwr_run_does_what_the_overrides_say \
 	  tests/app/engines/test_ray.py::test_ray_gives_the_in_process_engines_model \
-	  tests/app/engines/test_launch.py tests/deployment tests/app/nodes tests/test_packaging.py $(ARGS)
+	  tests/app/engines/test_launch.py tests/deployment tests/test_packaging.py $(ARGS)
 
 # What speaks with Flower, under the oldest and the newest supported version; the installed one has the other targets.
 # One file starts real processes, and for `make test-long` all that do.
@@ -126,13 +131,9 @@ test-examples: $(STAMP)
 	$(BIN)/python -m pytest -m examples tests/examples $(ARGS)
 
 # Links that lead nowhere and docstrings that do not parse end it.
-docs: $(VENV)/.docs-installed
+docs: $(STAMP)
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html"
-
-$(VENV)/.docs-installed: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
-	touch $@
 
 # The type checker reads the standard library of each Python that is declared; ruff knows the oldest.
 PYTHONS ?= 3.11 3.12 3.13

@@ -164,7 +164,7 @@ def test_release_runs_what_ci_leaves_out():
     files = {file for file, _ in (*ELSEWHERE.values(), *BY_OTHERS.values())}
     over_nodes = {file for file in files if "pytest.mark.docs" in (ROOT / file).read_text()}
     assert {"tests/test_docs_commands.py", *over_nodes} <= set(typed.split())
-    assert 'make test-docs PAGES="docs and not long"' in (ROOT / ".ci/run").read_text()
+    assert 'test-docs PAGES="docs and not long"' in (ROOT / ".ci/run").read_text()
 
 
 @docs
