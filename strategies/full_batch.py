@@ -224,8 +224,7 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     def next_state(self, state: FullBatchState, release_sum: Vector, report: RoundReport) -> FullBatchState:
         if not report.samples:
             return state  # nothing came
-        published = self.aggregator.noisy(release_sum, report.server_round)
-        return self.step(state, published / report.samples, report.server_round)
+        return self.step(state, release_sum / report.samples, report.server_round)
 
     def step(self, state: FullBatchState, release_sum: Vector, server_round: int) -> FullBatchState:
         """The step along the mean gradient, or the mean of counted rows, which :meth:`next_state` makes of the sum."""

@@ -139,7 +139,6 @@ def mu2_step(
     clients_per_round: int,
     learning_rate: float,
     diameter: float,
-    noise: Vector | float = 0.0,
 ) -> Mu2State:
     """One round of mu^2-SGD: a pure function.
 
@@ -157,11 +156,9 @@ def mu2_step(
         eta.
     diameter : float
         D, diameter of the ball K around the start; infinite for no constraint.
-    noise : ndarray of shape (d,), optional
-        m Y_t of a trusted server: used in this step and not accumulated.
     """
     total = state.release_sum + release_sum
-    q = (total + noise) / clients_per_round
+    q = total / clients_per_round
     w = project_to_ball(state.w - learning_rate * q, state.start, diameter / 2)
     a = 2.0 / (server_round + 2)
     return Mu2State(state.start, w, (1.0 - a) * state.x + a * w, state.x, total)
@@ -193,8 +190,7 @@ class Mu2(ProjectedStrategy[Mu2State]):
         return state.x, state.x_previous
 
     def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
-        noise = self.aggregator.noise_on(state.release_sum + release_sum, server_round)
-        return mu2_step(state, release_sum, server_round, noise=noise, **self.step_options)
+        return mu2_step(state, release_sum, server_round, **self.step_options)
 
     def model(self, state: Mu2State) -> Vector:
         return state.x

@@ -226,7 +226,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
     def next_state(self, state: QueryState, release_sum: Vector, report: RoundReport) -> QueryState:
         if not report.samples:
             return state  # nothing came
-        return self.step(state, self.aggregator.noisy(release_sum, report.server_round), report.server_round)
+        return self.step(state, release_sum, report.server_round)
 
     def step(self, state: QueryState, release_sum: Vector, server_round: int) -> QueryState:
         """The state with the sum of the rows."""

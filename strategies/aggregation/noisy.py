@@ -37,8 +37,9 @@ from ...privacy.mechanisms import IndependentNoise
 from ...privacy.noise import FINEST_GRID, ideal_mu, power_of_two_at_most, range_problem, standard_normal_rows
 from ..rounds.checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
 from ..rounds.options import RoundOptions
-from ..rounds.replies import Reply, Vector
-from .plain import Aggregator
+from ..rounds.replies import Reply, RoundReport, Vector
+from ..sums.summation import Summation
+from .plain import Aggregator, Opened, RoundContext, RoundOutcome
 
 
 def is_well_formed(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -> bool:
@@ -256,12 +257,6 @@ class Noisy(Aggregator):
         longer[server_round - 1] = np.frombuffer(self._keys.nonce(self._session, server_round), np.uint8)
         return longer
 
-    def noisy(self, total: Vector, server_round: int) -> Vector:
-        raise NotImplementedError(f"{type(self).__name__} has no noise for a sum by itself.")
-
-    def noise_on(self, total: Vector, server_round: int) -> Vector:
-        return self.noisy(total, server_round) - total
-
     def rounded(self, total: NDArray[np.floating], noise: NDArray[np.floating]) -> Vector:
         """A sum with noise, both on one grid, so that it is a rounded Gaussian release (privacy/noise.py)."""
         grid = self.noise_grid(len(total))
@@ -418,6 +413,9 @@ class TrustedStrategy:
 class FreshNoise(Noisy):
     """A trusted server that adds fresh noise to the sum of every round, with shares of mu^2 by ``shares``.
 
+    With ``accumulates`` the sums are those of all rounds so far, which are kept here: the update rule only sees what is
+    published, as increments whose sum is the last noisy prefix sum.
+
     Notes
     -----
     **Formal guarantees.** One sample changes each of T sums by at most Delta, so noise of Delta sqrt(T) / mu on each,
@@ -429,6 +427,7 @@ class FreshNoise(Noisy):
     def __init__(self, options: TrustedOptions, *, shares: str = "uniform", accumulates: bool = False) -> None:
         super().__init__(options, accumulates=accumulates)
         self.rounds_noise = IndependentNoise(self.num_rounds, shares=shares)
+        self._prefix = self._published = np.zeros(0)  # until there is a model
 
     def noise_std(self, num_parameters: int, server_round: int = 1) -> float:
         """Standard deviation of the noise on the sum that a round publishes, or on the mean over machines."""
@@ -452,7 +451,41 @@ class FreshNoise(Noisy):
     def largest_shift(self) -> float:
         return self.mu * self.rounds_noise.largest_entry() / self._often
 
+    def aggregate(
+        self, summation: Summation, releases: Mapping[str, int], report: RoundReport, context: RoundContext
+    ) -> RoundOutcome:
+        outcome = super().aggregate(summation, releases, report, context)
+        if not isinstance(outcome, Opened) or not (report.aggregated or self.accumulates):
+            return outcome  # nothing came, and nothing is published
+        return replace(outcome, total=self.released(outcome.total, report.server_round))
+
+    def released(self, total: Vector, server_round: int) -> Vector:
+        """Return what a round adds to the sum of all that is published, from the un-noised sum of its releases.
+
+        Without ``accumulates`` that is the sum with noise. With it, prefix sums are published under fresh noise each,
+        and the sum of all that this returned is the last of them, exactly: all are multiples of one grid.
+        """
+        if not self.accumulates:
+            return self.noisy(total, server_round)
+        self._prefix = self._prefix + total
+        before, self._published = self._published, self.noisy(self._prefix, server_round)
+        return self._published - before
+
+    def shape(self, num_parameters: int, release_size: int) -> None:
+        super().shape(num_parameters, release_size)
+        self._prefix = self._published = np.zeros(release_size)
+
+    def state(self) -> dict[str, Any]:
+        sums = {"prefix": self._prefix, "published": self._published} if self.accumulates else {}
+        return {**super().state(), **sums}
+
+    def restore(self, saved: Mapping[str, Any], machines: Iterable[str]) -> None:
+        super().restore(saved, machines)
+        if self.accumulates:
+            self._prefix, self._published = saved["prefix"], saved["published"]
+
     def noisy(self, total: Vector, server_round: int) -> Vector:
+        """Return a sum with the noise of a round, as it may be published."""
         self.check_round(server_round)
         std = self.noise_std(len(total), server_round) * self._over
         return self.rounded(total, self.fresh_normals(server_round, len(total)) * std)

@@ -195,14 +195,6 @@ class Aggregator:
         """Return the noise in the sum of all sums over that without the skipped ones; None if none was skipped."""
         return None
 
-    def noisy(self, total: Vector, server_round: int) -> Vector:
-        """Return a sum as it may be published."""
-        return total
-
-    def noise_on(self, total: Vector, server_round: int) -> Vector | float:
-        """Return what :meth:`noisy` adds to a sum."""
-        return 0.0
-
     def own_noise_std(self, num_parameters: int) -> float:
         """Return the standard deviation of the server's noise on each value of the only sum of a training."""
         return 0.0

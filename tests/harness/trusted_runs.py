@@ -109,6 +109,15 @@ class Machines:
         return {}
 
 
+def first_step(subject, size):
+    """The state after a first round in which nothing came, with the noise of a trusted server in it."""
+    subject.aggregator.shape(size, size)
+    nothing, state = np.zeros(size), subject.initial_state(np.zeros(size))
+    if isinstance(subject.aggregator, noisy.FreshNoise):
+        nothing = subject.aggregator.released(nothing, 1)
+    return subject.step(state, nothing, 1)
+
+
 class Columns:
     """One-hot rows in place of normals: a column for every key that is drawn under."""
 
@@ -128,14 +137,20 @@ class Columns:
         for module in (tree_momentum, correlated_momentum, reduced_tree_momentum):
             monkeypatch.setattr(module, "normalised_step", self._normalised(module.normalised_step))
 
-        mu2_step_itself = mu2.mu2_step
+        mu2_step_itself, sum_with_noise = mu2.mu2_step, noisy.FreshNoise.noisy
 
-        def mu2_step(state, release_sum, server_round, *, noise, clients_per_round, **options):
-            options |= {"noise": noise, "clients_per_round": clients_per_round}
+        def noisy_sum(server, total, server_round):
+            published = sum_with_noise(server, total, server_round)
+            self.last = published - total
+            return published
+
+        def mu2_step(state, release_sum, server_round, *, clients_per_round, **options):
+            options["clients_per_round"] = clients_per_round
             after = mu2_step_itself(state, release_sum, server_round, **options)
-            self.of_model[after.x.tobytes()] = noise / clients_per_round
+            self.of_model[after.x.tobytes()] = self.last / clients_per_round
             return after
 
+        monkeypatch.setattr(noisy.FreshNoise, "noisy", noisy_sum)
         monkeypatch.setattr(mu2, "mu2_step", mu2_step)
 
     def _normalised(self, step):

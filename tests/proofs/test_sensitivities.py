@@ -150,9 +150,10 @@ def trusted_momenta(sign):
         session="s",
     )
     state, momenta, grid = strategy.initial_state(np.zeros(SIZE)), [], policy.plan(SIZE).grid
+    strategy.aggregator.shape(SIZE, SIZE)
     sample = grid.values(grid.counts(sign * np.eye(SIZE)[0]))
     for t in range(1, ROUNDS + 1):
-        after = strategy.step(state, sample if t == 1 else np.zeros(SIZE), t)
+        after = strategy.step(state, strategy.aggregator.released(sample if t == 1 else np.zeros(SIZE), t), t)
         momenta.append(state.w - after.w)
         state = after
     return np.array(momenta), strategy
