@@ -40,7 +40,8 @@ PARTS = {
     ),
     *("Release", "MaskedRelease", "Opening"),
     # What it may be, and by what rule.
-    *("PrivacyPolicy", "UpdatePolicy", "NoisePlan", "Guarantee", "Amplification", "AdmissionRule", "ReleaseRule"),
+    *("PrivacyPolicy", "UpdatePolicy", "NoisePlan", "Guarantee", "Loss", "Curve", "Amplification"),
+    *("AdmissionRule", "ReleaseRule"),
     *("EvaluationShare", "SampleNode", "UpdateNode", "NodeConfig", "HelperConfig"),
     # What hides it.
     *("Mechanism", "NoiseStream", "NoiseKeys", "MachineKey", "HelperKey"),

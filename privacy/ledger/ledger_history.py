@@ -301,7 +301,13 @@ def history_of(sessions: Sequence[SessionSummary], rows: Iterable[ReleaseRow]) -
 
 
 def whole_of(session: SessionSummary) -> Loss:
-    """Return the loss of all releases that a session may make."""
+    """Return the loss of all releases that a session may make.
+
+    Notes
+    -----
+    **Formal guarantees.** What the session reserved when it was opened, for replacement of one of its units; only the
+    worst case where nobody knows how many honest machines the other figure rests on.
+    """
     return session.loss.unconditional() if session.min_honest is None else session.loss
 
 
@@ -340,7 +346,10 @@ def _figures(session: SessionSummary, numbers: Sequence[int]) -> list[Loss] | No
 def first_releases(plan: NoisePlan, session: SessionSummary, releases: int) -> Loss:
     """Return the loss of a session's first releases under this noise.
 
-    Upper bounds, for a number fixed beforehand, and never more than the whole session's.
+    Notes
+    -----
+    **Formal guarantees.** Upper bounds, for a number of releases fixed beforehand, and never more than the whole
+    session's. Proof: docs/proofs/release-rule.md, step 8.
     """
     whole = whole_of(session)
     alone = plan.sensitivity * plan.mechanism.sensitivity(n=releases, **plan.pattern) / plan.noise_std

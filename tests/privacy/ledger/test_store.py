@@ -8,6 +8,7 @@ that were cut short.
 import sqlite3
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -263,7 +264,7 @@ def test_ledgers_of_earlier_versions_open_unchanged_and_go_on(tmp_path, name, re
     assert account.reserved == {"s": 1.0}
     assert (dumped(path), path.with_name(f"{name}.mark").read_bytes()) == (before, mark)
     with SQLiteLedger(path).exclusive() as transaction:
-        transaction.commit("t", StreamRecord("plan", 1, 0, b"n" * 16), account.reserve("t", 0.5))
+        transaction.commit("t", StreamRecord("plan", 1, 0, b"n" * 16), replace(account, reserved={"s": 1.0, "t": 0.5}))
     with SQLiteLedger(path).exclusive() as transaction:
         assert transaction.account().reserved == {"s": 1.0, "t": 0.5}
 
