@@ -15,7 +15,7 @@ from typing import Any
 from ...privacy import gdp_epsilon, rounded_up
 from ..runs.outcome import Outcome, ReportError, infinite
 from ..runs.result import WORKED_OUT
-from ..runs.run_summary import loss_text, shown, shown_accuracy, shown_evaluation
+from ..runs.run_summary import loss_text, shown, shown_accuracy, shown_evaluation, shown_query
 from ..settings.run_config import RunConfig
 from .card import OF_THE_FOLDER, card, digest, made, persons, status
 from .finding import RecordedRun
@@ -125,6 +125,7 @@ def _happened(outcome: Outcome) -> list[tuple[str, str]]:
             ("rounds that stayed closed", f"{outcome.closed_rounds:,}"),
             ("sums that were skipped", f"{outcome.skipped_rounds:,}"),
         ]
+    said += [(f"{name}, with noise", shown_query(found)) for name, found in (outcome.queries or {}).items()]
     return [*said, ("test loss", loss_text(outcome.loss))] if _has_loss(outcome) else said
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ...privacy import NO_NOISE, rounded_up
 from ...privacy.accounting.guarantee import plain_meaning
@@ -104,6 +104,7 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
     if (mean := outcome.centring) is not None:
         part = "" if mean.mu is None else f", {100 * mean.share:.4g} % of mu^2 (mu = {shown(mean.mu)})"
         rows.append(("centring", f"the mean of the features of {mean.aggregated} machines{part}"))
+    rows += [(name, shown_query(found)) for name, found in (outcome.queries or {}).items()]
     rows += [
         ("rounds", str(outcome.rounds)),
         ("machines", str(outcome.num_clients)),
@@ -114,6 +115,17 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
     ]
     width = max(len(name) for name, _ in rows)
     return [f"  {name:<{width}}  {value}" for name, value in rows] + ["", f"  {outcome.guarantee}"]
+
+
+def shown_query(found: Mapping[str, Any]) -> str:
+    """The answer to a query in a few words, with its part of mu^2."""
+    answer = found.get("answer")
+    if answer is None:
+        return f"no answer: {found.get('failure')}"
+    values = answer.items() if isinstance(answer, Mapping) else [("", answer)]
+    said = ", ".join(f"{name} {value:.4g}".strip() for name, value in values if isinstance(value, int | float))
+    part = "" if found.get("mu") is None else f", {100 * found['share']:.4g} % of mu^2 (mu = {shown(found['mu'])})"
+    return f"{said or 'in result.json'}{part}"
 
 
 def _forecast_rows(outcome: Outcome) -> list[tuple[str, str]]:

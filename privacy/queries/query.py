@@ -99,8 +99,19 @@ class QuerySum:
     """:meth:`Query.facts` of each client in the sum."""
 
 
+_WORDS = {
+    "setting": "{what}",
+    "of_client": "{what}, which it releases beside its training",
+    "of_client_if_trusted": "{what} beside them",
+    "not_configured": "this machine is not configured for {what}",
+}
+"""What a query says in messages where its class leaves it out."""
+
+
 class Query(ABC, Generic[Answer]):
     """A question that clients answer with the sum of one bounded row for each sample.
+
+    A subclass has at least a ``name`` and says ``what`` is released; other words follow from these.
 
     Notes
     -----
@@ -130,6 +141,12 @@ class Query(ABC, Generic[Answer]):
     """Whether only samples that are trained on have a row, and not those that are set aside."""
     per_owner: ClassVar[bool] = False
     """Whether the query can protect all samples of an owner as one (:meth:`rows_of_owners`)."""
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        for name, words in _WORDS.items():
+            if not hasattr(cls, name):
+                setattr(cls, name, words.format(what=cls.what))
 
     @property
     @abstractmethod

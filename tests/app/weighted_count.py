@@ -37,10 +37,6 @@ class WeightedCount(Query[Weight]):
 
     name = "weighted"
     what = "a weighted count"
-    setting = "a weighted count"
-    of_client = "a weighted count of its samples, which it releases last"
-    of_client_if_trusted = "a weighted count of its samples after them"
-    not_configured = "this machine is not configured for a weighted count"
     per_owner = True
 
     column: int = COLUMN

@@ -5,6 +5,7 @@ The file is tests/app/weighted_count.py. Nothing of murmurfl knows it.
 
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.app.methods.queries import RUN_QUERIES
 from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Cohort
 from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError
@@ -121,6 +123,12 @@ def test_the_machines_ledgers_count_it_with_the_training(trust):
 def spent_of(ledger):
     with ledger.exclusive() as page:
         return page.account().spent.mu
+
+
+def test_the_summary_shows_it():
+    outcome = run_cohort(config()).outcome
+    (line,) = (line for line in summary_lines(outcome, Path("runs")) if line.strip().startswith("weighted"))
+    assert re.search(r"value [\d.]+, std [\d.]+, 10 % of mu\^2 \(mu = 1\.265\)", line)
 
 
 def test_a_machine_that_is_not_configured_for_it_refuses():

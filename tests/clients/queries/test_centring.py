@@ -133,7 +133,7 @@ MALFORMED = {
     "too short": CENTRE.tobytes()[:-1],
     "too long": CENTRE.tobytes() + b"\x00",
     "empty": b"",
-    "of another kind": "0.1",
+    "of another kind": "0" * len(CENTRE.tobytes()),
     "numbers": [0.5, 0.4, 0.3],
     "not a number": np.array([0.5, math.nan, 0.3], np.float32).tobytes(),
     "infinite": np.array([0.5, math.inf, 0.3], np.float32).tobytes(),
@@ -254,3 +254,10 @@ def test_only_a_mean_has_a_centring_policy():
     with pytest.raises(ConfigurationError, match="no centring for OnlineClient"):
         OnlineClient(Margins(), DATA, policy, MemoryLedger(), SimulatedKeys(1, "1"), name="1", learning_rate=0.1,
                      queries=[Centring(mean_policy(), K)])  # fmt: skip
+
+
+def test_a_training_whose_samples_return_in_turn_leaves_some_to_the_mean():
+    turns = {"order": "in-turn", "sample_participations": 2, "min_separation": 2}
+    Centring(mean_policy(), K).check_beside(rest_policy(Mu2Client, **turns))
+    with pytest.raises(ConfigurationError, match="order 'again'"):
+        Centring(mean_policy(), K).check_beside(rest_policy(Mu2Client, order="in-turn"))
