@@ -192,17 +192,22 @@ def searched(data: str, strategy: str) -> list[dict[str, Any]]:
             own = {"strategy": strategy, "clip-norm": share * norm, "learning-rate": travel / (share * norm**2)}
             if strategy == "online":  # the server's step is eta tau
                 own |= {"learning-rate": own["learning-rate"] / _portion(data, ROUNDS), "mechanism": "optimal"}
-            made.append(own | ({"diameter": 1e9} if strategy == "noisy-sgd" else {}))
+            made.append(own | ({"strategy.projection-radius": 5e8} if strategy == "noisy-sgd" else {}))
     return made
 
 
 def _papers(data: str, rounds: int = ROUNDS) -> dict[str, Any]:
     norm = math.hypot(TASKS[data].norm(), 1.0)
     clip = 0.15 * norm
-    return {"strategy": "mu2", "clip-norm": clip, "learning-rate": 640 / (clip * norm * rounds**2), "diameter": 1e9}
+    return {
+        "strategy": "mu2",
+        "clip-norm": clip,
+        "learning-rate": 640 / (clip * norm * rounds**2),
+        "strategy.projection-radius": 5e8,
+    }
 
 
-ANYTIME = {"strategy": "mu2", "steps": "anytime"}
+ANYTIME = {"strategy": "mu2", "strategy.steps": "anytime"}
 ENDS = "`mu2`, steps for the end"
 WAYS: Mapping[str, Callable[[str], Sequence[dict[str, Any]]]] = {
     "`noisy-sgd`": lambda data: searched(data, "noisy-sgd"),
@@ -211,7 +216,9 @@ WAYS: Mapping[str, Callable[[str], Sequence[dict[str, Any]]]] = {
     "`mu2`, anytime": lambda _: [ANYTIME],
     "the same, `cancelling`": lambda _: [{**ANYTIME, "mechanism": "cancelling"}],
     "the same, begun anew every 8 rounds": lambda _: [{**ANYTIME, "sessions": ROUNDS // WINDOW}],
-    "the same, `window = 8`": lambda _: [{**ANYTIME, "window": WINDOW, "mechanism": "decay", "decay": 1 - 1 / WINDOW}],
+    "the same, `window = 8`": lambda _: [
+        {**ANYTIME, "strategy.window": WINDOW, "mechanism": "decay", "mechanism.decay": 1 - 1 / WINDOW}
+    ],
 }
 """Settings to choose from, by the data's name."""
 STILL = ("`noisy-sgd`", ENDS, "`mu2`, anytime")

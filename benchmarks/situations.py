@@ -357,7 +357,7 @@ def cells(situation: Situation, fewest: int) -> Iterator[dict[str, Any]]:
                 "num-rounds": rounds,
                 "clip-norm": clip,
                 "learning-rate": travel / (clip * norm),
-                "momentum": momentum,
+                "strategy.momentum": momentum,
             }
         return
     for rounds in (1, 2, 4, 8, 16, 32):
@@ -367,11 +367,23 @@ def cells(situation: Situation, fewest: int) -> Iterator[dict[str, Any]]:
         for share, travel in itertools.product((0.15, 0.5, 1.5), (10, 40, 160, 640, 2560)):
             clip = share * norm
             step = travel / (clip * norm * rounds**2)
-            yield {"strategy": "mu2", "clip-norm": clip, "learning-rate": step, "diameter": 1e9, **batch}
+            yield {
+                "strategy": "mu2",
+                "clip-norm": clip,
+                "learning-rate": step,
+                "strategy.projection-radius": 5e8,
+                **batch,
+            }
         for share, travel in itertools.product((0.1, 0.4), (2, 6, 20, 60)):
             clip = share * norm
             step = travel / (clip * norm)
-            yield {"strategy": "noisy-sgd", "clip-norm": clip, "learning-rate": step, "diameter": 1e9, **batch}
+            yield {
+                "strategy": "noisy-sgd",
+                "clip-norm": clip,
+                "learning-rate": step,
+                "strategy.projection-radius": 5e8,
+                **batch,
+            }
 
 
 def score(situation: Situation, settings: Mapping[str, Any], seed: int) -> float:
@@ -436,7 +448,10 @@ def grid(situation: Situation) -> dict[str, Any]:
 
 def auto(situation: Situation) -> dict[str, Any]:
     """What ``strategy = auto`` reaches."""
-    own = {"strategy": "auto", **({"stream": True, "sample-uses": "once"} if situation.stream else {})}
+    own = {
+        "strategy": "auto",
+        **({"strategy.stream": True, "strategy.sample-uses": "once"} if situation.stream else {}),
+    }
     fresh = range(201, 201 + (SPLITS if situation.splits else AUTO_SEEDS))
     return {"runs": [score(situation, own, seed) for seed in fresh]}
 

@@ -42,7 +42,7 @@ def result_table() -> str:
 
 
 def file_table() -> str:
-    """The settings of operators' files, the table of a file in which each may stand, and what has them."""
+    """The settings of operators' files, and what has them."""
     kinds = {
         "node": NodeConfig.settings(),
         "own samples": SampleNode.settings(),
@@ -50,14 +50,14 @@ def file_table() -> str:
         "helper": HelperConfig.settings(),
     }
     known = {name: one for kind in reversed(kinds.values()) for name, one in kind.items()}
-    lines = ["| key | table | of | what it may be | what it is |", "|---|---|---|---|---|"]
-    for name, one in sorted(known.items(), key=lambda item: (item[1].table, item[0])):
+    lines = ["| key | of | what it may be | what it is |", "|---|---|---|---|"]
+    for name, one in sorted(known.items()):
         of = ", ".join(kind for kind, settings in kinds.items() if name in settings)
         sentence = one.sentence or RELEASES_OF_UPDATES[name]
         may_be = expected(
             replace(one, zero="") if name in run_keys() else one
         )  # what a run's zero stands for is its own
-        cells = (f"`{name}`", f"`[{one.table}]`" if one.table else "", of, may_be, sentence)
+        cells = (f"`{name}`", of, may_be, sentence)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines)
 

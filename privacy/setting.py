@@ -3,12 +3,16 @@
 A class of settings is a frozen pydantic dataclass that lists its settings, each with its :class:`Declaration`. Run
 configurations and operators' files share declarations. Checks, help, completion, the JSON schema and the documentation
 follow from them.
+
+Options of a choice have a dotted key behind the choice's own: ``mechanism.bands`` is read by ``mechanism = "banded"``.
+In a TOML file they stand in a table, ``[mechanism]`` with ``kind = "banded"`` and ``bands = 8``: ``mechanism.kind`` is
+the same key as ``mechanism``.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from functools import cache, cached_property
 from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_args, get_type_hints
@@ -43,8 +47,8 @@ class Declaration:
     ----------
     sentence : str
         What it is; a full stop at its end.
-    table : str
-        The table of a file in which it may stand; empty for none.
+    key : str
+        As it is typed, such as ``mechanism.bands``; empty for the name of its field, with hyphens.
     at_least, above, at_most, below : float, optional
         The range of a number.
     zero : str
@@ -64,7 +68,7 @@ class Declaration:
 
     sentence: str = ""
     _: KW_ONLY
-    table: str = ""
+    key: str = ""
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
@@ -103,7 +107,9 @@ class Setting(Declaration):
     Parameters
     ----------
     name : str
-        As it is typed, with hyphens.
+        As it is typed: its key, or the name of its field with hyphens.
+    attribute : str
+        The name of its field.
     kind : type
         The type of its values.
     default : bool, int, float, str, tuple or mapping
@@ -111,12 +117,9 @@ class Setting(Declaration):
     """
 
     name: str
+    attribute: str
     kind: Any
     default: Any
-
-    @property
-    def attribute(self) -> str:
-        return self.name.replace("-", "_")
 
     @cached_property
     def reader(self) -> pydantic.TypeAdapter[Any]:
@@ -196,10 +199,10 @@ def _as_refusal(error: pydantic.ValidationError, known: Mapping[str, Setting]) -
         return cause
     name = str(fault["loc"][0]) if fault["loc"] else ""
     if fault["type"] == "missing":
-        return ConfigurationError(f"Expected values for {name.replace('_', '-')}, got none of that name.")
+        return ConfigurationError(f"Expected values for {known[name].name}, got none of that name.")
     if name in known:
         return known[name].refused(fault["input"], fault["type"])
-    return unknown_key(name.replace("_", "-"), [one.name for one in known.values()])
+    return unknown_key(hyphenated(name), [one.name for one in known.values()])
 
 
 @cache
@@ -212,32 +215,69 @@ def settings_of(kind: Any) -> Mapping[str, Setting]:
         if declaration is None:
             continue
         default = one.default_factory() if one.default_factory is not MISSING else one.default
-        name = one.name.replace("_", "-")
-        found[name] = Setting(name=name, kind=kind_of, default=default, **vars(declaration))
+        name = declaration.key or hyphenated(one.name)
+        found[name] = Setting(name=name, attribute=one.name, kind=kind_of, default=default, **vars(declaration))
     return found
+
+
+_KIND = ".kind"
 
 
 def flat(document: Mapping[str, Any], known: Mapping[str, Setting]) -> dict[str, Any]:
-    """Return a document's values; a setting stands by itself or in its table, but not in both."""
-    tables = {one.table for one in known.values() if one.table}
+    """Return a document's values by key, those of its tables by dotted keys; ``mechanism.kind`` is ``mechanism``."""
     found: dict[str, Any] = {}
-    for name, value in document.items():
-        if name not in tables or not isinstance(value, Mapping):
-            found[name] = value
-            continue
-        for inner in value:
-            if inner not in known or known[inner].table != name:
-                own = ", ".join(one.name for one in known.values() if one.table == name)
-                raise ConfigurationError(f"Expected keys of the table [{name}], {own}, got {inner!r} in it.")
-            if inner in document:
-                raise ConfigurationError(f"Expected {inner} once, got it both in [{name}] and outside: leave one out.")
-        found |= value
+    for name, value in _entries(document, known):
+        key = key_of(name, known)
+        if key in found:
+            raise ConfigurationError(f"Expected {key} once, got it twice, by itself and in its table: leave one out.")
+        found[key] = value
     return found
+
+
+def key_of(name: str, known: Iterable[str]) -> str:
+    """Return the key of a name: ``mechanism.kind`` is ``mechanism``; any other name is as it is."""
+    return name.removesuffix(_KIND) if name.removesuffix(_KIND) in known else name
+
+
+def _entries(document: Mapping[str, Any], known: Mapping[str, Setting], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in document.items():
+        key = f"{before}{name}"
+        if isinstance(value, Mapping) and value and not _is_one(key, value, known):
+            yield from _entries(value, known, f"{key}.")
+        else:
+            yield key, value
+
+
+def _is_one(key: str, value: Mapping[str, Any], known: Mapping[str, Setting]) -> bool:
+    """Return True if a table is the value of one setting, and not of several."""
+    if key not in known or any(one.startswith(f"{key}.") for one in known):
+        return False
+    return known[key].kind is not str or _KIND[1:] not in value
+
+
+def spelled_out(values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Return values by key with ``mechanism.kind`` for ``mechanism``, and so for every choice with options.
+
+    A TOML document and Flower's run configuration hold either a value or a table under one name.
+    """
+    tables = {name.partition(".")[0] for name in known if "." in name}
+    return {f"{name}{_KIND}" if name in tables else name: value for name, value in values.items()}
+
+
+def by_key(values: Mapping[str, Any], known: Mapping[str, Setting]) -> dict[str, Any]:
+    """Return values by key that are by the names of fields, such as a Python program's keywords."""
+    keys = {one.attribute: name for name, one in known.items()}
+    return flat({keys.get(name, hyphenated(name)): value for name, value in values.items()}, known)
+
+
+def hyphenated(name: str) -> str:
+    """Return the name of a field as it is typed."""
+    return name.replace("_", "-")
 
 
 def refusal(name: str, expected: str, got: Any) -> ConfigurationError:
     """The error that names a key, what was expected and what came."""
-    return ConfigurationError(f"Expected {name.replace('_', '-')} to be {expected}, got {got!r}.")
+    return ConfigurationError(f"Expected {hyphenated(name)} to be {expected}, got {got!r}.")
 
 
 def unknown_name(key: str, name: object, known: Iterable[str]) -> str:
@@ -258,8 +298,38 @@ _ALIASES = {
     **dict.fromkeys(("data", "dataset"), "task"),
 }
 """What other programs call a key of ours."""
-_RENAMED = {"wait-for": "quorum", "ask": "over-selection", "run-dry": "allow-exhaustion"}
-"""Keys under their names of before."""
+_RENAMED = {
+    "wait-for": "quorum",
+    "ask": "over-selection",
+    "run-dry": "allow-exhaustion",
+    "secret-order": "batch-selection",
+    "diameter": "strategy.projection-radius",
+    "alpha": "strategy.alpha",
+    "culprits": "trust.max-byzantine",
+    "most-skipped": "trust.max-failed-aggregations",
+    "most-noise": "trust.max-noise",
+    "synthetic-samples": "task.samples",
+    "synthetic-features": "task.features",
+    "synthetic-alpha": "task.alpha",
+    "synthetic-beta": "task.beta",
+    "dirichlet-alpha": "partition.alpha",
+    "clip-stability": "clipping.stability",
+    "centring-share": "centring.share",
+    "centring-norm": "centring.norm",
+    "centring-nonnegative": "centring.nonnegative",
+    "private-evaluation": "evaluation.share",
+}
+"""Keys by their names of before, but for those that only moved into a table of the same key."""
+_ALTERED = {"strategy.projection-radius": ", half of what it was", "batch-selection": ", `shuffled` for true"}
+"""Keys whose values mean something else than under their names of before."""
+
+
+def renamed(name: str, known: Iterable[str]) -> str:
+    """Return what is known now under the name of before, and how its value changed; empty for any other name."""
+    names, before = list(known), hyphenated(name)
+    moved = [one for one in names if one.endswith(f".{before}")]
+    now = _RENAMED.get(before, moved[0] if len(moved) == 1 else before.rpartition(".")[2])
+    return f"it is called {now!r}{_ALTERED.get(now, '')}" if now in names and now != before else ""
 
 
 def meant_by(name: str) -> str:
@@ -270,8 +340,8 @@ def meant_by(name: str) -> str:
 def unknown_key(name: str, known: Iterable[str]) -> ConfigurationError:
     """The error for an unknown run-config key: with the nearest known one, or all of them."""
     names = list(known)
-    if (renamed := _RENAMED.get(name.replace("_", "-"))) in names:
-        return ConfigurationError(f"Expected a known run-config key, got {name!r}; it is called {renamed!r}.")
+    if now := renamed(name, names):
+        return ConfigurationError(f"Expected a known run-config key, got {name!r}; {now}.")
     near = [one for one in (meant_by(name),) if one in names]
     near = near or difflib.get_close_matches(name, names, n=1, cutoff=_LEAST_ALIKE)
     every = f"known: {', '.join(names)}." if len(names) <= _MOST_NAMED else "`murmurfl keys` lists all of them."

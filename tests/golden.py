@@ -87,9 +87,9 @@ BASE: dict[str, Any] = {
     "seed": 5,
 }
 BATCHES: dict[str, Any] = {"batch-size": 3}
-SUMS: dict[str, Any] = {"trust": "secure-aggregation", "min-cohort": 4, "colluders": 1}
+SUMS: dict[str, Any] = {"trust": "secure-aggregation", "trust.min-cohort": 4, "trust.colluders": 1}
 SMALL: dict[str, Any] = {"task": "synthetic-logistic", "model": "logistic", "partition": "own"}
-SMALL |= {"synthetic-samples": 360, "synthetic-features": 12, "training-samples": 0, "validation-samples": 0}
+SMALL |= {"task.samples": 360, "task.features": 12, "training-samples": 0, "validation-samples": 0}
 SHUFFLED: dict[str, Any] = {
     **SMALL,
     "strategy": "shuffled",
@@ -97,21 +97,21 @@ SHUFFLED: dict[str, Any] = {
     "num-clients": 1,
     "clients-per-round": 1,
 }
-SHUFFLED |= {"num-rounds": 4, "synthetic-samples": 60, "synthetic-features": 5, "public-samples": 30, "batch-size": 8}
-SHUFFLED |= {"regularizer": "l1", "regularizer-strength": 0.02, "learning-rate": 0.005}
+SHUFFLED |= {"num-rounds": 4, "task.samples": 60, "task.features": 5, "strategy.public-samples": 30, "batch-size": 8}
+SHUFFLED |= {"strategy.regularizer": "l1", "strategy.regularizer-strength": 0.02, "learning-rate": 0.005}
 
 RULES: dict[str, dict[str, Any]] = {
     "mu2": BATCHES,
-    "mu2 anytime": {**BATCHES, "steps": "anytime"},
+    "mu2 anytime": {**BATCHES, "strategy.steps": "anytime"},
     "mu2 cancelling": {**BATCHES, "mechanism": "cancelling"},
     "mu2 blt passes": {"mechanism": "blt", "passes": 2, "num-rounds": 0, "batch-size": 25},
-    "mu2 banded": {**BATCHES, "mechanism": "banded", "bands": 3},
-    "mu2 paper": {"preset": "paper", "release-rule": "paper", "mechanism": "independent", "batch-size": 1},
+    "mu2 banded": {**BATCHES, "mechanism": "banded", "mechanism.bands": 3},
+    "mu2 paper": {"preset": "paper", "strategy.release-rule": "paper", "mechanism": "independent", "batch-size": 1},
     "noisy-sgd": {**BATCHES, "strategy": "noisy-sgd"},
     "noisy-sgd passes": {"strategy": "noisy-sgd", "passes": 2, "num-rounds": 0, "batch-size": 25},
     "full-batch": {"strategy": "full-batch", "num-rounds": 4},
-    "full-batch quantile": {"strategy": "full-batch", "num-rounds": 4, "quantile": 0.6},
-    "full-batch evaluated": {"strategy": "full-batch", "num-rounds": 3, "private-evaluation": 0.05},
+    "full-batch quantile": {"strategy": "full-batch", "num-rounds": 4, "clipping.quantile": 0.6},
+    "full-batch evaluated": {"strategy": "full-batch", "num-rounds": 3, "evaluation.share": 0.05},
     "full-batch centred": {"strategy": "full-batch", "num-rounds": 3, "centring": "private"},
     "one-shot": {"strategy": "one-shot", "num-rounds": 1},
     "online": {**BATCHES, "strategy": "online"},
@@ -134,7 +134,7 @@ FAULTS: dict[str, tuple[dict[str, Any], Fault]] = {
     "lost": ({}, Fault(lost={2: ("1", "4"), 3: ("1",), 5: ("0", "2", "3")})),
     "late": ({"quorum": 0.5}, Fault(late={2: ("1",), 3: ("5",), 4: ("1", "2")})),
     "killed": ({"checkpoint": True}, Fault(lost={2: ("3",)}, killed=(2, 4))),
-    "closed": ({**SUMS, "min-cohort": 6}, Fault(lost={2: ("1",), 4: ("0", "5")})),
+    "closed": ({**SUMS, "trust.min-cohort": 6}, Fault(lost={2: ("1",), 4: ("0", "5")})),
     "helpers away": (SUMS, Fault(closed=frozenset({2, 3}), lost={4: ("2",)})),
     "skipped": (SUMS, Fault(wrong={2: ("1",)}, lost={3: ("2",)})),
     "killed sums": ({**SUMS, "checkpoint": True}, Fault(killed=(1, 3), closed=frozenset({2}), wrong={4: ("0",)})),
@@ -399,9 +399,17 @@ def _renamed() -> dict[str, str]:
     return tomllib.loads(RENAMED.read_text(encoding="utf-8"))["names"] if RENAMED.exists() else {}
 
 
+_ALTERED: Mapping[str, Callable[[Any], Any]] = {
+    "diameter": lambda value: float.hex(float.fromhex(value) / 2) if isinstance(value, str) else value,
+    "secret-order": lambda value: "shuffled" if value is True else "" if value is False else value,
+}
+"""The value under a new name of a key whose values changed with it, from that under the old one."""
+
+
 def _in_new_names(value: Any, names: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
-        return {names.get(name, name): _in_new_names(one, names) for name, one in value.items()}
+        made = {name: _ALTERED.get(name, lambda same: same)(one) for name, one in value.items()}
+        return {names.get(name, name): _in_new_names(one, names) for name, one in made.items()}
     if isinstance(value, list):
         return [_in_new_names(one, names) for one in value]
     return names.get(value, value) if isinstance(value, str) else value

@@ -210,7 +210,7 @@ class World:
                 return list(super().get_node_ids())[: self.most]
 
         def training(nodes):
-            sums = RunConfig.from_mapping({**TWO.to_mapping(), "trust": "secure-aggregation", "min-cohort": 2})
+            sums = RunConfig.from_mapping({**TWO.to_mapping(), "trust": "secure-aggregation", "trust.min-cohort": 2})
             grid = Connected(client_app.app, 4, sums.to_mapping())
             grid.most = nodes
             return error(lambda: run_experiment(grid, sums))

@@ -113,7 +113,7 @@ SUMS = {
     "fit": ["fit", "patients.csv", "--epsilon", 2, "--trust", "secure-aggregation", *FEW],
 }
 """Under secure aggregation an epsilon needs the other one beside it, and what it rests on."""
-SECRET = ["--set", "secret-order=true", "--set", "passes=1", "--set", "mu=1", "--set", "num-rounds=2"]
+SECRET = ["--set", "batch-selection=shuffled", "--set", "passes=1", "--set", "mu=1", "--set", "num-rounds=2"]
 SECRETS = {
     "run": ["run", "--engine", "cohort", *SECRET],
     "audit": ["audit", "--runs", "20", *SECRET],

@@ -152,9 +152,9 @@ def _check(experiment: Experiment) -> None:
         ),
         (
             quantile,
-            "quantile = 0",
+            "clipping.quantile = 0",
             f"{quantile:g}: canaries are made for gradients alone",
-            f"The noise is that of --set quantile=0 --set clip-norm={policy.clip_norm:g}.",
+            f"The noise is that of --set clipping.quantile=0 --set clip-norm={policy.clip_norm:g}.",
         ),
         (
             not policy.adds_noise,

@@ -100,7 +100,7 @@ def fit(
             found = f"--trust {trusted}" if trusted else "no --trust"
             fail(f"Expected --trust {_SUMS} beside --helpers {helpers}, got {found}: set it, or leave --helpers out.")
         if helpers:
-            settings["helpers"] = helpers
+            settings["trust.helpers"] = helpers
         with folder_for(out.resolve(), name, f"fit-{table.name.partition('.')[0]}") as folder:
             if (folder / RESULT_NAME).exists():
                 fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")

@@ -28,20 +28,20 @@ _KEYS = {
     "delta": "delta",
     "per_round": "clients-per-round",
     "passes": "passes",
-    "secret_order": "secret-order",
+    "batch_selection": "batch-selection",
     "clip": "clip-norm",
-    "sample_uses": "sample-uses",
-    "stream": "stream",
+    "sample_uses": "strategy.sample-uses",
+    "stream": "strategy.stream",
     "trust": "trust",
-    "colluders": "colluders",
+    "colluders": "trust.colluders",
 }
 """The run-config key that an option of this command stands for."""
 _SIZES = ("samples", "parameters")
-_OF_BATCHES = ("batch-size", "passes", "secret-order")
+_OF_BATCHES = ("batch-size", "passes", "batch-selection")
 """Keys that settle the run whose mechanisms are compared, and not the decision."""
 _PARAMETERS = 1000
 
-_DETAILED = ("batch", "passes", "secret_order")
+_DETAILED = ("batch", "passes", "batch_selection")
 """Options about what only the details say."""
 
 _OF_UPDATES = {
@@ -90,9 +90,9 @@ def plan(
     passes: Annotated[
         int | None, typer.Option(help="Of that comparison: how often samples are gone through.", show_default="1")
     ] = None,
-    secret_order: Annotated[
-        bool | None,
-        typer.Option("--secret-order", help="Of that comparison: each sample draws its release.", show_default=False),
+    batch_selection: Annotated[
+        str | None,
+        typer.Option(help="Of that comparison: shuffled if each sample draws its release.", show_default=False),
     ] = None,
     unit: Annotated[
         str,

@@ -135,7 +135,7 @@ class Synthetic(Task):
 
     name = "synthetic"
     sentence = "ten Gaussian clouds of any size, for benchmarks"
-    keys = frozenset({"synthetic-samples", "synthetic-features"})
+    keys = frozenset({"task.samples", "task.features"})
     reads = frozenset({"synthetic_samples", "synthetic_features"})
 
     def load(self, config: RunConfig, root: str) -> Dataset:
@@ -162,7 +162,7 @@ class SyntheticLogistic(Task):
 
     name = "synthetic-logistic"
     sentence = "synthetic(alpha, beta) of Li et al. 2020 in two classes; every machine has a rule of its own"
-    keys = frozenset({"synthetic-samples", "synthetic-features", "synthetic-alpha", "synthetic-beta", "feature-bound"})
+    keys = frozenset({"task.samples", "task.features", "task.alpha", "task.beta", "feature-bound"})
     reads = frozenset(
         {"num_clients", "synthetic_samples", "synthetic_features", "synthetic_alpha", "synthetic_beta", "seed"}
     )
@@ -174,7 +174,7 @@ class SyntheticLogistic(Task):
         generator = np.random.Generator(np.random.Philox(key=derived_seed("synthetic(alpha, beta)", config.seed)))
         each = samples // machines
         if each < 1:
-            raise ConfigurationError(f"Expected synthetic-samples >= num-clients = {machines}, got {samples}.")
+            raise ConfigurationError(f"Expected task.samples >= num-clients = {machines}, got {samples}.")
         held_out = max(_LOGISTIC_TEST // machines, 1)
         spreads = config.synthetic_alpha**0.5, config.synthetic_beta**0.5
         deviations = np.arange(1, num_features + 1) ** -0.6

@@ -185,10 +185,10 @@ def _with_public(dataset: Dataset, count: int) -> Dataset:
     total = len(dataset.train_labels)
     if dataset.public_features is not None:
         raise ConfigurationError(
-            f"Expected public-samples to be 0 for a task with public samples of its own, got {count}."
+            f"Expected strategy.public-samples to be 0 for a task with public samples of its own, got {count}."
         )
     if count >= total:
-        raise ConfigurationError(f"Expected public-samples < {total}, got {count}.")
+        raise ConfigurationError(f"Expected strategy.public-samples < {total}, got {count}.")
     order = np.random.Generator(np.random.Philox(key=derived_seed("public samples"))).permutation(total)
     public_features, public_labels = dataset.train_features[order[:count]], dataset.train_labels[order[:count]]
     rest = _only(dataset, np.sort(order[count:]))

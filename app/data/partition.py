@@ -267,8 +267,8 @@ class Dirichlet(ByLabel):
     """Labels skewed by a Dirichlet distribution, by flwr-datasets."""
 
     name = "dirichlet"
-    sentence = "labels skewed by a Dirichlet distribution of concentration dirichlet-alpha"
-    keys = frozenset({"dirichlet-alpha"})
+    sentence = "labels skewed by a Dirichlet distribution of concentration partition.alpha"
+    keys = frozenset({"partition.alpha"})
     reads = frozenset({"num_clients", "dirichlet_alpha", "seed"})
 
     def split(
@@ -294,7 +294,7 @@ class Dirichlet(ByLabel):
         except ValueError as error:
             raise ConfigurationError(
                 f"Expected a Dirichlet partition of {len(order)} samples with at least one for each of {machines} "
-                f"machines, found none for dirichlet-alpha = {alpha:g}; raise it or use fewer machines."
+                f"machines, found none for partition.alpha = {alpha:g}; raise it or use fewer machines."
             ) from error
 
 

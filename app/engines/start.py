@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import ConfigurationError
+from ...privacy.setting import spelled_out
 from ..client_app import app
 from ..data.features.learnt import FOLDER, WEIGHTS_VARIABLE
 from ..runs.experiment import prepare
@@ -21,7 +22,7 @@ from ..runs.result import RunResult
 from ..runs.training_run import run_experiment
 from ..settings.layers import environment_for
 from ..settings.registry import registry
-from ..settings.run_config import RunConfig
+from ..settings.run_config import RunConfig, run_keys
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .device.backend import checked_device
 from .inprocess import InProcessGrid
@@ -170,7 +171,8 @@ def ray_overrides(config: RunConfig) -> dict[str, bool | int | float | str]:
     """The configuration as overrides, with absolute paths: Ray's workers have other working directories."""
     root = config.data_root or os.environ.get("MURMURFL_DATA", "")
     root = str(Path(root).expanduser().resolve()) if root else ""
-    return {**config.to_mapping(), "data-root": root, "features": registry("features").located(config.features)}
+    settled = {**config.to_mapping(), "data-root": root, "features": registry("features").located(config.features)}
+    return spelled_out(settled, run_keys())
 
 
 def app_folder() -> Path:

@@ -33,6 +33,7 @@ from ...privacy import (
 )
 from ...privacy.accounting.loss import Profile
 from ...privacy.files import write_private
+from ...privacy.setting import spelled_out
 from ..engines.loopback import LaunchError, Scalar, executable, interrupts_as_keyboard_interrupt, toml_document
 from ..engines.start import app_folder
 from ..engines.superlink import CONNECTION_NAME, Launch
@@ -43,7 +44,7 @@ from ..nodes.node_config import HelperConfig, NodeConfig, node_strategies
 from ..runs.experiment import Experiment, prepare
 from ..runs.outcome import FAILURE_NAME, Outcome
 from ..settings.registry import registry
-from ..settings.run_config import SECURE, RunConfig
+from ..settings.run_config import SECURE, RunConfig, run_keys
 from .federation.keys_and_cards import (
     ServerCertificates,
     make_helper,
@@ -263,17 +264,17 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         "mechanism": config.mechanism or ("" if own else policy.mechanism),
     }
     if policy.clipping != "clip":
-        settings |= {"clipping": policy.clipping, "clip-stability": policy.clip_stability}
+        settings |= {"clipping": policy.clipping, "clipping.stability": policy.clip_stability}
     if config.samples_per_owner:
         settings["samples-per-owner"] = config.samples_per_owner
     if config.quantile:
-        settings["quantile-share"] = config.quantile_share
+        settings["clipping.quantile-share"] = config.quantile_share
     for query in RUN_QUERIES.values():
         settings |= query.node_settings(config)
     if config.data_root:
         settings["data-root"] = str(Path(config.data_root).expanduser().resolve())
     if policy.trust == SECURE:
-        settings |= {"trust": SECURE, "min-honest": policy.min_honest, "min-cohort": policy.min_cohort}
+        settings |= {"trust": SECURE, "trust.min-honest": policy.min_honest, "trust.min-cohort": policy.min_cohort}
         settings["budget-local-mu"] = policy.budget.worst_case.mu
     if experiment.method.local_steps:
         settings["learning-rate"] = experiment.values.learning_rate
@@ -323,7 +324,7 @@ def run_demo(config: RunConfig, folder: Path, *, timeout_s: float, on_line: Call
         for name in (*deployed.helpers, *deployed.nodes):
             deployed.start_node(name)
         try:
-            deployed.submit(config.to_mapping())
+            deployed.submit(spelled_out(config.to_mapping(), run_keys()))
         except LaunchError as error:
             failure = folder / FAILURE_NAME
             reason = (

@@ -369,13 +369,14 @@ def _cohort(least: int, honest: int, machines: int) -> Finding:
     if least > machines:
         return Finding(
             False,
-            f"min-cohort = {least}, and the roster has {machines} machines, {_NO_START}: no sum could ever be opened.",
+            f"trust.min-cohort = {least}, and the roster has {machines} machines, {_NO_START}: no sum could ever be "
+            "opened.",
         )
     colluders = least - honest
     return Finding(
         True,
-        f"min-cohort = {least} of the roster's {machines} machines: {colluders} of a sum may work with the server, "
-        f"{honest} must not; {machines - least} may be missing from a round",
+        f"trust.min-cohort = {least} of the roster's {machines} machines: {colluders} of a sum may work with the "
+        f"server, {honest} must not; {machines - least} may be missing from a round",
     )
 
 

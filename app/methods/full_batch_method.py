@@ -41,7 +41,7 @@ from .presets import (
     wanted_mu,
 )
 
-QUANTILE = frozenset({"quantile", "quantile-share"})
+QUANTILE = frozenset({"clipping.quantile", "clipping.quantile-share"})
 """The keys of a clip that follows the gradients."""
 
 
@@ -132,7 +132,7 @@ class FullBatchMethod(Method):
 
     name = "full-batch"
     sentence = "Full batches: all samples in each of few rounds, fresh noise, momentum; the server is not trusted."
-    keys = frozenset({"momentum", "average", "l2", "shares"}) | QUANTILE | BOUNDING
+    keys = frozenset({"strategy.momentum", "strategy.average", "strategy.l2", "strategy.shares"}) | QUANTILE | BOUNDING
     mechanisms = ("independent",)
     default_mechanism = "independent"
     # A gradient at a model that is gone is no use: a release stands alone.
@@ -149,9 +149,9 @@ class FullBatchMethod(Method):
         super().check(config)
         if config.quantile and config.clipping == "automatic":
             raise refusal("clipping", "clip with a quantile, which is that of gradients that are cut", config.clipping)
-        usual = run_keys()["quantile-share"].default
+        usual = run_keys()["clipping.quantile-share"].default
         if not config.quantile and config.quantile_share != usual:
-            raise refusal("quantile_share", f"{usual} unless there is a quantile", config.quantile_share)
+            raise refusal("clipping.quantile-share", f"{usual} unless there is a quantile", config.quantile_share)
 
     def usual_rounds(self, config: RunConfig, sizes: Sequence[int], model: Model) -> int:
         """The preset's T."""
@@ -318,7 +318,7 @@ class OneShotMethod(Method):
 
     name = "one-shot"
     sentence = "One round: noisy second moments of all samples, and ridge regression; the server is not trusted."
-    keys = frozenset({"class-weight", "ridge"})
+    keys = frozenset({"strategy.class-weight", "strategy.ridge"})
     mechanisms = ("independent",)
     default_mechanism = "independent"
     clip_units = ("moments",)

@@ -53,7 +53,7 @@ class NoisySgdMethod(Method):
 
     name = "noisy-sgd"
     sentence = "Noisy SGD: fresh noise in every release, the server is not trusted."
-    keys = Method.keys | {"diameter", "secret-order"} | BOUNDING
+    keys = Method.keys | {"strategy.projection-radius", "batch-selection"} | BOUNDING
     mechanisms = ("independent",)
     default_mechanism = "independent"
     # SGD has nothing to carry over: a lost gradient belongs to a model that is gone.
@@ -81,7 +81,7 @@ class IsrlDpMethod(NoisySgdMethod):
 
     name = "isrl-dp"
     sentence = "ISRL-DP minibatch SGD: fresh noise, an average of the iterates, the server is not trusted."
-    keys = NoisySgdMethod.keys - {"secret-order"}
+    keys = NoisySgdMethod.keys - {"batch-selection"}
     sums_suffice = False
     on_real_nodes = False
     client_type = IsrlDpClient
@@ -132,7 +132,7 @@ class TreeMomentumMethod(Method):
 
     name = "tree-momentum"
     sentence = "Tree-aggregated momentum with normalised steps; the server is trusted."
-    keys = Method.keys | {"alpha"} | BOUNDING
+    keys = Method.keys | {"strategy.alpha"} | BOUNDING
     trusted = True
     mechanisms = ()
     release_rule = "paper"
@@ -234,7 +234,7 @@ class OnlineMethod(Method):
 
     name = "online"
     sentence = "Locally private online learning: machines take local steps, the server is not trusted."
-    keys = Method.keys | {"clip-unit", "global-learning-rate", "release-rule"}
+    keys = Method.keys | {"clip-unit", "strategy.global-learning-rate", "strategy.release-rule"}
     clip_units = ("update", "contractive")
     local_steps = True
     has_regret = True
@@ -278,8 +278,8 @@ class ShuffledMethod(Method):
     sentence = "Shuffled gradients: noise on every step of an epoch on the machine, public samples on either side."
     keys = frozenset(
         {
-            *("variant", "order", "private-share", "public-samples"),
-            *("regularizer", "regularizer-strength", "accounting"),
+            *("strategy.variant", "strategy.order", "strategy.private-share", "strategy.public-samples"),
+            *("strategy.regularizer", "strategy.regularizer-strength", "strategy.accounting"),
         }
     )
     mechanisms = ()
@@ -293,7 +293,9 @@ class ShuffledMethod(Method):
     def check(self, config: RunConfig) -> None:
         super().check(config)
         if the_task(config).public and config.public_samples:
-            raise refusal("public_samples", "0 for a task with public samples of its own", config.public_samples)
+            raise refusal(
+                "strategy.public-samples", "0 for a task with public samples of its own", config.public_samples
+            )
 
     def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
         """Clip and step in units of R; no longer a step than the paper's theorem covers."""
@@ -345,7 +347,7 @@ class ShuffledMethod(Method):
             if shard is None or len(shard) < steps:
                 raise ConfigurationError(
                     f"Expected {steps} public samples, an epoch of a silo, for variant {config.variant!r}, got "
-                    f"{0 if shard is None else len(shard)}: set public-samples, or use a task that has them."
+                    f"{0 if shard is None else len(shard)}: set strategy.public-samples, or use a task that has them."
                 )
             public = shard
             epochs = PublicEpochs(

@@ -99,43 +99,49 @@ class Method(ABC):
         if config.trust_model not in self.trusts:
             others = [name for name, one in registry("strategy").items() if config.trust in one.trusts]
             raise refused_trust(config.trust, config.strategy, ("", *self.trusts), others)
-        one_of = "one of {} with this strategy"
-        if config.preset not in self.presets:
-            raise refusal("preset", one_of.format(", ".join(map(repr, self.presets))), config.preset)
-        if self.mechanisms is not None:
-            allowed = ("", NO_NOISE, *self.mechanisms)
-            if config.mechanism not in allowed:
-                raise refusal("mechanism", one_of.format(", ".join(map(repr, allowed))), config.mechanism)
-        units = ("", *self.clip_units)
-        if config.clip_unit not in units:
-            raise refusal("clip_unit", one_of.format(", ".join(map(repr, units))), config.clip_unit)
-        if self.everybody and config.clients_per_round != config.num_clients:
-            expected = f"num-clients = {config.num_clients} with this strategy"
-            raise refusal("clients_per_round", expected, config.clients_per_round)
-        if not self.may_lose and config.lost_replies:
-            raise refusal(
-                "lost_replies", "0 with this strategy: it ends with the first lost reply", config.lost_replies
-            )
-        if not self.may_lose and config.allow_exhaustion:
-            raise refusal(
-                "allow_exhaustion", "false with this strategy: it ends with the first refusal", config.allow_exhaustion
-            )
-        if self.strategy_type.late_answers == "refused":
-            for name in ("quorum", "over_selection"):
-                if getattr(config, name) != 1:
-                    expected = "1 with this strategy: it has no use for a late answer, whose budget would be spent"
-                    raise refusal(name, expected, getattr(config, name))
+        self._check_choices(config)
+        self._check_participation(config)
         bounding(config, self.keys)
-        if config.secret_order and config.passes > 1:
-            raise refusal("passes", "1 with secret-order = true: each sample is in one release", config.passes)
-        if not self.samples_return and config.passes > 1:
-            raise refusal("passes", "1 with this strategy", config.passes)
-        cancelling = self.mechanism(config) in ("cancelling", NO_NOISE)
-        if config.schedule and not cancelling:
-            raise refusal("schedule", "unset unless mechanism = 'cancelling'", config.schedule)
+        self._check_passes(config)
+        if config.schedule and self.mechanism(config) not in ("cancelling", NO_NOISE):
+            raise refusal("mechanism.schedule", "unset unless mechanism = 'cancelling'", config.schedule)
         if registry("task")[config.task].public and not self.uses_public:
             able = [repr(name) for name, one in registry("strategy").items() if one.uses_public]
             raise refusal("strategy", f"{' or '.join(able)} for this task", config.strategy)
+
+    def _check_choices(self, config: RunConfig) -> None:
+        """Refuse a preset, a mechanism or a unit of clipping that this method does not have."""
+        choices = [("preset", self.presets), ("clip_unit", ("", *self.clip_units))]
+        if self.mechanisms is not None:
+            choices.insert(1, ("mechanism", ("", NO_NOISE, *self.mechanisms)))
+        for name, known in choices:
+            if getattr(config, name) not in known:
+                expected = f"one of {', '.join(map(repr, known))} with this strategy"
+                raise refusal(name, expected, getattr(config, name))
+
+    def _check_participation(self, config: RunConfig) -> None:
+        """Refuse fewer clients in a round than this method needs, lost replies and late ones that it cannot use."""
+        wanted: dict[str, tuple[object, str]] = {}
+        if self.everybody:
+            wanted["clients_per_round"] = (config.num_clients, f"num-clients = {config.num_clients} with this strategy")
+        if not self.may_lose:
+            wanted["lost_replies"] = (0, "0 with this strategy: it ends with the first lost reply")
+            wanted["allow_exhaustion"] = (False, "false with this strategy: it ends with the first refusal")
+        if self.strategy_type.late_answers == "refused":
+            late = "1 with this strategy: it has no use for a late answer, whose budget would be spent"
+            wanted |= {"quorum": (1, late), "over_selection": (1, late)}
+        for name, (value, expected) in wanted.items():
+            if getattr(config, name) != value:
+                raise refusal(name, expected, getattr(config, name))
+
+    def _check_passes(self, config: RunConfig) -> None:
+        """Refuse to go through samples more often than this method, or a secret order, allows."""
+        if config.passes == 1:
+            return
+        if config.secret_order:
+            raise refusal("passes", "1 with batch-selection = 'shuffled': each sample is in one release", config.passes)
+        if not self.samples_return:
+            raise refusal("passes", "1 with this strategy", config.passes)
 
     @property
     def own_trust(self) -> Trust:
@@ -206,7 +212,7 @@ class Method(ABC):
         config = problem.config
         separation = (min(problem.sizes) if self.everybody or config.secure else samples) // config.batch_size
         mechanism = self.mechanism(config)
-        schedule = problem.values.schedule if mechanism == "cancelling" and "schedule" in self.keys else None
+        schedule = problem.values.schedule if mechanism == "cancelling" and "mechanism.schedule" in self.keys else None
         # In a secret order a release has b samples on average if there is one for every b of them, asked for or not.
         cap = separation if config.secret_order else min(problem.num_rounds, config.passes * separation)
         return self.machine_policy(
@@ -307,7 +313,7 @@ class Method(ABC):
 
     def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
         """Options of this method's strategy beside the common ones."""
-        return {"diameter": problem.values.diameter} if "diameter" in self.keys else {}
+        return {"diameter": problem.values.diameter} if "strategy.projection-radius" in self.keys else {}
 
     def _server_keys(self, problem: Problem, deployed: bool) -> Mapping[str, Any]:
         if not self.trusted:
@@ -400,7 +406,7 @@ class Method(ABC):
         return True
 
 
-BOUNDING = frozenset({"clipping", "clip-stability", "samples-per-owner"})
+BOUNDING = frozenset({"clipping", "clipping.stability", "samples-per-owner"})
 """The keys, of methods whose guarantee needs of a gradient only that it is no longer than S."""
 
 
@@ -421,9 +427,9 @@ def bounding(config: Bounds, keys: Collection[str]) -> Mapping[str, Any]:
     """Fields of a policy that say how gradients are bounded; none for a method that does not read these keys."""
     if "clipping" not in keys:
         return {}
-    usual = run_keys()["clip-stability"].default
+    usual = run_keys()["clipping.stability"].default
     if config.clipping != "automatic" and config.clip_stability != usual:
-        raise refusal("clip_stability", f"{usual} unless clipping = 'automatic'", config.clip_stability)
+        raise refusal("clipping.stability", f"{usual} unless clipping = 'automatic'", config.clip_stability)
     bounds = {"clipping": config.clipping or "clip", "clip_stability": config.clip_stability}
     return {**bounds, "samples_per_owner": config.samples_per_owner}
 
@@ -453,7 +459,7 @@ class AutoMethod(Method):
 
     name = AUTO
     sentence = "What `murmurfl plan` would choose, from machines, samples, mu and how often a sample may be used."
-    keys = frozenset({"sample-uses", "stream"})
+    keys = frozenset({"strategy.sample-uses", "strategy.stream"})
     mechanisms = ()
     uses_public = False
     client_type = Mu2Client
@@ -464,7 +470,7 @@ class AutoMethod(Method):
         super().check(config)
         for name, value, usual in (("passes", config.passes, 1), ("max_participations", config.max_participations, 0)):
             if value != usual:
-                expected = f"{usual} with strategy = {AUTO!r}, which settles it by sample-uses and num-rounds"
+                expected = f"{usual} with strategy = {AUTO!r}, which settles it by strategy.sample-uses and num-rounds"
                 raise refusal(name, expected, value)
 
 

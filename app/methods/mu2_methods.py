@@ -32,12 +32,18 @@ _FEW_ROUNDS = 8
 """Up to so many, anytime steps are for rows as they usually are; more of them arrive from wherever R is."""
 
 
+_CORRELATED = frozenset(
+    {"strategy.projection-radius", "mechanism.schedule", "strategy.release-rule", "batch-selection"}
+)
+_ANYTIME = frozenset({"strategy.steps", "strategy.window"})
+
+
 class Mu2Method(Method):
     """DP-mu^2-FL with an untrusted server (reshef-levy-2025)."""
 
     name = "mu2"
     sentence = "DP-mu^2-FL: the machines' noise cancels itself, the server is not trusted and runs mu^2-SGD."
-    keys = Method.keys | {"diameter", "schedule", "release-rule", "secret-order", "steps", "window"} | BOUNDING
+    keys = Method.keys | _CORRELATED | _ANYTIME | BOUNDING
     presets = ("practical", "paper")
     default_mechanism = "decay"
     sums_suffice = True
@@ -68,11 +74,11 @@ class Mu2Method(Method):
     def check(self, config: RunConfig) -> None:
         super().check(config)
         if config.steps != "anytime" and config.window:
-            raise refusal("window", "0 without steps = 'anytime'", config.window)
+            raise refusal("strategy.window", "0 without strategy.steps = 'anytime'", config.window)
         if config.steps == "anytime" and config.preset == "paper":
-            raise refusal("steps", "'constant' with preset = 'paper'", config.steps)
+            raise refusal("strategy.steps", "'constant' with preset = 'paper'", config.steps)
         if config.steps == "anytime" and self.strategy_type is not Mu2:
-            raise refusal("steps", "'constant' with a strategy of your own", config.steps)
+            raise refusal("strategy.steps", "'constant' with a strategy of your own", config.steps)
 
     def strategy(self, problem: Problem, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:
         if problem.config.steps != "anytime":
@@ -105,7 +111,7 @@ class TrustedMu2Method(Mu2Method):
 
     name = "trusted-mu2"
     sentence = "DP-mu^2-FL with a server that is trusted with the machines' gradients and adds the noise for everybody."
-    keys = Method.keys | {"diameter", "release-rule"} | BOUNDING
+    keys = Method.keys | {"strategy.projection-radius", "strategy.release-rule"} | BOUNDING
     trusted = True
     default_mechanism = "cancelling"
     sums_suffice = False
@@ -131,7 +137,7 @@ class DelayedMomentumMethod(Mu2Method):
 
     name = "delayed-momentum"
     sentence = "Delayed momentum: machines keep momenta of their own, which are averaged over those that are asked."
-    keys = Method.keys | {"diameter", "schedule"} | BOUNDING
+    keys = Method.keys | {"strategy.projection-radius", "mechanism.schedule"} | BOUNDING
     release_rule = "acknowledged"
     sums_suffice = False
     with_trusted_server = ""

@@ -56,7 +56,8 @@ class Hyperparameters:
 
     def overridden(self, config: RunConfig) -> Hyperparameters:
         """These values, with those a run configuration sets in their place."""
-        given = {field.name: getattr(config, field.name) for field in fields(self)}
+        names = [field.name for field in fields(self) if field.name != "diameter"]
+        given = {"diameter": 2 * config.projection_radius, **{name: getattr(config, name) for name in names}}
         return replace(self, **{name: value for name, value in given.items() if value})
 
 
@@ -144,9 +145,9 @@ class Problem:
             min_cohort=config.cohort_floor,
             helpers=config.helpers,
             patience=config.give_up_after or _FOR_EVER,
-            culprits=config.culprits,
-            most_skipped=config.most_skipped,
-            most_noise=config.most_noise,
+            max_byzantine=config.max_byzantine,
+            max_failed_aggregations=config.max_failed_aggregations,
+            max_noise=config.max_noise,
         )
         return {"secure_aggregation": told}
 

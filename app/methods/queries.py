@@ -132,8 +132,8 @@ def trained_samples(config: Divides, samples: int) -> int:
         return samples
     if samples < 2:
         raise ConfigurationError(
-            f"Expected at least two samples on every machine with held-out = {config.held_out:g}, got {samples}: one "
-            "to train on, and one to evaluate on."
+            f"Expected at least two samples on every machine with evaluation.held-out = {config.held_out:g}, got "
+            f"{samples}: one to train on, and one to evaluate on."
         )
     return samples - held_out_samples(samples, config.held_out)
 
@@ -544,7 +544,7 @@ class MeanOfRun(RunQuery[Centring]):
     def node_settings(config: RunConfig) -> dict[str, Any]:
         """Settings of centring in an operator's file."""
         if is_centred(config):
-            return {"centring": PRIVATE, "centring-share": config.centring_share}
+            return {"centring": PRIVATE, "centring.share": config.centring_share}
         return {"centring": config.centring} if config.centring else {}
 
     def client_query(self, policy: PrivacyPolicy, samples: int) -> Centring:
@@ -578,7 +578,7 @@ class EvaluationOfRun(RunQuery[Evaluation]):
     name: ClassVar[str] = EVALUATION
     of_trained: ClassVar[bool] = False
     says: ClassVar[str] = "a private evaluation of the model"
-    off: ClassVar[str] = "private-evaluation=0"
+    off: ClassVar[str] = "evaluation.share=0"
     result_key: ClassVar[str] = "private_evaluation"
 
     @staticmethod
@@ -591,8 +591,8 @@ class EvaluationOfRun(RunQuery[Evaluation]):
         """Settings of a private evaluation in an operator's file."""
         if not config.private_evaluation:
             return {}
-        bins = {"score-bins": config.score_bins} if config.score_bins else {}
-        return {"private-evaluation": config.private_evaluation, "held-out": config.held_out, **bins}
+        bins = {"evaluation.score-bins": config.score_bins} if config.score_bins else {}
+        return {"evaluation.share": config.private_evaluation, "evaluation.held-out": config.held_out, **bins}
 
     def client_query(self, policy: PrivacyPolicy, samples: int) -> Evaluation:
         """How a client of so many samples evaluates the model on those that it sets aside."""

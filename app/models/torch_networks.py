@@ -386,7 +386,7 @@ class TorchModel(_InPyTorch):
 class Network(ModelKind):
     """A built-in network in PyTorch."""
 
-    keys = frozenset({"gradient-memory-mib"})
+    keys = frozenset({"model.gradient-memory-mib"})
 
     def __init__(self, name: str, sentence: str, model: Callable[[int, int], Model]) -> None:
         self.name, self.sentence, self._model = name, sentence, model
@@ -409,7 +409,7 @@ class FunctionKind(ModelKind):
     ensures that for a module; for a Model it is the user's own promise.
     """
 
-    keys = frozenset({"gradient-memory-mib"})
+    keys = frozenset({"model.gradient-memory-mib"})
 
     def __init__(self, function: Callable[[int, int], Any], name: str) -> None:
         self.name = name

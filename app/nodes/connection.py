@@ -87,7 +87,7 @@ class Connection:
             named = named_values(cls, {"superlink": "", **values})  # a command may say it instead
             for name, value in named.items():
                 kind = bool if kinds[name] == "bool" else str
-                read[name] = Setting(name=name.replace("_", "-"), kind=kind, default=None).read(value)
+                read[name] = Setting(name=name.replace("_", "-"), attribute=name, kind=kind, default=None).read(value)
                 if kinds[name].startswith("Path") and read[name]:
                     read[name] = folder / Path(read[name]).expanduser()
         except ConfigurationError as error:

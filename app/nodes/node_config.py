@@ -33,7 +33,7 @@ from ...privacy import (
 )
 from ...privacy.accounting.gdp import asked_mu
 from ...privacy.machine import tables
-from ...privacy.machine.tables import CENTRINGS, PRIVATE
+from ...privacy.machine.tables import CENTRINGS, PRIVATE, SHUFFLED
 from ...privacy.queries.clipped_share import COUNTED_CLIP_NORM
 from ...privacy.queries.mean_of_features import CENTRING_CONSTANT, CENTRING_SHARE
 from ...privacy.setting import Declaration, refusal, settings, unknown_name
@@ -73,8 +73,8 @@ class NodeConfig(RecordsFile):
     :mod:`~murmurfl.app.settings.run_keys`). In such a file ``strategy`` may be ``trusted-mu2``: the machine then adds
     **no noise**, and its server is trusted with gradients and with keeping ``mu`` towards everybody else.
     ``batch_size`` is 1 with ``full-batch``, whose releases are sums over all samples, and which needs
-    ``max_participations``. With ``secret_order`` no other run may ever use these samples. The server must know the same
-    ``quantile_share`` and ``score_bins`` to read releases.
+    ``max_participations``. With ``batch_selection = "shuffled"`` no other run may ever use these
+    samples. The server must know the same ``quantile_share`` and ``score_bins`` to read releases.
 
     Notes
     -----
@@ -92,37 +92,37 @@ class NodeConfig(RecordsFile):
     features: FeaturesName = "pixels"
     data_root: DataRoot = ""
     partition: PartitionName = "iid"
-    partition_seed: Annotated[int, Declaration("How a built-in data set is split.", table="data", at_least=0)] = 1
-    num_partitions: Annotated[int, Declaration("Into how many parts.", table="data")] = 0
-    partition_id: Annotated[int, Declaration("Which part is this machine's, from 0.", table="data")] = -1
+    partition_seed: Annotated[int, Declaration("How a built-in data set is split.", at_least=0)] = 1
+    num_partitions: Annotated[int, Declaration("Into how many parts.")] = 0
+    partition_id: Annotated[int, Declaration("Which part is this machine's, from 0.")] = -1
     delta: tables.Delta = 0.0
     budget_mu: Annotated[
         float,
         Declaration(
             "Of everything this machine ever releases from these data, over all runs (mus add in squares).",
-            table="privacy",
             at_least=0,
             zero="the ledger's",
         ),
     ] = 0.0
     budget_local_mu: Annotated[
         float,
-        Declaration("As budget-mu, of what holds whatever happens.", table="privacy", at_least=0, zero="the ledger's"),
+        Declaration("As budget-mu, of what holds whatever happens.", at_least=0, zero="the ledger's"),
     ] = 0.0
     clipping: tables.Clipping = ""
     clip_stability: tables.ClipStability = 0.01
     quantile_share: tables.QuantileShare = 0.0
     passes: tables.Passes = 1
-    secret_order: tables.SecretOrder = False
+    batch_selection: tables.BatchSelection = ""
     centring: tables.Centring = ""
     centring_share: tables.CentringShare = CENTRING_SHARE
     centring_norm: Annotated[
-        float, Declaration("S of the mean of `samples`, whose longer rows are cut to it.", table="mean")
+        float, Declaration("S of the mean of `samples`, whose longer rows are cut to it.", key="centring.norm")
     ] = 0.0
     centring_nonnegative: Annotated[
         bool,
         Declaration(
-            "Whether `samples` have no negative values: those that are there count as zero in the mean.", table="mean"
+            "Whether `samples` have no negative values: those that are there count as zero in the mean.",
+            key="centring.nonnegative",
         ),
     ] = False
 
@@ -151,18 +151,18 @@ class NodeConfig(RecordsFile):
             self._check("max_participations", self.max_participations >= 1, rounds)
         steps = "set" if method.local_steps else "unset, for its machines take no steps of their own,"
         self._check("learning_rate", (self.learning_rate > 0) == method.local_steps, f"{steps} {named}")
-        self._check("secret_order", not self.secret_order or "secret-order" in keys, f"false {named}")
+        self._check("batch_selection", not self.batch_selection or "batch-selection" in keys, f"left out {named}")
         self._check("clipping", not self.clipping or "clipping" in keys, f"left out {named}")
         if self.quantile_share:
-            able = "quantile-share" in keys and self.clipping != "automatic"
+            able = "clipping.quantile-share" in keys and self.clipping != "automatic"
             self._check("quantile_share", able, f"0 {named} and clipping = {self.clipping!r}")
-            self._check("clip_norm", self.clip_norm == COUNTED_CLIP_NORM, "1 with a quantile-share")
+            self._check("clip_norm", self.clip_norm == COUNTED_CLIP_NORM, "1 with a clipping.quantile-share")
         trusts = f"{' or '.join(map(repr, method.trusts))} {named}"
         self._check("trust", self.trust in ("", *method.trusts), trusts)
         unused = self.sums or not self.budget_local_mu
         self._check("budget_local_mu", unused, "unset, for it is read with trust = 'secure-aggregation' only")
         honest = not self.sums or self.min_honest <= self.min_cohort
-        self._check("min_honest", honest, f"from 1 to min-cohort = {self.min_cohort}")
+        self._check("min_honest", honest, f"from 1 to trust.min-cohort = {self.min_cohort}")
 
     def _check_data(self) -> None:
         """Refuse data that are not there, or there twice."""
@@ -189,7 +189,7 @@ class NodeConfig(RecordsFile):
             able, beside = "samples-per-owner" in method.keys, self.centred or self.private_evaluation > 0
             clips = f"0 with strategy = {self.strategy!r}, which does not clip by owner"
             self._check("samples_per_owner", able, clips)
-            self._check("samples_per_owner", not beside, "0 with centring or private-evaluation, which count samples")
+            self._check("samples_per_owner", not beside, "0 with centring or evaluation.share, which count samples")
         able = method.centres and not self.secret_order
         self._check("centring", self.centring in (CENTRINGS if able else CENTRINGS[:2]), "'none' or empty here")
         if not self.centred:
@@ -203,6 +203,11 @@ class NodeConfig(RecordsFile):
         self._check("private_evaluation", self.private_evaluation < left, f"a number >= 0 and < {left:g}")
 
     @property
+    def secret_order(self) -> bool:
+        """Whether each sample draws the release it is in, and only this client knows which."""
+        return self.batch_selection == SHUFFLED
+
+    @property
     def method(self) -> Method:
         """What this machine takes part in; refused if a real machine cannot."""
         method = METHODS[self.strategy]
@@ -211,7 +216,7 @@ class NodeConfig(RecordsFile):
 
     def _check(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
-            raise refusal(name, expected, getattr(self, name))
+            raise refusal(self.key(name), expected, getattr(self, name))
 
     def located(self, folder: Path) -> Self:
         """These settings with relative paths, also of a features file, taken from a folder."""

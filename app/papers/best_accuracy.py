@@ -168,7 +168,7 @@ ONE_SHOT: Overrides = {"strategy": "one-shot"}
 def _sums_of(machines: int) -> tuple[str, Overrides]:
     """Sums of which seven tenths are honest, and their name."""
     honest = machines * 7 // 10
-    cohort = {"trust": "secure-aggregation", "min-cohort": machines, "colluders": machines - honest}
+    cohort = {"trust": "secure-aggregation", "trust.min-cohort": machines, "trust.colluders": machines - honest}
     return f"full batches, sums of {honest} honest machines", {**FULL_BATCH, **cohort}
 
 
@@ -195,7 +195,7 @@ points of it (docs/tuning.md).
 
 
 def _in_secret(mu: float, batch_size: int) -> Overrides:
-    return {"strategy": "noisy-sgd", "secret-order": True, "batch-size": batch_size, "mu": mu}
+    return {"strategy": "noisy-sgd", "batch-selection": "shuffled", "batch-size": batch_size, "mu": mu}
 
 
 def _one_pass(batch_size: int, of_sgd: int = 0) -> dict[str, Overrides]:
@@ -239,7 +239,7 @@ _FITTING_BATCH = 12
 
 def _partitions() -> list[Cell]:
     one_pass = {ONE_PASS: _one_pass(_FITTING_BATCH)[ONE_PASS]}
-    skewed: Settings = {"partition": "dirichlet", "dirichlet-alpha": 0.1}
+    skewed: Settings = {"partition": "dirichlet", "partition.alpha": 0.1}
     unequal: Settings = {"partition": "unequal"}
     return [
         Cell(

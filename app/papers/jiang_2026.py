@@ -253,7 +253,7 @@ SIZES = {
 _STEPS = tuple(float(f"{digit}e-{power}") for power in range(1, 10) for digit in (5, 1))
 _DELTA = 1e-6
 _ALGORITHMS: dict[str, Overrides] = {
-    name: {"strategy": "shuffled", "variant": name.lower()}
+    name: {"strategy": "shuffled", "strategy.variant": name.lower()}
     for name in ("Interleaved", "Priv-Pub", "Pub-Priv", "DP-ShuffleG", "Public-Only")
 }
 
@@ -274,8 +274,8 @@ def _cells(
                 "clip-norm": 10.0,
                 "delta": _DELTA,
                 "mu": gdp_mu(epsilon, _DELTA),
-                "order": order,
-                "private-share": share,
+                "strategy.order": order,
+                "strategy.private-share": share,
                 "noise-quality": "fast",
                 "checkpoint": False,
             },

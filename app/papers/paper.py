@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ...privacy import NO_NOISE, gdp_mu
-from ..settings.run_config import RunConfig, without_unread
+from ...privacy.setting import by_key
+from ..settings.run_config import RunConfig, run_keys, without_unread
 from .accuracy import TableKind
 
 Overrides = Mapping[str, bool | int | float | str]
@@ -24,7 +25,7 @@ VALIDATION_SEEDS = (101,)
 
 def hyphenated(**values: bool | float | str) -> Settings:
     """Settings by the names of run-config keys, with underscores for hyphens."""
-    return {name.replace("_", "-"): value for name, value in values.items()}
+    return by_key(values, run_keys())
 
 
 def everybody(machines: int) -> Settings:

@@ -261,7 +261,7 @@ def _stream() -> list[Cell]:
                 "mu2, b = 50": {"strategy": "mu2", "batch-size": 50},
                 "noisy SGD, b = 20": {"strategy": "noisy-sgd", "batch-size": 20},
                 "noisy SGD, b = 50": {"strategy": "noisy-sgd", "batch-size": 50},
-                "auto": {"strategy": "auto", "stream": True},
+                "auto": {"strategy": "auto", "strategy.stream": True},
             },
         )
         for mu in (0.25, 1.0)

@@ -120,7 +120,7 @@ def with_chosen_steps(cells: Sequence[Cell], choices: Choices) -> list[Cell]:
 
 WITHOUT = "without noise"
 """The twin's name among the algorithms of its cell."""
-_OF_NOISE = ("schedule", "secret-order", "epsilon")
+_OF_NOISE = ("mechanism.schedule", "batch-selection", "epsilon")
 """Keys beside the mechanisms' own that mean nothing without noise."""
 
 

@@ -134,7 +134,7 @@ def _practical() -> list[Cell]:
 
 
 def _lossy() -> Cell:
-    rules = {"mu2": _MU2, "mu2, papers' release rule": {**_MU2, "release-rule": "paper"}}
+    rules = {"mu2": _MU2, "mu2, papers' release rule": {**_MU2, "strategy.release-rule": "paper"}}
     return Cell("20 % of replies lost", {**_EVERYBODY, "mu": 1.0, "lost-replies": 0.2}, rules)
 
 

@@ -183,8 +183,8 @@ def _kinds(asked: int, *, lossy: bool) -> dict[str, Overrides]:
             label: {
                 **_MU2,
                 "trust": "secure-aggregation",
-                "min-cohort": cohort,
-                "colluders": cohort - honest,
+                "trust.min-cohort": cohort,
+                "trust.colluders": cohort - honest,
             }
             for label, honest in shares.items()
             if honest <= cohort
@@ -232,6 +232,6 @@ def _fitting(cell: Cell, overrides: Overrides) -> Cell:
     algorithms = {
         label: {**options, **kinds.get(label, {}), **{name: overrides[name] for name in options if name in overrides}}
         for label, options in cell.algorithms.items()
-        if label in kinds or "min-cohort" not in options  # where replies are lost there are fewer
+        if label in kinds or "trust.min-cohort" not in options  # where replies are lost there are fewer
     }
     return replace(cell, algorithms=algorithms)

@@ -323,7 +323,9 @@ def _logistic(epsilon: float, samples: int, **settings: Any) -> Settings:
 
 def _algorithms(alpha: float) -> dict[str, Settings]:
     """All algorithms; alpha is for those with a momentum."""
-    momentum: dict[str, Settings] = {label: {**options, "alpha": alpha} for label, options in _MOMENTUM.items()}
+    momentum: dict[str, Settings] = {
+        label: {**options, "strategy.alpha": alpha} for label, options in _MOMENTUM.items()
+    }
     return {**momentum, UNSAMPLED_SGD: {"strategy": "trusted-sgd"}}
 
 

@@ -30,21 +30,22 @@ from ..settings.run_config import RunConfig, run_keys
 from .rehearsal import kept_beside_alone, mean_kept
 
 SAMPLE_USES = {"once": 1, "few": 4, "any": None}
-"""The most releases of a sample, by the run-config key ``sample-uses``; None for any number."""
+"""The most releases of a sample, by the run-config key ``strategy.sample-uses``; None for any number."""
 
 FEATURES_TRIED = ("strokes", "soft-gradients", "oriented-gradients", "pixels")
 """Features that are tried where none are named, those that teach most first."""
 _SIDE_OF_STROKES = 16
 """Images with fewer pixels a side have no strokes to speak of: on digits of 8 x 8 soft gradients teach more."""
 
-_OF_AUTO = ("strategy", "sample-uses", "stream")
+_OF_AUTO = ("strategy", "strategy.sample-uses", "strategy.stream")
 
 
 @dataclass(frozen=True)
 class Situation:
     """The basis of a decision."""
 
-    # What is wanted, with `strategy = auto`: machines, mu, trust, attendance, `sample-uses`, `stream`, and how many
+    # What is wanted, with `strategy = auto`: machines, mu, trust, attendance, `strategy.sample-uses`,
+    # `strategy.stream`, and how many
     # rounds are possible in `num-rounds`, 0 for any number
     config: RunConfig
     sizes: tuple[int, ...]  # Samples of each machine
@@ -337,7 +338,7 @@ def _following(situation: Situation) -> Settings:
     if has_table(config) or config.stream or config.clipping != run_keys()["clipping"].default:
         return {}
     try:
-        return {"quantile": usual_quantile(situation.problem({"strategy": "full-batch"}))}
+        return {"clipping.quantile": usual_quantile(situation.problem({"strategy": "full-batch"}))}
     except ConfigurationError:  # of full batches themselves, which are refused for it
         return {}
 
@@ -362,8 +363,8 @@ def _one_pass(situation: Situation, strategy: str, *, usual: bool = False) -> li
         batch = int(situation.fewest // max(rounds * share, 1.0))
         if batch >= 1 and (most is None or rounds <= most):
             settings: Settings = {"batch-size": batch, "num-rounds": rounds}
-            if "steps" in METHODS[strategy].keys and rounds > 1 and not known:
-                settings = {**settings, "steps": "anytime"}
+            if "strategy.steps" in METHODS[strategy].keys and rounds > 1 and not known:
+                settings = {**settings, "strategy.steps": "anytime"}
             made.setdefault(batch, _Way(strategy, settings))
     if not made:
         why = f"{situation.fewest} samples of a machine are too few for {most} rounds in which each is used once"
@@ -427,7 +428,7 @@ def tried(situation: Situation, strategy: str, settings: Settings, *, behind: fl
             chosen["centring"] = "none"
         problem = situation.problem(chosen)
         if situation.most_uses == 1 and problem.uses_beside:
-            raise ConfigurationError("a private evaluation with held-out = 0 uses every sample once more")
+            raise ConfigurationError("a private evaluation with evaluation.held-out = 0 uses every sample once more")
         chosen["num-rounds"] = problem.num_rounds
         known = situation.config.to_mapping()
         own = {name: value for name, value in chosen.items() if name != "strategy" and known[name] != value}

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from ...privacy import TRUST_MODELS, ConfigurationError, Guarantee, PrivacyPolicy, Trust, gdp_epsilon
 from ...privacy.accounting.amplification import Amplification, allocation_mu
+from ...privacy.machine.tables import SHUFFLED
 from ...privacy.setting import Value
 from ..methods import METHODS
 from ..methods.method import AUTO, worth_of_order
@@ -163,7 +164,7 @@ def _in_secret(situation: Situation) -> list[Option]:
         # The mu is for noise without resolution; what resolution shows is left room for.
         mu = allocation_mu(0.999 * epsilon, fewest // batch, 0.99 * config.delta)
         known: Mapping[str, Value] = {"batch-size": batch, "mu": mu, "epsilon": 0.0}
-        ways.append({**known, "secret-order": True, "centring": "none"})
+        ways.append({**known, "batch-selection": "shuffled", "centring": "none"})
     return sorted(_possible(situation, "noisy-sgd", ways), key=lambda option: option.score)[:1]
 
 
@@ -229,7 +230,16 @@ _CLASSES = 10
 """Classes of the made-up data that stand in where no task is named: ten clouds."""
 _OF_A_STRATEGY = ("passes", "max-participations", "mechanism", "clip-norm", "learning-rate", "clip-unit", "preset")
 """Keys that were set for another strategy and mean nothing to the one that is chosen."""
-_LEFT_OUT = ("out-dir", "run-name", "track", "data-root", "strategy", "sample-uses", "stream", "num-rounds")
+_LEFT_OUT = (
+    "out-dir",
+    "run-name",
+    "track",
+    "data-root",
+    "strategy",
+    "strategy.sample-uses",
+    "strategy.stream",
+    "num-rounds",
+)
 """Keys that the command has no need of, or that the decision settles."""
 
 
@@ -331,7 +341,7 @@ def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Valu
             raise ConfigurationError(f"Expected {name} >= 1, got {value}.")
     features = max(round(parameters / _CLASSES) - 1, 1)
     machines = int(settings["num-clients"])
-    made_up = {"task": "synthetic", "synthetic-samples": machines * samples, "synthetic-features": features}
+    made_up = {"task": "synthetic", "task.samples": machines * samples, "task.features": features}
     asked: dict[str, Value] = {**made_up, **settings}
     config = RunConfig.from_mapping({**asked, "strategy": AUTO})
     return Choice(decide(Situation(config, (samples,) * machines, features, _CLASSES, worked_out)), asked, made_up=True)
@@ -342,7 +352,7 @@ def asked_of_numbers(
 ) -> tuple[Choice, PlanRequest | None]:
     """The choice for a few numbers, and what mechanisms are compared for: the chosen run, or releases of a batch.
 
-    ``of_batches`` has ``batch-size`` if it is given, and beside it ``passes`` and ``secret-order``: they settle the
+    ``of_batches`` has ``batch-size`` if it is given, and beside it ``passes`` and ``batch-selection``: they settle the
     comparison, and not the decision.
     """
     request, machines = None, settings["num-clients"]
@@ -361,7 +371,7 @@ def asked_of_numbers(
             passes=passes,
             clip_norm=settings.get("clip-norm", 1.0),
             parameters=parameters,
-            secret_order=of_batches.get("secret-order", False),
+            secret_order=of_batches.get("batch-selection") == SHUFFLED,
         )
         request.check_rounds()
     choice = choice_of_numbers(samples, parameters, {**settings, "clients-per-round": per_round})
@@ -384,5 +394,5 @@ def asked_of_run(
     return choice_of_run(merged), request
 
 
-_OF_DECISIONS = ("sample-uses", "stream")
+_OF_DECISIONS = ("strategy.sample-uses", "strategy.stream")
 """Keys that settle the decision alone."""

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ...clients import Cohort
 from ...privacy import MemoryLedger, RefusedError, derived_seed, protocol
+from ...privacy.setting import by_key
 from ...strategies import Outcome, Refusal, Reply, RoundRequest
 from ..data.task import Dataset, Shard
 from ..methods import METHODS, Problem
@@ -32,7 +33,7 @@ from ..methods.presets import WorkedOut, the_task, usual_squared_norm, wanted_mu
 from ..models.fitted_linear import discriminant, ridge
 from ..models.model import area_under_curve
 from ..nodes.flower_internals import without_log
-from ..settings.run_config import RunConfig
+from ..settings.run_config import RunConfig, run_keys
 
 MOST_SAMPLES = 2000
 MOST_FEATURES = 256
@@ -266,7 +267,8 @@ def _played(problem: Problem, worked_out: WorkedOut, member: Member, seed: int) 
     data = _made_up_for(problem, member, seed)
     known = config.to_mapping()
     kept = {name: known[name] for name in (*_OF_ANY, *method.keys) if name in known}
-    values = {field.name.replace("_", "-"): getattr(problem.values, field.name) for field in fields(problem.values)}
+    settled_values = {field.name: getattr(problem.values, field.name) for field in fields(problem.values)}
+    values = by_key({**settled_values, "projection_radius": problem.values.diameter / 2}, run_keys())
     settled = {name: value for name, value in values.items() if name in known and name not in _LEFT and value}
     if not method.takes_steps:
         settled.pop("learning-rate")
@@ -288,8 +290,8 @@ def _played(problem: Problem, worked_out: WorkedOut, member: Member, seed: int) 
     return Played(_score(made, data, groups, worked_out), *data.bounds)
 
 
-_LEFT = ("schedule", "sampling")
-_OF_ANY = ("strategy", "task", "features", "model", "mechanism", "delta", "preset", "gradient-memory-mib")
+_LEFT = ("mechanism.schedule", "sampling")
+_OF_ANY = ("strategy", "task", "features", "model", "mechanism", "delta", "preset", "model.gradient-memory-mib")
 
 
 class _Machines:

@@ -274,9 +274,9 @@ class Experiment(Problem):
         if possible < config.cohort_floor:
             raise ConfigurationError(
                 f"Expected a sum in one of every {patience} rounds, got {patience} rounds in a row with fewer than "
-                f"min-cohort = {config.cohort_floor} replies, with lost-replies = {config.lost_replies:g}: the run "
-                f"would be given up. Here min-cohort may be at most {possible}; or set a larger give-up-after (0: "
-                "never)."
+                f"trust.min-cohort = {config.cohort_floor} replies, with lost-replies = {config.lost_replies:g}: the "
+                f"run would be given up. Here trust.min-cohort may be at most {possible}; or set a larger "
+                "give-up-after (0: never)."
             )
 
     def _refused(self, found: Shortage) -> ConfigurationError:

@@ -17,12 +17,12 @@ import numpy as np
 from ...clients.records.schema import Schema
 from ...privacy import ConfigurationError, Guarantee
 from ...privacy.machine.tables import PRIVATE
-from ...privacy.setting import Value
+from ...privacy.setting import Value, by_key
 from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out
 from ..engines.start import run_cohort
 from ..models.trained_model import SCHEMA
 from ..settings.layers import layered
-from ..settings.run_config import RunConfig
+from ..settings.run_config import RunConfig, run_keys
 from .outcome import Alone, Outcome, Twin
 from .progress import Progress
 from .real_fit import LEDGER_ENDING, evaluated_privately, fit_for_real, with_spent
@@ -39,7 +39,7 @@ SCALING_SHARE = 0.1
 EPSILON = 2.0
 """Of a fit for which nothing else is asked."""
 _SUMS = "secure-aggregation"
-_DEALT = ("task", "partition", "num-clients", "clients-per-round", "dirichlet-alpha")
+_DEALT = ("task", "partition", "num-clients", "clients-per-round", "partition.alpha")
 """Keys that the table and its machines decide."""
 _MOST_NAMED, _TWO, _GUESSING, _ERRORS = 4, 2, 0.5, 2.0
 _WIDTH, _INDENT = 100, " " * len("privacy  ")
@@ -187,7 +187,7 @@ def _own_keys(asked: _Asked, schema: Schema) -> dict[str, Value]:
     own: dict[str, Value] = {
         "strategy": "full-batch" if of_numbers and trust != "trusted-server" else "auto",
         "model": "ridge" if of_numbers else "softmax",
-        **{name.replace("_", "-"): value for name, value in asked.settings.items()},
+        **by_key(asked.settings, run_keys()),
     }
     if dealt := next((name for name in _DEALT if name in own), ""):
         raise ConfigurationError(

@@ -176,7 +176,7 @@ class MeanFigures(_Part):
 
 
 class EvaluationFigures(_Part):
-    """With `private-evaluation`, how good the model is on the machines' own samples, by a count that they released
+    """With `evaluation.share`, how good the model is on the machines' own samples, by a count that they released
     with noise; else null. Where no machine answered, figures are null and `failure` says why.
     """
 
@@ -185,8 +185,10 @@ class EvaluationFigures(_Part):
     accuracy: float | None = _or_null("The share of right predictions, with noise.")
     interval: list[float] | None = _or_null(f"95 % interval of the accuracy on such samples, {_BOTH}.")
     noise_interval: list[float] | None = _or_null(f"95 % interval of the accuracy, {_ALONE}.")
-    auc: float | None = _or_null("The area under the ROC curve, with noise; null without `score-bins`.")
-    auc_interval: list[float] | None = _or_null(f"95 % interval of the area, {_BOTH}; null without `score-bins`.")
+    auc: float | None = _or_null("The area under the ROC curve, with noise; null without `evaluation.score-bins`.")
+    auc_interval: list[float] | None = _or_null(
+        f"95 % interval of the area, {_BOTH}; null without `evaluation.score-bins`."
+    )
     auc_noise_interval: list[float] | None = _or_null(f"95 % interval of the area, {_ALONE}; null without bins.")
     samples: int | None = _or_null("Samples that were evaluated, as machines say.")
     machines: int | None = _or_null("Machines whose replies are counted.")

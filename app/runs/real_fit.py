@@ -336,8 +336,8 @@ def evaluated_privately(schema: Schema) -> dict[str, Value]:
     """Settings of a private evaluation on rows that machines set aside; none of numbers, of which nothing is right."""
     if schema.num_classes == 1:
         return {}
-    bins: dict[str, Value] = {"score-bins": _BINS} if schema.num_classes == _TWO else {}
-    return {"private-evaluation": EVALUATION_SHARE, "held-out": _HELD_OUT, **bins}
+    bins: dict[str, Value] = {"evaluation.score-bins": _BINS} if schema.num_classes == _TWO else {}
+    return {"evaluation.share": EVALUATION_SHARE, "evaluation.held-out": _HELD_OUT, **bins}
 
 
 class Dealt:

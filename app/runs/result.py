@@ -46,7 +46,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flwr")
 
-WORKED_OUT = ("num-rounds", "clip-norm", "learning-rate", "diameter", "centring", "schedule", "sampling")
+WORKED_OUT = (
+    "num-rounds",
+    "clip-norm",
+    "learning-rate",
+    "strategy.projection-radius",
+    "centring",
+    "mechanism.schedule",
+    "sampling",
+)
 """Keys of ``config`` that preset and data settle; ``asked`` has what the run configuration said."""
 
 
@@ -290,9 +298,9 @@ class RunResult:
                 "num-rounds": experiment.num_rounds,
                 "clip-norm": values.clip_norm,
                 "learning-rate": values.learning_rate,
-                "diameter": values.diameter,
+                "strategy.projection-radius": values.diameter / 2,
                 "centring": PRIVATE if experiment.is_centred else NONE,
-                "schedule": values.schedule,
+                "mechanism.schedule": values.schedule,
                 "sampling": values.sampling,
             },
             asked={name: config.to_mapping()[name] for name in WORKED_OUT},

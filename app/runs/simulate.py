@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...privacy import ConfigurationError
-from ...privacy.setting import Value
+from ...privacy.setting import Value, by_key, flat
 from ..engines import run_cohort, run_in_process
 from ..engines.pool import checked_workers
 from ..engines.start import ENGINES, checked_device
@@ -103,8 +103,8 @@ def simulate(
             f"Expected a run configuration or a mapping of its keys, got {got}: data are simulate(task=...), and "
             "murmurfl.app.fit(table, label=...) takes a table with a column of labels."
         )
-    given = _named(config.to_mapping() if isinstance(config, RunConfig) else config or {})
-    own = _named({name.replace("_", "-"): value for name, value in settings.items()})
+    given = _named(config.to_mapping() if isinstance(config, RunConfig) else flat(config or {}, run_keys()))
+    own = _named(by_key(settings, run_keys()))
     checked_workers(workers, engine, ray_address)
     checked_device(device, engine, workers, ray_address)
     settled = RunConfig.from_mapping(layered(given, own))
@@ -160,7 +160,7 @@ _OF_FILES = ("track", "out-dir", "run-name", "checkpoint", "gradient-norm")
 """Keys that say what a run leaves, and where: this one leaves nothing."""
 _STEPS = 2
 """Configurations that differ in their steps alone: the preset's for no noise, and the run's own. The better counts."""
-_OF_NOISE = ("epsilon", "noise-quality", "schedule", "secret-order")
+_OF_NOISE = ("epsilon", "noise-quality", "mechanism.schedule", "batch-selection")
 
 
 def configs_without_noise(outcome: Outcome) -> list[RunConfig]:

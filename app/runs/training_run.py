@@ -357,8 +357,8 @@ def _warn_beforehand(experiment: Experiment) -> None:
     if closed > _WORTH_SAYING * len(left):
         log(
             WARNING,
-            "%d of %d rounds will have fewer replies than min-cohort = %d, with lost-replies = %g: they stay closed, "
-            "and machines carry their releases over.",
+            "%d of %d rounds will have fewer replies than trust.min-cohort = %d, with lost-replies = %g: they stay "
+            "closed, and machines carry their releases over.",
             *(closed, len(left), floor, experiment.config.lost_replies),
         )
 

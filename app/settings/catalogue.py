@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...privacy import MECHANISMS, NO_NOISE
-from ...privacy.setting import Setting, Value
+from ...privacy.setting import Setting, Value, spelled_out
 from .registry import registry
 from .run_config import readers_of, run_keys
 
@@ -120,8 +120,9 @@ def key_table() -> str:
 
 def key_toml() -> str:
     """Every key with its default as TOML, such as ``[tool.flwr.app.config]`` holds them."""
+    default = spelled_out({name: one.default for name, one in run_keys().items()}, run_keys())
     # JSON's words for the four types of values are TOML's too.
-    return "".join(f"{name} = {json.dumps(one.default)}\n" for name, one in run_keys().items())
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in default.items())
 
 
 def config_schema() -> Mapping[str, Any]:

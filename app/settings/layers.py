@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import ConfigurationError
-from ...privacy.setting import Value, flat, mu_and_epsilon, unknown_key
+from ...privacy.setting import Value, flat, key_of, mu_and_epsilon, unknown_key
 from .run_config import RunConfig, run_keys
 
 _SAME = {"mu": "epsilon", "epsilon": "mu"}
@@ -38,7 +38,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
-        name, text = name.strip(), text.strip()
+        name, text = key_of(name.strip(), run_keys()), text.strip()
         if not equals:
             raise ConfigurationError(f"Expected key=value, got {assignment!r}.")
         if name not in run_keys():
@@ -69,11 +69,6 @@ def _read(name: str, value: Any) -> Value:
     known = run_keys()
     if name in known:
         return known[name].read(value)
-    if isinstance(value, dict):
-        raise ConfigurationError(
-            f"Expected run-config keys in one flat table, got the table [{name}]: write its keys at the top, as in "
-            "num-clients = 20."
-        )
     raise unknown_key(name, known)
 
 
@@ -103,7 +98,7 @@ DEFAULT_RUN: Mapping[str, Value] = {
     "features": "soft-gradients",
     "passes": 4,
     "mechanism": "decay",
-    "decay": 0.5,  # samples return: more of the noise is better kept than where each is used once
+    "mechanism.decay": 0.5,  # samples return: more of the noise is better kept than where each is used once
 }
 """Settings of the default run beside ``batch-size``; how they were chosen: docs/tuning.md."""
 

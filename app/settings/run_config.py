@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from ...privacy import CENTRING_SHARE, MECHANISMS, NO_NOISE, ConfigurationError, Trust, gdp_mu
 from ...privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
-from ...privacy.machine.tables import HELD_OUT, PRIVATE
-from ...privacy.setting import Setting, mu_and_epsilon, refusal, settings, settings_of, unknown_key
+from ...privacy.machine.tables import HELD_OUT, PRIVATE, SHUFFLED
+from ...privacy.setting import Setting, flat, mu_and_epsilon, refusal, settings, settings_of, unknown_key
 from ...strategies.rounds.sampling import ParticipationConfig
 from .registry import mechanism_options_of, registry
 from .run_keys import PRESETS as PRESETS
@@ -113,6 +113,11 @@ class RunConfig(RunKeys):
         return tuple(dict.fromkeys(name.strip() for name in self.track.split(",") if name.strip()))
 
     @property
+    def secret_order(self) -> bool:
+        """Whether each sample draws the release it is in, and only its client knows which."""
+        return self.batch_selection == SHUFFLED
+
+    @property
     def label(self) -> str:
         """A name for this run's folder: its strategy, task and seed, in characters that any folder may have."""
         return re.sub(r"[^\w.-]+", "-", f"{self.strategy}-{self.task}-seed{self.seed}")
@@ -174,11 +179,11 @@ class RunConfig(RunKeys):
 
     @classmethod
     def _read(cls, values: Mapping[str, Any]) -> RunConfig:
-        known = run_keys()
-        unknown = sorted(set(values) - set(known))
+        known, given = run_keys(), flat(values, run_keys())
+        unknown = sorted(set(given) - set(known))
         if unknown:
             raise unknown_key(unknown[0], known)
-        return cls(**{known[name].attribute: known[name].read(value) for name, value in values.items()})  # type: ignore[arg-type]
+        return cls(**{known[name].attribute: known[name].read(value) for name, value in given.items()})
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
         """The configuration with hyphenated keys."""
@@ -240,7 +245,7 @@ def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
 def _is_read(one: Setting, mechanism: str, trust: str, reads: frozenset[str]) -> bool:
     """Whether a key is read by a mechanism, by a trust model, or by other things, which read the keys ``reads``."""
     if one.read_by == "mechanism":
-        return one.name in mechanism_options_of(mechanism)
+        return one.attribute in mechanism_options_of(mechanism)
     if one.read_by == "trust":
         return trust == SECURE
     return not one.read_by or one.name in reads
@@ -249,7 +254,7 @@ def _is_read(one: Setting, mechanism: str, trust: str, reads: frozenset[str]) ->
 def readers_of(one: Setting) -> list[str]:
     """The built-in names of those that read a key; empty for one that every run reads."""
     if one.read_by == "mechanism":
-        return [name for name in MECHANISMS if one.name in mechanism_options_of(name)]
+        return [name for name in MECHANISMS if one.attribute in mechanism_options_of(name)]
     if one.read_by == "trust":
         return [SECURE]
     return registry(one.read_by).reading(one.name) if one.read_by else []
@@ -291,15 +296,18 @@ def check_cohorts(num_clients: int, clients_per_round: int, asked: int, min_coho
         )
         raise refusal("clients_per_round", expected, asked)
     if min_cohort > clients_per_round:
-        raise refusal("min_cohort", f"at most clients-per-round = {clients_per_round}", min_cohort)
+        raise refusal("trust.min-cohort", f"at most clients-per-round = {clients_per_round}", min_cohort)
     floor = cohort_floor(clients_per_round, min_cohort)
     if colluders >= floor:
-        raise refusal("colluders", f"below the {floor} releases of the smallest sum: one of them is honest", colluders)
+        raise refusal(
+            "trust.colluders", f"below the {floor} releases of the smallest sum: one of them is honest", colluders
+        )
     half = honest_machines(clients_per_round, floor, -1)
     if colluders < 0 and floor < half:
         raise ConfigurationError(
-            f"Expected colluders beside min-cohort = {floor}, which is below the {half} honest machines that are "
-            f"assumed where it is left out: set colluders to a number below {floor}, or min-cohort to {half} at least."
+            f"Expected trust.colluders beside trust.min-cohort = {floor}, which is below the {half} honest machines "
+            f"that are assumed where it is left out: set trust.colluders to a number below {floor}, or "
+            f"trust.min-cohort to {half} at least."
         )
 
 
@@ -310,9 +318,9 @@ def check_lost_replies(clients_per_round: int, floor: int, lost_replies: float) 
         return
     most = math.floor(1000 * (clients_per_round - floor) / clients_per_round) / 1000
     raise ConfigurationError(
-        f"Expected replies for a sum of min-cohort = {floor}, got {expected:.4g} of {clients_per_round} a round with "
-        f"lost-replies = {lost_replies:g}: most rounds would stay closed. Here lost-replies may be at most {most:g}, "
-        f"or min-cohort at most {math.floor(expected + _ROUNDING)}."
+        f"Expected replies for a sum of trust.min-cohort = {floor}, got {expected:.4g} of {clients_per_round} a round "
+        f"with lost-replies = {lost_replies:g}: most rounds would stay closed. Here lost-replies may be at most "
+        f"{most:g}, or trust.min-cohort at most {math.floor(expected + _ROUNDING)}."
     )
 
 
@@ -320,8 +328,8 @@ def check_end_of_rounds(needed: int, floor: int) -> None:
     """Refuse rounds that wait for fewer machines than a sum must have."""
     if needed < floor:
         raise ConfigurationError(
-            f"Expected rounds that wait for at least min-cohort = {floor} machines, got quorum x clients-per-round = "
-            f"{needed}: raise quorum, or lower min-cohort."
+            f"Expected rounds that wait for at least trust.min-cohort = {floor} machines, got quorum x "
+            f"clients-per-round = {needed}: raise quorum, or lower trust.min-cohort."
         )
 
 
@@ -330,9 +338,9 @@ def nothing_gained(min_honest: int) -> str:
     if min_honest > 1:
         return ""
     return (
-        "Secure aggregation saves no noise here: of each sum one machine only is taken to be honest (h = min-cohort - "
-        "colluders = 1), so mu is what each machine's own noise gives without it. Lower colluders, raise min-cohort, "
-        "or leave trust out."
+        "Secure aggregation saves no noise here: of each sum one machine only is taken to be honest (h = "
+        "trust.min-cohort - trust.colluders = 1), so mu is what each machine's own noise gives without it. Lower "
+        "trust.colluders, raise trust.min-cohort, or leave trust out."
     )
 
 
@@ -370,30 +378,38 @@ def is_evaluated(config: RunKeys) -> bool:
 
 def check_sides(config: RunKeys) -> None:
     """Refuse a query that the method cannot have, and settings of a query that is not asked."""
-    method = registry("strategy")[config.strategy]
+    _check_centring(config)
+    if is_evaluated(config):
+        _check_evaluation(config)
+    elif config.held_out != HELD_OUT:
+        raise refusal("evaluation.held-out", f"{HELD_OUT} without evaluation.share", config.held_out)
+    elif config.score_bins:
+        raise refusal("evaluation.score-bins", "0 without evaluation.share", config.score_bins)
+
+
+def _check_centring(config: RunKeys) -> None:
     if config.centring == PRIVATE:
-        if not method.centres:
+        expected = ""
+        if not registry("strategy")[config.strategy].centres:
             able = ", ".join(name for name, one in registry("strategy").items() if one.centres)
             expected = (
-                f"'none' or empty with strategy = {config.strategy!r}, which takes samples as they come or has public "
-                f"ones beside them (strategies with centring: {able})"
+                f"strategy = {config.strategy!r}, which takes samples as they come or has public ones beside them "
+                f"(strategies with centring: {able})"
             )
-            raise refusal("centring", expected, config.centring)
-        if config.secret_order:
-            raise refusal("centring", "'none' or empty with secret-order = true: the mean shows every sample", PRIVATE)
-        if config.samples_per_owner:
-            raise refusal("centring", "'none' or empty with samples-per-owner: the mean is one of samples", PRIVATE)
+        elif config.secret_order:
+            expected = "batch-selection = 'shuffled': the mean shows every sample"
+        elif config.samples_per_owner:
+            expected = "samples-per-owner: the mean is one of samples"
+        if expected:
+            raise refusal("centring", f"'none' or empty with {expected}", config.centring)
     if config.centring_share != CENTRING_SHARE and not is_centred(config):
-        raise refusal("centring_share", f"{CENTRING_SHARE} without centring = {PRIVATE!r}", config.centring_share)
-    if not is_evaluated(config):
-        if config.held_out != HELD_OUT:
-            raise refusal("held_out", f"{HELD_OUT} without private-evaluation", config.held_out)
-        if config.score_bins:
-            raise refusal("score_bins", "0 without private-evaluation", config.score_bins)
-        return
+        raise refusal("centring.share", f"{CENTRING_SHARE} without centring = {PRIVATE!r}", config.centring_share)
+
+
+def _check_evaluation(config: RunKeys) -> None:
     mean = config.centring_share if is_centred(config) else 0.0
     expected = ""
-    if not method.evaluates:
+    if not registry("strategy")[config.strategy].evaluates:
         able = ", ".join(name for name, one in registry("strategy").items() if one.evaluates)
         expected = (
             f"0 with strategy = {config.strategy!r}, whose epochs go through all samples (strategies with a private "
@@ -402,17 +418,17 @@ def check_sides(config: RunKeys) -> None:
     elif config.samples_per_owner:
         expected = "0 with samples-per-owner: an evaluation counts samples"
     elif config.secret_order:
-        expected = "0 with secret-order = true: the evaluation shows every sample"
+        expected = "0 with batch-selection = 'shuffled': the evaluation shows every sample"
     elif mean + config.private_evaluation >= 1:
-        expected = f"below {1 - mean:g}, what centring-share leaves of mu^2"
+        expected = f"below {1 - mean:g}, what centring.share leaves of mu^2"
     if expected:
-        raise refusal("private_evaluation", expected, config.private_evaluation)
+        raise refusal("evaluation.share", expected, config.private_evaluation)
 
 
 def check_classes(config: RunKeys, num_classes: int) -> None:
     """Refuse an evaluation of data without classes, and scores of more than two."""
     if is_evaluated(config) and num_classes < 2:
         expected = f"0 for task = {config.task!r}, which has no classes"
-        raise refusal("private_evaluation", expected, config.private_evaluation)
+        raise refusal("evaluation.share", expected, config.private_evaluation)
     if config.score_bins and num_classes != 2:
-        raise refusal("score_bins", f"0 for {num_classes} classes: an AUC is of two", config.score_bins)
+        raise refusal("evaluation.score-bins", f"0 for {num_classes} classes: an AUC is of two", config.score_bins)

@@ -16,7 +16,7 @@ from ...privacy.queries.mean_of_features import CENTRING_SHARE
 from ...privacy.setting import Declaration, settings
 from ...privacy.sums.roster import MOST_HELPERS
 from ...strategies import AVERAGES, REGULARIZERS, SAMPLINGS, VARIANTS
-from ...strategies.sums.secure_aggregation import MOST_CULPRITS
+from ...strategies.sums.secure_aggregation import MOST_BYZANTINE
 from .registry import registry
 
 PRESETS = ("practical", "paper")
@@ -27,7 +27,6 @@ TaskName = Annotated[
     str,
     Declaration(
         "The data set; on real machines also the path of a schema, whose records only they have.",
-        table="data",
         names=True,
         choices=partial(registry, "task"),
     ),
@@ -36,42 +35,32 @@ FeaturesName = Annotated[
     str,
     Declaration(
         "Fixed map applied to a task's images; costs no privacy.",
-        table="data",
         names=True,
         choices=partial(registry, "features"),
     ),
 ]
 DataRoot = Annotated[
     str,
-    Declaration(
-        "Folder with the data sets; empty for the environment variable MURMURFL_DATA.", table="data", file=True
-    ),
+    Declaration("Folder with the data sets; empty for the environment variable MURMURFL_DATA.", file=True),
 ]
 PartitionName = Annotated[
     str,
-    Declaration(
-        "How samples are split among machines.", table="data", names=True, choices=partial(registry, "partition")
-    ),
+    Declaration("How samples are split among machines.", names=True, choices=partial(registry, "partition")),
 ]
 StrategyName = Annotated[
     str,
     Declaration(
         "The method: how machines and server train.",
-        table="training",
         names=True,
         choices=partial(registry, "strategy"),
     ),
 ]
-ModelName = Annotated[
-    str, Declaration("The model to train.", table="training", names=True, choices=partial(registry, "model"))
-]
+ModelName = Annotated[str, Declaration("The model to train.", names=True, choices=partial(registry, "model"))]
 FeatureBound = Annotated[
     float,
-    Declaration(
-        "R, a public bound on a sample's norm.", table="training", at_least=0, zero="the task's", read_by="model"
-    ),
+    Declaration("R, a public bound on a sample's norm.", at_least=0, zero="the task's", read_by="model"),
 ]
-LearningRate = Annotated[float, Declaration("eta, the step.", table="training", at_least=0, zero=_PRESETS)]
+LearningRate = Annotated[float, Declaration("eta, the step.", at_least=0, zero=_PRESETS)]
 
 
 @settings
@@ -82,14 +71,14 @@ class RunKeys:
     model: ModelName = "softmax"
     feature_bound: FeatureBound = 0.0
     learning_rate: LearningRate = 0.0
-    preset: Annotated[
-        str, Declaration("Source of the default clip, step, ball and schedule.", table="training", choices=PRESETS)
-    ] = "practical"
-    diameter: Annotated[
+    preset: Annotated[str, Declaration("Source of the default clip, step, ball and schedule.", choices=PRESETS)] = (
+        "practical"
+    )
+    projection_radius: Annotated[
         float,
         Declaration(
-            "D, diameter of the ball that holds the model.",
-            table="training",
+            "D / 2, radius of the ball that the model is projected onto.",
+            key="strategy.projection-radius",
             at_least=0,
             zero=_PRESETS,
             read_by="strategy",
@@ -99,7 +88,7 @@ class RunKeys:
         str,
         Declaration(
             "What the server's steps of mu2 are for: the model after the last round, or the model after every round.",
-            table="training",
+            key="strategy.steps",
             choices=("constant", "anytime"),
             read_by="strategy",
         ),
@@ -108,7 +97,7 @@ class RunKeys:
         int,
         Declaration(
             "Rounds after which anytime steps forget the past, for streams that drift.",
-            table="training",
+            key="strategy.window",
             at_least=0,
             zero="nothing is forgotten",
             read_by="strategy",
@@ -118,7 +107,7 @@ class RunKeys:
         float,
         Declaration(
             "a, the weight of classes in a release of second moments.",
-            table="training",
+            key="strategy.class-weight",
             above=0,
             at_most=1.4142,
             read_by="strategy",
@@ -128,20 +117,26 @@ class RunKeys:
         float,
         Declaration(
             "Lower bound on the eigenvalues of one shot, in units of the noise on a value.",
-            table="training",
+            key="strategy.ridge",
             at_least=0,
             zero=_PRESETS,
             read_by="strategy",
         ),
     ] = 0.0
     global_learning_rate: Annotated[
-        float, Declaration("eta_g: the server's step is eta eta_g tau.", table="training", above=0, read_by="strategy")
+        float,
+        Declaration(
+            "eta_g: the server's step is eta eta_g tau.",
+            key="strategy.global-learning-rate",
+            above=0,
+            read_by="strategy",
+        ),
     ] = 1.0
     momentum: Annotated[
         float,
         Declaration(
             "beta, Nesterov's momentum of full batches.",
-            table="training",
+            key="strategy.momentum",
             at_least=0,
             below=1,
             zero=_PRESETS,
@@ -153,7 +148,7 @@ class RunKeys:
         Declaration(
             "Model that full batches publish: the last iterate, or the average of all weighted by round; empty for the "
             "preset's.",
-            table="training",
+            key="strategy.average",
             choices=("", *AVERAGES),
             read_by="strategy",
         ),
@@ -162,7 +157,7 @@ class RunKeys:
         float,
         Declaration(
             "lambda of lambda ||w||^2 / 2, which the server adds to the loss.",
-            table="training",
+            key="strategy.l2",
             at_least=0,
             zero=_PRESETS,
             read_by="strategy",
@@ -171,46 +166,61 @@ class RunKeys:
     alpha: Annotated[
         float,
         Declaration(
-            "Weight of a new gradient in a momentum.", table="training", above=0, at_most=1, read_by="strategy"
+            "Weight of a new gradient in a momentum.", key="strategy.alpha", above=0, at_most=1, read_by="strategy"
         ),
     ] = 0.1
     regularizer: Annotated[
         str,
         Declaration(
             "psi, applied once an epoch; empty for the task's.",
-            table="training",
+            key="strategy.regularizer",
             choices=("", *REGULARIZERS),
             read_by="strategy",
         ),
     ] = ""
     regularizer_strength: Annotated[
         float,
-        Declaration("lambda or radius of psi.", table="training", at_least=0, zero="the task's", read_by="strategy"),
+        Declaration(
+            "lambda or radius of psi.",
+            key="strategy.regularizer-strength",
+            at_least=0,
+            zero="the task's",
+            read_by="strategy",
+        ),
     ] = 0.0
     gradient_memory_mib: Annotated[
         float,
-        Declaration("Memory for a network's per-sample gradients, in MiB.", table="training", above=0, read_by="model"),
+        Declaration(
+            "Memory for a network's per-sample gradients, in MiB.",
+            key="model.gradient-memory-mib",
+            above=0,
+            read_by="model",
+        ),
     ] = GRADIENT_MEMORY_MIB
     variant: Annotated[
-        str, Declaration("How public samples are used.", table="training", choices=VARIANTS, read_by="strategy")
+        str, Declaration("How public samples are used.", key="strategy.variant", choices=VARIANTS, read_by="strategy")
     ] = "interleaved"
     order: Annotated[
         str,
         Declaration(
-            "The order of the private samples in an epoch.", table="training", choices=ORDERS, read_by="strategy"
+            "The order of the private samples in an epoch.", key="strategy.order", choices=ORDERS, read_by="strategy"
         ),
     ] = "RR"
     private_share: Annotated[
         float,
         Declaration(
-            "p, the share of steps on private samples.", table="training", above=0, at_most=1, read_by="strategy"
+            "p, the share of steps on private samples.",
+            key="strategy.private-share",
+            above=0,
+            at_most=1,
+            read_by="strategy",
         ),
     ] = 0.5
     accounting: Annotated[
         str,
         Declaration(
             "Accounting of an epoch; `amplified` is refused where it does not hold.",
-            table="training",
+            key="strategy.accounting",
             choices=ACCOUNTINGS,
             read_by="strategy",
         ),
@@ -219,7 +229,7 @@ class RunKeys:
         str,
         Declaration(
             "The release that the next one builds on: the last acknowledged, or the last made, as in the papers.",
-            table="training",
+            key="strategy.release-rule",
             choices=RELEASE_RULES,
             read_by="strategy",
         ),
@@ -232,56 +242,56 @@ class RunKeys:
         float,
         Declaration(
             "Concentration of the label-skewed partition; small is more skewed.",
-            table="data",
+            key="partition.alpha",
             above=0,
             read_by="partition",
         ),
     ] = 0.5
-    download: Annotated[
-        bool, Declaration("Whether a missing data set may be downloaded into the data root.", table="data")
-    ] = False
+    download: Annotated[bool, Declaration("Whether a missing data set may be downloaded into the data root.")] = False
     public_samples: Annotated[
         int,
         Declaration(
             "Training samples treated as public, for tasks that have no public samples.",
-            table="data",
+            key="strategy.public-samples",
             at_least=0,
             read_by="strategy",
         ),
     ] = 0
     synthetic_samples: Annotated[
-        int, Declaration("Training samples of a synthetic task.", table="data", at_least=1, read_by="task")
+        int, Declaration("Training samples of a synthetic task.", key="task.samples", at_least=1, read_by="task")
     ] = 6000
     synthetic_features: Annotated[
-        int, Declaration("Values of a sample of a synthetic task.", table="data", at_least=1, read_by="task")
+        int, Declaration("Values of a sample of a synthetic task.", key="task.features", at_least=1, read_by="task")
     ] = 784
     synthetic_alpha: Annotated[
-        float, Declaration("Variance of the labelling rule between machines.", table="data", at_least=0, read_by="task")
+        float,
+        Declaration("Variance of the labelling rule between machines.", key="task.alpha", at_least=0, read_by="task"),
     ] = 0.1
     synthetic_beta: Annotated[
-        float, Declaration("Variance of the features between machines.", table="data", at_least=0, read_by="task")
+        float, Declaration("Variance of the features between machines.", key="task.beta", at_least=0, read_by="task")
     ] = 0.1
     validation_samples: Annotated[
-        int, Declaration("Training samples held out for tuning; they replace the test set.", table="data", at_least=0)
+        int, Declaration("Training samples held out for tuning; they replace the test set.", at_least=0)
     ] = 0
     training_samples: Annotated[
         int,
         Declaration(
             "Training samples used, the same in every run; with a schema as task, about how many all machines have.",
-            table="data",
             at_least=0,
             zero="all",
         ),
     ] = 0
     stream: Annotated[
         bool,
-        Declaration("Whether samples arrive during training, each used on arrival.", table="data", read_by="strategy"),
+        Declaration(
+            "Whether samples arrive during training, each used on arrival.", key="strategy.stream", read_by="strategy"
+        ),
     ] = False
     sample_uses: Annotated[
         str,
         Declaration(
             "Releases that a sample may be in: `any` number, `few` (4) or `once`.",
-            table="data",
+            key="strategy.sample-uses",
             choices=("any", "few", "once"),
             read_by="strategy",
         ),
@@ -290,15 +300,14 @@ class RunKeys:
     samples_per_owner: tables.SamplesPerOwner = 0
     passes: tables.Passes = 1
     max_participations: tables.MaxParticipations = 0
-    secret_order: tables.SecretOrder = False
-    num_clients: Annotated[int, Declaration("M, machines in all.", table="rounds", at_least=1)] = 10
-    clients_per_round: Annotated[int, Declaration("m, machines asked in a round.", table="rounds", at_least=1)] = 10
+    batch_selection: tables.BatchSelection = ""
+    num_clients: Annotated[int, Declaration("M, machines in all.", at_least=1)] = 10
+    clients_per_round: Annotated[int, Declaration("m, machines asked in a round.", at_least=1)] = 10
     quorum: Annotated[
         float,
         Declaration(
             "Share of clients-per-round whose answers end a round. Later answers count in a later round where the "
             "method allows it; simulated machines are never late. A resumed run may have another.",
-            table="rounds",
             above=0,
             at_most=1,
         ),
@@ -308,22 +317,18 @@ class RunKeys:
         Declaration(
             "Fewest connected clients with which a round of real machines begins after node-deadline-s. A resumed run "
             "may have another.",
-            table="rounds",
             at_least=0,
             zero="half of clients-per-round, rounded up, or the quorum if that is less",
         ),
     ] = 0
     over_selection: Annotated[
         float,
-        Declaration(
-            "Machines asked in a round, as a multiple of clients-per-round, rounded up.", table="rounds", at_least=1
-        ),
+        Declaration("Machines asked in a round, as a multiple of clients-per-round, rounded up.", at_least=1),
     ] = 1.0
     num_rounds: Annotated[
         int,
         Declaration(
             "T, rounds; more than samples and caps allow are refused.",
-            table="rounds",
             at_least=0,
             zero="one pass over the data, with full batches the preset's; real machines need a number",
         ),
@@ -333,38 +338,29 @@ class RunKeys:
         Declaration(
             "Whether rounds go on after machines run out of samples or reach their cap, and so refuse; in a "
             "simulation of one pass they do.",
-            table="rounds",
         ),
     ] = False
     sampling: Annotated[
         str,
-        Declaration(
-            "How a round's machines are drawn; empty for the preset's.", table="rounds", choices=("", *SAMPLINGS)
-        ),
+        Declaration("How a round's machines are drawn; empty for the preset's.", choices=("", *SAMPLINGS)),
     ] = ""
     lost_replies: Annotated[
-        float, Declaration("Share of replies that a simulation loses at random.", table="rounds", at_least=0, below=1)
+        float, Declaration("Share of replies that a simulation loses at random.", at_least=0, below=1)
     ] = 0.0
     seed: Annotated[
         int,
         Declaration(
             "Seed of partition, sampling, simulated losses and, in simulation, noise.",
-            table="rounds",
             at_least=0,
             below=2**63,
         ),
     ] = 1
-    round_timeout_s: Annotated[
-        float, Declaration("Longest wait for a round's replies, in seconds.", table="rounds", above=0)
-    ] = 600.0
-    node_deadline_s: Annotated[
-        float, Declaration("Longest wait for enough machines, in seconds.", table="rounds", above=0)
-    ] = 120.0
+    round_timeout_s: Annotated[float, Declaration("Longest wait for a round's replies, in seconds.", above=0)] = 600.0
+    node_deadline_s: Annotated[float, Declaration("Longest wait for enough machines, in seconds.", above=0)] = 120.0
     give_up_after: Annotated[
         int,
         Declaration(
             "Consecutive rounds with nothing to aggregate after which a run fails.",
-            table="rounds",
             at_least=0,
             zero="never",
         ),
@@ -373,7 +369,6 @@ class RunKeys:
         str,
         Declaration(
             "On real machines, the owner's permit (`murmurfl owner permit`) for machines that demand one.",
-            table="rounds",
             zero="none",
         ),
     ] = ""
@@ -382,7 +377,6 @@ class RunKeys:
         Declaration(
             "On real machines, the digest of the record schema (`murmurfl schema FILE --digest`); others are not "
             "asked.",
-            table="rounds",
             zero="any",
         ),
     ] = ""
@@ -400,16 +394,14 @@ class RunKeys:
     quantile_share: tables.QuantileShare = QUANTILE_SHARE
     clip_unit: Annotated[
         str,
-        Declaration(
-            "What is clipped; empty for the method's own.", table="clip", choices=("", *CLIP_UNITS), read_by="strategy"
-        ),
+        Declaration("What is clipped; empty for the method's own.", choices=("", *CLIP_UNITS), read_by="strategy"),
     ] = ""
     quantile: Annotated[
         float,
         Declaration(
             "Target share of unclipped gradients: full batches adapt the clip, from `clip-norm` on, to the clipped "
             "share, released with the same noise.",
-            table="clip",
+            key="clipping.quantile",
             at_least=0,
             below=1,
             zero="a fixed clip",
@@ -421,7 +413,7 @@ class RunKeys:
         float,
         Declaration(
             "Share of its previous noise that a release removes.",
-            table="noise",
+            key="mechanism.decay",
             at_least=0,
             at_most=1,
             zero="the best",
@@ -429,17 +421,19 @@ class RunKeys:
         ),
     ] = 0.0
     decoder: Annotated[
-        str, Declaration("Decoder of the tree.", table="noise", zero="its default", read_by="mechanism")
+        str, Declaration("Decoder of the tree.", key="mechanism.decoder", zero="its default", read_by="mechanism")
     ] = ""
     workload: Annotated[
         str,
-        Declaration("Workload that the noise is optimal for.", table="noise", zero="its default", read_by="mechanism"),
+        Declaration(
+            "Workload that the noise is optimal for.", key="mechanism.workload", zero="its default", read_by="mechanism"
+        ),
     ] = ""
     bands: Annotated[
         int,
         Declaration(
             "Non-zero diagonals of the encoder or of its inverse.",
-            table="noise",
+            key="mechanism.bands",
             at_least=0,
             zero="its default",
             read_by="mechanism",
@@ -448,14 +442,18 @@ class RunKeys:
     buffers: Annotated[
         int,
         Declaration(
-            "Buffers of the linear recurrence.", table="noise", at_least=0, zero="its default", read_by="mechanism"
+            "Buffers of the linear recurrence.",
+            key="mechanism.buffers",
+            at_least=0,
+            zero="its default",
+            read_by="mechanism",
         ),
     ] = 0
     schedule: Annotated[
         str,
         Declaration(
             "Noise schedule of the cancelling mechanism; empty for the preset's.",
-            table="noise",
+            key="mechanism.schedule",
             choices=("", *SCHEDULES),
             read_by="strategy",
         ),
@@ -464,14 +462,14 @@ class RunKeys:
         str,
         Declaration(
             "Share of mu^2 for each round of full batches; empty for equal shares.",
-            table="noise",
+            key="strategy.shares",
             choices=("", *SHARES),
             read_by="strategy",
         ),
     ] = ""
     noise_quality: Annotated[
         str,
-        Declaration("`fast` is for long simulations and guarantees nothing.", table="noise", choices=NOISE_QUALITIES),
+        Declaration("`fast` is for long simulations and guarantees nothing.", choices=NOISE_QUALITIES),
     ] = "exact"
     trust: tables.TrustModel = ""
     min_cohort: tables.MinCohort = 0
@@ -479,7 +477,7 @@ class RunKeys:
         int,
         Declaration(
             "Helpers; each must take part in opening every sum.",
-            table="secure-aggregation",
+            key="trust.helpers",
             at_least=1,
             at_most=MOST_HELPERS,
             read_by="trust",
@@ -490,35 +488,35 @@ class RunKeys:
         Declaration(
             "Machines of a sum that may collude with the server: mu protects the other h = min-cohort - colluders; -1 "
             "sets h to half of clients-per-round.",
-            table="secure-aggregation",
+            key="trust.colluders",
             at_least=-1,
             read_by="trust",
         ),
     ] = -1
-    culprits: Annotated[
+    max_byzantine: Annotated[
         int,
         Declaration(
             "The most machines that are taken to lie: after a wrong sum so many are left out in turns.",
-            table="secure-aggregation",
+            key="trust.max-byzantine",
             at_least=1,
-            at_most=MOST_CULPRITS,
+            at_most=MOST_BYZANTINE,
             read_by="trust",
         ),
     ] = 2
-    most_skipped: Annotated[
+    max_failed_aggregations: Annotated[
         int,
         Declaration(
             "Wrong sums after which a training ends with the model it has.",
-            table="secure-aggregation",
+            key="trust.max-failed-aggregations",
             at_least=1,
             read_by="trust",
         ),
     ] = 16
-    most_noise: Annotated[
+    max_noise: Annotated[
         float,
         Declaration(
             "Likewise, how many times its planned variance the noise that wrong sums left may have.",
-            table="secure-aggregation",
+            key="trust.max-noise",
             above=1,
             read_by="trust",
         ),
@@ -527,20 +525,19 @@ class RunKeys:
         bool,
         Declaration(
             "Whether evaluations compute the norm of the training loss's gradient: simulation only, not private.",
-            table="results",
         ),
     ] = False
     evaluate_every: Annotated[
-        int, Declaration("Rounds between evaluations; the last is always evaluated.", table="results", at_least=1)
+        int, Declaration("Rounds between evaluations; the last is always evaluated.", at_least=1)
     ] = 1
     checkpoint: Annotated[
-        bool, Declaration("On real machines, whether the server saves its state after every round.", table="results")
+        bool, Declaration("On real machines, whether the server saves its state after every round.")
     ] = True
     out_dir: Annotated[
         str,
-        Declaration("Folder for results, an absolute path; empty for runs/ where the server runs.", table="results"),
+        Declaration("Folder for results, an absolute path; empty for runs/ where the server runs."),
     ] = ""
-    run_name: Annotated[str, Declaration("Folder in out-dir; empty for strategy, task and seed.", table="results")] = ""
-    track: Annotated[
-        str, Declaration("Trackers, separated by commas: tensorboard, mlflow, wandb; empty for none.", table="results")
-    ] = ""
+    run_name: Annotated[str, Declaration("Folder in out-dir; empty for strategy, task and seed.")] = ""
+    track: Annotated[str, Declaration("Trackers, separated by commas: tensorboard, mlflow, wandb; empty for none.")] = (
+        ""
+    )

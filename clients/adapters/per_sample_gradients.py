@@ -290,7 +290,8 @@ class Need:
             rows = " with the rows beside it" if beside else ""
             raise ConfigurationError(
                 f"Expected a gradient memory of at least {needed} MiB, which the gradient of a single sample of this "
-                f"model needs{rows}, got {memory_mib:g} MiB: set aside more (gradient_memory_mib, gradient-memory-mib)."
+                f"model needs{rows}, got {memory_mib:g} MiB: set aside more (gradient_memory_mib, "
+                "model.gradient-memory-mib)."
             )
         return count
 

@@ -19,7 +19,7 @@ import pydantic
 from ...privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, gdp_mu, protocol
 from ...privacy.accounting.gdp import asked_mu
 from ...privacy.machine import tables
-from ...privacy.setting import Declaration, Setting, Value, refusal, settings, settings_of
+from ...privacy.setting import Declaration, Setting, Value, hyphenated, refusal, settings, settings_of
 from ...privacy.sums.masking import Masking
 from ..adapters.sample_methods import SAMPLE_METHODS, sample_method
 from ..adapters.update_policy import UpdatePolicy
@@ -45,7 +45,7 @@ MinHonest = Annotated[
     int,
     Declaration(
         "h, how many machines of every sum, this one among them, do not work with the server. Nobody can check it.",
-        table=SECURE,
+        key="trust.min-honest",
         at_least=0,
     ),
 ]
@@ -56,9 +56,9 @@ AppNodeConfig = Annotated[Mapping[str, Value], Declaration("What the app finds i
 class Pinned(OperatorsFile):
     """The roster that a machine or a helper trusts."""
 
-    roster: Annotated[str, Declaration("Path of the list of machines and helpers.", table=SECURE, file=True)] = ""
+    roster: Annotated[str, Declaration("Path of the list of machines and helpers.", file=True)] = ""
     roster_digest: Annotated[
-        str, Declaration("Its digest, which this operator has compared with the other operators'.", table=SECURE)
+        str, Declaration("Its digest, which this operator has compared with the other operators'.")
     ] = ""
 
 
@@ -80,9 +80,9 @@ class MachineFile(Pinned):
         for name in self.of_sums:
             value = getattr(self, name)
             if self.sums and not value:
-                raise refusal(name, f"set, with trust = {SECURE!r}", value)
+                raise refusal(self.key(name), f"set, with trust = {SECURE!r}", value)
             if not self.sums and value != getattr(type(self), name):
-                raise refusal(name, f"unset, for it is read with trust = {SECURE!r} only", value)
+                raise refusal(self.key(name), f"unset, for it is read with trust = {SECURE!r} only", value)
 
     @property
     def sums(self) -> bool:
@@ -125,22 +125,18 @@ class RecordsFile(MachineFile):
         Declaration(
             "Path of a file of records, `.csv`, `.csv.gz`, `.parquet` or `.npz`; empty for an app's own, or a built-in "
             "task.",
-            table="data",
             file=True,
         ),
     ] = ""
     schema: Annotated[
         str,
-        Declaration(
-            "Path of the schema of the records: what one is, in public, reviewed by a person.", table="data", file=True
-        ),
+        Declaration("Path of the schema of the records: what one is, in public, reviewed by a person.", file=True),
     ] = ""
     rows: Annotated[
         int,
         Declaration(
             "N, how many records there are, or with samples-per-owner owners: public, and the same whatever is in "
             "them. Records behind the first N are left out, and those that are not there count as zero.",
-            table="data",
             at_least=0,
         ),
     ] = 0
@@ -165,7 +161,7 @@ class RecordsFile(MachineFile):
             name, value = (
                 ("score_bins", self.score_bins) if self.held_out == tables.HELD_OUT else ("held_out", self.held_out)
             )
-            raise refusal(name, "unset without private-evaluation", value)
+            raise refusal(self.key(name), "unset without evaluation.share", value)
 
     @property
     def sums(self) -> bool:
@@ -272,7 +268,7 @@ class UpdateNode(MachineFile):
     **Formal guarantees.** What leaves is what :class:`~murmurfl.clients.UpdatePolicy` guarantees, as long as the node
     runs client code its operator chose: ``murmurfl node`` runs ``app``; a plain ``flower-supernode`` runs the code of
     whoever submits the run, and that may leave the mod out. The ledger knows ``data_files``, and the machine compares
-    them before and after every training; a message cannot change the roster, nor ``min-cohort``.
+    them before and after every training; a message cannot change the roster, nor ``trust.min-cohort``.
     """
 
     updates: pydantic.InstanceOf[UpdatePolicy]
@@ -323,13 +319,14 @@ class UpdateNode(MachineFile):
     @classmethod
     def settings(cls) -> dict[str, Setting]:
         """The settings that such a file may have: of a policy's fields those that the ledger does not decide."""
-        own, shared, decided = super().settings(), settings_of(RecordsFile), {}
+        own, decided = super().settings(), {}
+        shared = {one.attribute: one for one in settings_of(RecordsFile).values()}
         kinds = get_type_hints(UpdatePolicy)
         for one in fields(UpdatePolicy):
-            name = one.name.replace("_", "-")
             if one.name not in _OF_THE_LEDGER:
-                usual = Setting(name=name, kind=kinds[one.name], default=None)
-                decided[name] = replace(shared.get(name, usual), default=one.default)
+                usual = Setting(name=hyphenated(one.name), attribute=one.name, kind=kinds[one.name], default=None)
+                found = replace(shared.get(one.name, usual), default=one.default)
+                decided[found.name] = found
         first = {name: own.pop(name) for name in ("machine", "ledger")}
         return {**first, **decided, **own}
 
@@ -367,6 +364,6 @@ class UpdateNode(MachineFile):
         if local is not None and needed > private.budget.worst_case.mu * (1 + _ROUNDING):
             raise ConfigurationError(
                 f"Expected mu_local <= {local:g}, the budget of what holds whatever happens in the ledger "
-                f"{ledger.path}, got {needed:g}: not one run would be answered. Lower mu or min-honest."
+                f"{ledger.path}, got {needed:g}: not one run would be answered. Lower mu or trust.min-honest."
             )
         return settled

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self
 
 from ...privacy import ConfigurationError, SQLiteLedger
 from ...privacy.files import open_folder
-from ...privacy.setting import Setting, flat, refusal, settings, settings_of
+from ...privacy.setting import Setting, flat, refusal, renamed, settings, settings_of
 
 NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"
 """The environment variable with the path of the operator's file."""
@@ -96,6 +96,11 @@ class OperatorsFile:
                 raise refusal(one.name, _NOT_ZERO[one.kind], value)
 
     @classmethod
+    def key(cls, attribute: str) -> str:
+        """Return the key of the setting in a field."""
+        return next(one.name for one in settings_of(cls).values() if one.attribute == attribute)
+
+    @classmethod
     def settings(cls) -> dict[str, Setting]:
         """The settings that such a file may have."""
         return dict(settings_of(cls))
@@ -152,6 +157,8 @@ _NOT_ZERO = {str: "set", int: "an integer >= 1", float: "a number > 0"}
 def read_values(document: Mapping[str, Any], known: Collection[str], needed: Collection[str]) -> dict[str, Any]:
     """The values of a document; refused if a key is unknown, or one that is needed is missing."""
     unknown = sorted(set(document) - set(known))
+    if unknown and (now := renamed(unknown[0], known)):
+        raise ConfigurationError(f"Expected known node-config keys, got {unknown[0]}: {now}.")
     if unknown:
         raise ConfigurationError(
             f"Expected known node-config keys, got {', '.join(unknown)}: {_meant(unknown, list(known))}expected keys "

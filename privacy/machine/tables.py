@@ -11,6 +11,7 @@ from .policy import NO_NOISE, TRUST_MODELS
 
 PRIVATE, NONE = "private", "none"
 CENTRINGS = ("", NONE, PRIVATE)
+SHUFFLED = "shuffled"
 HELD_OUT = 0.1
 """The share of a machine's samples that are set aside by default, where a run is evaluated privately."""
 
@@ -21,41 +22,44 @@ def _mechanisms() -> tuple[str, ...]:
 
 Mu = Annotated[
     float,
-    Declaration(
-        "The privacy wanted, for one sample replaced: mu-GDP, shown as epsilon at delta.", table="privacy", above=0
-    ),
+    Declaration("The privacy wanted, for one sample replaced: mu-GDP, shown as epsilon at delta.", above=0),
 ]
 Epsilon = Annotated[
     float,
     Declaration(
         "The privacy wanted as an epsilon at delta; it stands in the place of mu.",
-        table="privacy",
         at_least=0,
         zero="mu",
     ),
 ]
-Delta = Annotated[float, Declaration("Where epsilon is shown.", table="privacy", above=0, below=1)]
-ClipNorm = Annotated[
-    float, Declaration("S, the L2 norm that is clipped to.", table="clip", at_least=0, zero="the preset's")
-]
+Delta = Annotated[float, Declaration("Where epsilon is shown.", above=0, below=1)]
+ClipNorm = Annotated[float, Declaration("S, the L2 norm that is clipped to.", at_least=0, zero="the preset's")]
 Clipping = Annotated[
     str,
     Declaration(
         "How gradients are bounded: cut to S where they are longer, or with `automatic` all brought to nearly S, "
         "S g / (||g|| + gamma); empty for `clip`.",
-        table="clip",
         choices=("", *CLIPPINGS),
         read_by="strategy",
     ),
 ]
 ClipStability = Annotated[
     float,
-    Declaration("gamma of automatic clipping, in the gradients' own units.", table="clip", above=0, read_by="strategy"),
+    Declaration(
+        "gamma of automatic clipping, in the gradients' own units.",
+        key="clipping.stability",
+        above=0,
+        read_by="strategy",
+    ),
 ]
 QuantileShare = Annotated[
     float,
     Declaration(
-        "Share of mu^2 spent on how many gradients are clipped.", table="clip", above=0, below=1, read_by="strategy"
+        "Share of mu^2 spent on how many gradients are clipped.",
+        key="clipping.quantile-share",
+        above=0,
+        below=1,
+        read_by="strategy",
     ),
 ]
 MechanismName = Annotated[
@@ -63,7 +67,6 @@ MechanismName = Annotated[
     Declaration(
         "How noise is correlated over releases; empty for the method's own. `none` adds no noise anywhere, to see what "
         "noise costs: nothing is private then, mu stands for the largest there is, and real machines refuse it.",
-        table="noise",
         choices=_mechanisms,
         own=True,
     ),
@@ -72,7 +75,6 @@ BatchSize = Annotated[
     int,
     Declaration(
         "b, samples a release; where machines take local steps tau, one step for each.",
-        table="releases",
         at_least=1,
         read_by="strategy",
     ),
@@ -82,7 +84,6 @@ SamplesPerOwner = Annotated[
     Declaration(
         "j, the most samples of an owner that are used; a batch is then one of b owners, each owner's gradients are "
         "clipped as one, and all samples of an owner are protected together.",
-        table="releases",
         at_least=0,
         zero="samples by themselves",
         read_by="strategy",
@@ -92,22 +93,20 @@ Passes = Annotated[
     int,
     Declaration(
         "How often every machine goes through its samples; the noise covers that they return.",
-        table="releases",
         at_least=1,
     ),
 ]
 MaxParticipations = Annotated[
     int,
-    Declaration(
-        "K, the cap of a machine's releases.", table="releases", at_least=0, zero="as many as rounds and samples allow"
-    ),
+    Declaration("K, the cap of a machine's releases.", at_least=0, zero="as many as rounds and samples allow"),
 ]
-SecretOrder = Annotated[
-    bool,
+BatchSelection = Annotated[
+    str,
     Declaration(
-        "Whether each sample draws the release it is in, and only its machine knows which; a release then takes as "
-        "long as a pass, and its epsilon is shown beside the one that holds whoever knows.",
-        table="releases",
+        "Which samples a release is made from. With `shuffled` each sample draws the release it is in, and only its "
+        "client knows which; a release then takes as long as a pass, and its epsilon is shown next to the one that "
+        "holds for whoever knows. Empty for the strategy's own.",
+        choices=("", SHUFFLED),
         read_by="strategy",
     ),
 ]
@@ -115,18 +114,17 @@ Centring = Annotated[
     str,
     Declaration(
         "Whether machines release the mean of their features first, and see samples from it; empty: as features say.",
-        table="mean",
         choices=CENTRINGS,
     ),
 ]
 CentringShare = Annotated[
-    float, Declaration("Share of mu^2 spent on the mean of the features.", table="mean", above=0, below=1)
+    float, Declaration("Share of mu^2 spent on the mean of the features.", key="centring.share", above=0, below=1)
 ]
 PrivateEvaluation = Annotated[
     float,
     Declaration(
         "Share of mu^2 spent on a private evaluation: machines count, with noise, which samples the model gets right.",
-        table="evaluation",
+        key="evaluation.share",
         at_least=0,
         below=1,
         zero="none",
@@ -136,7 +134,7 @@ HeldOut = Annotated[
     float,
     Declaration(
         "Which share of a machine's samples is set aside for its private evaluation, and never trained on.",
-        table="evaluation",
+        key="evaluation.held-out",
         at_least=0,
         below=1,
         zero="an evaluation of those that were trained on",
@@ -146,7 +144,7 @@ ScoreBins = Annotated[
     int,
     Declaration(
         "Bins of scores for each of two classes, counted in a private evaluation for the AUC.",
-        table="evaluation",
+        key="evaluation.score-bins",
         at_least=0,
         zero="no AUC",
     ),
@@ -156,7 +154,6 @@ TrustModel = Annotated[
     Declaration(
         "Who is trusted, and with what; empty for the method's own. Under `secure-aggregation` the server sees only "
         "sums of releases, as long as one helper is honest; under `trusted-server` it sees them all and adds noise.",
-        table="secure-aggregation",
         choices=("", *TRUST_MODELS),
     ),
 ]
@@ -164,7 +161,7 @@ MinCohort = Annotated[
     int,
     Declaration(
         "n, the fewest releases of a sum; a round with fewer stays closed, and machines carry theirs over.",
-        table="secure-aggregation",
+        key="trust.min-cohort",
         at_least=0,
         zero="four fifths of clients-per-round, rounded up",
         read_by="trust",

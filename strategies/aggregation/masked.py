@@ -60,7 +60,7 @@ class Masked(Aggregator):
         self._terms: Terms | None = None
         self._warned: set[tuple[str, str]] = set()
         self._unreached = 0
-        self.suspects = Suspects(option.culprits)
+        self.suspects = Suspects(option.max_byzantine)
         self._lost: dict[str, list[list[int]]] = {}  # of each machine in a skipped sum, intervals of lost noise
         self._skipped: dict[str, int] = {}  # machines whose last sum was skipped, and after which release noise is lost
         self._pause = ""
@@ -338,9 +338,9 @@ class Masked(Aggregator):
         for name, view in said.items():
             found = self._disputed.setdefault(name, set())
             found |= set(view.disputed).intersection(left_out) - by_all
-            if len(found) > self.option.culprits:
+            if len(found) > self.option.max_byzantine:
                 raise HelpersDisagreeError(
-                    f"Expected helpers to dispute the seals of at most {self.option.culprits} machines, got "
+                    f"Expected helpers to dispute the seals of at most {self.option.max_byzantine} machines, got "
                     f"{len(found)} of helper {name!r} alone ({', '.join(map(repr, sorted(found)))}). None of them is "
                     "left out for it: have its operator look at its log, then resume from the checkpoint."
                 )
@@ -379,7 +379,7 @@ class Masked(Aggregator):
     @property
     def _residual_noise_free(self) -> bool:
         """Whether skipped sums have left no noise behind, but for what liars say."""
-        return sum(map(bool, self._lost.values())) <= self.option.culprits
+        return sum(map(bool, self._lost.values())) <= self.option.max_byzantine
 
     @property
     def skipped(self) -> Collection[str]:
@@ -438,8 +438,9 @@ class Masked(Aggregator):
             listed = " or ".join(f"helper {name!r}" for name in self.helpers.roster.helper_names)
             self._pause = (
                 f"Expected wrong sums to end once suspects were left out, got another in round {held.server_round}: "
-                f"either more than {self.option.culprits} machines lie, or {listed} does. Have their operators look, "
-                "then resume from the checkpoint: the round is recorded as skipped, and the next one will be asked."
+                f"either more than {self.option.max_byzantine} machines lie, or {listed} does. Have their operators "
+                "look, then resume from the checkpoint: the round is recorded as skipped, and the next one will be "
+                "asked."
             )
 
     def skipped_noise(self, statements: Mapping[str, Mapping[str, Any]], acks: Mapping[str, int]) -> float | None:
@@ -469,12 +470,12 @@ class Masked(Aggregator):
     def should_stop(self, history: Sequence[RoundReport], noise: float | None) -> str:
         """Why the training ends now with the model it has, or an empty string."""
         skipped = sum(bool(report.skipped) for report in history)
-        if skipped >= self.option.most_skipped:
-            return f"{skipped} sums were skipped, as many as most_skipped allows"
-        if noise is not None and noise > self.option.most_noise and any(report.aggregated for report in history):
+        if skipped >= self.option.max_failed_aggregations:
+            return f"{skipped} sums were skipped, as many as max_failed_aggregations allows"
+        if noise is not None and noise > self.option.max_noise and any(report.aggregated for report in history):
             return (
                 f"sums that were skipped left {noise:.3g} times the variance of the noise in the sum of all, which "
-                f"machines with cancelling or decay would mend, and most_noise is {self.option.most_noise:g}"
+                f"machines with cancelling or decay would mend, and max_noise is {self.option.max_noise:g}"
             )
         return ""
 

@@ -37,7 +37,7 @@ from .summation import CohortSet
 logger = logging.getLogger("flwr")
 
 _DIGEST_DIGITS = 64
-MOST_CULPRITS = 3
+MOST_BYZANTINE = 3
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,12 @@ class SecureAggregation:
         Rounds in a row in which a helper may be out of reach, and times that one sum is asked for, before the run ends.
     roster : str
         Digest of the one roster to work with, 64 hexadecimal digits; default whichever all helpers have.
-    culprits : int
+    max_byzantine : int
         The most machines that are taken to lie. After a wrong sum suspects take turns in being left out
         (:mod:`~murmurfl.strategies.sums.suspects`); if no so many machines can be what is wrong, the run pauses.
-    most_skipped : int
+    max_failed_aggregations : int
         Wrong sums after which the training ends with the model it has. Nothing of a wrong sum enters the model.
-    most_noise : float
+    max_noise : float
         Likewise, how many times the variance of its noise the sum of all may have. Wrong sums of streams leave noise
         that only machines with ``cancelling`` or ``decay`` mend.
 
@@ -78,21 +78,21 @@ class SecureAggregation:
     helpers: int = 2
     patience: int = 3
     roster: str = ""
-    culprits: int = 2
-    most_skipped: int = 16
-    most_noise: float = 4.0
+    max_byzantine: int = 2
+    max_failed_aggregations: int = 16
+    max_noise: float = 4.0
 
     def __post_init__(self) -> None:
-        limits = {"min_cohort": MOST_SUMMED, "helpers": MOST_HELPERS, "culprits": MOST_CULPRITS}
-        for name in ("min_cohort", "helpers", "patience", "culprits", "most_skipped"):
+        limits = {"min_cohort": MOST_SUMMED, "helpers": MOST_HELPERS, "max_byzantine": MOST_BYZANTINE}
+        for name in ("min_cohort", "helpers", "patience", "max_byzantine", "max_failed_aggregations"):
             most = limits.get(name)
             value = getattr(self, name)
             right = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not right or (most is not None and value > most):
                 limit = "" if most is None else f" and <= {most}"
                 raise ConfigurationError(f"Expected {name} to be an integer >= 1{limit}, got {value!r}.")
-        if isinstance(self.most_noise, bool) or not isinstance(self.most_noise, int | float) or not self.most_noise > 1:
-            raise ConfigurationError(f"Expected most_noise > 1, got {self.most_noise!r}.")
+        if isinstance(self.max_noise, bool) or not isinstance(self.max_noise, int | float) or not self.max_noise > 1:
+            raise ConfigurationError(f"Expected max_noise > 1, got {self.max_noise!r}.")
         digits = isinstance(self.roster, str) and set(self.roster) <= set("0123456789abcdef")
         if not digits or len(self.roster) not in (0, _DIGEST_DIGITS):
             raise ConfigurationError(

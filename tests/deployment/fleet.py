@@ -16,7 +16,9 @@ from contextlib import suppress
 
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.loopback import is_listening
+from murmurfl.app.settings.run_config import run_keys
 from murmurfl.privacy import read_ledger
+from murmurfl.privacy.setting import by_key
 
 from tests.deployment.test_walkthrough import AGREED, ROOT, Machines, blocks, log_in, samples_of, start_server
 from tests.harness.schemas import write_table
@@ -184,7 +186,7 @@ class Fleet(Machines):
 
     def submit(self, name, **settings):
         """Begin a run; the process of ``flwr run``."""
-        given = {**AGREED, "node-deadline-s": 60.0, **{key.replace("_", "-"): value for key, value in settings.items()}}
+        given = {**AGREED, "node-deadline-s": 60.0, **by_key(settings, run_keys())}
         said = " ".join(f"{key}={value}" for key, value in given.items())
         out = f'out-dir="{self.server}/lib/murmurfl" run-name="{name}"'
         command = [launch.executable("flwr"), "run", ".", "ours", "--stream", "-c", f"{said} {out}"]

@@ -12,7 +12,7 @@ import numpy as np
 from murmurfl.app.fleet.deployment import deployment, node_settings
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.clients.nodes.roster_files import read_helper_key
 from murmurfl.clients.private_client import Request
 from murmurfl.privacy import (
@@ -26,6 +26,7 @@ from murmurfl.privacy import (
     protocol,
     read_ledger,
 )
+from murmurfl.privacy.setting import by_key
 from murmurfl.privacy.sums.masking import opened_seal
 from murmurfl.strategies.rounds.replies import Reply
 
@@ -142,7 +143,7 @@ def _numbers(path):
 
 
 def configuration(folder, **changes):
-    settings = {name.replace("_", "-"): value for name, value in changes.items()}
+    settings = by_key(changes, run_keys())
     return RunConfig.from_mapping({"out-dir": str(folder.parent), "run-name": folder.name, **settings})
 
 

@@ -19,8 +19,9 @@ SESSIONS = ("one", "two", "three", "four", "five")
 # rarely, in the third often.
 LIES = dict(zip(SESSIONS, (0.01, 0.03, 0.3, 0.1, 0.1), strict=True))
 WEAKER = {
-    "mu": 1e9, "trust": "untrusted-server", "min-cohort": 1, "min-honest": 1, "roster": "{}", "roster-digest": "0" * 64,
-    "helpers": [], "noise-quality": "fast", "mechanism": "none", "max-participations": 10**6,
+    "mu": 1e9, "trust": "untrusted-server", "trust.min-cohort": 1, "trust.min-honest": 1,
+    "roster": "{}", "roster-digest": "0" * 64,
+    "trust.helpers": [], "noise-quality": "fast", "mechanism": "none", "max-participations": 10**6,
 }  # fmt: skip
 
 

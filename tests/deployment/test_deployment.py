@@ -10,8 +10,9 @@ from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.loopback import Processes
 from murmurfl.app.fleet.deployment import deployment, node_settings
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import SQLiteLedger, protocol, read_ledger
+from murmurfl.privacy.setting import by_key
 
 from tests.harness import packages
 
@@ -31,7 +32,7 @@ SETTINGS = {
 
 
 def configuration(folder, **changes):
-    settings = {**SETTINGS, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    settings = {**SETTINGS, **by_key(changes, run_keys())}
     return RunConfig.from_mapping({**settings, "out-dir": str(folder.parent), "run-name": folder.name})
 
 

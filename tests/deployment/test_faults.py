@@ -15,9 +15,10 @@ from murmurfl.app.engines.loopback import LaunchError
 from murmurfl.app.fleet.deployment import deployment, node_settings
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.result import exclude_clients
-from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.clients.nodes.operators_file import NODE_CONFIG_KEY
 from murmurfl.privacy import read_ledger
+from murmurfl.privacy.setting import by_key
 
 from tests.deployment.rig import federation
 
@@ -38,7 +39,7 @@ SPARE = {"max-participations": 10}
 
 
 def configuration(folder, **changes):
-    settings = {**SETTINGS, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    settings = {**SETTINGS, **by_key(changes, run_keys())}
     return RunConfig.from_mapping({**settings, "out-dir": str(folder.parent), "run-name": folder.name})
 
 
@@ -231,7 +232,9 @@ def test_the_same_bundle_is_executed_by_a_plain_supernode(tmp_path, make_stealin
 
 def test_a_demo_that_cannot_work_exits_with_one_line_and_leaves_nothing(tmp_path):
     command = [sys.executable, "-m", "murmurfl.app", "deploy-demo", "--out", str(tmp_path), "--name", "demo"]
-    ended = subprocess.run([*command, "--set", "mechanism=banded", "--set", "bands=3"], capture_output=True, text=True)
+    ended = subprocess.run(
+        [*command, "--set", "mechanism=banded", "--set", "mechanism.bands=3"], capture_output=True, text=True
+    )
     assert ended.returncode == 1
     assert ended.stderr.startswith("murmurfl: Expected a mechanism without options")
     assert not (tmp_path / "demo").exists()

@@ -51,7 +51,7 @@ def federation(folder):
     roster = roster_of(cards)
     write_roster(folder / "roster.json", roster)
     pinned = {"roster": "../roster.json", "roster-digest": roster.digest}
-    sums = {"trust": "secure-aggregation", "min-honest": HONEST, "min-cohort": HONEST + COLLUDERS}
+    sums = {"trust": "secure-aggregation", "trust.min-honest": HONEST, "trust.min-cohort": HONEST + COLLUDERS}
     generator = np.random.Generator(np.random.Philox(key=3))
     machines, helpers = [], []
     for name in NAMES:

@@ -14,9 +14,10 @@ from murmurfl.app.engines.loopback import LaunchError
 from murmurfl.app.fleet.deployment import deployment, node_settings
 from murmurfl.app.nodes.taken_runs import REFUSAL
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import SQLiteOpeningRecord, protocol, read_ledger
 from murmurfl.privacy.permits import OwnerKey
+from murmurfl.privacy.setting import by_key
 
 from tests.deployment.test_faults import after_round
 
@@ -41,7 +42,7 @@ def permit(owner=OWNER, *sessions, ends=600, **options):
 
 def submit(running, folder, **changes):
     """Submit a run under the folder's name; what it said of its failure, or nothing."""
-    settings = {**SETTINGS, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    settings = {**SETTINGS, **by_key(changes, run_keys())}
     config = RunConfig.from_mapping({**settings, "out-dir": str(folder.parent), "run-name": folder.name})
     try:
         running.submit(config.to_mapping())
@@ -62,7 +63,7 @@ def logs(running):
 
 @contextmanager
 def nodes(folder, table, beside=(), **changes):
-    settings = {**SETTINGS, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    settings = {**SETTINGS, **by_key(changes, run_keys())}
     config, lines = RunConfig.from_mapping(settings), []
     experiment, own = prepare(config), {} if beside else {"max-participations": 10, "budget-mu": 16.0}
     with deployment(folder, timeout_s=900, on_line=lines.append) as running:

@@ -50,7 +50,7 @@ def test_real_nodes_keep_their_policy_against_a_stealing_bundle(tmp_path, make_s
     with deployment(tmp_path / "run", timeout_s=400, environment=ENVIRONMENT) as running:
         running.add_nodes({f"clinic-{i}": {**MADE, **BUDGET} for i in range(2)})
         for number, (name, files) in enumerate(running.nodes.items()):
-            written(files, name, number, more="private-evaluation = 0.2")
+            written(files, name, number, more="evaluation.share = 0.2")
             running.start_node(name)
         running.submit({"folder": str(tmp_path)}, PROJECT)
         ledgers = [read_ledger(files.config.parent / "ledger.sqlite") for files in running.nodes.values()]
@@ -76,13 +76,13 @@ def test_real_nodes_keep_their_policy_against_a_stealing_bundle(tmp_path, make_s
 
 def test_updates_from_gradients_train_under_secure_aggregation_between_real_processes(tmp_path):
     with deployment(tmp_path / "run", timeout_s=400, environment=ENVIRONMENT) as running:
-        sums = {"trust": "secure-aggregation", "min-honest": 2, "min-cohort": 2, "budget-local-mu": 8.0}
+        sums = {"trust": "secure-aggregation", "trust.min-honest": 2, "trust.min-cohort": 2, "budget-local-mu": 8.0}
         running.add_nodes({f"clinic-{i}": {**MADE, **BUDGET, **sums} for i in range(2)}, helpers=["one", "two"])
         for number, (name, files) in enumerate(running.nodes.items()):
             keys = tomllib.loads(files.config.read_text())
             own = {
                 key: keys[key]
-                for key in ("trust", "min-honest", "min-cohort", "roster", "roster-digest", "signing-key")
+                for key in ("trust", "trust.min-honest", "trust.min-cohort", "roster", "roster-digest", "signing-key")
             }
             more = "\n".join(f"{key} = {json.dumps(value)}" for key, value in own.items())
             written(files, name, number, method="fedavg", app="updates", more=more)

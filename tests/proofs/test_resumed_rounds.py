@@ -108,7 +108,7 @@ class Course:
         folder.mkdir(parents=True)
         checkpoint = folder / "checkpoint.npz"
         for _ in range(200):
-            option = {"min_cohort": MIN_COHORT, "most_skipped": 99, "most_noise": 1e9}
+            option = {"min_cohort": MIN_COHORT, "max_failed_aggregations": 99, "max_noise": 1e9}
             asked = {"num_clients": MACHINES, "clients_per_round": MACHINES, "allow_exhaustion": True}
             self.strategy = strategy = build(secure=option, checkpoint=checkpoint, **asked)
             strategy.machines.sleep = lambda seconds: None

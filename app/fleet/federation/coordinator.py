@@ -295,7 +295,7 @@ def public_node_key(text: str) -> ec.EllipticCurvePublicKey:
 
 def toml_lines(values: Mapping[str, Value]) -> str:
     """Plain values as TOML for people: bare keys."""
-    return re.sub(r'(?m)^"([A-Za-z0-9_-]+)" =', r"\1 =", toml_document(values))
+    return re.sub(r'(?m)^"([A-Za-z0-9_.-]+)" =', r"\1 =", toml_document(values))
 
 
 def read_document(path: Path, kind: str, keys: set[str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import httpx
 from ....clients.nodes.roster_files import pinned_digest, read_helper_key, read_machine_key
 from ....privacy import NO_NOISE, ConfigurationError, SQLiteLedger, rounded_up
 from ....privacy.files import create_private, replace_durably, write_private
+from ....privacy.setting import spelled_out
 from ...nodes.connection import tls_context
 from ...nodes.node_config import HelperConfig, NodeConfig
 from .coordinator import (
@@ -311,7 +312,7 @@ def cost_of_a_run(terms: Terms) -> str:
         return f"mu = {rounded_up(mu)} towards all but the server, which sees everything"
     if not terms.sums:
         return f"mu = {rounded_up(mu)}"
-    honest = int(terms.settings["min-honest"])
+    honest = int(terms.settings["trust.min-honest"])
     return (
         f"mu = {rounded_up(mu)} if one helper and {honest} machines of each sum are honest, and mu = "
         f"{rounded_up(mu * math.sqrt(honest))} whatever happens"
@@ -337,4 +338,5 @@ def _operators_text(kit: Kit) -> str:
     values.pop("rows")
     edited = "".join(f"{toml_lines({name: value}).rstrip()}  # {said[name]}\n" for name, value in yours.items())
     yours_first = f"# Yours to say; a run takes {cost_of_a_run(kit.terms)}:\n{edited}"
-    return f"{yours_first}\n# As proposed; read schema.toml too:\n{toml_lines(values)}{table}"
+    proposed = toml_lines(spelled_out(values, NodeConfig.settings()))
+    return f"{yours_first}\n# As proposed; read schema.toml too:\n{proposed}{table}"

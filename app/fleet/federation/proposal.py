@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ....clients import Schema
 from ....privacy import ConfigurationError, PrivacyPolicy
-from ....privacy.setting import Value
+from ....privacy.setting import Value, spelled_out
 from ...data.table_task import SchemaTask
 from ...engines.loopback import toml_document
 from ...methods import METHODS, Problem
@@ -27,8 +27,15 @@ from ...settings.run_config import SECURE, RunConfig, cohort_floor, run_keys
 
 SETTINGS: tuple[str, ...] = (
     *("strategy", "model", "clip-norm", "batch-size", "max-participations", "passes", "mechanism", "mu", "delta"),
-    *("clipping", "clip-stability", "quantile-share", "private-evaluation", "held-out", "score-bins"),
-    *("trust", "min-cohort", "min-honest"),
+    *(
+        "clipping",
+        "clipping.stability",
+        "clipping.quantile-share",
+        "evaluation.share",
+        "evaluation.held-out",
+        "evaluation.score-bins",
+    ),
+    *("trust", "trust.min-cohort", "trust.min-honest"),
 )
 """Keys of operators' files that a federation may propose: no path, no address, and no name of somebody's code."""
 
@@ -37,7 +44,7 @@ DEFAULT_ROWS = 1000
 
 _HONEST = 2
 _DIGITS = 6
-_OF_MACHINES = frozenset({"task", "schema", "num-clients", "clients-per-round", "helpers", "training-samples"})
+_OF_MACHINES = frozenset({"task", "schema", "num-clients", "clients-per-round", "trust.helpers", "training-samples"})
 """Run-config keys that schema and members decide."""
 _ALSO_OF_RUNS = frozenset({"epsilon", "learning-rate"})
 """Keys of operators' files by which a run's settings mean another thing, or mu."""
@@ -102,7 +109,10 @@ def _defaults(records: Schema, settings: Mapping[str, Value]) -> dict[str, Value
     if not can_evaluate:
         return own
     # A file of records may be sorted by its label, and the last ones would be set aside: all are evaluated on.
-    return {**own, **{name: 0.0 if name == "held-out" else one for name, one in evaluated_privately(records).items()}}
+    return {
+        **own,
+        **{name: 0.0 if name == "evaluation.held-out" else one for name, one in evaluated_privately(records).items()},
+    }
 
 
 def _sums(machines: int, helpers: int, settings: Mapping[str, Value]) -> dict[str, Value]:
@@ -115,8 +125,13 @@ def _sums(machines: int, helpers: int, settings: Mapping[str, Value]) -> dict[st
         )
     if not helpers:
         return {}
-    least = int(settings.get("min-cohort", 0)) or cohort_floor(machines, 0)
-    return {"trust": SECURE, "helpers": helpers, "min-cohort": least, "colluders": max(least - _HONEST, 0)}
+    least = int(settings.get("trust.min-cohort", 0)) or cohort_floor(machines, 0)
+    return {
+        "trust": SECURE,
+        "trust.helpers": helpers,
+        "trust.min-cohort": least,
+        "trust.colluders": max(least - _HONEST, 0),
+    }
 
 
 def _chosen(config: RunConfig, records: Schema, rows: int) -> tuple[Problem, str]:
@@ -149,9 +164,9 @@ def _members(problem: Problem) -> dict[str, Value]:
         "delta": config.delta,
     }
     if config.quantile:
-        made["quantile-share"] = config.quantile_share
+        made["clipping.quantile-share"] = config.quantile_share
     if config.secure:
-        made |= {"min-cohort": config.cohort_floor, "min-honest": config.min_honest}
+        made |= {"trust.min-cohort": config.cohort_floor, "trust.min-honest": config.min_honest}
     of_run, usual = config.to_mapping(), NodeConfig.settings()
     open_still = [name for name in SETTINGS if name not in made and name in of_run and name not in QUANTILE]
     return made | {name: of_run[name] for name in open_still if of_run[name] != usual[name].default}
@@ -176,13 +191,13 @@ def rounded(clip_norm: float) -> float:
 def counts(machines: int, helpers: int, rows: int) -> dict[str, int]:
     """Run-config keys that the number of members decides."""
     made = {"num-clients": machines, "clients-per-round": machines, "training-samples": machines * rows}
-    return {**made, "helpers": helpers} if helpers else made
+    return {**made, "trust.helpers": helpers} if helpers else made
 
 
 def run_text(values: Mapping[str, Value]) -> str:
     """Run settings as ``flwr run -c "$(cat FILE)"`` takes them: KEY=VALUE, one a line."""
-    lines = toml_document(dict(values)).splitlines()
-    return "".join(re.sub(r'^"([A-Za-z0-9_-]+)" = ', r"\1=", line) + "\n" for line in lines)
+    lines = toml_document(spelled_out(values, run_keys())).splitlines()
+    return "".join(re.sub(r'^"([A-Za-z0-9_.-]+)" = ', r"\1=", line) + "\n" for line in lines)
 
 
 def with_counts(text: str, before: Mapping[str, int], now: Mapping[str, int]) -> tuple[str, list[str]]:

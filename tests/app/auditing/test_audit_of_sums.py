@@ -21,8 +21,8 @@ SUMS = {
     "num-clients": 5,
     "clients-per-round": 5,
     "batch-size": 16,
-    "min-cohort": 4,
-    "colluders": 0,
+    "trust.min-cohort": 4,
+    "trust.colluders": 0,
     "num-rounds": 3,
 }
 OTHERS = {
@@ -30,7 +30,12 @@ OTHERS = {
     "noisy sgd": {"strategy": "noisy-sgd"},
     "online": {"strategy": "online"},
     "samples that return": {"mechanism": "banded", "passes": 2, "batch-size": 80, "num-rounds": 0},
-    "more honest than are simulated": {"num-clients": 12, "clients-per-round": 12, "min-cohort": 10, "batch-size": 8},
+    "more honest than are simulated": {
+        "num-clients": 12,
+        "clients-per-round": 12,
+        "trust.min-cohort": 10,
+        "batch-size": 8,
+    },
 }
 
 

@@ -18,6 +18,7 @@ from murmurfl.clients.records.drafting import document, inferred
 from murmurfl.clients.records.machine_records import Records
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.errors import PUBLIC
+from murmurfl.privacy.setting import by_key, settings_of
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -66,7 +67,7 @@ def few(monkeypatch):
 
 def write(folder, schema=TABLE, samples="samples.csv", **values):
     (folder / "schema.toml").write_text(document(schema))
-    values = {**BASE, "samples": samples, **{name.replace("_", "-"): value for name, value in values.items()}}
+    values = {**BASE, "samples": samples, **by_key(values, settings_of(NodeConfig))}
     (folder / "node.toml").write_text(toml_document(values))
     return folder / "node.toml"
 
@@ -123,8 +124,8 @@ def test_owners_are_put_elsewhere_have_more_rows_or_fewer_and_nothing_shows(stra
 )
 def test_a_mean_of_features_and_an_evaluation_show_no_record_either(strategy, beside, tmp_path, few):
     parts = {
-        "evaluation": {"private-evaluation": 0.3, "held-out": 0.25, "score-bins": 4},
-        "centring": {"centring": "private", "centring-norm": 1.0},
+        "evaluation": {"evaluation.share": 0.3, "evaluation.held-out": 0.25, "evaluation.score-bins": 4},
+        "centring": {"centring": "private", "centring.norm": 1.0},
     }
     settings = {**OF_STRATEGY.get(strategy, BATCHES), "strategy": strategy, **parts[beside]}
     assert_nothing_shows(audited(tmp_path, **settings))

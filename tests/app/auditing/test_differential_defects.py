@@ -47,7 +47,7 @@ shape = [4]
 bounds = [-1, 1]
 """
 FULL_BATCH = {"strategy": "full-batch", "batch-size": 1, "max-participations": 50}
-BESIDE = {"centring": "private", "centring-norm": 2.0, "private-evaluation": 0.2, "held-out": 0.0}
+BESIDE = {"centring": "private", "centring.norm": 2.0, "evaluation.share": 0.2, "evaluation.held-out": 0.0}
 
 
 def node(folder, samples="clinic.npz", *, owner="", **changes):
@@ -206,7 +206,7 @@ app = private_client_app(MODEL, samples=lambda context: 1 / 0, mu=1.0, rounds=2,
 
 @pytest.mark.long
 def test_secure_aggregation_is_audited_without_masks_and_says_so(tmp_path):
-    sums = {"trust": "secure-aggregation", "min-honest": 3, "min-cohort": 5}
+    sums = {"trust": "secure-aggregation", "trust.min-honest": 3, "trust.min-cohort": 5}
     sums |= {"roster": "roster.toml", "roster-digest": "0" * 32, "signing-key": "key", "budget-local-mu": 9.0}
     found = audit_node(node(tmp_path, **sums))
     assert not found.refuted

@@ -48,7 +48,7 @@ def here(tmp_path, monkeypatch):
     """A folder in which a federation was made and everybody has joined."""
     monkeypatch.chdir(tmp_path)
     write_samples(tmp_path, [[0.0] * 3] * 4, [0, 1, 0, 1])
-    assert "kits" in invoke(*NEW, "--set", "mu=1.5", "--set", "min-cohort=2")
+    assert "kits" in invoke(*NEW, "--set", "mu=1.5", "--set", "trust.min-cohort=2")
     for name in MEMBERS:
         said = invoke("join", f"ours/kits/{name}.kit")
         assert "which stay here" in said
@@ -269,8 +269,8 @@ def machine_file(folder, name="clinic-1", **changes):
         "num-partitions": 4,
         "partition-id": 1,
         "trust": "secure-aggregation",
-        "min-honest": 2,
-        "min-cohort": 3,
+        "trust.min-honest": 2,
+        "trust.min-cohort": 3,
         "roster": "roster.json",
         "roster-digest": roster.digest,
         "signing-key": name,
@@ -479,14 +479,24 @@ def test_check_of_a_machine_that_sends_single_releases_says_so(federation):
 
 def test_check_knows_the_file_of_a_machine_with_a_clientapp_of_its_own(federation):
     values = tomllib.loads(machine_file(federation).read_text())
-    kept = ("machine", "ledger", "clip-norm", "mu", "trust", "min-honest", "min-cohort", "roster", "roster-digest")
+    kept = (
+        "machine",
+        "ledger",
+        "clip-norm",
+        "mu",
+        "trust",
+        "trust.min-honest",
+        "trust.min-cohort",
+        "roster",
+        "roster-digest",
+    )
     own = {key: values[key] for key in (*kept, "signing-key")} | {"app": "package.module:app", "max-participations": 3}
     path = federation / "own.toml"
     path.write_text(toml_document(own))
     said = murmurfl("check", path)
     assert said.exit_code == 0, said.output
     assert said.stdout.count("in order") == 4
-    path.write_text(toml_document({**own, "min-cohort": 4}))
+    path.write_text(toml_document({**own, "trust.min-cohort": 4}))
     assert "no sum could ever be opened" in murmurfl("check", path).stdout
 
 

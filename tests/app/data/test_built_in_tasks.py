@@ -19,8 +19,9 @@ from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.run_summary import shown_accuracy
 from murmurfl.app.settings.registry import registry
-from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.setting import by_key
 
 needs_data = pytest.mark.skipif(
     not (Path(os.environ.get("MURMURFL_DATA", "/nowhere")) / "compas").is_dir(), reason="no data root in MURMURFL_DATA"
@@ -200,12 +201,12 @@ def test_the_papers_data_have_the_papers_sizes_and_the_declared_bounds(task):
 
 LOGISTIC = {
     "strategy": "online", "task": "synthetic-logistic", "partition": "own", "model": "logistic", "num-clients": 4,
-    "clients-per-round": 4, "batch-size": 5, "synthetic-features": 12,
+    "clients-per-round": 4, "batch-size": 5, "task.features": 12,
 }  # fmt: skip
 
 
 def config(**changes):
-    return RunConfig.from_mapping({**LOGISTIC, **{key.replace("_", "-"): value for key, value in changes.items()}})
+    return RunConfig.from_mapping({**LOGISTIC, **by_key(changes, run_keys())})
 
 
 def test_every_machine_of_the_synthetic_data_has_its_own_rule():

@@ -160,7 +160,7 @@ def test_a_member_that_was_left_out_or_has_another_kit_does_not_start(coordinato
         {"model": "package.module:Model"},
         {"clip-norm": "wide"},
         {"clip-norm": -1.0},
-        {"min-cohort": 1, "min-honest": 2},
+        {"trust.min-cohort": 1, "trust.min-honest": 2},
         {"strategy": "nobody's"},
         {"mechanism": "none"},
     ],
@@ -383,7 +383,9 @@ def test_what_an_operator_writes_into_run_settings_survives_accept_and_leave(coo
     members = {name: join(kit, tmp_path / "theirs" / name) for name, kit in kits.items()}
     path = plain.folder / "run.settings"
     text = path.read_text().replace("clients-per-round=3", "clients-per-round=2")
-    path.write_text("# agreed on the telephone\n" + text.replace("num-rounds=4", "num-rounds=3") + "momentum=0.5\n")
+    path.write_text(
+        "# agreed on the telephone\n" + text.replace("num-rounds=4", "num-rounds=3") + "strategy.momentum=0.5\n"
+    )
     some = accepted(plain, {name: members[name] for name in PLACES[:2]})
     assert run_config(some).num_clients == 2
     assert any("num-clients = 2, was 3" in line for line in some.changes)
@@ -397,16 +399,21 @@ def test_what_an_operator_writes_into_run_settings_survives_accept_and_leave(coo
 
 
 def test_counts_that_an_operator_changed_or_took_out_stay_so():
-    before, now = {"num-clients": 5, "clients-per-round": 5, "helpers": 2}, {"num-clients": 4, "clients-per-round": 4}
-    text, said = with_counts('num-clients=5\nclients-per-round=3\nhelpers=2\nrun-name="num-clients=5"\n', before, now)
+    before, now = (
+        {"num-clients": 5, "clients-per-round": 5, "trust.helpers": 2},
+        {"num-clients": 4, "clients-per-round": 4},
+    )
+    text, said = with_counts(
+        'num-clients=5\nclients-per-round=3\ntrust.helpers=2\nrun-name="num-clients=5"\n', before, now
+    )
     assert text == 'num-clients=4\nclients-per-round=3\nrun-name="num-clients=5"\n'
     assert said == [
         "num-clients = 4, was 5",
         "clients-per-round = 3 stays, as you set it; by the members it would be 4",
-        "helpers is gone",
+        "trust.helpers is gone",
     ]
     assert with_counts("clients-per-round=5\n", before, now)[0] == "clients-per-round=4\n"
-    assert with_counts("", {}, {"helpers": 1})[0].strip() == "helpers=1"
+    assert with_counts("", {}, {"trust.helpers": 1})[0].strip() == "trust.helpers=1"
 
 
 @pytest.mark.parametrize("key", ["task", "num-clients", "training-samples"])
@@ -415,7 +422,9 @@ def test_settings_that_schema_and_members_decide_are_not_proposed(key, coordinat
         made(tmp_path / "other", tmp_path / "schema.toml", **{key: 7})
 
 
-@pytest.mark.parametrize("setting", [{"secret-order": True}, {"samples-per-owner": 2}, {"features": "strokes"}])
+@pytest.mark.parametrize(
+    "setting", [{"batch-selection": "shuffled"}, {"samples-per-owner": 2}, {"features": "strokes"}]
+)
 def test_a_setting_that_machines_would_not_get_is_refused(setting, coordinator, tmp_path):
     """The run would expect of them what their files do not say."""
     with pytest.raises(ConfigurationError, match="each operator writes"):
@@ -539,7 +548,7 @@ def test_a_renewed_certificate_keeps_authority_and_key(coordinator):
 
 
 def test_an_impossible_federation_leaves_no_folder(tmp_path, coordinator):
-    for settings in ({"mu": -1.0}, {"min-cohort": 4}, {"min-honest": 3}, {"mechanism": "none"}):
+    for settings in ({"mu": -1.0}, {"trust.min-cohort": 4}, {"trust.min-honest": 3}, {"mechanism": "none"}):
         with pytest.raises(ConfigurationError):
             made(tmp_path / "bad", tmp_path / "schema.toml", **settings)
         assert not (tmp_path / "bad").exists()
@@ -581,7 +590,7 @@ def test_a_kit_whose_sums_hide_a_machine_without_noise_of_its_own_says_so(coordi
     """Whoever runs all helpers and the other machines of a sum sees what the machine itself added, and that is all."""
     kit = Kit.read(coordinator.folder / "kits" / "machine-1.kit")
     assert not without_noise(kit)
-    settings = {**kit.terms.settings, "min-honest": 500, "min-cohort": 502}
+    settings = {**kit.terms.settings, "trust.min-honest": 500, "trust.min-cohort": 502}
     words = without_noise(replace(kit, terms=replace(kit.terms, settings=settings)))
     assert words.startswith("HARDLY ANY NOISE")
     assert "If no helper is honest, or fewer than 500 machines" in words

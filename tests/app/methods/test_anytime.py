@@ -17,8 +17,8 @@ from murmurfl.strategies import Mu2
 pytestmark = pytest.mark.usefixtures("no_forecast")
 
 STREAM = {"num-clients": 6, "clients-per-round": 6, "batch-size": 20, "mu": 2.0}
-ANYTIME = {"steps": "anytime"}
-WINDOW = {**ANYTIME, "window": 3, "mechanism": "decay", "decay": 0.6}
+ANYTIME = {"strategy.steps": "anytime"}
+WINDOW = {**ANYTIME, "strategy.window": 3, "mechanism": "decay", "mechanism.decay": 0.6}
 
 
 def losses(rounds, settings):
@@ -27,7 +27,7 @@ def losses(rounds, settings):
     return [one.loss for one in simulate({**STREAM, "num-rounds": rounds, **noise, **settings}).progress]
 
 
-@pytest.mark.parametrize("settings", [ANYTIME, {**ANYTIME, "window": 3}])
+@pytest.mark.parametrize("settings", [ANYTIME, {**ANYTIME, "strategy.window": 3}])
 def test_a_run_that_ends_early_publishes_what_a_longer_one_published_then(settings):
     whole = losses(8, settings)
     assert len(set(whole)) == 8
@@ -60,7 +60,7 @@ def test_machines_weigh_as_in_the_last_round_of_the_window(engine, monkeypatch):
 def test_noise_and_guarantee_are_those_of_the_papers_steps(monkeypatch):
     """With a clip at which gradients underflow a release is its noise: the sums are equal to the last bit."""
     monkeypatch.setattr(clipping, "LEAST_CLIP", 0.0)  # such a clip is refused
-    same = {**STREAM, "num-rounds": 6, "clip-norm": 1e-300, "mechanism": "decay", "decay": 0.6}
+    same = {**STREAM, "num-rounds": 6, "clip-norm": 1e-300, "mechanism": "decay", "mechanism.decay": 0.6}
     papers, anytime = simulate({**same, "learning-rate": 1.0}), simulate({**same, **ANYTIME})
     windowed = simulate({**same, **WINDOW})
     assert np.array_equal(papers.strategy.state.release_sum, anytime.strategy.state.release_sum)
@@ -86,16 +86,16 @@ def test_a_strategy_of_ones_own_keeps_its_steps():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"window": 4}, "window"),
+        ({"strategy.window": 4}, "window"),
         ({**ANYTIME, "preset": "paper"}, "steps"),
-        ({**ANYTIME, "window": 1}, "window"),
+        ({**ANYTIME, "strategy.window": 1}, "window"),
         ({**ANYTIME, "strategy": "noisy-sgd"}, "steps"),
         ({**ANYTIME, "strategy": "trusted-mu2"}, "steps"),
         ({**ANYTIME, "strategy": "delayed-momentum"}, "steps"),
     ],
 )
 def test_settings_that_nothing_reads_are_refused(settings, message):
-    with pytest.raises(ConfigurationError, match=f"Expected {message}"):
+    with pytest.raises(ConfigurationError, match=rf"Expected (strategy\.)?{message}"):
         simulate({**STREAM, "num-rounds": 2, **settings})
 
 

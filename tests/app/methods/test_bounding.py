@@ -48,7 +48,7 @@ def test_methods_that_need_more_of_a_gradient_than_its_length_refuse_it(strategy
 
 
 def test_a_gamma_without_automatic_clipping_is_refused():
-    with pytest.raises(ConfigurationError, match="clip-stability"):
+    with pytest.raises(ConfigurationError, match=r"clipping\.stability"):
         RunConfig(clip_stability=0.5)
 
 

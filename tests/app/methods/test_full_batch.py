@@ -14,9 +14,10 @@ from murmurfl.app.models import make_model
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.run_guarantees import COUNTED, expected_guarantee
 from murmurfl.app.runs.simulate import simulate
-from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.clients import CountedGradients
 from murmurfl.privacy import ConfigurationError, MemoryLedger
+from murmurfl.privacy.setting import by_key
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 
@@ -121,7 +122,7 @@ def test_what_is_set_stands_in_the_place_of_the_preset():
 
 @pytest.mark.parametrize("changes", [{"batch_size": 4}, {"passes": 2}, {"mechanism": "cancelling"}, {"momentum": 1.0}])
 def test_keys_that_mean_nothing_here_are_refused(changes):
-    with pytest.raises(ConfigurationError, match=f"Expected {next(iter(changes)).replace('_', '-')} to be"):
+    with pytest.raises(ConfigurationError, match=f"Expected {next(iter(by_key(changes, run_keys())))} to be"):
         replace(BASE, **changes)
 
 
@@ -274,12 +275,12 @@ def test_the_result_says_where_the_clip_came_to():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"quantile": 1.0}, "Expected quantile to be"),
-        ({"quantile": 0.0, "quantile_share": 0.1}, "Expected quantile-share to be"),
-        ({"quantile_share": 1.0}, "Expected quantile-share to be"),
+        ({"quantile": 1.0}, "Expected clipping.quantile to be"),
+        ({"quantile": 0.0, "quantile_share": 0.1}, "Expected clipping.quantile-share to be"),
+        ({"quantile_share": 1.0}, "Expected clipping.quantile-share to be"),
         ({"clipping": "automatic"}, "Expected clipping to be"),
-        ({"trust": "trusted-server"}, "Expected quantile to be"),
-        ({"strategy": "mu2"}, "Expected quantile to be"),
+        ({"trust": "trusted-server"}, "Expected clipping.quantile to be"),
+        ({"strategy": "mu2"}, "Expected clipping.quantile to be"),
     ],
 )
 def test_what_it_does_not_go_with_is_refused_by_name(changes, said):
@@ -342,9 +343,16 @@ def test_every_machine_has_one_release_of_the_size_of_the_moments():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"num_rounds": 2}, {"learning_rate": 0.1}, {"model": "cnn"}, {"passes": 2}, {"batch_size": 4}, {"diameter": 1.0}],
+    [
+        {"num_rounds": 2},
+        {"learning_rate": 0.1},
+        {"model": "cnn"},
+        {"passes": 2},
+        {"batch_size": 4},
+        {"projection_radius": 1.0},
+    ],
     ids=str,
 )
 def test_what_one_round_has_no_use_for_is_refused(changes):
-    with pytest.raises(ConfigurationError, match=next(iter(changes)).replace("_", "-")):
+    with pytest.raises(ConfigurationError, match=next(iter(by_key(changes, run_keys())))):
         RunConfig(strategy="one-shot", **changes)

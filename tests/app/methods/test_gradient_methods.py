@@ -16,8 +16,9 @@ from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.run_summary import summary_lines
-from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, gdp_mu, rounded_up
+from murmurfl.privacy.setting import by_key
 from murmurfl.strategies import private_rounds, proximal
 from murmurfl.strategies.shuffled import penalty
 
@@ -84,13 +85,13 @@ def test_correlated_momentum_and_dp_sgd_run_with_machines_that_add_no_noise():
 
 LOGISTIC = {
     "strategy": "online", "task": "synthetic-logistic", "partition": "own", "model": "logistic", "num-clients": 4,
-    "clients-per-round": 4, "batch-size": 5, "synthetic-samples": 400, "synthetic-features": 12,
+    "clients-per-round": 4, "batch-size": 5, "task.samples": 400, "task.features": 12,
     "clip-unit": "contractive", "learning-rate": 0.01, "checkpoint": False, "mu": 2.0,
 }  # fmt: skip
 
 
 def config(**changes):
-    return RunConfig.from_mapping({**LOGISTIC, **{key.replace("_", "-"): value for key, value in changes.items()}})
+    return RunConfig.from_mapping({**LOGISTIC, **by_key(changes, run_keys())})
 
 
 @pytest.fixture(autouse=True)
@@ -260,7 +261,7 @@ def test_what_does_not_fit_is_refused():
         ({"public_samples": 600}, "public-samples"),
         ({"mechanism": "blt"}, "mechanism"),
         ({"strategy": "mu2"}, "which does not read it"),
-        ({"task": "crime"}, "synthetic-samples"),
+        ({"task": "crime"}, "task.samples"),
         ({**CRIME, "model": "logistic"}, "'ridge'"),
         ({**CRIME, "public_samples": 30}, "public-samples"),
         (CRIME, "communities"),

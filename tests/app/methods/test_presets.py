@@ -163,7 +163,7 @@ OWN = {"num-clients": 10, "clients-per-round": 10, "mu": 4.0}
         {"strategy": "trusted-mu2", "batch-size": 15},
         {"strategy": "tree-momentum", "batch-size": 15},
         {"strategy": "online", "batch-size": 15},
-        {"strategy": "shuffled", "num-rounds": 2, "variant": "dp-shuffleg"},
+        {"strategy": "shuffled", "num-rounds": 2, "strategy.variant": "dp-shuffleg"},
     ],
     ids=lambda settings: settings["strategy"],
 )

@@ -30,6 +30,7 @@ from murmurfl.clients.nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_V
 from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, gdp_mu, protocol
 from murmurfl.privacy.files import write_private
+from murmurfl.privacy.setting import by_key, settings_of
 
 from tests.harness.grid import ask_real_node
 from tests.harness.machines import training_config
@@ -50,7 +51,7 @@ OWN = {key: value for key, value in BASE.items() if key not in ("task", "num-par
 
 
 def write(folder, values=BASE, **changes):
-    values = {**values, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    values = {**values, **by_key(changes, settings_of(NodeConfig))}
     path = folder / "node.toml"
     path.write_text(toml_document(values))
     return path
@@ -508,31 +509,43 @@ HELPER = {"helper": "ward", "record": "r", "key": "k", "roster": "list", "roster
 KINDS = [(NodeConfig, NODE), (SampleNode, OF_SAMPLES), (UpdateNode, OF_UPDATES), (HelperConfig, HELPER)]
 
 
-def tabled(kind, values):
-    """The same document with every setting in its table that has one."""
-    found = {}
+SUMS = {"trust": "secure-aggregation", "trust.min-honest": 2, "trust.min-cohort": 3, "signing-key": "k"}
+SUMS |= {"roster": "list", "roster-digest": "ab"}
+CHOSEN = [
+    (NodeConfig, {**NODE, "clipping": "automatic", "clipping.stability": 0.5, "evaluation.share": 0.1}),
+    (SampleNode, {**OF_SAMPLES, **SUMS}),
+    (UpdateNode, {**OF_UPDATES, **SUMS}),
+]
+
+
+def tabled(values):
+    """The same document with the options of every choice in its table, beside its kind."""
+    found = {name: value for name, value in values.items() if "." not in name}
     for name, value in values.items():
-        table = kind.settings()[name].table
-        (found.setdefault(table, {}) if table else found)[name] = value
-    assert any(isinstance(value, dict) for value in found.values())
+        table, _, key = name.partition(".")
+        if key and not isinstance(found.get(table), dict):
+            found[table] = {"kind": found[table]} if table in found else {}
+        if key:
+            found[table][key] = value
     return found
 
 
-@pytest.mark.parametrize(("kind", "values"), KINDS)
-def test_a_setting_means_the_same_in_its_table(kind, values):
-    assert kind.from_mapping(tabled(kind, values)) == kind.from_mapping(values)
+@pytest.mark.parametrize(("kind", "values"), CHOSEN)
+def test_a_table_and_dotted_keys_mean_the_same(kind, values):
+    assert any(isinstance(value, dict) for value in tabled(values).values())
+    assert kind.from_mapping(tabled(values)) == kind.from_mapping(values)
 
 
-@pytest.mark.parametrize(("kind", "values"), KINDS)
-def test_a_setting_in_both_places_or_in_anothers_table_is_refused(kind, values):
-    tables = {name: inner for name, inner in tabled(kind, values).items() if isinstance(inner, dict)}
-    for table, inner in tables.items():
-        twice = next(iter(inner))
-        with pytest.raises(ConfigurationError, match=rf"Expected {twice} once, got it both in \[{table}\] and outside"):
-            kind.from_mapping({**values, table: {twice: values[twice]}})
-        for stranger in ("ledger", "min-honest" if table != "secure-aggregation" else "mu", "nothing"):
-            with pytest.raises(ConfigurationError, match=rf"keys of the table \[{table}\], .* got '{stranger}' in it"):
-                kind.from_mapping({**values, table: {stranger: 1}})
+@pytest.mark.parametrize(("kind", "values"), CHOSEN)
+def test_a_setting_given_twice_or_in_a_wrong_table_is_refused(kind, values):
+    for table, inner in ((name, inner) for name, inner in tabled(values).items() if isinstance(inner, dict)):
+        for twice in inner:
+            key = table if twice == "kind" else f"{table}.{twice}"
+            with pytest.raises(ConfigurationError, match=f"Expected {key} once, got it twice"):
+                kind.from_mapping({f"{table}.{twice}": inner[twice], **tabled(values)})
+        for stranger in ("ledger", "nothing"):
+            with pytest.raises(ConfigurationError, match=f"Expected known node-config keys, got {table}.{stranger}"):
+                kind.from_mapping({**values, f"{table}.{stranger}": 1})
 
 
 @pytest.mark.few_cases(6)
@@ -544,7 +557,7 @@ def test_a_table_or_a_list_is_no_value(kind, values, value):
             continue
         if name == "data-files" and value == ["a"]:
             continue
-        with pytest.raises(ConfigurationError, match=f"Expected {name} to be"):
+        with pytest.raises(ConfigurationError, match=rf"Expected {name} to be|got {name}\.a"):
             kind.from_mapping({**values, name: value})
 
 
@@ -552,7 +565,7 @@ def test_a_table_or_a_list_is_no_value(kind, values, value):
 def test_what_another_kind_of_file_says_is_refused(kind, values):
     others = {name for other, _ in KINDS for name in other.settings()} - set(kind.settings())
     assert others
-    for name in (*others, "num-clients", "noise-quality", "release-rule", "helpers"):
+    for name in (*others, "num-clients", "noise-quality", "strategy.release-rule", "trust.helpers"):
         with pytest.raises(ConfigurationError, match=f"Expected known node-config keys, got {name}"):
             kind.from_mapping({**values, name: 1})
 
@@ -567,22 +580,21 @@ def test_no_mu_and_no_clip_but_numbers_above_zero(kind, values, value):
 
 
 @pytest.mark.parametrize(("kind", "values"), KINDS[:3])
-def test_mu_beside_epsilon_is_refused_in_whichever_place(kind, values):
-    for more in ({"epsilon": 1.0}, {"privacy": {"epsilon": 1.0}} if kind is not UpdateNode else {"epsilon": 2.0}):
-        with pytest.raises(ConfigurationError, match="Expected mu or epsilon, got both"):
-            kind.from_mapping({**values, **more})
+def test_mu_beside_epsilon_is_refused(kind, values):
+    with pytest.raises(ConfigurationError, match="Expected mu or epsilon, got both"):
+        kind.from_mapping({**values, "epsilon": 1.0})
 
 
 def test_a_node_is_known_by_settings_in_tables(tmp_path):
     path = tmp_path / "node.toml"
     path.write_text(
-        'machine = "clinic"\nledger = "ledger"\n[releases]\nbatch-size = 4\n[privacy]\nmu = 1.0\n'
-        '[clip]\nclip-norm = 1.0\n[data]\ntask = "digits"\nnum-partitions = 4\npartition-id = 1\n'
+        'machine = "clinic"\nledger = "ledger"\nbatch-size = 4\nmu = 1.0\nclip-norm = 1.0\ntask = "digits"\n'
+        'num-partitions = 4\npartition-id = 1\n[mechanism]\nkind = "blt"\n[clipping]\nkind = "automatic"\n'
     )
     path.chmod(0o600)
     node = read_node(path)
     assert isinstance(node, NodeConfig)
-    assert (node.batch_size, node.task, node.ledger) == (4, "digits", str(tmp_path / "ledger"))
+    assert (node.batch_size, node.mechanism, node.clipping) == (4, "blt", "automatic")
 
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes and owners are POSIX's")

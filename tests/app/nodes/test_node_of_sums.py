@@ -13,10 +13,11 @@ from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.clients.nodes.roster_files import write_machine_key, write_roster
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon, protocol, read_ledger, rounded_up
+from murmurfl.privacy.setting import by_key, settings_of
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from typer.testing import CliRunner
 
-SUMS = {"trust": "secure-aggregation", "min-honest": 4, "min-cohort": 5}
+SUMS = {"trust": "secure-aggregation", "trust.min-honest": 4, "trust.min-cohort": 5}
 BASE = {
     "machine": "clinic",
     "ledger": "ledger.sqlite",
@@ -42,7 +43,7 @@ def operator(tmp_path):
 
     def write(**changes):
         settled = {**BASE, **SUMS, **pinned}
-        settled |= {name.replace("_", "-"): value for name, value in changes.items()}
+        settled |= by_key(changes, settings_of(NodeConfig))
         path = tmp_path / "node.toml"
         path.write_text(toml_document({name: value for name, value in settled.items() if value is not None}))
         path.chmod(0o600)
@@ -54,7 +55,7 @@ def operator(tmp_path):
 
 @pytest.mark.parametrize("missing", ["min_honest", "min_cohort", "roster", "roster_digest", "signing_key"])
 def test_every_key_of_secure_aggregation_must_be_set(operator, missing):
-    name = missing.replace("_", "-")
+    (name,) = by_key({missing: None}, settings_of(NodeConfig))
     with pytest.raises(ConfigurationError, match=f"Expected {name} to be set, with trust = 'secure-aggregation'"):
         NodeConfig.read(operator(**{missing: None}))
 
@@ -64,7 +65,7 @@ def test_none_of_them_may_be_set_without_it(operator, left):
     unset = dict.fromkeys(
         ["trust", *(n for n in ("min_honest", "min_cohort", "roster", "roster_digest", "signing_key") if n != left)]
     )
-    with pytest.raises(ConfigurationError, match=f"Expected {left.replace('_', '-')} to be unset"):
+    with pytest.raises(ConfigurationError, match=f"Expected {NodeConfig.key(left)} to be unset"):
         NodeConfig.read(operator(**unset))
 
 
@@ -74,9 +75,9 @@ def test_none_of_them_may_be_set_without_it(operator, left):
     [
         ({"trust": "nobody"}, "Expected trust to be a known name"),
         ({"strategy": "trusted-mu2"}, "Expected trust to be 'trusted-server' with strategy = 'trusted-mu2'"),
-        ({"min_honest": 6}, "Expected min-honest to be from 1 to min-cohort = 5"),
+        ({"min_honest": 6}, "Expected trust.min-honest to be from 1 to trust.min-cohort = 5"),
         ({"min_cohort": 7}, "at most the roster's 6 machines"),
-        ({"min_cohort": -1}, "min-cohort"),
+        ({"min_cohort": -1}, "trust.min-cohort"),
         ({"budget_local_mu": -1.0}, "Expected budget-local-mu to be a number >= 0"),
         ({"roster_digest": "00" * 32}, "Expected the roster with digest 0000"),
         ({"roster": "none.json"}, "none.json"),
@@ -115,7 +116,13 @@ def test_what_leaves_is_masked_whatever_the_server_asks(operator):
     answers, description = machine_of(NodeConfig.read(operator()))
     grid = InProcessGrid(answers, 1, {})
     config = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SERVER_ROUND: 1, protocol.SESSION: "s1"}
-    weaker = {"trust": "untrusted-server", "min-cohort": 1, "min-honest": 1, "roster": "{}", "roster-digest": "00"}
+    weaker = {
+        "trust": "untrusted-server",
+        "trust.min-cohort": 1,
+        "trust.min-honest": 1,
+        "roster": "{}",
+        "roster-digest": "00",
+    }
     point = ArrayRecord([np.zeros((10, 64)), np.zeros(10)])
     records = {protocol.ARRAYS: point, protocol.PREVIOUS_ARRAYS: point}
     content = RecordDict({**records, protocol.CONFIG: ConfigRecord({**config, protocol.ACK: 0, **weaker})})
@@ -174,7 +181,11 @@ def test_the_demonstrations_nodes_are_told_what_its_run_expects(tmp_path):
     settings = [node_settings(experiment, machine) for machine in range(6)]
     policy = experiment.policy(0)
     for machine in settings:
-        told = {"trust": "secure-aggregation", "min-honest": policy.min_honest, "min-cohort": policy.min_cohort}
+        told = {
+            "trust": "secure-aggregation",
+            "trust.min-honest": policy.min_honest,
+            "trust.min-cohort": policy.min_cohort,
+        }
         assert {name: machine[name] for name in told} == told
         assert machine["budget-local-mu"] == policy.budget.worst_case.mu
     assert len({machine["max-participations"] for machine in settings}) == 1

@@ -11,6 +11,7 @@ from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.clients.messages import statement_entries
 from murmurfl.clients.records.machine_records import OwnedSamples
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, read_ledger
+from murmurfl.privacy.setting import by_key, settings_of
 
 from tests.harness.machines import training_config
 from tests.harness.schemas import write_schema
@@ -46,7 +47,7 @@ def write_samples(folder, counts, key=1, **arrays):
 
 
 def made(folder, **changes):
-    values = {**BASE, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    values = {**BASE, **by_key(changes, settings_of(NodeConfig))}
     (folder / "node.toml").write_text(toml_document(values))
     write_schema(folder / "schema.toml", (FEATURES,), owner="owners" if values["samples-per-owner"] else "")
     if not (folder / "ledger.sqlite").exists():
@@ -139,8 +140,8 @@ def test_added_missing_and_moved_owners_change_no_message(tmp_path):
             {"strategy": "online", "learning-rate": 0.1},
             "Expected samples-per-owner to be 0 with strategy = 'online', which does not clip by owner, got 3.",
         ),
-        ({"centring": "private", "centring-norm": 1.0}, "Expected samples-per-owner to be 0 with centring or private"),
-        ({"private-evaluation": 0.1}, "Expected samples-per-owner to be 0 with centring or private-evaluation"),
+        ({"centring": "private", "centring.norm": 1.0}, "Expected samples-per-owner to be 0 with centring or private"),
+        ({"evaluation.share": 0.1}, "Expected samples-per-owner to be 0 with centring or evaluation.share"),
     ],
 )
 def test_what_would_count_samples_is_refused_beside_owners(tmp_path, changes, complaint):

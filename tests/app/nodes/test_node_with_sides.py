@@ -11,6 +11,7 @@ from murmurfl.app.nodes.node_app import describe
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import ConfigurationError, RefusedError, SQLiteLedger, protocol
+from murmurfl.privacy.setting import by_key, settings_of
 
 from tests.harness.grid import ask_real_node
 from tests.harness.machines import training_config
@@ -19,14 +20,14 @@ from tests.harness.schemas import write_samples
 FEATURES, SAMPLES, MU = 4, 20, 1.0
 BASE = {"machine": "clinic", "ledger": "ledger.sqlite"}
 BASE |= {"strategy": "full-batch", "clip-norm": 1.0, "batch-size": 1, "mu": MU, "max-participations": 3}
-CENTRED = {"centring": "private", "centring-norm": 2.0, "centring-nonnegative": True}
+CENTRED = {"centring": "private", "centring.norm": 2.0, "centring.nonnegative": True}
 TASK = {"task": "digits", "num-partitions": 4, "partition-id": 0, "features": "soft-gradients"}
 MODEL = [np.zeros((2, FEATURES)), np.zeros(2)]
 OF_MEAN = {protocol.RELEASE_OF: protocol.OF_MEAN}
 
 
 def made(folder, classes=2, **changes):
-    values = {**BASE, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    values = {**BASE, **by_key(changes, settings_of(NodeConfig))}
     features = np.abs(np.random.Generator(np.random.Philox(key=1)).normal(size=(SAMPLES, FEATURES)))
     own = write_samples(folder, features.astype(np.float32), np.arange(SAMPLES) % 2, classes=classes)
     values |= {} if "task" in values else own
@@ -133,20 +134,20 @@ def test_a_machine_that_trusts_its_server_says_that_answers_go_without_noise(tmp
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"centring": "private"}, "centring-norm to be set with centring and `samples`"),
-        ({"centring-norm": 1.0}, "centring-norm"),
-        ({"centring-nonnegative": True}, "centring-nonnegative to be unset"),
-        ({"centring-share": 0.1}, "centring-share to be unset without centring"),
-        ({**CENTRED, "centring-share": 1.0}, "centring-share to be a number > 0 and < 1"),
+        ({"centring": "private"}, "centring.norm to be set with centring and `samples`"),
+        ({"centring.norm": 1.0}, "centring.norm"),
+        ({"centring.nonnegative": True}, "centring.nonnegative to be unset"),
+        ({"centring.share": 0.1}, "centring.share to be unset without centring"),
+        ({**CENTRED, "centring.share": 1.0}, "centring.share to be a number > 0 and < 1"),
         ({**CENTRED, "strategy": "online", "learning-rate": 0.1}, "centring to be 'none' or empty"),
         ({"centring": "public"}, "centring"),
         ({"held_out": 0.2}, "held-out"),
         ({"score_bins": 4}, "score-bins"),
-        ({"private_evaluation": 1.0}, "private-evaluation"),
-        ({"private_evaluation": -0.1}, "private-evaluation"),
+        ({"private_evaluation": 1.0}, "evaluation.share"),
+        ({"private_evaluation": -0.1}, "evaluation.share"),
         ({"private_evaluation": 0.1, "held_out": 1.0}, "held-out"),
-        ({"private_evaluation": 0.96, "centring": "private", "centring_norm": 1.0}, "private-evaluation"),
-        ({"private_evaluation": 0.1, "strategy": "noisy-sgd", "secret_order": True}, "private-evaluation"),
+        ({"private_evaluation": 0.96, "centring": "private", "centring_norm": 1.0}, "evaluation.share"),
+        ({"private_evaluation": 0.1, "strategy": "noisy-sgd", "batch_selection": "shuffled"}, "evaluation.share"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(tmp_path, changes, words):

@@ -295,7 +295,7 @@ def test_fedavg_answers_with_updates_and_says_what_is_guaranteed(folder):
 
 
 def test_fedavg_beside_an_evaluation_guarantees_what_both_come_to(folder):
-    text = FILE.replace("full-batch", "fedavg").replace("mu = 10.0", "mu = 10.0\nprivate-evaluation = 0.36")
+    text = FILE.replace("full-batch", "fedavg").replace("mu = 10.0", "mu = 10.0\nevaluation.share = 0.36")
     answers, client = client_of(read_node(write(folder, text, app="updates")))
     assert client.machine.plan.mu == pytest.approx(8.0), "of the updates alone"
     assert asked(answers).content["metrics"]["mu-guaranteed"] == pytest.approx(10.0)
@@ -333,7 +333,7 @@ def test_a_refused_model_fails_the_check_for_any_samples(folder, app, complaint)
 
 
 def test_an_evaluation_has_its_share_and_the_log_says_what_both_come_to(folder):
-    text = FILE.replace("mu = 10.0", "mu = 10.0\nprivate-evaluation = 0.36\nheld-out = 0.34")
+    text = FILE.replace("mu = 10.0", "mu = 10.0\nevaluation.share = 0.36\nevaluation.held-out = 0.34")
     answers, said = machine_of(read_node(write(folder, text)))
     assert "mu = 10 Gaussian DP" in said
     assert "Of it mu = 6 is for a private evaluation of the model, which it releases last." in said
@@ -401,9 +401,9 @@ def test_under_secure_aggregation_nothing_leaves_without_masks(folder):
     write_roster(path / "roster.json", roster)
     write_machine_key(path / "machine.key", keys["clinic-0"])
     sums = f"""mu = 5.0
-trust = "secure-aggregation"
-min-honest = 2
-min-cohort = 2
+trust.kind = "secure-aggregation"
+trust.min-honest = 2
+trust.min-cohort = 2
 roster = "roster.json"
 roster-digest = "{roster.digest}"
 signing-key = "machine.key"

@@ -146,7 +146,7 @@ def test_figures_stand_beside_each_other_by_epsilon(made):
 
 
 def test_a_secret_order_stands_at_the_epsilon_that_counts_on_it_and_the_caption_has_both(tmp_path):
-    secret = {"strategy": "noisy-sgd", "batch-size": 60, "secret-order": True, "mu": 1.9}
+    secret = {"strategy": "noisy-sgd", "batch-size": 60, "batch-selection": "shuffled", "mu": 1.9}
     cells = [Cell("digits", {**SMALL, "num-clients": 2, "clients-per-round": 2}, {HIDDEN_ORDER: secret})]
     document = {"seeds": 1, **run_cells(cells, BestTable(), seeds=1, out=tmp_path, workers=1)}
     table, accuracies = write_reproduction(document, "small", BestTable(), tmp_path)

@@ -36,7 +36,7 @@ def test_the_reproductions_are_the_papers_settings():
             assert any(gdp_mu(epsilon, 1e-6) == config.mu for epsilon in epsilons)
             assert (config.num_rounds, config.clip_norm, config.delta) == (50, 10.0, 1e-6)
             assert (len(cell.steps), max(cell.steps), min(cell.steps)) == (18, 0.5, 1e-9)
-    assert {(c.settings["order"], c.settings["private-share"]) for c in cells["mean"]} == {
+    assert {(c.settings["strategy.order"], c.settings["strategy.private-share"]) for c in cells["mean"]} == {
         ("RR", 0.5), ("IG", 0.5), ("SO", 0.5), ("RR", 0.25), ("RR", 0.75),
     }  # fmt: skip
     (one,) = PAPERS["jiang-2026-ridge"].cells_with({"task": "crime", "learning-rate": 1e-5})
@@ -85,10 +85,17 @@ def test_the_page_marks_every_best_step_at_an_end_and_says_that_nothing_was_lear
 
 @pytest.mark.long
 def test_a_table_has_the_best_covered_step_and_says_which_was_better_beyond(tmp_path):
-    settings = {k: v for k, v in BASE.to_mapping().items() if k not in ("strategy", "variant", "learning-rate", "seed")}
-    algorithms = {name: {"strategy": "shuffled", "variant": name} for name in ("interleaved", "public-only")}
+    settings = {
+        k: v for k, v in BASE.to_mapping().items() if k not in ("strategy", "strategy.variant", "learning-rate", "seed")
+    }
+    algorithms = {name: {"strategy": "shuffled", "strategy.variant": name} for name in ("interleaved", "public-only")}
     # Without regulariser and with little noise the larger steps are better; 1 / L* is 1 / 36.
-    settings |= {"mu": 1000.0, "noise-quality": "fast", "regularizer": "none", "regularizer-strength": 0.0}
+    settings |= {
+        "mu": 1000.0,
+        "noise-quality": "fast",
+        "strategy.regularizer": "none",
+        "strategy.regularizer-strength": 0.0,
+    }
     cells = [Cell("small", settings, algorithms, steps=(0.5, 0.02, 1e-6))]
     document = {"seeds": 2, **run_cells(cells, ExcessRiskTable(), seeds=2, out=tmp_path, workers=1)}
     entry = document["cells"][0]["algorithms"]["interleaved"]

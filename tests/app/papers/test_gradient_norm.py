@@ -149,7 +149,7 @@ def test_theorem_6_has_its_own_numbers():
     n, t = 500, cell.settings["num-rounds"]
     spread = math.sqrt(49 * math.log(1e5))
     assert t == pytest.approx(2 * n**2 / (math.log2(t) * spread), rel=1e-3)
-    assert cell.settings["alpha"] == pytest.approx(1 / n, rel=1e-3)
+    assert cell.settings["strategy.alpha"] == pytest.approx(1 / n, rel=1e-3)
     assert cell.settings["learning-rate"] == pytest.approx(1 / math.sqrt(n * t))
     assert cell.settings["batch-size"] == 1
     assert cell.settings["passes"] * n >= t

@@ -139,17 +139,17 @@ class _Everybody(Paper):
     name, sentence, table, everybody_is_asked = "everybody", "", AccuracyTable(), True
 
     def cells(self):
-        algorithms = {"a": {"strategy": "tree-momentum", "alpha": 0.1}, "b": {"strategy": "trusted-sgd"}}
+        algorithms = {"a": {"strategy": "tree-momentum", "strategy.alpha": 0.1}, "b": {"strategy": "trusted-sgd"}}
         return [Cell("t", {"num-clients": 3, "clients-per-round": 3}, algorithms, grids={"a": (0.1,)})]
 
 
 def test_a_setting_that_some_algorithms_read_is_theirs_alone():
-    (cell,) = _Everybody().cells_with({"alpha": 0.4})
-    assert cell.algorithms["a"]["alpha"] == 0.4
-    assert "alpha" not in cell.settings
-    assert "alpha" not in cell.algorithms["b"]
-    (alone,) = _Everybody().cells_with({"alpha": 0.4, "strategy": "trusted-sgd"})
-    assert alone.settings["alpha"] == 0.4, "asked for where nothing reads it: for the configuration to refuse"
+    (cell,) = _Everybody().cells_with({"strategy.alpha": 0.4})
+    assert cell.algorithms["a"]["strategy.alpha"] == 0.4
+    assert "strategy.alpha" not in cell.settings
+    assert "strategy.alpha" not in cell.algorithms["b"]
+    (alone,) = _Everybody().cells_with({"strategy.alpha": 0.4, "strategy": "trusted-sgd"})
+    assert alone.settings["strategy.alpha"] == 0.4, "asked for where nothing reads it: for the configuration to refuse"
 
 
 def test_whether_everybody_is_asked_is_the_papers_to_say():

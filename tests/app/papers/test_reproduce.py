@@ -154,7 +154,9 @@ DIGITS = {"num-clients": 4, "clients-per-round": 4, "num-rounds": 3, "noise-qual
 METHODS = {"mu2": {"strategy": "mu2", "mechanism": "blt"}, "noisy SGD": {"strategy": "noisy-sgd"}}
 MOMENTUM = {"algorithm 1": {"strategy": "tree-momentum"}, "noisy SGD without sampling": {"strategy": "trusted-sgd"}}
 SUMS = {"sums": {"strategy": "mu2", "trust": "secure-aggregation"}, "nobody": {"strategy": "mu2"}}
-SHUFFLED = {k: v for k, v in BASE.to_mapping().items() if k not in ("strategy", "variant", "seed", "mu", "epsilon")}
+SHUFFLED = {
+    k: v for k, v in BASE.to_mapping().items() if k not in ("strategy", "strategy.variant", "seed", "mu", "epsilon")
+}
 
 
 def both(settings, algorithms, **more):
@@ -168,7 +170,10 @@ CASES = {
     "trust": (TrustTable(), both({}, SUMS)),
     "gradient norm": (GradientNormTable(), both({"gradient-norm": True}, MOMENTUM)),
     "regret": (RegretTable(), both({}, {"(i)": {"strategy": "online", "batch-size": 4}})),
-    "excess risk": (ExcessRiskTable(), both(SHUFFLED, {"public": {"strategy": "shuffled", "variant": "interleaved"}})),
+    "excess risk": (
+        ExcessRiskTable(),
+        both(SHUFFLED, {"public": {"strategy": "shuffled", "strategy.variant": "interleaved"}}),
+    ),
 }
 
 
@@ -220,7 +225,7 @@ def test_a_cell_with_a_run_without_noise_gets_no_other():
 
 
 def test_an_algorithm_that_cannot_go_without_noise_leaves_it_to_the_next():
-    (cell,) = with_twins([Cell("small", {}, {"impossible": {"strategy": "mu2", "alpha": 0.2}, **METHODS})])
+    (cell,) = with_twins([Cell("small", {}, {"impossible": {"strategy": "mu2", "strategy.alpha": 0.2}, **METHODS})])
     assert cell.algorithms[WITHOUT] == {"strategy": "mu2", "mechanism": "none", "mu": RunConfig.mu}
 
 

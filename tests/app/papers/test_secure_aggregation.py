@@ -19,7 +19,7 @@ PAPER = PAPERS["secure-aggregation"]
 SMALL = {"task": "digits", "num-rounds": 6, "num-clients": 10, "clients-per-round": 10, "mu": 0.5, "checkpoint": False}
 KINDS = {
     "untrusted server": {"strategy": "mu2"},
-    "h = 0.5 m": {"strategy": "mu2", "trust": "secure-aggregation", "min-cohort": 8, "colluders": 3},
+    "h = 0.5 m": {"strategy": "mu2", "trust": "secure-aggregation", "trust.min-cohort": 8, "trust.colluders": 3},
     "trusted server": {"strategy": "trusted-mu2"},
 }
 

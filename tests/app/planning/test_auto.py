@@ -70,7 +70,7 @@ def planned(*arguments, **environment):
 
 
 def test_the_command_that_plan_prints_is_the_chosen_run():
-    for settings in (["mu=4"], ["epsilon=2", "sample-uses=once"], ["mu=1", "trust=secure-aggregation"]):
+    for settings in (["mu=4"], ["epsilon=2", "strategy.sample-uses=once"], ["mu=1", "trust=secure-aggregation"]):
         choice = choice_of_run({"strategy": "auto", **parse_assignments(settings)})
         words = shlex.split(choice.command)
         assert words[:4] == ["murmurfl", "run", "--engine", "cohort"]

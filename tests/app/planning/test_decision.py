@@ -123,7 +123,11 @@ def test_a_pass_has_room_for_what_is_held_out(samples):
     [
         ({"stream": True, "num_rounds": 700}, 600, "Expected rounds <= 600 for a stream of 600 samples a machine"),
         ({"mu": 1e-9}, 600, "Expected a situation that some strategy can serve"),
-        ({"private_evaluation": 0.1}, 1, "^Expected at least two samples on every machine with held-out = 0.1, got 1"),
+        (
+            {"private_evaluation": 0.1},
+            1,
+            "^Expected at least two samples on every machine with evaluation.held-out = 0.1, got 1",
+        ),
         ({"passes": 2}, 600, "Expected passes to be 1 with strategy = 'auto'"),
         ({"sample_uses": "onc"}, 600, "did you mean 'once'"),
         ({"batch_size": 3}, 600, "Expected batch-size to be left at 8 with strategy = 'auto'"),

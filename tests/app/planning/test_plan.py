@@ -175,11 +175,11 @@ def planned(*arguments):
         ({"strategy": "online", "batch-size": 5, "num-rounds": 6, "mechanism": "sqrt_toeplitz"}, "sqrt_toeplitz"),
         (
             {
-                "release-rule": "paper",
+                "strategy.release-rule": "paper",
                 "partition": "dirichlet",
                 "batch-size": 2,
                 "num-rounds": 4,
-                "schedule": "uniform",
+                "mechanism.schedule": "uniform",
             },
             "cancelling uniform",
         ),
@@ -375,7 +375,7 @@ def test_a_plan_says_nothing_where_rounds_wait_for_all():
         ({"strategy": "one-shot", "quorum": 0.8}, "quorum to be 1 with this strategy"),
         ({"strategy": "tree-momentum", "quorum": 0.8}, "quorum to be 1 with this strategy"),
         ({"over_selection": 1.2}, "over-selection to be at most 10 machines over clients-per-round = 10"),
-        ({"trust": "secure-aggregation", "quorum": 0.5}, "at least min-cohort = 8 machines"),
+        ({"trust": "secure-aggregation", "quorum": 0.5}, "at least trust.min-cohort = 8 machines"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_key(settings, said):

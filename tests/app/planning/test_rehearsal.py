@@ -17,7 +17,7 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Label, Part, Schema
 
 SHAPE = {"samples": 400, "features": 12, "classes": 3, "norm": 2.0}
-SETTINGS = {"task": "synthetic", "synthetic-samples": 2000, "synthetic-features": 20, "num-clients": 20}
+SETTINGS = {"task": "synthetic", "task.samples": 2000, "task.features": 20, "num-clients": 20}
 EVERYBODY = {**SETTINGS, "clients-per-round": 20, "noise-quality": "fast"}
 
 
@@ -148,7 +148,7 @@ def test_less_noise_keeps_more_and_the_range_says_so():
 @pytest.mark.more_cases
 @pytest.mark.parametrize(("samples", "mu", "worth"), [(40_000, 0.05, False), (500, 8.0, True)])
 def test_whether_federating_is_worth_it_depends_on_what_a_machine_has_alone(samples, mu, worth):
-    settings = {**EVERYBODY, "synthetic-samples": samples, "strategy": "auto", "mu": mu}
+    settings = {**EVERYBODY, "task.samples": samples, "strategy": "auto", "mu": mu}
     chosen = decide(situation_of(RunConfig.from_mapping(settings))).chosen
     (line,) = worth_lines(chosen)
     assert line.startswith("Worth federating" if worth else "Not worth federating")
@@ -157,7 +157,7 @@ def test_whether_federating_is_worth_it_depends_on_what_a_machine_has_alone(samp
 
 
 def test_of_unequal_machines_the_average_one_is_told():
-    settings = {**EVERYBODY, "synthetic-samples": 2000, "strategy": "auto", "mu": 2.0, "partition": "unequal"}
+    settings = {**EVERYBODY, "task.samples": 2000, "strategy": "auto", "mu": 2.0, "partition": "unequal"}
     (line,) = worth_lines(decide(situation_of(RunConfig.from_mapping(settings))).chosen)
     assert "one machine of average size alone" in line
 
@@ -177,7 +177,7 @@ def test_twice_as_many_rounds_are_compared_by_what_they_keep(kept, word):
     assert longer_lines(decision) == [f"More rounds would {word}, likely: twice as many keep {100 * kept:.0f} %."]
 
 
-@pytest.mark.parametrize("settings", [{"num-rounds": 201}, {"num-rounds": 190, "synthetic-features": 3000}])
+@pytest.mark.parametrize("settings", [{"num-rounds": 201}, {"num-rounds": 190, "task.features": 3000}])
 def test_what_would_take_minutes_is_not_rehearsed(settings, monkeypatch):
     monkeypatch.setattr(rehearsal, "_score", lambda *_: pytest.fail("rehearsed"))
     assert rehearse(experiment(strategy="full-batch", **settings), worked_out) == []

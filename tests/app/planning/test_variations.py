@@ -72,7 +72,7 @@ def test_every_row_is_run_by_its_command_with_the_noise_that_it_shows(rows):
 
 def test_no_row_uses_samples_more_often_than_its_noise_covers_or_than_is_allowed():
     for uses, most in (("few", 4), ("once", 1)):
-        settings = {**SETTINGS, "strategy": "auto", "sample-uses": uses}
+        settings = {**SETTINGS, "strategy": "auto", "strategy.sample-uses": uses}
         found = variations_of(choice_of_run(settings).decision, started_with(SETTINGS))
         for row in found:
             problem = row.option.problem
@@ -135,8 +135,8 @@ def test_a_secret_order_has_its_price_in_its_line_and_below(rows):
         ({"trust": "secure-aggregation"}, True),
         ({"trust": "trusted-server"}, False),
         ({"stream": True}, False),
-        ({"sample-uses": "once"}, True),
-        ({"private-evaluation": 0.05, "held-out": 0.1}, False),
+        ({"strategy.sample-uses": "once"}, True),
+        ({"evaluation.share": 0.05, "evaluation.held-out": 0.1}, False),
     ],
     ids=str,
 )

@@ -14,7 +14,8 @@ from murmurfl.app.reports.making import make_report
 from murmurfl.app.reports.plots import compared_plots, measure_plot
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.result import write_record
-from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.app.settings.run_config import RunConfig, run_keys
+from murmurfl.privacy.setting import by_key
 from typer.testing import CliRunner
 
 FIRST = RunConfig(num_rounds=2, mu=1.0)
@@ -40,7 +41,7 @@ def with_fields(run, **fields):
 
 def other(run, name="other", **config):
     """The same run with another configuration."""
-    changed = {key.replace("_", "-"): value for key, value in config.items()}
+    changed = by_key(config, run_keys())
     return replace(with_fields(run, config={**run.outcome.config, **changed}), name=name)
 
 

@@ -95,9 +95,9 @@ def test_other_methods_train_around_it_and_stay_within_mu(strategy):
 
 
 def test_settings_that_contradict_it_are_refused():
-    with pytest.raises(ConfigurationError, match="secret-order"):
-        RunConfig(strategy="noisy-sgd", secret_order=True, centring="private")
-    with pytest.raises(ConfigurationError, match=r"centring-share.*0\.05 without centring = 'private'"):
+    with pytest.raises(ConfigurationError, match="batch-selection"):
+        RunConfig(strategy="noisy-sgd", batch_selection="shuffled", centring="private")
+    with pytest.raises(ConfigurationError, match=r"centring.share.*0\.05 without centring = 'private'"):
         RunConfig(centring_share=0.1)
     with pytest.raises(ConfigurationError, match="centring"):
         RunConfig(centring="yes")

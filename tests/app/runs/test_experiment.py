@@ -242,7 +242,7 @@ def test_every_baseline_learns_and_says_what_it_guarantees():
 
 
 def test_what_a_run_sets_wins_over_its_preset():
-    experiment = prepare(RunConfig(clip_norm=3.0, learning_rate=0.1, diameter=7.0, schedule="harmonic"))
+    experiment = prepare(RunConfig(clip_norm=3.0, learning_rate=0.1, projection_radius=3.5, schedule="harmonic"))
     assert (experiment.values.clip_norm, experiment.values.learning_rate) == (3.0, 0.1)
     assert (experiment.values.diameter, experiment.values.schedule) == (7.0, "harmonic")
     assert experiment.loss().mu == pytest.approx(4.0)

@@ -35,7 +35,7 @@ FULL = replace(BASE, strategy="full-batch", batch_size=8, num_rounds=2)
 CONFIGS = {
     "mu2": replace(BASE, lost_replies=0.3),
     "full-batch": FULL,
-    "secret order": replace(BASE, strategy="noisy-sgd", secret_order=True),
+    "secret order": replace(BASE, strategy="noisy-sgd", batch_selection="shuffled"),
     "sums": replace(BASE, trust="secure-aggregation"),
 }
 

@@ -7,9 +7,10 @@ from murmurfl.app.methods.queries import check_permit
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import check_deployed
 from murmurfl.app.settings.catalogue import key_toml
-from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.permits import OwnerKey
+from murmurfl.privacy.setting import by_key
 
 OWNER = OwnerKey(bytes(range(32)))
 
@@ -19,7 +20,7 @@ def permit(*sessions):
 
 
 def configuration(text, **changes):
-    settings = {name.replace("_", "-"): value for name, value in changes.items()}
+    settings = by_key(changes, run_keys())
     return RunConfig.from_mapping({"num-clients": 2, "clients-per-round": 2, "permit": text, **settings})
 
 

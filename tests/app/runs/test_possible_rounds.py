@@ -203,7 +203,7 @@ def test_the_rest_of_an_interrupted_run_is_a_warning(tmp_path, caplog):
     assert [report.aggregated for report in last.history] == [2, 2, 2, 0]
 
 
-SUMS = {"trust": "secure-aggregation", "num-clients": 4, "clients-per-round": 4, "min-cohort": 4}
+SUMS = {"trust": "secure-aggregation", "num-clients": 4, "clients-per-round": 4, "trust.min-cohort": 4}
 MISSING = r"closed \(3 of at least 4 releases\)"
 
 

@@ -136,16 +136,16 @@ def test_settings_that_contradict_it_are_refused():
     for settings, words in (
         ({"held_out": 0.2}, "held-out"),
         ({"score_bins": 4}, "score-bins"),
-        ({"private_evaluation": 0.5, "strategy": "noisy-sgd", "secret_order": True}, "secret-order"),
-        ({"private_evaluation": 0.97, "features": "soft-gradients"}, "centring-share leaves"),
-        ({"private_evaluation": 1.0}, "private-evaluation"),
-        ({"private_evaluation": -0.1}, "private-evaluation"),
+        ({"private_evaluation": 0.5, "strategy": "noisy-sgd", "batch_selection": "shuffled"}, "batch-selection"),
+        ({"private_evaluation": 0.97, "features": "soft-gradients"}, "centring.share leaves"),
+        ({"private_evaluation": 1.0}, "evaluation.share"),
+        ({"private_evaluation": -0.1}, "evaluation.share"),
     ):
         with pytest.raises(ConfigurationError, match=words):
             RunConfig(**settings)
     with pytest.raises(ConfigurationError, match="an AUC is of two"):
         prepare(RunConfig(**FULL, score_bins=4))
-    with pytest.raises(ConfigurationError, match="private-evaluation = 0 to audit"):
+    with pytest.raises(ConfigurationError, match=r"evaluation\.share = 0 to audit"):
         audit_run(RunConfig(**{**SETTINGS, "num_rounds": 1}), runs=2)
 
 

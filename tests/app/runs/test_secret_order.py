@@ -17,7 +17,13 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon
 
 BASE = RunConfig(
-    num_rounds=5, clients_per_round=6, batch_size=30, checkpoint=False, mu=1.0, secret_order=True, learning_rate=0.05
+    num_rounds=5,
+    clients_per_round=6,
+    batch_size=30,
+    checkpoint=False,
+    mu=1.0,
+    batch_selection="shuffled",
+    learning_rate=0.05,
 )
 NOISY = replace(BASE, strategy="noisy-sgd")
 SUMS = replace(NOISY, trust="secure-aggregation")
@@ -36,7 +42,7 @@ def test_the_result_says_both_and_epsilon_is_the_one_that_holds_whoever_knows():
         assert document["epsilon"] == document["privacy"]["epsilon"] == pytest.approx(gdp_epsilon(1.0, 1e-5))
         assert document["privacy"]["amplified_proved"] is proved
         assert document["privacy"]["epsilon_amplified"] < document["epsilon"]
-    plain = run_cohort(replace(NOISY, secret_order=False)).outcome.document()
+    plain = run_cohort(replace(NOISY, batch_selection="")).outcome.document()
     assert plain["privacy"]["epsilon_amplified"] is None
     assert plain["epsilon"] == document["epsilon"]
 
@@ -59,10 +65,10 @@ def test_a_machine_has_a_release_for_every_batch_whatever_is_asked_for():
     ("changes", "complaint"),
     [
         ({"passes": 2}, "passes"),
-        ({"strategy": "online"}, "secret-order"),
-        ({"strategy": "full-batch", "batch_size": 8}, "secret-order"),
-        ({"strategy": "isrl-dp"}, "secret-order"),
-        ({"trust": "trusted-server"}, "secret-order"),
+        ({"strategy": "online"}, "batch-selection"),
+        ({"strategy": "full-batch", "batch_size": 8}, "batch-selection"),
+        ({"strategy": "isrl-dp"}, "batch-selection"),
+        ({"trust": "trusted-server"}, "batch-selection"),
         ({"centring": "private"}, "centring"),
     ],
 )
@@ -74,7 +80,7 @@ def test_what_it_does_not_go_with_is_refused(changes, complaint):
 def test_an_operator_decides_it_for_a_real_machine(tmp_path):
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
     values = {"machine": "clinic", "ledger": "ledger.sqlite", "clip-norm": 2.0, "batch-size": 32, "mu": 4.0}
-    values |= {"task": "digits", "num-partitions": 4, "partition-id": 1, "secret-order": True}
+    values |= {"task": "digits", "num-partitions": 4, "partition-id": 1, "batch-selection": "shuffled"}
     path = tmp_path / "node.toml"
 
     def made(**changes):
@@ -86,10 +92,10 @@ def test_an_operator_decides_it_for_a_real_machine(tmp_path):
     assert client.machine.policy.order == "secret"
     assert "While nobody learns which of 11 releases a sample is in, epsilon = " in describe(client)
     assert "no guarantee" in describe(made().client())
-    with pytest.raises(ConfigurationError, match="secret-order to be false"):
+    with pytest.raises(ConfigurationError, match="batch-selection to be left out"):
         made(strategy="online", **{"learning-rate": 0.1})
-    with pytest.raises(ConfigurationError, match="secret-order"):
-        made(**{"secret-order": "yes"})
+    with pytest.raises(ConfigurationError, match="batch-selection"):
+        made(**{"batch-selection": "random"})
 
 
 def test_a_plan_shows_both_and_names_estimates(monkeypatch):

@@ -141,7 +141,7 @@ def test_a_terminal_has_a_bar_and_a_file_has_none(monkeypatch, capsys):
         {"strategy": "full-batch", "num-rounds": 3, "trust": "secure-aggregation", "epsilon": 1.0},
         pytest.param({"strategy": "one-shot", "features": "soft-gradients", "mu": 0.5}, marks=pytest.mark.long),
         pytest.param({"strategy": "auto", "epsilon": 0.5, "noise-quality": "fast"}, marks=pytest.mark.long),
-        pytest.param({"mechanism": "blt", "secret-order": True, "mu": 1.0}, marks=pytest.mark.long),
+        pytest.param({"mechanism": "blt", "batch-selection": "shuffled", "mu": 1.0}, marks=pytest.mark.long),
     ],
 )
 def test_a_run_without_noise_is_no_worse_and_has_no_noise(settings):
@@ -163,7 +163,7 @@ def test_steps_and_clips_that_were_set_stay():
     assert (chosen.learning_rate, chosen.clip_norm) == (0.0, 0.0)
 
 
-SMALL = {"task": "synthetic", "synthetic-samples": 400, "synthetic-features": 5, "num-rounds": 3}
+SMALL = {"task": "synthetic", "task.samples": 400, "task.features": 5, "num-rounds": 3}
 
 
 @pytest.mark.parametrize("strategy", ["full-batch", "online", "mu2"])

@@ -196,7 +196,7 @@ def test_the_command_adds_it_unless_nothing_is_to_be_compared(option, tmp_path):
 
 LOGISTIC = {
     "strategy": "online", "task": "synthetic-logistic", "partition": "own", "model": "logistic", "num-clients": 4,
-    "clients-per-round": 4, "batch-size": 5, "synthetic-samples": 400, "synthetic-features": 12,
+    "clients-per-round": 4, "batch-size": 5, "task.samples": 400, "task.features": 12,
 }  # fmt: skip
 
 

@@ -9,15 +9,16 @@ from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.run_summary import closing_lines, short_lines, warning_lines
 from murmurfl.app.settings.layers import DEFAULT_RUN, is_default_run, started_with
-from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import MECHANISMS
+from murmurfl.privacy.setting import by_key
 from typer.testing import CliRunner
 
 CHANGES = ({"seed": 2}, {"num-clients": 20}, {"lost-replies": 0.1}, {"epsilon": 2.0}, {"trust": "secure-aggregation"})
 
 
 def run_with(**settings):
-    return run_cohort(RunConfig.from_mapping(started_with({key.replace("_", "-"): v for key, v in settings.items()})))
+    return run_cohort(RunConfig.from_mapping(started_with(by_key(settings, run_keys()))))
 
 
 def test_it_is_private_enough_and_good_enough_against_a_server_that_nobody_trusts():

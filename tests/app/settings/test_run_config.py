@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.common.config import flatten_dict
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.methods import METHODS
 from murmurfl.app.methods.mu2_methods import Mu2Method
@@ -15,15 +16,18 @@ from murmurfl.app.planning.noise_plans import make_plan, request_of
 from murmurfl.app.planning.plan_lines import plan_lines
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.layers import parse_assignments
-from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
+from murmurfl.privacy.setting import by_key, spelled_out
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_pyproject_states_every_key_with_its_default():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["tool"]["flwr"]["app"]["config"] == RunConfig().to_mapping()
+    config = project["tool"]["flwr"]["app"]["config"]
+    assert flatten_dict(config) == spelled_out(RunConfig().to_mapping(), run_keys())
+    assert RunConfig.from_mapping(config) == RunConfig.from_mapping(flatten_dict(config)) == RunConfig()
 
 
 def test_a_configuration_survives_the_way_through_flower():
@@ -45,26 +49,26 @@ def test_a_configuration_survives_the_way_through_flower():
         ({"clients-per-round": 11}, "clients-per-round"),
         ({"batch-size": 0}, "batch-size"),
         ({"strategy": "fedavg"}, "strategy"),
-        ({"schedule": "linear"}, "schedule"),
+        ({"mechanism.schedule": "linear"}, "schedule"),
         ({"sampling": "random"}, "sampling"),
         ({"download": "yes"}, "download"),
         ({"seed": -1}, "seed"),
         ({"lost-replies": 1.0}, "lost-replies"),
         ({"features": "oriented-gradients"}, "features"),
         ({"model": "mlp", "preset": "paper"}, "preset"),
-        ({"strategy": "delayed-momentum", "release-rule": "paper"}, "release-rule"),
+        ({"strategy": "delayed-momentum", "strategy.release-rule": "paper"}, "release-rule"),
         ({"strategy": "isrl-dp", "mechanism": "blt"}, "mechanism"),
         ({"epsilon": -3.0}, "epsilon"),
         ({"epsilon": 3.0, "mu": 2.0}, "mu or epsilon"),
-        ({"bands": 3}, "banded"),
-        ({"strategy": "noisy-sgd", "alpha": 0.2}, "tree-momentum"),
+        ({"mechanism.bands": 3}, "banded"),
+        ({"strategy": "noisy-sgd", "strategy.alpha": 0.2}, "tree-momentum"),
         ({"strategy": "mu22"}, "'mu2'"),
         ({"task": "minst"}, "'mnist'"),
         ({"model": "softmx"}, "'softmax'"),
         ({"mechanism": "bltt"}, "'blt'"),
-        ({"synthetic-samples": 100}, "synthetic"),
+        ({"task.samples": 100}, "synthetic"),
         ({"feature-bound": 2.0}, "logistic"),
-        ({"mechanism": "blt", "schedule": "paper"}, "cancelling"),
+        ({"mechanism": "blt", "mechanism.schedule": "paper"}, "cancelling"),
         ({"mu": [1.0]}, "mu"),
     ],
 )
@@ -107,8 +111,8 @@ def test_mnist_without_a_data_root_says_what_to_do(monkeypatch):
 
 
 def test_assignments_are_read_as_their_keys_types():
-    values = parse_assignments(["mu=2", "num-clients=20", "download=true", "schedule=paper", "run-name=3"])
-    assert values == {"mu": 2.0, "num-clients": 20, "download": True, "schedule": "paper", "run-name": "3"}
+    values = parse_assignments(["mu=2", "num-clients=20", "download=true", "mechanism.schedule=paper", "run-name=3"])
+    assert values == {"mu": 2.0, "num-clients": 20, "download": True, "mechanism.schedule": "paper", "run-name": "3"}
     for bad in ("mu", "mu=two", "speed=3", "num-clients=2.5", "download=1"):
         with pytest.raises(ConfigurationError, match="Expected"):
             parse_assignments([bad])
@@ -148,12 +152,13 @@ def test_four_fifths_of_a_round_make_a_sum_and_half_of_it_is_taken_to_be_honest(
     assert (RunConfig().cohort_floor, RunConfig().min_honest, RunConfig().secure) == (1, 1, False)
 
 
-@pytest.mark.parametrize("key", ["helpers", "min_cohort", "colluders", "culprits", "most_skipped", "most_noise"])
+@pytest.mark.parametrize(
+    "key", ["helpers", "min_cohort", "colluders", "max_byzantine", "max_failed_aggregations", "max_noise"]
+)
 @pytest.mark.parametrize("trust", ["", "untrusted-server", "trusted-server"])
 def test_a_key_that_no_sum_reads_is_left_at_its_default(key, trust):
-    unset = (
-        rf"Expected trust = secure-aggregation beside {key.replace('_', '-')} = 3, got no trust: set it too, or leave"
-    )
+    (name,) = by_key({key: 3}, run_keys())
+    unset = rf"Expected trust = secure-aggregation beside {re.escape(name)} = 3, got no trust: set it too, or leave"
     with pytest.raises(
         ConfigurationError, match=r"which does not read it.*read by trust = secure-aggregation" if trust else unset
     ):
@@ -161,14 +166,14 @@ def test_a_key_that_no_sum_reads_is_left_at_its_default(key, trust):
 
 
 def test_what_wrong_sums_may_cost_is_the_operators_to_say():
-    bounds = {"culprits": 1, "most_skipped": 5, "most_noise": 2.0}
+    bounds = {"max_byzantine": 1, "max_failed_aggregations": 5, "max_noise": 2.0}
     for config in (replace(SUMS, **bounds), SUMS):
         option = prepare(config).strategy(deployed=True).aggregator.option
         assert {name: getattr(option, name) == value for name, value in bounds.items()} == dict.fromkeys(
             bounds, config != SUMS
         )
-    for name, wrong in (("culprits", 4), ("culprits", 0), ("most_skipped", 0), ("most_noise", 1.0)):
-        assert f"Expected {name.replace('_', '-')} to be " in refused(**{name: wrong})
+    for name, wrong in (("max_byzantine", 4), ("max_byzantine", 0), ("max_failed_aggregations", 0), ("max_noise", 1.0)):
+        assert f"Expected {next(iter(by_key({name: wrong}, run_keys())))} to be " in refused(**{name: wrong})
 
 
 @pytest.mark.parametrize(
@@ -176,7 +181,10 @@ def test_what_wrong_sums_may_cost_is_the_operators_to_say():
     [
         ({"min_cohort": 7}, "min-cohort to be at most clients-per-round = 6"),
         ({"colluders": 5}, "below the 5 releases of the smallest sum"),
-        ({"min_cohort": 2}, "Expected colluders beside min-cohort = 2, which is below the 3 honest machines"),
+        (
+            {"min_cohort": 2},
+            "Expected trust.colluders beside trust.min-cohort = 2, which is below the 3 honest machines",
+        ),
         ({"helpers": 0}, "helpers to be an integer >= 1"),
         ({"helpers": 17}, "helpers to be an integer >= 1 and <= 16"),
         ({"num_clients": 3000, "clients_per_round": 2049}, "at most 2048 machines a round"),
@@ -307,7 +315,7 @@ def test_a_policy_for_real_machines_takes_only_a_trust_that_the_method_serves():
 
 def test_so_many_losses_that_most_rounds_stay_closed_are_refused_with_what_would_do():
     said = refused(num_clients=10, clients_per_round=10, lost_replies=0.3)
-    assert "lost-replies may be at most 0.2, or min-cohort at most 7" in said
+    assert "lost-replies may be at most 0.2, or trust.min-cohort at most 7" in said
     assert replace(SUMS, num_clients=10, clients_per_round=10, lost_replies=0.2).cohort_floor == 8
     assert replace(SUMS, num_clients=10, clients_per_round=10, lost_replies=0.3, min_cohort=7).cohort_floor == 7
 
@@ -335,7 +343,7 @@ def test_a_run_that_would_be_given_up_is_refused_with_the_largest_cohort_that_wo
             possible = int(re.search(r"min-cohort may be at most (\d+)", str(error))[1])
             break
     assert possible < 8
-    with pytest.raises(ConfigurationError, match="3 rounds in a row with fewer than min-cohort = 8 replies"):
+    with pytest.raises(ConfigurationError, match=r"3 rounds in a row with fewer than trust\.min-cohort = 8 replies"):
         run_cohort(config)
     assert run_cohort(replace(config, min_cohort=possible, colluders=0)).accuracy > 0.1
     with pytest.raises(ConfigurationError, match="3 rounds in a row"):
@@ -375,11 +383,36 @@ def test_more_helpers_than_a_roster_has_room_for_are_refused_before_anything_els
 
 
 @pytest.mark.parametrize(
-    ("before", "now"), [("wait-for", "quorum"), ("ask", "over-selection"), ("run-dry", "allow-exhaustion")]
+    ("before", "now"),
+    [
+        ("wait-for", "quorum"),
+        ("ask", "over-selection"),
+        ("run-dry", "allow-exhaustion"),
+        ("bands", "mechanism.bands"),
+        ("privacy.mu", "mu"),
+        ("min-cohort", "trust.min-cohort"),
+        ("culprits", "trust.max-byzantine"),
+        ("most-skipped", "trust.max-failed-aggregations"),
+        ("most-noise", "trust.max-noise"),
+        ("private-evaluation", "evaluation.share"),
+        ("diameter", "strategy.projection-radius', half of what it was"),
+        ("secret-order", "batch-selection', `shuffled` for true"),
+    ],
 )
 def test_keys_under_their_names_of_before_are_refused_with_the_new_one(before, now):
-    with pytest.raises(ConfigurationError, match=f"got '{before}'; it is called '{now}'"):
+    with pytest.raises(ConfigurationError, match=f"got '{before}'; it is called '{now}"):
         RunConfig.from_mapping({before: 1.0})
+
+
+def test_a_choice_with_options_is_a_table_or_dotted_keys():
+    expected = RunConfig(mechanism="banded", bands=8)
+    for values in (
+        {"mechanism": {"kind": "banded", "bands": 8}},
+        {"mechanism.kind": "banded", "mechanism.bands": 8},
+        {"mechanism": "banded", "mechanism.bands": 8},
+        parse_assignments(["mechanism.kind=banded", "mechanism.bands=8"]),
+    ):
+        assert RunConfig.from_mapping(values) == expected
 
 
 def test_fewest_connected_clients_are_no_more_than_there_are():

@@ -264,7 +264,7 @@ def node(tmp_path):
     path = tmp_path / "node.toml"
     path.write_text(
         'machine = "clinic-0"\nledger = "ledger.sqlite"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'
-        'trust = "secure-aggregation"\nmin-honest = 2\nmin-cohort = 3\nroster = "roster.json"\n'
+        'trust.kind = "secure-aggregation"\ntrust.min-honest = 2\ntrust.min-cohort = 3\nroster = "roster.json"\n'
         f'roster-digest = "{ROSTER.digest}"\nsigning-key = "machine.key"\n'
     )
     path.chmod(0o600)
@@ -308,7 +308,11 @@ def test_simulated_options_say_nothing_on_a_real_machine(node):
         ('signing-key = "machine.key"\n', "", "Expected signing-key"),
         (f'roster-digest = "{ROSTER.digest}"\n', "", "Expected roster-digest"),
         ("min-cohort = 3", "min-cohort = 1", "min_honest <= min_cohort"),
-        ('trust = "secure-aggregation"\nmin-honest = 2\nmin-cohort = 3\n', "", "Expected roster to be unset"),
+        (
+            'trust.kind = "secure-aggregation"\ntrust.min-honest = 2\ntrust.min-cohort = 3\n',
+            "",
+            "Expected roster to be unset",
+        ),
     ],
 )
 def test_an_operators_file_has_all_of_it_or_nothing(node, before, after, words, tmp_path):

@@ -271,7 +271,7 @@ def test_no_answer_of_a_helper_ends_a_training(part):
         return case[1](wire, reply)
 
     link = FakeSuperLink(nodes.get_node_ids(), answer)
-    strategy = build(secure={"patience": 20, "most_skipped": rounds}, clients_per_round=6)
+    strategy = build(secure={"patience": 20, "max_failed_aggregations": rounds}, clients_per_round=6)
     strategy.machines.sleep = lambda seconds: None
     strategy.start(link.grid(), SECURE_START, num_rounds=rounds, timeout=0.0)
     assert len(strategy.history) == rounds
@@ -295,7 +295,7 @@ def test_no_masked_reply_harms_a_sum(part):
         return known[(rounds * part + next(places)) * 37 % len(known)][1](wire_of(reply), reply)
 
     link = FakeSuperLink(nodes.get_node_ids(), answer)
-    strategy = build(secure={"most_skipped": rounds}, clients_per_round=6)
+    strategy = build(secure={"max_failed_aggregations": rounds}, clients_per_round=6)
     strategy.start(link.grid(), SECURE_START, num_rounds=rounds, timeout=0.0)
     assert len(strategy.history) == rounds
     assert sum(report.aggregated >= 5 for report in strategy.history) >= 3 * rounds // 4

@@ -399,10 +399,10 @@ def test_liars_that_say_they_cannot_mend_keep_nobody_left_out():
 def test_streams_end_with_their_model_once_wrong_sums_left_too_much_noise():
     """Machines whose noise would tell more if it were mended."""
     strategy, grid, _ = attacked(sometimes(), 1, Mu2, mechanism="sqrt_toeplitz")
-    strategy.aggregator.option = replace(strategy.aggregator.option, most_noise=1.2)
+    strategy.aggregator.option = replace(strategy.aggregator.option, max_noise=1.2)
     trained(strategy, grid, 24)
     assert len(strategy.history) < 24
-    assert "most_noise is 1.2" in strategy.ended
+    assert "max_noise is 1.2" in strategy.ended
     assert strategy.skipped_noise > 1.2
     again = build(Mu2, secure={"min_cohort": MIN_COHORT})
     assert again.skipped_noise is None
@@ -422,8 +422,8 @@ def test_the_noise_that_is_said_is_the_noise_that_is_there():
 
 def test_most_skipped_ends_a_training_that_nothing_helps():
     strategy, grid, _ = attacked(ATTACKS["garbage counts"], 1)
-    strategy.aggregator.option = replace(strategy.aggregator.option, most_skipped=2)
+    strategy.aggregator.option = replace(strategy.aggregator.option, max_failed_aggregations=2)
     with pytest.raises(NothingAggregatedError, match="its sum is wrong"):
         trained(strategy, grid, rounds=24)
     assert len(strategy.history) == 2
-    assert strategy.ended == "2 sums were skipped, as many as most_skipped allows"
+    assert strategy.ended == "2 sums were skipped, as many as max_failed_aggregations allows"

@@ -18,8 +18,8 @@ from benchmarks import device
 
 SETTINGS = {
     "task": "synthetic",
-    "synthetic-samples": 60,
-    "synthetic-features": 9,
+    "task.samples": 60,
+    "task.features": 9,
     "noise-quality": "fast",
     "num-rounds": 2,
     "batch-size": 1,

@@ -294,7 +294,7 @@ REFUSED = {
     "noise_quality": ({"noise_quality": "exact"}, "Expected noise-quality = 'fast' on a device, got 'exact'"),
     "mechanism": ({"mechanism": "tree"}, r"Expected a mechanism .*\(cancelling, decay, bisr, .* got 'tree'"),
     "centring": ({"centring": "private"}, "got one with centring.* Set centring=none"),
-    "evaluation": ({"private_evaluation": 0.1}, "got one with private-evaluation.* Set private-evaluation=0"),
+    "evaluation": ({"private_evaluation": 0.1}, "got one with evaluation.share.* Set evaluation.share=0"),
     "online": ({"strategy": "online"}, "got 'online': its machines compute by themselves"),
     "full batches": ({"strategy": "full-batch", "batch_size": 8}, "Expected machines that release the mean of a batch"),
     "delayed momentum": (

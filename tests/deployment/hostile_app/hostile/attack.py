@@ -17,7 +17,8 @@ LONGEST_WAIT_S, PAUSE_S = 300.0, 0.01
 WEAKER = {
     "mu": 1e9, "budget-mu": 1e9, "delta": 0.5, "clip-norm": 1e9, "noise-quality": "fast", "mechanism": "none",
     "trust": "trusted-server", "max-participations": 10**6, "batch-size": 1, "strategy": "trusted-mu2", "passes": 99,
-    "release-rule": "paper", "seed": 1, "samples": "/etc/passwd", "ledger": "/dev/null", "machine-key": "00" * 32,
+    "strategy.release-rule": "paper", "seed": 1,
+    "samples": "/etc/passwd", "ledger": "/dev/null", "machine-key": "00" * 32,
 }  # fmt: skip
 
 
