@@ -216,7 +216,7 @@ class NodeConfig(RecordsFile):
 
     def _check(self, name: str, holds: bool, expected: str) -> None:
         if not holds:
-            raise refusal(self.key(name), expected, getattr(self, name))
+            raise refusal(self.key_of(name), expected, getattr(self, name))
 
     def located(self, folder: Path) -> Self:
         """These settings with relative paths, also of a features file, taken from a folder."""

@@ -80,9 +80,9 @@ class MachineFile(Pinned):
         for name in self.of_sums:
             value = getattr(self, name)
             if self.sums and not value:
-                raise refusal(self.key(name), f"set, with trust = {SECURE!r}", value)
+                raise refusal(self.key_of(name), f"set, with trust = {SECURE!r}", value)
             if not self.sums and value != getattr(type(self), name):
-                raise refusal(self.key(name), f"unset, for it is read with trust = {SECURE!r} only", value)
+                raise refusal(self.key_of(name), f"unset, for it is read with trust = {SECURE!r} only", value)
 
     @property
     def sums(self) -> bool:
@@ -161,7 +161,7 @@ class RecordsFile(MachineFile):
             name, value = (
                 ("score_bins", self.score_bins) if self.held_out == tables.HELD_OUT else ("held_out", self.held_out)
             )
-            raise refusal(self.key(name), "unset without evaluation.share", value)
+            raise refusal(self.key_of(name), "unset without evaluation.share", value)
 
     @property
     def sums(self) -> bool:

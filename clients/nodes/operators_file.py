@@ -96,7 +96,7 @@ class OperatorsFile:
                 raise refusal(one.name, _NOT_ZERO[one.kind], value)
 
     @classmethod
-    def key(cls, attribute: str) -> str:
+    def key_of(cls, attribute: str) -> str:
         """Return the key of the setting in a field."""
         return next(one.name for one in settings_of(cls).values() if one.attribute == attribute)
 

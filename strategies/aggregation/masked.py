@@ -103,7 +103,7 @@ class Masked(Aggregator):
             logger.info(
                 "A wrong sum is skipped, and machines mend the noise where their mechanism can. After %d the training "
                 "ends with the model it has.",
-                self.option.most_skipped,
+                self.option.max_failed_aggregations,
             )
 
     def screened(self, outcomes: Iterable[Outcome], context: RoundContext, size: int) -> Iterator[Outcome]:

@@ -21,6 +21,7 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.fleet.federation.coordinator import Federation
 from murmurfl.app.fleet.federation.keys_and_cards import Card, cards_of, read_owner_key, roster_of
 from murmurfl.app.fleet.federation.member import Member
+from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.app.nodes.taken_runs import RunsTable, TakenRuns
 from murmurfl.app.runs.result import excluded_clients, write_record
 from murmurfl.app.settings.run_config import RunConfig
@@ -28,6 +29,7 @@ from murmurfl.clients.nodes.operators_file import named_values
 from murmurfl.clients.nodes.roster_files import read_helper_key, read_machine_key, read_roster
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.permits import OwnerKey, read_permit, verified_permit
+from murmurfl.privacy.setting import by_key, settings_of
 from murmurfl.strategies.rounds.checkpoint import save_checkpoint
 from typer.testing import CliRunner
 
@@ -275,7 +277,7 @@ def machine_file(folder, name="clinic-1", **changes):
         "roster-digest": roster.digest,
         "signing-key": name,
     }
-    values.update({key.replace("_", "-"): value for key, value in changes.items()})
+    values.update(by_key(changes, settings_of(NodeConfig)))
     path = folder / "node.toml"
     path.write_text(toml_document({key: value for key, value in values.items() if value is not None}))
     return path
@@ -291,7 +293,7 @@ def helper_file(folder, name="auditor", **changes):
         "key": name,
     }
     path = folder / "helper.toml"
-    path.write_text(toml_document({**values, **{key.replace("_", "-"): value for key, value in changes.items()}}))
+    path.write_text(toml_document({**values, **by_key(changes, settings_of(HelperConfig))}))
     return path
 
 

@@ -65,7 +65,7 @@ def test_none_of_them_may_be_set_without_it(operator, left):
     unset = dict.fromkeys(
         ["trust", *(n for n in ("min_honest", "min_cohort", "roster", "roster_digest", "signing_key") if n != left)]
     )
-    with pytest.raises(ConfigurationError, match=f"Expected {NodeConfig.key(left)} to be unset"):
+    with pytest.raises(ConfigurationError, match=f"Expected {NodeConfig.key_of(left)} to be unset"):
         NodeConfig.read(operator(**unset))
 
 
