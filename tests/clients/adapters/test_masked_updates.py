@@ -303,7 +303,7 @@ def test_simulated_options_say_nothing_on_a_real_machine(node):
     ("before", "after", "words"),
     [
         ('trust.kind = "secure-aggregation"\n', "", "only with trust 'secure-aggregation'"),
-        ('trust.kind = "secure-aggregation"', 'trust = "trusted-server"', "trust"),
+        ('trust.kind = "secure-aggregation"', 'trust.kind = "trusted-server"', "trust"),
         ('roster = "roster.json"\n', "", "Expected roster to be set"),
         ('signing-key = "machine.key"\n', "", "Expected signing-key"),
         (f'roster-digest = "{ROSTER.digest}"\n', "", "Expected roster-digest"),
