@@ -62,7 +62,7 @@ def here(tmp_path, monkeypatch):
 def test_making_joining_and_accepting_say_what_was_made_and_who_is_missing(tmp_path, monkeypatch, check_output):
     monkeypatch.chdir(tmp_path)
     write_samples(tmp_path, [[0.0] * 3] * 4, [0, 1, 0, 1])
-    check_output(invoke(*NEW, "--set", "mu=1.5", "--set", "min-cohort=2"), "new")
+    check_output(invoke(*NEW, "--set", "mu=1.5", "--set", "trust.min-cohort=2"), "new")
     for name in MEMBERS[1:]:
         check_output(invoke("join", f"ours/kits/{name}.kit"), f"join {name}")
     invoke("join", f"ours/kits/{MEMBERS[0]}.kit")
