@@ -11,31 +11,32 @@ import typer
 
 from ...privacy import gdp_mu
 from ..settings.run_config import RunConfig
-from .run_options import AsJson, Assignments, ConfigFile, Details, settings_of
+from .run_options import AsJson, Assignments, ConfigFile, Details, given_settings, setting_options, settings_of
 from .terminal import CLAIM_REFUTED, MISUSED, aligned, fail, failing_clearly, say, say_command, say_table
 
 if TYPE_CHECKING:
-    from ..planning.plan_answers import Answer
+    from ..planning import PlanResult
     from ..reports.table import Table
 
 
+_COMPARED = "Mechanisms are compared for it."
 _KEYS = {
-    "machines": "num-clients",
-    "rounds": "num-rounds",
-    "batch": "batch-size",
-    "epsilon": "epsilon",
-    "mu": "mu",
-    "delta": "delta",
-    "per_round": "clients-per-round",
-    "passes": "passes",
-    "batch_selection": "batch-selection",
-    "clip": "clip-norm",
-    "sample_uses": "strategy.sample-uses",
-    "stream": "strategy.stream",
-    "trust": "trust",
-    "colluders": "trust.colluders",
+    "machines": ("num-clients", "", ""),
+    "rounds": ("num-rounds", "any", ""),
+    "batch": ("batch-size", "", _COMPARED),
+    "epsilon": ("epsilon", "", ""),
+    "mu": ("mu", "", ""),
+    "delta": ("delta", "1e-05", ""),
+    "per_round": ("clients-per-round", "all", ""),
+    "passes": ("passes", "1", _COMPARED),
+    "batch_selection": ("batch-selection", "", _COMPARED),
+    "clip": ("clip-norm", "1.0, or the choice's", ""),
+    "sample_uses": ("strategy.sample-uses", "any", ""),
+    "stream": ("strategy.stream", "", ""),
+    "trust": ("trust", "untrusted-server", ""),
+    "colluders": ("trust.colluders", "half", ""),
 }
-"""The run-config key that an option of this command stands for."""
+"""For each option, the run-config key, what it is where nobody says, and what is done with it."""
 _SIZES = ("samples", "parameters")
 _OF_BATCHES = ("batch-size", "passes", "batch-selection")
 """Keys that settle the run whose mechanisms are compared, and not the decision."""
@@ -58,42 +59,11 @@ _OF_UPDATES = {
 """The field of a request about updates that an option stands for; epsilon and mu beside."""
 
 
+@setting_options(_KEYS)
 def plan(
-    machines: Annotated[int | None, typer.Option(help="Machines, M.", show_default=False)] = None,
+    context: typer.Context,
     samples: Annotated[int | None, typer.Option(help="Samples of each machine.", show_default=False)] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="For one sample of one machine, over all its releases.", show_default=False)
-    ] = None,
-    mu: Annotated[float | None, typer.Option(help="The same as Gaussian DP.", show_default=False)] = None,
-    delta: Annotated[float | None, typer.Option(help="Of the same guarantee.", show_default="1e-05")] = None,
-    sample_uses: Annotated[
-        str | None, typer.Option(help="In how many releases a sample may be: any, few (4), once.", show_default="any")
-    ] = None,
-    stream: Annotated[
-        bool | None, typer.Option("--stream", help="Samples come while rounds go on.", show_default=False)
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds that are possible, T.", show_default="any")] = None,
-    per_round: Annotated[
-        int | None, typer.Option(help="Machines asked in a round, m; 0 for all.", show_default="0")
-    ] = None,
-    trust: Annotated[str | None, typer.Option(help="Whom a machine trusts.", show_default="untrusted-server")] = None,
-    colluders: Annotated[
-        int | None, typer.Option(help="Machines of a sum that may work with the server.", show_default="half")
-    ] = None,
     parameters: Annotated[int | None, typer.Option(help="Values in the model, d.", show_default="1000")] = None,
-    clip: Annotated[
-        float | None, typer.Option(help="Clip norm of one sample's gradient, S.", show_default="1.0, or the choice's")
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(help="Samples in one release, b: compare mechanisms for it.", show_default=False)
-    ] = None,
-    passes: Annotated[
-        int | None, typer.Option(help="Of that comparison: how often samples are gone through.", show_default="1")
-    ] = None,
-    batch_selection: Annotated[
-        str | None,
-        typer.Option(help="Of that comparison: shuffled if each sample draws its release.", show_default=False),
-    ] = None,
     unit: Annotated[
         str,
         typer.Option(help="What is protected: sample, or machine for a project's own updates."),
@@ -119,8 +89,8 @@ def plan(
     sizes of its data; the other options win over it. With --unit machine it says what noise on the updates of a project
     of your own would leave of its model.
     """
-    options = locals()  # before there are others
-    given = {name: options[name] for name in (*_KEYS, *_SIZES) if options[name] is not None}
+    known = {**given_settings(context), "samples": samples, "parameters": parameters}
+    given = {name: known[name] for name in (*_KEYS, *_SIZES) if known.get(name) is not None}
     of_run = config_file is not None or assignments is not None
     with failing_clearly():
         if unit != "sample":
@@ -138,11 +108,11 @@ def _answer(
     tries: int,
     person: tuple[int | None, int | None],
     details: bool,
-) -> Answer:
+) -> PlanResult:
     """The plan of a run's settings and options that win over them, or of options alone."""
     from ..planning.plan_answers import answer, asked_of_numbers, asked_of_run
 
-    keys = {_KEYS[name]: value for name, value in given.items() if name in _KEYS}
+    keys = {_KEYS[name][0]: value for name, value in given.items() if name in _KEYS}
     if settings is None:
         missing = [f"--{name}" for name in ("machines", "samples") if name not in given]
         missing += [] if {"epsilon", "mu"} & set(given) else ["--epsilon"]
@@ -161,11 +131,11 @@ def _answer(
     return answer(choice, request, settings or {}, tries=tries, person=person, details=details)
 
 
-def _show(found: Answer, *, as_json: bool, details: bool) -> None:
+def _show(found: PlanResult, *, as_json: bool, details: bool) -> None:
     from ..planning import plan_lines as told
 
     if as_json:
-        typer.echo(json.dumps(told.answer_document(found), indent=2, allow_nan=False))
+        typer.echo(json.dumps(told.result_document(found), indent=2, allow_nan=False))
         return
     if not details:
         for line in told.short_lines(found):
@@ -173,18 +143,18 @@ def _show(found: Answer, *, as_json: bool, details: bool) -> None:
         return
     ways = found.ways
     table = aligned(told.rows_of(ways), told.columns_of(ways), told.RIGHT)
-    for line in (*told.answer_lines(found), "", told.HEADING, *table):
+    for line in (*told.result_lines(found), "", told.HEADING, *table):
         _say(line)
-    for line in told.reasons(ways, made_up=found.choice.made_up):
+    for line in told.reasons(ways, made_up=found.made_up):
         _say(line)
-    if found.plan is not None:
-        before, after = told.plan_lines(found.plan)
+    if found.noise is not None:
+        before, after = told.plan_lines(found.noise)
         for line in ("", *before):
             say(line)
-        _say_table(told.plan_table(found.plan))
+        _say_table(told.plan_table(found.noise))
         for line in after:
             say(line)
-        _say_table(told.compared_table(found.plan))
+        _say_table(told.compared_table(found.noise))
 
 
 def _show_updates(unit: str, given: Mapping[str, Any], *, of_run: bool, as_json: bool) -> None:

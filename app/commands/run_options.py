@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import click
 import typer
+from typer.core import TyperOption
 
 from ...privacy.setting import Setting, Value, unknown_key
 from ..settings.catalogue import CATALOGUE, Shelf, config_schema, expected, key_schema, key_toml, readers, shown
@@ -116,6 +118,53 @@ Device = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 Details = Annotated[bool, typer.Option("--details", help="Say everything.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show Flower's whole log.")]
+
+
+_GIVEN = f"{__name__}.given"
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+def setting_options(names: Mapping[str, tuple[str, str, str]]) -> Callable[[CommandT], CommandT]:
+    """Give a command an option for each of some settings, with the setting's type and sentence.
+
+    Parameters
+    ----------
+    names : mapping
+        By the option's name in Python: the run-config key that it stands for, what it is where it is left out, and a
+        sentence on what this command does with it; both may be empty. The command reads what was given with
+        :func:`given_settings`.
+    """
+
+    def with_options(command: CommandT) -> CommandT:
+        made = [_option_of(name, run_keys()[key], *words) for name, (key, *words) in names.items()]
+        command.__dict__["__click_params__"] = made
+        return command
+
+    return with_options
+
+
+def _option_of(name: str, one: Setting, default: str, note: str) -> TyperOption:
+    is_flag = one.kind is bool
+    return TyperOption(
+        param_decls=[name, f"--{name.replace('_', '-')}"],
+        type=None if is_flag else one.kind,
+        is_flag=is_flag,
+        default=None,
+        help=f"{one.sentence} {note}".strip(),
+        show_default=default or False,
+        expose_value=False,
+        callback=_keep,
+    )
+
+
+def _keep(context: click.Context, option: click.Parameter, value: Value | None) -> None:
+    if value is not None:
+        context.meta.setdefault(_GIVEN, {})[option.name] = value
+
+
+def given_settings(context: click.Context) -> Mapping[str, Value]:
+    """Return the values of the options of :func:`setting_options` that were given, by their names."""
+    return context.meta.get(_GIVEN, {})
 
 
 def settings_of(file: Path | None, assignments: list[str] | None) -> dict[str, Value]:

@@ -83,6 +83,7 @@ class _Command(TyperCommand):
         super().__init__(name, **options)
         if self.callback is None:
             return
+        self.params = [*getattr(self.callback, "__click_params__", ()), *self.params]
         hints = get_type_hints(inspect.unwrap(self.callback), include_extras=True)
         for parameter in self.params:
             if isinstance(parameter, TyperArgument) and not parameter.help:

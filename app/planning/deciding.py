@@ -11,22 +11,26 @@ and for machines that are seldom asked. So each situation has a usual way; a few
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from ...privacy import ConfigurationError, NoisePlan
+from ...privacy import ConfigurationError, NoisePlan, Trust
+from ...privacy.accounting.amplification import Amplification
 from ...privacy.mechanisms import noise_stands_alone
 from ...privacy.setting import Value
 from ..data.task import Dataset
 from ..methods import METHODS, Problem
 from ..methods.full_batch_method import has_table, usual_quantile
+from ..methods.method import worth_of_order
 from ..methods.presets import WorkedOut, the_task, tuned
 from ..methods.queries import trained_samples
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
+from .noise_plans import Person, Plan
 from .rehearsal import kept_beside_alone, mean_kept
 
 SAMPLE_USES = {"once": 1, "few": 4, "any": None}
@@ -41,8 +45,8 @@ _OF_AUTO = ("strategy", "strategy.sample-uses", "strategy.stream")
 
 
 @dataclass(frozen=True)
-class Situation:
-    """The basis of a decision."""
+class PlanRequest:
+    """Request for a decision: what is wanted of a run, and the public sizes of its data."""
 
     # What is wanted, with `strategy = auto`: machines, mu, trust, attendance, `strategy.sample-uses`,
     # `strategy.stream`, and how many
@@ -134,26 +138,22 @@ class Situation:
 
 
 @dataclass(frozen=True)
-class Impossible:
-    """A strategy that a situation rules out."""
+class Candidate:
+    """A strategy with the settings that it would be run with, worked out on sizes and tried on made-up data."""
 
     strategy: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Option:
-    """A strategy that is possible, with what it would be run with."""
-
-    strategy: str
-    settings: Mapping[str, Value]  # Run-config keys that it sets beyond the situation's own
+    settings: Mapping[str, Value]  # Run-config keys that it sets beyond the request's own
     problem: Problem  # The run, worked out on sizes
     worked_out: WorkedOut
     noise_to_signal: float
     uses: int  # In how many releases a sample is
     # How much more than the usual way it must keep to be taken: by so much what is kept differs from one kind of data
     # to the next
-    behind: float = 0.0
+    handicap: float = 0.0
+    # What differs from the decision's: `taken`, `default`, `strategy`, `rounds`, `batch`, `order` or `trust`
+    varied: str = ""
+    mark: str = ""  # What it is to whoever reads a list of them; often empty
+    accuracy: float | None = None  # On the test set, where it was tried out
 
     @cached_property
     def kept(self) -> float:
@@ -174,8 +174,8 @@ class Option:
 
     @property
     def score(self) -> float:
-        """The rank of an option, less is better: the share that is lost, and what it is behind by."""
-        return 1.0 - self.kept + self.behind
+        """The rank of a candidate, less is better: the share that is lost, and the handicap."""
+        return 1.0 - self.kept + self.handicap
 
     @property
     def whole(self) -> bool:
@@ -191,6 +191,33 @@ class Option:
     def rounds(self) -> int:
         """T."""
         return self.problem.num_rounds
+
+    @property
+    def config(self) -> RunConfig:
+        """The run."""
+        return self.problem.config
+
+    @property
+    def trust(self) -> Trust:
+        """Whom machines trust."""
+        return self.config.trust_model
+
+    @property
+    def batch(self) -> int:
+        """Samples of a machine in one release."""
+        return min(self.problem.sizes) if self.whole else self.config.batch_size
+
+    @property
+    def training_uses(self) -> int:
+        """The number of training releases that a sample is in."""
+        return self.uses - self.problem.uses_beside
+
+    @cached_property
+    def amplification(self) -> Amplification | None:
+        """What its secret order makes of epsilon; None without one."""
+        problem, method = self.problem, METHODS[self.strategy]
+        policies = [method.policy(problem.trained, size) for size in problem.sizes]
+        return worth_of_order(policies, method.release_size(problem))
 
 
 def noise_to_signal(
@@ -299,147 +326,148 @@ _GAUSSIAN = 0.5
 """What one shot is behind by: of Gaussian classes second moments tell everything, of real ones less."""
 
 
-@dataclass(frozen=True)
-class _Way:
-    """A way to try a strategy, and what it is behind by."""
+class _Way(NamedTuple):
+    """A strategy to try with some settings, or why it is ruled out."""
 
     strategy: str
     settings: Settings
-    behind: float = _OTHER
+    handicap: float = _OTHER
+    ruled_out: str = ""
 
 
-def _ways(situation: Situation) -> list[_Way | Impossible]:
-    """The ways to try in a situation, the usual one first."""
-    trusted = situation.config.trust_model == "trusted-server"
+def _ways(request: PlanRequest) -> list[_Way]:
+    """Return the ways to try, the usual one first."""
+    trusted = request.config.trust_model == "trusted-server"
     full, cancelling, fresh = (
         ("trusted-full-batch", "trusted-mu2", "trusted-sgd") if trusted else ("full-batch", "mu2", "noisy-sgd")
     )
-    uses = situation.most_uses
-    clip = {} if trusted else _following(situation)
-    rounds = [_Way(full, {**clip, "num-rounds": number}, _OTHER_ROUNDS) for number in _full_rounds(situation)]
+    uses = request.most_uses
+    clip = {} if trusted else _following(request)
+    rounds = [_Way(full, {**clip, "num-rounds": number}, _OTHER_ROUNDS) for number in _full_rounds(request)]
     whole = [_Way(full, clip, 0.0 if uses is None else _OTHER), *rounds]
     shot = [] if trusted else [_Way("one-shot", {"num-rounds": 0}, _GAUSSIAN)]
-    if situation.config.stream:
+    if request.config.stream:
         why = "samples come as a stream, and it uses every sample in every round"
-        return [*_one_pass(situation, cancelling, usual=True), *_one_pass(situation, fresh), *_refused(full, shot, why)]
+        return [*_one_pass(request, cancelling, usual=True), *_one_pass(request, fresh), *_refused(full, shot, why)]
     if uses is None:
-        passes = [way for name in (cancelling, fresh) for way in _one_pass(situation, name)]
-        once = [replace(way, behind=_ONCE) if isinstance(way, _Way) else way for way in passes]
+        passes = [way for name in (cancelling, fresh) for way in _one_pass(request, name)]
+        once = [way._replace(handicap=_ONCE) for way in passes]
         return [*whole, *shot, *once]
-    return [*_one_pass(situation, cancelling, usual=True), *_one_pass(situation, fresh), *whole, *shot]
+    return [*_one_pass(request, cancelling, usual=True), *_one_pass(request, fresh), *whole, *shot]
 
 
-def _following(situation: Situation) -> Settings:
+def _following(request: PlanRequest) -> Settings:
     """A clip that follows the gradients, where it cuts them: nobody may know whether the bound R is near.
 
     It becomes shorter where few gradients reach it, for 2 % of mu^2.
     """
-    config = situation.config
+    config = request.config
     if has_table(config) or config.stream or config.clipping != run_keys()["clipping"].default:
         return {}
     try:
-        return {"clipping.quantile": usual_quantile(situation.problem({"strategy": "full-batch"}))}
+        return {"clipping.quantile": usual_quantile(request.problem({"strategy": "full-batch"}))}
     except ConfigurationError:  # of full batches themselves, which are refused for it
         return {}
 
 
-def _full_rounds(situation: Situation) -> list[int]:
+def _full_rounds(request: PlanRequest) -> list[int]:
     """Rounds of full batches to try beside the preset's; none where its constants are for images."""
-    config, uses = situation.config, situation.most_uses
-    most = min(situation.most_rounds or max(_FULL_ROUNDS), uses or max(_FULL_ROUNDS))
+    config, uses = request.config, request.most_uses
+    most = min(request.most_rounds or max(_FULL_ROUNDS), uses or max(_FULL_ROUNDS))
     return [] if has_table(config) else [rounds for rounds in _FULL_ROUNDS if rounds <= most]
 
 
-def _refused(full: str, shot: list[_Way], why: str) -> list[Impossible]:
-    return [Impossible(name, why) for name in (full, *(one.strategy for one in shot))]
+def _refused(full: str, shot: list[_Way], why: str) -> list[_Way]:
+    return [_Way(name, {}, ruled_out=why) for name in (full, *(one.strategy for one in shot))]
 
 
-def _one_pass(situation: Situation, strategy: str, *, usual: bool = False) -> list[_Way | Impossible]:
+def _one_pass(request: PlanRequest, strategy: str, *, usual: bool = False) -> list[_Way]:
     """One pass over all samples, cut into rounds; the usual number of them has no handicap where the strategy is."""
-    share, most = situation.asked / situation.machines, situation.most_rounds
-    known = tuned(replace(situation.config, features=_features(situation, strategy))) is not None
+    share, most = request.asked / request.machines, request.most_rounds
+    known = tuned(replace(request.config, features=_features(request, strategy))) is not None
     made: dict[int, _Way] = {}
     for rounds in sorted({*_ROUNDS, min(most or 1, max(_ROUNDS))}):
-        batch = int(situation.fewest // max(rounds * share, 1.0))
+        batch = int(request.fewest // max(rounds * share, 1.0))
         if batch >= 1 and (most is None or rounds <= most):
             settings: Settings = {"batch-size": batch, "num-rounds": rounds}
             if "strategy.steps" in METHODS[strategy].keys and rounds > 1 and not known:
                 settings = {**settings, "strategy.steps": "anytime"}
             made.setdefault(batch, _Way(strategy, settings))
     if not made:
-        why = f"{situation.fewest} samples of a machine are too few for {most} rounds in which each is used once"
-        return [Impossible(strategy, why)]
+        why = f"{request.fewest} samples of a machine are too few for {most} rounds in which each is used once"
+        return [_Way(strategy, {}, ruled_out=why)]
     numbers = {batch: int(way.settings["num-rounds"]) for batch, way in made.items()}
-    wanted = _usual_rounds(situation, strategy, max(made))
+    wanted = _usual_rounds(request, strategy, max(made))
     best = min(numbers, key=lambda batch: abs(math.log(numbers[batch] / wanted)))
-    behind = {at: _ONE_STEP if rounds == 1 else _OTHER_ROUNDS_OF_A_PASS for at, rounds in numbers.items()} | {best: 0.0}
-    return [replace(way, behind=behind[batch] + (0.0 if usual else _OTHER)) for batch, way in made.items()]
+    handicaps = {at: _ONE_STEP if rounds == 1 else _OTHER_ROUNDS_OF_A_PASS for at, rounds in numbers.items()}
+    handicaps[best] = 0.0
+    return [way._replace(handicap=handicaps[batch] + (0.0 if usual else _OTHER)) for batch, way in made.items()]
 
 
-def _usual_rounds(situation: Situation, strategy: str, batch: int) -> int:
+def _usual_rounds(request: PlanRequest, strategy: str, batch: int) -> int:
     """How many rounds a pass usually has, by the noise that one mean gradient of all samples would have."""
-    settings: Settings = {"batch-size": batch, "num-rounds": 1, "features": _features(situation, strategy)}
+    settings: Settings = {"batch-size": batch, "num-rounds": 1, "features": _features(request, strategy)}
     try:
-        found = tried(situation, strategy, settings).noise_to_signal
+        found = tried(request, strategy, settings).noise_to_signal
     except ConfigurationError:
         return 1
-    noise = found * math.sqrt(situation.asked / situation.machines)
+    noise = found * math.sqrt(request.asked / request.machines)
     return next(rounds for most, rounds in _USUAL_ROUNDS if noise <= most)
 
 
-def options(situation: Situation) -> list[Option | Impossible]:
-    """Every strategy for the situation's kind of server at its best, or why it cannot be had.
+def candidates_of(request: PlanRequest) -> tuple[list[Candidate], dict[str, str]]:
+    """Return every strategy for the request's kind of server at its best, and why the others cannot be had.
 
     They come in the order in which they are preferred where they score alike.
     """
-    made: dict[str, list[Option]] = {}
-    refused: dict[str, Impossible] = {}
-    for way in _ways(situation):
-        if isinstance(way, Impossible):
-            refused.setdefault(way.strategy, way)
+    made: dict[str, list[Candidate]] = {}
+    refused: dict[str, str] = {}
+    for way in _ways(request):
+        if way.ruled_out:
+            refused.setdefault(way.strategy, way.ruled_out)
             continue
-        features = _features(situation, way.strategy)
+        settings = {**way.settings, "features": _features(request, way.strategy)}
         try:
-            option = tried(situation, way.strategy, {**way.settings, "features": features}, behind=way.behind)
+            candidate = tried(request, way.strategy, settings, handicap=way.handicap)
         except ConfigurationError as error:
-            refused.setdefault(way.strategy, Impossible(way.strategy, str(error)))
+            refused.setdefault(way.strategy, str(error))
         else:
-            made.setdefault(way.strategy, []).append(option)
+            made.setdefault(way.strategy, []).append(candidate)
     if len(made) == 1 and all(len(found) == 1 for found in made.values()):  # nothing to choose from
-        return [*(found[0] for found in made.values()), *refused.values()]
-    best = [min(found, key=lambda option: option.score) for found in made.values()]
-    return [*best, *(one for one in refused.values() if one.strategy not in made)]
+        return [found[0] for found in made.values()], refused
+    best = [min(found, key=lambda candidate: candidate.score) for found in made.values()]
+    return best, {strategy: why for strategy, why in refused.items() if strategy not in made}
 
 
-def _features(situation: Situation, strategy: str) -> str:
+def _features(request: PlanRequest, strategy: str) -> str:
     """The features that teach most, of those that a strategy's clip and step are known for."""
-    found = situation.features
-    tuned = registry("task")[situation.config.task].tuned
+    found = request.features
+    tuned = registry("task")[request.config.task].tuned
     known = [name for name in found if name in tuned or METHODS[strategy].sums_samples]
     return (known or list(found))[0]
 
 
-def tried(situation: Situation, strategy: str, settings: Settings, *, behind: float = 0.0) -> Option:
+def tried(request: PlanRequest, strategy: str, settings: Settings, *, handicap: float = 0.0) -> Candidate:
     """A strategy with some settings, in as many rounds as it takes and as are possible."""
 
-    def made(**more: Value) -> Option:
+    def made(**more: Value) -> Candidate:
         chosen = {"strategy": strategy, **settings, **more}
-        if situation.most_uses == 1:  # the mean of the features is one use more
+        if request.most_uses == 1:  # the mean of the features is one use more
             chosen["centring"] = "none"
-        problem = situation.problem(chosen)
-        if situation.most_uses == 1 and problem.uses_beside:
+        problem = request.problem(chosen)
+        if request.most_uses == 1 and problem.uses_beside:
             raise ConfigurationError("a private evaluation with evaluation.held-out = 0 uses every sample once more")
         chosen["num-rounds"] = problem.num_rounds
-        known = situation.config.to_mapping()
+        known = request.config.to_mapping()
         own = {name: value for name, value in chosen.items() if name != "strategy" and known[name] != value}
         policy = METHODS[strategy].policy(problem.trained, min(problem.sizes))
         uses = policy.participations + problem.uses_beside
-        return Option(strategy, own, problem, situation.worked_out, noise_to_signal_of(problem), uses, behind)
+        return Candidate(strategy, own, problem, request.worked_out, noise_to_signal_of(problem), uses, handicap)
 
     if strategy not in METHODS:
         raise ConfigurationError(f"Expected one of {', '.join(METHODS)}, got {strategy!r}.")
     first = made()
-    uses, rounds, whole = situation.most_uses, situation.most_rounds, METHODS[strategy].sums_samples
+    uses, rounds, whole = request.most_uses, request.most_rounds, METHODS[strategy].sums_samples
     if not whole or (first.uses <= (uses or first.uses) and first.rounds <= (rounds or first.rounds)):
         return first
     left = None if uses is None else uses - first.problem.uses_beside
@@ -450,13 +478,19 @@ def tried(situation: Situation, strategy: str, settings: Settings, *, behind: fl
 
 
 @dataclass(frozen=True)
-class Decision:
-    """The choice for a situation, and the alternatives."""
+class PlanResult:
+    """Answer to a request: the chosen candidate, the alternatives, and what ``murmurfl plan`` says of them."""
 
-    situation: Situation
-    chosen: Option
-    others: list[Option]  # Other strategies that are possible, the best first
-    impossible: list[Impossible]  # Those that are not
+    request: PlanRequest
+    chosen: Candidate
+    others: Sequence[Candidate]  # Other strategies that are possible, the best first
+    impossible: Mapping[str, str]  # Those that are not, and why
+    asked: Mapping[str, Value] = field(default_factory=dict)  # Run-config keys as they were given
+    made_up: bool = False  # Whether its task stands in for data that nobody has named
+    # The choice next to other passes, batches and trust, and to the run that would be made if nobody decided
+    ways: Sequence[Candidate] = ()
+    noise: Plan | None = None  # Of every mechanism; None where machines release no stream with noise
+    persons: Sequence[Person] = ()
 
     @property
     def settings(self) -> dict[str, Value]:
@@ -466,31 +500,31 @@ class Decision:
     @property
     def reason(self) -> str:
         """Why this one, in a sentence."""
-        config, chosen = self.situation.config, self.chosen
+        config, chosen = self.request.config, self.chosen
         case = "samples come as a stream" if config.stream else f"samples may be used {_OFTEN[config.sample_uses]}"
         why = _WHY.get(chosen.strategy, "it keeps most of what can be learnt")
         return f"{case}, and {why}; noise-to-signal {chosen.noise_to_signal:.2g} in {chosen.rounds} rounds."
 
     @cached_property
-    def longer(self) -> Option | None:
+    def longer(self) -> Candidate | None:
         """The choice in twice as many rounds; None where these are not possible."""
-        chosen, most = self.chosen, self.situation.most_rounds
+        chosen, most = self.chosen, self.request.most_rounds
         rounds, settings = 2 * chosen.rounds, dict(chosen.settings)
         if not METHODS[chosen.strategy].takes_steps or (most is not None and rounds > most):
             return None
         if not chosen.whole:
             settings["batch-size"] = chosen.problem.config.batch_size // 2
         try:
-            found = tried(self.situation, chosen.strategy, {**settings, "num-rounds": rounds})
+            found = tried(self.request, chosen.strategy, {**settings, "num-rounds": rounds})
         except ConfigurationError:
             return None
-        return found if found.rounds == rounds and found.uses <= (self.situation.most_uses or found.uses) else None
+        return found if found.rounds == rounds and found.uses <= (self.request.most_uses or found.uses) else None
 
-    def why_not(self, option: Option) -> str:
-        """Why an option that is possible was not taken."""
-        favoured = "" if METHODS[option.strategy].takes_steps else ", whose Gaussian classes favour it,"
+    def why_not(self, candidate: Candidate) -> str:
+        """Return why a candidate that is possible was not taken."""
+        favoured = "" if METHODS[candidate.strategy].takes_steps else ", whose Gaussian classes favour it,"
         return (
-            f"on made-up data{favoured} it keeps {100 * option.kept:.0f} % of what can be learnt, "
+            f"on made-up data{favoured} it keeps {100 * candidate.kept:.0f} % of what can be learnt, "
             f"{self.chosen.strategy} {100 * self.chosen.kept:.0f} %"
         )
 
@@ -506,15 +540,14 @@ _WHY = {
 }
 
 
-def decide(situation: Situation) -> Decision:
-    """Choose the strategy for a situation, by its sizes and wishes alone: server and machines choose the same."""
-    found = options(situation)
-    impossible = [one for one in found if isinstance(one, Impossible)]
-    ranked = sorted((one for one in found if isinstance(one, Option)), key=lambda option: option.score)
+def decide(request: PlanRequest) -> PlanResult:
+    """Choose the strategy for a request, by its sizes and wishes alone: server and machines choose the same."""
+    found, refused = candidates_of(request)
+    ranked = sorted(found, key=lambda candidate: candidate.score)
     if not ranked:
         reasons: dict[str, list[str]] = {}
-        for one in impossible:
-            reasons.setdefault(one.why, []).append(one.strategy)
+        for strategy, why in refused.items():
+            reasons.setdefault(why, []).append(strategy)
         if len(reasons) == 1 and (why := next(iter(reasons))).startswith("Expected"):  # and says what to do
             raise ConfigurationError(why)
         said = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
@@ -522,4 +555,4 @@ def decide(situation: Situation) -> Decision:
             f"Expected a situation that some strategy can serve, got none ({said}). Ask fewer machines a round, use "
             "fewer rounds, let samples be used more often, or raise mu."
         )
-    return Decision(situation, ranked[0], ranked[1:], impossible)
+    return PlanResult(request, ranked[0], ranked[1:], refused)

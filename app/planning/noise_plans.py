@@ -33,12 +33,11 @@ from ...privacy import (
     stated_noise,
 )
 from ...privacy.accounting.amplification import amplification_of
-from ...privacy.accounting.loss import Loss
+from ...privacy.accounting.loss import Gaussian, Loss, Profile, weakest_loss
 from ...privacy.machine.policy import MOST_MACHINES, ClipUnit, ReleaseRule
 from ...privacy.mechanisms import DECODERS, WORKLOADS, noise_stands_alone
 from ...privacy.noise import range_problem, summed_range_problem
-from ..runs.experiment import Experiment, prepare
-from ..settings.run_config import SECURE, RunConfig, cohort_floor, honest_machines
+from ..settings.run_config import SECURE, cohort_floor, honest_machines
 
 _VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cancelling": ("schedule", SCHEDULES),
@@ -58,7 +57,7 @@ USUAL = 3
 
 
 @dataclass(frozen=True)
-class PlanRequest:
+class NoiseRequest:
     """A run's releases, for which mechanisms are compared: a few numbers, or what a run comes to on its data."""
 
     machines: int  # M
@@ -124,7 +123,7 @@ class PlanRequest:
         """Whether the server sees only sums."""
         return self.trust == SECURE
 
-    def trusting(self, trust: Trust) -> PlanRequest:
+    def trusting(self, trust: Trust) -> NoiseRequest:
         """The request under another trust model; for sums with h as set, or else half of a round's machines."""
         numbers = {"min_honest": self.min_honest, "min_cohort": self.min_cohort}
         if trust != SECURE:
@@ -158,65 +157,12 @@ class PlanRequest:
         )
 
 
-def request_of(config: RunConfig, *, check_rounds: bool = True) -> PlanRequest:
-    """The request of a run: its machine with the most samples, its clip norm and its model, on its data."""
-    experiment = prepare(config)
-    policy = experiment.policy()
-    if not policy.adds_noise or "batch-size" not in experiment.method.keys:
-        got = f"strategy = {config.strategy!r}" + ("" if config.private else f", mechanism = {config.mechanism!r}")
-        raise ConfigurationError(
-            f"Expected machines that add noise to a stream of releases, each of a batch, got {got}: a plan compares "
-            "mechanisms for such noise."
-        )
-    if check_rounds:
-        experiment.check_rounds()
-    # With centring what is left for the stream, after the mean of the features.
-    return _request(experiment, epsilon=gdp_epsilon(policy.mu, config.delta), cap=config.max_participations)
-
-
-def request_of_decided(experiment: Experiment) -> PlanRequest | None:
-    """The request of a run that was decided; None where its machines release no stream with noise."""
-    policy = experiment.policy()
-    if not policy.adds_noise or policy.clip_unit == "moments":
-        return None
-    return _request(experiment, epsilon=0.0, cap=policy.max_participations)
-
-
-def _request(experiment: Experiment, *, epsilon: float, cap: int) -> PlanRequest:
-    config, policy = experiment.config, experiment.policy()
-    # Machines that share sums all have the cap of the one with the fewest samples.
-    samples = min(experiment.sizes) if config.secure else max(experiment.sizes)
-    return PlanRequest(
-        machines=config.num_clients,
-        samples=samples,
-        rounds=experiment.num_rounds,
-        batch_size=config.batch_size if "batch-size" in experiment.method.keys else samples,
-        epsilon=epsilon,
-        delta=config.delta,
-        per_round=config.asked_per_round,
-        passes=policy.participations,
-        clip_norm=policy.clip_norm,
-        parameters=experiment.method.release_size(experiment),
-        mu=policy.mu,
-        cap=cap,
-        clip_unit=policy.clip_unit,
-        release_rule=policy.release_rule,
-        trust=policy.trust,
-        min_honest=policy.min_honest,
-        min_cohort=policy.min_cohort,
-        secret_order=config.secret_order,
-        after_mean=experiment.is_centred,
-        samples_per_owner=policy.samples_per_owner,
-    )
-
-
 @dataclass(frozen=True)
 class MechanismPlan:
     """One mechanism worked out; all errors are standard deviations of one value, in the units of the clip norm."""
 
     name: str  # Mechanism and option
-    mu: float  # What all K releases guarantee
-    epsilon: float
+    loss: Loss  # Of all K releases
     noise_std: float  # In front of the mechanism's rows
     prefix_rmse: float  # Noise of a machine's released prefix sums: root mean square over its releases
     prefix_last: float  # and of the last
@@ -227,13 +173,14 @@ class MechanismPlan:
     server_prefix_rmse: float
     server_mu2_rmse: float | None
     memory_bytes: int  # What the mechanism makes a stream remember between releases
-    # Under secure aggregation, what they guarantee whatever happens; None also where that is nothing
-    mu_local: float | None = None
-    epsilon_local: float | None = None
     # What a secret order makes of epsilon, and whether that is proved or an estimate; None without one, and where
     # nothing is known of it
     epsilon_amplified: float | None = None
     amplified_proved: bool | None = None
+
+    def document(self, delta: float) -> dict[str, Any]:
+        """Return everything as plain values; None for what is infinite or not known."""
+        return {name: value for name, value in vars(self).items() if name != "loss"} | self.loss.document(delta)
 
 
 @dataclass(frozen=True)
@@ -242,19 +189,24 @@ class TrustPlan:
 
     trust: Trust
     assumes: str  # What mu rests on, in words
-    mu_local: float | None  # What holds against the server whatever happens; None where nothing does
-    epsilon_local: float | None
+    worst_case: Profile  # What holds against the server whatever happens
     noise_std: float  # In front of the mechanism's rows, on each machine; 0 under a trusted server
     # Noise of the prefix sums of the server's averages. A trusted server is counted as one machine that adds noise
     # for all of them.
     server_prefix_rmse: float
+
+    def document(self, delta: float) -> dict[str, Any]:
+        """Return everything as plain values; None where nothing holds against the server."""
+        figures = {"mu_local": self.worst_case.mu, "epsilon_local": self.worst_case.epsilon(delta)}
+        known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        return {name: value for name, value in vars(self).items() if name != "worst_case"} | known
 
 
 @dataclass(frozen=True)
 class Plan:
     """A request worked out for every mechanism."""
 
-    request: PlanRequest
+    request: NoiseRequest
     mu: float  # What epsilon at delta allows
     releases: int  # K
     sensitivity: float  # The charged change of one release
@@ -289,9 +241,8 @@ class Plan:
         notes = (BESIDE_MEAN,) if request.after_mean else ()
         if not request.secure:
             return Guarantee(self.mu, request.delta, words, unit=unit, covers=covers, notes=notes)
-        local = [math.inf if made.mu_local is None else made.mu_local for made in self.mechanisms]
         return Guarantee(
-            Loss.of(self.mu, max(local)),
+            Loss(Gaussian(self.mu), weakest_loss(made.loss for made in self.mechanisms).worst_case),
             request.delta,
             f"{words}, under masks",
             trust=request.trust,
@@ -302,7 +253,7 @@ class Plan:
         )
 
 
-def make_plan(request: PlanRequest) -> Plan:
+def make_plan(request: NoiseRequest) -> Plan:
     """Every mechanism's noise and error for a request."""
     plans: dict[str, tuple[NoisePlan, MechanismPlan]] = {}
     left_out: dict[str, str] = {}
@@ -330,17 +281,15 @@ def make_plan(request: PlanRequest) -> Plan:
     return Plan(request, request.mu, request.releases, sensitivity, made, left_out, trusts)
 
 
-def _mechanism_plan(name: str, request: PlanRequest, policy: PrivacyPolicy, plan: NoisePlan) -> MechanismPlan:
+def _mechanism_plan(name: str, request: NoiseRequest, policy: PrivacyPolicy, plan: NoisePlan) -> MechanismPlan:
     amplified = amplification_of(policy, plan)
     prefix, mu2 = _prefix_errors(plan), None
     if request.releases <= _MOST_DENSE:
         mu2 = np.linalg.norm(np.cumsum(plan.mechanism.decoder(), axis=0), axis=1) * plan.noise_std
     of_server = math.sqrt(request.machines) / request.per_round
-    figures = plan.loss.document(request.delta)
     return MechanismPlan(
         name=name,
-        mu=plan.mu,
-        epsilon=plan.epsilon(request.delta),
+        loss=plan.loss,
         noise_std=plan.noise_std,
         prefix_rmse=_rms(prefix),
         prefix_last=float(prefix[-1]),
@@ -349,8 +298,6 @@ def _mechanism_plan(name: str, request: PlanRequest, policy: PrivacyPolicy, plan
         server_prefix_rmse=of_server * _rms(prefix),
         server_mu2_rmse=None if mu2 is None else of_server * _rms(mu2),
         memory_bytes=plan.mechanism.memory_bytes(request.parameters),
-        mu_local=figures["mu_local"],
-        epsilon_local=figures["epsilon_local"],
         epsilon_amplified=None if amplified is None else amplified.epsilon,
         amplified_proved=None if amplified is None else amplified.proved,
     )
@@ -367,7 +314,7 @@ def _rms(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def _compared_trusts(request: PlanRequest, mechanism: str, options: dict[str, str]) -> list[TrustPlan]:
+def _compared_trusts(request: NoiseRequest, mechanism: str, options: dict[str, str]) -> list[TrustPlan]:
     """The trust models with a mechanism, each for the request's mu; one whose noise cannot be planned is left out.
 
     For a trusted server it is the same noise once, in the place of once a machine.
@@ -380,13 +327,12 @@ def _compared_trusts(request: PlanRequest, mechanism: str, options: dict[str, st
         except ConfigurationError:
             continue
         error = math.sqrt(asked.machines) / asked.per_round * _rms(_prefix_errors(plan))
-        worst = plan.loss.unconditional().document(asked.delta)
         assumed = f"1 helper and {asked.min_honest} of {asked.min_cohort} machines of each sum are honest"
         words = assumed if asked.secure else "nothing"
-        made.append(TrustPlan(trust, words, worst["mu"], worst["epsilon"], plan.noise_std, error))
+        made.append(TrustPlan(trust, words, plan.loss.worst_case, plan.noise_std, error))
     if made and made[0].trust == "untrusted-server":
         once = made[0].server_prefix_rmse / math.sqrt(request.machines)
-        made.append(TrustPlan("trusted-server", "the server is honest", None, None, 0.0, once))
+        made.append(TrustPlan("trusted-server", "the server is honest", Gaussian(math.inf), 0.0, once))
     return made
 
 

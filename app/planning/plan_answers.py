@@ -1,30 +1,29 @@
 """The answer of ``murmurfl plan`` as data: a decision, ways to run it, mechanisms, persons (:mod:`.plan_lines`).
 
-Ways are compared by their score (:attr:`murmurfl.app.planning.Option.score`). What one comes to on data is only known
-when it is tried (:func:`tried_out`).
+Ways are compared by their score (:attr:`~murmurfl.app.planning.Candidate.score`). What one comes to on data is known
+only when it is tried (:func:`tried_out`).
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, cast
 
-from ...privacy import TRUST_MODELS, ConfigurationError, Guarantee, PrivacyPolicy, Trust, gdp_epsilon
-from ...privacy.accounting.amplification import Amplification, allocation_mu
+from ...privacy import TRUST_MODELS, ConfigurationError, Guarantee, PrivacyPolicy, gdp_epsilon
+from ...privacy.accounting.amplification import allocation_mu
 from ...privacy.machine.tables import SHUFFLED
 from ...privacy.setting import Value
 from ..methods import METHODS
-from ..methods.method import AUTO, worth_of_order
+from ..methods.method import AUTO
 from ..nodes.flower_internals import without_log
-from ..runs.experiment import Experiment, situation_of, worked_out
+from ..runs.experiment import Experiment, plan_request_of, prepare, worked_out
 from ..runs.run_guarantees import configured_figures, run_guarantee
 from ..settings.layers import layered, started_with
 from ..settings.run_config import RunConfig, run_keys, without_unread
-from .deciding import Decision, Option, Situation, decide, tried
-from .noise_plans import Person, Plan, PlanRequest, make_plan, persons_of, request_of, request_of_decided
+from .deciding import Candidate, PlanRequest, PlanResult, decide, tried
+from .noise_plans import NoiseRequest, make_plan, persons_of
 
 TAKEN, DEFAULT, AS_SET = "taken", "the default", "as it is set"
 _OF_FILES = ("out-dir", "run-name", "track", "data-root")
@@ -35,128 +34,84 @@ _BATCHES = ("mu2", "trusted-mu2", "noisy-sgd", "trusted-sgd")
 """Strategies that go through their samples in batches, those with less noise first."""
 
 
-@dataclass(frozen=True)
-class Variation:
-    """One way to run what is wanted."""
-
-    option: Option
-    # What differs from the decision's: `taken`, `default`, `strategy`, `rounds`, `batch`, `order` or `trust`
-    varied: str
-    mark: str = ""  # What it is to whoever reads a list of them; often empty
-    accuracy: float | None = None  # On the test set, where it was tried out
-
-    @property
-    def config(self) -> RunConfig:
-        """The run."""
-        return self.option.problem.config
-
-    @property
-    def trust(self) -> Trust:
-        """Whom machines trust."""
-        return self.config.trust_model
-
-    @property
-    def batch(self) -> int:
-        """Samples of a machine in one release."""
-        return min(self.option.problem.sizes) if self.option.whole else self.config.batch_size
-
-    @property
-    def uses(self) -> int:
-        """The number of training releases that a sample is in."""
-        return self.option.uses - self.option.problem.uses_beside
-
-    @cached_property
-    def amplification(self) -> Amplification | None:
-        """What its secret order makes of epsilon; None without one."""
-        problem, method = self.option.problem, METHODS[self.option.strategy]
-        policies = [method.policy(problem.trained, size) for size in problem.sizes]
-        return worth_of_order(policies, method.release_size(problem))
-
-    @property
-    def command(self) -> str:
-        """The command that runs it in simulation."""
-        settings = {name: value for name, value in self.config.to_mapping().items() if name not in _OF_FILES}
-        return command_of({**settings, "strategy": self.option.strategy})
-
-
-def variations_of(decision: Decision, default: Mapping[str, Value], *, mark: str = DEFAULT) -> list[Variation]:
-    """The decision, what would be the default, and other rounds, batches and trust; the best first.
+def variations_of(result: PlanResult, default: Mapping[str, Value], *, mark: str = DEFAULT) -> list[Candidate]:
+    """Return the decision, what would be the default, and other rounds, batches and trust; the best first.
 
     ``default`` has the keys of the run that would be made if nobody decided, ``mark`` what that one is called.
 
     Notes
     -----
     Every row has the mu that was asked for, under the trust that it names. In a secret order a row has the epsilon that
-    was asked for while nobody learns the order, and a larger mu (:attr:`Variation.amplification`).
+    was asked for while nobody learns the order, and a larger mu (:attr:`Candidate.amplification`).
     """
-    situation, chosen = decision.situation, decision.chosen
-    found = [Variation(chosen, "taken", TAKEN)]
-    found += [Variation(one, "default", mark) for one in _as_settings(situation, default)]
-    found += [Variation(one, "strategy") for one in decision.others]
+    request, chosen = result.request, result.chosen
+    found = [replace(chosen, varied="taken", mark=TAKEN)]
+    found += [replace(one, varied="default", mark=mark) for one in _as_settings(request, default)]
+    found += [replace(one, varied="strategy") for one in result.others]
     if chosen.whole:
         rounds = [max(round(chosen.rounds * times), 1) for times in _MORE_ROUNDS]
         more = [{**chosen.settings, "num-rounds": number} for number in rounds]
-        found += [Variation(one, "rounds") for one in _possible(situation, chosen.strategy, more)]
-    found += _batches(situation, [chosen, *decision.others])
-    found += [Variation(one, "order") for one in _in_secret(situation)]
-    found += [Variation(one, "trust") for one in _other_trusts(situation)]
-    kept: dict[Any, Variation] = {}  # the first of each run; a default that is what was taken says both
+        found += [replace(one, varied="rounds") for one in _possible(request, chosen.strategy, more)]
+    found += _batches(request, [chosen, *result.others])
+    found += [replace(one, varied="order") for one in _in_secret(request)]
+    found += [replace(one, varied="trust") for one in _other_trusts(request)]
+    kept: dict[Any, Candidate] = {}  # the first of each run; a default that is what was taken says both
     for one in found:
-        key = (one.trust, one.option.strategy, one.batch, one.option.rounds, one.uses, one.option.features)
+        key = (one.trust, one.strategy, one.batch, one.rounds, one.training_uses, one.features)
         before = kept.setdefault(key, one)
         if one.mark not in before.mark:
             kept[key] = replace(before, mark=" and ".join(filter(None, (before.mark, one.mark))))
-    return sorted(kept.values(), key=lambda one: one.option.score)
+    return sorted(kept.values(), key=lambda one: one.score)
 
 
-def _tried(situation: Situation, strategy: str, ways: Iterable[Mapping[str, Value]]) -> Iterator[Option]:
+def _tried(request: PlanRequest, strategy: str, ways: Iterable[Mapping[str, Value]]) -> Iterator[Candidate]:
     """A strategy in those of several ways that are possible; the decision says of each strategy why it is not."""
     for settings in ways:
         try:
-            yield tried(situation, strategy, settings)
+            yield tried(request, strategy, settings)
         except ConfigurationError:
             continue
 
 
-def _possible(situation: Situation, strategy: str, ways: Iterable[Mapping[str, Value]]) -> list[Option]:
+def _possible(request: PlanRequest, strategy: str, ways: Iterable[Mapping[str, Value]]) -> list[Candidate]:
     """A strategy in those ways that keep to the situation's uses and rounds."""
-    uses, rounds = situation.most_uses, situation.most_rounds
+    uses, rounds = request.most_uses, request.most_rounds
     return [
         one
-        for one in _tried(situation, strategy, ways)
+        for one in _tried(request, strategy, ways)
         if (uses is None or one.uses <= uses) and (rounds is None or one.rounds <= rounds)
     ]
 
 
-def _as_settings(situation: Situation, settings: Mapping[str, Value]) -> Iterator[Option]:
+def _as_settings(request: PlanRequest, settings: Mapping[str, Value]) -> Iterator[Candidate]:
     """The run that settings ask for; none where it is of a strategy that is not compared, or impossible."""
     strategy = str(settings.get("strategy", run_keys()["strategy"].default))
-    if situation.config.trust_model in METHODS[strategy].trusts:
-        known = situation.config.to_mapping().keys() - {"strategy", "epsilon"}
-        yield from _tried(situation, strategy, [{name: settings[name] for name in settings if name in known}])
+    if request.config.trust_model in METHODS[strategy].trusts:
+        known = request.config.to_mapping().keys() - {"strategy", "epsilon"}
+        yield from _tried(request, strategy, [{name: settings[name] for name in settings if name in known}])
 
 
-def _batches(situation: Situation, options: Sequence[Option]) -> list[Variation]:
+def _batches(request: PlanRequest, options: Sequence[Candidate]) -> list[Candidate]:
     """The best strategy with batches, in one pass with each batch."""
     known = [one for name in _BATCHES for one in options if one.strategy == name]
     if not known:
         return []
-    base, sizes = known[0], sorted({max(situation.fewest // part, 1) for part in _PARTS}, reverse=True)
-    made = _possible(situation, base.strategy, [{"features": base.features, "batch-size": size} for size in sizes])
-    return [Variation(one, "batch") for one in made]
+    base, sizes = known[0], sorted({max(request.fewest // part, 1) for part in _PARTS}, reverse=True)
+    made = _possible(request, base.strategy, [{"features": base.features, "batch-size": size} for size in sizes])
+    return [replace(one, varied="batch") for one in made]
 
 
 _RELEASES = (6, 12, 24)
 """Numbers of releases that a sample hides in, of which the best is shown; each costs as many times the gradients."""
 
 
-def _in_secret(situation: Situation) -> list[Option]:
+def _in_secret(request: PlanRequest) -> list[Candidate]:
     """Noisy SGD in a secret order, whose epsilon is the one that was asked for while nobody learns the order.
 
     No decision takes it: nobody can check that the order and the time of a release stay secret. There is none for a
     stream, where not all samples are there from the first release on, and none for a trusted server.
     """
-    config, fewest = situation.config, situation.fewest
+    config, fewest = request.config, request.fewest
     if config.stream or not config.private:
         return []
     epsilon, ways = gdp_epsilon(config.mu, config.delta), []
@@ -165,23 +120,23 @@ def _in_secret(situation: Situation) -> list[Option]:
         mu = allocation_mu(0.999 * epsilon, fewest // batch, 0.99 * config.delta)
         known: Mapping[str, Value] = {"batch-size": batch, "mu": mu, "epsilon": 0.0}
         ways.append({**known, "batch-selection": "shuffled", "centring": "none"})
-    return sorted(_possible(situation, "noisy-sgd", ways), key=lambda option: option.score)[:1]
+    return sorted(_possible(request, "noisy-sgd", ways), key=lambda candidate: candidate.score)[:1]
 
 
-def _other_trusts(situation: Situation) -> Iterator[Option]:
+def _other_trusts(request: PlanRequest) -> Iterator[Candidate]:
     """The best way under each other kind of trust."""
     plain = {one.attribute: one.default for one in run_keys().values() if one.read_by == "trust"}
     for trust in TRUST_MODELS:
-        if trust == situation.config.trust_model:
+        if trust == request.config.trust_model:
             continue
         try:
-            config = replace(situation.config, **{**plain, "trust": trust})
-            yield decide(replace(situation, config=config)).chosen
+            config = replace(request.config, **{**plain, "trust": trust})
+            yield decide(replace(request, config=config)).chosen
         except ConfigurationError:
             continue
 
 
-def tried_out(rows: Sequence[Variation], most: int) -> list[Variation]:
+def tried_out(rows: Sequence[Candidate], most: int) -> list[Candidate]:
     """The rows with the accuracy that the best of them, the decision and the default have in simulation.
 
     Tried are the first ``most`` rows, and those that are marked.
@@ -192,7 +147,7 @@ def tried_out(rows: Sequence[Variation], most: int) -> list[Variation]:
     """
     from ..engines.start import run_cohort
 
-    def accuracy(one: Variation) -> float | None:
+    def accuracy(one: Candidate) -> float | None:
         return run_cohort(replace(one.config, evaluate_every=1_000_000)).accuracy
 
     with without_log():
@@ -243,95 +198,135 @@ _LEFT_OUT = (
 """Keys that the command has no need of, or that the decision settles."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A decision, and the settings it was asked for with."""
-
-    decision: Decision
-    asked: Mapping[str, Value]  # Run-config keys as they were given
-    made_up: bool  # Whether its task stands in for data that nobody has named
-
-    @property
-    def experiment(self) -> Experiment:
-        """The chosen run."""
-        return cast(Experiment, self.decision.chosen.problem)  # worked_out makes no other problems
-
-    @property
-    def command(self) -> str:
-        """The command that runs it in simulation."""
-        asked = {name: value for name, value in self.asked.items() if name not in _LEFT_OUT}
-        return command_of(asked | self.decision.settings)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The guarantee of the chosen run."""
-        return run_guarantee(self.experiment, configured_figures(self.experiment))
-
-    @property
-    def policy(self) -> PrivacyPolicy:
-        """The training policy of the machine with the most samples."""
-        return self.experiment.method.policy(self.experiment.trained, max(self.experiment.sizes))
-
-    @property
-    def noise_values(self) -> int:
-        """The number of noise values in all releases of a machine, or of a trusted server."""
-        rows = max(self.policy.normals_per_parameter, self.experiment.num_rounds)
-        return self.experiment.method.release_size(self.experiment) * rows
+def experiment_of(result: PlanResult) -> Experiment:
+    """Return the chosen run."""
+    return cast(Experiment, result.chosen.problem)  # worked_out makes no other problems
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Everything that ``murmurfl plan`` answers."""
+def command_of_result(result: PlanResult) -> str:
+    """Return the command that runs the choice in simulation."""
+    asked = {name: value for name, value in result.asked.items() if name not in _LEFT_OUT}
+    return command_of(asked | result.settings)
 
-    choice: Choice
-    # The decision beside other passes, batches and trust, and beside the run that would be made if nobody decided
-    ways: Sequence[Variation]
-    plan: Plan | None  # Of every mechanism; None where machines release no stream with noise
-    persons: Sequence[Person]
+
+def command_of_candidate(candidate: Candidate) -> str:
+    """Return the command that runs a candidate in simulation."""
+    settings = {name: value for name, value in candidate.config.to_mapping().items() if name not in _OF_FILES}
+    return command_of({**settings, "strategy": candidate.strategy})
+
+
+def guarantee_of(result: PlanResult) -> Guarantee:
+    """Return the guarantee of the chosen run."""
+    experiment = experiment_of(result)
+    return run_guarantee(experiment, configured_figures(experiment))
+
+
+def policy_of(result: PlanResult) -> PrivacyPolicy:
+    """Return the training policy of the machine with the most samples."""
+    experiment = experiment_of(result)
+    return experiment.method.policy(experiment.trained, max(experiment.sizes))
+
+
+def _noise_values(result: PlanResult) -> int:
+    """Return the number of noise values in all releases of a machine, or of a trusted server."""
+    experiment = experiment_of(result)
+    rows = max(policy_of(result).normals_per_parameter, experiment.num_rounds)
+    return experiment.method.release_size(experiment) * rows
+
+
+def request_of(config: RunConfig, *, check_rounds: bool = True) -> NoiseRequest:
+    """The request of a run: its machine with the most samples, its clip norm and its model, on its data."""
+    experiment = prepare(config)
+    policy = experiment.policy()
+    if not policy.adds_noise or "batch-size" not in experiment.method.keys:
+        got = f"strategy = {config.strategy!r}" + ("" if config.private else f", mechanism = {config.mechanism!r}")
+        raise ConfigurationError(
+            f"Expected machines that add noise to a stream of releases, each of a batch, got {got}: a plan compares "
+            "mechanisms for such noise."
+        )
+    if check_rounds:
+        experiment.check_rounds()
+    # With centring what is left for the stream, after the mean of the features.
+    return _request(experiment, epsilon=gdp_epsilon(policy.mu, config.delta), cap=config.max_participations)
+
+
+def request_of_decided(experiment: Experiment) -> NoiseRequest | None:
+    """The request of a run that was decided; None where its machines release no stream with noise."""
+    policy = experiment.policy()
+    if not policy.adds_noise or policy.clip_unit == "moments":
+        return None
+    return _request(experiment, epsilon=0.0, cap=policy.max_participations)
+
+
+def _request(experiment: Experiment, *, epsilon: float, cap: int) -> NoiseRequest:
+    config, policy = experiment.config, experiment.policy()
+    # Machines that share sums all have the cap of the one with the fewest samples.
+    samples = min(experiment.sizes) if config.secure else max(experiment.sizes)
+    return NoiseRequest(
+        machines=config.num_clients,
+        samples=samples,
+        rounds=experiment.num_rounds,
+        batch_size=config.batch_size if "batch-size" in experiment.method.keys else samples,
+        epsilon=epsilon,
+        delta=config.delta,
+        per_round=config.asked_per_round,
+        passes=policy.participations,
+        clip_norm=policy.clip_norm,
+        parameters=experiment.method.release_size(experiment),
+        mu=policy.mu,
+        cap=cap,
+        clip_unit=policy.clip_unit,
+        release_rule=policy.release_rule,
+        trust=policy.trust,
+        min_honest=policy.min_honest,
+        min_cohort=policy.min_cohort,
+        secret_order=config.secret_order,
+        after_mean=experiment.is_centred,
+        samples_per_owner=policy.samples_per_owner,
+    )
 
 
 def answer(
-    choice: Choice,
-    request: PlanRequest | None,
+    result: PlanResult,
+    request: NoiseRequest | None,
     settings: Mapping[str, Value],
     *,
     tries: int = 0,
     person: tuple[int | None, int | None] = (None, None),
     details: bool = True,
-) -> Answer:
-    """Vary a choice and work out its mechanisms and persons.
+) -> PlanResult:
+    """Return the result with variations of its choice, the noise of its mechanisms, and persons.
 
     ``settings`` are those of the run that was asked about, empty for numbers alone; ``tries`` ways are trained in
     simulation. ``person`` has on how many machines somebody has samples, and how many on each; None where nobody asks.
     Without ``details`` no ways and mechanisms are worked out.
     """
+    guarantee, values = guarantee_of(result), _noise_values(result)
     if not details:
-        asked = persons_of(choice.guarantee, choice.noise_values, *person) if any(person) else ()
-        return Answer(choice, (), None, asked)
+        return replace(result, persons=persons_of(guarantee, values, *person) if any(person) else ())
     strategy = settings.get("strategy", AUTO)
     named = strategy not in (AUTO, RunConfig.strategy)
     left = {"strategy": RunConfig.strategy if strategy == AUTO else strategy}  # where nobody decides
-    default = choice.asked if choice.made_up else started_with({**choice.asked, **settings, **left})
-    ways = variations_of(choice.decision, default, mark=AS_SET if named else DEFAULT)
-    plan = None if request is None else make_plan(request)
-    if plan is not None and plan.guarantee.unit == "owner":
-        persons = persons_of(plan.guarantee, plan.noise_values, *person)
-    else:
-        persons = persons_of(choice.guarantee, choice.noise_values, *person)
-    return Answer(choice, tried_out(ways, tries) if tries else ways, plan, persons)
+    default = result.asked if result.made_up else started_with({**result.asked, **settings, **left})
+    ways = variations_of(result, default, mark=AS_SET if named else DEFAULT)
+    noise = None if request is None else make_plan(request)
+    if noise is not None and noise.guarantee.unit == "owner":
+        guarantee, values = noise.guarantee, noise.noise_values
+    persons = persons_of(guarantee, values, *person)
+    return replace(result, ways=tried_out(ways, tries) if tries else ways, noise=noise, persons=persons)
 
 
-def choice_of_run(settings: Mapping[str, Value]) -> Choice:
+def choice_of_run(settings: Mapping[str, Value]) -> PlanResult:
     """The decision for a run's settings, on the sizes of its data."""
     wanted = dict(settings)
     if wanted.get("strategy") != AUTO:
         noiseless = {"mechanism": "none"} if wanted.get("mechanism") == "none" else {}
         wanted = {name: value for name, value in wanted.items() if name not in _OF_A_STRATEGY} | noiseless
     wanted = without_unread({**wanted, "strategy": AUTO})
-    return Choice(decide(situation_of(RunConfig.from_mapping(wanted))), wanted, made_up=False)
+    return replace(decide(plan_request_of(RunConfig.from_mapping(wanted))), asked=wanted)
 
 
-def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Value]) -> Choice:
+def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Value]) -> PlanResult:
     """The decision for a few numbers.
 
     ``samples`` are those of each machine, ``parameters`` is d, and ``settings`` say machines, mu and trust.
@@ -344,12 +339,13 @@ def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Valu
     made_up = {"task": "synthetic", "task.samples": machines * samples, "task.features": features}
     asked: dict[str, Value] = {**made_up, **settings}
     config = RunConfig.from_mapping({**asked, "strategy": AUTO})
-    return Choice(decide(Situation(config, (samples,) * machines, features, _CLASSES, worked_out)), asked, made_up=True)
+    request = PlanRequest(config, (samples,) * machines, features, _CLASSES, worked_out)
+    return replace(decide(request), asked=asked, made_up=True)
 
 
 def asked_of_numbers(
     samples: int, parameters: int, settings: Mapping[str, Any], of_batches: Mapping[str, Any]
-) -> tuple[Choice, PlanRequest | None]:
+) -> tuple[PlanResult, NoiseRequest | None]:
     """The choice for a few numbers, and what mechanisms are compared for: the chosen run, or releases of a batch.
 
     ``of_batches`` has ``batch-size`` if it is given, and beside it ``passes`` and ``batch-selection``: they settle the
@@ -359,7 +355,7 @@ def asked_of_numbers(
     per_round = settings.get("clients-per-round") or machines
     if "batch-size" in of_batches:
         batch, passes = of_batches["batch-size"], of_batches.get("passes", 1)
-        request = PlanRequest(
+        request = NoiseRequest(
             machines=machines,
             samples=samples,
             rounds=settings.get("num-rounds") or passes * machines * (samples // max(batch, 1)) // per_round,
@@ -375,17 +371,17 @@ def asked_of_numbers(
         )
         request.check_rounds()
     choice = choice_of_numbers(samples, parameters, {**settings, "clients-per-round": per_round})
-    return choice, request or request_of_decided(choice.experiment)
+    return choice, request or request_of_decided(experiment_of(choice))
 
 
 def asked_of_run(
     settings: Mapping[str, Value], changes: Mapping[str, Value], sizes: Mapping[str, int]
-) -> tuple[Choice, PlanRequest | None]:
+) -> tuple[PlanResult, NoiseRequest | None]:
     """The choice for a run, and what mechanisms are compared for: that run, or the chosen one where it is open."""
     merged = layered(settings, changes)
     if merged.get("strategy") == AUTO:
         choice = choice_of_run(merged)
-        return choice, request_of_decided(choice.experiment)
+        return choice, request_of_decided(experiment_of(choice))
     plain = {name: value for name, value in merged.items() if name not in _OF_DECISIONS}
     request = request_of(RunConfig.from_mapping(plain), check_rounds="samples" not in sizes)
     if sizes:

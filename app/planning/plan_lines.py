@@ -12,49 +12,48 @@ from ...privacy.accounting.noise_forecast import rounded_count, shortest
 from ..methods import METHODS
 from ..reports.table import Column, Table
 from ..settings.run_config import SECURE, RunConfig, nothing_gained, run_keys
-from .deciding import FEW_POINTS, Decision, Option
+from .deciding import FEW_POINTS, Candidate, PlanResult
 from .noise_plans import Person, Plan, UpdateRequest, by_epsilon
-from .plan_answers import DEFAULT, TAKEN, Answer, Choice, Variation
+from .plan_answers import DEFAULT, TAKEN, command_of_candidate, command_of_result, guarantee_of, policy_of
 
 
-def answer_document(answer: Answer) -> dict[str, Any]:
-    """Everything that was answered, as plain values."""
+def result_document(result: PlanResult) -> dict[str, Any]:
+    """Return everything that was answered, as plain values."""
     decision = {
-        **decision_document(answer.choice.decision),
-        "noise": answer.choice.policy.words,
-        "command": answer.choice.command,
-        "made_up_data": answer.choice.made_up,
-        "guarantee": answer.choice.guarantee.document(),
-        "ways": [_variation_document(way) for way in answer.ways],
-        "persons": [person_document(person) for person in answer.persons],
+        **decision_document(result),
+        "noise": policy_of(result).words,
+        "command": command_of_result(result),
+        "made_up_data": result.made_up,
+        "guarantee": guarantee_of(result).document(),
+        "ways": [_way_document(way) for way in result.ways],
+        "persons": [person_document(person) for person in result.persons],
     }
-    return {**({} if answer.plan is None else plan_document(answer.plan)), "decision": decision}
+    return {**({} if result.noise is None else plan_document(result.noise)), "decision": decision}
 
 
-def short_lines(answer: Answer) -> list[str]:
-    """What to take, what it keeps, what it guarantees, and the command."""
-    chosen, choice = answer.choice.decision.chosen, answer.choice
+def short_lines(result: PlanResult) -> list[str]:
+    """Return what to take, what it keeps, what it guarantees, and the command."""
+    chosen = result.chosen
     return [
         f"Take {chosen.strategy}: {chosen.rounds} rounds, {_often(chosen)}.",
-        *(worth_lines(chosen) or [f"Because {choice.decision.reason.partition(';')[0]}."]),
-        *longer_lines(choice.decision),
-        f"Guarantee: {choice.guarantee.sentence}",
-        *late_lines(choice.experiment.config),
-        *person_lines(answer.persons),
-        *command_lines(choice),
+        *(worth_lines(chosen) or [f"Because {result.reason.partition(';')[0]}."]),
+        *longer_lines(result),
+        f"Guarantee: {guarantee_of(result).sentence}",
+        *late_lines(chosen.config),
+        *person_lines(result.persons),
+        *command_lines(result),
         "More, with --details: other ways to run it, every mechanism, other trust.",
     ]
 
 
-def answer_lines(answer: Answer) -> list[str]:
-    """The lines above the table of ways."""
-    config = answer.choice.experiment.config
-    owners = answer.plan is not None and answer.plan.guarantee.unit == "owner"
+def result_lines(result: PlanResult) -> list[str]:
+    """Return the lines above the table of ways."""
+    owners = result.noise is not None and result.noise.guarantee.unit == "owner"
     return [
-        *decision_lines(answer.choice),
-        *late_lines(config),
+        *decision_lines(result),
+        *late_lines(result.chosen.config),
         *([_OWNERS_UNDECIDED] if owners else []),
-        *person_lines(answer.persons),
+        *person_lines(result.persons),
     ]
 
 
@@ -64,74 +63,74 @@ _OWNERS_UNDECIDED = "What to take was decided for samples by themselves; the tab
 # The decision.
 
 
-def decision_document(decision: Decision) -> dict[str, Any]:
-    """The decision as plain values: what was chosen, why, and why not the others."""
-    others = [{**_option_document(one), "why_not": decision.why_not(one)} for one in decision.others]
-    others += [{"strategy": one.strategy, "possible": False, "why_not": one.why} for one in decision.impossible]
-    beside = decision.chosen.beside_alone
+def decision_document(result: PlanResult) -> dict[str, Any]:
+    """Return the decision as plain values: what was chosen, why, and why not the others."""
+    others = [{**_candidate_document(one), "why_not": result.why_not(one)} for one in result.others]
+    others += [{"strategy": name, "possible": False, "why_not": why} for name, why in result.impossible.items()]
+    beside = result.chosen.beside_alone
     alone = {"kept_alone": None if beside is None else beside[1]}
     return {
-        "chosen": {**_option_document(decision.chosen), **alone},
-        "reason": decision.reason,
-        "settings": decision.settings,
+        "chosen": {**_candidate_document(result.chosen), **alone},
+        "reason": result.reason,
+        "settings": result.settings,
         "alternatives": others,
     }
 
 
-def _option_document(option: Option) -> dict[str, Any]:
+def _candidate_document(candidate: Candidate) -> dict[str, Any]:
     return {
-        "strategy": option.strategy,
+        "strategy": candidate.strategy,
         "possible": True,
-        "rounds": option.rounds,
-        "sample_uses": option.uses,
-        "clip_norm": option.problem.values.clip_norm,
-        "features": option.features,
-        "centring": "private" if option.problem.is_centred else "none",
-        "noise_to_signal": option.noise_to_signal,
-        "kept": option.kept,
-        "settings": dict(option.settings),
+        "rounds": candidate.rounds,
+        "sample_uses": candidate.uses,
+        "clip_norm": candidate.problem.values.clip_norm,
+        "features": candidate.features,
+        "centring": "private" if candidate.problem.is_centred else "none",
+        "noise_to_signal": candidate.noise_to_signal,
+        "kept": candidate.kept,
+        "settings": dict(candidate.settings),
     }
 
 
-def decision_lines(choice: Choice) -> list[str]:
-    """The chosen strategy with its settings, its guarantee, why not the others, and the command."""
-    decision, chosen = choice.decision, choice.decision.chosen
-    problem, guarantee = chosen.problem, choice.guarantee
+def decision_lines(result: PlanResult) -> list[str]:
+    """Return the chosen strategy with its settings, its guarantee, why not the others, and the command."""
+    chosen, guarantee = result.chosen, guarantee_of(result)
+    problem = chosen.problem
     rows = {
         "rounds": f"{chosen.rounds}, {_often(chosen)}",
         "batch": str(chosen.settings["batch-size"]) if "batch-size" in chosen.settings else "",
-        "noise": choice.policy.words,
+        "noise": policy_of(result).words,
         "clip": f"{problem.values.clip_norm:.4g}",
         "features": chosen.features if chosen.features != run_keys()["features"].default else "as they are",
         "centring": "private: the mean of the features is released first" if problem.is_centred else "",
         "noise to signal": f"{chosen.noise_to_signal:.2g}: in the mean gradient that the last step rests on, the "
         "length of the noise over that of a clipped gradient",
-        "because": decision.reason.partition(";")[0] + ".",
+        "because": result.reason.partition(";")[0] + ".",
     }
     width = max(map(len, rows))
     told = [f"Take {chosen.strategy}."]
     told += [f"  {name:<{width}}  {text}" for name, text in rows.items() if text]
     told.append(f"Guarantee: {guarantee.sentence}")
     told += [f"In plain words: {guarantee.meaning}"] if guarantee.meaning else []
-    told += [*worth_lines(chosen), *longer_lines(decision)]
-    told += [f"Not {one.strategy}: {decision.why_not(one)}." for one in decision.others]
-    told += [f"Not {one.strategy}: {one.why.rstrip('.')}." for one in decision.impossible]
-    return told + command_lines(choice)
+    told += [*worth_lines(chosen), *longer_lines(result)]
+    told += [f"Not {one.strategy}: {result.why_not(one)}." for one in result.others]
+    told += [f"Not {name}: {why.rstrip('.')}." for name, why in result.impossible.items()]
+    return told + command_lines(result)
 
 
-def command_lines(choice: Choice) -> list[str]:
-    """The command, and what it runs on where nobody has named data."""
+def command_lines(result: PlanResult) -> list[str]:
+    """Return the command, and what it runs on where nobody has named data."""
     made_up = ["It has made-up data of these sizes; --set task=package.module:make_task has yours."]
-    return ["Run it:", f"    {choice.command}", *(made_up if choice.made_up else [])]
+    return ["Run it:", f"    {command_of_result(result)}", *(made_up if result.made_up else [])]
 
 
-def _often(option: Option) -> str:
-    """In how many rounds a sample is."""
-    times = "each sample in one of them" if option.uses == 1 else f"each sample in {option.uses} of them"
-    return "every sample in each" if option.uses == option.rounds else times
+def _often(candidate: Candidate) -> str:
+    """Return in how many rounds a sample is."""
+    times = "each sample in one of them" if candidate.uses == 1 else f"each sample in {candidate.uses} of them"
+    return "every sample in each" if candidate.uses == candidate.rounds else times
 
 
-def worth_lines(chosen: Option) -> list[str]:
+def worth_lines(chosen: Candidate) -> list[str]:
     """Whether federating is worth it, by rehearsal; empty where nothing was rehearsed."""
     if chosen.beside_alone is None:
         return []
@@ -148,9 +147,9 @@ def worth_lines(chosen: Option) -> list[str]:
     ]
 
 
-def longer_lines(decision: Decision) -> list[str]:
+def longer_lines(result: PlanResult) -> list[str]:
     """Whether twice as many rounds would learn more, by rehearsal; empty where they cannot be had."""
-    chosen, longer = decision.chosen, decision.longer
+    chosen, longer = result.chosen, result.longer
     if longer is None or not longer.kept:
         return []
     gained = longer.kept - chosen.kept
@@ -228,20 +227,20 @@ NOT_TRIED = "What they come to on your data: --try 5 trains the first five and s
 TRIED = "Accuracy is of one simulated run each, on the test set: choosing by it is private only where that is public."
 
 
-def _variation_document(way: Variation) -> dict[str, Any]:
+def _way_document(way: Candidate) -> dict[str, Any]:
     return {
-        **_option_document(way.option),
+        **_candidate_document(way),
         "trust": way.trust,
         "batch": way.batch,
         "varied": way.varied,
         "mark": way.mark or None,
         "accuracy": way.accuracy,
-        "command": way.command,
+        "command": command_of_candidate(way),
         "secret_order": _hidden_document(way),
     }
 
 
-def _hidden_document(way: Variation) -> dict[str, Any] | None:
+def _hidden_document(way: Candidate) -> dict[str, Any] | None:
     """What a way in a secret order guarantees with and without it, and its price; None for others."""
     amplification = way.amplification
     if amplification is None:
@@ -254,42 +253,42 @@ def _hidden_document(way: Variation) -> dict[str, Any] | None:
     }
 
 
-def rows_of(rows: Sequence[Variation]) -> list[dict[str, str]]:
+def rows_of(rows: Sequence[Candidate]) -> list[dict[str, str]]:
     """The table's texts."""
     return [
         {
             "#": str(number),
             "strategy": _named(row),
             "trusts": "secrecy" if row.amplification else _TRUSTS[row.trust],
-            "uses": str(row.uses),
+            "uses": str(row.training_uses),
             "batch": str(row.batch),
-            "rounds": str(row.option.rounds),
-            "noise": f"{row.option.noise_to_signal:.2f}",
-            "keeps": f"{100 * row.option.kept:.0f} %",
+            "rounds": str(row.rounds),
+            "noise": f"{row.noise_to_signal:.2f}",
+            "keeps": f"{100 * row.kept:.0f} %",
             "accuracy": "" if row.accuracy is None else f"{100 * row.accuracy:.1f} %",
         }
         for number, row in enumerate(rows, 1)
     ]
 
 
-def _named(way: Variation) -> str:
+def _named(way: Candidate) -> str:
     """A way's strategy; in a secret order with what that costs."""
     if way.amplification is None:
-        return way.option.strategy
-    return f"{way.option.strategy}, {way.amplification.slots} x"
+        return way.strategy
+    return f"{way.strategy}, {way.amplification.slots} x"
 
 
-def columns_of(rows: Sequence[Variation]) -> list[str]:
+def columns_of(rows: Sequence[Candidate]) -> list[str]:
     """The columns: accuracy only where something was tried out."""
     unread = "" if _are_tried(rows) else "accuracy"
     return [name for name in ("#", "strategy", "trusts", *RIGHT[1:]) if name != unread]
 
 
-def _are_tried(rows: Sequence[Variation]) -> bool:
+def _are_tried(rows: Sequence[Candidate]) -> bool:
     return any(row.accuracy is not None for row in rows)
 
 
-def reasons(rows: Sequence[Variation], *, made_up: bool) -> list[str]:
+def reasons(rows: Sequence[Candidate], *, made_up: bool) -> list[str]:
     """Lines below the table: which row is taken, why the default is not first, and what rounds, batch and trust do."""
     numbers = {id(row): number for number, row in enumerate(rows, 1)}
     taken = next(row for row in rows if TAKEN in row.mark)
@@ -307,26 +306,25 @@ def reasons(rows: Sequence[Variation], *, made_up: bool) -> list[str]:
     ]
 
 
-def _why_not_default(taken: Variation, default: Variation, numbers: Mapping[int, int]) -> list[str]:
+def _why_not_default(taken: Candidate, default: Candidate, numbers: Mapping[int, int]) -> list[str]:
     """Why the default, or the run as set, is not the one taken."""
     name = "the default" if DEFAULT in default.mark else "what is set"
-    of, other = taken.option, default.option
-    if other.score <= of.score:
+    if default.score <= taken.score:
         return []
-    why = f"on made-up data it keeps {100 * other.kept:.0f} % of what can be learnt, row {numbers[id(taken)]} keeps "
+    why = f"on made-up data it keeps {100 * default.kept:.0f} % of what can be learnt, row {numbers[id(taken)]} keeps "
     tried = "" if taken.accuracy is None or default.accuracy is None else f" Tried out: {_accuracies(default, taken)}."
-    return [f"Why {name} is not the best: {why}{100 * of.kept:.0f} %.{tried}"]
+    return [f"Why {name} is not the best: {why}{100 * taken.kept:.0f} %.{tried}"]
 
 
-def _accuracies(one: Variation, other: Variation) -> str:
+def _accuracies(one: Candidate, other: Candidate) -> str:
     return f"{100 * (one.accuracy or 0.0):.1f} % against {100 * (other.accuracy or 0.0):.1f} %"
 
 
-def _not_taken(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int, int]) -> list[str]:
+def _not_taken(taken: Candidate, rows: Sequence[Candidate], numbers: Mapping[int, int]) -> list[str]:
     """Rows that score or did better than the one taken, and why they were not."""
     own = numbers[id(taken)]
     others = [row for row in rows if row.trust == taken.trust and row is not taken]
-    before = [numbers[id(row)] for row in others if row.option.score < taken.option.score]
+    before = [numbers[id(row)] for row in others if row.score < taken.score]
     said = []
     if before:
         named = f"Rows {', '.join(map(str, before))} keep" if len(before) > 1 else f"Row {before[0]} keeps"
@@ -341,18 +339,18 @@ def _not_taken(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int
     ]
 
 
-def _rounds(rows: Sequence[Variation]) -> list[str]:
+def _rounds(rows: Sequence[Candidate]) -> list[str]:
     """What each number of rounds keeps, for strategies that were tried with several."""
-    by_strategy: dict[str, dict[int, Option]] = {}
+    by_strategy: dict[str, dict[int, Candidate]] = {}
     for row in rows:
         if row.varied in ("taken", "rounds"):
-            by_strategy.setdefault(row.option.strategy, {}).setdefault(row.option.rounds, row.option)
+            by_strategy.setdefault(row.strategy, {}).setdefault(row.rounds, row)
     return [f"Rounds: {strategy} keeps {_kept_by(alike)}." for strategy, alike in by_strategy.items() if len(alike) > 1]
 
 
-def _batches(rows: Sequence[Variation]) -> list[str]:
+def _batches(rows: Sequence[Candidate]) -> list[str]:
     """What each batch keeps."""
-    found = {row.batch: row.option for row in rows if row.varied == "batch"}
+    found = {row.batch: row for row in rows if row.varied == "batch"}
     if not found:
         return []
     strategy = next(iter(found.values())).strategy
@@ -362,11 +360,11 @@ def _batches(rows: Sequence[Variation]) -> list[str]:
     ]
 
 
-def _kept_by(options: Mapping[int, Option]) -> str:
-    return ", ".join(f"{100 * options[number].kept:.0f} % with {number}" for number in sorted(options))
+def _kept_by(candidates: Mapping[int, Candidate]) -> str:
+    return ", ".join(f"{100 * candidates[number].kept:.0f} % with {number}" for number in sorted(candidates))
 
 
-def _secret_orders(rows: Sequence[Variation], numbers: Mapping[int, int]) -> list[str]:
+def _secret_orders(rows: Sequence[Candidate], numbers: Mapping[int, int]) -> list[str]:
     """What rows in a secret order rest on and cost, and why none is taken, with their commands."""
     said = []
     for row in rows:
@@ -377,16 +375,16 @@ def _secret_orders(rows: Sequence[Variation], numbers: Mapping[int, int]) -> lis
                 f"which of {slots} releases a sample is in, nor how long a machine takes for one. For somebody who "
                 f"does it is {rounded_up(known)}, which the ledger counts. A pass takes {slots} times the gradients. "
                 "It is never taken unasked, because nobody can check that order and time stay secret. Run it:",
-                f"    {row.command}",
+                f"    {command_of_candidate(row)}",
             ]
     return said
 
 
-def _trusts(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int, int]) -> list[str]:
+def _trusts(taken: Candidate, rows: Sequence[Candidate], numbers: Mapping[int, int]) -> list[str]:
     """The noise of the same mu under other kinds of trust, and their commands."""
-    noise, said = taken.option.noise_to_signal, []
+    noise, said = taken.noise_to_signal, []
     for row in (row for row in rows if row.varied == "trust" and noise):
-        config, loud = row.config, row.option.noise_to_signal
+        config, loud = row.config, row.noise_to_signal
         assumed = {
             "untrusted-server": "trusting nobody",
             SECURE: f"with secure aggregation, if one helper and {config.min_honest} of {config.cohort_floor} machines "
@@ -396,7 +394,7 @@ def _trusts(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int, i
         said += [
             f"Trust: row {numbers[id(row)]}, {assumed}: noise {loud:.2f}, which is {loud / noise:.2g} times that of "
             f"row {numbers[id(taken)]}. Run it:",
-            f"    {row.command}",
+            f"    {command_of_candidate(row)}",
         ]
     return said
 
@@ -406,8 +404,15 @@ def _trusts(taken: Variation, rows: Sequence[Variation], numbers: Mapping[int, i
 
 def plan_document(plan: Plan) -> dict[str, Any]:
     """Every mechanism of a plan, as plain values."""
-    best = {"best_for_prefix_sums": plan.best_for_prefix_sums, "best_for_mu2": plan.best_for_mu2}
-    return {**asdict(plan), **best, "guarantee": plan.guarantee.document()}
+    delta = plan.request.delta
+    return {
+        **asdict(plan),
+        "mechanisms": [one.document(delta) for one in plan.mechanisms],
+        "trusts": [one.document(delta) for one in plan.trusts],
+        "best_for_prefix_sums": plan.best_for_prefix_sums,
+        "best_for_mu2": plan.best_for_mu2,
+        "guarantee": plan.guarantee.document(),
+    }
 
 
 AMPLIFIED_MEANS = (
@@ -443,7 +448,7 @@ _AMPLIFIED = Column(
 
 def plan_table(plan: Plan) -> Table:
     """A row for each mechanism, least error of prefix sums first."""
-    rows = [vars(made) for made in sorted(plan.mechanisms, key=lambda made: made.prefix_rmse)]
+    rows = [made.document(plan.request.delta) for made in sorted(plan.mechanisms, key=lambda made: made.prefix_rmse)]
     columns = (*_COLUMNS, _AMPLIFIED) if plan.request.secret_order else _COLUMNS
     return Table("Noise of one value", columns, rows, plan.guarantee.sentence)
 
@@ -488,7 +493,9 @@ _TRUST_COLUMNS = (
 def compared_table(plan: Plan) -> Table:
     """The noise of the same mu under each trust model."""
     title = f"The same mu, by who is trusted ({plan.best_for_prefix_sums})"
-    return Table(title, _TRUST_COLUMNS, [vars(row) for row in plan.trusts], plan.guarantee.sentence)
+    return Table(
+        title, _TRUST_COLUMNS, [row.document(plan.request.delta) for row in plan.trusts], plan.guarantee.sentence
+    )
 
 
 # Updates of a project's own.

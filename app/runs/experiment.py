@@ -43,7 +43,7 @@ from ..methods.queries import (
 )
 from ..models import make_model
 from ..models.model import Model
-from ..planning import Situation, decide
+from ..planning import PlanRequest, decide
 from ..settings.run_config import RunConfig, check_classes, is_centred
 
 _MOST_COINS = 200_000
@@ -325,16 +325,16 @@ def prepare(config: RunConfig, *, deployed: bool = False) -> Experiment:
 
 def _chosen(config: RunConfig) -> Experiment:
     """The experiment of the strategy that is chosen for a configuration's sizes, which are public."""
-    decision = decide(situation_of(config))
-    experiment = prepare(decision.situation.with_settings(decision.settings))
+    decision = decide(plan_request_of(config))
+    experiment = prepare(decision.request.with_settings(decision.settings))
     return replace(experiment, chosen_by=AUTO, chosen_because=decision.reason)
 
 
-def situation_of(config: RunConfig) -> Situation:
+def plan_request_of(config: RunConfig) -> PlanRequest:
     """The situation of a run before its strategy is chosen: wishes and, of the samples, sizes and shapes alone."""
     data = load_dataset(config)
     sizes = tuple(shard_sizes(load_shards(config, data)))
-    return Situation(config, sizes, data.num_features, data.num_classes, worked_out)
+    return PlanRequest(config, sizes, data.num_features, data.num_classes, worked_out)
 
 
 def model_of(config: RunConfig, data: Dataset) -> Model:

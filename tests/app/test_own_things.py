@@ -17,7 +17,8 @@ from murmurfl.app.auditing.run_audit import audit_run
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines import run_cohort, run_in_process
 from murmurfl.app.papers import PAPERS
-from murmurfl.app.planning.noise_plans import make_plan, request_of
+from murmurfl.app.planning.noise_plans import make_plan
+from murmurfl.app.planning.plan_answers import request_of
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.result import write_record

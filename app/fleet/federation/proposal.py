@@ -19,7 +19,7 @@ from ...methods import METHODS, Problem
 from ...methods.full_batch_method import QUANTILE
 from ...methods.method import AUTO
 from ...nodes.node_config import NodeConfig
-from ...planning import Situation, decide
+from ...planning import PlanRequest, decide
 from ...runs.experiment import worked_out
 from ...runs.real_fit import evaluated_privately
 from ...settings.layers import layered
@@ -137,7 +137,7 @@ def _sums(machines: int, helpers: int, settings: Mapping[str, Value]) -> dict[st
 def _chosen(config: RunConfig, records: Schema, rows: int) -> tuple[Problem, str]:
     """The run worked out on sizes, and why its strategy was chosen, if it was."""
     sizes = (rows,) * config.num_clients
-    situation = Situation(config, sizes, records.num_features, records.num_classes, worked_out)
+    situation = PlanRequest(config, sizes, records.num_features, records.num_classes, worked_out)
     if config.strategy != AUTO:
         return situation.problem({"strategy": config.strategy}), ""
     decision = decide(situation)

@@ -16,7 +16,7 @@ from murmurfl.app.commands.run_command import RunDisplay
 from murmurfl.app.commands.terminal import say_table, system_error, wrapped
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.reproduction import tables_of
-from murmurfl.app.planning.noise_plans import PlanRequest, make_plan
+from murmurfl.app.planning.noise_plans import NoiseRequest, make_plan
 from murmurfl.app.runs.progress import RoundLine
 from murmurfl.privacy import Forecast, Guarantee, PrivacyPolicy, PrivateMachine, SQLiteLedger, rounded_up, row_bytes
 from rich.console import Console
@@ -60,7 +60,7 @@ def test_help_fits(command):
 def test_a_plan_fits_and_names_every_mechanism_whole():
     text = fits(shown(*PLAN))
     plan = make_plan(
-        PlanRequest(machines=10, samples=140, rounds=17, batch_size=8, epsilon=2.0, delta=1e-5, per_round=10)
+        NoiseRequest(machines=10, samples=140, rounds=17, batch_size=8, epsilon=2.0, delta=1e-5, per_round=10)
     )
     for made in plan.mechanisms:
         for word in made.name.split():

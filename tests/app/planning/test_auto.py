@@ -11,7 +11,7 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.papers.plan_grid import GridTable, chosen_settings, grid_rows
 from murmurfl.app.papers.reproduction import caption_guarantee
-from murmurfl.app.planning.plan_answers import choice_of_run
+from murmurfl.app.planning.plan_answers import choice_of_run, command_of_result
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import check_deployed
 from murmurfl.app.settings.layers import parse_assignments
@@ -72,10 +72,10 @@ def planned(*arguments, **environment):
 def test_the_command_that_plan_prints_is_the_chosen_run():
     for settings in (["mu=4"], ["epsilon=2", "strategy.sample-uses=once"], ["mu=1", "trust=secure-aggregation"]):
         choice = choice_of_run({"strategy": "auto", **parse_assignments(settings)})
-        words = shlex.split(choice.command)
+        words = shlex.split(command_of_result(choice))
         assert words[:4] == ["murmurfl", "run", "--engine", "cohort"]
         typed = RunConfig.from_mapping(parse_assignments(words[5::2]))
-        chosen = choice.decision.situation.with_settings(choice.decision.settings)
+        chosen = choice.request.with_settings(choice.settings)
         assert chosen == prepare(RunConfig.from_mapping({"strategy": "auto", **parse_assignments(settings)})).config
         assert replace(typed, mechanism="") == replace(chosen, mechanism="")
         assert prepare(typed).policy() == prepare(chosen).policy()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from murmurfl.app.methods import METHODS
-from murmurfl.app.planning import Situation, decide, noise_to_signal
+from murmurfl.app.planning import PlanRequest, decide, noise_to_signal
 from murmurfl.app.planning.plan_lines import decision_document
 from murmurfl.app.runs.experiment import worked_out
 from murmurfl.app.settings.run_config import RunConfig
@@ -17,7 +17,7 @@ MNIST = RunConfig(strategy="auto", task="synthetic", num_clients=100, clients_pe
 
 
 def situation(config=MNIST, samples=600, features=588):
-    return Situation(config, (samples,) * config.num_clients, features, 10, worked_out)
+    return PlanRequest(config, (samples,) * config.num_clients, features, 10, worked_out)
 
 
 def decided(samples=600, features=588, **changes):
@@ -45,7 +45,7 @@ def test_for_a_stream_noise_cancels():
     made = decided(stream=True)
     assert made.chosen.strategy == "mu2"
     assert made.chosen.uses == 1
-    reasons = {one.strategy: one.why for one in made.impossible}
+    reasons = made.impossible
     assert {"full-batch", "one-shot"} <= set(reasons)
     assert "samples come as a stream" in reasons["full-batch"]
 
@@ -103,7 +103,7 @@ def test_more_machines_samples_or_mu_never_make_noise_louder():
 def test_every_option_is_a_run_that_could_be_started():
     made = decided()
     for option in (made.chosen, *made.others):
-        config = made.situation.with_settings({"strategy": option.strategy, **option.settings})
+        config = made.request.with_settings({"strategy": option.strategy, **option.settings})
         assert RunConfig.from_mapping(config.to_mapping()) == config
         assert config.strategy == option.strategy
         assert METHODS[config.strategy].plans(option.problem)
@@ -140,9 +140,9 @@ def test_impossible_requests_say_what_to_change(changes, samples, said):
 
 def test_sizes_that_are_not_the_machines_are_refused():
     with pytest.raises(ConfigurationError, match="Expected sizes of num-clients = 100 machines"):
-        Situation(MNIST, (600,) * 99, 588, 10, worked_out)
+        PlanRequest(MNIST, (600,) * 99, 588, 10, worked_out)
     with pytest.raises(ConfigurationError, match="each of 1 sample at least"):
-        Situation(MNIST, (600,) * 99 + (0,), 588, 10, worked_out)
+        PlanRequest(MNIST, (600,) * 99 + (0,), 588, 10, worked_out)
 
 
 def test_without_noise_mu_changes_nothing():

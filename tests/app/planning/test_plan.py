@@ -11,7 +11,8 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.planning import rehearsal
-from murmurfl.app.planning.noise_plans import BESIDE_MEAN, PlanRequest, UpdateRequest, make_plan, request_of
+from murmurfl.app.planning.noise_plans import BESIDE_MEAN, NoiseRequest, UpdateRequest, make_plan
+from murmurfl.app.planning.plan_answers import request_of
 from murmurfl.app.planning.plan_lines import late_lines, plan_document, plan_lines, plan_table, update_lines
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
@@ -19,7 +20,7 @@ from murmurfl.clients import UpdatePolicy
 from murmurfl.privacy import ConfigurationError, gdp_mu, make_mechanism
 from typer.testing import CliRunner
 
-REQUEST = PlanRequest(machines=10, samples=96, rounds=30, batch_size=4, epsilon=3.0, delta=1e-5, per_round=5)
+REQUEST = NoiseRequest(machines=10, samples=96, rounds=30, batch_size=4, epsilon=3.0, delta=1e-5, per_round=5)
 OPTIONS = {
     "cancelling uniform": {"schedule": "uniform"},
     "cancelling harmonic": {"schedule": "harmonic"},
@@ -77,7 +78,7 @@ def test_it_says_what_is_best(plan):
 )
 def test_the_noise_is_what_machines_of_a_run_add(settings, name):
     result = run_cohort(RunConfig.from_mapping({**settings, "clip-norm": 1.0, "mu": gdp_mu(3.0, 1e-5)}))
-    request = PlanRequest(
+    request = NoiseRequest(
         machines=10,
         samples=min(len(shard) for shard in result.experiment.shards),
         rounds=result.experiment.num_rounds,
@@ -93,7 +94,7 @@ def test_the_noise_is_what_machines_of_a_run_add(settings, name):
 
 def test_samples_that_return_need_more_noise():
     once, often = (
-        make_plan(PlanRequest(**{**vars(REQUEST), "samples": 40, "passes": passes, "rounds": 30})) for passes in (1, 3)
+        make_plan(NoiseRequest(**{**vars(REQUEST), "samples": 40, "passes": passes, "rounds": 30})) for passes in (1, 3)
     )
     assert (once.releases, often.releases) == (10, 30)
     noise = [{made.name: made.noise_std for made in plan.mechanisms} for plan in (once, often)]
@@ -101,7 +102,7 @@ def test_samples_that_return_need_more_noise():
 
 
 def test_what_takes_too_long_is_left_out_and_named():
-    plan = make_plan(PlanRequest(**{**vars(REQUEST), "samples": 3000, "rounds": 2500, "batch_size": 1}))
+    plan = make_plan(NoiseRequest(**{**vars(REQUEST), "samples": 3000, "rounds": 2500, "batch_size": 1}))
     assert set(plan.left_out) == {"optimal prefix-sum", "optimal mu2"}
     assert plan.best_for_mu2 is None
     assert any("Left out: optimal mu2" in line for line in plan_lines(plan)[1])
@@ -113,7 +114,7 @@ def test_what_takes_too_long_is_left_out_and_named():
 )
 def test_impossible_requests_are_refused(change, named):
     with pytest.raises(ConfigurationError, match=named):
-        PlanRequest(**{**vars(REQUEST), **change})
+        NoiseRequest(**{**vars(REQUEST), **change})
 
 
 ARGUMENTS = shlex.split("plan --machines 10 --samples 96 --rounds 30 --batch 4 --per-round 5 --epsilon 3")
@@ -244,8 +245,8 @@ def test_under_secure_aggregation_every_machine_adds_a_share_and_both_figures_ar
     alone = {made.name: made for made in plan.mechanisms}
     for made in sums.mechanisms:
         assert made.noise_std == pytest.approx(alone[made.name].noise_std / 2, rel=1e-3), made.name
-        assert made.mu_local == pytest.approx(2 * made.mu, rel=1e-3)
-        assert alone[made.name].mu_local is None
+        assert made.loss.worst_case.mu == pytest.approx(2 * made.loss.mu, rel=1e-3)
+        assert not alone[made.name].loss.conditional
     assert "if one helper and 4 machines of each sum are honest" in sums.guarantee.sentence
     assert json.loads(json.dumps(plan_document(sums), allow_nan=False))["guarantee"]["min_honest"] == 4
 
@@ -259,8 +260,8 @@ def test_a_plan_compares_trust_models_at_the_same_mu(plan):
     )
     assert sums.server_prefix_rmse == pytest.approx(untrusted.server_prefix_rmse / math.sqrt(2), rel=1e-3)
     assert trusted.server_prefix_rmse == pytest.approx(untrusted.server_prefix_rmse / math.sqrt(10))
-    assert sums.mu_local == pytest.approx(math.sqrt(2) * untrusted.mu_local, rel=1e-6)
-    assert trusted.mu_local is None
+    assert sums.worst_case.mu == pytest.approx(math.sqrt(2) * untrusted.worst_case.mu, rel=1e-6)
+    assert math.isinf(trusted.worst_case.mu)
     of_sums = make_plan(SUMS).trusts
     assert of_sums[0] == untrusted
     assert of_sums[1].assumes == "1 helper and 4 of 5 machines of each sum are honest"

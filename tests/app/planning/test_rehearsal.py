@@ -12,7 +12,7 @@ from murmurfl.app.data.task import Dataset, own_task
 from murmurfl.app.planning import decide, rehearsal
 from murmurfl.app.planning.plan_lines import longer_lines, worth_lines
 from murmurfl.app.planning.rehearsal import FAMILY, MadeUp, foretold, mean_auc, mean_kept, rehearse
-from murmurfl.app.runs.experiment import prepare, situation_of, worked_out
+from murmurfl.app.runs.experiment import plan_request_of, prepare, worked_out
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Label, Part, Schema
 
@@ -149,7 +149,7 @@ def test_less_noise_keeps_more_and_the_range_says_so():
 @pytest.mark.parametrize(("samples", "mu", "worth"), [(40_000, 0.05, False), (500, 8.0, True)])
 def test_whether_federating_is_worth_it_depends_on_what_a_machine_has_alone(samples, mu, worth):
     settings = {**EVERYBODY, "task.samples": samples, "strategy": "auto", "mu": mu}
-    chosen = decide(situation_of(RunConfig.from_mapping(settings))).chosen
+    chosen = decide(plan_request_of(RunConfig.from_mapping(settings))).chosen
     (line,) = worth_lines(chosen)
     assert line.startswith("Worth federating" if worth else "Not worth federating")
     assert f"{100 * chosen.beside_alone[0]:.0f} % of what can be learnt" in line
@@ -158,14 +158,14 @@ def test_whether_federating_is_worth_it_depends_on_what_a_machine_has_alone(samp
 
 def test_of_unequal_machines_the_average_one_is_told():
     settings = {**EVERYBODY, "task.samples": 2000, "strategy": "auto", "mu": 2.0, "partition": "unequal"}
-    (line,) = worth_lines(decide(situation_of(RunConfig.from_mapping(settings))).chosen)
+    (line,) = worth_lines(decide(plan_request_of(RunConfig.from_mapping(settings))).chosen)
     assert "one machine of average size alone" in line
 
 
 @pytest.mark.more_cases
 @pytest.mark.parametrize(("asked", "said"), [({}, "More rounds would "), ({"num-rounds": 2}, None)])
 def test_plan_says_whether_more_rounds_would_learn_more(asked, said):
-    decision = decide(situation_of(RunConfig.from_mapping({**EVERYBODY, "strategy": "auto", "mu": 2.0, **asked})))
+    decision = decide(plan_request_of(RunConfig.from_mapping({**EVERYBODY, "strategy": "auto", "mu": 2.0, **asked})))
     lines = longer_lines(decision)
     assert lines == [] if said is None else lines[0].startswith(said)
 

@@ -14,11 +14,12 @@ from murmurfl.app.planning.plan_answers import (
     DEFAULT,
     choice_of_numbers,
     choice_of_run,
+    command_of_candidate,
     tried_out,
     variations_of,
 )
 from murmurfl.app.planning.plan_lines import SECRECY, reasons, rows_of
-from murmurfl.app.runs.experiment import prepare, situation_of
+from murmurfl.app.runs.experiment import plan_request_of, prepare
 from murmurfl.app.runs.run_guarantees import configured_figures, run_guarantee
 from murmurfl.app.settings.layers import parse_assignments, started_with
 from murmurfl.app.settings.run_config import RunConfig
@@ -37,7 +38,7 @@ def choice():
 
 @pytest.fixture(scope="module")
 def rows(choice):
-    return variations_of(choice.decision, started_with(SETTINGS))
+    return variations_of(choice, started_with(SETTINGS))
 
 
 def run_of(command):
@@ -49,44 +50,44 @@ def run_of(command):
 
 
 def test_rounds_batch_and_trust_are_varied_and_the_best_is_first(rows):
-    scores = [row.option.score for row in rows]
+    scores = [row.score for row in rows]
     assert scores == sorted(scores)
     assert {row.trust for row in rows} == {"untrusted-server", "secure-aggregation", "trusted-server"}
-    mu2 = [row for row in rows if row.option.strategy == "mu2" and row.trust == "untrusted-server"]
+    mu2 = [row for row in rows if row.strategy == "mu2" and row.trust == "untrusted-server"]
     assert len({row.batch for row in mu2}) >= 4
-    assert len({row.option.rounds for row in rows if row.option.strategy == "full-batch"}) >= 3
+    assert len({row.rounds for row in rows if row.strategy == "full-batch"}) >= 3
     assert sum(row.mark == "taken" for row in rows) == 1
     assert sum(row.mark == DEFAULT for row in rows) == 1
 
 
 def test_every_row_is_run_by_its_command_with_the_noise_that_it_shows(rows):
     for row in rows:
-        experiment = prepare(run_of(row.command))
+        experiment = prepare(run_of(command_of_candidate(row)))
         mu = row.config.mu if row.amplification else 1.0
         assert experiment.config.mu == mu
         assert experiment.config.trust_model == row.trust
-        assert (experiment.config.strategy, experiment.num_rounds) == (row.option.strategy, row.option.rounds)
+        assert (experiment.config.strategy, experiment.num_rounds) == (row.strategy, row.rounds)
         assert experiment.loss().mu == pytest.approx(mu, rel=1e-6)
-        assert noise_to_signal_of(experiment) == pytest.approx(row.option.noise_to_signal), row.command
+        assert noise_to_signal_of(experiment) == pytest.approx(row.noise_to_signal), command_of_candidate(row)
 
 
 def test_no_row_uses_samples_more_often_than_its_noise_covers_or_than_is_allowed():
     for uses, most in (("few", 4), ("once", 1)):
         settings = {**SETTINGS, "strategy": "auto", "strategy.sample-uses": uses}
-        found = variations_of(choice_of_run(settings).decision, started_with(SETTINGS))
+        found = variations_of(choice_of_run(settings), started_with(SETTINGS))
         for row in found:
-            problem = row.option.problem
-            policy = METHODS[row.option.strategy].policy(problem.trained, min(problem.sizes))
-            assert policy.participations == row.uses
-            assert row.mark == DEFAULT or row.option.uses <= most, row.command
+            problem = row.problem
+            policy = METHODS[row.strategy].policy(problem.trained, min(problem.sizes))
+            assert policy.participations == row.training_uses
+            assert row.mark == DEFAULT or row.training_uses <= most, command_of_candidate(row)
 
 
 def test_other_trusts_are_what_would_be_decided_under_them(rows):
     for row in rows:
         if row.varied == "trust":
             config = RunConfig(strategy="auto", mu=1.0, trust=row.trust)
-            chosen = decide(situation_of(config)).chosen
-            assert (chosen.strategy, chosen.score) == (row.option.strategy, pytest.approx(row.option.score))
+            chosen = decide(plan_request_of(config)).chosen
+            assert (chosen.strategy, chosen.score) == (row.strategy, pytest.approx(row.score))
 
 
 def test_it_says_why_the_default_is_not_first_and_what_each_change_does(rows):
@@ -107,14 +108,16 @@ def test_it_says_why_the_default_is_not_first_and_what_each_change_does(rows):
 def test_a_secret_order_is_ranked_at_the_epsilon_asked_for_and_never_taken(choice, rows):
     asked = gdp_epsilon(1.0, 1e-5)
     (row,) = (row for row in rows if row.amplification)
-    assert (row.option.strategy, row.trust, row.uses) == ("noisy-sgd", "untrusted-server", 1)
+    assert (row.strategy, row.trust, row.training_uses) == ("noisy-sgd", "untrusted-server", 1)
     assert row.amplification.proved
     assert 0.98 * asked < row.amplification.epsilon <= asked < gdp_epsilon(row.config.mu, 1e-5)
-    guarantee = run_guarantee(prepare(run_of(row.command)), configured_figures(prepare(run_of(row.command))))
+    guarantee = run_guarantee(
+        prepare(run_of(command_of_candidate(row))), configured_figures(prepare(run_of(command_of_candidate(row))))
+    )
     assert guarantee.amplified.epsilon == pytest.approx(row.amplification.epsilon)
     assert not row.mark, "nobody can check that an order stays secret"
-    assert not choice.decision.chosen.problem.config.secret_order
-    assert not any(one.problem.config.secret_order for one in choice.decision.others)
+    assert not choice.chosen.problem.config.secret_order
+    assert not any(one.problem.config.secret_order for one in choice.others)
 
 
 def test_a_secret_order_has_its_price_in_its_line_and_below(rows):
@@ -141,7 +144,7 @@ def test_a_secret_order_has_its_price_in_its_line_and_below(rows):
     ids=str,
 )
 def test_a_secret_order_is_offered_only_where_its_proof_holds(more, possible):
-    found = variations_of(choice_of_run({"strategy": "auto", "mu": 1.0, **more}).decision, started_with(SETTINGS))
+    found = variations_of(choice_of_run({"strategy": "auto", "mu": 1.0, **more}), started_with(SETTINGS))
     own = [row for row in found if row.amplification]
     assert len(own) == possible
     assert all(row.trust == more.get("trust", "untrusted-server") for row in own)
@@ -149,18 +152,18 @@ def test_a_secret_order_is_offered_only_where_its_proof_holds(more, possible):
 
 def test_a_default_that_keeps_less_is_told_by_how_much():
     settings = {"strategy": "noisy-sgd", "mu": 1.0, "num-rounds": 17}
-    found = variations_of(choice_of_run(settings).decision, settings, mark=AS_SET)
+    found = variations_of(choice_of_run(settings), settings, mark=AS_SET)
     (why,) = (line for line in reasons(found, made_up=False) if line.startswith("Why"))
-    marked = {row.mark: row.option for row in found if row.mark}
+    marked = {row.mark: row for row in found if row.mark}
     assert f"it keeps {100 * marked[AS_SET].kept:.0f} % of what can be learnt" in why
     assert f"keeps {100 * marked['taken'].kept:.0f} %." in why
 
 
 def test_rows_that_only_seem_better_than_what_is_taken_are_explained():
     settings = {"mu": 0.5}
-    found = variations_of(choice_of_run(settings).decision, started_with(settings))
+    found = variations_of(choice_of_run(settings), started_with(settings))
     taken = next(row for row in found if row.mark == "taken")
-    before = [i for i, row in enumerate(found, 1) if row.trust == taken.trust and row.option.score < taken.option.score]
+    before = [i for i, row in enumerate(found, 1) if row.trust == taken.trust and row.score < taken.score]
     said = [line for line in reasons(found, made_up=False) if "not among the ways that are compared" in line]
     assert bool(before) == bool(said)
     assert all(str(number) in said[0] for number in before)
@@ -169,8 +172,8 @@ def test_rows_that_only_seem_better_than_what_is_taken_are_explained():
 
 
 def test_where_the_default_is_taken_nothing_is_explained():
-    settings = {**choice_of_run(SETTINGS).decision.settings, "mu": 1.0}
-    found = variations_of(choice_of_run(settings).decision, settings, mark=AS_SET)
+    settings = {**choice_of_run(SETTINGS).settings, "mu": 1.0}
+    found = variations_of(choice_of_run(settings), settings, mark=AS_SET)
     assert any(row.mark == "taken and as it is set" for row in found)
     assert not any(line.startswith("Why") for line in reasons(found, made_up=False))
 
@@ -178,7 +181,7 @@ def test_where_the_default_is_taken_nothing_is_explained():
 def test_from_numbers_alone_there_are_the_same_ways():
     asked = {"num-clients": 10, "clients-per-round": 10, "epsilon": 4.0}
     choice = choice_of_numbers(100, 1000, asked)
-    found = variations_of(choice.decision, choice.asked)
+    found = variations_of(choice, choice.asked)
     assert {row.config.mu for row in found if not row.amplification} == {gdp_mu(4.0, 1e-5)}
     assert {row.trust for row in found} == {"untrusted-server", "secure-aggregation", "trusted-server"}
     assert any(row.mark == DEFAULT for row in found)

@@ -10,7 +10,7 @@ from murmurfl.app import simulate
 from murmurfl.app.auditing.run_audit import audit_run
 from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.methods import METHODS
-from murmurfl.app.planning.noise_plans import request_of
+from murmurfl.app.planning.plan_answers import request_of
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import result_schema
 from murmurfl.app.runs.result import write_record

@@ -13,7 +13,8 @@ from murmurfl.app.data.partition import OwnedShards, Parts
 from murmurfl.app.data.task import Dataset
 from murmurfl.app.engines.device.device_block import check_on_device
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.planning.noise_plans import Person, PlanRequest, make_plan, persons_of, request_of
+from murmurfl.app.planning.noise_plans import NoiseRequest, Person, make_plan, persons_of
+from murmurfl.app.planning.plan_answers import request_of
 from murmurfl.app.planning.plan_lines import person_document, person_lines, plan_lines
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.run_guarantees import configured_figures, run_guarantee
@@ -129,7 +130,7 @@ def test_the_audit_replaces_all_samples_of_an_owner(config):
     assert "all samples of one owner on one machine replaced" in audit_lines(found)[0]
 
 
-REQUEST = PlanRequest(
+REQUEST = NoiseRequest(
     machines=4, samples=20, rounds=5, batch_size=4, epsilon=1.0, delta=1e-5, per_round=4, parameters=10
 )
 

@@ -10,7 +10,7 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.nodes.node_app import describe
 from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.planning.noise_plans import PlanRequest, make_plan
+from murmurfl.app.planning.noise_plans import NoiseRequest, make_plan
 from murmurfl.app.planning.plan_lines import plan_lines, plan_table
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
@@ -100,7 +100,7 @@ def test_an_operator_decides_it_for_a_real_machine(tmp_path):
 
 def test_a_plan_shows_both_and_names_estimates(monkeypatch):
     monkeypatch.setattr("murmurfl.privacy.accounting.amplification._DRAWS", 4000)
-    request = PlanRequest(5, 20, 4, 5, 0.0, 1e-5, 5, mu=1.0, secret_order=True)
+    request = NoiseRequest(5, 20, 4, 5, 0.0, 1e-5, 5, mu=1.0, secret_order=True)
     plan = make_plan(request)
     texts = {row["mechanism"]: row["in a secret order"] for row in plan_table(plan).texts()}
     assert plan.guarantee.epsilon == pytest.approx(gdp_epsilon(1.0, 1e-5))

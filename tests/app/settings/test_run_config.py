@@ -12,7 +12,8 @@ from flwr.common.config import flatten_dict
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.methods import METHODS
 from murmurfl.app.methods.mu2_methods import Mu2Method
-from murmurfl.app.planning.noise_plans import make_plan, request_of
+from murmurfl.app.planning.noise_plans import make_plan
+from murmurfl.app.planning.plan_answers import request_of
 from murmurfl.app.planning.plan_lines import plan_lines
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.layers import parse_assignments

@@ -27,8 +27,9 @@ from murmurfl.privacy import (
     stated_words,
 )
 from murmurfl.privacy.accounting import guarantee, noise_plan
+from murmurfl.privacy.accounting.amplification import allocation_delta
 from murmurfl.privacy.accounting.guarantee import plain_meaning, stated_guarantee
-from murmurfl.privacy.accounting.loss import Loss
+from murmurfl.privacy.accounting.loss import Curve, Loss
 
 
 @pytest.mark.parametrize("module", [guarantee, noise_plan], ids=["guarantee", "noise_plan"])
@@ -132,6 +133,13 @@ def test_under_secure_aggregation_both_figures_and_what_they_rest_on_are_said():
     alone = Guarantee(Loss.of(1.0, math.inf), 1e-5, "tree noise", trust="secure-aggregation", min_honest=1)
     assert "if one helper and 1 machine of each sum are honest, and nothing if they are not;" in alone.sentence
     assert alone.document()["mu_local"] is alone.document()["epsilon_local"] is None
+
+
+def test_a_guarantee_that_is_no_gaussian_shows_epsilon_alone():
+    hidden = Curve(lambda epsilon: allocation_delta(1.0, 100, epsilon))
+    made = Guarantee(Loss(hidden, hidden, conditional=False), 1e-5, "independent noise on each machine")
+    assert made.sentence.startswith(f"epsilon = {rounded_up(hidden.epsilon(1e-5))} at delta = 1e-05")
+    assert (made.document()["mu"], made.document()["epsilon"]) == (None, hidden.epsilon(1e-5))
 
 
 def test_other_guarantees_have_no_figure_of_secure_aggregation():
