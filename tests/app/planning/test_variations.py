@@ -79,7 +79,7 @@ def test_no_row_uses_samples_more_often_than_its_noise_covers_or_than_is_allowed
             problem = row.problem
             policy = METHODS[row.strategy].policy(problem.trained, min(problem.sizes))
             assert policy.participations == row.training_uses
-            assert row.mark == DEFAULT or row.training_uses <= most, command_of_candidate(row)
+            assert row.mark == DEFAULT or row.uses <= most, command_of_candidate(row)
 
 
 def test_other_trusts_are_what_would_be_decided_under_them(rows):
