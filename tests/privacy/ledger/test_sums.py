@@ -25,6 +25,7 @@ from murmurfl.privacy import (
     set_local_budget,
 )
 from murmurfl.privacy.ledger.ledger_file import LEDGER_MARK, budget_left
+from murmurfl.privacy.machine.prefix_sums import MOST_PENDING
 
 from tests.harness.machines import DurableLedger
 from tests.privacy.ledger.nodes import contribution, folder, machine, stream_of
@@ -318,3 +319,13 @@ def test_after_sums_a_machine_states_only_its_local_budget(path):
     release(path, "sums", mu=1.0, budget_mu=2.0, **SUMS)
     assert plain.statement("plain").mu_budget == 3.0
     assert machine(SQLiteLedger(path), mu=1.0, budget_mu=2.0, **SUMS).statement("sums").mu_budget == 2.0
+
+
+def test_names_are_kept_of_releases_that_may_still_be_acknowledged():
+    ledger = MemoryLedger()
+    subject = machine(ledger, SimulatedKeys(1, "m"), **SUMS)
+    for _ in range(MOST_PENDING + 2):
+        subject.release("s", 0, contribution)
+    with ledger.exclusive() as transaction:
+        stream = transaction.stream("s")
+    assert stream.ids.keys() == stream.pending.keys() == {3, 4, 5, 6}

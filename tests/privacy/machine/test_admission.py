@@ -10,6 +10,7 @@ import pytest
 from murmurfl.privacy import (
     MECHANISMS,
     Account,
+    ConfigurationError,
     LedgerError,
     MemoryLedger,
     RefusedError,
@@ -264,3 +265,17 @@ def test_no_fresh_samples_after_a_release_of_all():
     again = machine(ledger=ledger, order="again", mu=1.0, budget_mu=3.0)
     assert again.release("again", 0, contribution).samples == 2
     assert D == 6
+
+
+def test_an_admission_is_good_for_one_release_of_its_own_machine():
+    subject, other = machine(MemoryLedger()), machine(MemoryLedger())
+    with subject.admitted("s", 0) as admission:
+        with pytest.raises(ConfigurationError, match="open admission"):
+            admission.use(other)
+        admission.use(subject)
+        with pytest.raises(ConfigurationError, match="open admission"):
+            admission.use(subject)
+    with subject.admitted("s", 0) as admission:
+        pass
+    with pytest.raises(ConfigurationError, match="open admission"):
+        admission.use(subject)
