@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache, cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from ...privacy import CENTRING_SHARE, MECHANISMS, NO_NOISE, ConfigurationError, Trust, gdp_mu
 from ...privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
@@ -206,7 +206,7 @@ def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> 
     return RunConfig._read(dict(items))  # every message of a simulation reads the same configuration
 
 
-def refuse_unread(config: RunKeys, reads: frozenset[str]) -> None:
+def refuse_unread(config: RunConfig, reads: frozenset[str]) -> None:
     """Refuse a key that is set although nothing that the configuration names reads it."""
     for one in run_keys().values():
         value = getattr(config, one.attribute)
@@ -353,10 +353,7 @@ def refused_trust(trust: str, strategy: str, able: Iterable[str], others: Iterab
     )
 
 
-Config = TypeVar("Config", bound=RunKeys)
-
-
-def is_centred(config: RunKeys) -> bool:
+def is_centred(config: RunConfig) -> bool:
     """Whether machines release the mean of their features first: as set, or else as the features want it."""
     if config.centring:
         return config.centring == PRIVATE
@@ -371,12 +368,12 @@ def centred_by_default(strategy: str, features: str, *, secret_order: bool) -> b
     return wanted and registry("strategy")[strategy].centres and not secret_order
 
 
-def is_evaluated(config: RunKeys) -> bool:
+def is_evaluated(config: RunConfig) -> bool:
     """Whether machines say privately, after the training, how good the model is."""
     return config.private_evaluation > 0
 
 
-def check_sides(config: RunKeys) -> None:
+def check_sides(config: RunConfig) -> None:
     """Refuse a query that the method cannot have, and settings of a query that is not asked."""
     _check_centring(config)
     if is_evaluated(config):
@@ -387,7 +384,7 @@ def check_sides(config: RunKeys) -> None:
         raise refusal("evaluation.score-bins", "0 without evaluation.share", config.score_bins)
 
 
-def _check_centring(config: RunKeys) -> None:
+def _check_centring(config: RunConfig) -> None:
     if config.centring == PRIVATE:
         expected = ""
         if not registry("strategy")[config.strategy].centres:
@@ -406,7 +403,7 @@ def _check_centring(config: RunKeys) -> None:
         raise refusal("centring.share", f"{CENTRING_SHARE} without centring = {PRIVATE!r}", config.centring_share)
 
 
-def _check_evaluation(config: RunKeys) -> None:
+def _check_evaluation(config: RunConfig) -> None:
     mean = config.centring_share if is_centred(config) else 0.0
     expected = ""
     if not registry("strategy")[config.strategy].evaluates:
@@ -425,7 +422,7 @@ def _check_evaluation(config: RunKeys) -> None:
         raise refusal("evaluation.share", expected, config.private_evaluation)
 
 
-def check_classes(config: RunKeys, num_classes: int) -> None:
+def check_classes(config: RunConfig, num_classes: int) -> None:
     """Refuse an evaluation of data without classes, and scores of more than two."""
     if is_evaluated(config) and num_classes < 2:
         expected = f"0 for task = {config.task!r}, which has no classes"
