@@ -31,19 +31,21 @@ SLOW = ("test_readme.py", "test_deployment.py", "test_ray.py", "test_launch.py")
 
 @pytest.hookimpl(tryfirst=True)  # before pytest takes out what is marked
 def pytest_collection_modifyitems(config, items):
-    """Mark as ``more_cases`` what ``few_cases`` leaves to ``make test-cases``; a named test has all its cases."""
+    """Mark what ``few_cases`` leaves to another command, evenly spread; a test that is named has all its cases."""
     items.sort(key=lambda item: SLOW.index(item.path.name) if item.path.name in SLOW else len(SLOW))
     if any("::" in argument for argument in config.args):
         return
     cases = defaultdict(list)
     for item in items:
         if (few := item.get_closest_marker("few_cases")) and not item.get_closest_marker("long"):
-            cases[item.path, item.originalname, few.args[0]].append(item)
-    for (*_, most), found in cases.items():
+            cases[item.path, item.originalname].append((item, few))
+    for found in cases.values():
+        few = found[0][1]
+        (most,), others = few.args, few.kwargs.get("others", "more_cases")
         kept = {i * len(found) // most for i in range(most)}
-        for i, item in enumerate(found):
+        for i, (item, _) in enumerate(found):
             if len(found) > most and i not in kept:
-                item.add_marker(pytest.mark.more_cases)
+                item.add_marker(getattr(pytest.mark, others))
 
 
 @pytest.fixture(scope="module")

@@ -164,7 +164,7 @@ def seen(courses):
         yield len(lengths), max(lengths, default=0.0), mu / claimed
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.few_cases(2, others="long")
 @pytest.mark.parametrize("mechanism", ["cancelling", "decay"])
 @pytest.mark.parametrize("seed", range(4))
 def test_of_two_neighbouring_data_sets_resumed_trainings_show_one_moved_sum(mechanism, seed, monkeypatch, tmp_path):

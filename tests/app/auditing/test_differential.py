@@ -84,7 +84,7 @@ def assert_nothing_shows(found):
 FILES = "samples.csv", "samples.parquet", "samples.npz"
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.few_cases(2, others="long")
 @pytest.mark.parametrize(
     ("strategy", "samples"),
     [

@@ -167,6 +167,7 @@ def planned(*arguments):
     return json.loads(ran.stdout)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
     ("settings", "name"),
     [

@@ -132,6 +132,7 @@ def test_a_secret_order_has_its_price_in_its_line_and_below(rows):
     assert sum(one["trusts"] == "secrecy" for one in rows_of(rows)) == 1
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("more", "possible"),
     [

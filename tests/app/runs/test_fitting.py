@@ -485,7 +485,7 @@ def test_a_ledger_knows_rows_that_were_scaled_otherwise_before(far_too_wide):
         fit(table, schema=schema, real=True, epsilon=1, ledger=ledger, **QUICK)
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.few_cases(2, others="long")
 @pytest.mark.parametrize("cell", ["1e308", "-1e308", "nan", "inf", "text", "", "1e999", "\u0660", "=1+1"])
 def test_one_strange_cell_shows_neither_in_the_bounds_nor_in_what_is_said(far_too_wide, cell, hushed_noise):
     """With a thousandth of the noise: one row of 401 moves a bound by less than the noise would."""

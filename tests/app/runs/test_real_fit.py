@@ -193,7 +193,7 @@ def of_misfit(tmp_path, same_noise, capfd):
     return left
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.few_cases(2, others="long")
 @pytest.mark.parametrize("line", MISFITS, ids=range(len(MISFITS)))
 def test_rows_that_do_not_fit_are_alike_in_all_that_leaves(line, tmp_path, same_noise, of_misfit, capfd):
     table_of(tmp_path / "strange", line)
@@ -201,7 +201,7 @@ def test_rows_that_do_not_fit_are_alike_in_all_that_leaves(line, tmp_path, same_
     assert left_by(tmp_path / "strange", capfd=capfd) == of_misfit
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.few_cases(2, others="long")
 @pytest.mark.parametrize("line", FITTING, ids=range(len(FITTING)))
 def test_rows_that_fit_differ_from_others_in_released_figures_alone(line, tmp_path, same_noise, capfd):
     left = []
@@ -316,7 +316,7 @@ ERRORS = {
 CASES = [(place, error) for number, error in enumerate(ERRORS) for place in list(INJECTED)[number % 2 :: 2]]
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.few_cases(2, others="long")
 @pytest.mark.parametrize(("place", "error"), CASES)
 def test_error_of_one_row_makes_it_zero_and_shows_nowhere(place, error, tmp_path, same_noise, monkeypatch, capfd):
     at = int(dealt_order([ROWS])[-1 if place == "evaluation" else 0])

@@ -191,7 +191,7 @@ def attacked(attack, first, kind=NoisySGD, *, rounds=24, checkpoint=None, data=s
     return strategy, grid, rounds
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.few_cases(2, others="long")
 @pytest.mark.parametrize("first", [1, 4])
 @pytest.mark.parametrize("kind", [NoisySGD, Mu2])
 @pytest.mark.parametrize("name", ATTACKS)
