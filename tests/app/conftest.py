@@ -1,4 +1,4 @@
-"""Runs leave a picture that hardly a test looks at."""
+"""Runs leave a picture that some tests need not wait for."""
 
 from pathlib import Path
 
@@ -7,15 +7,8 @@ from matplotlib.figure import Figure
 
 
 @pytest.fixture
-def pictures():
-    """Asks for ``accuracy.png`` to be drawn all the same."""
-
-
-@pytest.fixture(autouse=True)
-def _undrawn_accuracy(request, monkeypatch):
-    """Drawing it takes longer than most runs do."""
-    if "pictures" in request.fixturenames:
-        return
+def undrawn_accuracy(monkeypatch):
+    """Leave ``accuracy.png`` empty: drawing it takes longer than most runs do."""
     real = Figure.savefig
 
     def savefig(figure, to, **how):

@@ -270,7 +270,7 @@ def test_what_does_not_fit_is_refused():
             run_cohort(replace(BASE, **changes))
 
 
-def test_a_run_without_an_accuracy_has_a_record_and_a_summary(tmp_path, pictures):
+def test_a_run_without_an_accuracy_has_a_record_and_a_summary(tmp_path):
     result = run_cohort(replace(BASE, model="mean", regularizer="none"))
     document = write_record(result, tmp_path)
     assert document["accuracy"] is None

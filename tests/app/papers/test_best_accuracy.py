@@ -1,4 +1,4 @@
-"""What an epsilon buys: cells, tables and pictures, and the published figures (best-accuracy)."""
+"""What an epsilon buys: cells, tables and and the published figures (best-accuracy)."""
 
 import csv
 import json

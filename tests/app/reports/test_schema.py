@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from murmurfl import __version__
 
+pytestmark = pytest.mark.usefixtures("undrawn_accuracy")
+
 VALIDATOR = jsonschema.Draft202012Validator(result_schema(), format_checker=jsonschema.FormatChecker())
 SETTINGS = {
     "default": {"num_rounds": 2},

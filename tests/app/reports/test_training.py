@@ -22,6 +22,8 @@ from murmurfl.privacy.accounting.guarantee import stated_guarantee
 from murmurfl.strategies import CorrelatedFedAvg, ResultFolder, SecureAggregation
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("undrawn_accuracy")
+
 SUMS = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 3}
 
 

@@ -60,7 +60,7 @@ def test_mu_spent_by_every_machine_is_computed_from_what_it_released(default_run
         assert statement["samples-used"] == 17 * 8
 
 
-def test_the_record_is_complete_and_plain(default_run, tmp_path, pictures):
+def test_the_record_is_complete_and_plain(default_run, tmp_path):
     document = write_record(default_run, tmp_path)
     assert json.loads((tmp_path / "result.json").read_text()) == document
     for key in ("accuracy", "mu", "epsilon", "delta", "rounds", "num_clients", "releases", "refusals", "lost_replies"):

@@ -196,7 +196,7 @@ def test_a_twin_that_ends_below_the_private_run_says_what_that_means():
         assert any(line.strip().startswith(said) for line in lines) == lower
 
 
-def test_it_is_put_into_the_files_once(tmp_path, pictures):
+def test_it_is_put_into_the_files_once(tmp_path):
     write_record(run_cohort(RunConfig(num_rounds=2)), tmp_path / "run")
     before = json.loads((tmp_path / "run" / "result.json").read_text())
     picture = (tmp_path / "run" / "accuracy.png").read_bytes()

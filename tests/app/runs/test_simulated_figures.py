@@ -150,7 +150,7 @@ def test_files_of_real_machines_and_of_other_programs_stay_as_they_are(result, t
         assert (tmp_path / "result.json").read_bytes() == before
 
 
-def test_it_stands_in_file_summary_list_and_report(result, tmp_path, pictures):
+def test_it_stands_in_file_summary_list_and_report(result, tmp_path):
     folder = tmp_path / "run"
     write_record(result, folder)
     outcome = add_alone(folder)

@@ -50,7 +50,7 @@ from typer.testing import CliRunner
 
 from benchmarks.small_trainings import RATIOS, SAMPLES, UPDATES, UpdateTraining
 
-pytestmark = pytest.mark.usefixtures("no_forecast", "no_result_folder")
+pytestmark = pytest.mark.usefixtures("no_forecast", "no_result_folder", "undrawn_accuracy")
 
 BASE = RunConfig(num_clients=4, clients_per_round=4, batch_size=6, num_rounds=3, clip_norm=0.5)
 KINDS = {
