@@ -48,14 +48,19 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(getattr(pytest.mark, others))
 
 
-@pytest.fixture(scope="module")
-def small_rehearsals():
+def shrink_rehearsals(patch):
     """Rehearse on fewer made-up data: which way is better shows there too, in a tenth of the time."""
     rehearsal = importlib.import_module("murmurfl.app.planning.rehearsal")
+    for name, most in (("MOST_SAMPLES", 500), ("MOST_FEATURES", 48), ("TEST_SAMPLES", 300)):
+        patch.setattr(rehearsal, name, most)
+    patch.setitem(rehearsal.rehearse.__kwdefaults__, "members", rehearsal.USUAL)
+
+
+@pytest.fixture(scope="module")
+def small_rehearsals():
+    """Shrink the rehearsals of a file of tests."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, most in (("MOST_SAMPLES", 500), ("MOST_FEATURES", 48), ("TEST_SAMPLES", 300)):
-            patch.setattr(rehearsal, name, most)
-        patch.setitem(rehearsal.rehearse.__kwdefaults__, "members", rehearsal.USUAL)
+        shrink_rehearsals(patch)
         yield
 
 

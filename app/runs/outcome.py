@@ -506,6 +506,8 @@ def result_schema() -> dict[str, Any]:
     made = Outcome.model_json_schema(mode="serialization")
     schema = _plain(made, made.pop("$defs"))
     schema["properties"]["privacy"]["type"] = "object"  # null only of what an earlier murmurfl left
+    schema["properties"]["queries"]["type"] = "object"  # left out and not null
+    schema["required"].remove("queries")
     schema["properties"]["config"]["properties"] = {name: key_schema(one) for name, one in run_keys().items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -26,6 +26,8 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import MECHANISMS, ConfigurationError
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("small_rehearsals")
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "own.md").read_text()
 FILES = {name: (DOCS / "own" / name).read_text() for name in re.findall(r"^```{literalinclude} own/(\S+)$", PAGE, re.M)}

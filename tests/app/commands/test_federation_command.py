@@ -33,6 +33,7 @@ from murmurfl.privacy.setting import by_key, settings_of
 from murmurfl.strategies.rounds.checkpoint import save_checkpoint
 from typer.testing import CliRunner
 
+from tests.conftest import shrink_rehearsals
 from tests.harness.schemas import write_samples
 
 NEW = ["new", "ours", "--machines", "2", "--helpers", "1", "--schema", "schema.toml", "--address", "localhost:1"]
@@ -48,6 +49,7 @@ def invoke(*arguments, code=0):
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A folder in which a federation was made and everybody has joined."""
+    shrink_rehearsals(monkeypatch)
     monkeypatch.chdir(tmp_path)
     write_samples(tmp_path, [[0.0] * 3] * 4, [0, 1, 0, 1])
     assert "kits" in invoke(*NEW, "--set", "mu=1.5", "--set", "trust.min-cohort=2")

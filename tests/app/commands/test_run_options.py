@@ -22,6 +22,8 @@ from murmurfl.privacy import ConfigurationError, gdp_mu
 from murmurfl.privacy.setting import Setting
 from typer.testing import CliRunner
 
+pytestmark = pytest.mark.usefixtures("small_rehearsals")
+
 QUICK = ["run", "--engine", "cohort", "--name", "x"]
 
 

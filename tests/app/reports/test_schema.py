@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from murmurfl import __version__
 
-pytestmark = pytest.mark.usefixtures("undrawn_accuracy")
+pytestmark = pytest.mark.usefixtures("undrawn_accuracy", "no_forecast")
 
 VALIDATOR = jsonschema.Draft202012Validator(result_schema(), format_checker=jsonschema.FormatChecker())
 SETTINGS = {
@@ -55,7 +55,8 @@ SETTINGS = {
 
 @pytest.fixture
 def document(tmp_path):
-    return write_record(simulate(num_rounds=2), tmp_path)
+    write_record(simulate(num_rounds=2), tmp_path)
+    return json.loads((tmp_path / "result.json").read_text())
 
 
 def test_the_schema_is_one_and_is_printed():
@@ -70,7 +71,8 @@ def test_results_follow_it(name, engine, tmp_path):
     write_record(simulate(engine=engine, **SETTINGS[name]), tmp_path)
     document = json.loads((tmp_path / "result.json").read_text())
     VALIDATOR.validate(document)
-    assert set(document) == set(result_schema()["properties"]), "every key is described, and every described one there"
+    described = set(result_schema()["properties"]) - {"queries"}  # of runs that have further ones
+    assert set(document) == described, "every key is described, and every described one there"
     assert document["format"] == FORMAT == 1
     assert document["engine"] == engine
     assert timedelta(0) <= datetime.fromisoformat(document["date"]) - before + timedelta(seconds=1) < timedelta(hours=1)
