@@ -9,17 +9,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy, protocol
+from ..privacy import NO_NOISE, ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, RowCache, protocol
 from ..privacy.machine.clipping import Moments
 from ..privacy.mechanisms import noise_stands_alone
-from .adapters.per_sample_gradients import PerSampleGradients
+from ..privacy.sums.masking import Masking
+from .adapters.per_sample_gradients import PerSampleGradients, Samples
 from .messages import Request
 from .private_client import PrivateClient
+from .queries import ClientQuery
 from .records.places import TableRows
 
 
@@ -85,8 +88,26 @@ class OneShotClient(PrivateClient):
 class StatisticsClient(PrivateClient):
     """A machine that releases statistics of its records, for :class:`~murmurfl.strategies.Statistics`.
 
-    Parameters are those of :class:`~murmurfl.clients.PrivateClient`; :class:`TableRows` takes the place of the
-    gradients, and the policy is a :func:`~murmurfl.privacy.statistics_policy`.
+    Parameters
+    ----------
+    gradients : TableRows
+        The public places of the columns, in place of a model's gradients.
+    samples : Samples
+        The client's records.
+    policy : PrivacyPolicy
+        A :func:`~murmurfl.privacy.statistics_policy`.
+    ledger : Ledger
+        Where the release is recorded before it leaves.
+    keys : NoiseKeys
+        The client's noise key.
+    name : str
+        The client's public name, such as its partition id.
+    rows : RowCache, optional
+        For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
+    masking : Masking, optional
+        The client's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
+    queries : sequence of ClientQuery
+        What it answers in addition to the training (:class:`~murmurfl.clients.PrivateClient`).
 
     Notes
     -----
@@ -100,8 +121,30 @@ class StatisticsClient(PrivateClient):
     takes_inputs: ClassVar[bool] = False
     answers_queries: ClassVar[bool] = False
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self,
+        gradients: PerSampleGradients,
+        samples: Samples,
+        policy: PrivacyPolicy,
+        ledger: Ledger,
+        keys: NoiseKeys,
+        *,
+        name: str,
+        rows: RowCache | None = None,
+        masking: Masking | None = None,
+        queries: Sequence[ClientQuery] = (),
+    ) -> None:
+        super().__init__(
+            gradients,
+            samples,
+            policy,
+            ledger,
+            keys,
+            name=name,
+            rows=rows,
+            masking=masking,
+            queries=queries,
+        )
         self.machine.fits = None  # what a model cannot take has its places all the same
 
     def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:

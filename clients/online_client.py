@@ -20,17 +20,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, Required, TypeGuard, Unpack, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, Release
+from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, Release, RowCache
 from ..privacy.machine.clipping import DenseContributions, StackedContributions, clip_contributions
 from ..privacy.machine.policy import CONTRACTIVE_ROUNDING
+from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at, pick
 from .messages import malformed
-from .private_client import ClientOptions, PrivateClient, Request, Together
+from .private_client import PrivateClient, Request, Together
+from .queries import ClientQuery
 
 LARGEST_POINT = 1e100
 """A query point beyond this could overflow a margin, and a map that meets NaN is no longer monotone."""
@@ -116,21 +118,31 @@ def check_steps(
     return gradients
 
 
-class LocalStepsOptions(ClientOptions, total=False):
-    """Keyword options of :class:`LocalStepsClient`, where they are described."""
-
-    learning_rate: Required[float]
-
-
 class LocalStepsClient(PrivateClient):
     """A machine that takes steps of its own; a base class.
 
     Parameters
     ----------
+    gradients : PerSampleGradients
+        The model's per-sample gradients.
+    samples : Samples
+        The client's data; used in order, each sample once.
+    policy : PrivacyPolicy
+        The client's own decisions.
+    ledger : Ledger
+        Where releases are recorded before they leave.
+    keys : NoiseKeys
+        The client's noise key.
+    name : str
+        The client's public name, such as its partition id.
     learning_rate : float
         eta of the local steps: the machine's own, for a server that chose it could void the guarantee.
-    **options
-        See :class:`~murmurfl.clients.PrivateClient`.
+    rows : RowCache, optional
+        For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
+    masking : Masking, optional
+        The client's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
+    queries : sequence of ClientQuery
+        What it answers in addition to the training (:class:`~murmurfl.clients.PrivateClient`).
 
     Notes
     -----
@@ -151,15 +163,28 @@ class LocalStepsClient(PrivateClient):
         ledger: Ledger,
         keys: NoiseKeys,
         *,
+        name: str,
         learning_rate: float,
-        **options: Unpack[ClientOptions],
+        rows: RowCache | None = None,
+        masking: Masking | None = None,
+        queries: Sequence[ClientQuery] = (),
     ) -> None:
         if not (math.isfinite(learning_rate) and learning_rate > 0):
             raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
         # Before the rest: a subclass's check of its model needs them.
         self.learning_rate = float(learning_rate)
         self._farthest = LARGEST_POINT
-        super().__init__(gradients, samples, policy, ledger, keys, **options)
+        super().__init__(
+            gradients,
+            samples,
+            policy,
+            ledger,
+            keys,
+            name=name,
+            rows=rows,
+            masking=masking,
+            queries=queries,
+        )
 
     def _start_of(self, request: Request, called: str) -> NDArray[np.float64]:
         """The query point as one vector, or a refusal if it is too far away."""
@@ -225,8 +250,28 @@ def local_updates(
 class OnlineClient(LocalStepsClient):
     """A machine of locally private online FL, for :class:`~murmurfl.strategies.OnlineFedSGD`.
 
-    Parameters are those of :class:`~murmurfl.clients.online_client.LocalStepsClient`. The policy's batch_size is tau
-    and its clip_unit ``update`` or ``contractive``.
+    Parameters
+    ----------
+    gradients : PerSampleGradients
+        The model's per-sample gradients.
+    samples : Samples
+        The client's data; used in order, each sample once.
+    policy : PrivacyPolicy
+        The client's own decisions. Its batch_size is tau and its clip_unit ``update`` or ``contractive``.
+    ledger : Ledger
+        Where releases are recorded before they leave.
+    keys : NoiseKeys
+        The client's noise key.
+    name : str
+        The client's public name, such as its partition id.
+    learning_rate : float
+        eta of the local steps: the client's own, for a server that chose it could void the guarantee.
+    rows : RowCache, optional
+        For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
+    masking : Masking, optional
+        The client's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
+    queries : sequence of ClientQuery
+        What it answers in addition to the training (:class:`~murmurfl.clients.PrivateClient`).
 
     Notes
     -----
@@ -249,9 +294,25 @@ class OnlineClient(LocalStepsClient):
         policy: PrivacyPolicy,
         ledger: Ledger,
         keys: NoiseKeys,
-        **options: Unpack[LocalStepsOptions],
+        *,
+        name: str,
+        learning_rate: float,
+        rows: RowCache | None = None,
+        masking: Masking | None = None,
+        queries: Sequence[ClientQuery] = (),
     ) -> None:
-        super().__init__(gradients, samples, policy, ledger, keys, **options)
+        super().__init__(
+            gradients,
+            samples,
+            policy,
+            ledger,
+            keys,
+            name=name,
+            learning_rate=learning_rate,
+            rows=rows,
+            masking=masking,
+            queries=queries,
+        )
         # Not in the hooks: a subclass that overrides one without super() must not lose these.
         if policy.clip_unit == "contractive":
             if type(self).contribution is not OnlineClient.contribution:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Required, TypedDict
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -81,15 +81,6 @@ class Together:
 
     contributions: Callable[[Sequence[int], Any], StackedContributions]
     note: State | None = None
-
-
-class ClientOptions(TypedDict, total=False):
-    """Keyword options of :class:`PrivateClient`, where they are described."""
-
-    name: Required[str]
-    rows: RowCache | None
-    masking: Masking | None
-    queries: Sequence[ClientQuery]
 
 
 class PrivateClient(NumPyClient):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,21 +26,23 @@ from ..privacy import (
     NoiseKeys,
     PrivacyPolicy,
     Release,
+    RowCache,
     ShuffledMachine,
     ShuffledPolicy,
 )
 from ..privacy.machine.shuffled_machine import ITERATION_ROUNDING, Order, epoch_order, noisy_epoch
+from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, gradients_at
 from .online_client import (
     FURTHER_ROUNDINGS,
     LARGEST_POINT,
     UNIT_ROUNDOFF,
     LocalStepsClient,
-    LocalStepsOptions,
     check_steps,
     longest_gradient,
 )
 from .private_client import PrivateClient, Request
+from .queries import ClientQuery
 
 
 class ShuffledClient(LocalStepsClient):
@@ -48,15 +50,32 @@ class ShuffledClient(LocalStepsClient):
 
     Parameters
     ----------
+    gradients : PerSampleGradients
+        The model's per-sample gradients.
+    samples : Samples
+        The client's data; used in order, each sample once.
     policy : ShuffledPolicy
-        Its batch_size is the number of samples.
+        The client's own decisions. Its batch_size is the number of samples.
+    ledger : Ledger
+        Where releases are recorded before they leave.
+    keys : NoiseKeys
+        The client's noise key.
+    name : str
+        The client's public name, such as its partition id.
+    learning_rate : float
+        eta of the local steps: the client's own, for a server that chose it could void the guarantee.
     public : Samples, optional
         Public samples, of which the first public_steps end every epoch; the same whatever the machine's own are.
     order : {"IG", "SO", "RR"}
+        The same order in every epoch, shuffled once, or shuffled anew in every epoch.
     order_seed : int
         Seed of the orders; not secret.
-    **options
-        See :class:`~murmurfl.clients.online_client.LocalStepsClient`.
+    rows : RowCache, optional
+        For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
+    masking : Masking, optional
+        The client's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
+    queries : sequence of ClientQuery
+        What it answers in addition to the training (:class:`~murmurfl.clients.PrivateClient`).
 
     Notes
     -----
@@ -79,10 +98,14 @@ class ShuffledClient(LocalStepsClient):
         ledger: Ledger,
         keys: NoiseKeys,
         *,
+        name: str,
+        learning_rate: float,
         public: Samples | None = None,
         order: Order = "RR",
         order_seed: int = 0,
-        **options: Unpack[LocalStepsOptions],
+        rows: RowCache | None = None,
+        masking: Masking | None = None,
+        queries: Sequence[ClientQuery] = (),
     ) -> None:
         if order not in ORDERS:
             raise ConfigurationError(f"Expected order one of {ORDERS}, got {order!r}.")
@@ -92,7 +115,18 @@ class ShuffledClient(LocalStepsClient):
             )
         if policy.batch_size != len(samples):
             raise ConfigurationError(f"Expected batch_size = {len(samples)}, the samples, got {policy.batch_size}.")
-        super().__init__(gradients, samples, policy, ledger, keys, **options)
+        super().__init__(
+            gradients,
+            samples,
+            policy,
+            ledger,
+            keys,
+            name=name,
+            learning_rate=learning_rate,
+            rows=rows,
+            masking=masking,
+            queries=queries,
+        )
         self._farthest = self._farthest_start()
         self.public = public
         self.order: Order = order

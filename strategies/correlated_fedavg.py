@@ -23,8 +23,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,11 +37,14 @@ from numpy.typing import NDArray
 from ..privacy import ConfigurationError, Guarantee, Unit, protocol
 from ..privacy.accounting.gdp import check_positive
 from ..privacy.accounting.loss import Loss
+from .callbacks.callback import Callback
 from .mu2 import check_finite
 from .rounds.observed import check_evaluations, check_masks
-from .rounds.options import RoundOptions, takes
-from .rounds.replies import DirectMachines, Reply, RoundReport, Vector, exchange
+from .rounds.options import RoundOptions, positive
+from .rounds.replies import LARGEST_VALUE, DirectMachines, Reply, RoundReport, Vector, exchange
+from .rounds.sampling import Sampling
 from .rounds.strategy import ReleaseStrategy
+from .sums.secure_aggregation import SecureAggregation
 
 logger = logging.getLogger("flwr")
 
@@ -242,29 +246,6 @@ def optimizer_step(
     return AverageState(x, moments, state.steps + 1.0)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class AverageOptions(RoundOptions):
-    """What :class:`CorrelatedFedAvg` takes."""
-
-    learning_rate: float | None = None
-    optimizer: ServerOptimizer | str | None = None
-    evaluate_on_machines: bool = False
-    arrayrecord_key: str = protocol.ARRAYS
-    configrecord_key: str = protocol.CONFIG
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.learning_rate is not None:
-            check_positive("learning_rate", float(self.learning_rate))
-        if self.arrayrecord_key == self.configrecord_key:
-            raise ConfigurationError(f"Expected two record keys, got {self.arrayrecord_key!r} twice.")
-        if self.evaluate_on_machines and not self.waits_for_all:
-            raise ConfigurationError(
-                "Expected quorum = 1 and over_selection = 1 with evaluate_on_machines, got others: an evaluation waits "
-                "for all. Give start(..., evaluate_fn=...), on public data."
-            )
-
-
 class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     """Federated averaging for ClientApps with :class:`~murmurfl.clients.CorrelatedNoiseMod`, in place of FedAvg.
 
@@ -279,10 +260,52 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     evaluate_on_machines : bool
         Ask all connected machines to evaluate the model after every round. Machines refuse unless their own
         configuration allows it; what comes back is not private, and is marked so.
-    arrayrecord_key, configrecord_key : str
-        As Flower's FedAvg.
-    **options
-        See :class:`~murmurfl.strategies.ReleaseStrategy`.
+    arrayrecord_key : str
+        Key of the model in requests, as in Flower's FedAvg.
+    configrecord_key : str
+        Key of the configuration in requests, as in Flower's FedAvg.
+    num_clients : int, optional
+        M, clients of the training. Default: all that are connected when it begins.
+    clients_per_round : int, optional
+        m, clients that a round asks, sampled without replacement. Default: all.
+    fraction_train : float, optional
+        Share of the clients that a round asks, in place of ``clients_per_round``.
+    min_train_nodes : int, optional
+        Fewest clients that a round asks with ``fraction_train``. Default: 2.
+    min_available_nodes : int, optional
+        Fewest connected clients with which a round begins after ``node_deadline_s``.
+    quorum : float
+        Share of ``clients_per_round`` whose answers end a round; 1 waits for all.
+    over_selection : float
+        A round asks this many times ``clients_per_round`` clients; at least 1.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler. Default: from the operating system.
+    sampling : {"uniform", "balanced"}
+        Whether rounds are drawn independently, or so that all clients take part equally often.
+    session : str, optional
+        Name of the training, letters and digits. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File written after every round. A training whose file exists is resumed.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    evaluate_every : int
+        Rounds between central evaluations of the published model.
+    allow_exhaustion : bool
+        Whether clients may run out of releases before the last round.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
 
     Notes
     -----
@@ -307,14 +330,74 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         "max_participations=20))])."
     )
 
-    options: AverageOptions
-
-    @takes(AverageOptions)
-    def __init__(self, **options: Any) -> None:
-        super().__init__(self.options)
-        self.optimizer = server_optimizer(self.options.optimizer)
+    def __init__(
+        self,
+        *,
+        learning_rate: float | None = None,
+        optimizer: ServerOptimizer | str | None = None,
+        evaluate_on_machines: bool = False,
+        arrayrecord_key: str = protocol.ARRAYS,
+        configrecord_key: str = protocol.CONFIG,
+        num_clients: int | None = None,
+        clients_per_round: int | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int | None = None,
+        min_available_nodes: int | None = None,
+        quorum: float = 1.0,
+        over_selection: float = 1.0,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        sampling: Sampling = "uniform",
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        evaluate_every: int = 1,
+        allow_exhaustion: bool = False,
+        secure_aggregation: SecureAggregation | None = None,
+        centre: NDArray[np.floating] | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        options = RoundOptions(
+            num_clients=num_clients,
+            clients_per_round=clients_per_round,
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_available_nodes=min_available_nodes,
+            quorum=quorum,
+            over_selection=over_selection,
+            excluded=excluded,
+            seed=seed,
+            sampling=sampling,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            evaluate_every=evaluate_every,
+            allow_exhaustion=allow_exhaustion,
+            secure_aggregation=secure_aggregation,
+            centre=centre,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
+        if learning_rate is not None:
+            learning_rate = positive("learning_rate", learning_rate)
+        if arrayrecord_key == configrecord_key:
+            raise ConfigurationError(f"Expected two record keys, got {arrayrecord_key!r} twice.")
+        if evaluate_on_machines and not options.waits_for_all:
+            raise ConfigurationError(
+                "Expected quorum = 1 and over_selection = 1 with evaluate_on_machines, got others: an evaluation waits "
+                "for all. Give start(..., evaluate_fn=...), on public data."
+            )
+        super().__init__(options)
+        self.optimizer = server_optimizer(optimizer)
         default = 1.0 if self.optimizer is None else self.optimizer.learning_rate
-        self.learning_rate = default if self.options.learning_rate is None else float(self.options.learning_rate)
+        self.learning_rate = default if learning_rate is None else learning_rate
+        self.evaluate_on_machines = evaluate_on_machines
+        self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
         self._fixed: dict[str, Array] = {}
         self._order: list[str] = []
         self._stated: dict[tuple[Unit, float, int], tuple[float, float]] = {}
@@ -368,8 +451,8 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         for message in messages:
             content = message.content
             records = {
-                self.options.arrayrecord_key: content[protocol.ARRAYS],
-                self.options.configrecord_key: content[protocol.CONFIG],
+                self.arrayrecord_key: content[protocol.ARRAYS],
+                self.configrecord_key: content[protocol.CONFIG],
             }
             message.content.clear()
             message.content.update(records)
@@ -379,10 +462,10 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """With ``evaluate_on_machines``, a request to every connected client that owes no answer; otherwise none."""
-        if not self.options.evaluate_on_machines:
+        if not self.evaluate_on_machines:
             return []
         settings = ConfigRecord({**config, **self.machines.entries, protocol.SERVER_ROUND: server_round})
-        records = {self.options.arrayrecord_key: arrays, self.options.configrecord_key: settings}
+        records = {self.arrayrecord_key: arrays, self.configrecord_key: settings}
         return [
             Message(RecordDict({**records}), dst_node_id=node_id, message_type=MessageType.EVALUATE)
             for name, node_id in self.machines.node_map().items()
@@ -415,7 +498,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
     def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
         check_masks(statements, masked=self.aggregator.masked)
-        if self.options.evaluate_on_machines:
+        if self.evaluate_on_machines:
             check_evaluations(statements)
 
     def _take_round(self, server_round: int, outcomes: Iterable[Any]) -> RoundReport:
@@ -434,7 +517,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def _after_round(
         self, server_round: int, grid: Grid | DirectMachines, config: ConfigRecord, timeout: float, result: Result
     ) -> None:
-        if not self.options.evaluate_on_machines or isinstance(grid, DirectMachines):
+        if not self.evaluate_on_machines or isinstance(grid, DirectMachines):
             return
         messages = self.configure_evaluate(server_round, self._record(self._published()), config, grid)
         metrics = self.aggregate_evaluate(server_round, exchange(grid, messages, timeout))

@@ -14,18 +14,23 @@ samples in a fixed order, so with the noise of plain composition and not with th
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Mechanism, make_mechanism
+from ..privacy import ConfigurationError, Mechanism, NoiseKeys, PrivacyPolicy, make_mechanism
 from ..privacy.mechanisms import State
 from ..privacy.noise import NONCE_BYTES
-from .rounds.options import takes
-from .rounds.replies import Vector
-from .tree_momentum import MomentumNoise, MomentumOptions, TrustedMomentum, normalised_step
+from .callbacks.callback import Callback
+from .rounds.options import RoundOptions
+from .rounds.replies import LARGEST_VALUE, Vector
+from .rounds.sampling import Sampling
+from .sums.secure_aggregation import SecureAggregation
+from .tree_momentum import MomentumNoise, TrustedMomentum, normalised_step
 
 MOMENTUM_MECHANISMS = (
     "independent", "decay", "sqrt_toeplitz", "sqrt_normalised", "bisr", "banded", "blt", "optimal",
@@ -63,8 +68,10 @@ class CorrelatedNoise(MomentumNoise):
     Proof: docs/proofs/returning-samples.md.
     """
 
-    def __init__(self, options: MomentumOptions, mechanism: Mechanism) -> None:
-        super().__init__(options)
+    def __init__(
+        self, policy: PrivacyPolicy, mechanism: Mechanism, *, alpha: float, noise_keys: NoiseKeys | None = None
+    ) -> None:
+        super().__init__(policy, num_rounds=mechanism.num_releases, alpha=alpha, noise_keys=noise_keys)
         self.mechanism = mechanism
 
     def noise_std(self, num_parameters: int) -> float:
@@ -121,34 +128,71 @@ class CorrelatedNoise(MomentumNoise):
         return self.mechanism.state_after(server_round - 1, draw, scale)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class CorrelatedOptions(MomentumOptions):
-    """What :class:`CorrelatedMomentum` takes."""
-
-    mechanism: str = "independent"
-    mechanism_options: dict[str, Any] | None = None
-    normalised: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mechanism not in MOMENTUM_MECHANISMS:
-            raise ConfigurationError(
-                f"Expected mechanism one of {MOMENTUM_MECHANISMS} for momentum, got {self.mechanism!r}; TreeMomentum "
-                "has the tree."
-            )
-
-
-class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
+class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState, CorrelatedNoise]):
     """Momentum with correlated noise, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
 
     Parameters
     ----------
+    policy : PrivacyPolicy
+        Policy that all clients were configured with, with ``release_rule="paper"``, and as many passes
+        (``sample_participations``) of ``min_separation`` = N releases as samples are used.
+    num_rounds : int
+        T, the most rounds of which this server ever publishes a model.
+    noise_keys : NoiseKeys, optional
+        The server's noise key (:class:`~murmurfl.strategies.aggregation.noisy.Noisy`). Default: one from the operating
+        system, kept in a file beside the checkpoint.
+    alpha : float
+        Weight of a new gradient, 0 < alpha <= 1.
+    learning_rate : float
+        eta > 0.
     mechanism : str
         One of :data:`MOMENTUM_MECHANISMS`.
+    mechanism_options : dict, optional
+        The mechanism's own options (:func:`~murmurfl.privacy.make_mechanism`).
     normalised : bool
         Whether a step has the length eta or eta times that of the momentum.
-    **options
-        See :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`.
+    num_clients : int, optional
+        M, clients of the training. Default: all that are connected when it begins.
+    clients_per_round : int, optional
+        m, clients that a round asks, sampled without replacement. Default: all.
+    fraction_train : float, optional
+        Share of the clients that a round asks, in place of ``clients_per_round``.
+    min_train_nodes : int, optional
+        Fewest clients that a round asks with ``fraction_train``. Default: 2.
+    min_available_nodes : int, optional
+        Fewest connected clients with which a round begins after ``node_deadline_s``.
+    quorum : float
+        Share of ``clients_per_round`` whose answers end a round; 1 waits for all.
+    over_selection : float
+        A round asks this many times ``clients_per_round`` clients; at least 1.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler. Default: from the operating system.
+    sampling : {"uniform", "balanced"}
+        Whether rounds are drawn independently, or so that all clients take part equally often.
+    session : str, optional
+        Name of the training, letters and digits. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File written after every round. A training whose file exists is resumed.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    evaluate_every : int
+        Rounds between central evaluations of the published model.
+    allow_exhaustion : bool
+        Whether clients may run out of releases before the last round.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
 
     Notes
     -----
@@ -159,37 +203,95 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState]):
     Proof: docs/proofs/returning-samples.md.
     """
 
-    options: CorrelatedOptions  # type: ignore[assignment]
-    aggregator: CorrelatedNoise
     state_type: ClassVar[type[CorrelatedMomentumState]] = CorrelatedMomentumState
 
-    @takes(CorrelatedOptions)
-    def __init__(self, **options: Any) -> None:
-        taken = self.options
-        made = make_mechanism(taken.mechanism, taken.num_rounds, **(taken.mechanism_options or {}))
-        super().__init__(self.options, aggregator=CorrelatedNoise(taken, made))
+    def __init__(
+        self,
+        *,
+        policy: PrivacyPolicy,
+        num_rounds: int,
+        noise_keys: NoiseKeys | None = None,
+        alpha: float,
+        learning_rate: float,
+        mechanism: str = "independent",
+        mechanism_options: Mapping[str, Any] | None = None,
+        normalised: bool = True,
+        num_clients: int | None = None,
+        clients_per_round: int | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int | None = None,
+        min_available_nodes: int | None = None,
+        quorum: float = 1.0,
+        over_selection: float = 1.0,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        sampling: Sampling = "uniform",
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        evaluate_every: int = 1,
+        allow_exhaustion: bool = False,
+        secure_aggregation: SecureAggregation | None = None,
+        centre: NDArray[np.floating] | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        options = RoundOptions(
+            num_clients=num_clients,
+            clients_per_round=clients_per_round,
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_available_nodes=min_available_nodes,
+            quorum=quorum,
+            over_selection=over_selection,
+            excluded=excluded,
+            seed=seed,
+            sampling=sampling,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            evaluate_every=evaluate_every,
+            allow_exhaustion=allow_exhaustion,
+            secure_aggregation=secure_aggregation,
+            centre=centre,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
+        if mechanism not in MOMENTUM_MECHANISMS:
+            raise ConfigurationError(
+                f"Expected mechanism one of {MOMENTUM_MECHANISMS} for momentum, got {mechanism!r}; TreeMomentum "
+                "has the tree."
+            )
+        made = make_mechanism(mechanism, num_rounds, **(mechanism_options or {}))
+        self.normalised = normalised
+        noise = CorrelatedNoise(policy, made, alpha=alpha, noise_keys=noise_keys)
+        super().__init__(options, learning_rate=learning_rate, noise=noise)
 
     def settings(self) -> dict[str, Any]:
-        mechanism = self.aggregator.mechanism
-        own = {"mechanism": mechanism.name, "normalised": self.options.normalised}
+        mechanism = self.noise.mechanism
+        own = {"mechanism": mechanism.name, "normalised": self.normalised}
         return {**super().settings(), **own, "encoder": mechanism.identity().hex()[:64]}
 
     def initial_state(self, start: Vector) -> CorrelatedMomentumState:
-        noise = _packed(self.aggregator.mechanism.initial_state(len(start)), len(start))
-        nonces = np.zeros((self.aggregator.num_rounds, NONCE_BYTES), np.uint8)
+        noise = _packed(self.noise.mechanism.initial_state(len(start)), len(start))
+        nonces = np.zeros((self.noise.num_rounds, NONCE_BYTES), np.uint8)
         return CorrelatedMomentumState(start, np.zeros_like(start), noise, nonces)
 
     def query_points(self, state: CorrelatedMomentumState) -> tuple[Vector, ...]:
         return (state.w,)
 
     def step(self, state: CorrelatedMomentumState, release_sum: Vector, server_round: int) -> CorrelatedMomentumState:
-        noisy, noise, nonces = self.aggregator.noisy_sum(state, release_sum, server_round)
-        alpha = self.aggregator.alpha
+        noisy, noise, nonces = self.noise.noisy_sum(state, release_sum, server_round)
+        alpha = self.noise.alpha
         momentum = (1 - alpha) * state.momentum + alpha * (noisy / self.clients_per_round)
-        if self.options.normalised:
-            w = normalised_step(state.w, momentum, self.options.learning_rate)
+        if self.normalised:
+            w = normalised_step(state.w, momentum, self.learning_rate)
         else:
-            w = state.w - self.options.learning_rate * momentum
+            w = state.w - self.learning_rate * momentum
         return CorrelatedMomentumState(w, momentum, noise, nonces)
 
     def model(self, state: CorrelatedMomentumState) -> Vector:

@@ -20,21 +20,26 @@ makes all published models together mu-GDP. With shares s_t of the budget it is 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError
-from ..privacy.accounting.gdp import check_positive
+from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
 from ..privacy.queries.clipped_share import QUANTILE_SHARE, CountedRows
-from .aggregation.noisy import FreshNoise, TrustedOptions, TrustedStrategy
+from .aggregation.noisy import FreshNoise, Noisy
+from .aggregation.plain import Aggregator
+from .callbacks.callback import Callback
 from .mu2 import check_finite
-from .rounds.options import StepOptions, takes
-from .rounds.replies import Layout, Reply, RoundReport, Vector, array_record
-from .rounds.sampling import LateAnswers
+from .rounds.options import RoundOptions, positive
+from .rounds.replies import LARGEST_VALUE, Layout, Reply, RoundReport, Vector, array_record
+from .rounds.sampling import LateAnswers, Sampling
 from .rounds.strategy import ReleaseStrategy
+from .sums.secure_aggregation import SecureAggregation
 
 Average = Literal["last", "linear"]
 AVERAGES: tuple[Average, ...] = get_args(Average)
@@ -46,37 +51,6 @@ _SLOWING = 1.5
 for any gradient at a quantile of 0.3, and e^-7 times one that is too long."""
 _FARTHEST = 1e6
 """How many times the first clip a clip may become, and its inverse: noise alone must not lead it to 0 or infinity."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class FullBatchOptions(StepOptions):
-    """What :class:`FullBatch` takes: the update rule's options, and those of the moving clip."""
-
-    momentum: float = 0.0
-    nesterov: bool = True
-    average: Average = "last"
-    l2: float = 0.0
-
-    quantile: float = 0.0
-    quantile_share: float = QUANTILE_SHARE
-    quantile_rate: float = QUANTILE_RATE
-    first_clip: float = 0.0
-    relative_steps: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.momentum < 1:
-            raise ConfigurationError(f"Expected 0 <= momentum < 1, got {self.momentum!r}.")
-        if not (math.isfinite(self.l2) and self.l2 >= 0):
-            raise ConfigurationError(f"Expected l2 >= 0 and finite, got {self.l2!r}.")
-        if self.average not in AVERAGES:
-            raise ConfigurationError(f"Expected average one of {AVERAGES}, got {self.average!r}.")
-        if not 0 <= self.quantile < 1:
-            raise ConfigurationError(f"Expected quantile above 0 and below 1, or 0 for none, got {self.quantile!r}.")
-        check_positive("quantile_rate", self.quantile_rate)
-        if not math.isfinite(self.first_clip) or (self.first_clip > 0) != (self.quantile > 0):
-            expected = "> 0 and finite with a quantile" if self.quantile else "left at 0 without a quantile"
-            raise ConfigurationError(f"Expected first_clip {expected}, got {self.first_clip!r}.")
 
 
 @dataclass(frozen=True)
@@ -174,8 +148,52 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     relative_steps : bool
         Whether eta C, and so the noise in a step, stays what it is at the first clip, which is then the longest; else
         eta stays.
-    **options
-        See :class:`~murmurfl.strategies.ReleaseStrategy`.
+    aggregator : Aggregator, optional
+        How the releases of a round become a sum. Default: they are added up, as they are or under masks with
+        ``secure_aggregation``. One that adds noise must be for sums of single rounds (:class:`TrustedFullBatch` makes
+        it).
+    num_clients : int, optional
+        M, clients of the training. Default: all that are connected when it begins.
+    clients_per_round : int, optional
+        m, clients that a round asks, sampled without replacement. Default: all.
+    fraction_train : float, optional
+        Share of the clients that a round asks, in place of ``clients_per_round``.
+    min_train_nodes : int, optional
+        Fewest clients that a round asks with ``fraction_train``. Default: 2.
+    min_available_nodes : int, optional
+        Fewest connected clients with which a round begins after ``node_deadline_s``.
+    quorum : float
+        Share of ``clients_per_round`` whose answers end a round; 1 waits for all.
+    over_selection : float
+        A round asks this many times ``clients_per_round`` clients; at least 1.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler. Default: from the operating system.
+    sampling : {"uniform", "balanced"}
+        Whether rounds are drawn independently, or so that all clients take part equally often.
+    session : str, optional
+        Name of the training, letters and digits. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File written after every round. A training whose file exists is resumed.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    evaluate_every : int
+        Rounds between central evaluations of the published model.
+    allow_exhaustion : bool
+        Whether clients may run out of releases before the last round.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
 
     Notes
     -----
@@ -190,23 +208,113 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     state_type: ClassVar[type[FullBatchState]] = FullBatchState
     late_answers: ClassVar[LateAnswers] = "dropped"  # a gradient at a model that is gone
 
-    options: FullBatchOptions
+    def __init__(
+        self,
+        *,
+        learning_rate: float,
+        momentum: float = 0.0,
+        nesterov: bool = True,
+        average: Average = "last",
+        l2: float = 0.0,
+        quantile: float = 0.0,
+        quantile_share: float = QUANTILE_SHARE,
+        quantile_rate: float = QUANTILE_RATE,
+        first_clip: float = 0.0,
+        relative_steps: bool = False,
+        aggregator: Aggregator | None = None,
+        num_clients: int | None = None,
+        clients_per_round: int | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int | None = None,
+        min_available_nodes: int | None = None,
+        quorum: float = 1.0,
+        over_selection: float = 1.0,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        sampling: Sampling = "uniform",
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        evaluate_every: int = 1,
+        allow_exhaustion: bool = False,
+        secure_aggregation: SecureAggregation | None = None,
+        centre: NDArray[np.floating] | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        options = RoundOptions(
+            num_clients=num_clients,
+            clients_per_round=clients_per_round,
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_available_nodes=min_available_nodes,
+            quorum=quorum,
+            over_selection=over_selection,
+            excluded=excluded,
+            seed=seed,
+            sampling=sampling,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            evaluate_every=evaluate_every,
+            allow_exhaustion=allow_exhaustion,
+            secure_aggregation=secure_aggregation,
+            centre=centre,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
+        self.learning_rate = positive("learning_rate", learning_rate)
+        self.momentum, self.nesterov, self.average, self.l2 = float(momentum), nesterov, average, float(l2)
+        self.quantile, self.quantile_share = float(quantile), float(quantile_share)
+        self.quantile_rate = positive("quantile_rate", quantile_rate)
+        self.first_clip, self.relative_steps = float(first_clip), relative_steps
+        self._check_rule()
+        if isinstance(aggregator, Noisy):
+            self._check_noise(aggregator)
+        super().__init__(options, aggregator=aggregator)
+        self.counted = CountedRows(self.quantile_share)
 
-    @takes(FullBatchOptions)
-    def __init__(self, **options: Any) -> None:
-        super().__init__(self.options, aggregator=options.get("aggregator"))
-        self.counted = CountedRows(self.options.quantile_share)
+    def _check_rule(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ConfigurationError(f"Expected 0 <= momentum < 1, got {self.momentum!r}.")
+        if not (math.isfinite(self.l2) and self.l2 >= 0):
+            raise ConfigurationError(f"Expected l2 >= 0 and finite, got {self.l2!r}.")
+        if self.average not in AVERAGES:
+            raise ConfigurationError(f"Expected average one of {AVERAGES}, got {self.average!r}.")
+        if not 0 <= self.quantile < 1:
+            raise ConfigurationError(f"Expected quantile above 0 and below 1, or 0 for none, got {self.quantile!r}.")
+        if not math.isfinite(self.first_clip) or (self.first_clip > 0) != (self.quantile > 0):
+            expected = "> 0 and finite with a quantile" if self.quantile else "left at 0 without a quantile"
+            raise ConfigurationError(f"Expected first_clip {expected}, got {self.first_clip!r}.")
+
+    def _check_noise(self, noise: Noisy) -> None:
+        """Refuse noise that does not cover sums of gradients over all samples, one a round."""
+        policy, strategy = noise.policy, type(self).__name__
+        if policy.order != "all" or policy.release_rule != "paper" or noise.accumulates:
+            raise ConfigurationError(
+                f"Expected a policy with order 'all' and release_rule 'paper' for {strategy}, got "
+                f"{policy.order!r} and {policy.release_rule!r}: the noise is for sums over all samples, each "
+                "of which stands alone."
+            )
+        if self.quantile:
+            raise ConfigurationError(
+                f"Expected quantile 0 for {strategy}, got {self.quantile:g}: its noise is for gradients alone."
+            )
 
     def settings(self) -> dict[str, Any]:
-        own = self.options.own
-        if not self.options.quantile:
-            own = {name: own[name] for name in ("learning_rate", "momentum", "nesterov", "average", "l2")}
-        return {**super().settings(), **own}
+        names = ["learning_rate", "momentum", "nesterov", "average", "l2"]
+        if self.quantile:
+            names += ["quantile", "quantile_share", "quantile_rate", "first_clip", "relative_steps"]
+        return {**super().settings(), **{name: getattr(self, name) for name in names}}
 
     @property
     def release_layout(self) -> Layout:
         model = super().release_layout
-        return [*model, ("clip", (1,), np.dtype(np.float64))] if self.options.quantile else model
+        return [*model, ("clip", (1,), np.dtype(np.float64))] if self.quantile else model
 
     def _asked_at(self, point: Vector) -> ArrayRecord:
         return array_record(point, self.release_layout)
@@ -215,11 +323,11 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         return reply.samples > 0  # nothing can be divided by what it does not say
 
     def initial_state(self, start: Vector) -> FullBatchState:
-        return replace(full_batch_start(start), clip=np.asarray(self.options.first_clip))
+        return replace(full_batch_start(start), clip=np.asarray(self.first_clip))
 
     def query_points(self, state: FullBatchState) -> tuple[Vector, ...]:
-        point = query_point(state, momentum=self.options.momentum, nesterov=self.options.nesterov)
-        return (np.append(point, state.clip),) if self.options.quantile else (point,)
+        point = query_point(state, momentum=self.momentum, nesterov=self.nesterov)
+        return (np.append(point, state.clip),) if self.quantile else (point,)
 
     def next_state(self, state: FullBatchState, release_sum: Vector, report: RoundReport) -> FullBatchState:
         if not report.samples:
@@ -228,74 +336,191 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
 
     def step(self, state: FullBatchState, release_sum: Vector, server_round: int) -> FullBatchState:
         """The step along the mean gradient, or the mean of counted rows, which :meth:`next_state` makes of the sum."""
-        if self.options.quantile:
+        if self.quantile:
             clip = float(state.clip)
             release_sum, within = self.counted.read(release_sum, clip)
-            rate = self.options.quantile_rate / (1.0 + float(state.steps)) ** _SLOWING
-            following = next_clip(clip, within, quantile=self.options.quantile, rate=rate)
-            farthest = 1.0 if self.options.relative_steps else _FARTHEST
-            following = min(max(following, self.options.first_clip / _FARTHEST), self.options.first_clip * farthest)
+            rate = self.quantile_rate / (1.0 + float(state.steps)) ** _SLOWING
+            following = next_clip(clip, within, quantile=self.quantile, rate=rate)
+            farthest = 1.0 if self.relative_steps else _FARTHEST
+            following = min(max(following, self.first_clip / _FARTHEST), self.first_clip * farthest)
             # A clip that was too long let in more noise than there need be: the step is as short as the next one says.
-            release_sum *= self.options.first_clip / clip if self.options.relative_steps else min(1.0, following / clip)
+            release_sum *= self.first_clip / clip if self.relative_steps else min(1.0, following / clip)
             state = replace(state, clip=np.asarray(following))
         return full_batch_step(
             state,
             release_sum,
-            learning_rate=self.options.learning_rate,
-            momentum=self.options.momentum,
-            nesterov=self.options.nesterov,
-            l2=self.options.l2,
+            learning_rate=self.learning_rate,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            l2=self.l2,
         )
 
     def model(self, state: FullBatchState) -> Vector:
-        return state.average if self.options.average == "linear" else state.w
+        return state.average if self.average == "linear" else state.w
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TrustedFullBatchOptions(TrustedOptions, FullBatchOptions):
-    """What :class:`TrustedFullBatch` takes."""
-
-    shares: str = "uniform"
-
-
-class TrustedFullBatch(TrustedStrategy, FullBatch):
-    """Full batches with a trusted server.
+class TrustedFullBatch(FullBatch):
+    """Full batches with a trusted server: :class:`FullBatch` with fresh noise on the sum of every round.
 
     Parameters
     ----------
-    policy, num_rounds, noise_keys
-        See :class:`~murmurfl.strategies.aggregation.noisy.TrustedOptions`. The policy has ``order="all"``.
+    policy : PrivacyPolicy
+        Policy that all clients were configured with, with ``order="all"``.
+    num_rounds : int
+        T, the most rounds of which this server ever publishes a model.
+    noise_keys : NoiseKeys, optional
+        The server's noise key (:class:`~murmurfl.strategies.aggregation.noisy.Noisy`). Default: one from the operating
+        system, kept in a file beside the checkpoint.
     shares : str
         How mu^2 is shared among rounds (:class:`~murmurfl.privacy.mechanisms.IndependentNoise`).
-    **options
-        See :class:`FullBatch`.
+    learning_rate : float
+        eta > 0, the step along the mean gradient.
+    momentum : float
+        beta, 0 <= beta < 1.
+    nesterov : bool
+        Whether gradients are taken at w + beta v; else at w (heavy ball).
+    average : {"last", "linear"}
+        Which model is published: the last iterate, or the average of all with weights 1 .. t.
+    l2 : float
+        lambda >= 0: lambda ||w||^2 / 2 is added to the loss, here and not on the machines.
+    quantile : float
+        Share of gradients that is not to be clipped, 0 < quantile < 1, for machines with
+        :class:`~murmurfl.clients.CountedGradients`; 0 where the machines' clip stays.
+    quantile_share : float
+        Share of mu^2 spent on counting clipped gradients, as on the machines.
+    quantile_rate : float
+        How fast the clip follows, > 0: in the t-th round in which something came, rate / t^1.5.
+    first_clip : float
+        C of the first round, > 0 with a quantile.
+    relative_steps : bool
+        Whether eta C, and so the noise in a step, stays what it is at the first clip, which is then the longest; else
+        eta stays.
+    num_clients : int, optional
+        M, clients of the training. Default: all that are connected when it begins.
+    clients_per_round : int, optional
+        m, clients that a round asks, sampled without replacement. Default: all.
+    fraction_train : float, optional
+        Share of the clients that a round asks, in place of ``clients_per_round``.
+    min_train_nodes : int, optional
+        Fewest clients that a round asks with ``fraction_train``. Default: 2.
+    min_available_nodes : int, optional
+        Fewest connected clients with which a round begins after ``node_deadline_s``.
+    quorum : float
+        Share of ``clients_per_round`` whose answers end a round; 1 waits for all.
+    over_selection : float
+        A round asks this many times ``clients_per_round`` clients; at least 1.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler. Default: from the operating system.
+    sampling : {"uniform", "balanced"}
+        Whether rounds are drawn independently, or so that all clients take part equally often.
+    session : str, optional
+        Name of the training, letters and digits. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File written after every round. A training whose file exists is resumed.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    evaluate_every : int
+        Rounds between central evaluations of the published model.
+    allow_exhaustion : bool
+        Whether clients may run out of releases before the last round.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
 
     Notes
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
     against everybody but the server itself, under the conditions of
-    :class:`~murmurfl.strategies.aggregation.noisy.TrustedStrategy`. A sample is in at most one sum a round, for a
+    :class:`~murmurfl.strategies.aggregation.noisy.Noisy`. A sample is in at most one sum a round, for a
     machine's reply counts once, and every round in which something came has noise of its own. How many samples a sum is
     over is public. Proof: docs/proofs/returning-samples.md.
     """
 
-    options: TrustedFullBatchOptions  # type: ignore[assignment]
-
-    @takes(TrustedFullBatchOptions)
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "aggregator": FreshNoise(self.options, shares=self.options.shares)})
-        policy = self.options.policy
-        if policy.order != "all" or policy.release_rule != "paper":
-            raise ConfigurationError(
-                "Expected a policy with order 'all' and release_rule 'paper' for TrustedFullBatch, got "
-                f"{policy.order!r} and {policy.release_rule!r}: the noise is for sums over all samples, each "
-                "of which stands alone."
-            )
-        if self.options.quantile:
-            raise ConfigurationError(
-                f"Expected quantile 0 for TrustedFullBatch, got {self.options.quantile:g}: its noise is for gradients "
-                "alone."
-            )
+    def __init__(
+        self,
+        *,
+        policy: PrivacyPolicy,
+        num_rounds: int,
+        noise_keys: NoiseKeys | None = None,
+        shares: str = "uniform",
+        learning_rate: float,
+        momentum: float = 0.0,
+        nesterov: bool = True,
+        average: Average = "last",
+        l2: float = 0.0,
+        quantile: float = 0.0,
+        quantile_share: float = QUANTILE_SHARE,
+        quantile_rate: float = QUANTILE_RATE,
+        first_clip: float = 0.0,
+        relative_steps: bool = False,
+        num_clients: int | None = None,
+        clients_per_round: int | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int | None = None,
+        min_available_nodes: int | None = None,
+        quorum: float = 1.0,
+        over_selection: float = 1.0,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        sampling: Sampling = "uniform",
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        evaluate_every: int = 1,
+        allow_exhaustion: bool = False,
+        secure_aggregation: SecureAggregation | None = None,
+        centre: NDArray[np.floating] | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.shares = shares
+        super().__init__(
+            aggregator=FreshNoise(policy, num_rounds=num_rounds, noise_keys=noise_keys, shares=shares),
+            learning_rate=learning_rate,
+            momentum=momentum,
+            nesterov=nesterov,
+            average=average,
+            l2=l2,
+            quantile=quantile,
+            quantile_share=quantile_share,
+            quantile_rate=quantile_rate,
+            first_clip=first_clip,
+            relative_steps=relative_steps,
+            num_clients=num_clients,
+            clients_per_round=clients_per_round,
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_available_nodes=min_available_nodes,
+            quorum=quorum,
+            over_selection=over_selection,
+            excluded=excluded,
+            seed=seed,
+            sampling=sampling,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            evaluate_every=evaluate_every,
+            allow_exhaustion=allow_exhaustion,
+            secure_aggregation=secure_aggregation,
+            centre=centre,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "shares": self.options.shares}
+        return {**super().settings(), "shares": self.shares}

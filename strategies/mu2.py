@@ -33,30 +33,25 @@ A release's noise leaves q as fast as the decay lambda = 1 - 1 / W takes it out,
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, protocol
-from .aggregation.noisy import FreshNoise, TrustedOptions, TrustedStrategy
-from .rounds.options import StepOptions, takes
-from .rounds.replies import Vector
+from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, protocol
+from .aggregation.noisy import FreshNoise, Noisy
+from .aggregation.plain import Aggregator
+from .callbacks.callback import Callback
+from .rounds.options import RoundOptions, positive
+from .rounds.replies import LARGEST_VALUE, Vector
+from .rounds.sampling import Sampling
 from .rounds.strategy import ReleaseStrategy
+from .sums.secure_aggregation import SecureAggregation
 
 StateT = TypeVar("StateT")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ProjectedOptions(StepOptions):
-    """What :class:`ProjectedStrategy` takes."""
-
-    diameter: float = math.inf
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if math.isnan(self.diameter) or self.diameter <= 0:
-            raise ConfigurationError(f"Expected diameter > 0, got {self.diameter!r}.")
 
 
 def check_finite(values: Vector | float) -> None:
@@ -81,28 +76,32 @@ class ProjectedStrategy(ReleaseStrategy[StateT]):
 
     Parameters
     ----------
+    options : RoundOptions
+        What every strategy takes.
     learning_rate : float
         eta > 0.
     diameter : float
-        D > 0, diameter of the ball K around the initial model; default none.
-    **options
-        See :class:`~murmurfl.strategies.ReleaseStrategy`.
+        D > 0, diameter of the ball K around the initial model; infinite for none.
+    aggregator : Aggregator, optional
+        How the releases of a round become a sum.
     """
 
-    options: ProjectedOptions
-
-    @takes(ProjectedOptions)
-    def __init__(self, **options: Any) -> None:
-        super().__init__(self.options, aggregator=options.get("aggregator"))
+    def __init__(
+        self, options: RoundOptions, *, learning_rate: float, diameter: float, aggregator: Aggregator | None = None
+    ) -> None:
+        self.learning_rate, self.diameter = positive("learning_rate", learning_rate), float(diameter)
+        if math.isnan(self.diameter) or self.diameter <= 0:
+            raise ConfigurationError(f"Expected diameter > 0, got {self.diameter!r}.")
+        super().__init__(options, aggregator=aggregator)
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), **self.options.own}
+        return {**super().settings(), "learning_rate": self.learning_rate, "diameter": self.diameter}
 
     @property
     def step_options(self) -> dict[str, Any]:
         """Arguments of the update rule's pure function in every round."""
-        rate, diameter = self.options.learning_rate, self.options.diameter
-        return {"clients_per_round": self.clients_per_round, "learning_rate": rate, "diameter": diameter}
+        own = {"learning_rate": self.learning_rate, "diameter": self.diameter}
+        return {"clients_per_round": self.clients_per_round, **own}
 
 
 @dataclass(frozen=True)
@@ -169,8 +168,55 @@ class Mu2(ProjectedStrategy[Mu2State]):
 
     Parameters
     ----------
-    **options
-        See :class:`~murmurfl.strategies.mu2.ProjectedStrategy`.
+    learning_rate : float
+        eta > 0.
+    diameter : float
+        D > 0, diameter of the ball K around the initial model; infinite for none.
+    aggregator : Aggregator, optional
+        How the releases of a round become a sum. Default: they are added up, as they are or under masks with
+        ``secure_aggregation``. One that adds noise must accumulate (:class:`TrustedMu2` makes it).
+    num_clients : int, optional
+        M, clients of the training. Default: all that are connected when it begins.
+    clients_per_round : int, optional
+        m, clients that a round asks, sampled without replacement. Default: all.
+    fraction_train : float, optional
+        Share of the clients that a round asks, in place of ``clients_per_round``.
+    min_train_nodes : int, optional
+        Fewest clients that a round asks with ``fraction_train``. Default: 2.
+    min_available_nodes : int, optional
+        Fewest connected clients with which a round begins after ``node_deadline_s``.
+    quorum : float
+        Share of ``clients_per_round`` whose answers end a round; 1 waits for all.
+    over_selection : float
+        A round asks this many times ``clients_per_round`` clients; at least 1.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler. Default: from the operating system.
+    sampling : {"uniform", "balanced"}
+        Whether rounds are drawn independently, or so that all clients take part equally often.
+    session : str, optional
+        Name of the training, letters and digits. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File written after every round. A training whose file exists is resumed.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    evaluate_every : int
+        Rounds between central evaluations of the published model.
+    allow_exhaustion : bool
+        Whether clients may run out of releases before the last round.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
 
     Notes
     -----
@@ -182,6 +228,76 @@ class Mu2(ProjectedStrategy[Mu2State]):
     """
 
     state_type: ClassVar[type[Mu2State]] = Mu2State
+
+    def __init__(
+        self,
+        *,
+        learning_rate: float,
+        diameter: float = math.inf,
+        aggregator: Aggregator | None = None,
+        num_clients: int | None = None,
+        clients_per_round: int | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int | None = None,
+        min_available_nodes: int | None = None,
+        quorum: float = 1.0,
+        over_selection: float = 1.0,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        sampling: Sampling = "uniform",
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        evaluate_every: int = 1,
+        allow_exhaustion: bool = False,
+        secure_aggregation: SecureAggregation | None = None,
+        centre: NDArray[np.floating] | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        options = RoundOptions(
+            num_clients=num_clients,
+            clients_per_round=clients_per_round,
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_available_nodes=min_available_nodes,
+            quorum=quorum,
+            over_selection=over_selection,
+            excluded=excluded,
+            seed=seed,
+            sampling=sampling,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            evaluate_every=evaluate_every,
+            allow_exhaustion=allow_exhaustion,
+            secure_aggregation=secure_aggregation,
+            centre=centre,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
+        if isinstance(aggregator, Noisy):
+            self._check_noise(aggregator)
+        super().__init__(options, learning_rate=learning_rate, diameter=diameter, aggregator=aggregator)
+
+    def _check_noise(self, noise: Noisy) -> None:
+        """Refuse noise that does not cover a momentum in which every sample counts once."""
+        uses = noise.policy.sample_participations
+        if uses > 1:
+            raise ConfigurationError(
+                f"Expected sample_participations = 1 for {type(self).__name__}, got {uses}: a sample that returns "
+                "moves the momentum again, which the noise does not cover. Use one pass, or a strategy of private "
+                "momentum (TreeMomentum)."
+            )
+        if not noise.accumulates:
+            raise ConfigurationError(
+                f"Expected an aggregator with accumulates=True for {type(self).__name__}, got one without: steps are "
+                "along the sum of all releases so far, which a round's own noise does not cover."
+            )
 
     def initial_state(self, start: Vector) -> Mu2State:
         return mu2_start(start)
@@ -226,18 +342,6 @@ def anytime_mu2_step(
     return AnytimeMu2State(state.start, w, (1.0 - a) * state.x + a * w, state.x, total, mean_square)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class AnytimeOptions(ProjectedOptions):
-    """What :class:`AnytimeMu2` takes."""
-
-    window: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 0 or self.window == 1:
-            raise ConfigurationError(f"Expected window of at least 2 rounds, or 0 for none, got {self.window!r}.")
-
-
 class AnytimeMu2(Mu2):
     """DP-mu^2-FL with an untrusted server and steps that need no horizon: for streams whose every model is used.
 
@@ -245,10 +349,52 @@ class AnytimeMu2(Mu2):
     ----------
     learning_rate : float
         eta, about how far a parameter moves in a round; 0.5 / (R d^(1/8)) does well for features with norms up to R.
+    diameter : float
+        D > 0, diameter of the ball K around the initial model; infinite for none.
     window : int
         W, rounds after which the past is forgotten; 0, the default, for never.
-    **options
-        See :class:`~murmurfl.strategies.mu2.ProjectedStrategy`.
+    num_clients : int, optional
+        M, clients of the training. Default: all that are connected when it begins.
+    clients_per_round : int, optional
+        m, clients that a round asks, sampled without replacement. Default: all.
+    fraction_train : float, optional
+        Share of the clients that a round asks, in place of ``clients_per_round``.
+    min_train_nodes : int, optional
+        Fewest clients that a round asks with ``fraction_train``. Default: 2.
+    min_available_nodes : int, optional
+        Fewest connected clients with which a round begins after ``node_deadline_s``.
+    quorum : float
+        Share of ``clients_per_round`` whose answers end a round; 1 waits for all.
+    over_selection : float
+        A round asks this many times ``clients_per_round`` clients; at least 1.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler. Default: from the operating system.
+    sampling : {"uniform", "balanced"}
+        Whether rounds are drawn independently, or so that all clients take part equally often.
+    session : str, optional
+        Name of the training, letters and digits. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File written after every round. A training whose file exists is resumed.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    evaluate_every : int
+        Rounds between central evaluations of the published model.
+    allow_exhaustion : bool
+        Whether clients may run out of releases before the last round.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
 
     Notes
     -----
@@ -261,18 +407,68 @@ class AnytimeMu2(Mu2):
 
     state_type: ClassVar[type[Mu2State]] = AnytimeMu2State
 
-    options: AnytimeOptions  # type: ignore[assignment]
-
-    @takes(AnytimeOptions)
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(
+        self,
+        *,
+        learning_rate: float,
+        diameter: float = math.inf,
+        window: int = 0,
+        num_clients: int | None = None,
+        clients_per_round: int | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int | None = None,
+        min_available_nodes: int | None = None,
+        quorum: float = 1.0,
+        over_selection: float = 1.0,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        sampling: Sampling = "uniform",
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        evaluate_every: int = 1,
+        allow_exhaustion: bool = False,
+        secure_aggregation: SecureAggregation | None = None,
+        centre: NDArray[np.floating] | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        if isinstance(window, bool) or not isinstance(window, int) or window < 0 or window == 1:
+            raise ConfigurationError(f"Expected window of at least 2 rounds, or 0 for none, got {window!r}.")
+        self.window = window
+        super().__init__(
+            learning_rate=learning_rate,
+            diameter=diameter,
+            num_clients=num_clients,
+            clients_per_round=clients_per_round,
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_available_nodes=min_available_nodes,
+            quorum=quorum,
+            over_selection=over_selection,
+            excluded=excluded,
+            seed=seed,
+            sampling=sampling,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            evaluate_every=evaluate_every,
+            allow_exhaustion=allow_exhaustion,
+            secure_aggregation=secure_aggregation,
+            centre=centre,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "steps": "anytime"}
+        return {**super().settings(), "window": self.window, "steps": "anytime"}
 
     def round_entries(self, server_round: int) -> dict[str, Any]:
-        window = self.options.window
-        return {protocol.WEIGHED_AS: window} if 0 < window < server_round else {}
+        return {protocol.WEIGHED_AS: self.window} if 0 < self.window < server_round else {}
 
     def initial_state(self, start: Vector) -> AnytimeMu2State:
         return AnytimeMu2State(start, start, start, start, np.zeros_like(start), np.zeros(1))
@@ -280,32 +476,76 @@ class AnytimeMu2(Mu2):
     def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
         if not isinstance(state, AnytimeMu2State):
             raise ConfigurationError(f"Expected a state of anytime steps, got {type(state).__name__}.")
-        return anytime_mu2_step(state, release_sum, server_round, window=self.options.window, **self.step_options)
+        return anytime_mu2_step(state, release_sum, server_round, window=self.window, **self.step_options)
 
     def model(self, state: Mu2State) -> Vector:
         return state.w
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TrustedMu2Options(TrustedOptions, ProjectedOptions):
-    """What :class:`TrustedMu2` takes."""
-
-
-class TrustedMu2(TrustedStrategy, Mu2):
-    """DP-mu^2-FL with a trusted server.
+class TrustedMu2(Mu2):
+    """DP-mu^2-FL with a trusted server: :class:`Mu2` with fresh noise on the sum of all releases so far.
 
     Parameters
     ----------
-    policy, num_rounds, noise_keys
-        See :class:`~murmurfl.strategies.aggregation.noisy.TrustedOptions`. The policy must use every sample once.
-    **options
-        See :class:`~murmurfl.strategies.mu2.ProjectedStrategy`.
+    policy : PrivacyPolicy
+        Policy that all clients were configured with, in which every sample is used once.
+    num_rounds : int
+        T, the most rounds of which this server ever publishes a model.
+    noise_keys : NoiseKeys, optional
+        The server's noise key (:class:`~murmurfl.strategies.aggregation.noisy.Noisy`). Default: one from the operating
+        system, kept in a file beside the checkpoint.
+    learning_rate : float
+        eta > 0.
+    diameter : float
+        D > 0, diameter of the ball K around the initial model; infinite for none.
+    num_clients : int, optional
+        M, clients of the training. Default: all that are connected when it begins.
+    clients_per_round : int, optional
+        m, clients that a round asks, sampled without replacement. Default: all.
+    fraction_train : float, optional
+        Share of the clients that a round asks, in place of ``clients_per_round``.
+    min_train_nodes : int, optional
+        Fewest clients that a round asks with ``fraction_train``. Default: 2.
+    min_available_nodes : int, optional
+        Fewest connected clients with which a round begins after ``node_deadline_s``.
+    quorum : float
+        Share of ``clients_per_round`` whose answers end a round; 1 waits for all.
+    over_selection : float
+        A round asks this many times ``clients_per_round`` clients; at least 1.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler. Default: from the operating system.
+    sampling : {"uniform", "balanced"}
+        Whether rounds are drawn independently, or so that all clients take part equally often.
+    session : str, optional
+        Name of the training, letters and digits. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File written after every round. A training whose file exists is resumed.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    evaluate_every : int
+        Rounds between central evaluations of the published model.
+    allow_exhaustion : bool
+        Whether clients may run out of releases before the last round.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
 
     Notes
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
     against everybody but the server itself, under the conditions of
-    :class:`~murmurfl.strategies.aggregation.noisy.TrustedStrategy`. Each release is aggregated exactly once, and
+    :class:`~murmurfl.strategies.aggregation.noisy.Noisy`. Each release is aggregated exactly once, and
     replies of more releases than the machine was asked for are dropped.
 
     A sample counts once: one that returns would move q by Delta / m again, in rounds that depend on how many samples
@@ -314,15 +554,59 @@ class TrustedMu2(TrustedStrategy, Mu2):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    options: TrustedMu2Options  # type: ignore[assignment]
-
-    @takes(TrustedMu2Options)
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "aggregator": FreshNoise(self.options, accumulates=True)})
-        policy = self.options.policy
-        if policy.sample_participations > 1:
-            raise ConfigurationError(
-                f"Expected sample_participations = 1 for TrustedMu2, got {policy.sample_participations}: a sample "
-                "that returns moves the momentum again, which the noise does not cover. Use one pass, or a strategy "
-                "of private momentum (TreeMomentum)."
-            )
+    def __init__(
+        self,
+        *,
+        policy: PrivacyPolicy,
+        num_rounds: int,
+        noise_keys: NoiseKeys | None = None,
+        learning_rate: float,
+        diameter: float = math.inf,
+        num_clients: int | None = None,
+        clients_per_round: int | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int | None = None,
+        min_available_nodes: int | None = None,
+        quorum: float = 1.0,
+        over_selection: float = 1.0,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        sampling: Sampling = "uniform",
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        evaluate_every: int = 1,
+        allow_exhaustion: bool = False,
+        secure_aggregation: SecureAggregation | None = None,
+        centre: NDArray[np.floating] | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        super().__init__(
+            learning_rate=learning_rate,
+            diameter=diameter,
+            aggregator=FreshNoise(policy, num_rounds=num_rounds, noise_keys=noise_keys, accumulates=True),
+            num_clients=num_clients,
+            clients_per_round=clients_per_round,
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_available_nodes=min_available_nodes,
+            quorum=quorum,
+            over_selection=over_selection,
+            excluded=excluded,
+            seed=seed,
+            sampling=sampling,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            evaluate_every=evaluate_every,
+            allow_exhaustion=allow_exhaustion,
+            secure_aggregation=secure_aggregation,
+            centre=centre,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )

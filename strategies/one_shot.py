@@ -14,19 +14,22 @@ tell apart.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
-from ..privacy.accounting.gdp import check_positive
 from ..privacy.machine.clipping import Moments
-from .rounds.options import RoundOptions, takes
-from .rounds.replies import Layout, RoundReport, Vector
-from .rounds.sampling import LateAnswers
+from .callbacks.callback import Callback
+from .rounds.options import RoundOptions, positive
+from .rounds.replies import LARGEST_VALUE, Layout, RoundReport, Vector
+from .rounds.sampling import LateAnswers, Sampling
 from .rounds.strategy import ReleaseStrategy
+from .sums.secure_aggregation import SecureAggregation
 
 LEAST_RIDGE = 1e-6
 """The floor without noise, for a sample and relative to the clip's square."""
@@ -45,26 +48,6 @@ def ridge_scores(gram: NDArray[np.float64], targets: NDArray[np.float64], floor:
     return (vectors / np.maximum(values, floor)) @ (vectors.T @ targets)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class OneShotOptions(RoundOptions):
-    """What :class:`OneShot` takes."""
-
-    clip_norm: float
-    class_weight: float = 1.0
-    noise_std: float = 0.0
-    ridge: float = 11.0
-    constant: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("clip_norm", self.clip_norm)
-        check_positive("ridge", self.ridge)
-        for name, value in (("noise_std", self.noise_std), ("constant", self.constant)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigurationError(f"Expected {name} >= 0 and finite, got {value!r}.")
-        Moments(2, self.class_weight)
-
-
 class OneShot(ReleaseStrategy[OneShotState]):
     """One release of second moments of each machine, and a linear model from their sum, for
     :class:`~murmurfl.clients.OneShotClient`.
@@ -81,22 +64,123 @@ class OneShot(ReleaseStrategy[OneShotState]):
         The floor, in units of the noise on a value of the sum; > 0.
     constant : float
         Value that machines append to features, where the model has a bias; 0 for none.
-    **options
-        See :class:`~murmurfl.strategies.ReleaseStrategy`. The model is a weight, of shape (C, k) or for two classes
-        (k,), and where machines append a constant a bias of shape (C,) behind it.
+    num_clients : int, optional
+        M, clients of the training. Default: all that are connected when it begins.
+    clients_per_round : int, optional
+        m, clients that a round asks, sampled without replacement. Default: all.
+    fraction_train : float, optional
+        Share of the clients that a round asks, in place of ``clients_per_round``.
+    min_train_nodes : int, optional
+        Fewest clients that a round asks with ``fraction_train``. Default: 2.
+    min_available_nodes : int, optional
+        Fewest connected clients with which a round begins after ``node_deadline_s``.
+    quorum : float
+        Share of ``clients_per_round`` whose answers end a round; 1 waits for all.
+    over_selection : float
+        A round asks this many times ``clients_per_round`` clients; at least 1.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler. Default: from the operating system.
+    sampling : {"uniform", "balanced"}
+        Whether rounds are drawn independently, or so that all clients take part equally often.
+    session : str, optional
+        Name of the training, letters and digits. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File written after every round. A training whose file exists is resumed.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    evaluate_every : int
+        Rounds between central evaluations of the published model.
+    allow_exhaustion : bool
+        Whether clients may run out of releases before the last round.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
+
+    Notes
+    -----
+    The model is a weight, of shape (C, k) or for two classes (k,), and where machines append a constant a bias of shape
+    (C,) behind it.
     """
 
     state_type: ClassVar[type[OneShotState]] = OneShotState
     late_answers: ClassVar[LateAnswers] = "refused"  # there is one round
 
-    options: OneShotOptions
-
-    @takes(OneShotOptions)
-    def __init__(self, **options: Any) -> None:
-        super().__init__(self.options)
+    def __init__(
+        self,
+        *,
+        clip_norm: float,
+        class_weight: float = 1.0,
+        noise_std: float = 0.0,
+        ridge: float = 11.0,
+        constant: float = 0.0,
+        num_clients: int | None = None,
+        clients_per_round: int | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int | None = None,
+        min_available_nodes: int | None = None,
+        quorum: float = 1.0,
+        over_selection: float = 1.0,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        sampling: Sampling = "uniform",
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        evaluate_every: int = 1,
+        allow_exhaustion: bool = False,
+        secure_aggregation: SecureAggregation | None = None,
+        centre: NDArray[np.floating] | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        options = RoundOptions(
+            num_clients=num_clients,
+            clients_per_round=clients_per_round,
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_available_nodes=min_available_nodes,
+            quorum=quorum,
+            over_selection=over_selection,
+            excluded=excluded,
+            seed=seed,
+            sampling=sampling,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            evaluate_every=evaluate_every,
+            allow_exhaustion=allow_exhaustion,
+            secure_aggregation=secure_aggregation,
+            centre=centre,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
+        self.clip_norm, self.ridge = positive("clip_norm", clip_norm), positive("ridge", ridge)
+        self.noise_std, self.constant = float(noise_std), float(constant)
+        for name, value in (("noise_std", self.noise_std), ("constant", self.constant)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigurationError(f"Expected {name} >= 0 and finite, got {value!r}.")
+        self.class_weight = float(class_weight)
+        Moments(2, self.class_weight)  # refuses a weight that is impossible
+        super().__init__(options)
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), **self.options.own}
+        names = ("clip_norm", "class_weight", "noise_std", "ridge", "constant")
+        return {**super().settings(), **{name: getattr(self, name) for name in names}}
 
     @property
     def release_layout(self) -> Layout:
@@ -117,9 +201,9 @@ class OneShot(ReleaseStrategy[OneShotState]):
             raise ConfigurationError(f"Expected one round of one shot, got round {report.server_round}.")
         if not report.aggregated:
             return state  # nothing came: the initial model
-        gram, targets = self._moments.read(release_sum, self.options.clip_norm)
-        noise = math.sqrt(report.aggregated) * self.options.noise_std
-        floor = max(self.options.ridge * noise, LEAST_RIDGE * self.options.clip_norm**2 * max(report.samples, 1))
+        gram, targets = self._moments.read(release_sum, self.clip_norm)
+        noise = math.sqrt(report.aggregated) * self.noise_std
+        floor = max(self.ridge * noise, LEAST_RIDGE * self.clip_norm**2 * max(report.samples, 1))
         return OneShotState(self._arranged(self._moments.classes * ridge_scores(gram, targets, floor)))
 
     def model(self, state: OneShotState) -> Vector:
@@ -127,8 +211,8 @@ class OneShot(ReleaseStrategy[OneShotState]):
 
     def _arranged(self, scores: NDArray[np.float64]) -> Vector:
         """Scores of shape (k, C) as the model's values."""
-        if self.options.constant:
-            return np.concatenate([scores[:-1].T.ravel(), self.options.constant * scores[-1]])
+        if self.constant:
+            return np.concatenate([scores[:-1].T.ravel(), self.constant * scores[-1]])
         if len(self._layout[0][1]) == 1:
             return scores[:, 1] - scores[:, 0]
         return scores.T.ravel()
@@ -136,19 +220,19 @@ class OneShot(ReleaseStrategy[OneShotState]):
     @property
     def _moments(self) -> Moments:
         shape = self._layout[0][1]
-        return Moments(shape[0] if len(shape) == 2 else 2, self.options.class_weight)
+        return Moments(shape[0] if len(shape) == 2 else 2, self.class_weight)
 
     @property
     def _width(self) -> int:
         """Features of a sample, the constant among them."""
-        return self._layout[0][1][-1] + (self.options.constant > 0)
+        return self._layout[0][1][-1] + (self.constant > 0)
 
     def _check_layout(self) -> None:
         shapes = [shape for _, shape, _ in self._layout]
         weight = shapes[0]
-        expected = [weight, (weight[0],)] if self.options.constant else [weight]
-        if shapes != expected or not (len(weight) == 2 or (len(weight) == 1 and not self.options.constant)):
+        expected = [weight, (weight[0],)] if self.constant else [weight]
+        if shapes != expected or not (len(weight) == 2 or (len(weight) == 1 and not self.constant)):
             raise ConfigurationError(
                 "Expected a model of a weight of shape (C, k), with a bias of shape (C,) if there is a constant, or of "
-                f"shape (k,) for two classes without one, got shapes {shapes} and constant {self.options.constant:g}."
+                f"shape (k,) for two classes without one, got shapes {shapes} and constant {self.constant:g}."
             )

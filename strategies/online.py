@@ -7,13 +7,21 @@ So x is one step along the prefix sums of what the machines release, and the noi
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
-from ..privacy.accounting.gdp import check_count, check_positive
-from .rounds.options import StepOptions, takes
-from .rounds.replies import Vector
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy.accounting.gdp import check_count
+from .callbacks.callback import Callback
+from .rounds.options import RoundOptions, positive
+from .rounds.replies import LARGEST_VALUE, Vector
+from .rounds.sampling import Sampling
 from .rounds.strategy import ReleaseStrategy
+from .sums.secure_aggregation import SecureAggregation
 
 
 @dataclass(frozen=True)
@@ -28,19 +36,6 @@ def online_step(state: OnlineState, release_sum: Vector, *, clients_per_round: i
     return OnlineState(state.x - step / clients_per_round * release_sum)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class OnlineOptions(StepOptions):
-    """What :class:`OnlineFedSGD` takes."""
-
-    local_steps: int
-    global_learning_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("global_learning_rate", self.global_learning_rate)
-        check_count("local_steps", self.local_steps)
-
-
 class OnlineFedSGD(ReleaseStrategy[OnlineState]):
     """Locally private online federated learning, for :class:`~murmurfl.clients.OnlineClient`.
 
@@ -52,19 +47,114 @@ class OnlineFedSGD(ReleaseStrategy[OnlineState]):
         tau.
     global_learning_rate : float
         eta_g > 0.
-    **options
-        See :class:`~murmurfl.strategies.ReleaseStrategy`; the paper asks all machines in every round.
+    num_clients : int, optional
+        M, clients of the training. Default: all that are connected when it begins.
+    clients_per_round : int, optional
+        m, clients that a round asks, sampled without replacement. Default: all.
+    fraction_train : float, optional
+        Share of the clients that a round asks, in place of ``clients_per_round``.
+    min_train_nodes : int, optional
+        Fewest clients that a round asks with ``fraction_train``. Default: 2.
+    min_available_nodes : int, optional
+        Fewest connected clients with which a round begins after ``node_deadline_s``.
+    quorum : float
+        Share of ``clients_per_round`` whose answers end a round; 1 waits for all.
+    over_selection : float
+        A round asks this many times ``clients_per_round`` clients; at least 1.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler. Default: from the operating system.
+    sampling : {"uniform", "balanced"}
+        Whether rounds are drawn independently, or so that all clients take part equally often.
+    session : str, optional
+        Name of the training, letters and digits. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File written after every round. A training whose file exists is resumed.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    evaluate_every : int
+        Rounds between central evaluations of the published model.
+    allow_exhaustion : bool
+        Whether clients may run out of releases before the last round.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
+
+    Notes
+    -----
+    The paper asks all clients in every round.
     """
 
     state_type: ClassVar[type[OnlineState]] = OnlineState
 
-    options: OnlineOptions
-
-    @takes(OnlineOptions)
-    def __init__(self, **options: Any) -> None:
-        super().__init__(self.options)
-        taken = self.options
-        self.step_size = taken.learning_rate * taken.global_learning_rate * taken.local_steps
+    def __init__(
+        self,
+        *,
+        learning_rate: float,
+        local_steps: int,
+        global_learning_rate: float = 1.0,
+        num_clients: int | None = None,
+        clients_per_round: int | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int | None = None,
+        min_available_nodes: int | None = None,
+        quorum: float = 1.0,
+        over_selection: float = 1.0,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        sampling: Sampling = "uniform",
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        evaluate_every: int = 1,
+        allow_exhaustion: bool = False,
+        secure_aggregation: SecureAggregation | None = None,
+        centre: NDArray[np.floating] | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        options = RoundOptions(
+            num_clients=num_clients,
+            clients_per_round=clients_per_round,
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_available_nodes=min_available_nodes,
+            quorum=quorum,
+            over_selection=over_selection,
+            excluded=excluded,
+            seed=seed,
+            sampling=sampling,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            evaluate_every=evaluate_every,
+            allow_exhaustion=allow_exhaustion,
+            secure_aggregation=secure_aggregation,
+            centre=centre,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
+        rate, global_rate = (
+            positive("learning_rate", learning_rate),
+            positive("global_learning_rate", global_learning_rate),
+        )
+        check_count("local_steps", local_steps)
+        super().__init__(options)
+        self.step_size = rate * global_rate * local_steps
         """eta~."""
 
     def settings(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -36,43 +37,19 @@ from ..privacy.queries.mean_of_features import MeanRows
 from ..privacy.queries.statistics import ColumnStatistics as ColumnStatistics
 from ..privacy.queries.statistics import CountedColumn, TableStatistics
 from ..privacy.queries.statistics import Estimate as Estimate
-from .aggregation.noisy import FreshNoise, TrustedOptions
+from .aggregation.noisy import FreshNoise
 from .callbacks.callback import Callback, Training
-from .rounds.options import RoundOptions, takes
-from .rounds.replies import DirectMachines, Layout, Reply, RoundReport, Vector
+from .rounds.options import RoundOptions
+from .rounds.replies import LARGEST_VALUE, DirectMachines, Layout, Reply, RoundReport, Vector
 from .rounds.sampling import LateAnswers
 from .rounds.strategy import ReleaseStrategy
+from .sums.secure_aggregation import SecureAggregation
 
 logger = logging.getLogger("flwr")
 
 Answer = TypeVar("Answer")
 
 _CAP_REACHED = protocol.REFUSAL_NAMES[protocol.CAP_REACHED]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class QueryOptions(RoundOptions):
-    """What a round of a query takes: what every strategy does, but all clients are asked, and each answers once.
-
-    Parameters
-    ----------
-    policy : PrivacyPolicy, optional
-        With a trusted server, the policy of the query that all clients were configured with: the server adds the noise.
-    noise_keys : NoiseKeys, optional
-        The noise key of a trusted server (:class:`~murmurfl.strategies.aggregation.noisy.TrustedOptions`).
-    """
-
-    policy: PrivacyPolicy | None = None
-    noise_keys: NoiseKeys | None = None
-
-    def __post_init__(self) -> None:
-        if self.clients_per_round is not None:
-            raise ConfigurationError(
-                f"Expected no clients_per_round, got {self.clients_per_round}: all machines are asked. Leave it out."
-            )
-        object.__setattr__(self, "clients_per_round", self.num_clients)
-        object.__setattr__(self, "allow_exhaustion", True)
-        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -93,11 +70,11 @@ def noise_on_answers(query: Query[Any], policy: PrivacyPolicy, noise_keys: Noise
     -----
     **Formal guarantees.** What is read from the sum is mu-GDP for replacement of one sample of one client, against
     everybody but the server itself, as :class:`~murmurfl.strategies.aggregation.noisy.FreshNoise` says for one round,
-    under the conditions of :class:`~murmurfl.strategies.aggregation.noisy.TrustedStrategy`.
+    under the conditions of :class:`~murmurfl.strategies.aggregation.noisy.Noisy`.
     Proof: docs/proofs/sensitivities.md.
     """
     query.check_policy(policy)
-    return FreshNoise(TrustedOptions(policy=policy, num_rounds=1, noise_keys=noise_keys))
+    return FreshNoise(policy, num_rounds=1, noise_keys=noise_keys)
 
 
 class _ExcludedBefore(Callback):
@@ -117,16 +94,38 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
     ----------
     query : Query
         What is asked, as on the clients (:class:`murmurfl.clients.RecordQuery`).
-    num_clients : int, optional
-        M, clients in all; all of them are asked. Default as many as are connected.
     policy : PrivacyPolicy, optional
         With a trusted server, the policy of the query that all clients were configured with: the server adds the noise.
     noise_keys : NoiseKeys, optional
-        The noise key of a trusted server (:class:`~murmurfl.strategies.aggregation.noisy.TrustedOptions`).
+        The noise key of a trusted server (:class:`~murmurfl.strategies.aggregation.noisy.Noisy`).
     beside : bool
         Whether clients answer the query beside a training; if not, they answer nothing else.
-    **options
-        See :class:`~murmurfl.strategies.ReleaseStrategy`; checkpoint and session are this round's own.
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with the request.
+    num_clients : int, optional
+        M, clients in all; all of them are asked. Default: all that are connected.
+    min_available_nodes : int, optional
+        Fewest connected clients with which the round begins after ``node_deadline_s``.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler, which has nothing to draw here. Default: from the operating system.
+    session : str, optional
+        Name of the round, letters and digits, other than a training's. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File of this round's own, written before clients are asked and after they have answered.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
 
     Notes
     -----
@@ -144,22 +143,51 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
 
     must_aggregate: ClassVar[bool] = False
 
-    options: QueryOptions
-
-    def __init__(self, query: Query[Answer], *, beside: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        query: Query[Answer],
+        *,
+        policy: PrivacyPolicy | None = None,
+        noise_keys: NoiseKeys | None = None,
+        beside: bool = True,
+        centre: NDArray[np.floating] | None = None,
+        num_clients: int | None = None,
+        min_available_nodes: int | None = None,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        secure_aggregation: SecureAggregation | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        options = RoundOptions(
+            clients_per_round=num_clients,
+            allow_exhaustion=True,
+            centre=centre,
+            num_clients=num_clients,
+            min_available_nodes=min_available_nodes,
+            excluded=excluded,
+            seed=seed,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            secure_aggregation=secure_aggregation,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
         self.query = query
-        self._take(**options)
-        policy, noise_keys = self.options.policy, self.options.noise_keys
         noise = None if policy is None else noise_on_answers(query, policy, noise_keys)
-        super().__init__(self.options, aggregator=noise)
+        super().__init__(options, aggregator=noise)
         if beside:
             self.entries = {**self.entries, protocol.RELEASE_OF: query.name}
         self._resumed = False
         self._stated: dict[str, list[float]] = {}
-
-    @takes(QueryOptions)
-    def _take(self, **options: Any) -> None:
-        """Check the options; :attr:`options` has them."""
 
     def follow(self, trained: ReleaseStrategy[Any]) -> None:
         """Ask the clients of a training that has ended, and wait for no others than it did."""
@@ -298,8 +326,34 @@ class MeanOfFeatures(QueryRound[NDArray[np.float32]]):
     ----------
     num_features : int
         k, values of one sample's features.
-    **options
-        See :class:`QueryRound`.
+    policy : PrivacyPolicy, optional
+        With a trusted server, the policy of the query that all clients were configured with: the server adds the noise.
+    noise_keys : NoiseKeys, optional
+        The noise key of a trusted server (:class:`~murmurfl.strategies.aggregation.noisy.Noisy`).
+    num_clients : int, optional
+        M, clients in all; all of them are asked. Default: all that are connected.
+    min_available_nodes : int, optional
+        Fewest connected clients with which the round begins after ``node_deadline_s``.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler, which has nothing to draw here. Default: from the operating system.
+    session : str, optional
+        Name of the round, letters and digits, other than a training's. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File of this round's own, written before clients are asked and after they have answered.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
 
     Notes
     -----
@@ -314,10 +368,42 @@ class MeanOfFeatures(QueryRound[NDArray[np.float32]]):
         Mu2(num_clients=10, clients_per_round=5, learning_rate=0.1, centre=centre).start(grid, initial, num_rounds=20)
     """
 
-    def __init__(self, *, num_features: int, **options: Any) -> None:
-        if options.get("centre") is not None:
-            raise ConfigurationError("Expected no centre for MeanOfFeatures, got one: it makes one.")
-        super().__init__(MeanRows(num_features), **options)
+    def __init__(
+        self,
+        *,
+        num_features: int,
+        policy: PrivacyPolicy | None = None,
+        noise_keys: NoiseKeys | None = None,
+        num_clients: int | None = None,
+        min_available_nodes: int | None = None,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        secure_aggregation: SecureAggregation | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        super().__init__(
+            MeanRows(num_features),
+            policy=policy,
+            noise_keys=noise_keys,
+            num_clients=num_clients,
+            min_available_nodes=min_available_nodes,
+            excluded=excluded,
+            seed=seed,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            secure_aggregation=secure_aggregation,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
 
     def unanswered(self, report: RoundReport) -> NDArray[np.float32]:
         """Zero where a killed server had all answers: a training need not fail for it."""
@@ -349,8 +435,36 @@ class PrivateEvaluation(QueryRound[EvaluationResult]):
         Share of the evaluation's mu^2 spent on the scores, as on the clients.
     of_updates : bool
         Whether the clients are those of :class:`~murmurfl.strategies.CorrelatedFedAvg`, which asks them otherwise.
-    **options
-        See :class:`QueryRound`.
+    policy : PrivacyPolicy, optional
+        With a trusted server, the policy of the query that all clients were configured with: the server adds the noise.
+    noise_keys : NoiseKeys, optional
+        The noise key of a trusted server (:class:`~murmurfl.strategies.aggregation.noisy.Noisy`).
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with the request.
+    num_clients : int, optional
+        M, clients in all; all of them are asked. Default: all that are connected.
+    min_available_nodes : int, optional
+        Fewest connected clients with which the round begins after ``node_deadline_s``.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler, which has nothing to draw here. Default: from the operating system.
+    session : str, optional
+        Name of the round, letters and digits, other than a training's. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File of this round's own, written before clients are asked and after they have answered.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
 
     Examples
     --------
@@ -361,11 +475,47 @@ class PrivateEvaluation(QueryRound[EvaluationResult]):
     """
 
     def __init__(
-        self, *, bins: int = 0, scores_share: float = SCORES_SHARE, of_updates: bool = False, **options: Any
+        self,
+        *,
+        bins: int = 0,
+        scores_share: float = SCORES_SHARE,
+        of_updates: bool = False,
+        policy: PrivacyPolicy | None = None,
+        noise_keys: NoiseKeys | None = None,
+        centre: NDArray[np.floating] | None = None,
+        num_clients: int | None = None,
+        min_available_nodes: int | None = None,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        secure_aggregation: SecureAggregation | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         if of_updates:
             self.message_type_of_queries = MessageType.TRAIN  # type: ignore[misc]
-        super().__init__(EvaluationRows(bins, scores_share), **options)
+        super().__init__(
+            EvaluationRows(bins, scores_share),
+            policy=policy,
+            noise_keys=noise_keys,
+            centre=centre,
+            num_clients=num_clients,
+            min_available_nodes=min_available_nodes,
+            excluded=excluded,
+            seed=seed,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            secure_aggregation=secure_aggregation,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
 
     def evaluate(
         self, grid: Grid | DirectMachines, arrays: ArrayRecord, *, timeout: float = 3600.0
@@ -400,8 +550,34 @@ class Statistics(QueryRound[TableStatistics]):
     beside : bool
         Whether clients release statistics beside a training (:class:`murmurfl.clients.Counting`) and not as a run of
         their own (:class:`murmurfl.clients.StatisticsClient`).
-    **options
-        See :class:`QueryRound`.
+    policy : PrivacyPolicy, optional
+        With a trusted server, the policy of the query that all clients were configured with: the server adds the noise.
+    noise_keys : NoiseKeys, optional
+        The noise key of a trusted server (:class:`~murmurfl.strategies.aggregation.noisy.Noisy`).
+    num_clients : int, optional
+        M, clients in all; all of them are asked. Default: all that are connected.
+    min_available_nodes : int, optional
+        Fewest connected clients with which the round begins after ``node_deadline_s``.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler, which has nothing to draw here. Default: from the operating system.
+    session : str, optional
+        Name of the round, letters and digits, other than a training's. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File of this round's own, written before clients are asked and after they have answered.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
 
     Notes
     -----
@@ -416,10 +592,44 @@ class Statistics(QueryRound[TableStatistics]):
         print(found["age"].mean, found["age"].quantile(0.5))
     """
 
-    def __init__(self, *, columns: Sequence[CountedColumn], beside: bool = False, **options: Any) -> None:
-        if options.get("centre") is not None:
-            raise ConfigurationError("Expected no centre for Statistics, got one: records are counted as they are.")
-        super().__init__(StatisticsRows(tuple(columns)), beside=beside, **options)
+    def __init__(
+        self,
+        *,
+        columns: Sequence[CountedColumn],
+        beside: bool = False,
+        policy: PrivacyPolicy | None = None,
+        noise_keys: NoiseKeys | None = None,
+        num_clients: int | None = None,
+        min_available_nodes: int | None = None,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        secure_aggregation: SecureAggregation | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        super().__init__(
+            StatisticsRows(tuple(columns)),
+            policy=policy,
+            noise_keys=noise_keys,
+            beside=beside,
+            num_clients=num_clients,
+            min_available_nodes=min_available_nodes,
+            excluded=excluded,
+            seed=seed,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            secure_aggregation=secure_aggregation,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
 
     def unanswered(self, report: RoundReport) -> TableStatistics:
         """Raise, with what clients said."""

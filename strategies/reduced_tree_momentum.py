@@ -22,18 +22,23 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, MurmurflError
+from ..privacy import ConfigurationError, MurmurflError, NoiseKeys, PrivacyPolicy
 from ..privacy.noise import NONCE_BYTES
+from .callbacks.callback import Callback
 from .momentum_tree import Changes, ReconstructionTrees, best_gamma
-from .rounds.options import takes
-from .rounds.replies import RoundReport, Vector
-from .tree_momentum import MomentumNoise, MomentumOptions, TrustedMomentum, normalised_step
+from .rounds.options import RoundOptions, positive
+from .rounds.replies import LARGEST_VALUE, RoundReport, Vector
+from .rounds.sampling import Sampling
+from .sums.secure_aggregation import SecureAggregation
+from .tree_momentum import MomentumNoise, TrustedMomentum, normalised_step
 
 # Steps are computed in float64: an epoch leads at most eta N away, and this much more, relatively.
 _ROUNDING = 1e-9
@@ -77,22 +82,6 @@ def reduced_tree_momentum_step(
     return ReducedTreeMomentumState(normalised_step(state.w, noisy_momentum, learning_rate), momentum, nonces)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ReducedOptions(MomentumOptions):
-    """What :class:`ReducedTreeMomentum` takes."""
-
-    smoothness: float = math.inf
-    gamma: float | None = None
-    noise_cache_mib: float = 256.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.smoothness >= 0:
-            raise ConfigurationError(f"Expected smoothness >= 0, infinite if none is known, got {self.smoothness!r}.")
-        if self.gamma is not None and not 0 <= self.gamma <= 1:
-            raise ConfigurationError(f"Expected 0 <= gamma <= 1, got {self.gamma!r}.")
-
-
 class ReducedTreeNoise(MomentumNoise):
     """The noise on the nodes of the trees for A, D and R, of which nothing is kept but nonces.
 
@@ -101,15 +90,31 @@ class ReducedTreeNoise(MomentumNoise):
     **Formal guarantees.** See :class:`ReducedTreeMomentum`: what it says rests on these standard deviations.
     """
 
-    def __init__(self, options: ReducedOptions) -> None:
-        super().__init__(options)
-        if options.policy.max_participations < self.num_rounds:
+    def __init__(
+        self,
+        policy: PrivacyPolicy,
+        *,
+        num_rounds: int,
+        alpha: float,
+        learning_rate: float,
+        smoothness: float = math.inf,
+        gamma: float | None = None,
+        noise_cache_mib: float = 256.0,
+        noise_keys: NoiseKeys | None = None,
+    ) -> None:
+        self.learning_rate, self.smoothness = positive("learning_rate", learning_rate), float(smoothness)
+        if not self.smoothness >= 0:
+            raise ConfigurationError(f"Expected smoothness >= 0, infinite if none is known, got {self.smoothness!r}.")
+        if gamma is not None and not 0 <= gamma <= 1:
+            raise ConfigurationError(f"Expected 0 <= gamma <= 1, got {gamma!r}.")
+        super().__init__(policy, num_rounds=num_rounds, alpha=alpha, noise_keys=noise_keys)
+        if policy.max_participations < self.num_rounds:
             raise ConfigurationError(
-                f"Expected max_participations >= num_rounds = {self.num_rounds}, got "
-                f"{options.policy.max_participations}: every machine must be in every round."
+                f"Expected max_participations >= num_rounds = {self.num_rounds}, got {policy.max_participations}: "
+                "every machine must be in every round."
             )
-        self.learning_rate, self.smoothness, self.gamma = options.learning_rate, options.smoothness, options.gamma
-        self._cache_bytes = int(options.noise_cache_mib * 2**20)
+        self.gamma = gamma
+        self._cache_bytes = int(noise_cache_mib * 2**20)
         self._cached: dict[tuple[bytes, int], NDArray[np.floating]] = {}
         self._trees: dict[int, tuple[ReconstructionTrees, NDArray[np.float64]]] = {}
 
@@ -197,11 +202,23 @@ class ReducedTreeNoise(MomentumNoise):
         return rows
 
 
-class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
+class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState, ReducedTreeNoise]):
     """Momentum of less sensitivity, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
 
     Parameters
     ----------
+    policy : PrivacyPolicy
+        Policy that all clients were configured with, with ``release_rule="paper"``, and as many passes
+        (``sample_participations``) of ``min_separation`` = N releases as samples are used.
+    num_rounds : int
+        T, the most rounds of which this server ever publishes a model.
+    noise_keys : NoiseKeys, optional
+        The server's noise key (:class:`~murmurfl.strategies.aggregation.noisy.Noisy`). Default: one from the operating
+        system, kept in a file beside the checkpoint.
+    alpha : float
+        Weight of a new gradient, 0 < alpha <= 1.
+    learning_rate : float
+        eta > 0.
     smoothness : float
         L, of every sample's loss whatever the sample; infinite (the default) if none is known, and then this algorithm
         adds more noise than :class:`~murmurfl.strategies.TreeMomentum`.
@@ -209,8 +226,48 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
         0 <= gamma <= 1, public; default the one with the least noise. Only the noise depends on it, not the momentum.
     noise_cache_mib : float
         Most memory for noise rows of nodes, in MiB; what does not fit is drawn again in every round that needs it.
-    **options
-        See :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`.
+    num_clients : int, optional
+        M, clients of the training. Default: all that are connected when it begins.
+    clients_per_round : int, optional
+        m, clients that a round asks, sampled without replacement. Default: all.
+    fraction_train : float, optional
+        Share of the clients that a round asks, in place of ``clients_per_round``.
+    min_train_nodes : int, optional
+        Fewest clients that a round asks with ``fraction_train``. Default: 2.
+    min_available_nodes : int, optional
+        Fewest connected clients with which a round begins after ``node_deadline_s``.
+    quorum : float
+        Share of ``clients_per_round`` whose answers end a round; 1 waits for all.
+    over_selection : float
+        A round asks this many times ``clients_per_round`` clients; at least 1.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler. Default: from the operating system.
+    sampling : {"uniform", "balanced"}
+        Whether rounds are drawn independently, or so that all clients take part equally often.
+    session : str, optional
+        Name of the training, letters and digits. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File written after every round. A training whose file exists is resumed.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    evaluate_every : int
+        Rounds between central evaluations of the published model.
+    allow_exhaustion : bool
+        Whether clients may run out of releases before the last round.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
 
     Notes
     -----
@@ -235,41 +292,103 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState]):
         "epochs. TreeMomentum can do without."
     )
 
-    options: ReducedOptions  # type: ignore[assignment]
-    aggregator: ReducedTreeNoise
     state_type: ClassVar[type[ReducedTreeMomentumState]] = ReducedTreeMomentumState
 
-    @takes(ReducedOptions)
-    def __init__(self, **options: Any) -> None:
-        super().__init__(self.options, aggregator=ReducedTreeNoise(self.options))
+    def __init__(
+        self,
+        *,
+        policy: PrivacyPolicy,
+        num_rounds: int,
+        noise_keys: NoiseKeys | None = None,
+        alpha: float,
+        learning_rate: float,
+        smoothness: float = math.inf,
+        gamma: float | None = None,
+        noise_cache_mib: float = 256.0,
+        num_clients: int | None = None,
+        clients_per_round: int | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int | None = None,
+        min_available_nodes: int | None = None,
+        quorum: float = 1.0,
+        over_selection: float = 1.0,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        sampling: Sampling = "uniform",
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        evaluate_every: int = 1,
+        allow_exhaustion: bool = False,
+        secure_aggregation: SecureAggregation | None = None,
+        centre: NDArray[np.floating] | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        options = RoundOptions(
+            num_clients=num_clients,
+            clients_per_round=clients_per_round,
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_available_nodes=min_available_nodes,
+            quorum=quorum,
+            over_selection=over_selection,
+            excluded=excluded,
+            seed=seed,
+            sampling=sampling,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            evaluate_every=evaluate_every,
+            allow_exhaustion=allow_exhaustion,
+            secure_aggregation=secure_aggregation,
+            centre=centre,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
+        noise = ReducedTreeNoise(
+            policy,
+            num_rounds=num_rounds,
+            alpha=alpha,
+            learning_rate=learning_rate,
+            smoothness=smoothness,
+            gamma=gamma,
+            noise_cache_mib=noise_cache_mib,
+            noise_keys=noise_keys,
+        )
+        super().__init__(options, learning_rate=learning_rate, noise=noise)
 
     def settings(self) -> dict[str, Any]:
         return {
             **super().settings(),
-            "smoothness": None if math.isinf(self.aggregator.smoothness) else self.aggregator.smoothness,
-            "gamma": self.aggregator.gamma,
+            "smoothness": None if math.isinf(self.noise.smoothness) else self.noise.smoothness,
+            "gamma": self.noise.gamma,
         }
 
     def initial_state(self, start: Vector) -> ReducedTreeMomentumState:
         wrong = [name for name, _, dtype in self._layout if dtype != np.float64]
-        if wrong and not math.isinf(self.aggregator.smoothness):
+        if wrong and not math.isinf(self.noise.smoothness):
             raise ConfigurationError(
                 f"Expected a float64 model where smoothness bounds how far gradients move, got another dtype in "
                 f"{', '.join(wrong)}: steps would be rounded. Convert the initial arrays, or use smoothness = inf."
             )
         return ReducedTreeMomentumState(
-            start, np.zeros_like(start), np.zeros((self.aggregator.num_rounds, NONCE_BYTES), np.uint8)
+            start, np.zeros_like(start), np.zeros((self.noise.num_rounds, NONCE_BYTES), np.uint8)
         )
 
     def query_points(self, state: ReducedTreeMomentumState) -> tuple[Vector, ...]:
         return (state.w,)
 
     def step(self, state: ReducedTreeMomentumState, release_sum: Vector, server_round: int) -> ReducedTreeMomentumState:
-        self.aggregator.check_round(server_round)
-        nonces, alpha = self.aggregator.with_nonce(state.nonces, server_round), self.aggregator.alpha
-        rate = self.options.learning_rate
+        self.noise.check_round(server_round)
+        nonces, alpha = self.noise.with_nonce(state.nonces, server_round), self.noise.alpha
+        rate = self.learning_rate
         momentum = (1 - alpha) * state.momentum + alpha * release_sum
-        noisy = self.aggregator.rounded(momentum, self.aggregator.noise(nonces, server_round, len(release_sum)))
+        noisy = self.noise.rounded(momentum, self.noise.noise(nonces, server_round, len(release_sum)))
         after = reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=rate)
         if not np.linalg.norm(after.w - state.w) <= rate * (1 + _ROUNDING):
             raise ConfigurationError(

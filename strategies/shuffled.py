@@ -9,8 +9,9 @@ An epoch on public samples alone is the server's own: nobody is asked and nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -18,10 +19,12 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
 from ..privacy.machine.shuffled_machine import noisy_epoch
-from .rounds.options import StepOptions, takes
-from .rounds.replies import Vector
-from .rounds.sampling import LateAnswers
+from .callbacks.callback import Callback
+from .rounds.options import RoundOptions, positive
+from .rounds.replies import LARGEST_VALUE, Vector
+from .rounds.sampling import LateAnswers, Sampling
 from .rounds.strategy import ReleaseStrategy
+from .sums.secure_aggregation import SecureAggregation
 
 Regularizer = Literal["none", "l2", "l1", "ball"]
 REGULARIZERS: tuple[Regularizer, ...] = get_args(Regularizer)
@@ -101,27 +104,6 @@ class PublicEpochs:
     clip_norm: float
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ShuffledOptions(StepOptions):
-    """What :class:`ShuffledAvg` takes."""
-
-    steps_per_epoch: int
-    regularizer: Regularizer = "none"
-    strength: float = 0.0
-    rounds: range | None = None
-    public: PublicEpochs | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps_per_epoch < 1:
-            raise ConfigurationError(f"Expected steps_per_epoch >= 1, got {self.steps_per_epoch!r}.")
-        if self.regularizer not in REGULARIZERS or (self.regularizer != "none" and not self.strength > 0):
-            raise ConfigurationError(
-                f"Expected regularizer one of {REGULARIZERS} with strength > 0, got {self.regularizer!r}, "
-                f"{self.strength!r}."
-            )
-
-
 class ShuffledAvg(ReleaseStrategy[ShuffledState]):
     """Shuffled gradients over machines, for :class:`~murmurfl.clients.ShuffledClient`.
 
@@ -132,14 +114,55 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
     steps_per_epoch : int
         n, steps of a machine's epoch.
     regularizer : {"none", "l2", "l1", "ball"}
+        psi, applied once an epoch (:func:`proximal`).
     strength : float
         lambda of the regulariser, or the ball's radius; > 0 unless there is none.
     rounds : range, optional
         The rounds, from 1, in which machines are asked; default all (:func:`private_rounds`).
     public : PublicEpochs, optional
         For all other rounds.
-    **options
-        See :class:`~murmurfl.strategies.ReleaseStrategy`.
+    num_clients : int, optional
+        M, clients of the training. Default: all that are connected when it begins.
+    clients_per_round : int, optional
+        m, clients that a round asks, sampled without replacement. Default: all.
+    fraction_train : float, optional
+        Share of the clients that a round asks, in place of ``clients_per_round``.
+    min_train_nodes : int, optional
+        Fewest clients that a round asks with ``fraction_train``. Default: 2.
+    min_available_nodes : int, optional
+        Fewest connected clients with which a round begins after ``node_deadline_s``.
+    quorum : float
+        Share of ``clients_per_round`` whose answers end a round; 1 waits for all.
+    over_selection : float
+        A round asks this many times ``clients_per_round`` clients; at least 1.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler. Default: from the operating system.
+    sampling : {"uniform", "balanced"}
+        Whether rounds are drawn independently, or so that all clients take part equally often.
+    session : str, optional
+        Name of the training, letters and digits. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File written after every round. A training whose file exists is resumed.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    evaluate_every : int
+        Rounds between central evaluations of the published model.
+    allow_exhaustion : bool
+        Whether clients may run out of releases before the last round.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
 
     Notes
     -----
@@ -150,16 +173,75 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
     sums_suffice: ClassVar[bool] = False  # an epoch is built on no release before
     late_answers: ClassVar[LateAnswers] = "refused"  # the next epoch goes on from all of this one
 
-    options: ShuffledOptions
-
-    @takes(ShuffledOptions)
-    def __init__(self, **options: Any) -> None:
-        super().__init__(self.options)
+    def __init__(
+        self,
+        *,
+        learning_rate: float,
+        steps_per_epoch: int,
+        regularizer: Regularizer = "none",
+        strength: float = 0.0,
+        rounds: range | None = None,
+        public: PublicEpochs | None = None,
+        num_clients: int | None = None,
+        clients_per_round: int | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int | None = None,
+        min_available_nodes: int | None = None,
+        quorum: float = 1.0,
+        over_selection: float = 1.0,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        sampling: Sampling = "uniform",
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        evaluate_every: int = 1,
+        allow_exhaustion: bool = False,
+        secure_aggregation: SecureAggregation | None = None,
+        centre: NDArray[np.floating] | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        options = RoundOptions(
+            num_clients=num_clients,
+            clients_per_round=clients_per_round,
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_available_nodes=min_available_nodes,
+            quorum=quorum,
+            over_selection=over_selection,
+            excluded=excluded,
+            seed=seed,
+            sampling=sampling,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            evaluate_every=evaluate_every,
+            allow_exhaustion=allow_exhaustion,
+            secure_aggregation=secure_aggregation,
+            centre=centre,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
+        self.learning_rate, self.strength = positive("learning_rate", learning_rate), float(strength)
+        if steps_per_epoch < 1:
+            raise ConfigurationError(f"Expected steps_per_epoch >= 1, got {steps_per_epoch!r}.")
+        if regularizer not in REGULARIZERS or (regularizer != "none" and not self.strength > 0):
+            raise ConfigurationError(
+                f"Expected regularizer one of {REGULARIZERS} with strength > 0, got {regularizer!r}, {self.strength!r}."
+            )
+        self.regularizer: Regularizer = regularizer
+        self.steps_per_epoch, self.rounds, self.public = steps_per_epoch, rounds, public
+        super().__init__(options)
 
     def settings(self) -> dict[str, Any]:
-        own, rounds = self.options.own, self.options.rounds
-        del own["public"], own["rounds"]
-        return {**super().settings(), **own, "private_rounds": [] if rounds is None else [rounds.start, rounds.stop]}
+        names = ("learning_rate", "steps_per_epoch", "regularizer", "strength")
+        rounds = [] if self.rounds is None else [self.rounds.start, self.rounds.stop]
+        return {**super().settings(), **{name: getattr(self, name) for name in names}, "private_rounds": rounds}
 
     def initial_state(self, start: Vector) -> ShuffledState:
         return ShuffledState(start)
@@ -172,17 +254,17 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
             if not release_sum.any():  # nobody answered: there was no epoch
                 return state
             total = release_sum / self.clients_per_round
-        elif self.options.public is None:
+        elif self.public is None:
             raise ConfigurationError(f"Expected public samples for round {server_round}, which asks no silo; got none.")
         else:
-            public, rate = self.options.public, self.options.learning_rate
+            public, rate = self.public, self.learning_rate
             total = noisy_epoch(public.gradient, state.x, public.steps, learning_rate=rate, clip_norm=public.clip_norm)
-        end = state.x - self.options.learning_rate * total
-        weight = self.options.learning_rate * self.options.steps_per_epoch
-        return ShuffledState(proximal(self.options.regularizer, end, self.options.strength, weight))
+        end = state.x - self.learning_rate * total
+        weight = self.learning_rate * self.steps_per_epoch
+        return ShuffledState(proximal(self.regularizer, end, self.strength, weight))
 
     def model(self, state: ShuffledState) -> Vector:
         return state.x
 
     def asks_machines(self, server_round: int) -> bool:
-        return self.options.rounds is None or server_round in self.options.rounds
+        return self.rounds is None or server_round in self.rounds

@@ -15,33 +15,25 @@ which samples return (:class:`MomentumNoise`), and normalised steps (:class:`Tru
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError
-from .aggregation.noisy import Noisy, TrustedOptions, TrustedStrategy
+from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
+from .aggregation.noisy import Noisy
+from .callbacks.callback import Callback
 from .momentum_tree import MomentumTree
-from .rounds.options import StepOptions, takes
-from .rounds.replies import Reply, Vector
-from .rounds.sampling import LateAnswers
+from .rounds.options import RoundOptions, positive
+from .rounds.replies import LARGEST_VALUE, Reply, Vector
+from .rounds.sampling import LateAnswers, Sampling
 from .rounds.strategy import ReleaseStrategy
+from .sums.secure_aggregation import SecureAggregation
 
 StateT = TypeVar("StateT")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MomentumOptions(TrustedOptions, StepOptions):
-    """What strategies of private momentum take."""
-
-    alpha: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.alpha <= 1:
-            raise ConfigurationError(f"Expected 0 < alpha <= 1, got {self.alpha!r}.")
 
 
 def normalised_step(w: Vector, momentum: Vector, learning_rate: float) -> Vector:
@@ -59,42 +51,42 @@ class MomentumNoise(Noisy):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    def __init__(self, options: MomentumOptions) -> None:
-        super().__init__(options)
-        policy = options.policy
+    def __init__(
+        self, policy: PrivacyPolicy, *, num_rounds: int, alpha: float, noise_keys: NoiseKeys | None = None
+    ) -> None:
+        self.alpha = float(alpha)
+        if not 0 < self.alpha <= 1:
+            raise ConfigurationError(f"Expected 0 < alpha <= 1, got {self.alpha!r}.")
+        super().__init__(policy, num_rounds=num_rounds, noise_keys=noise_keys)
         if policy.release_rule != "paper":
             raise ConfigurationError(
                 f"Expected a policy with release_rule 'paper', got {policy.release_rule!r}: a contribution that "
                 "comes later has another weight."
             )
-        self.alpha = options.alpha
         self.epoch = policy.min_separation if policy.sample_participations > 1 else self.num_rounds
         """N."""
 
 
-class TrustedMomentum(TrustedStrategy, ReleaseStrategy[StateT]):
+NoiseT = TypeVar("NoiseT", bound=MomentumNoise)
+
+
+class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, NoiseT]):
     """Private momentum, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`; a base class.
 
     Parameters
     ----------
-    policy : PrivacyPolicy
-        With ``release_rule="paper"``, and as many passes (``sample_participations``) of ``min_separation`` = N releases
-        as samples are used.
-    num_rounds, noise_keys
-        See :class:`~murmurfl.strategies.aggregation.noisy.TrustedOptions`.
-    alpha : float
-        Weight of a new gradient, 0 < alpha <= 1.
+    options : RoundOptions
+        What every strategy takes. Every client is asked in every round: ``clients_per_round`` is ``num_clients``.
     learning_rate : float
         eta > 0.
-    **options
-        See :class:`~murmurfl.strategies.ReleaseStrategy`. Every machine is asked in every round:
-        ``clients_per_round`` is ``num_clients``.
+    noise : MomentumNoise
+        The server's noise on the momentum, which weight and epoch are part of.
 
     Notes
     -----
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
     against everybody but the server itself, under the conditions of
-    :class:`~murmurfl.strategies.aggregation.noisy.TrustedStrategy`. It rests on every sample taking part in rounds
+    :class:`~murmurfl.strategies.aggregation.noisy.Noisy`. It rests on every sample taking part in rounds
     c, c + N, c + 2 N, ... only: a reply counts only if its number is the round's, so a machine that misses a request is
     left out from then on (and every machine, if the server stops between its replies and its checkpoint). Noise that
     was drawn before an interruption is the same when it is needed again. Proof: docs/proofs/sensitivities.md.
@@ -106,7 +98,10 @@ class TrustedMomentum(TrustedStrategy, ReleaseStrategy[StateT]):
         "epoch than the noise was made for."
     )
 
-    options: MomentumOptions
+    def __init__(self, options: RoundOptions, *, learning_rate: float, noise: NoiseT) -> None:
+        self.learning_rate = positive("learning_rate", learning_rate)
+        self.noise = noise
+        super().__init__(options, aggregator=noise)
 
     def _settle(self, machines: int) -> None:
         super()._settle(machines)
@@ -117,11 +112,7 @@ class TrustedMomentum(TrustedStrategy, ReleaseStrategy[StateT]):
             )
 
     def settings(self) -> dict[str, Any]:
-        own = {
-            "learning_rate": self.options.learning_rate,
-            "alpha": self.aggregator.alpha,
-            "epoch": self.aggregator.epoch,
-        }
+        own = {"learning_rate": self.learning_rate, "alpha": self.noise.alpha, "epoch": self.noise.epoch}
         return {**super().settings(), **own}
 
     def check_reply(self, reply: Reply) -> bool:
@@ -197,8 +188,10 @@ class TreeNoise(MomentumNoise):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    def __init__(self, options: MomentumOptions) -> None:
-        super().__init__(options)
+    def __init__(
+        self, policy: PrivacyPolicy, *, num_rounds: int, alpha: float, noise_keys: NoiseKeys | None = None
+    ) -> None:
+        super().__init__(policy, num_rounds=num_rounds, alpha=alpha, noise_keys=noise_keys)
         self.tree = MomentumTree(self.num_rounds, self.epoch, self.alpha)
         self._noise_stds: dict[int, NDArray[np.float64]] = {}
 
@@ -228,13 +221,65 @@ class TreeNoise(MomentumNoise):
         return self.rounded(node, self.fresh_normals(server_round, len(node)) * std)
 
 
-class TreeMomentum(TrustedMomentum[TreeMomentumState]):
+class TreeMomentum(TrustedMomentum[TreeMomentumState, TreeNoise]):
     """Tree-aggregated momentum, normalised steps, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
 
     Parameters
     ----------
-    **options
-        See :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`.
+    policy : PrivacyPolicy
+        Policy that all clients were configured with, with ``release_rule="paper"``, and as many passes
+        (``sample_participations``) of ``min_separation`` = N releases as samples are used.
+    num_rounds : int
+        T, the most rounds of which this server ever publishes a model.
+    noise_keys : NoiseKeys, optional
+        The server's noise key (:class:`~murmurfl.strategies.aggregation.noisy.Noisy`). Default: one from the operating
+        system, kept in a file beside the checkpoint.
+    alpha : float
+        Weight of a new gradient, 0 < alpha <= 1.
+    learning_rate : float
+        eta > 0.
+    num_clients : int, optional
+        M, clients of the training. Default: all that are connected when it begins.
+    clients_per_round : int, optional
+        m, clients that a round asks, sampled without replacement. Default: all.
+    fraction_train : float, optional
+        Share of the clients that a round asks, in place of ``clients_per_round``.
+    min_train_nodes : int, optional
+        Fewest clients that a round asks with ``fraction_train``. Default: 2.
+    min_available_nodes : int, optional
+        Fewest connected clients with which a round begins after ``node_deadline_s``.
+    quorum : float
+        Share of ``clients_per_round`` whose answers end a round; 1 waits for all.
+    over_selection : float
+        A round asks this many times ``clients_per_round`` clients; at least 1.
+    excluded : collection of str
+        Names of clients that are not asked.
+    seed : int, optional
+        Seed of the sampler. Default: from the operating system.
+    sampling : {"uniform", "balanced"}
+        Whether rounds are drawn independently, or so that all clients take part equally often.
+    session : str, optional
+        Name of the training, letters and digits. Default: random.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds.
+    checkpoint : Path or str, optional
+        File written after every round. A training whose file exists is resumed.
+    largest_value : float
+        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+    evaluate_every : int
+        Rounds between central evaluations of the published model.
+    allow_exhaustion : bool
+        Whether clients may run out of releases before the last round.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums.
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    permit : str, optional
+        Permit of the session's owner, sent with every message.
+    schema : str, optional
+        Digest of the schema of records. Clients that state another one are not asked.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
 
     Notes
     -----
@@ -245,25 +290,75 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState]):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    aggregator: TreeNoise
     state_type: ClassVar[type[TreeMomentumState]] = TreeMomentumState
 
-    @takes(MomentumOptions)
-    def __init__(self, **options: Any) -> None:
-        super().__init__(self.options, aggregator=TreeNoise(self.options))
+    def __init__(
+        self,
+        *,
+        policy: PrivacyPolicy,
+        num_rounds: int,
+        noise_keys: NoiseKeys | None = None,
+        alpha: float,
+        learning_rate: float,
+        num_clients: int | None = None,
+        clients_per_round: int | None = None,
+        fraction_train: float | None = None,
+        min_train_nodes: int | None = None,
+        min_available_nodes: int | None = None,
+        quorum: float = 1.0,
+        over_selection: float = 1.0,
+        excluded: Collection[str] = (),
+        seed: int | None = None,
+        sampling: Sampling = "uniform",
+        session: str | None = None,
+        node_deadline_s: float = 120.0,
+        checkpoint: Path | str | None = None,
+        largest_value: float = LARGEST_VALUE,
+        evaluate_every: int = 1,
+        allow_exhaustion: bool = False,
+        secure_aggregation: SecureAggregation | None = None,
+        centre: NDArray[np.floating] | None = None,
+        permit: str | None = None,
+        schema: str | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        options = RoundOptions(
+            num_clients=num_clients,
+            clients_per_round=clients_per_round,
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_available_nodes=min_available_nodes,
+            quorum=quorum,
+            over_selection=over_selection,
+            excluded=excluded,
+            seed=seed,
+            sampling=sampling,
+            session=session,
+            node_deadline_s=node_deadline_s,
+            checkpoint=checkpoint,
+            largest_value=largest_value,
+            evaluate_every=evaluate_every,
+            allow_exhaustion=allow_exhaustion,
+            secure_aggregation=secure_aggregation,
+            centre=centre,
+            permit=permit,
+            schema=schema,
+            callbacks=callbacks,
+        )
+        noise = TreeNoise(policy, num_rounds=num_rounds, alpha=alpha, noise_keys=noise_keys)
+        super().__init__(options, learning_rate=learning_rate, noise=noise)
 
     def initial_state(self, start: Vector) -> TreeMomentumState:
-        return tree_momentum_start(start, self.aggregator.num_rounds)
+        return tree_momentum_start(start, self.noise.num_rounds)
 
     def query_points(self, state: TreeMomentumState) -> tuple[Vector, ...]:
         return (state.w,)
 
     def step(self, state: TreeMomentumState, release_sum: Vector, server_round: int) -> TreeMomentumState:
-        alpha = self.aggregator.tree.alpha
+        alpha = self.noise.tree.alpha
         node = node_sum(state, release_sum / self.clients_per_round, server_round, alpha)
-        noisy = self.aggregator.noisy_node(node, server_round)
-        rate = self.options.learning_rate
-        return tree_momentum_step(state, node, noisy, server_round, alpha=alpha, learning_rate=rate)
+        noisy = self.noise.noisy_node(node, server_round)
+        return tree_momentum_step(state, node, noisy, server_round, alpha=alpha, learning_rate=self.learning_rate)
 
     def model(self, state: TreeMomentumState) -> Vector:
         return state.w

@@ -30,10 +30,12 @@ PARTS = {
     # What makes what leaves.
     *("LedgeredMachine", "MachineBlock", "PrivateClient", "PrivateClientApp", "CorrelatedNoiseMod", "Noisy"),
     *(
-        "TrustedStrategy",
         "ClientQuery",
         "QueryPart",
         "Query",
+        "TrustedMu2",
+        "TrustedFullBatch",
+        "TrustedMomentum",
         "Masking",
         "Opener",
         "LocalExecutor",

@@ -155,16 +155,17 @@ def private_statistics(
     }
     if summed:
         options["secure_aggregation"] = SecureAggregation(min_cohort=len(parts), helpers=1)
+    keys = SimulatedKeys(seed, f"server, {_SESSION}")
     if trust == "trusted-server":
-        options |= {"policy": policy, "noise_keys": SimulatedKeys(seed, f"server, {_SESSION}")}
+        options |= {"policy": policy, "noise_keys": keys}
     strategy = Statistics(**options)
     found = strategy.collect(CountedMachines(rows, [places[part] for part in parts], policy, seed))
-    return replace(found, guarantee=_guarantee(policy, strategy))
+    return replace(found, guarantee=_guarantee(policy, strategy, keys))
 
 
-def _guarantee(policy: PrivacyPolicy, strategy: Statistics) -> Guarantee:
+def _guarantee(policy: PrivacyPolicy, strategy: Statistics, keys: SimulatedKeys) -> Guarantee:
     """What machines of this policy would guarantee with keys that nobody knows."""
-    width, keys = strategy.query.width, strategy.options.noise_keys
+    width = strategy.query.width
     if policy.trust == "trusted-server":
         mu = noise_on_answers(strategy.query, policy, keys).guaranteed_mu(width)
         return server_guarantee(policy, mu, "fresh", notes=(SIMULATED,))

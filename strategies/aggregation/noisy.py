@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,7 +36,6 @@ from ...privacy.machine.clipping import BLOCK_ROWS
 from ...privacy.mechanisms import IndependentNoise
 from ...privacy.noise import FINEST_GRID, ideal_mu, power_of_two_at_most, range_problem, standard_normal_rows
 from ..rounds.checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
-from ..rounds.options import RoundOptions
 from ..rounds.replies import Reply, RoundReport, Vector
 from ..sums.summation import Summation
 from .plain import Aggregator, Opened, RoundContext, RoundOutcome
@@ -79,9 +78,8 @@ def is_well_formed(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -
     return bool((counts == np.rint(counts)).all())
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TrustedOptions(RoundOptions):
-    """What a strategy with a trusted server takes beside its own.
+class Noisy(Aggregator):
+    """A server that is trusted to add the noise; a base class, whose subclasses say how much.
 
     Parameters
     ----------
@@ -93,42 +91,35 @@ class TrustedOptions(RoundOptions):
     noise_keys : NoiseKeys, optional
         The server's noise key; default one from the operating system, kept in a file beside the checkpoint. Whoever
         gives keys keeps them, and gives them again when the training is resumed.
-    """
-
-    policy: PrivacyPolicy
-    num_rounds: int
-    noise_keys: NoiseKeys | None = None
-
-    @property
-    def own(self) -> dict[str, Any]:
-        return {name: value for name, value in super().own.items() if name not in _OF_EVERY_TRUSTED_STRATEGY}
-
-
-_OF_EVERY_TRUSTED_STRATEGY = frozenset(one.name for one in fields(TrustedOptions))
-
-
-class Noisy(Aggregator):
-    """A server that is trusted to add the noise; a base class, whose subclasses say how much.
-
-    Parameters
-    ----------
-    options : TrustedOptions
-        Those of its strategy.
     accumulates : bool
         Whether the mean of all releases so far is published, and a reply may hold several releases.
 
     Notes
     -----
-    **Formal guarantees.** With real keys a training is resumed only from its newest checkpoint and with the key it was
-    begun with, so that no sum is published under two different noises, however often it is interrupted
-    (:mod:`.checkpoint`: what is written when, and what cannot be noticed). With seeded keys nothing is kept
-    beside the checkpoint: they protect nobody. A session must be a fresh one for every new training.
+    **Formal guarantees.** All that is published is mu-GDP for replacement of one sample of one machine, against
+    everybody but the server itself, which sees contributions without noise, provided machines are honest, links are
+    private, and nothing else computed from un-noised sums is published; the checkpoint may hold them and must be kept
+    like the data. Replies that state a larger sensitivity or another grid than the policy's are dropped. With mechanism
+    ``none``, which is refused unless the keys are simulated, nothing is guaranteed.
+    Proof: docs/proofs/sensitivities.md.
+
+    A run that is interrupted and resumed has the same guarantee: with real keys a training is resumed only from its
+    newest checkpoint and with the key it was begun with, so that no sum is published under two different noises,
+    however often it is interrupted (:mod:`.checkpoint`: what is written when, and what cannot be noticed). With
+    seeded keys nothing is kept beside the checkpoint: they protect nobody. A session must be a fresh one for every
+    new training.
     """
 
     adds_noise: ClassVar[bool] = True
 
-    def __init__(self, options: TrustedOptions, *, accumulates: bool = False) -> None:
-        policy, num_rounds, noise_keys = options.policy, options.num_rounds, options.noise_keys
+    def __init__(
+        self,
+        policy: PrivacyPolicy,
+        *,
+        num_rounds: int,
+        noise_keys: NoiseKeys | None = None,
+        accumulates: bool = False,
+    ) -> None:
         if policy.trust != "trusted-server":
             raise ConfigurationError(f"Expected a policy with trust 'trusted-server', got {policy.trust!r}.")
         if num_rounds < 1:
@@ -375,41 +366,6 @@ class Noisy(Aggregator):
         return hmac.digest(self._keys.secret_key, b"murmurfl server's noise key", hashlib.sha256)[:16].hex()
 
 
-class TrustedStrategy:
-    """A strategy whose server adds the noise for everybody, and its figures; a base class beside the strategy's own.
-
-    Notes
-    -----
-    **Formal guarantees.** All that is published is mu-GDP for replacement of one sample of one machine, against
-    everybody but the server itself, which sees contributions without noise, provided machines are honest, links are
-    private, and nothing else computed from un-noised sums is published; the checkpoint may hold them and must be kept
-    like the data. Replies that state a larger sensitivity or another grid than the policy's are dropped. A run that is
-    interrupted and resumed has the same guarantee (:class:`Noisy`). With mechanism ``none``, which is refused
-    unless the keys are simulated, nothing is guaranteed.
-    Proof: docs/proofs/sensitivities.md.
-    """
-
-    aggregator: Any  # a Noisy, which the strategy's own base class does not know
-
-    @property
-    def policy(self) -> PrivacyPolicy:
-        """The policy that all machines were configured with."""
-        return self.aggregator.policy
-
-    @property
-    def mu(self) -> float:
-        """Gaussian-DP parameter of all published models together (:attr:`Noisy.mu`)."""
-        return self.aggregator.mu
-
-    def guaranteed_mu(self, num_parameters: int) -> float:
-        """:attr:`mu` for a model of so many values (:meth:`Noisy.guaranteed_mu`)."""
-        return self.aggregator.guaranteed_mu(num_parameters)
-
-    def epsilon(self, delta: float | None = None) -> float:
-        """Epsilon at delta (default the policy's) of all published models together."""
-        return self.aggregator.epsilon(delta)
-
-
 class FreshNoise(Noisy):
     """A trusted server that adds fresh noise to the sum of every round, with shares of mu^2 by ``shares``.
 
@@ -424,8 +380,16 @@ class FreshNoise(Noisy):
     Proof: docs/proofs/sensitivities.md and docs/proofs/returning-samples.md.
     """
 
-    def __init__(self, options: TrustedOptions, *, shares: str = "uniform", accumulates: bool = False) -> None:
-        super().__init__(options, accumulates=accumulates)
+    def __init__(
+        self,
+        policy: PrivacyPolicy,
+        *,
+        num_rounds: int,
+        noise_keys: NoiseKeys | None = None,
+        shares: str = "uniform",
+        accumulates: bool = False,
+    ) -> None:
+        super().__init__(policy, num_rounds=num_rounds, noise_keys=noise_keys, accumulates=accumulates)
         self.rounds_noise = IndependentNoise(self.num_rounds, shares=shares)
         self._prefix = self._published = np.zeros(0)  # until there is a model
 

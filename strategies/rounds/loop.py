@@ -73,8 +73,8 @@ class Run:
 class TrainingLoop(UpdateRule[StateT], Strategy):
     """The rounds of a training under Flower's interface, whatever happens within one; a base class."""
 
-    options: Any
-    """What the strategy takes, a :class:`~murmurfl.strategies.rounds.options.RoundOptions` or a dataclass of more."""
+    options: RoundOptions
+    """What every strategy takes."""
     message_type_of_queries: ClassVar[str] = MessageType.QUERY
     """Type of the messages that ask machines for their names and statements."""
     aggregator: Aggregator

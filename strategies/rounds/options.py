@@ -1,9 +1,9 @@
 """The options of every strategy: their types, their checks, and refusals of Flower's own that take none of them.
 
-An option is declared once, as a field of a frozen dataclass with its type, its default and its check; :func:`takes`
-makes a strategy's constructor of it. A permit is signed by the session's owner away from the server
-(:mod:`murmurfl.privacy.permits`), which shows it with every message; whether it fits is checked here before anybody is
-asked.
+Strategies list all parameters in their constructors, and hand those that all of them have on as one
+:class:`RoundOptions`, where they are checked and described. A permit is signed by the session's owner away from the
+server (:mod:`murmurfl.privacy.permits`), which shows it with every message; whether it fits is checked here before
+anybody is asked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +28,75 @@ from ..sums.secure_aggregation import SecureAggregation
 from .replies import LARGEST_VALUE
 from .sampling import ParticipationConfig
 
-Parameters = ParamSpec("Parameters")
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RoundOptions(ParticipationConfig):
-    """What every strategy takes, checked; :class:`~murmurfl.strategies.ReleaseStrategy` describes it.
+    """Options that every strategy takes, checked; None for those that were left out.
 
-    A strategy's own options are a dataclass of these and more.
+    Parameters
+    ----------
+    num_clients : int, optional
+        M, the clients of the training; default all that are connected when it begins. Later ones take no part.
+    clients_per_round : int, optional
+        m, clients asked in a round, without replacement; default all.
+    fraction_train : float, optional
+        Share of the clients that a round asks, in place of ``clients_per_round``, as in FedAvg.
+    min_train_nodes : int, optional
+        Fewest clients that a round asks with ``fraction_train``, as in FedAvg; default 2.
+    min_available_nodes : int, optional
+        The fewest connected clients with which a round begins once ``node_deadline_s`` has passed: a client
+        that is off ends no training. Default half of ``clients_per_round``, rounded up, or the quorum if that
+        is less. Without ``num_clients`` also, as in FedAvg, the fewest that the training begins with (default
+        2).
+    quorum : float
+        Share of ``clients_per_round`` whose answers end a round; 1, the default, waits for all, at most for the
+        timeout of :meth:`~murmurfl.strategies.ReleaseStrategy.start`. A client is not asked again before it has
+        answered, and a late answer counts where it can
+        (:attr:`~murmurfl.strategies.ReleaseStrategy.late_answers`). Steps divide by ``clients_per_round``
+        however many answer, so that fewer answers are a smaller step with less noise, and no client's guarantee
+        changes.
+    over_selection : float
+        A round asks this many times ``clients_per_round`` clients, >= 1. Steps divide by as many.
+    excluded : collection of str
+        Names of clients that the operator has taken out: they are not asked, and what they still send is not
+        looked at. M, m and what helpers have signed stay. A resumed training may exclude others.
+    seed : int, optional
+        Seed of the sampler; default from the operating system.
+    sampling : {"uniform", "balanced"}
+        How a round's clients are drawn (:func:`~murmurfl.strategies.rounds.sampling.sample_machines`).
+    session : str, optional
+        Name of the training, letters and digits; default random. For every new session a client opens a new
+        private stream and reserves its whole budget share.
+    node_deadline_s : float
+        Longest wait for the quorum to be connected, in seconds. A training begins with all M, and goes on
+        without those that are missing; it waits for each of them once, and again after they have answered.
+    checkpoint : Path or str, optional
+        Written after every round; a training whose file exists is resumed.
+    largest_value : float
+        Largest magnitude in an honest release (:attr:`murmurfl.privacy.NoisePlan.largest_value` of a public
+        policy); a reply beyond it is malformed. The default only keeps sums finite: one broken client can spoil
+        the model.
+    evaluate_every : int
+        Rounds between central evaluations of the published model; the last round is always evaluated.
+    allow_exhaustion : bool
+        Whether clients may reach their cap, or the end of their samples, before the last round and refuse from
+        then on. By default :meth:`~murmurfl.strategies.ReleaseStrategy.start` refuses a training that asks a
+        client for more releases than it can make.
+    callbacks : sequence of Callback
+        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
+    secure_aggregation : SecureAggregation, optional
+        Clients release under masks, and helpers open only sums. A round whose sum stays closed says why in its
+        report; nothing of it is acknowledged, and clients carry over what they released.
+    centre : ndarray of shape (k,), optional
+        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request to
+        clients that are configured for centring.
+    permit : str, optional
+        Permit of the session's owner (``murmurfl owner permit``), sent with every message to clients that
+        require one. Without ``session`` the permit's first session is used. A resumed training may have a
+        renewed permit.
+    schema : str, optional
+        Digest of the schema of records (``murmurfl schema FILE --digest``); clients that state another are not
+        asked. Default any, with a warning where they differ.
     """
 
     session: str | None = None
@@ -64,53 +124,27 @@ class RoundOptions(ParticipationConfig):
         if not self.largest_value > 0:
             raise ConfigurationError(f"Expected largest_value > 0, got {self.largest_value!r}.")
 
-    @property
-    def own(self) -> dict[str, Any]:
-        """The options beside those that every strategy takes, for the settings of a checkpoint."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _OF_EVERY_STRATEGY}
+
+def positive(name: str, value: float) -> float:
+    """Return a value as Python's own float, which JSON has; refuse one that is not positive and finite."""
+    value = float(value)
+    check_positive(name, value)
+    return value
 
 
-_OF_EVERY_STRATEGY = frozenset(one.name for one in fields(RoundOptions))
+def refusing_others(constructor: Callable[..., None]) -> Callable[..., None]:
+    """Return a strategy's constructor, with its own signature, that says what takes the place of other arguments.
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StepOptions(RoundOptions):
-    """What strategies take that step along a direction: ``learning_rate`` is eta > 0."""
-
-    learning_rate: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive("learning_rate", self.learning_rate)
-
-
-def takes(
-    options: Callable[Parameters, RoundOptions],
-) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, Parameters], None]]:
-    """Make ``__init__(self, **options)`` the constructor of a strategy that takes these options, for type checkers too.
-
-    ``self.options`` has them before the constructor's own lines. What is none of them is refused by
-    :func:`refuse_arguments`.
+    Those that ask for nothing are left out (:func:`refuse_arguments`).
     """
 
-    def typed(constructor: Callable[..., None]) -> Callable[Concatenate[Any, Parameters], None]:
-        signature = inspect.signature(options)
-        taken = signature.parameters
+    @wraps(constructor)
+    def made(self: object, *args: object, **given: object) -> None:
+        known = _arguments(type(self), constructor)
+        refuse_arguments(type(self), {name: value for name, value in given.items() if name not in known})
+        constructor(self, *args, **{name: value for name, value in given.items() if name in known})
 
-        @wraps(constructor)
-        def made(self: Any, **given: Any) -> None:
-            if "options" not in vars(self):  # else a subclass has made them, of more
-                refuse_arguments(type(self), {name: value for name, value in given.items() if name not in taken})
-                known = {name: value for name, value in given.items() if name in taken}
-                signature.bind(**known)  # says what is missing
-                self.options = cast(Any, options)(**known)
-            constructor(self, **given)
-
-        itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        cast(Any, made).__signature__ = inspect.Signature([itself, *taken.values()])
-        return cast(Any, made)
-
-    return typed
+    return made
 
 
 def refuse_sums(option: SecureAggregation, refusing: str) -> None:
@@ -191,7 +225,7 @@ _NOISE = (
 _SUMMATION = "releases are added up in one way, exactly. Leave it out"
 _ADAPTIVE = "write CorrelatedFedAvg(optimizer=ServerAdam(beta_1=..., beta_2=..., tau=...)) or ServerYogi"
 
-# By names of FedAvg, FedProx, FedAdam, ..., of the Message API and of the legacy one.
+# By names of FedAvg, FedProx, FedAdam, ..., of the Message API and of the legacy one, and of other strategies here.
 _INSTEAD: dict[str, str] = {
     "weighted_by_key": (
         "all machines count the same. A weight, such as the number of examples, would publish a number that depends on "
@@ -218,6 +252,15 @@ _INSTEAD: dict[str, str] = {
         "give start(..., train_config=ConfigRecord({...})); the round's number reaches clients as 'server-round'"
     ),
     "on_round": "give callbacks=[...] with a Callback whose after_round is called",
+    **dict.fromkeys(
+        ("clients_per_round", "fraction_train", "min_train_nodes"), "all clients are asked once. Leave it out"
+    ),
+    **dict.fromkeys(
+        ("quorum", "over_selection"),
+        "it has no use for a late answer, whose budget would be spent for nothing. The timeout says how long its round "
+        "waits. Leave it out",
+    ),
+    "centre": "MeanOfFeatures makes one, and statistics count records as they are. Leave it out",
     "wait_for": "it is called quorum",
     "ask": "it is called over_selection",
     "run_dry": "it is called allow_exhaustion",
@@ -286,23 +329,22 @@ def _asks_for_nothing(name: str, value: object) -> bool:
 def _refusal(strategy: type, name: str, value: object) -> str:
     shown = repr(value) if isinstance(value, bool | int | float | str) else f"a {type(value).__name__}"
     if name not in _INSTEAD:
-        close = difflib.get_close_matches(name, _arguments(strategy), n=1)
+        close = difflib.get_close_matches(name, _arguments(strategy, strategy.__init__), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
         return f"Expected an argument that {strategy.__name__} has, got {name!r}{hint}"
     instead = _INSTEAD[name]
-    if instead is _EVALUATION and "evaluate_on_machines" in _arguments(strategy):
+    if instead is _EVALUATION and "evaluate_on_machines" in _arguments(strategy, strategy.__init__):
         instead += _ON_MACHINES
     return f"Expected no {name} for {strategy.__name__}, got {shown}: {instead}."
 
 
-def _arguments(strategy: type) -> set[str]:
-    """The names of all keyword arguments of a class and its bases."""
-    names: set[str] = set()
-    for base in strategy.__mro__:
-        if "__init__" in vars(base) and base is not object:
-            names |= {
-                parameter.name
-                for parameter in inspect.signature(base.__init__).parameters.values()
-                if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-            }
-    return names
+def _arguments(strategy: type, constructor: Callable[..., None]) -> set[str]:
+    """Return the names of a constructor's arguments, those that it hands on among them."""
+    parameters = inspect.signature(constructor).parameters.values()
+    names = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        names |= {one.name for one in fields(RoundOptions)}
+        for base in strategy.__mro__:
+            if "__init__" in vars(base) and base is not object:
+                names |= set(inspect.signature(base.__init__).parameters)
+    return names - {"self"}

@@ -154,7 +154,7 @@ _ROUNDING = 1e-9  # 0.8 * 10 is 8 machines, whatever floating point makes of it
 class ParticipationConfig:
     """A strategy's options on participation, checked; None for those that were left out.
 
-    :class:`~murmurfl.strategies.ReleaseStrategy` describes them; M is ``num_clients`` and m ``clients_per_round``.
+    :class:`~murmurfl.strategies.RoundOptions` describes them; M is ``num_clients`` and m ``clients_per_round``.
     """
 
     num_clients: int | None = None

@@ -23,7 +23,7 @@ from ..sums.summation import Summation
 from .guarded_grid import guarded
 from .known_machines import by_length_and_name
 from .loop import Run, TrainingLoop
-from .options import RoundOptions, check_permitted
+from .options import RoundOptions, check_permitted, refusing_others
 from .replies import (
     DirectMachines,
     Outcome,
@@ -51,60 +51,11 @@ class ReleaseStrategy(TrainingLoop[StateT]):
 
     Parameters
     ----------
-    num_clients : int, optional
-        M, the machines of the training; default all that are connected when it begins. Later ones take no part.
-    clients_per_round : int, optional
-        m, machines asked in a round, without replacement; default all.
-    fraction_train, min_train_nodes : optional
-        In place of ``clients_per_round``, as in FedAvg: the share of machines a round asks, and the fewest (default 2).
-    min_available_nodes : int, optional
-        The fewest connected clients with which a round begins once ``node_deadline_s`` has passed: a client that is off
-        ends no training. Default half of ``clients_per_round``, rounded up, or the quorum if that is less. Without
-        ``num_clients`` also, as in FedAvg, the fewest that the training begins with (default 2).
-    quorum : float
-        Share of ``clients_per_round`` whose answers end a round; 1, the default, waits for all, at most for the timeout
-        of :meth:`start`. A client is not asked again before it has answered, and a late answer counts where it can
-        (:attr:`late_answers`). Steps divide by ``clients_per_round`` however many answer, so that fewer answers are a
-        smaller step with less noise, and no client's guarantee changes.
-    over_selection : float
-        A round asks this many times ``clients_per_round`` machines, >= 1. Steps divide by as many.
-    excluded : collection of str
-        Names of clients that the operator has taken out: they are not asked, and what they still send is not looked at.
-        M, m and what helpers have signed stay. A resumed training may exclude others.
-    seed : int, optional
-        Seed of the sampler; default from the operating system.
-    sampling : {"uniform", "balanced"}
-        How a round's machines are drawn (:func:`~murmurfl.strategies.rounds.sampling.sample_machines`).
-    session : str, optional
-        Name of the training, letters and digits; default random. For every new session a machine opens a new private
-        stream and reserves its whole budget share.
-    node_deadline_s : float
-        Longest wait for the quorum to be connected, in seconds. A training begins with all M, and goes on without those
-        that are missing; it waits for each of them once, and again after they have answered.
-    checkpoint : Path, optional
-        Written after every round; a training whose file exists is resumed.
-    largest_value : float
-        Largest magnitude in an honest release (:attr:`murmurfl.privacy.NoisePlan.largest_value` of a public policy); a
-        reply beyond it is malformed. The default only keeps sums finite: one broken machine can spoil the model.
-    evaluate_every : int
-        Rounds between central evaluations of the published model; the last round is always evaluated.
-    allow_exhaustion : bool
-        Whether machines may reach their cap, or the end of their samples, before the last round and refuse from then
-        on. By default :meth:`start` refuses a training that asks a machine for more releases than it can make.
-    callbacks : sequence of Callback
-        What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
-    secure_aggregation : SecureAggregation, optional
-        Machines release under masks, and helpers open only sums. A round whose sum stays closed says why in its report;
-        nothing of it is acknowledged, and machines carry over what they released.
-    centre : ndarray of shape (k,), optional
-        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request to machines that
-        are configured for centring.
-    permit : str, optional
-        Permit of the session's owner (``murmurfl owner permit``), sent with every message to machines that require one.
-        Without ``session`` the permit's first session is used. A resumed training may have a renewed permit.
-    schema : str, optional
-        Digest of the schema of records (``murmurfl schema FILE --digest``); machines that state another are not asked.
-        Default any, with a warning where they differ.
+    options : RoundOptions
+        What every strategy takes; a subclass lists these as parameters of its own.
+    aggregator : Aggregator, optional
+        How the releases of a round become a sum. Default: they are added up, or opened by helpers with
+        ``secure_aggregation``.
 
     Notes
     -----
@@ -115,6 +66,11 @@ class ReleaseStrategy(TrainingLoop[StateT]):
     """
 
     _QUERY_RECORDS: ClassVar[tuple[str, ...]] = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)
+
+    def __init_subclass__(cls, **more: object) -> None:
+        super().__init_subclass__(**more)
+        if "__init__" in vars(cls):
+            cls.__init__ = refusing_others(cls.__init__)
 
     def __init__(self, options: RoundOptions, *, aggregator: Aggregator | None = None) -> None:
         super().__init__(options, aggregator=aggregator)

@@ -157,7 +157,7 @@ def test_a_grid_too_fine_for_the_servers_noise_is_made_coarser_and_charged(kind,
     noise = {"trusted-mu2": "w", "tree": "noisy"}.get(kind)
     if noise is not None:
         values = getattr(published, noise)
-        values = values / -subject.options.learning_rate * MACHINES if noise == "w" else values[0]
+        values = values / -subject.learning_rate * MACHINES if noise == "w" else values[0]
         counts = values / ours.spacing
         assert np.abs(counts - np.rint(counts)).max() < 1e-2, "what is published is on the coarser grid"
         assert np.std(values) > 0
@@ -171,9 +171,9 @@ def test_a_mu_beyond_the_normals_range_is_refused_or_infinite(kind, tmp_path):
         first_step(real, D)
     simulated = strategy(kind, None, policy=terms, noise_keys=SimulatedKeys(1, "server"))
     first_step(simulated, D)
-    assert math.isinf(simulated.guaranteed_mu(D))
-    assert simulated.policy is terms
-    assert strategy(kind, None).guaranteed_mu(D) == strategy(kind, None).mu == 1.0
+    assert math.isinf(simulated.aggregator.guaranteed_mu(D))
+    assert simulated.aggregator.policy is terms
+    assert strategy(kind, None).aggregator.guaranteed_mu(D) == strategy(kind, None).aggregator.mu == 1.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -184,4 +184,4 @@ def test_a_server_that_cannot_serve_its_mu_refuses_before_a_machine_is_asked(kin
         subject.start(machines, ArrayRecord([np.ones(D)]), num_rounds=ROUNDS)
     assert machines.seen == []
     assert not list(tmp_path.iterdir()), "and leaves no files"
-    assert math.isinf(subject.epsilon())
+    assert math.isinf(subject.aggregator.epsilon())

@@ -6,23 +6,28 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
-from typing import Required, get_origin, get_type_hints
 
 import flwr.server.strategy as legacy
 import flwr.serverapp.strategy as message_api
+import murmurfl.clients
+import murmurfl.strategies
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.clients import CorrelatedNoiseMod, NoisySGDClient, PrivateClient, UpdatePolicy
-from murmurfl.clients.private_client import ClientOptions
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, protocol
 from murmurfl.privacy.permits import OwnerKey
+from murmurfl.privacy.queries.mean_of_features import MeanRows
+from murmurfl.privacy.queries.statistics import CountedColumn
 from murmurfl.strategies import (
+    Callback,
     CheckpointError,
     CorrelatedFedAvg,
     FullBatch,
@@ -32,6 +37,9 @@ from murmurfl.strategies import (
     NoisySGD,
     OnlineFedSGD,
     PrivateEvaluation,
+    QueryRound,
+    ReleaseStrategy,
+    RoundOptions,
     SecureAggregation,
     TrustedMu2,
     sample_machines,
@@ -48,6 +56,18 @@ from tests.strategies.sums.test_secure_resume import in_round
 pytestmark = pytest.mark.usefixtures("no_result_folder")
 
 ROOT = Path(__file__).parents[3]
+
+
+def kinds_of(module, base):
+    """The concrete subclasses of a class that a package exports."""
+    kinds = [getattr(module, name) for name in module.__all__]
+    return [one for one in kinds if isinstance(one, type) and issubclass(one, base) and not inspect.isabstract(one)]
+
+
+def maker(kind):
+    """The place, among a class and its bases, of the class whose constructor it has."""
+    return next(i for i, base in enumerate(kind.__mro__) if "__init__" in vars(base))
+
 
 TEXT = """
 from murmurfl.clients import Mu2Client, NoisySGDClient, OnlineClient, ShuffledClient
@@ -105,21 +125,93 @@ def test_a_type_checker_complains_about_every_wrong_option_and_about_nothing_els
     assert errors == wrong
 
 
-def test_the_typed_options_are_those_that_the_constructor_takes():
-    parameters = inspect.signature(PrivateClient).parameters.values()
-    keywords = {parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
-    typed = get_type_hints(ClientOptions, include_extras=True)
-    assert typed.keys() == {parameter.name for parameter in keywords}
-    required = {name for name, hint in typed.items() if get_origin(hint) is Required}
-    assert required == {parameter.name for parameter in keywords if parameter.default is inspect.Parameter.empty}
+STRATEGIES = kinds_of(murmurfl.strategies, ReleaseStrategy)
+REQUIRED = {
+    "learning_rate": 0.1,
+    "alpha": 0.5,
+    "local_steps": 1,
+    "steps_per_epoch": 1,
+    "clip_norm": 1.0,
+    "num_rounds": 1,
+    "num_features": 2,
+    "columns": [CountedColumn("age", bounds=(0.0, 9.0))],
+    "query": MeanRows(2),
+    "policy": PrivacyPolicy(
+        clip_norm=1.0,
+        batch_size=1,
+        max_participations=1,
+        mu=1.0,
+        trust="trusted-server",
+        order="all",
+        release_rule="paper",
+    ),
+}
+SHARED = {
+    "num_clients": 3,
+    "clients_per_round": 2,
+    "fraction_train": 0.5,
+    "min_train_nodes": 3,
+    "min_available_nodes": 2,
+    "quorum": 0.5,
+    "over_selection": 1.5,
+    "excluded": ("3",),
+    "seed": 7,
+    "sampling": "balanced",
+    "session": "other",
+    "node_deadline_s": 3.0,
+    "checkpoint": Path("a.npz"),
+    "largest_value": 9.0,
+    "evaluate_every": 2,
+    "allow_exhaustion": True,
+    "secure_aggregation": SecureAggregation(min_cohort=2),
+    "centre": np.ones(2),
+    "permit": "a permit",
+    "schema": "a digest",
+    "callbacks": [Callback()],
+}
 
 
-def test_a_strategys_constructor_is_its_options():
-    parameters = inspect.signature(TrustedMu2).parameters
-    assert {"num_clients", "sampling", "learning_rate", "diameter", "policy", "noise_keys"} <= parameters.keys()
-    assert {one.kind for one in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
-    missing = {name for name, one in parameters.items() if one.default is inspect.Parameter.empty}
-    assert missing == {"learning_rate", "policy", "num_rounds"}
+def test_every_constructor_lists_its_parameters_and_documents_each():
+    for kind in [*STRATEGIES, *kinds_of(murmurfl.clients, PrivateClient)]:
+        parameters, constructor = inspect.signature(kind).parameters, inspect.unwrap(kind.__init__)
+        assert "__signature__" not in vars(kind).keys() | vars(constructor).keys(), (
+            f"{kind.__name__}: nothing is forged"
+        )
+        assert list(parameters) == list(inspect.signature(constructor).parameters)[1:]
+        kinds = {one.kind for one in parameters.values()}
+        assert not kinds & {inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL}, kind.__name__
+        assert not [one for one in parameters.values() if one.annotation in (one.empty, "Any")], kind.__name__
+        pages = [inspect.getdoc(base) or "" for base in kind.__mro__[: maker(kind) + 1]]
+        documented = {name for page in pages for name in re.findall(r"^(\w+) : ", page, re.MULTILINE)}
+        assert parameters.keys() <= documented, kind.__name__
+
+
+NOT_OF_QUERIES = {
+    *("clients_per_round", "fraction_train", "min_train_nodes", "quorum", "over_selection", "sampling"),
+    *("evaluate_every", "allow_exhaustion", "centre"),
+}
+
+
+def test_what_all_strategies_take_is_handed_on_by_each(monkeypatch):
+    def keep(self, options, *, aggregator=None):
+        self.options, self.entries = options, {}
+
+    monkeypatch.setattr(ReleaseStrategy, "__init__", keep)
+    shared = {one.name: one for one in fields(RoundOptions)}
+    assert SHARED.keys() == shared.keys()
+    for kind in STRATEGIES:
+        parameters = inspect.signature(kind).parameters
+        # A query is asked once, of everybody: nothing is sampled, and nobody waits for a part.
+        left_out = NOT_OF_QUERIES if issubclass(kind, QueryRound) else set()
+        assert shared.keys() - left_out <= parameters.keys(), kind.__name__
+        for name in shared.keys() & parameters.keys():
+            assert parameters[name].annotation == shared[name].type, name
+            assert parameters[name].default == shared[name].default, name
+        required = {name for name, one in parameters.items() if one.default is inspect.Parameter.empty}
+        for name in SHARED.keys() & parameters.keys():
+            value = SHARED[name]
+            made = kind(**{one: REQUIRED[one] for one in required}, **{name: value})
+            assert getattr(made.options, name) is value, (kind.__name__, name)
 
 
 D = 3
