@@ -35,11 +35,11 @@ help:
 
 install: $(STAMP)
 
-# Runs need the base alone; tests, and all else that is made here, need the rest, which one installation brings.
+# Runs need the base, Ray and matplotlib; tests, and all else that is made here, need the rest, which one installation brings.
 $(BASE): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=24"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[simulation,reports]"
 	touch $(BASE)
 
 $(STAMP): pyproject.toml

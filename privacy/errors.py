@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -76,13 +77,17 @@ class UnsupportedFlowerError(MurmurflError, ImportError):
     """The installed version of Flower is not one this package was tested with."""
 
 
-def check_installed(package: str, extra: str, setting: str) -> None:
+def check_installed(package: str, extra: str, setting: str, *, load: bool = True) -> None:
     """Raise if a package of an extra, ``pip install 'murmurfl[extra]'``, is missing; ``setting`` is what needs it.
 
-    A package that is there and broken raises its own error, which says more.
+    A package that is there and broken raises its own error, which says more. Without ``load`` it is looked for, and not
+    imported.
     """
     try:
-        importlib.import_module(package)
+        if load:
+            importlib.import_module(package)
+        elif importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}")
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"Expected the package {package} for {setting}, got: {error}. Install it with "

@@ -30,7 +30,7 @@ def check_flower_version() -> None:
     if not supported:
         raise UnsupportedFlowerError(
             f"Expected Flower {FLOWER_VERSIONS}, got {found}: murmurfl knows the messages of these versions only. Run "
-            f"pip install 'flwr[simulation]{FLOWER_VERSIONS}', or install the release of murmurfl for yours."
+            f"pip install 'flwr{FLOWER_VERSIONS}', or install the release of murmurfl for yours."
         )
 
 

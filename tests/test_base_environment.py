@@ -1,4 +1,5 @@
-"""A clean virtual environment with the base dependencies only: its size, and what runs in it without PyTorch.
+"""A clean virtual environment with the base dependencies only: its size, and what runs in it without the extras; and
+with those that runs on Ray need.
 
 Nothing of the environment of these tests is seen in it. It is made by pip from the wheel, so it needs pip's index.
 """
@@ -18,8 +19,8 @@ from tests.harness import packages
 pytestmark = pytest.mark.base
 
 ROOT = packages.ROOT
-MOST_BYTES = 900e6
-OPTIONAL = ("torch", "torchvision", "flwr_datasets", "datasets", "nvidia", "triton")
+MOST_BYTES = 550e6  # pip and what Python compiles among them
+OPTIONAL = ("torch", "torchvision", "flwr_datasets", "datasets", "nvidia", "triton", "ray", "matplotlib", "jinja2")
 NODE = """
 machine = "clinic"
 ledger = "ledger.sqlite"
@@ -85,36 +86,32 @@ def test_it_is_small_and_has_no_torch(base, capsys):
     assert not [name for name in OPTIONAL if (site / name).exists()]
 
 
-def test_the_bundle_alone_in_an_empty_folder_runs_on_ray(base, tmp_path):
-    """Flower puts it before the installed murmurfl."""
-    alone = packages.unpacked(packages.bundle(tmp_path, base.folder / "bin" / "flwr"), tmp_path / "alone")
-    base("python", "-c", ALONE, alone, tmp_path / "runs", cwd=tmp_path)
-    result = json.loads((tmp_path / "runs" / "alone" / "result.json").read_text())
-    assert (result["rounds"], result["aggregated"]) == (3, 30)
-    (tmp_path / "here").mkdir()
-    base("murmurfl", *COHORT, cwd=tmp_path / "here")
-    assert model(tmp_path / "runs" / "alone") == model(tmp_path / "here" / "runs" / "cohort")
-
-
 def model(folder):
     """The model a run left, to the last bit."""
     with np.load(folder / "model.npz") as arrays:
         return {name: arrays[name].tobytes() for name in arrays.files}
 
 
-def test_the_default_app_runs_from_a_checkout_by_plain_flwr_run(base, tmp_path):
-    base("murmurfl", "run", "--set", "num-rounds=3", "--name", "default", cwd=tmp_path, PYTHONPATH=str(ROOT))
-    result = json.loads((tmp_path / "runs" / "default" / "result.json").read_text())
-    assert result["engine"] == "ray"
-    assert (result["rounds"], result["num_clients"]) == (3, 10)
-
-
-def test_plan_the_cohort_engine_and_a_report(base, tmp_path):
+def test_plan_and_the_cohort_engine(base, tmp_path):
     assert "mu" in base("murmurfl", "plan", "--set", "num-rounds=3", cwd=tmp_path)
     base("murmurfl", *COHORT, cwd=tmp_path)
-    said = base("murmurfl", "report", "runs/cohort", "--out", "page", cwd=tmp_path)
-    assert said
-    assert "<svg" in (tmp_path / "page" / "index.html").read_text()
+    assert (tmp_path / "runs" / "cohort" / "result.json").exists()
+
+
+FIT = """
+import murmurfl
+from sklearn.datasets import load_breast_cancer
+
+data = load_breast_cancer()
+rows = [{**dict(zip(map(str, data.feature_names), map(float, row))), "target": str(label)}
+        for row, label in zip(data.data, data.target)]
+result = murmurfl.fit(rows, label="target", machines=4, epsilon=4)
+assert len(result.predict(rows[:3])) == 3
+"""
+
+
+def test_fit_and_predict(base, tmp_path):
+    base("python", "-c", FIT, cwd=tmp_path)
 
 
 def test_a_nodes_file_is_checked_with_its_ledger(base, tmp_path):
@@ -123,6 +120,47 @@ def test_a_nodes_file_is_checked_with_its_ledger(base, tmp_path):
     assert "clinic" in base("murmurfl", "node", "node.toml", "--check", cwd=tmp_path)
 
 
-def test_what_needs_an_extra_names_it(base, tmp_path):
-    with pytest.raises(AssertionError, match=r"pip install 'murmurfl\[torch\]'"):
-        base("murmurfl", *COHORT, "--set", "model=mlp", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("extra", "command"),
+    [
+        ("torch", (*COHORT, "--set", "model=mlp")),
+        ("simulation", ("run", "--set", "num-rounds=3")),
+        ("reports", ("report", "runs/cohort", "--out", "page")),
+    ],
+)
+def test_what_needs_an_extra_names_it(base, tmp_path, extra, command):
+    if extra == "reports":
+        base("murmurfl", *COHORT, cwd=tmp_path)
+    with pytest.raises(AssertionError, match=rf"pip install 'murmurfl\[{extra}\]'"):
+        base("murmurfl", *command, cwd=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def with_ray(base):
+    """The same environment with the extras of the default run; its tests come last."""
+    base("pip", "install", "--quiet", "--disable-pip-version-check", f"{ROOT}[simulation,reports]", cwd=base.folder)
+    return base
+
+
+def test_the_bundle_alone_in_an_empty_folder_runs_on_ray(with_ray, tmp_path):
+    """Flower puts it before the installed murmurfl."""
+    alone = packages.unpacked(packages.bundle(tmp_path, with_ray.folder / "bin" / "flwr"), tmp_path / "alone")
+    with_ray("python", "-c", ALONE, alone, tmp_path / "runs", cwd=tmp_path)
+    result = json.loads((tmp_path / "runs" / "alone" / "result.json").read_text())
+    assert (result["rounds"], result["aggregated"]) == (3, 30)
+    (tmp_path / "here").mkdir()
+    with_ray("murmurfl", *COHORT, cwd=tmp_path / "here")
+    assert model(tmp_path / "runs" / "alone") == model(tmp_path / "here" / "runs" / "cohort")
+
+
+def test_the_default_app_runs_from_a_checkout_by_plain_flwr_run(with_ray, tmp_path):
+    with_ray("murmurfl", "run", "--set", "num-rounds=3", "--name", "default", cwd=tmp_path, PYTHONPATH=str(ROOT))
+    result = json.loads((tmp_path / "runs" / "default" / "result.json").read_text())
+    assert result["engine"] == "ray"
+    assert (result["rounds"], result["num_clients"]) == (3, 10)
+
+
+def test_a_report(with_ray, tmp_path):
+    with_ray("murmurfl", *COHORT, cwd=tmp_path)
+    assert with_ray("murmurfl", "report", "runs/cohort", "--out", "page", cwd=tmp_path)
+    assert "<svg" in (tmp_path / "page" / "index.html").read_text()

@@ -67,7 +67,7 @@ def run(
     from ..runs.progress import check_trackers
     from ..runs.result import PICTURE_NAME, folder_for
     from ..runs.run_guarantees import expected_guarantee
-    from ..runs.run_summary import closing_lines, plot_accuracy, short_lines, summary_lines
+    from ..runs.run_summary import closing_lines, draw_accuracy, short_lines, summary_lines
     from ..runs.simulate import add_alone, add_without_noise
 
     with failing_clearly():
@@ -99,7 +99,7 @@ def run(
         if twin or (twin is None and outcome.seconds is not None and outcome.seconds <= _SHORT):
             outcome = add_without_noise(folder)
         if not (folder / PICTURE_NAME).exists():  # drawn once, with the twin where there is one
-            plot_accuracy(outcome, folder / PICTURE_NAME)
+            draw_accuracy(outcome, folder / PICTURE_NAME)
         typer.echo("")
         whole = [*summary_lines(outcome, folder), *closing_lines(outcome)] if details else []
         for line in whole or short_lines(outcome, _from_here(folder)):

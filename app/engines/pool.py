@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ...privacy import ConfigurationError, MurmurflError
+from ...privacy.errors import check_installed
 from ..version import __version__
 from .loopback import MARKER, Processes, interrupts_as_keyboard_interrupt, scratch_parent
 
@@ -306,7 +307,8 @@ def _connected(size: int, address: str, say: Say, data_bytes: int) -> tuple[Any,
     if not address and "ray" not in sys.modules:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    ray = importlib.import_module("ray")  # flwr[simulation] brings it, and says which
+    check_installed("ray", "simulation", "workers on Ray")
+    ray = importlib.import_module("ray")
     if ray.is_initialized():
         if address:
             raise ConfigurationError(

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ...privacy import ConfigurationError
+from ...privacy.errors import check_installed
 from ...privacy.files import write_private
 from ...privacy.permits import LONGEST_LOGIN_S, OwnerKey
 from .loopback import (
@@ -365,6 +366,7 @@ def run_flower_app(
     ConfigurationError
         If an argument is impossible; nothing was started.
     """
+    check_installed("ray", "simulation", "engine = 'ray'", load=False)
     started = time.monotonic()
     app_dir = Path(app_dir).expanduser().resolve()
     federation = _federation_config(num_supernodes, client_cpus, total_cpus)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...privacy.errors import check_installed
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -89,6 +91,7 @@ def plain_text(text: str) -> str:
 @contextmanager
 def figure_style() -> Iterator[None]:
     """Colours and lines of every figure."""
+    check_installed("matplotlib", "reports", "figures")
     from matplotlib import rc_context
 
     ink = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
@@ -112,6 +115,7 @@ def figure_style() -> Iterator[None]:
 
 def empty_figure(width: float, height: float) -> Figure:
     """An empty figure in inches, which needs no display."""
+    check_installed("matplotlib", "reports", "figures")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

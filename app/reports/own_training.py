@@ -18,7 +18,7 @@ from ...privacy.queries.evaluation import EvaluationResult
 from ...strategies.callbacks.callback import Training
 from ..runs.outcome import MEASURES, Outcome
 from ..runs.result import folder_for, new_folder, write_outcome
-from ..runs.run_summary import plot_accuracy
+from ..runs.run_summary import draw_accuracy
 
 _NOT_PRIVATE = "Machines evaluated the model without noise: no epsilon covers what they reported."
 
@@ -96,7 +96,7 @@ def record_training(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if any(one.accuracy is not None or one.loss is not None for one in outcome.per_round):
-        plot_accuracy(outcome, folder / "accuracy.png")
+        draw_accuracy(outcome, folder / "accuracy.png")
     write_outcome(outcome, folder)
     return outcome.document()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jinja2 import Environment
+from ...privacy.errors import check_installed
 
 _PAGE = """\
 <!DOCTYPE html>
@@ -258,5 +258,8 @@ simulation's exceeds what a server knows.</p>
 
 def page(**parts: Any) -> str:
     """Render the document; all text is escaped except our own figures."""
+    check_installed("jinja2", "reports", "a report")
+    from jinja2 import Environment
+
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_PAGE).render(**parts)

@@ -37,7 +37,7 @@ from .machine_statements import Participation, is_named, releases_made, stated, 
 from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Alone, Outcome
 from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
-from .run_summary import plot_accuracy, shown, shown_measure
+from .run_summary import draw_accuracy, plot_accuracy, shown, shown_measure
 from .simulated_figures import alone
 
 if TYPE_CHECKING:
@@ -459,7 +459,7 @@ def write_record(result: RunResult, folder: Path, *, picture: bool = True) -> di
         folder.mkdir(parents=True, exist_ok=True)
         np.savez(folder / "model.npz", **result.arrays)
         if picture:
-            plot_accuracy(result.outcome, folder / PICTURE_NAME)
+            draw_accuracy(result.outcome, folder / PICTURE_NAME)
         write_machines(result, folder / MACHINES_NAME)
         write_outcome(result.outcome, folder)  # last: whoever finds a result.json finds a finished run
     except OSError as reason:

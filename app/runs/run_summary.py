@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Any, BinaryIO
 from ...privacy import NO_NOISE, rounded_up
 from ...privacy.accounting.guarantee import plain_meaning
 from ...privacy.accounting.noise_forecast import HELD, shortest
+from ...privacy.errors import ConfigurationError
 from ..reports.figures import empty_figure
 from .outcome import Alone, EvaluationFigures, Outcome, Twin, infinite
+
+logger = logging.getLogger(__name__)
 
 UNTESTED = "none: the server has no records"
 """What stands in the place of a test's figure where there was no test."""
@@ -227,6 +231,14 @@ def closing_lines(outcome: Outcome) -> list[str]:
         lines.append(f"Without noise the same run reaches {reached}: just measured, and not private.")
     lines += compared_lines(outcome)
     return ["", *(f"  {line}" for line in lines)]
+
+
+def draw_accuracy(outcome: Outcome, path: Path) -> None:
+    """Write the picture that every run leaves, or log which extra would draw it."""
+    try:
+        plot_accuracy(outcome, path)
+    except ConfigurationError as error:
+        logger.warning("The run is complete without its picture. %s", error)
 
 
 def plot_accuracy(outcome: Outcome, path: Path | BinaryIO) -> None:

@@ -25,7 +25,7 @@ from .experiment import prepare
 from .outcome import Outcome, Twin
 from .progress import Progress
 from .result import PICTURE_NAME, RunResult, write_outcome
-from .run_summary import is_better, plot_accuracy
+from .run_summary import draw_accuracy, is_better
 from .simulated_figures import NOTE, alone
 
 _ENGINES = ("cohort", "inprocess")
@@ -249,6 +249,6 @@ def add_without_noise(folder: Path) -> Outcome:
     if outcome.config.get("mechanism") == NO_NOISE or outcome.without_noise is not None:
         return outcome
     outcome = outcome.model_copy(update={"without_noise": without_noise(outcome)})
-    plot_accuracy(outcome, folder / PICTURE_NAME)
+    draw_accuracy(outcome, folder / PICTURE_NAME)
     write_outcome(outcome, folder)
     return outcome
