@@ -138,7 +138,7 @@ def test_a_secret_order_has_its_price_in_its_line_and_below(rows):
     [
         ({"trust": "secure-aggregation"}, True),
         ({"trust": "trusted-server"}, False),
-        ({"stream": True}, False),
+        ({"strategy.stream": True}, False),
         ({"strategy.sample-uses": "once"}, True),
         ({"evaluation.share": 0.05, "evaluation.held-out": 0.1}, False),
     ],

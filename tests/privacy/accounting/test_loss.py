@@ -166,3 +166,11 @@ def test_each_operation_keeps_the_sides_apart():
         assert found.conditional
         assert found.worst_case.mu == pytest.approx(10 * found.assumed.mu)
     assert both(one.compose(Loss.of(3.0))) == pytest.approx((math.hypot(1, 3), math.hypot(10, 3)))
+
+
+@pytest.mark.parametrize("together", [total_loss, weakest_loss, lambda losses: NO_LOSS.compose(*losses)])
+def test_one_assumption_makes_the_whole_conditional_and_none_leaves_it_so(together):
+    mixed = together([Loss.of(3.0), Loss.of(1.0, 10.0)])
+    assert mixed.conditional
+    assert mixed.worst_case.mu >= 10.0, "the worst case is not dropped"
+    assert not together([Loss.of(3.0), Loss.of(1.0)]).conditional
