@@ -505,7 +505,6 @@ def result_schema() -> dict[str, Any]:
     """The JSON schema of ``result.json``: every key with its type and a sentence."""
     made = Outcome.model_json_schema(mode="serialization")
     schema = _plain(made, made.pop("$defs"))
-    schema["required"].remove("queries")  # left out where there are none
     schema["properties"]["privacy"]["type"] = "object"  # null only of what an earlier murmurfl left
     schema["properties"]["queries"]["type"] = "object"  # left out and not null
     schema["required"].remove("queries")
