@@ -56,7 +56,6 @@ from ..data.task import Dataset, Shard
 from ..models.model import CENTRE_ARRAY, CONSTANT_ARRAY, Model
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, is_centred
-from ..settings.run_keys import RunKeys
 
 logger = logging.getLogger("flwr")
 
@@ -100,7 +99,7 @@ def check_permit(config: RunConfig) -> None:
         )
 
 
-def shares(config: RunKeys) -> dict[str, float]:
+def shares(config: RunConfig) -> dict[str, float]:
     """The share of mu^2 of each query that a run asks, by its name, in the order in which clients answer."""
     found = {name: kind.share_of(config) for name, kind in RUN_QUERIES.items()}
     return {name: share for name, share in found.items() if share}
@@ -347,7 +346,7 @@ class RunQuery(ABC, Generic[Asked]):
 
     @staticmethod
     @abstractmethod
-    def share_of(config: RunKeys) -> float:
+    def share_of(config: RunConfig) -> float:
         """The share of mu^2 that a configuration gives it; 0 where a run does not ask it."""
 
     @staticmethod
@@ -536,7 +535,7 @@ class MeanOfRun(RunQuery[Centring]):
     before: ClassVar[bool] = True
 
     @staticmethod
-    def share_of(config: RunKeys) -> float:
+    def share_of(config: RunConfig) -> float:
         """The share of mu^2 with centring."""
         return config.centring_share if is_centred(config) else 0.0
 
@@ -582,7 +581,7 @@ class EvaluationOfRun(RunQuery[Evaluation]):
     result_key: ClassVar[str] = "private_evaluation"
 
     @staticmethod
-    def share_of(config: RunKeys) -> float:
+    def share_of(config: RunConfig) -> float:
         """The share of mu^2 of a private evaluation."""
         return config.private_evaluation
 
