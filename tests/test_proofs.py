@@ -35,6 +35,7 @@ WITHOUT_A_PAGE = {
     "privacy/accounting/guarantee.py:Guarantee": "says a mu that its maker vouches for",
     "privacy/accounting/guarantee.py:policy_guarantee": "says a mu that its caller vouches for",
     "privacy/accounting/guarantee.py:server_guarantee": "says a mu that its caller vouches for",
+    "privacy/accounting/loss.py:Loss": "pairs figures that others vouch for; test_loss.py checks its algebra",
     "privacy/mechanisms/optimal.py:": "says what files cannot change; mechanisms/test_optimal.py changes them",
     "privacy/accounting/gdp.py:rdp_epsilon": "a conversion, cited: Mironov 2017, proposition 3",
     "privacy/accounting/gdp.py:rdp_mu": "the inverse of rdp_epsilon",

@@ -64,4 +64,4 @@ def test_every_declared_python_is_asked_for_and_linted_for():
     linted = re.search(r"^PYTHONS \?= (.*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     assert linted[1].split() == wheels.pythons()
     assert "Python 3.11 to 3.13" in (ROOT / "docs" / "deployment.md").read_text()
-    assert any(line.startswith("flwr[") for line in wheels.base_dependencies())
+    assert any(line.startswith("flwr>") for line in wheels.base_dependencies())

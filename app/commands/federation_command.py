@@ -374,7 +374,7 @@ def _reserved(seen: Seen) -> str:
 
 def _spent(spent: Profile, budget: Profile) -> str:
     said = f"mu {rounded_up(spent.mu)}"
-    return f"{said} of {budget.mu:.4g}" if math.isfinite(budget.mu) else said
+    return f"{said} of {budget.mu:g}" if math.isfinite(budget.mu) else said
 
 
 roster_cli = CommandLine(help="Secure aggregation: make keys, and the list of everybody's that operators agree on.")

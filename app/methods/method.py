@@ -103,7 +103,8 @@ class Method(ABC):
         self._check_participation(config)
         bounding(config, self.keys)
         self._check_passes(config)
-        if config.schedule and self.mechanism(config) not in ("cancelling", NO_NOISE):
+        mechanism = self.mechanism(config)  # imports one of the user's own, or refuses what is none
+        if config.schedule and mechanism not in ("cancelling", NO_NOISE):
             raise refusal("mechanism.schedule", "unset unless mechanism = 'cancelling'", config.schedule)
         if registry("task")[config.task].public and not self.uses_public:
             able = [repr(name) for name, one in registry("strategy").items() if one.uses_public]

@@ -216,13 +216,25 @@ def command_of_candidate(candidate: Candidate) -> str:
 
 
 def guarantee_of(result: PlanResult) -> Guarantee:
-    """Return the guarantee of the chosen run."""
+    """Return the guarantee of the chosen run.
+
+    Notes
+    -----
+    **Formal guarantees.** It is what clients that keep to these settings would guarantee for replacement of one sample;
+    nothing was released.
+    """
     experiment = experiment_of(result)
     return run_guarantee(experiment, configured_figures(experiment))
 
 
 def policy_of(result: PlanResult) -> PrivacyPolicy:
-    """Return the training policy of the machine with the most samples."""
+    """Return the training policy of the client with the most samples.
+
+    Notes
+    -----
+    **Formal guarantees.** A client under this policy guarantees the policy's mu for replacement of one sample; nothing
+    was released.
+    """
     experiment = experiment_of(result)
     return experiment.method.policy(experiment.trained, max(experiment.sizes))
 

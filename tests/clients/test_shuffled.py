@@ -174,7 +174,7 @@ def test_a_real_machines_ledger_says_how_private_and_public_steps_were_mixed(tmp
     sessions = {entry.session: entry for entry in read_ledger(tmp_path / "ledger").sessions}
     steps = {name: (entry.terms["private_steps"], entry.terms["public_steps"]) for name, entry in sessions.items()}
     assert steps == {"s": (3, 5), "t": (N, 0)}
-    assert all((entry.mu, entry.releases) == (pytest.approx(1.0), 2) for entry in sessions.values())
+    assert all((entry.loss.mu, entry.releases) == (pytest.approx(1.0), 2) for entry in sessions.values())
     with pytest.raises(RefusedError, match="budget"):
         subject.fit(*point_request(np.ones(D), session="u"))
 

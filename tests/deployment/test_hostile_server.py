@@ -24,6 +24,7 @@ from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.clients import Mu2Client, numpy_client_app
 from murmurfl.privacy import Account, MemoryLedger, SQLiteLedger, gdp_epsilon, protocol
 from murmurfl.privacy.audit import audit_one_run, canary_scores
+from murmurfl.privacy.ledger.ledger_records import JoinedLedgers
 
 from tests.deployment.hostile_app.hostile.attack import Attack
 from tests.deployment.rig import HERE, rigged
@@ -174,9 +175,13 @@ class ForgetfulLedger(MemoryLedger):
     def __init__(self):
         super().__init__()
         self._books = {}
+        self._session = ""
+
+    def account(self):
+        return self._books.get(self._session, Account())
 
     def stream(self, session):
-        self._account = self._books.get(session, Account())
+        self._session = session
         return super().stream(session)
 
     def commit(self, session, stream, account):
@@ -198,7 +203,7 @@ class GullibleClient(Mu2Client):
 def forgetful_nodes(folder, count):
     clients = [make_client(folder, f"node-{i}") for i in range(count)]
     for client in clients:
-        client.machine._ledger = ForgetfulLedger()
+        client.machine._ledgers = JoinedLedgers([ForgetfulLedger()])
     return clients
 
 

@@ -111,7 +111,7 @@ def test_every_example_is_a_project_of_its_own(folder):
     requirements = [r for r in project["project"]["dependencies"] if r.startswith("murmurfl")]
     assert requirements == [f"murmurfl>={ours['version'].rpartition('.')[0]},<0.3"]
     flower = [r for r in project["project"]["dependencies"] if r.startswith("flwr")]
-    assert set(flower) <= set(ours["dependencies"])
+    assert set(flower) <= {*ours["dependencies"], *ours["optional-dependencies"]["simulation"]}
     readme = (EXAMPLES / folder / "README.md").read_text()
     assert "pip install -e ." in readme
     assert "flwr run ." in readme

@@ -17,13 +17,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train for some rounds, test on public data and, with noise, on private ones, and leave a report."""
     machines = context.run_config["num-clients"]
-    strategy = FullBatch(
-        num_clients=machines,
-        clients_per_round=machines,
-        learning_rate=1.0,
-        momentum=0.8,
-        callbacks=[ResultFolder(None)],  # what is recorded below has the evaluation in it
-    )
+    # What is recorded below has the evaluation in it; the strategy leaves no folder of its own.
+    strategy = FullBatch(num_clients=machines, learning_rate=1.0, momentum=0.8, callbacks=[ResultFolder(None)])
     result = strategy.start(grid, trainable_arrays(make_module()), num_rounds=ROUNDS, evaluate_fn=evaluate)
     found = PrivateEvaluation(num_clients=machines).evaluate(grid, result.arrays)
     said = strategy.ask_privacy(grid)  # training and evaluation together

@@ -168,7 +168,7 @@ def test_another_seed_is_outside_the_tolerance():
 
 def test_noise_alone_is_the_same_to_the_last_bit():
     """With a clip of almost nothing a release is its noise: no contribution is left to be rounded differently."""
-    config = replace(BASE, clip_norm=1e-150, learning_rate=1.0, diameter=1e9)
+    config = replace(BASE, clip_norm=1e-150, learning_rate=1.0, projection_radius=5e8)
     together, alone = run_cohort(config), run_in_process(config)
     assert same_bits(together.parameters, alone.parameters)
     assert np.abs(together.parameters[0]).max() > 0

@@ -140,7 +140,10 @@ def test_added_missing_and_moved_owners_change_no_message(tmp_path):
             {"strategy": "online", "learning-rate": 0.1},
             "Expected samples-per-owner to be 0 with strategy = 'online', which does not clip by owner, got 3.",
         ),
-        ({"centring": "private", "centring.norm": 1.0}, "Expected samples-per-owner to be 0 with centring or private"),
+        (
+            {"centring": "private", "centring.norm": 1.0},
+            "Expected samples-per-owner to be 0 with centring or evaluation.share",
+        ),
         ({"evaluation.share": 0.1}, "Expected samples-per-owner to be 0 with centring or evaluation.share"),
     ],
 )

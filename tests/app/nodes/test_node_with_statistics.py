@@ -75,7 +75,7 @@ def test_a_real_node_releases_statistics_under_its_own_policy_and_budget(node):
     assert values.size == WIDTH
     assert metrics[protocol.NOISE_STD] == pytest.approx(plan.noise_std, rel=1e-9)
     assert metrics[protocol.NUM_EXAMPLES] == 4
-    counts = client.gradients.rows.read(values, 4, 0.0)  # a thousandth of the noise is in it
+    counts = client.gradients.rows.counts(values, 4, 0.0)  # a thousandth of the noise is in it
     assert counts[0].counts[[40, 57, -1]] == pytest.approx([1, 1, 2], abs=0.3)
     assert counts[1].counts == pytest.approx([1, 1, 0, 2], abs=0.3)
     assert asked(answers, "second").error.code == protocol.BUDGET_EXHAUSTED

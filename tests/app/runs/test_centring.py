@@ -83,7 +83,7 @@ def test_every_method_either_takes_it_or_refuses_it_by_name():
             assert experiment.is_centred
             assert experiment.policy().order != "in-turn"
             assert experiment.loss().mu == pytest.approx(3.0, rel=1e-9)
-    assert not prepare(RunConfig(**{**SETTINGS, "strategy": "noisy-sgd", "secret_order": True})).is_centred
+    assert not prepare(RunConfig(**{**SETTINGS, "strategy": "noisy-sgd", "batch_selection": "shuffled"})).is_centred
 
 
 @pytest.mark.parametrize("strategy", ["delayed-momentum", "isrl-dp", "trusted-mu2", "trusted-full-batch"])
