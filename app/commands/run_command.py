@@ -20,6 +20,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from ...privacy import Guarantee
+from ...privacy.errors import check_installed
 from ...strategies.rounds.observed import log_forecast
 from ..runs.progress import RoundLine
 from ..settings.layers import started_with
@@ -75,6 +76,8 @@ def run(
         config = RunConfig.from_mapping(settings)
         if engine not in ENGINES:
             fail(f"Expected engine 'ray', 'inprocess' or 'cohort', got {engine!r}.")
+        if engine == "ray":
+            check_installed("ray", "simulation", "engine = 'ray'", load=False)
         checked_workers(workers, engine, ray)
         checked_device(device, engine, workers, ray)
         if device:
