@@ -38,11 +38,8 @@ ALONE = """
 import sys
 from pathlib import Path
 from murmurfl.app.settings.layers import started_with
-from murmurfl.app.settings.run_config import run_keys
 from murmurfl.app.engines.superlink import run_flower_app
-from murmurfl.privacy.setting import spelled_out
 overrides = {**started_with({"num-rounds": 3}), "out-dir": sys.argv[2], "run-name": "alone"}
-overrides = spelled_out(overrides, run_keys())
 run_flower_app(Path(sys.argv[1]), run_config=overrides, num_supernodes=10, timeout_s=300)
 """
 

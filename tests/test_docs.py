@@ -157,7 +157,7 @@ def check_command(words):
 
 def shlex_pairs(text):
     """``key=value key="a text"`` one a line, quotes kept."""
-    return re.findall(r"""[\w-]+=(?:"[^"]*"|'[^']*'|\S+)""", text)
+    return re.findall(r"""[\w.-]+=(?:"[^"]*"|'[^']*'|\S+)""", text)
 
 
 def test_blocks_are_found_and_of_a_language_that_is_checked():

@@ -198,7 +198,7 @@ class World:
 
     def simulation(self):
         """The grid of these errors counts as Flower's simulation, whose nodes are all there from its start."""
-        for place in ("known_machines", "strategy"):
+        for place in ("known_machines", "loop"):
             self.monkeypatch.setattr(f"murmurfl.strategies.rounds.{place}.is_simulation", lambda grid: True)
         self.monkeypatch.setattr("murmurfl.strategies.rounds.known_machines._ALL_MADE_WITHIN_S", 0.0)
 

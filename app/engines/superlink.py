@@ -68,6 +68,21 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _NO_DETAILS = ("", "N/A")
 
 
+def override_document(app_dir: Path, run_config: Mapping[str, Scalar]) -> str:
+    """Return values for an app's run configuration as TOML.
+
+    The name of a choice stands for its kind, ``mechanism`` for ``mechanism.kind``, where the app's own configuration has
+    a table of that name: Flower refuses a key that it does not have.
+    """
+    try:
+        project = tomllib.loads((app_dir / "pyproject.toml").read_text(encoding="utf-8"))
+        own = project["tool"]["flwr"]["app"]["config"]
+    except (OSError, ValueError, KeyError, TypeError):  # Flower says what is wrong with it
+        own = {}
+    choices = {name for name, value in own.items() if isinstance(value, dict) and "kind" in value}
+    return toml_document({f"{key}.kind" if key in choices else key: value for key, value in run_config.items()})
+
+
 class Launch:
     """Processes, scratch home and log of one call; ``deadline`` is in monotonic seconds."""
 
@@ -370,7 +385,7 @@ def run_flower_app(
     started = time.monotonic()
     app_dir = Path(app_dir).expanduser().resolve()
     federation = _federation_config(num_supernodes, client_cpus, total_cpus)
-    overrides = toml_document(run_config or {})
+    overrides = override_document(app_dir, run_config or {})
     project = app_dir / "pyproject.toml"
     before = _project_bytes(project)
     launch = Launch(app_dir, started + timeout_s, timeout_s, on_line or _write_line)

@@ -36,7 +36,7 @@ from ...privacy.files import write_private
 from ...privacy.setting import spelled_out
 from ..engines.loopback import LaunchError, Scalar, executable, interrupts_as_keyboard_interrupt, toml_document
 from ..engines.start import app_folder
-from ..engines.superlink import CONNECTION_NAME, Launch
+from ..engines.superlink import CONNECTION_NAME, Launch, override_document
 from ..methods import METHODS
 from ..methods.queries import RUN_QUERIES
 from ..nodes.ledger_views import ledger_guarantee
@@ -182,7 +182,7 @@ class Deployment(Launch):
     def submit(self, run_config: Mapping[str, Scalar], app_dir: Path | None = None) -> tuple[int, str]:
         """Complete a run of an app over the nodes; return its id and status, or raise a ``LaunchError``."""
         self.app_dir = self.app_dir if app_dir is None else app_dir
-        (self.scratch() / "run-config.toml").write_text(toml_document(run_config), encoding="utf-8")
+        (self.scratch() / "run-config.toml").write_text(override_document(self.app_dir, run_config), encoding="utf-8")
         return self.run("", has_overrides=bool(run_config))
 
     def _flwr(self, *arguments: str) -> subprocess.Popen[Any]:

@@ -18,7 +18,7 @@ import pytest
 from murmurfl.app.engines import loopback as processes
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.loopback import LaunchError, is_listening, toml_document
-from murmurfl.app.engines.superlink import run_flower_app
+from murmurfl.app.engines.superlink import override_document, run_flower_app
 from murmurfl.privacy import ConfigurationError
 
 MARKER = "MURMURFL_TEST_LAUNCH"
@@ -456,3 +456,14 @@ def test_the_run_config_file_says_what_it_was_given():
     assert read == config
     assert [type(value) for value in read.values()] == [type(value) for value in config.values()]
     assert math.isnan(tomllib.loads(toml_document({"x": math.nan}))["x"])
+
+
+def test_the_name_of_a_choice_stands_for_its_kind_where_the_app_has_a_table(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[tool.flwr.app.config]\nmechanism.kind = "decay"\nmodel = "cnn"\n')
+    values = {"mechanism": "banded", "model": "mlp", "rounds": 3}
+    assert tomllib.loads(override_document(tmp_path, values)) == {
+        "mechanism.kind": "banded",
+        "model": "mlp",
+        "rounds": 3,
+    }
+    assert tomllib.loads(override_document(tmp_path / "none", values)) == values
