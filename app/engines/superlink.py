@@ -71,7 +71,7 @@ _NO_DETAILS = ("", "N/A")
 def override_document(app_dir: Path, run_config: Mapping[str, Scalar]) -> str:
     """Return values for an app's run configuration as TOML.
 
-    The name of a choice stands for its kind, ``mechanism`` for ``mechanism.kind``, where the app's own configuration has
+    The name of a choice stands for its kind, ``mechanism`` for ``mechanism.kind``, where the configuration of the app has
     a table of that name: Flower refuses a key that it does not have.
     """
     try:
