@@ -71,8 +71,8 @@ _NO_DETAILS = ("", "N/A")
 def override_document(app_dir: Path, run_config: Mapping[str, Scalar]) -> str:
     """Return values for an app's run configuration as TOML.
 
-    The name of a choice stands for its kind, ``mechanism`` for ``mechanism.kind``, where the configuration of the app has
-    a table of that name: Flower refuses a key that it does not have.
+    The name of a choice stands for its kind, ``mechanism`` for ``mechanism.kind``, where the configuration has a table
+    of that name: Flower refuses a key that the app does not have.
     """
     try:
         project = tomllib.loads((app_dir / "pyproject.toml").read_text(encoding="utf-8"))
