@@ -64,7 +64,7 @@ class Found:
     ratio: float
     """The mu that it moved over the mu that is charged; above 1 the claim is wrong."""
     differs: tuple[str, ...]
-    """What else was not the same, and how records were handed over then."""
+    """Other things that differed, and how records were handed over then."""
 
     @property
     def refutes(self) -> bool:
@@ -78,7 +78,7 @@ class DifferentialAudit:
 
     machine: str
     unit: str
-    """What was replaced: a record, or all records of an owner."""
+    """Unit that was replaced: a record, or all records of an owner."""
     sources: tuple[str, ...]
     """How records were handed over."""
     trials: int

@@ -134,7 +134,7 @@ def load_shards(config: RunConfig, dataset: Dataset, *, stated: bool = False) ->
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What determines a task's data, and the run configuration that asks for them."""
+    """Settings that determine a task's data, and the run configuration that asks for them."""
 
     task: Task
     features: str

@@ -230,7 +230,7 @@ class ByLabel(Partition):
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What determines a partition, and the run configuration that asks for it."""
+    """Settings that determine a partition, and the run configuration that asks for it."""
 
     partition: ByLabel
     digest: bytes

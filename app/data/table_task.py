@@ -36,7 +36,7 @@ class ReadTable:
     left_out: Mapping[str, list[str]]
     """Columns that the draft left out, by the reason."""
     label_notes: Sequence[str] = ()
-    """What a person must know of the label's classes."""
+    """Notes for a person on the classes of the label."""
     scaled: bool = False
     """Whether bounds of numbers are from private statistics."""
 

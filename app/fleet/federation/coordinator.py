@@ -166,7 +166,7 @@ class Kit:
 
 @dataclass(frozen=True)
 class Joining:
-    """What a member sends back: the public halves of its keys."""
+    """Answer of a member: the public halves of its keys."""
 
     federation: str
     terms: str  # digest
