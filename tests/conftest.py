@@ -8,6 +8,7 @@ import logging
 import os
 from collections import defaultdict
 
+import hypothesis
 import pytest
 import typer.testing
 from murmurfl.privacy.ledger import store
@@ -19,6 +20,12 @@ from threadpoolctl import threadpool_limits
 threadpool_limits(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# By default hypothesis draws other examples each time, and fails where a loaded machine needs long for one.
+hypothesis.settings.register_profile(
+    "fixed", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("fixed")
 
 # Typer makes all thirty commands again, a tenth of a second, for each command that a test invokes.
 typer.testing._get_command = functools.cache(typer.testing._get_command)

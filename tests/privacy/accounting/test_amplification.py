@@ -149,7 +149,7 @@ def test_published_figures():
     assert gdp_epsilon(1.0, 1e-5) == pytest.approx(4.377, abs=1e-3)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(st.floats(0.05, 8), st.integers(2, 40), st.floats(1e-9, 0.1))
 def test_a_secret_order_never_costs_anything_and_delta_and_epsilon_agree(mu, slots, delta):
     epsilon = allocation_epsilon(mu, slots, delta)

@@ -228,9 +228,7 @@ class RecordLife(Life):
 
 
 TestLedgerLife, TestRecordLife = LedgerLife.TestCase, RecordLife.TestCase
-TestLedgerLife.settings = TestRecordLife.settings = settings(
-    max_examples=8, stateful_step_count=25, deadline=None, derandomize=True
-)
+TestLedgerLife.settings = TestRecordLife.settings = settings(max_examples=8, stateful_step_count=25)
 
 
 KEPT = Path(__file__).with_name("kept")

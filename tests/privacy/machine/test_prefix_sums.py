@@ -67,7 +67,7 @@ def test_releases_add_up_to_the_dense_noisy_prefixes(options, quality):
 
 @pytest.mark.few_cases(6)
 @mechanisms
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(lost=st.lists(st.booleans(), min_size=1, max_size=20))
 def test_what_was_lost_is_carried_over_to_the_last_bit(options, lost):
     """Whatever is lost, once the machine is heard again the sum is P_k: exactly what it is without losses."""
@@ -392,7 +392,7 @@ SUMMED = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 2, "budg
 
 @pytest.mark.parametrize("options", [{"mechanism": "cancelling"}, {"mechanism": "decay"}, {"mechanism": "independent"}])
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=12))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_release_takes_out_the_noise_of_those_whose_sums_were_skipped(options, courses):
     """Of each release: does it arrive, and is its sum used? What was used has the noise of one prefix, to the bit."""
     subject, silent = (machine(**SUMMED, **options) for _ in range(2))
