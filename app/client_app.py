@@ -71,7 +71,8 @@ def client_fn(context: Context) -> PrivateClient:
             raise ConfigurationError(
                 "Expected an operator's configuration (ledger, key, policy) on a real node, and murmurfl installed on "
                 "it: start it with `murmurfl node CONFIG`. This app builds machines from the run configuration in "
-                "simulation only."
+                "simulation only.",
+                kind="missing",
             )
         return configured_client(path)
     return _simulated_client(context, int(context.node_config["partition-id"]))

@@ -54,7 +54,8 @@ def run_folder(config: RunConfig, run_id: int, *, deployed: bool = False) -> Pat
     if taken:
         raise ConfigurationError(
             f"Expected a new run folder, got {folder}, which holds a {taken[0]} of another run; "
-            "choose another run-name."
+            "choose another run-name.",
+            kind="exists",
         )
     return folder
 

@@ -53,7 +53,12 @@ class NoisySGDClient(PrivateClient):
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
         if policy.mechanism not in ("independent", NO_NOISE):
-            raise ConfigurationError(f"Expected mechanism 'independent' for noisy SGD, got {policy.mechanism!r}.")
+            raise ConfigurationError(
+                f"Expected mechanism 'independent' for noisy SGD, got {policy.mechanism!r}.",
+                kind="conflict",
+                setting="mechanism",
+                got=policy.mechanism,
+            )
 
     def point_weights(self, server_round: int) -> tuple[float, ...]:
         """1: the gradient itself."""
@@ -95,7 +100,10 @@ class DelayedMomentumClient(PrivateClient):
         if policy.release_rule != "acknowledged":
             raise ConfigurationError(
                 f"Expected release_rule 'acknowledged' for delayed momentum, got {policy.release_rule!r}: the server "
-                "needs the whole momentum and not its last change."
+                "needs the whole momentum and not its last change.",
+                kind="conflict",
+                setting="release_rule",
+                got=policy.release_rule,
             )
 
     def release(self, request: Request) -> Release:

@@ -75,7 +75,9 @@ class CountedGradients:
     ) -> StackedContributions:
         """Rows at one point, of weight 1; in closed form where the model has sums of gradients in closed form."""
         if len(points) != 1 or list(weights) != [1.0]:
-            raise ConfigurationError(f"Expected gradients at one point, with weight 1, got weights {list(weights)}.")
+            raise ConfigurationError(
+                f"Expected gradients at one point, with weight 1, got weights {list(weights)}.", kind="unsupported"
+            )
         made = stacked_gradients(self._gradients, [points[0][:-1]], weights, samples)
         counted = self._counted(points[0], made)
         return counted if hasattr(made, "scaled_sum") else DenseContributions(self._written(counted))
@@ -113,12 +115,19 @@ class FullBatchClient(PrivateClient):
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
         if policy.mechanism != NO_NOISE and not noise_stands_alone(policy.mechanism):
-            raise ConfigurationError(f"Expected mechanism 'independent' for full batches, got {policy.mechanism!r}.")
+            raise ConfigurationError(
+                f"Expected mechanism 'independent' for full batches, got {policy.mechanism!r}.",
+                kind="conflict",
+                setting="mechanism",
+                got=policy.mechanism,
+            )
         for name, expected in (("order", "all"), ("clip_unit", "sample"), ("release_rule", "paper")):
             if getattr(policy, name) != expected:
                 raise ConfigurationError(
                     f"Expected {name} {expected!r} for full batches, got {getattr(policy, name)!r}: every release is "
-                    "the sum over all samples, and stands alone."
+                    "the sum over all samples, and stands alone.",
+                    kind="conflict",
+                    setting=name,
                 )
 
     def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
@@ -126,7 +135,10 @@ class FullBatchClient(PrivateClient):
         if isinstance(gradients, CountedGradients) and not bounded:
             raise ConfigurationError(
                 f"Expected clip_norm {COUNTED_CLIP_NORM:g} and clipping 'clip' with CountedGradients, whose rows are "
-                f"no longer, got {policy.clip_norm:g} and {policy.clipping!r}."
+                f"no longer, got {policy.clip_norm:g} and {policy.clipping!r}.",
+                kind="out-of-range",
+                setting="clip_norm",
+                got=policy.clip_norm,
             )
 
     def point_weights(self, server_round: int) -> tuple[float, ...]:

@@ -381,7 +381,9 @@ def check_masking(policy: PrivacyPolicy, masking: Masking | None, name: str, *, 
         if masking is not None:
             raise ConfigurationError(
                 f"Expected masking only with trust {_TRUST!r}, got it with {policy.trust!r}: a server that is to see "
-                "each release could not read this machine's."
+                "each release could not read this machine's.",
+                kind="conflict",
+                setting="masking",
             )
         return
     if masking is None:
@@ -391,7 +393,9 @@ def check_masking(policy: PrivacyPolicy, masking: Masking | None, name: str, *, 
     masking.check_policy(policy)
     if masking.name != name:
         raise ConfigurationError(
-            f"Expected masking for machine {name!r}, got that of {masking.name!r}: a release says whose it is once."
+            f"Expected masking for machine {name!r}, got that of {masking.name!r}: a release says whose it is once.",
+            kind="mismatch",
+            setting="masking",
         )
 
 
@@ -438,7 +442,9 @@ def check_can_send(policy: PrivacyPolicy, masking: Masking | None) -> None:
 def _without_masks() -> ConfigurationError:
     return ConfigurationError(
         f"Expected masking under trust {_TRUST!r}, got none: nothing leaves this machine without masks. Pass "
-        "masking=Masking(name, key, roster), with the machine's own key and the roster its operator pinned."
+        "masking=Masking(name, key, roster), with the machine's own key and the roster its operator pinned.",
+        kind="missing",
+        setting="masking",
     )
 
 

@@ -39,7 +39,10 @@ class Mu2Client(PrivateClient):
         if policy.trust == "trusted-server" and policy.sample_participations > 1:
             raise ConfigurationError(
                 f"Expected sample_participations = 1 under a trusted server, got {policy.sample_participations}: "
-                "TrustedMu2 counts every sample once, and a second use would go without noise that covers it."
+                "TrustedMu2 counts every sample once, and a second use would go without noise that covers it.",
+                kind="conflict",
+                setting="sample_participations",
+                got=policy.sample_participations,
             )
 
     def point_weights(self, server_round: int) -> tuple[float, ...]:

@@ -35,7 +35,12 @@ class LabelledFeatures:
 
     def __init__(self, num_features: int, num_classes: int, constant: float = 0.0) -> None:
         if not (math.isfinite(constant) and constant >= 0):
-            raise ConfigurationError(f"Expected constant >= 0 and finite, got {constant!r}.")
+            raise ConfigurationError(
+                f"Expected constant >= 0 and finite, got {constant!r}.",
+                kind="out-of-range",
+                setting="constant",
+                got=constant,
+            )
         self.num_features = num_features
         self.num_classes = num_classes
         self.constant = float(constant)
@@ -69,15 +74,27 @@ class OneShotClient(PrivateClient):
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
         if policy.mechanism != NO_NOISE and not noise_stands_alone(policy.mechanism):
-            raise ConfigurationError(f"Expected mechanism 'independent' for one shot, got {policy.mechanism!r}.")
+            raise ConfigurationError(
+                f"Expected mechanism 'independent' for one shot, got {policy.mechanism!r}.",
+                kind="conflict",
+                setting="mechanism",
+                got=policy.mechanism,
+            )
         if policy.clip_unit != "moments":
-            raise ConfigurationError(f"Expected clip_unit 'moments' for one shot, got {policy.clip_unit!r}.")
+            raise ConfigurationError(
+                f"Expected clip_unit 'moments' for one shot, got {policy.clip_unit!r}.",
+                kind="conflict",
+                setting="clip_unit",
+                got=policy.clip_unit,
+            )
 
     def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
         classes = getattr(gradients, "num_classes", None)
         if classes != policy.classes:
             raise ConfigurationError(
-                f"Expected as many classes as the policy has, {policy.classes}, got {classes} of LabelledFeatures."
+                f"Expected as many classes as the policy has, {policy.classes}, got {classes} of LabelledFeatures.",
+                kind="mismatch",
+                setting="classes",
             )
 
     def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
@@ -149,7 +166,9 @@ class StatisticsClient(PrivateClient):
 
     def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
         if not isinstance(gradients, TableRows):
-            raise ConfigurationError(f"Expected TableRows for statistics, got {type(gradients).__name__}.")
+            raise ConfigurationError(
+                f"Expected TableRows for statistics, got {type(gradients).__name__}.", kind="wrong-type"
+            )
         gradients.rows.check_policy(policy)
 
     def batch(self, request: Request, samples: slice) -> NDArray[np.float64]:

@@ -103,17 +103,24 @@ def check_steps(
     if not declares_itself_convex(gradients):
         raise ConfigurationError(
             f"Expected a model that declares itself convex and smooth for {of}, got {type(gradients).__name__}: use "
-            f"{instead}, which needs no such thing."
+            f"{instead}, which needs no such thing.",
+            kind="unsupported",
         )
     if not (gradients.smoothness > 0 and learning_rate * gradients.smoothness <= most):
         raise ConfigurationError(
             f"Expected learning_rate <= {most:g} / L = {most / gradients.smoothness:g} for {of}, got "
-            f"{learning_rate:g}: lower it, or use {instead}."
+            f"{learning_rate:g}: lower it, or use {instead}.",
+            kind="out-of-range",
+            setting="learning_rate",
+            got=learning_rate,
         )
     if clip_norm < gradients.gradient_bound and not gradients.clips_contractively:
         raise ConfigurationError(
             f"Expected clip_norm >= {gradients.gradient_bound:g}, the model's gradient bound, for {of}, got "
-            f"{clip_norm:g}: a clipped step of this model can move iterates apart; use {instead}."
+            f"{clip_norm:g}: a clipped step of this model can move iterates apart; use {instead}.",
+            kind="out-of-range",
+            setting="clip_norm",
+            got=clip_norm,
         )
     return gradients
 
@@ -170,7 +177,12 @@ class LocalStepsClient(PrivateClient):
         queries: Sequence[ClientQuery] = (),
     ) -> None:
         if not (math.isfinite(learning_rate) and learning_rate > 0):
-            raise ConfigurationError(f"Expected learning_rate > 0 and finite, got {learning_rate!r}.")
+            raise ConfigurationError(
+                f"Expected learning_rate > 0 and finite, got {learning_rate!r}.",
+                kind="out-of-range",
+                setting="learning_rate",
+                got=learning_rate,
+            )
         # Before the rest: a subclass's check of its model needs them.
         self.learning_rate = float(learning_rate)
         self._farthest = LARGEST_POINT
@@ -318,7 +330,9 @@ class OnlineClient(LocalStepsClient):
             if type(self).contribution is not OnlineClient.contribution:
                 raise ConfigurationError(
                     f"Expected clip_unit 'update' for {type(self).__name__}, which has a contribution of its own, got "
-                    "'contractive': that is the sensitivity of local steps as OnlineClient makes them."
+                    "'contractive': that is the sensitivity of local steps as OnlineClient makes them.",
+                    kind="conflict",
+                    setting="clip_unit",
                 )
             declared = check_contractive(gradients, self.learning_rate, policy.clip_norm)
             self._farthest = farthest_point(declared, self.learning_rate, policy.clip_norm, policy.batch_size)
@@ -327,7 +341,10 @@ class OnlineClient(LocalStepsClient):
     def check_policy(cls, policy: PrivacyPolicy) -> None:
         if policy.clip_unit not in ("update", "contractive"):
             raise ConfigurationError(
-                f"Expected clip_unit 'update' or 'contractive' for local steps, got {policy.clip_unit!r}."
+                f"Expected clip_unit 'update' or 'contractive' for local steps, got {policy.clip_unit!r}.",
+                kind="conflict",
+                setting="clip_unit",
+                got=policy.clip_unit,
             )
 
     def release(self, request: Request) -> Release:
@@ -425,7 +442,8 @@ def farthest_point(gradients: ConvexSmoothGradients, learning_rate: float, clip_
         raise ConfigurationError(
             f"Expected local steps whose rounding stays below {CONTRACTIVE_ROUNDING:g} of what is charged for "
             f"clip_unit 'contractive', got {steps} steps of {size} parameters with clip_norm {clip_norm:g}: use "
-            "fewer, or 'update', whose sensitivity rounding does not touch."
+            "fewer, or 'update', whose sensitivity rounding does not touch.",
+            kind="out-of-range",
         )
     return min(reach, LARGEST_POINT)
 

@@ -149,13 +149,18 @@ class PrivateClient(NumPyClient):
         super().__init__()
         if not 0 < len(name) <= protocol.LONGEST_MACHINE_NAME:
             raise ConfigurationError(
-                f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}."
+                f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}.",
+                kind="malformed",
+                setting="name",
+                got=name,
             )
         # Not in check_policy: a subclass that overrides it without super() must not lose this.
         if policy.trust == "secure-aggregation" and not vars(type(self)).get("summable", False):
             raise ConfigurationError(
                 f"Expected a kind of machine that serves trust 'secure-aggregation', got {type(self).__name__}: its "
-                "server needs more than sums of releases, or nobody has said otherwise (summable = True in the class)."
+                "server needs more than sums of releases, or nobody has said otherwise (summable = True in the class).",
+                kind="conflict",
+                setting="trust",
             )
         self.check_policy(policy)
         check_owned(policy, samples)
@@ -454,7 +459,11 @@ def _client(client_fn: ClientFunction, context: Context) -> NumPyClient:
     # `NumPyClient.to_client()` keeps the client it wraps; the wrapper itself speaks the legacy messages only.
     inner = getattr(client, "numpy_client", client)
     if not isinstance(inner, NumPyClient):
-        raise ConfigurationError(f"Expected client_fn to return a NumPyClient, got {type(client).__name__}.")
+        raise ConfigurationError(
+            f"Expected client_fn to return a NumPyClient, got {type(client).__name__}.",
+            kind="wrong-type",
+            setting="client_fn",
+        )
     return inner
 
 

@@ -109,7 +109,10 @@ class ClientQuery:
         if self.held_out and self.held_out >= samples:
             raise ConfigurationError(
                 f"Expected held_out below the machine's {samples} samples, got {self.held_out}: none would be left to "
-                "train on."
+                "train on.",
+                kind="out-of-range",
+                setting="held_out",
+                got=self.held_out,
             )
         return samples - self.held_out
 
@@ -199,7 +202,12 @@ class Centring(ClientQuery):
     def __post_init__(self) -> None:
         self.query.check_policy(self.policy)
         if not (math.isfinite(self.constant) and self.constant > 0):
-            raise ConfigurationError(f"Expected a constant > 0 and finite, got {self.constant!r}.")
+            raise ConfigurationError(
+                f"Expected a constant > 0 and finite, got {self.constant!r}.",
+                kind="out-of-range",
+                setting="constant",
+                got=self.constant,
+            )
 
     @property
     def query(self) -> MeanRows:
@@ -261,9 +269,18 @@ class Evaluation(ClientQuery):
     def __post_init__(self) -> None:
         self.query.check_policy(self.policy)
         if not callable(self.measure):
-            raise ConfigurationError(f"Expected measure to be a function, got {type(self.measure).__name__}.")
+            raise ConfigurationError(
+                f"Expected measure to be a function, got {type(self.measure).__name__}.",
+                kind="wrong-type",
+                setting="measure",
+            )
         if isinstance(self.held_out, bool) or not isinstance(self.held_out, int) or self.held_out < 0:
-            raise ConfigurationError(f"Expected held_out to be an integer >= 0, got {self.held_out!r}.")
+            raise ConfigurationError(
+                f"Expected held_out to be an integer >= 0, got {self.held_out!r}.",
+                kind="out-of-range",
+                setting="held_out",
+                got=self.held_out,
+            )
 
     @property
     def query(self) -> EvaluationRows:
@@ -414,10 +431,14 @@ def refuse_queries(kind: type, asked: Iterable[ClientQuery], *, per_owner: bool)
     for one in asked:
         if per_owner and not one.query.per_owner:
             raise ConfigurationError(
-                f"Expected no {one.option} beside samples_per_owner, got one, which counts samples."
+                f"Expected no {one.option} beside samples_per_owner, got one, which counts samples.",
+                kind="conflict",
+                setting="samples_per_owner",
             )
         if not getattr(kind, "takes_inputs" if one.query.gives else "answers_queries"):
-            raise ConfigurationError(f"Expected no {one.option} for {kind.__name__}, got one: {one.unable}.")
+            raise ConfigurationError(
+                f"Expected no {one.option} for {kind.__name__}, got one: {one.unable}.", kind="conflict"
+            )
 
 
 _IN_COMMON = (
@@ -436,24 +457,31 @@ def check_beside(own: PrivacyPolicy, policy: PrivacyPolicy, *, beside: str, rele
     if policy.order == "in-turn" and policy.sample_participations == 1:
         raise ConfigurationError(
             f"Expected order 'again' beside {beside}, got 'in-turn': {short} takes every sample, and none would be "
-            "left that no session has used."
+            "left that no session has used.",
+            kind="conflict",
+            setting="order",
         )
     if policy.order == "secret":
         raise ConfigurationError(
             f"Expected another order than 'secret' beside {beside}, got it: what a secret order is worth is counted "
-            f"for samples that show nowhere else, and {short} is of all of them."
+            f"for samples that show nowhere else, and {short} is of all of them.",
+            kind="conflict",
+            setting="order",
         )
     for name in _IN_COMMON:
         ours, theirs = getattr(own, name), getattr(policy, name)
         if ours != theirs:
             raise ConfigurationError(
                 f"Expected one {name} for {release} and for everything else on this machine, got {ours!r} and "
-                f"{theirs!r}."
+                f"{theirs!r}.",
+                kind="mismatch",
             )
     if own.adds_noise != policy.adds_noise:
         raise ConfigurationError(
             f"Expected noise on {release} and on everything else, or on neither, got mechanism {own.mechanism!r} and "
-            f"{policy.mechanism!r}."
+            f"{policy.mechanism!r}.",
+            kind="conflict",
+            setting="mechanism",
         )
 
 
@@ -489,7 +517,12 @@ def read_query(config: Mapping[str, Any], parts: Mapping[str, QueryPart]) -> tup
 def held_out_samples(samples: int, share: float) -> int:
     """How many samples a share of them is: at least one of two, and never all."""
     if not 0 < share < 1:
-        raise ConfigurationError(f"Expected a share of samples above 0 and below 1 to hold out, got {share!r}.")
+        raise ConfigurationError(
+            f"Expected a share of samples above 0 and below 1 to hold out, got {share!r}.",
+            kind="out-of-range",
+            setting="share",
+            got=share,
+        )
     return min(max(math.floor(share * samples), 1), samples - 1)
 
 
@@ -536,11 +569,16 @@ class EvaluationShare:
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not (number and (0 <= value < 1 if low else 0 < value < 1)):
                 raise ConfigurationError(
-                    f"Expected {name} of an evaluation {'>= 0' if low else '> 0'} and < 1, got {value!r}."
+                    f"Expected {name} of an evaluation {'>= 0' if low else '> 0'} and < 1, got {value!r}.",
+                    kind="out-of-range",
+                    setting=name,
+                    got=value,
                 )
         EvaluationRows(self.score_bins)
         if self.right is not None and not callable(self.right):
-            raise ConfigurationError(f"Expected right to be a function, got {type(self.right).__name__}.")
+            raise ConfigurationError(
+                f"Expected right to be a function, got {type(self.right).__name__}.", kind="wrong-type", setting="right"
+            )
 
     @classmethod
     def of(cls, evaluation: float | EvaluationShare | None) -> EvaluationShare | None:
@@ -563,7 +601,8 @@ class EvaluationShare:
         if measure is None:
             raise ConfigurationError(
                 "Expected a model whose predictions can be right or wrong, got one that does not say: leave evaluation "
-                "out."
+                "out.",
+                kind="unsupported",
             )
         known = {one.name for one in fields(policy)}
         kept = {name: getattr(policy, name) for name in _KEPT if name in known}

@@ -108,13 +108,21 @@ class ShuffledClient(LocalStepsClient):
         queries: Sequence[ClientQuery] = (),
     ) -> None:
         if order not in ORDERS:
-            raise ConfigurationError(f"Expected order one of {ORDERS}, got {order!r}.")
+            raise ConfigurationError(
+                f"Expected order one of {ORDERS}, got {order!r}.", kind="unknown-name", setting="order", got=order
+            )
         if policy.public_steps > (0 if public is None else len(public)):
             raise ConfigurationError(
-                f"Expected {policy.public_steps} public samples, got {0 if public is None else len(public)}."
+                f"Expected {policy.public_steps} public samples, got {0 if public is None else len(public)}.",
+                kind="mismatch",
             )
         if policy.batch_size != len(samples):
-            raise ConfigurationError(f"Expected batch_size = {len(samples)}, the samples, got {policy.batch_size}.")
+            raise ConfigurationError(
+                f"Expected batch_size = {len(samples)}, the samples, got {policy.batch_size}.",
+                kind="mismatch",
+                setting="batch_size",
+                got=policy.batch_size,
+            )
         super().__init__(
             gradients,
             samples,
@@ -185,7 +193,8 @@ class ShuffledClient(LocalStepsClient):
             raise ConfigurationError(
                 f"Expected epochs whose rounding stays below {ITERATION_ROUNDING:g} of what is charged for accounting "
                 f"'amplified', got {policy.steps} steps of {size} parameters at learning_rate {self.learning_rate:g}: "
-                "lower the step, or ask for accounting 'composed'."
+                "lower the step, or ask for accounting 'composed'.",
+                kind="out-of-range",
             )
         return min(reach, LARGEST_POINT)
 

@@ -47,7 +47,8 @@ def helper_app(opener: Opener) -> ClientApp:
     if not opener.durable:
         raise OpeningRecordError(
             "Expected a record that outlives this process (SQLiteOpeningRecord) for a real helper, got one in memory. "
-            "Nothing was opened."
+            "Nothing was opened.",
+            kind="unsupported",
         )
     app = ClientApp()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self, TypeVar
 
 OF_DATA: Mapping[str, object] = {"of_data": True}
 """``extra`` of a line of a machine's own log that depends on its data, by what it says or by being there at all. A real
@@ -22,8 +22,94 @@ ANOTHER_FORMAT = (
 """The way out from a file of another format that says what a machine's data have spent."""
 
 
+ErrorT = TypeVar("ErrorT", bound="MurmurflError")
+ErrorKind = Literal[
+    "conflict",
+    "damaged",
+    "duplicate",
+    "exhausted",
+    "exists",
+    "failed",
+    "insecure",
+    "invalid",
+    "invalid-record",
+    "malformed",
+    "mismatch",
+    "missing",
+    "not-found",
+    "not-installed",
+    "not-permitted",
+    "other-format",
+    "out-of-range",
+    "refused",
+    "rolled-back",
+    "unknown-name",
+    "unreachable",
+    "unreadable",
+    "unsupported",
+    "wrong-order",
+    "wrong-shape",
+    "wrong-type",
+]
+"""Everything an error's ``kind`` may be. The page *Errors, and what to do* says what each means."""
+
+
 class MurmurflError(Exception):
-    """Base class of every error murmurfl raises on purpose."""
+    """Base class of every error murmurfl raises on purpose.
+
+    Programs read the class, ``kind`` and ``setting``, which stay as they are; the message is for people, and its
+    wording may change.
+
+    Parameters
+    ----------
+    message : str
+        What was expected, what was received, and what to do.
+    kind : ErrorKind, optional
+        What is wrong. Default: the kind of the class.
+    setting : str, optional
+        Name of the parameter or key at fault, as the message writes it.
+    got : object, optional
+        Value of that setting. Only a text, a number or a boolean is kept.
+
+    Attributes
+    ----------
+    kind : ErrorKind
+        What is wrong. The integer ``code`` of a :class:`RefusedError` is the protocol's, and says which refusal it is.
+    setting : str or None
+        Name of the parameter or key at fault, if it is one.
+    got : str, int, float, bool or None
+        Value that was received for the setting, if the message shows it. It is never a value of a record.
+    """
+
+    kind: ErrorKind = "invalid"
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        kind: ErrorKind | None = None,
+        setting: str | None = None,
+        got: object = None,
+    ) -> None:
+        super().__init__(message)
+        if kind is not None:
+            self.kind = kind
+        self.setting = setting
+        self.got = got if isinstance(got, str | int | float) else None  # an array could hold samples
+
+    def reworded(self, message: str) -> Self:
+        """Return this error with another message, such as one that also names a file."""
+        return _restored(type(self), (message,), self.__dict__)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        # An exception is otherwise pickled as a call with its message alone, which not every subclass can be made by.
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[ErrorT], arguments: tuple[object, ...], fields: Mapping[str, object]) -> ErrorT:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(fields)
+    return error
 
 
 class ConfigurationError(MurmurflError, ValueError):
@@ -33,9 +119,13 @@ class ConfigurationError(MurmurflError, ValueError):
 class LedgerError(MurmurflError):
     """A ledger cannot be read, written or believed. Nothing was released."""
 
+    kind = "damaged"
+
 
 class MisfitError(MurmurflError):
     """A record does not fit its schema: it counts as zero, and only the machine's own log says so."""
+
+    kind = "invalid-record"
 
 
 class RefusedError(MurmurflError):
@@ -44,6 +134,8 @@ class RefusedError(MurmurflError):
     ``code`` is one of :mod:`murmurfl.privacy.protocol`. ``reason`` is a fixed text: it depends on the request and on
     the machine's own configuration, never on its data, because Flower forwards it to the server.
     """
+
+    kind = "refused"
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -69,12 +161,15 @@ def check_format(what: str, document: Any, key: str, expected: int) -> None:
     if type(found) is int and found != expected:
         raise ConfigurationError(
             f"Expected {what} of format {expected}, got one of format {found}. Use the version of murmurfl that made "
-            "it."
+            "it.",
+            kind="other-format",
         )
 
 
 class UnsupportedFlowerError(MurmurflError, ImportError):
     """The installed version of Flower is not one this package was tested with."""
+
+    kind = "unsupported"
 
 
 def check_installed(package: str, extra: str, setting: str, *, load: bool = True) -> None:
@@ -91,5 +186,7 @@ def check_installed(package: str, extra: str, setting: str, *, load: bool = True
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"Expected the package {package} for {setting}, got: {error}. Install it with "
-            f"pip install 'murmurfl[{extra}]'."
+            f"pip install 'murmurfl[{extra}]'.",
+            kind="not-installed",
+            setting=package,
         ) from error

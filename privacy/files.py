@@ -21,27 +21,34 @@ def check_private(
     try:
         status = path.stat()
     except FileNotFoundError as reason:
-        raise error(f"Expected {what} at {path}, got no file. {missing}") from reason
+        raise error(f"Expected {what} at {path}, got no file. {missing}", kind="not-found") from reason
     except OSError as reason:
-        raise error(f"Expected {what} at {path}, got {reason.strerror}. Nothing was released.") from reason
+        raise error(
+            f"Expected {what} at {path}, got {reason.strerror}. Nothing was released.", kind="unreadable"
+        ) from reason
     mode, owner = status.st_mode, status.st_uid
     if not stat.S_ISREG(mode):
-        raise error(f"Expected {what} at {path}, got something that is no file. Nothing was released.")
+        raise error(
+            f"Expected {what} at {path}, got something that is no file. Nothing was released.", kind="unreadable"
+        )
     if mode & 0o077:
         raise error(
             f"Expected {what} that only its owner can read and write, got {path} with mode {mode & 0o777:o}. Find out "
-            f"who could change it, then `chmod 600 {path}`. Nothing was released."
+            f"who could change it, then `chmod 600 {path}`. Nothing was released.",
+            kind="insecure",
         )
     if writable and owner != os.geteuid():
         raise error(
             f"Expected {what} of the user this runs as, got {path}, which belongs to user {owner}: what is "
             "written would become unreadable to one of them. Run this as its owner, or `chown` it. Nothing was "
-            "released."
+            "released.",
+            kind="insecure",
         )
     if writable and not (mode & stat.S_IWUSR and os.access(path, os.W_OK)):
         raise error(
             f"Expected {what} that can be written, got {path}, which is read-only: nothing can be recorded, so nothing "
-            "is released. Make it writable again (`chmod 600`, or mount its disk for writing)."
+            "is released. Make it writable again (`chmod 600`, or mount its disk for writing).",
+            kind="failed",
         )
 
 
@@ -99,12 +106,14 @@ def create_private(path: Path, what: str, data: bytes = b"", *, error: type[Murm
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as reason:
         raise error(
-            f"Expected nothing at {path}, where {what} is to be made, got a file; it was left alone."
+            f"Expected nothing at {path}, where {what} is to be made, got a file; it was left alone.", kind="exists"
         ) from reason
     except FileNotFoundError as reason:
-        raise error(f"Expected a folder at {path.parent}, got none; make it first (`mkdir -m 700`).") from reason
+        raise error(
+            f"Expected a folder at {path.parent}, got none; make it first (`mkdir -m 700`).", kind="not-found"
+        ) from reason
     except OSError as reason:
-        raise error(f"Expected to make {what} at {path}, got {reason.strerror}.") from reason
+        raise error(f"Expected to make {what} at {path}, got {reason.strerror}.", kind="failed") from reason
     _write(descriptor, data)
     sync_folder(path.parent)
 
@@ -128,7 +137,9 @@ def replace_durably(path: Path, data: bytes, *, error: type[MurmurflError] = Led
         temporary.replace(path)
         sync_folder(path.parent)
     except OSError as reason:
-        raise error(f"Expected to write {path}, got {reason.strerror}. Nothing was released.") from reason
+        raise error(
+            f"Expected to write {path}, got {reason.strerror}. Nothing was released.", kind="failed"
+        ) from reason
 
 
 def sync_folder(folder: Path) -> None:

@@ -140,7 +140,9 @@ class SystemKeys(NoiseKeys):
 
     def __post_init__(self) -> None:
         if len(self.secret_key) != KEY_BYTES:
-            raise ConfigurationError(f"Expected a secret key of {KEY_BYTES} bytes, got {len(self.secret_key)}.")
+            raise ConfigurationError(
+                f"Expected a secret key of {KEY_BYTES} bytes, got {len(self.secret_key)}.", kind="wrong-shape"
+            )
 
     @classmethod
     def generate(cls) -> SystemKeys:
@@ -215,9 +217,11 @@ _ZEROS = memoryview(bytes(2 * _BLOCK_PAIRS * 8))
 def row_key(secret_key: bytes, nonce: bytes) -> bytes:
     """The cipher key, 32 bytes, of one noise row: its nonce is never used for another row under this secret key."""
     if len(secret_key) != KEY_BYTES:
-        raise ConfigurationError(f"Expected a secret key of {KEY_BYTES} bytes, got {len(secret_key)}.")
+        raise ConfigurationError(
+            f"Expected a secret key of {KEY_BYTES} bytes, got {len(secret_key)}.", kind="wrong-shape"
+        )
     if len(nonce) != NONCE_BYTES:
-        raise ConfigurationError(f"Expected a nonce of {NONCE_BYTES} bytes, got {len(nonce)}.")
+        raise ConfigurationError(f"Expected a nonce of {NONCE_BYTES} bytes, got {len(nonce)}.", kind="wrong-shape")
     return hmac.digest(secret_key, b"murmurfl noise row\x00" + nonce, hashlib.sha256)
 
 
@@ -237,9 +241,14 @@ def standard_normals(key: bytes, size: int, quality: NoiseQuality) -> NDArray[np
 def standard_normal_rows(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> NDArray[np.floating]:
     """The :func:`standard_normals` of several keys, shape (keys, size), with less overhead for short rows."""
     if size < 0:
-        raise ConfigurationError(f"Expected size >= 0, got {size}.")
+        raise ConfigurationError(f"Expected size >= 0, got {size}.", kind="out-of-range", setting="size", got=size)
     if quality not in NOISE_QUALITIES:
-        raise ConfigurationError(f"Expected noise quality one of {NOISE_QUALITIES}, got {quality!r}.")
+        raise ConfigurationError(
+            f"Expected noise quality one of {NOISE_QUALITIES}, got {quality!r}.",
+            kind="unknown-name",
+            setting="quality",
+            got=quality,
+        )
     exact = quality == "exact"
     dtype, word = (np.dtype(np.float64), np.dtype("<u8")) if exact else (np.dtype(np.float32), np.dtype("<u4"))
     make: Callable[..., None] = exact_pairs if exact else fast_pairs
@@ -538,7 +547,12 @@ class Grid:
 
     def __post_init__(self) -> None:
         if not (self.spacing > 0 and math.isfinite(self.spacing) and math.frexp(self.spacing)[0] == 0.5):
-            raise ConfigurationError(f"Expected a grid spacing that is a positive power of two, got {self.spacing!r}.")
+            raise ConfigurationError(
+                f"Expected a grid spacing that is a positive power of two, got {self.spacing!r}.",
+                kind="out-of-range",
+                setting="spacing",
+                got=self.spacing,
+            )
 
     def counts(
         self, values: NDArray[np.floating], *, scale: float = 1.0, bound: float | None = None
@@ -577,7 +591,8 @@ class Grid:
             fits = not scaled.size or (scaled.max() < _LARGEST_COUNT and scaled.min() > -_LARGEST_COUNT)
         if not fits:
             raise ConfigurationError(
-                "Expected finite values below 2^51 grid spacings; clip before rounding to the grid."
+                "Expected finite values below 2^51 grid spacings; clip before rounding to the grid.",
+                kind="out-of-range",
             )
         # In [2^52, 2^53) the spacing of float64 is 1: adding 1.5 x 2^52 rounds to the nearest integer, ties to even as
         # rint does, and leaves that integer in the low bits. Twice as fast as rounding and converting.

@@ -50,6 +50,8 @@ _KEYS = {"owner", "sessions", "bundle", "not-before", "until"}
 class PermitError(ConfigurationError):
     """A text is no permit or login, or no listed owner signed it."""
 
+    kind = "not-permitted"
+
 
 @dataclass(frozen=True)
 class Permit:
@@ -78,11 +80,13 @@ class Permit:
     def __post_init__(self) -> None:
         if not isinstance(self.owner, bytes) or len(self.owner) != KEY_BYTES:
             raise ConfigurationError(
-                f"Expected an owner's public key of {KEY_BYTES} bytes, got another length or kind."
+                f"Expected an owner's public key of {KEY_BYTES} bytes, got another length or kind.", kind="wrong-shape"
             )
         if not 1 <= len(self.sessions) <= MOST_SESSIONS or len(set(self.sessions)) < len(self.sessions):
             raise ConfigurationError(
-                f"Expected a permit for 1 to {MOST_SESSIONS} different sessions, got {list(self.sessions)}."
+                f"Expected a permit for 1 to {MOST_SESSIONS} different sessions, got {list(self.sessions)}.",
+                kind="out-of-range",
+                setting="permit",
             )
         for session in self.sessions:
             check_session(session)
@@ -91,7 +95,9 @@ class Permit:
         if not 0 <= self.not_before < self.until <= _LATEST:
             raise ConfigurationError(
                 f"Expected a permit that begins before it ends, got one from {shown_time(self.not_before)} to "
-                f"{shown_time(self.until)}."
+                f"{shown_time(self.until)}.",
+                kind="out-of-range",
+                setting="permit",
             )
 
     def is_for(self, now: float) -> bool:
@@ -123,7 +129,7 @@ class Permit:
                 raise ValueError
             return cls(bytes.fromhex(document["owner"]), tuple(document["sessions"]), document["bundle"], *times)
         except (TypeError, ValueError, RecursionError):
-            raise PermitError("Expected the payload of a permit, got something else.") from None
+            raise PermitError("Expected the payload of a permit, got something else.", kind="malformed") from None
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ class OwnerKey:
     def __post_init__(self) -> None:
         if not isinstance(self.secret, bytes) or len(self.secret) != KEY_BYTES:
             raise ConfigurationError(
-                f"Expected an owner's secret key of {KEY_BYTES} bytes, got another length or kind."
+                f"Expected an owner's secret key of {KEY_BYTES} bytes, got another length or kind.", kind="wrong-shape"
             )
 
     @classmethod
@@ -201,7 +207,7 @@ def _login(payload: bytes) -> tuple[str, str, int]:
             raise ValueError
         return str(document["owner"]), str(document["server"]), document["until"]
     except (TypeError, ValueError, RecursionError):
-        raise PermitError("Expected the payload of a login, got something else.") from None
+        raise PermitError("Expected the payload of a login, got something else.", kind="malformed") from None
 
 
 def read_permit(text: Any) -> Permit:
@@ -225,7 +231,7 @@ def verified_permit(text: Any, owners: Collection[bytes]) -> Permit:
             permit = Permit.of(payload)
             if permit.owner == owner:
                 return permit
-    raise PermitError("Expected a permit that a listed owner signed, got another.")
+    raise PermitError("Expected a permit that a listed owner signed, got another.", setting="permit")
 
 
 def public_owner_key(text: Any) -> bytes:
@@ -233,7 +239,8 @@ def public_owner_key(text: Any) -> bytes:
     digits = text.strip().lower() if isinstance(text, str) else ""
     if not _DIGEST.fullmatch(digits) or not is_signing_point(bytes.fromhex(digits)):
         raise ConfigurationError(
-            f"Expected an owner's public key, 64 hexadecimal digits as `murmurfl owner key` says them, got {text!r}."
+            f"Expected an owner's public key, 64 hexadecimal digits as `murmurfl owner key` says them, got {text!r}.",
+            kind="malformed",
         )
     return bytes.fromhex(digits)
 
@@ -242,7 +249,8 @@ def check_bundle_digest(text: Any) -> None:
     """Raise if a text is no SHA-256 in hexadecimal digits."""
     if not isinstance(text, str) or not _DIGEST.fullmatch(text):
         raise ConfigurationError(
-            f"Expected a bundle's SHA-256, 64 hexadecimal digits as `murmurfl owner bundle` says them, got {text!r}."
+            f"Expected a bundle's SHA-256, 64 hexadecimal digits as `murmurfl owner bundle` says them, got {text!r}.",
+            kind="malformed",
         )
 
 
@@ -250,7 +258,12 @@ def check_session(name: Any) -> None:
     """Raise if a text cannot be a session's name."""
     longest = protocol.LONGEST_SESSION_NAME
     if not isinstance(name, str) or not name.isalnum() or len(name) > longest:
-        raise ConfigurationError(f"Expected a session of 1 to {longest} letters and digits, got {name!r}.")
+        raise ConfigurationError(
+            f"Expected a session of 1 to {longest} letters and digits, got {name!r}.",
+            kind="malformed",
+            setting="session",
+            got=name,
+        )
 
 
 def shown_time(seconds: int) -> str:
@@ -267,12 +280,13 @@ def _parts(text: Any, name: str = _NAME) -> tuple[bytes, bytes]:
     if len(parts) != 3 or parts[0] != name:
         raise PermitError(
             f"Expected a {kind}, one line that begins with {name}, as `murmurfl owner {kind}` makes it; got something "
-            "else."
+            "else.",
+            kind="malformed",
         )
     try:
         return _decoded(parts[1]), _decoded(parts[2])
     except (ValueError, binascii.Error):
-        raise PermitError(f"Expected a whole {kind}, got one whose text was changed or cut.") from None
+        raise PermitError(f"Expected a whole {kind}, got one whose text was changed or cut.", kind="damaged") from None
 
 
 def _encoded(content: bytes) -> str:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_args,
 import pydantic
 from pydantic_core import CoreSchema, core_schema
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, ErrorKind
 
 Value = bool | int | float | str
 Choices = Iterable[str] | Callable[[], Iterable[str]]
@@ -154,9 +154,12 @@ class Setting(Declaration):
     def refused(self, value: Any, fault: str) -> ConfigurationError:
         """The error for a value that pydantic found a fault with."""
         if fault == "value_error":
-            return ConfigurationError(unknown_name(self.name, value, self.known))
+            return ConfigurationError(
+                unknown_name(self.name, value, self.known), kind="unknown-name", setting=self.name, got=value
+            )
         compared = fault.startswith(("greater_than", "less_than"))
-        return refusal(self.name, self.expected if compared else _WORDS[self.kind], value)
+        expected, kind = (self.expected, "out-of-range") if compared else (_WORDS[self.kind], "wrong-type")
+        return refusal(self.name, expected, value, kind=kind)
 
     def parsed(self, text: str) -> Value:
         """A text from a command line as this setting's type; an error if it does not read as one."""
@@ -165,7 +168,7 @@ class Setting(Declaration):
         try:
             value = self.kind(text) if self.kind in _NUMBERS else text
         except ValueError:
-            raise refusal(self.name, _WORDS[self.kind], text) from None
+            raise refusal(self.name, _WORDS[self.kind], text, kind="wrong-type") from None
         return self.read(value)
 
 
@@ -199,7 +202,9 @@ def _as_refusal(error: pydantic.ValidationError, known: Mapping[str, Setting]) -
         return cause
     name = str(fault["loc"][0]) if fault["loc"] else ""
     if fault["type"] == "missing":
-        return ConfigurationError(f"Expected values for {known[name].name}, got none of that name.")
+        return ConfigurationError(
+            f"Expected values for {known[name].name}, got none of that name.", kind="unknown-name"
+        )
     if name in known:
         return known[name].refused(fault["input"], fault["type"])
     return unknown_key(hyphenated(name), [one.name for one in known.values()])
@@ -229,7 +234,11 @@ def flat(document: Mapping[str, Any], known: Mapping[str, Setting]) -> dict[str,
     for name, value in _entries(document, known):
         key = key_of(name, known)
         if key in found:
-            raise ConfigurationError(f"Expected {key} once, got it twice, by itself and in its table: leave one out.")
+            raise ConfigurationError(
+                f"Expected {key} once, got it twice, by itself and in its table: leave one out.",
+                kind="duplicate",
+                setting=key,
+            )
         found[key] = value
     return found
 
@@ -275,9 +284,10 @@ def hyphenated(name: str) -> str:
     return name.replace("_", "-")
 
 
-def refusal(name: str, expected: str, got: Any) -> ConfigurationError:
+def refusal(name: str, expected: str, got: Any, *, kind: ErrorKind = "conflict") -> ConfigurationError:
     """The error that names a key, what was expected and what came."""
-    return ConfigurationError(f"Expected {hyphenated(name)} to be {expected}, got {got!r}.")
+    name = hyphenated(name)
+    return ConfigurationError(f"Expected {name} to be {expected}, got {got!r}.", kind=kind, setting=name, got=got)
 
 
 def unknown_name(key: str, name: object, known: Iterable[str]) -> str:
@@ -341,14 +351,20 @@ def unknown_key(name: str, known: Iterable[str]) -> ConfigurationError:
     """The error for an unknown run-config key: with the nearest known one, or all of them."""
     names = list(known)
     if now := renamed(name, names):
-        return ConfigurationError(f"Expected a known run-config key, got {name!r}; {now}.")
+        return ConfigurationError(
+            f"Expected a known run-config key, got {name!r}; {now}.", kind="unknown-name", setting=name
+        )
     near = [one for one in (meant_by(name),) if one in names]
     near = near or difflib.get_close_matches(name, names, n=1, cutoff=_LEAST_ALIKE)
     every = f"known: {', '.join(names)}." if len(names) <= _MOST_NAMED else "`murmurfl keys` lists all of them."
     meant = f"did you mean {near[0]!r}?" if near else every
-    return ConfigurationError(f"Expected a known run-config key, got {name!r}; {meant}")
+    return ConfigurationError(
+        f"Expected a known run-config key, got {name!r}; {meant}", kind="unknown-name", setting=name
+    )
 
 
 def mu_and_epsilon(mu: Any, epsilon: Any) -> ConfigurationError:
     """The error for a run that is given both mu and epsilon."""
-    return ConfigurationError(f"Expected mu or epsilon, got both: mu = {mu:g}, epsilon = {epsilon:g}.")
+    return ConfigurationError(
+        f"Expected mu or epsilon, got both: mu = {mu:g}, epsilon = {epsilon:g}.", kind="conflict", setting="mu"
+    )

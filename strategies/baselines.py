@@ -321,7 +321,12 @@ class IsrlDp(ProjectedStrategy[IsrlDpState]):
             callbacks=callbacks,
         )
         if variant not in VARIANTS:
-            raise ConfigurationError(f"Expected variant one of {VARIANTS}, got {variant!r}.")
+            raise ConfigurationError(
+                f"Expected variant one of {VARIANTS}, got {variant!r}.",
+                kind="unknown-name",
+                setting="variant",
+                got=variant,
+            )
         self.variant: Variant = variant
         super().__init__(options, learning_rate=learning_rate, diameter=diameter)
 

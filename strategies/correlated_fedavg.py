@@ -185,13 +185,18 @@ def server_optimizer(stated: ServerOptimizer | str | None) -> ServerOptimizer | 
         return OPTIMIZERS[stated]()
     names = ", ".join(map(repr, OPTIMIZERS))
     raise ConfigurationError(
-        f"Expected optimizer one of {names}, or an object such as ServerMomentum(momentum=0.9), got {stated!r}."
+        f"Expected optimizer one of {names}, or an object such as ServerMomentum(momentum=0.9), got {stated!r}.",
+        kind="unknown-name",
+        setting="optimizer",
+        got=stated,
     )
 
 
 def _check_below_one(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise ConfigurationError(f"Expected 0 <= {name} < 1, got {value!r}.")
+        raise ConfigurationError(
+            f"Expected 0 <= {name} < 1, got {value!r}.", kind="out-of-range", setting=name, got=value
+        )
 
 
 _UNITS: dict[Any, Unit] = {0: "sample", 1: "machine"}
@@ -386,11 +391,13 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         if learning_rate is not None:
             learning_rate = positive("learning_rate", learning_rate)
         if arrayrecord_key == configrecord_key:
-            raise ConfigurationError(f"Expected two record keys, got {arrayrecord_key!r} twice.")
+            raise ConfigurationError(f"Expected two record keys, got {arrayrecord_key!r} twice.", kind="duplicate")
         if evaluate_on_machines and not options.waits_for_all:
             raise ConfigurationError(
                 "Expected quorum = 1 and over_selection = 1 with evaluate_on_machines, got others: an evaluation waits "
-                "for all. Give start(..., evaluate_fn=...), on public data."
+                "for all. Give start(..., evaluate_fn=...), on public data.",
+                kind="conflict",
+                setting="evaluate_on_machines",
             )
         super().__init__(options)
         self.optimizer = server_optimizer(optimizer)

@@ -264,7 +264,10 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState, CorrelatedNois
         if mechanism not in MOMENTUM_MECHANISMS:
             raise ConfigurationError(
                 f"Expected mechanism one of {MOMENTUM_MECHANISMS} for momentum, got {mechanism!r}; TreeMomentum "
-                "has the tree."
+                "has the tree.",
+                kind="unknown-name",
+                setting="mechanism",
+                got=mechanism,
             )
         made = make_mechanism(mechanism, num_rounds, **(mechanism_options or {}))
         self.normalised = normalised

@@ -280,16 +280,38 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
 
     def _check_rule(self) -> None:
         if not 0 <= self.momentum < 1:
-            raise ConfigurationError(f"Expected 0 <= momentum < 1, got {self.momentum!r}.")
+            raise ConfigurationError(
+                f"Expected 0 <= momentum < 1, got {self.momentum!r}.",
+                kind="out-of-range",
+                setting="momentum",
+                got=self.momentum,
+            )
         if not (math.isfinite(self.l2) and self.l2 >= 0):
-            raise ConfigurationError(f"Expected l2 >= 0 and finite, got {self.l2!r}.")
+            raise ConfigurationError(
+                f"Expected l2 >= 0 and finite, got {self.l2!r}.", kind="out-of-range", setting="l2", got=self.l2
+            )
         if self.average not in AVERAGES:
-            raise ConfigurationError(f"Expected average one of {AVERAGES}, got {self.average!r}.")
+            raise ConfigurationError(
+                f"Expected average one of {AVERAGES}, got {self.average!r}.",
+                kind="unknown-name",
+                setting="average",
+                got=self.average,
+            )
         if not 0 <= self.quantile < 1:
-            raise ConfigurationError(f"Expected quantile above 0 and below 1, or 0 for none, got {self.quantile!r}.")
+            raise ConfigurationError(
+                f"Expected quantile above 0 and below 1, or 0 for none, got {self.quantile!r}.",
+                kind="out-of-range",
+                setting="quantile",
+                got=self.quantile,
+            )
         if not math.isfinite(self.first_clip) or (self.first_clip > 0) != (self.quantile > 0):
             expected = "> 0 and finite with a quantile" if self.quantile else "left at 0 without a quantile"
-            raise ConfigurationError(f"Expected first_clip {expected}, got {self.first_clip!r}.")
+            raise ConfigurationError(
+                f"Expected first_clip {expected}, got {self.first_clip!r}.",
+                kind="out-of-range",
+                setting="first_clip",
+                got=self.first_clip,
+            )
 
     def _check_noise(self, noise: Noisy) -> None:
         """Refuse noise that does not cover sums of gradients over all samples, one a round."""
@@ -298,11 +320,17 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
             raise ConfigurationError(
                 f"Expected a policy with order 'all' and release_rule 'paper' for {strategy}, got "
                 f"{policy.order!r} and {policy.release_rule!r}: the noise is for sums over all samples, each "
-                "of which stands alone."
+                "of which stands alone.",
+                kind="conflict",
+                setting="order",
+                got=policy.order,
             )
         if self.quantile:
             raise ConfigurationError(
-                f"Expected quantile 0 for {strategy}, got {self.quantile:g}: its noise is for gradients alone."
+                f"Expected quantile 0 for {strategy}, got {self.quantile:g}: its noise is for gradients alone.",
+                kind="conflict",
+                setting="quantile",
+                got=self.quantile,
             )
 
     def settings(self) -> dict[str, Any]:

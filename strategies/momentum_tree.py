@@ -49,7 +49,7 @@ Node = tuple[int, int]
 def compose(first: int, last: int) -> list[Node]:
     """Disjoint dyadic intervals that make up [first, last], in order: COMPOSE of algorithm 3; 1 <= ``first``."""
     if first < 1:
-        raise ConfigurationError(f"Expected steps counted from 1, got {first}.")
+        raise ConfigurationError(f"Expected steps counted from 1, got {first}.", kind="out-of-range")
     nodes = []
     while first <= last:
         size = (first - 1) & -(first - 1) or 1 << last.bit_length()
@@ -81,10 +81,15 @@ class MomentumTree:
     def __init__(self, num_steps: int, epoch_length: int, alpha: float) -> None:
         if num_steps < 1 or epoch_length < 1:
             raise ConfigurationError(
-                f"Expected num_steps >= 1 and epoch_length >= 1, got {num_steps} and {epoch_length}."
+                f"Expected num_steps >= 1 and epoch_length >= 1, got {num_steps} and {epoch_length}.",
+                kind="out-of-range",
+                setting="num_steps",
+                got=num_steps,
             )
         if not 0 < alpha <= 1:
-            raise ConfigurationError(f"Expected 0 < alpha <= 1, got {alpha!r}.")
+            raise ConfigurationError(
+                f"Expected 0 < alpha <= 1, got {alpha!r}.", kind="out-of-range", setting="alpha", got=alpha
+            )
         self.num_steps, self.epoch_length, self.alpha = num_steps, epoch_length, float(alpha)
 
     def node(self, step: int) -> Node:
@@ -132,7 +137,12 @@ class MomentumTree:
         Proof: docs/proofs/sensitivities.md.
         """
         if not (change > 0 and mu > 0 and math.isfinite(change) and math.isfinite(mu) and rounding >= 0):
-            raise ConfigurationError(f"Expected change > 0, mu > 0 and rounding >= 0, got {change}, {mu}, {rounding}.")
+            raise ConfigurationError(
+                f"Expected change > 0, mu > 0 and rounding >= 0, got {change}, {mu}, {rounding}.",
+                kind="out-of-range",
+                setting="change",
+                got=change,
+            )
         moved = self.changes * change + rounding * (self.changes > 0)
         largest = moved.max(axis=1)
         nodes = float(((moved / largest[:, None]) ** 2).sum(axis=0).max())
@@ -169,7 +179,9 @@ class Changes:
     def __post_init__(self) -> None:
         rest = (self.moved, *self.residual, self.node_rounding)
         if not (0 < self.anchored < math.inf and all(0 <= value < math.inf for value in rest)):
-            raise ConfigurationError(f"Expected changes that are finite, and anchored > 0, got {self}.")
+            raise ConfigurationError(
+                f"Expected changes that are finite, and anchored > 0, got {self}.", kind="out-of-range"
+            )
 
 
 class ReconstructionTrees:
@@ -183,7 +195,9 @@ class ReconstructionTrees:
     def __init__(self, num_steps: int, epoch_length: int, alpha: float, gamma: float) -> None:
         self.tree = MomentumTree(num_steps, epoch_length, alpha)
         if not 0 <= gamma <= 1:
-            raise ConfigurationError(f"Expected 0 <= gamma <= 1, got {gamma!r}.")
+            raise ConfigurationError(
+                f"Expected 0 <= gamma <= 1, got {gamma!r}.", kind="out-of-range", setting="gamma", got=gamma
+            )
         self.num_steps, self.epoch_length, self.alpha = num_steps, epoch_length, self.tree.alpha
         self.gamma = float(gamma)
         self._structure = _structure(num_steps, epoch_length, self.alpha)
@@ -248,7 +262,9 @@ class ReconstructionTrees:
         """The change of each node for a sample in place c of the epoch: shape (nodes, N); 0 for nodes never used."""
         n = self.epoch_length
         if len(changes.residual) != n:
-            raise ConfigurationError(f"Expected {n} residual changes, one a place, got {len(changes.residual)}.")
+            raise ConfigurationError(
+                f"Expected {n} residual changes, one a place, got {len(changes.residual)}.", kind="wrong-shape"
+            )
         whole, prefixes = self._structure.by_place, self.tree.changes
         residual = prefixes * np.array(changes.residual) + changes.node_rounding
         moved = np.concatenate([whole * changes.anchored, whole * changes.moved, residual])
@@ -270,7 +286,9 @@ class ReconstructionTrees:
         over the steps), which makes their mean variance least for a sample that moves all nodes that much.
         """
         if not 0 < mu < math.inf:
-            raise ConfigurationError(f"Expected mu > 0 and finite, got {mu!r}.")
+            raise ConfigurationError(
+                f"Expected mu > 0 and finite, got {mu!r}.", kind="out-of-range", setting="mu", got=mu
+            )
         moved = self.moved(changes)
         largest = moved.max(axis=1)
         used = self._used > 0

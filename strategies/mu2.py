@@ -59,7 +59,9 @@ def check_finite(values: Vector | float) -> None:
     if not np.isfinite(values).all():
         raise ConfigurationError(
             "Expected a finite step, got one that overflows: lower learning_rate, or look for a broken machine "
-            "(largest_value)."
+            "(largest_value).",
+            kind="out-of-range",
+            setting="learning_rate",
         )
 
 
@@ -91,7 +93,12 @@ class ProjectedStrategy(ReleaseStrategy[StateT]):
     ) -> None:
         self.learning_rate, self.diameter = positive("learning_rate", learning_rate), float(diameter)
         if math.isnan(self.diameter) or self.diameter <= 0:
-            raise ConfigurationError(f"Expected diameter > 0, got {self.diameter!r}.")
+            raise ConfigurationError(
+                f"Expected diameter > 0, got {self.diameter!r}.",
+                kind="out-of-range",
+                setting="diameter",
+                got=self.diameter,
+            )
         super().__init__(options, aggregator=aggregator)
 
     def settings(self) -> dict[str, Any]:
@@ -291,12 +298,17 @@ class Mu2(ProjectedStrategy[Mu2State]):
             raise ConfigurationError(
                 f"Expected sample_participations = 1 for {type(self).__name__}, got {uses}: a sample that returns "
                 "moves the momentum again, which the noise does not cover. Use one pass, or a strategy of private "
-                "momentum (TreeMomentum)."
+                "momentum (TreeMomentum).",
+                kind="conflict",
+                setting="sample_participations",
+                got=uses,
             )
         if not noise.accumulates:
             raise ConfigurationError(
                 f"Expected an aggregator with accumulates=True for {type(self).__name__}, got one without: steps are "
-                "along the sum of all releases so far, which a round's own noise does not cover."
+                "along the sum of all releases so far, which a round's own noise does not cover.",
+                kind="conflict",
+                setting="aggregator",
             )
 
     def initial_state(self, start: Vector) -> Mu2State:
@@ -436,7 +448,12 @@ class AnytimeMu2(Mu2):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         if isinstance(window, bool) or not isinstance(window, int) or window < 0 or window == 1:
-            raise ConfigurationError(f"Expected window of at least 2 rounds, or 0 for none, got {window!r}.")
+            raise ConfigurationError(
+                f"Expected window of at least 2 rounds, or 0 for none, got {window!r}.",
+                kind="out-of-range",
+                setting="window",
+                got=window,
+            )
         self.window = window
         super().__init__(
             learning_rate=learning_rate,
@@ -475,7 +492,9 @@ class AnytimeMu2(Mu2):
 
     def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
         if not isinstance(state, AnytimeMu2State):
-            raise ConfigurationError(f"Expected a state of anytime steps, got {type(state).__name__}.")
+            raise ConfigurationError(
+                f"Expected a state of anytime steps, got {type(state).__name__}.", kind="wrong-type"
+            )
         return anytime_mu2_step(state, release_sum, server_round, window=self.window, **self.step_options)
 
     def model(self, state: Mu2State) -> Vector:

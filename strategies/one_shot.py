@@ -173,7 +173,9 @@ class OneShot(ReleaseStrategy[OneShotState]):
         self.noise_std, self.constant = float(noise_std), float(constant)
         for name, value in (("noise_std", self.noise_std), ("constant", self.constant)):
             if not (math.isfinite(value) and value >= 0):
-                raise ConfigurationError(f"Expected {name} >= 0 and finite, got {value!r}.")
+                raise ConfigurationError(
+                    f"Expected {name} >= 0 and finite, got {value!r}.", kind="out-of-range", setting=name, got=value
+                )
         self.class_weight = float(class_weight)
         Moments(2, self.class_weight)  # refuses a weight that is impossible
         super().__init__(options)
@@ -198,7 +200,9 @@ class OneShot(ReleaseStrategy[OneShotState]):
 
     def next_state(self, state: OneShotState, release_sum: Vector, report: RoundReport) -> OneShotState:
         if report.server_round > 1:
-            raise ConfigurationError(f"Expected one round of one shot, got round {report.server_round}.")
+            raise ConfigurationError(
+                f"Expected one round of one shot, got round {report.server_round}.", kind="exhausted"
+            )
         if not report.aggregated:
             return state  # nothing came: the initial model
         gram, targets = self._moments.read(release_sum, self.clip_norm)
@@ -234,5 +238,6 @@ class OneShot(ReleaseStrategy[OneShotState]):
         if shapes != expected or not (len(weight) == 2 or (len(weight) == 1 and not self.constant)):
             raise ConfigurationError(
                 "Expected a model of a weight of shape (C, k), with a bias of shape (C,) if there is a constant, or of "
-                f"shape (k,) for two classes without one, got shapes {shapes} and constant {self.constant:g}."
+                f"shape (k,) for two classes without one, got shapes {shapes} and constant {self.constant:g}.",
+                kind="wrong-shape",
             )

@@ -221,7 +221,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         if (model is not None) != self.query.at_a_model:
             expected = "the model" if self.query.at_a_model else "no model"
             raise ConfigurationError(
-                f"Expected {expected} for {self.query.what}, got {'none' if model is None else 'one'}."
+                f"Expected {expected} for {self.query.what}, got {'none' if model is None else 'one'}.", kind="conflict"
             )
         start = ArrayRecord({self.query.name: Array(np.zeros(self.query.width))}) if model is None else model
         self.start(grid, start, num_rounds=1, timeout=timeout)
@@ -237,7 +237,8 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         """What :meth:`collect` gives where no client released anything: it raises, with what they said."""
         raise ConfigurationError(
             f"Expected machines to release {self.query.what}, got none from {report.asked}: {self.said(report)}. "
-            f"Machines must be configured for {self.query.setting}; see their logs."
+            f"Machines must be configured for {self.query.setting}; see their logs.",
+            kind="missing",
         )
 
     @property
@@ -416,12 +417,15 @@ class MeanOfFeatures(QueryRound[NDArray[np.float32]]):
         raise ConfigurationError(
             f"Expected machines to release the mean of their features, got none from {report.asked}: "
             f"{self.said(report)}. Machines must be configured for centring; see their logs, or train with "
-            "centring = none."
+            "centring = none.",
+            kind="missing",
         )
 
 
 class NotEvaluatedError(MurmurflError):
     """No machine has evaluated the model."""
+
+    kind = "missing"
 
 
 class PrivateEvaluation(QueryRound[EvaluationResult]):
@@ -635,5 +639,6 @@ class Statistics(QueryRound[TableStatistics]):
         """Raise, with what clients said."""
         raise ConfigurationError(
             f"Expected machines to release statistics, got none from {report.asked}: {self.said(report)}. Machines "
-            "must be configured for statistics of the same columns; see their logs."
+            "must be configured for statistics of the same columns; see their logs.",
+            kind="missing",
         )

@@ -50,6 +50,8 @@ _BLOCK_VALUES = 1 << 17
 class IncompleteRoundError(MurmurflError):
     """A machine was missing from a round of an algorithm whose guarantee needs all of them in every round."""
 
+    kind = "missing"
+
 
 @dataclass(frozen=True)
 class ReducedTreeMomentumState:
@@ -104,14 +106,24 @@ class ReducedTreeNoise(MomentumNoise):
     ) -> None:
         self.learning_rate, self.smoothness = positive("learning_rate", learning_rate), float(smoothness)
         if not self.smoothness >= 0:
-            raise ConfigurationError(f"Expected smoothness >= 0, infinite if none is known, got {self.smoothness!r}.")
+            raise ConfigurationError(
+                f"Expected smoothness >= 0, infinite if none is known, got {self.smoothness!r}.",
+                kind="out-of-range",
+                setting="smoothness",
+                got=self.smoothness,
+            )
         if gamma is not None and not 0 <= gamma <= 1:
-            raise ConfigurationError(f"Expected 0 <= gamma <= 1, got {gamma!r}.")
+            raise ConfigurationError(
+                f"Expected 0 <= gamma <= 1, got {gamma!r}.", kind="out-of-range", setting="gamma", got=gamma
+            )
         super().__init__(policy, num_rounds=num_rounds, alpha=alpha, noise_keys=noise_keys)
         if policy.max_participations < self.num_rounds:
             raise ConfigurationError(
                 f"Expected max_participations >= num_rounds = {self.num_rounds}, got {policy.max_participations}: "
-                "every machine must be in every round."
+                "every machine must be in every round.",
+                kind="out-of-range",
+                setting="max_participations",
+                got=policy.max_participations,
             )
         self.gamma = gamma
         self._cache_bytes = int(noise_cache_mib * 2**20)
@@ -374,7 +386,8 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState, ReducedTreeN
         if wrong and not math.isinf(self.noise.smoothness):
             raise ConfigurationError(
                 f"Expected a float64 model where smoothness bounds how far gradients move, got another dtype in "
-                f"{', '.join(wrong)}: steps would be rounded. Convert the initial arrays, or use smoothness = inf."
+                f"{', '.join(wrong)}: steps would be rounded. Convert the initial arrays, or use smoothness = inf.",
+                kind="wrong-type",
             )
         return ReducedTreeMomentumState(
             start, np.zeros_like(start), np.zeros((self.noise.num_rounds, NONCE_BYTES), np.uint8)
@@ -393,7 +406,9 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState, ReducedTreeN
         if not np.linalg.norm(after.w - state.w) <= rate * (1 + _ROUNDING):
             raise ConfigurationError(
                 f"Expected steps of length {rate:g}, got a longer one: they are too short for float64 at "
-                f"a model of length {np.linalg.norm(state.w):.3g}. Use a larger learning_rate."
+                f"a model of length {np.linalg.norm(state.w):.3g}. Use a larger learning_rate.",
+                kind="out-of-range",
+                setting="learning_rate",
             )
         return after
 

@@ -43,7 +43,10 @@ def private_rounds(variant: Variant, num_rounds: int, private_share: float) -> r
     """The rounds, from 1, in which machines are asked (the paper's table 2): ``private_share`` of K, rounded."""
     if variant not in VARIANTS or not 0 < private_share <= 1:
         raise ConfigurationError(
-            f"Expected a variant of {VARIANTS} and 0 < private_share <= 1, got {variant!r} and {private_share!r}."
+            f"Expected a variant of {VARIANTS} and 0 < private_share <= 1, got {variant!r} and {private_share!r}.",
+            kind="out-of-range",
+            setting="variant",
+            got=variant,
         )
     some = min(max(round(private_share * num_rounds), 1), num_rounds)
     if variant == "public-only":
@@ -229,10 +232,19 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
         )
         self.learning_rate, self.strength = positive("learning_rate", learning_rate), float(strength)
         if steps_per_epoch < 1:
-            raise ConfigurationError(f"Expected steps_per_epoch >= 1, got {steps_per_epoch!r}.")
+            raise ConfigurationError(
+                f"Expected steps_per_epoch >= 1, got {steps_per_epoch!r}.",
+                kind="out-of-range",
+                setting="steps_per_epoch",
+                got=steps_per_epoch,
+            )
         if regularizer not in REGULARIZERS or (regularizer != "none" and not self.strength > 0):
             raise ConfigurationError(
-                f"Expected regularizer one of {REGULARIZERS} with strength > 0, got {regularizer!r}, {self.strength!r}."
+                f"Expected regularizer one of {REGULARIZERS} with strength > 0, got {regularizer!r}, "
+                f"{self.strength!r}.",
+                kind="unknown-name",
+                setting="regularizer",
+                got=regularizer,
             )
         self.regularizer: Regularizer = regularizer
         self.steps_per_epoch, self.rounds, self.public = steps_per_epoch, rounds, public
@@ -255,7 +267,9 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
                 return state
             total = release_sum / self.clients_per_round
         elif self.public is None:
-            raise ConfigurationError(f"Expected public samples for round {server_round}, which asks no silo; got none.")
+            raise ConfigurationError(
+                f"Expected public samples for round {server_round}, which asks no silo; got none.", kind="missing"
+            )
         else:
             public, rate = self.public, self.learning_rate
             total = noisy_epoch(public.gradient, state.x, public.steps, learning_rate=rate, clip_norm=public.clip_norm)

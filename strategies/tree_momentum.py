@@ -56,12 +56,17 @@ class MomentumNoise(Noisy):
     ) -> None:
         self.alpha = float(alpha)
         if not 0 < self.alpha <= 1:
-            raise ConfigurationError(f"Expected 0 < alpha <= 1, got {self.alpha!r}.")
+            raise ConfigurationError(
+                f"Expected 0 < alpha <= 1, got {self.alpha!r}.", kind="out-of-range", setting="alpha", got=self.alpha
+            )
         super().__init__(policy, num_rounds=num_rounds, noise_keys=noise_keys)
         if policy.release_rule != "paper":
             raise ConfigurationError(
                 f"Expected a policy with release_rule 'paper', got {policy.release_rule!r}: a contribution that "
-                "comes later has another weight."
+                "comes later has another weight.",
+                kind="conflict",
+                setting="release_rule",
+                got=policy.release_rule,
             )
         self.epoch = policy.min_separation if policy.sample_participations > 1 else self.num_rounds
         """N."""
@@ -108,7 +113,10 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, NoiseT]):
         if self.clients_per_round != self.num_clients:
             raise ConfigurationError(
                 f"Expected clients_per_round = num_clients = {self.num_clients} for private momentum, got "
-                f"{self.clients_per_round}: samples must return in the same rounds of every epoch."
+                f"{self.clients_per_round}: samples must return in the same rounds of every epoch.",
+                kind="conflict",
+                setting="clients_per_round",
+                got=self.clients_per_round,
             )
 
     def settings(self) -> dict[str, Any]:

@@ -160,12 +160,14 @@ def audit_node(config: NodeConfig | OwnNode) -> DifferentialAudit:
     if not isinstance(config, NodeConfig | SampleNode):
         raise ConfigurationError(
             "Expected a machine that bounds records, got one whose app's updates are released as a whole: all data of "
-            "the machine are its unit, so no record of them can be audited."
+            "the machine are its unit, so no record of them can be audited.",
+            kind="unsupported",
         )
     if isinstance(config, NodeConfig) and not config.samples:
         raise ConfigurationError(
             f"Expected a node with samples of its own, got task = {config.task!r}, whose data are public: audit the "
-            "run's machines with `murmurfl audit --set`."
+            "run's machines with `murmurfl audit --set`.",
+            kind="unsupported",
         )
     schema = Schema.read_file(Path(config.schema))
     return _Audit(config, schema).run()
@@ -183,13 +185,15 @@ def audit_app(name: str) -> DifferentialAudit:
     if not isinstance(app, PrivateClientApp):
         raise ConfigurationError(
             f"Expected a private_client_app at {name}, got {type(app).__name__}: only what bounds records can be "
-            "audited record by record."
+            "audited record by record.",
+            kind="wrong-type",
         )
     schema = app.schema or app.model.schema
     if schema is None:
         raise ConfigurationError(
             f"Expected an app that says what a record is, got none at {name}: give private_client_app a schema, or "
-            "audit the node with --node."
+            "audit the node with --node.",
+            kind="missing",
         )
     policy, evaluation = app.policy, app.evaluation
     own: dict[str, Any] = {}

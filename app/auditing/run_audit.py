@@ -164,7 +164,7 @@ def _check(experiment: Experiment) -> None:
         ),
     ):
         if wrong:
-            raise ConfigurationError(f"Expected {expected} to audit, got {got}. {instead}")
+            raise ConfigurationError(f"Expected {expected} to audit, got {got}. {instead}", kind="conflict")
 
 
 class _Measurement:
@@ -222,7 +222,9 @@ def opens_without_acks(experiment: Experiment) -> bool:
     ]
     first = _sealed(experiment, cohort, 1, dict.fromkeys(names, 0))
     if not _all_open(openers, session, 1, first):
-        raise ConfigurationError("Expected helpers that open an honest server's sum, got a refusal of the first one.")
+        raise ConfigurationError(
+            "Expected helpers that open an honest server's sum, got a refusal of the first one.", kind="refused"
+        )
     second = _sealed(experiment, cohort, 2, {name: 0 if name == _VICTIM else 1 for name in names})
     logger = logging.getLogger(Opener.__module__)  # a refusal is what is hoped for: no helper need warn of it
     before, logger.disabled = logger.disabled, True
@@ -238,7 +240,9 @@ def _sealed(experiment: Experiment, cohort: Cohort, server_round: int, acks: Map
     sealed = []
     for name, release in cohort.releases(server_round, experiment.session, acks, points):
         if isinstance(release, RefusedError):
-            raise ConfigurationError(f"Expected releases of all machines, got a refusal of {name!r}: {release}.")
+            raise ConfigurationError(
+                f"Expected releases of all machines, got a refusal of {name!r}: {release}.", kind="refused"
+            )
         masked = experiment.masking(int(name)).mask(release, experiment.session, experiment.policy(int(name)))
         sealed.append(masked.sealed)
     return sealed

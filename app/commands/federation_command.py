@@ -168,7 +168,9 @@ def start(
     if _is_coordinators(folder):
         with failing_clearly():
             if check or digest:
-                raise ConfigurationError("Expected --check and --digest in a member's folder, got a coordinator's.")
+                raise ConfigurationError(
+                    "Expected --check and --digest in a member's folder, got a coordinator's.", kind="conflict"
+                )
         _serve(folder, health_address, metrics_address, log_json=log_json, verbose=verbose)
         return
     with failing_clearly():
@@ -288,7 +290,8 @@ def _pin(member: Member, digest: str) -> Federation:
         if not _is_terminal():
             raise ConfigurationError(
                 "Expected --digest with the digest that all operators have read to each other, got none: compare it, "
-                "by telephone say and not through the server."
+                "by telephone say and not through the server.",
+                kind="missing",
             )
         typer.confirm("Do all other operators read the same digest, by their own means?", abort=True, err=True)
     member.pin(found, digest or found.digest)
@@ -408,11 +411,14 @@ def roster_key(
 
     with failing_clearly():
         if bool(machine) == bool(helper):
-            raise ConfigurationError("Expected whose key it is as --machine or as --helper, got both or neither.")
+            raise ConfigurationError(
+                "Expected whose key it is as --machine or as --helper, got both or neither.", kind="conflict"
+            )
         if bool(helper) != (record is not None) or (mark is not None and record is None):
             raise ConfigurationError(
                 "Expected --record with --helper and with nothing else: a helper's key and the record of what it "
-                "opened are made together and live as long as each other."
+                "opened are made together and live as long as each other.",
+                kind="conflict",
             )
         made = make_helper(path, helper, record, mark) if record is not None else make_machine(path, machine)
     say(f"key       {path}: private, of mode 600; it stays on this machine")
@@ -551,7 +557,9 @@ def permit(
 
     with failing_clearly():
         if renew and (session or bundle or mean or evaluation):
-            raise ConfigurationError("Expected --renew alone: it takes sessions and bundle from the permit.")
+            raise ConfigurationError(
+                "Expected --renew alone: it takes sessions and bundle from the permit.", kind="conflict"
+            )
         owner, now = read_owner_key(path), int(time.time())
         first = _time(begin) if begin else now
         if renew:
@@ -563,7 +571,12 @@ def permit(
             parts = [MEAN] * mean + [EVALUATION] * evaluation
             sessions = (name, *(part_session(name, part) for part in parts))
         if not 0 < days <= 3660:
-            raise ConfigurationError(f"Expected --days to be a number > 0 and at most 3660, got {days:g}.")
+            raise ConfigurationError(
+                f"Expected --days to be a number > 0 and at most 3660, got {days:g}.",
+                kind="out-of-range",
+                setting="days",
+                got=days,
+            )
         begins = first if begin else now - _CLOCKS_DIFFER_S
         made = owner.permit(sessions, not_before=begins, until=first + round(days * _DAY_S), bundle=bundle)
         if out is not None:
@@ -594,7 +607,11 @@ def show_permit(
         else:
             _say_permit(text)
         if not signed:
-            raise ConfigurationError("Expected a permit that its owner signed, got another signature: do not use it.")
+            raise ConfigurationError(
+                "Expected a permit that its owner signed, got another signature: do not use it.",
+                kind="not-permitted",
+                setting="permit",
+            )
 
 
 @owner_cli.command()
@@ -606,7 +623,9 @@ def bundle(
     """Say the SHA-256 of the bundle that `flwr run FOLDER` sends: for operators' `bundles`, or a permit's --bundle."""
     with failing_clearly():
         if not (folder / "pyproject.toml").is_file():
-            raise ConfigurationError(f"Expected a Flower project in {folder}, got a folder without pyproject.toml.")
+            raise ConfigurationError(
+                f"Expected a Flower project in {folder}, got a folder without pyproject.toml.", kind="not-found"
+            )
         from ..nodes.flower_internals import bundle_of
 
         content = bundle_of(folder)
@@ -617,7 +636,9 @@ def _time(text: str) -> int:
     try:
         return int(datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError, OSError):
-        raise ConfigurationError(f"Expected --from as YYYY-MM-DDTHH:MM, got {text!r}.") from None
+        raise ConfigurationError(
+            f"Expected --from as YYYY-MM-DDTHH:MM, got {text!r}.", kind="malformed", setting="from", got=text
+        ) from None
 
 
 def _is_signed(text: str) -> bool:

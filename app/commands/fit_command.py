@@ -138,16 +138,20 @@ def predict(
         trained = TrainedModel.read(model)
         if trained.schema is None:
             raise ConfigurationError(
-                "Expected a model of a table, which has a schema, got one of arrays: use murmurfl.app.load_model."
+                "Expected a model of a table, which has a schema, got one of arrays: use murmurfl.app.load_model.",
+                kind="unsupported",
             )
         target = out or table.with_name(f"{table.name.partition('.')[0]}.predicted.csv")
         if target.exists() and not force:
-            raise ConfigurationError(f"Expected a new file, got {target}, which exists: --force overwrites it.")
+            raise ConfigurationError(
+                f"Expected a new file, got {target}, which exists: --force overwrites it.", kind="exists"
+            )
         rows = table_file(table, trained.schema)
         if twice := [name for name, count in Counter(rows.columns).items() if count > 1]:
             raise ConfigurationError(
                 f"Expected each column of {table} once, got several named {', '.join(map(repr, twice))}: rename them, "
-                "for a row is copied by its columns' names."
+                "for a row is copied by its columns' names.",
+                kind="duplicate",
             )
         found, shares = trained.predict(table), None
         if trained.num_classes == _TWO:  # of two classes a rare one is often never the likelier

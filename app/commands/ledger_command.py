@@ -56,7 +56,9 @@ def create(
     """Make the ledger of a node that never had one."""
     with failing_clearly():
         if (epsilon is None) == (mu is None):
-            raise ConfigurationError("Expected the budget as --epsilon or as --mu, got both or neither.")
+            raise ConfigurationError(
+                "Expected the budget as --epsilon or as --mu, got both or neither.", kind="conflict"
+            )
         budget = mu if epsilon is None else gdp_mu(epsilon, delta)
         budgets = {"budget_mu": budget or 0.0, "budget_local_mu": budget_local_mu}
         SQLiteLedger.create(path, **budgets, delta=delta, data=data, mark=mark, key_file=key_file)

@@ -98,9 +98,16 @@ CheckedAsJson = Annotated[bool, typer.Option("--json", help="With --check: print
 def refuse_without_check(*, check: bool, as_json: bool, run_every: float | None = None) -> None:
     """Raise if --json or --run-every comes without --check, or --run-every is no number of days above 0."""
     if not check and (as_json or run_every is not None):
-        raise ConfigurationError("Expected --json and --run-every with --check only, got one without it.")
+        raise ConfigurationError(
+            "Expected --json and --run-every with --check only, got one without it.", kind="conflict"
+        )
     if run_every is not None and not 0 < run_every < float("inf"):
-        raise ConfigurationError(f"Expected --run-every to be a number of days > 0, got {run_every!r}.")
+        raise ConfigurationError(
+            f"Expected --run-every to be a number of days > 0, got {run_every!r}.",
+            kind="out-of-range",
+            setting="run-every",
+            got=run_every,
+        )
 
 
 def say_checks_and_end(found: Preflight, *, as_json: bool) -> None:

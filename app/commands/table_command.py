@@ -48,7 +48,9 @@ def schema(
     with failing_clearly():
         drafts = bool(label or owner or out or force)
         if drafts + (against is not None) + digest > 1:
-            raise ConfigurationError("Expected --digest, --schema or options of a draft, got several of them.")
+            raise ConfigurationError(
+                "Expected --digest, --schema or options of a draft, got several of them.", kind="conflict"
+            )
         if digest:
             say(Schema.read_file(file).digest)
         elif against is not None:
@@ -56,7 +58,9 @@ def schema(
             say(Records(file_items(file, known), known).report())
         else:
             if out is not None and out.exists() and not force:
-                raise ConfigurationError(f"Expected a new file, got {out}, which exists: --force overwrites it.")
+                raise ConfigurationError(
+                    f"Expected a new file, got {out}, which exists: --force overwrites it.", kind="exists"
+                )
             found = draft(file, label=label, owner=owner)
             text = document(found.schema, _heading(file, found))
             if out is None:

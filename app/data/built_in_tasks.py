@@ -91,7 +91,9 @@ def read_mnist(root: str, download: bool, setting: str) -> Images:
     if not root:
         raise ConfigurationError(
             "Expected a data root for task 'mnist', got none: set data-root or the environment variable MURMURFL_DATA, "
-            "and download=true to fetch it there."
+            "and download=true to fetch it there.",
+            kind="missing",
+            setting="data-root",
         )
     folder = Path(root).expanduser() / "MNIST" / "raw"
     names = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
@@ -99,7 +101,9 @@ def read_mnist(root: str, download: bool, setting: str) -> Images:
         if not download:
             raise ConfigurationError(
                 f"Expected MNIST under {folder}, got no such files: set data-root or MURMURFL_DATA to the folder that "
-                "has MNIST/raw, or set download=true."
+                "has MNIST/raw, or set download=true.",
+                kind="not-found",
+                setting="data-root",
             )
         _fetch_mnist(str(Path(root).expanduser()), setting)
     train, train_labels, test, test_labels = (_read_idx(folder / name) for name in names)
@@ -113,7 +117,8 @@ def _fetch_mnist(root: str, setting: str) -> None:
     except (ImportError, RuntimeError, OSError) as error:
         raise ConfigurationError(
             f"Expected a torchvision that fits torch {version('torch')}, got: {error}. Install both together, from "
-            "one place: pip install --upgrade --force-reinstall torch torchvision."
+            "one place: pip install --upgrade --force-reinstall torch torchvision.",
+            kind="not-installed",
         ) from error
     MNIST(root=root, download=True)
 
@@ -174,7 +179,12 @@ class SyntheticLogistic(Task):
         generator = np.random.Generator(np.random.Philox(key=derived_seed("synthetic(alpha, beta)", config.seed)))
         each = samples // machines
         if each < 1:
-            raise ConfigurationError(f"Expected task.samples >= num-clients = {machines}, got {samples}.")
+            raise ConfigurationError(
+                f"Expected task.samples >= num-clients = {machines}, got {samples}.",
+                kind="out-of-range",
+                setting="task.samples",
+                got=samples,
+            )
         held_out = max(_LOGISTIC_TEST // machines, 1)
         spreads = config.synthetic_alpha**0.5, config.synthetic_beta**0.5
         deviations = np.arange(1, num_features + 1) ** -0.6

@@ -29,7 +29,9 @@ def data_file(root: str, name: str) -> Path:
     if not root or not path.is_file():
         raise ConfigurationError(
             f"Expected {name} under the data root {root!r}, got no such file: set data-root or MURMURFL_DATA to the "
-            "folder that has it."
+            "folder that has it.",
+            kind="not-found",
+            setting="data-root",
         )
     return path
 
@@ -99,17 +101,23 @@ def load_shards(config: RunConfig, dataset: Dataset, *, stated: bool = False) ->
     samples = len(dataset.train_labels)
     if config.num_clients > samples:
         raise ConfigurationError(
-            f"Expected num-clients <= the {samples} training samples of {config.task!r}, got {config.num_clients}."
+            f"Expected num-clients <= the {samples} training samples of {config.task!r}, got {config.num_clients}.",
+            kind="out-of-range",
+            setting="num-clients",
+            got=config.num_clients,
         )
     parts = registry("partition")[config.partition].parts(dataset, config)
     if len(parts) != config.num_clients:
         raise ConfigurationError(
             f"Expected partition {config.partition!r} to give num-clients = {config.num_clients} parts, got "
-            f"{len(parts)}."
+            f"{len(parts)}.",
+            kind="wrong-shape",
         )
     parts = Parts.together(parts)
     if not np.diff(np.sort(parts.numbers)).all():
-        raise ConfigurationError(f"Expected partition {config.partition!r} to give a sample to one machine at most.")
+        raise ConfigurationError(
+            f"Expected partition {config.partition!r} to give a sample to one machine at most.", kind="duplicate"
+        )
     most = config.samples_per_owner
     shards = OwnedShards(dataset, parts, most, config.seed) if most else Shards(dataset, parts)
     if stated:
@@ -117,17 +125,25 @@ def load_shards(config: RunConfig, dataset: Dataset, *, stated: bool = False) ->
     least, rows = int(shards.sizes.min()), "owners" if most else "samples"
     if "batch-size" not in registry("strategy")[config.strategy].keys:
         if least < 1:  # each release uses all samples of a machine
-            raise ConfigurationError("Expected at least one sample for each machine, got none: use fewer machines.")
+            raise ConfigurationError(
+                "Expected at least one sample for each machine, got none: use fewer machines.", kind="out-of-range"
+            )
         return shards
     if config.batch_size > least:
         raise ConfigurationError(
             f"Expected batch-size <= {least}, the {rows} of the smallest machine, got {config.batch_size}; "
-            "use fewer machines or a smaller batch."
+            "use fewer machines or a smaller batch.",
+            kind="out-of-range",
+            setting="batch-size",
+            got=config.batch_size,
         )
     if config.passes == 1 and config.batch_size * config.max_participations > least:
         raise ConfigurationError(
             f"Expected batch-size x max-participations <= {least}, the {rows} of the smallest machine (each is used "
-            f"once), got {config.batch_size} x {config.max_participations}."
+            f"once), got {config.batch_size} x {config.max_participations}.",
+            kind="out-of-range",
+            setting="batch-size",
+            got=config.batch_size,
         )
     return shards
 
@@ -164,7 +180,12 @@ _FAR = 2.0
 def _held_out(dataset: Dataset, count: int) -> Dataset:
     total = len(dataset.train_labels)
     if count >= total:
-        raise ConfigurationError(f"Expected validation-samples < {total}, got {count}.")
+        raise ConfigurationError(
+            f"Expected validation-samples < {total}, got {count}.",
+            kind="out-of-range",
+            setting="validation-samples",
+            got=count,
+        )
     order = np.random.Generator(np.random.Philox(key=derived_seed("validation"))).permutation(total)
     test_features, test_labels = dataset.train_features[order[:count]], dataset.train_labels[order[:count]]
     rest = _only(dataset, order[count:])
@@ -174,7 +195,12 @@ def _held_out(dataset: Dataset, count: int) -> Dataset:
 def _fewer(dataset: Dataset, count: int) -> Dataset:
     total = len(dataset.train_labels)
     if count > total:
-        raise ConfigurationError(f"Expected training-samples <= {total}, got {count}.")
+        raise ConfigurationError(
+            f"Expected training-samples <= {total}, got {count}.",
+            kind="out-of-range",
+            setting="training-samples",
+            got=count,
+        )
     if count == total:
         return dataset
     order = np.random.Generator(np.random.Philox(key=derived_seed("training samples"))).permutation(total)
@@ -185,10 +211,18 @@ def _with_public(dataset: Dataset, count: int) -> Dataset:
     total = len(dataset.train_labels)
     if dataset.public_features is not None:
         raise ConfigurationError(
-            f"Expected strategy.public-samples to be 0 for a task with public samples of its own, got {count}."
+            f"Expected strategy.public-samples to be 0 for a task with public samples of its own, got {count}.",
+            kind="conflict",
+            setting="strategy.public-samples",
+            got=count,
         )
     if count >= total:
-        raise ConfigurationError(f"Expected strategy.public-samples < {total}, got {count}.")
+        raise ConfigurationError(
+            f"Expected strategy.public-samples < {total}, got {count}.",
+            kind="out-of-range",
+            setting="strategy.public-samples",
+            got=count,
+        )
     order = np.random.Generator(np.random.Philox(key=derived_seed("public samples"))).permutation(total)
     public_features, public_labels = dataset.train_features[order[:count]], dataset.train_labels[order[:count]]
     rest = _only(dataset, np.sort(order[count:]))
@@ -212,12 +246,22 @@ def checked(dataset: Dataset, setting: str) -> Dataset:
     Raises ConfigurationError with the wrong array, ``setting`` and its error; it reveals nothing of any one sample.
     """
     if not isinstance(dataset, Dataset):
-        raise ConfigurationError(f"Expected {setting} to give a Dataset, got {type(dataset).__name__}.")
+        raise ConfigurationError(
+            f"Expected {setting} to give a Dataset, got {type(dataset).__name__}.", kind="wrong-type", setting="task"
+        )
     classes = dataset.num_classes
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
-        raise ConfigurationError(f"Expected {setting} to have num_classes, an integer >= 1, got {classes!r}.")
+        raise ConfigurationError(
+            f"Expected {setting} to have num_classes, an integer >= 1, got {classes!r}.",
+            kind="out-of-range",
+            setting="task",
+        )
     if (dataset.public_features is None) != (dataset.public_labels is None):
-        raise ConfigurationError(f"Expected {setting} to have public features and public labels, got one of them.")
+        raise ConfigurationError(
+            f"Expected {setting} to have public features and public labels, got one of them.",
+            kind="conflict",
+            setting="task",
+        )
     parts: dict[str, tuple[Any, Any]] = {
         "train": (dataset.train_features, dataset.train_labels),
         "test": (dataset.test_features, dataset.test_labels),
@@ -232,14 +276,16 @@ def checked(dataset: Dataset, setting: str) -> Dataset:
         if np.shape(features)[1] != width:
             raise ConfigurationError(
                 f"Expected {part}_features of {setting} to have {width} columns as train_features, got "
-                f"{np.shape(features)[1]}."
+                f"{np.shape(features)[1]}.",
+                kind="wrong-shape",
             )
     count = len(dataset.train_labels)
     for name, whose in (("machine_of", dataset.machine_of), ("owner_of", dataset.owner_of)):
         if whose is not None and (np.shape(whose) != (count,) or np.asarray(whose).dtype.kind not in "iu"):
             raise ConfigurationError(
                 f"Expected {name} of {setting} to be integers of shape ({count},), one a training sample, got "
-                f"{np.asarray(whose).dtype} of shape {np.shape(whose)}."
+                f"{np.asarray(whose).dtype} of shape {np.shape(whose)}.",
+                kind="wrong-shape",
             )
     return replace(dataset, **arrays)
 
@@ -264,7 +310,8 @@ def _features(values: Any, what: str) -> NDArray[np.float32]:
     array = np.asarray(values)
     if array.ndim != 2 or array.dtype.kind not in "fiub" or not array.size:
         raise ConfigurationError(
-            f"Expected {what} to be numbers of shape (samples, features), got {array.dtype} of shape {array.shape}."
+            f"Expected {what} to be numbers of shape (samples, features), got {array.dtype} of shape {array.shape}.",
+            kind="wrong-type",
         )
     return np.asarray(array, dtype=np.float32)
 
@@ -274,10 +321,13 @@ def _labels(values: Any, count: int, classes: int, what: str) -> NDArray[Any]:
     if array.shape != (count,) or array.dtype.kind not in "fiub":
         raise ConfigurationError(
             f"Expected {what} to be numbers of shape ({count},), one a sample, got {array.dtype} of shape "
-            f"{array.shape}."
+            f"{array.shape}.",
+            kind="wrong-type",
         )
     if classes == 1:
         return array  # numbers to regress on
     if array.dtype.kind == "f" or array.min() < 0 or array.max() >= classes:
-        raise ConfigurationError(f"Expected {what} to be integers from 0 to {classes - 1}, got others.")
+        raise ConfigurationError(
+            f"Expected {what} to be integers from 0 to {classes - 1}, got others.", kind="out-of-range"
+        )
     return np.asarray(array, dtype=np.int64)

@@ -176,7 +176,9 @@ class OwnedShards(PerMachine[OwnedSamples]):
         if self._owner_of is None:
             raise ConfigurationError(
                 f"Expected data that say whose they are with samples-per-owner = {self._most}, got none: stand-ins are "
-                "for simulation."
+                "for simulation.",
+                kind="missing",
+                setting="samples-per-owner",
             )
         part = self._parts[machine]
         owners = Owners.of(self._owner_of[part], self._most, secret=secret, places=places)
@@ -294,7 +296,9 @@ class Dirichlet(ByLabel):
         except ValueError as error:
             raise ConfigurationError(
                 f"Expected a Dirichlet partition of {len(order)} samples with at least one for each of {machines} "
-                f"machines, found none for partition.alpha = {alpha:g}; raise it or use fewer machines."
+                f"machines, found none for partition.alpha = {alpha:g}; raise it or use fewer machines.",
+                kind="out-of-range",
+                setting="partition.alpha",
             ) from error
 
 
@@ -312,7 +316,10 @@ class HalfByLabel(ByLabel):
         if config.num_clients != classes:
             raise ConfigurationError(
                 f"Expected num-clients = {classes}, one a class, for partition 'half-by-label', got "
-                f"{config.num_clients}."
+                f"{config.num_clients}.",
+                kind="mismatch",
+                setting="num-clients",
+                got=config.num_clients,
             )
         half = len(order) // 2
         even = np.array_split(order[:half], config.num_clients)
@@ -353,7 +360,9 @@ class OwnPartition(Partition):
         if machine_of is None:
             raise ConfigurationError(
                 f"Expected data that say whose they are for partition 'own', got task {config.task!r}: give "
-                "Dataset(machine_of=...), a machine's number for each training sample, or take partition 'iid'."
+                "Dataset(machine_of=...), a machine's number for each training sample, or take partition 'iid'.",
+                kind="missing",
+                setting="partition",
             )
         generator = np.random.Generator(np.random.Philox(key=derived_seed("partition", config.seed)))
         return Parts.of_owners(machine_of, config.num_clients).shuffled(generator)

@@ -49,7 +49,10 @@ class ReadTable:
         found = Schema.read_file(Path(schema)) if isinstance(schema, str | Path) else schema
         if found is not None and label not in ("", found.label.column):
             raise ConfigurationError(
-                f"Expected the label of the schema, {found.label.column!r}, got {label!r}: name one of them."
+                f"Expected the label of the schema, {found.label.column!r}, got {label!r}: name one of them.",
+                kind="mismatch",
+                setting="label",
+                got=label,
             )
         apart = [site] if site else []
         if isinstance(table, str | Path):
@@ -64,7 +67,10 @@ class ReadTable:
         if site and (site not in rows.columns or site in (*used.columns, used.label.column)):
             raise ConfigurationError(
                 f"Expected a column of sites in the table that is neither the label nor a column of the schema, got "
-                f"{site!r}."
+                f"{site!r}.",
+                kind="conflict",
+                setting="site",
+                got=site,
             )
         return cls(name, rows, used, found is None, made.left_out, made.label_notes)
 
@@ -83,7 +89,8 @@ class ReadTable:
             others = "".join(f"; {count:,} have {reason}" for reason, count in records.reasons.most_common(1) if count)
             raise ConfigurationError(
                 f"Expected at least {_FEWEST_ROWS} rows of {self.name} that fit the schema, got {len(kept)} of "
-                f"{len(records):,}{others}."
+                f"{len(records):,}{others}.",
+                kind="out-of-range",
             )
         inputs, labels = records[:]
         names = tuple(sorted({sites[i] for i in kept})) if site else ()
@@ -246,14 +253,19 @@ class SchemaTask(Task):
         if config.schema and config.schema != self._records.digest:
             raise ConfigurationError(
                 f"Expected the schema with digest {config.schema} at {self.name} (run key schema), got one with digest "
-                f"{self._records.digest}: the file was changed. Put it back, or make a new federation with it."
+                f"{self._records.digest}: the file was changed. Put it back, or make a new federation with it.",
+                kind="mismatch",
+                setting="schema",
             )
 
     def load(self, config: RunConfig, root: str) -> Dataset:
         if config.training_samples < config.num_clients:
             raise ConfigurationError(
                 f"Expected training-samples, how many records all machines have together, with task = {self.name!r}, "
-                f"got {config.training_samples}: steps and noise depend on it."
+                f"got {config.training_samples}: steps and noise depend on it.",
+                kind="missing",
+                setting="training-samples",
+                got=config.training_samples,
             )
         return of_nobody(config.training_samples, self._records.num_features, self._records.num_classes)
 
@@ -281,7 +293,9 @@ def held_out(rows: ReadRows, schema: Schema, share: float, seed: int) -> Dataset
         test, train = test[~lost], np.sort(np.concatenate([train, test[lost]]))
         if not len(test):
             raise ConfigurationError(
-                "Expected several rows of each site, got too few to hold some out: name fewer sites."
+                "Expected several rows of each site, got too few to hold some out: name fewer sites.",
+                kind="out-of-range",
+                setting="site",
             )
         machine_of = machine_of[train]
     parts = (features[train], labels[train], features[test], labels[test])
@@ -300,6 +314,8 @@ def scaled_labels(labels: NDArray[Any], schema: Schema) -> NDArray[Any]:
     if schema.num_classes > 1:
         return labels
     if schema.label.bounds is None:
-        raise ConfigurationError("Expected a schema with classes or bounds of the label, got neither.")
+        raise ConfigurationError(
+            "Expected a schema with classes or bounds of the label, got neither.", kind="missing", setting="schema"
+        )
     low, high = schema.label.bounds
     return (2.0 * (labels.astype(np.float64) - low) / (high - low) - 1.0).astype(np.float32)

@@ -167,7 +167,9 @@ class Task(Named, ABC):
             got = getattr(config, key)
             if allowed is not None and got not in allowed:
                 names = " or ".join(map(repr, allowed))
-                raise ConfigurationError(f"Expected {key} to be {names} for this task, got {got!r}.")
+                raise ConfigurationError(
+                    f"Expected {key} to be {names} for this task, got {got!r}.", kind="conflict", setting=key, got=got
+                )
 
     def squared_norm_bound(self, features: str, num_features: int, feature_bound: float) -> float:
         """Largest possible ||x||^2 of a sample's features x, by how they are made.
@@ -258,7 +260,11 @@ class FunctionTask(Task):
         self.name = name
         schema = getattr(function, "schema", None)
         if schema is not None and not isinstance(schema, Schema):
-            raise ConfigurationError(f"Expected schema of task = {name!r} to be a Schema, got {type(schema).__name__}.")
+            raise ConfigurationError(
+                f"Expected schema of task = {name!r} to be a Schema, got {type(schema).__name__}.",
+                kind="wrong-type",
+                setting="task",
+            )
         bound = 0.0 if schema is None or math.isinf(schema.norm_bound) else schema.norm_bound
         majority = 0.0 if schema is None else schema.label.majority or 0.0
         self.feature_bound = float(getattr(function, "feature_bound", bound))
@@ -274,7 +280,9 @@ class FunctionTask(Task):
             raise
         except Exception as error:  # the user's own code
             raise ConfigurationError(
-                f"Expected {setting} to give a data set, got {type(error).__name__}: {error}."
+                f"Expected {setting} to give a data set, got {type(error).__name__}: {error}.",
+                kind="failed",
+                setting="task",
             ) from error
         if isinstance(made, Dataset):
             return made
@@ -282,7 +290,10 @@ class FunctionTask(Task):
             got = f"{len(made)} values" if isinstance(made, tuple | list) else type(made).__name__
             raise ConfigurationError(
                 f"Expected {setting} to give a Dataset or four arrays (train_features, train_labels, test_features, "
-                f"test_labels), got {got}."
+                f"test_labels), got {got}.",
+                kind="wrong-type",
+                setting="task",
+                got=got,
             )
         for part, features in (("train_features", made[0]), ("test_features", made[2])):
             refuse_text(features, f"{part} of {setting}")
@@ -298,7 +309,9 @@ def own_task(found: Any, name: str) -> Task:
         kind = found.__name__ if isinstance(found, type) else type(found).__name__
         raise ConfigurationError(
             f"Expected task = {name!r} to be a Task, a Dataset, four arrays, or a function that gives one, got {kind}: "
-            "a table with a column of labels is for murmurfl.app.fit(table, label=...)."
+            "a table with a column of labels is for murmurfl.app.fit(table, label=...).",
+            kind="wrong-type",
+            setting="task",
         )
     return FunctionTask(found, name)
 
@@ -326,5 +339,6 @@ def refuse_text(values: Any, what: str) -> None:
     if text := list(values.select_dtypes(exclude=["number", "bool"]).columns):
         raise ConfigurationError(
             f"Expected {what} to be numbers, got others in column {text[0]!r}: encode it, or let `murmurfl fit FILE "
-            "--label COLUMN` do so."
+            "--label COLUMN` do so.",
+            kind="wrong-type",
         )

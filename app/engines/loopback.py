@@ -42,6 +42,8 @@ class LaunchError(MurmurflError, RuntimeError):
     ``reason`` is one line; the last lines of the ``log`` so far follow it in the message.
     """
 
+    kind = "failed"
+
     def __init__(self, reason: str, log: str = "") -> None:
         tail = log.rstrip().splitlines()[-_TAIL_LINES:]
         super().__init__("\n".join([reason, *(["", "The end of its log:", *tail] if tail else [])]))
@@ -148,7 +150,7 @@ def _toml(value: Scalar) -> str:
     if isinstance(value, str):
         # A JSON string is a TOML basic string, but for DEL, which TOML wants escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    raise ConfigurationError(f"Expected a bool, int, float or str in the run config, got {value!r}.")
+    raise ConfigurationError(f"Expected a bool, int, float or str in the run config, got {value!r}.", kind="wrong-type")
 
 
 _PROC = Path("/proc")

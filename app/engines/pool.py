@@ -42,6 +42,8 @@ Call = Hashable
 class WorkerError(MurmurflError, RuntimeError):
     """A worker process did not start, or ended before its work was done: there is no result, not even a part."""
 
+    kind = "failed"
+
 
 class Pool(ABC):
     """``size`` workers, numbered from 0."""
@@ -120,11 +122,16 @@ class HerePool(Pool):
 def checked_workers(workers: int | None, engine: str = "cohort", ray_address: str = "") -> None:
     """Raise if the number of workers is impossible, or the engine has none."""
     if workers is not None and workers < 1:
-        raise ConfigurationError(f"Expected workers >= 1, got {workers}.")
+        raise ConfigurationError(
+            f"Expected workers >= 1, got {workers}.", kind="out-of-range", setting="workers", got=workers
+        )
     if engine != "cohort" and (workers is not None or ray_address):
         raise ConfigurationError(
             f"Expected engine 'cohort' for workers and a Ray cluster's address, got {engine!r}: only the cohort "
-            "engine splits the machines of a run over processes."
+            "engine splits the machines of a run over processes.",
+            kind="conflict",
+            setting="engine",
+            got=engine,
         )
 
 
@@ -234,7 +241,8 @@ class RayPool(Pool):
                 if (found := self._got(call, hello[call])) != __version__:
                     raise ConfigurationError(
                         f"Expected murmurfl {__version__} on every node of {self._where}, as here, got {found}: "
-                        "install the same version there."
+                        "install the same version there.",
+                        kind="mismatch",
                     )
             if waiting and time.monotonic() - started > _START_S:
                 raise WorkerError(
@@ -281,7 +289,12 @@ def ray_pool(size: int, address: str = "", *, say: Say, most: int = 0, data_byte
             if address:
                 there = int(ray.cluster_resources().get("CPU", 0))
                 if size > there:
-                    raise ConfigurationError(f"Expected workers <= {there}, the cores of {where}, got {size}.")
+                    raise ConfigurationError(
+                        f"Expected workers <= {there}, the cores of {where}, got {size}.",
+                        kind="out-of-range",
+                        setting="workers",
+                        got=size,
+                    )
                 size = size or max(min(there, most), 1)
             search = [folder or str(Path.cwd()) for folder in sys.path]
             pool = RayPool(ray, size, search, where, say, spread=bool(address))
@@ -313,7 +326,8 @@ def _connected(size: int, address: str, say: Say, data_bytes: int) -> tuple[Any,
         if address:
             raise ConfigurationError(
                 f"Expected to connect to {where}, but this process is connected to a Ray already: call ray.shutdown() "
-                "before, or leave the address out to use that Ray."
+                "before, or leave the address out to use that Ray.",
+                kind="conflict",
             )
         return ray, lambda: None, "the Ray that this process is connected to"
     with _own_signals():
@@ -343,7 +357,8 @@ def _joined(ray: Any, address: str, where: str) -> tuple[Any, Callable[[], None]
         ray.shutdown()
         raise ConfigurationError(
             f"Expected {where} to take this computer in, got {type(error).__name__}: {_line(error)}. Is this computer "
-            "one of its nodes (`ray status`), and its Ray the same version? From outside, use ray://HOST:10001."
+            "one of its nodes (`ray status`), and its Ray the same version? From outside, use ray://HOST:10001.",
+            kind="failed",
         ) from error
     return ray, ray.shutdown
 
@@ -400,19 +415,24 @@ def _check_answers(address: str) -> None:
     """Raise if nobody listens at an address: Ray itself would try for minutes, and end this process."""
     if address in ("auto", "local"):
         if address == "local":
-            raise ConfigurationError("Expected the address of a Ray cluster, got 'local': leave it out for that.")
+            raise ConfigurationError(
+                "Expected the address of a Ray cluster, got 'local': leave it out for that.", kind="malformed"
+            )
         return
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not (host and colon and port.isdigit() and 0 < int(port) < 2**16):
         raise ConfigurationError(
-            f"Expected a Ray cluster's address as HOST:PORT, ray://HOST:PORT or auto, got {address!r}."
+            f"Expected a Ray cluster's address as HOST:PORT, ray://HOST:PORT or auto, got {address!r}.",
+            kind="malformed",
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
     except OSError as error:
         raise ConfigurationError(
             f"Expected a Ray cluster at {address}, but nobody answers there ({error.strerror or error}): start one "
-            "with `ray start --head` and give the address that it prints, or leave it out for workers on this computer."
+            "with `ray start --head` and give the address that it prints, or leave it out for workers on this "
+            "computer.",
+            kind="unreachable",
         ) from error
 
 

@@ -47,7 +47,12 @@ def run_document(config: RunConfig, engine: str) -> dict[str, Any]:
         return run_in_process(config).outcome.document()
     if engine == "ray":
         return run_on_ray(config)
-    raise ConfigurationError(f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.")
+    raise ConfigurationError(
+        f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.",
+        kind="unknown-name",
+        setting="engine",
+        got=engine,
+    )
 
 
 def run_in_process(
@@ -181,6 +186,7 @@ def app_folder() -> Path:
     if not (folder / "pyproject.toml").is_file():
         raise ConfigurationError(
             f"Expected a checkout of murmurfl around {folder}, got none: Ray runs need the app's pyproject.toml; "
-            "clone the repository, or use --engine inprocess."
+            "clone the repository, or use --engine inprocess.",
+            kind="not-found",
         )
     return folder

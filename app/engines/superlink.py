@@ -441,15 +441,30 @@ def _project_bytes(project: Path) -> bytes:
 def _federation_config(num_supernodes: int, client_cpus: float, total_cpus: int | None) -> str:
     """The ``--federation-config`` argument. Flower itself keeps Ray's dashboard off."""
     if num_supernodes < 1:
-        raise ConfigurationError(f"Expected num_supernodes >= 1, got {num_supernodes}.")
+        raise ConfigurationError(
+            f"Expected num_supernodes >= 1, got {num_supernodes}.",
+            kind="out-of-range",
+            setting="num_supernodes",
+            got=num_supernodes,
+        )
     if not client_cpus >= 1 or client_cpus % 1:
-        raise ConfigurationError(f"Expected a whole client_cpus >= 1 (Flower takes no fractions), got {client_cpus}.")
+        raise ConfigurationError(
+            f"Expected a whole client_cpus >= 1 (Flower takes no fractions), got {client_cpus}.",
+            kind="out-of-range",
+            setting="client_cpus",
+            got=client_cpus,
+        )
     if total_cpus is None:
         affinity = getattr(os, "sched_getaffinity", None)
         total_cpus = len(affinity(0)) if affinity else os.cpu_count() or 1
         total_cpus = max(total_cpus, int(client_cpus))
     if total_cpus < client_cpus:
-        raise ConfigurationError(f"Expected total_cpus >= client_cpus = {client_cpus:g}, got {total_cpus}.")
+        raise ConfigurationError(
+            f"Expected total_cpus >= client_cpus = {client_cpus:g}, got {total_cpus}.",
+            kind="out-of-range",
+            setting="total_cpus",
+            got=total_cpus,
+        )
     return (
         f"num-supernodes={num_supernodes} client-resources-num-cpus={int(client_cpus)} init-args-num-cpus={total_cpus}"
     )

@@ -236,12 +236,17 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
     config, policy = experiment.config, experiment.policy(machine)
     if not experiment.method.on_real_nodes:
         raise ConfigurationError(
-            f"Expected a strategy for real nodes, one of {', '.join(node_strategies())}, got {config.strategy!r}."
+            f"Expected a strategy for real nodes, one of {', '.join(node_strategies())}, got {config.strategy!r}.",
+            kind="unknown-name",
+            setting="strategy",
+            got=config.strategy,
         )
     if not config.private or config.noise_quality != "exact" or policy.mechanism_options:
         raise ConfigurationError(
             "Expected a mechanism without options and exact noise on real nodes, got "
-            f"mechanism = {config.mechanism!r}, noise-quality = {config.noise_quality!r}."
+            f"mechanism = {config.mechanism!r}, noise-quality = {config.noise_quality!r}.",
+            kind="conflict",
+            setting="mechanism",
         )
     # A preset may have another mechanism than its method, which a node's configuration must name.
     own = policy.mechanism == experiment.method.default_mechanism
@@ -336,14 +341,18 @@ def run_demo(config: RunConfig, folder: Path, *, timeout_s: float, on_line: Call
     recorded = {name: sum(session.releases for session in ledger.sessions) for name, ledger in ledgers.items()}
     for name, statement in (outcome.machines or {}).items():
         if recorded[name] < statement["releases"]:
-            raise LedgerError(f"Expected {statement['releases']} releases in {name}'s ledger, got {recorded[name]}.")
+            raise LedgerError(
+                f"Expected {statement['releases']} releases in {name}'s ledger, got {recorded[name]}.", kind="mismatch"
+            )
     if sum(recorded.values()) < outcome.aggregated:
-        raise LedgerError(f"Expected {outcome.aggregated} releases in the ledgers, got {sum(recorded.values())}.")
+        raise LedgerError(
+            f"Expected {outcome.aggregated} releases in the ledgers, got {sum(recorded.values())}.", kind="mismatch"
+        )
     helpers = {name: HelperConfig.read(files.config) for name, files in deployed.helpers.items()}
     opened = {name: SQLiteOpeningRecord(helper.record).sets for name, helper in helpers.items()}
     for name, sets in opened.items():
         if sets < outcome.rounds:
-            raise OpeningRecordError(f"Expected {outcome.rounds} sums in {name}'s record, got {sets}.")
+            raise OpeningRecordError(f"Expected {outcome.rounds} sums in {name}'s record, got {sets}.", kind="mismatch")
     return Demonstrated(outcome, ledgers, opened)
 
 

@@ -67,7 +67,8 @@ class Address:
         whole = not host or text.strip().startswith("[") or ":" not in host
         if not (whole and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise ConfigurationError(
-                f"Expected an address as HOST:PORT, such as 127.0.0.1:9464, or a PORT of this computer, got {text!r}."
+                f"Expected an address as HOST:PORT, such as 127.0.0.1:9464, or a PORT of this computer, got {text!r}.",
+                kind="malformed",
             )
         return cls(host or "127.0.0.1", int(port))
 
@@ -115,7 +116,8 @@ class Endpoint:
         if self._failure is not None:
             raise ConfigurationError(
                 f"Expected to listen at {self.address}, got: {self._failure.strerror or self._failure}. Choose another "
-                "address, or end what listens there."
+                "address, or end what listens there.",
+                kind="failed",
             )
 
     def close(self) -> None:
@@ -341,7 +343,9 @@ class Shown(Collector):
         values = self._read()
         allowed = {figure.name for figure in figures_of(self._kind)}
         if unknown := sorted(values.keys() - allowed):
-            raise ConfigurationError(f"Expected figures of a {self._kind}, got {', '.join(unknown)}.")
+            raise ConfigurationError(
+                f"Expected figures of a {self._kind}, got {', '.join(unknown)}.", kind="unknown-name"
+            )
         for name, value in values.items():
             if value is not None:
                 yield _family(_BY_NAME[name], value)

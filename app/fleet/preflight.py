@@ -45,7 +45,7 @@ class Check:
 
     def __post_init__(self) -> None:
         if self.state not in STATES:
-            raise ConfigurationError(f"Expected one of {', '.join(STATES)}, got {self.state!r}.")
+            raise ConfigurationError(f"Expected one of {', '.join(STATES)}, got {self.state!r}.", kind="unknown-name")
 
 
 def worst(checks: Sequence[Check]) -> str:

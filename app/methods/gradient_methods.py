@@ -347,7 +347,9 @@ class ShuffledMethod(Method):
             if shard is None or len(shard) < steps:
                 raise ConfigurationError(
                     f"Expected {steps} public samples, an epoch of a silo, for variant {config.variant!r}, got "
-                    f"{0 if shard is None else len(shard)}: set strategy.public-samples, or use a task that has them."
+                    f"{0 if shard is None else len(shard)}: set strategy.public-samples, or use a task that has them.",
+                    kind="mismatch",
+                    setting="strategy.public-samples",
                 )
             public = shard
             epochs = PublicEpochs(

@@ -334,7 +334,8 @@ class Method(ABC):
                 raise ConfigurationError(
                     f"Expected machines with one {name} under a trusted server, which makes one noise for all of them, "
                     f"got {sorted(values)} with strategy = {problem.config.strategy!r}: set everybody = True in the "
-                    "method, or split the data evenly."
+                    "method, or split the data evenly.",
+                    kind="conflict",
                 )
         return self.policy(problem, max(problem.sizes))
 
@@ -480,5 +481,7 @@ def refuse_unsettled() -> ConfigurationError:
     return ConfigurationError(
         "Expected a strategy on real nodes, got strategy = 'auto': operators' files name the strategy that they serve. "
         "Decide first, with `murmurfl plan --machines M --samples N --epsilon E`, and set what it prints in the run "
-        "configuration and in the operators' files."
+        "configuration and in the operators' files.",
+        kind="conflict",
+        setting="strategy",
     )

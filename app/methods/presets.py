@@ -129,7 +129,12 @@ class Problem:
         Whoever knows the seed knows every key. Real machines have rosters of their own.
         """
         if not self.config.secure:
-            raise ConfigurationError(f"Expected trust = {SECURE!r} for a roster, got {self.config.trust_model!r}.")
+            raise ConfigurationError(
+                f"Expected trust = {SECURE!r} for a roster, got {self.config.trust_model!r}.",
+                kind="conflict",
+                setting="trust",
+                got=self.config.trust_model,
+            )
         machines = tuple(str(machine) for machine in range(self.config.num_clients))
         return Roster.simulated(self.config.seed, machines, helper_names(self.config.helpers))
 

@@ -95,7 +95,9 @@ def check_permit(config: RunConfig) -> None:
         raise ConfigurationError(
             f"Expected a permit for every part of this run, got one without its {' and its '.join(missing)}: have the "
             f"owner sign `murmurfl owner permit KEY --session {sessions[0]} "
-            f"{' '.join(f'--{part}' for part in parts)}`."
+            f"{' '.join(f'--{part}' for part in parts)}`.",
+            kind="missing",
+            setting="permit",
         )
 
 
@@ -132,7 +134,8 @@ def trained_samples(config: Divides, samples: int) -> int:
     if samples < 2:
         raise ConfigurationError(
             f"Expected at least two samples on every machine with evaluation.held-out = {config.held_out:g}, got "
-            f"{samples}: one to train on, and one to evaluate on."
+            f"{samples}: one to train on, and one to evaluate on.",
+            kind="out-of-range",
         )
     return samples - held_out_samples(samples, config.held_out)
 
@@ -256,7 +259,7 @@ def plan_or_largest_mu(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
         largest = _largest_mu(policy, num_parameters)
         if largest is None:
             raise
-        raise ConfigurationError(
+        raise error.reworded(
             f"{error} Here mu may be at most {largest:.2g}; for a run without any noise, set mechanism={NO_NOISE}."
         ) from error
 

@@ -116,7 +116,12 @@ class LinearModel(Model):
     def __init__(self, num_features: int, num_classes: int, feature_bound: float) -> None:
         super().__init__(num_features, num_classes)
         if not (math.isfinite(feature_bound) and feature_bound > 0):
-            raise ConfigurationError(f"Expected feature-bound > 0 and finite, got {feature_bound!r}.")
+            raise ConfigurationError(
+                f"Expected feature-bound > 0 and finite, got {feature_bound!r}.",
+                kind="out-of-range",
+                setting="feature-bound",
+                got=feature_bound,
+            )
         self.feature_bound = float(feature_bound)
         self.smoothness = self.gradient_bound = math.inf  # of every sample's loss; a subclass knows better
         self.shapes = [(num_features,)]
@@ -304,7 +309,12 @@ class LinearKind(ModelKind):
 
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
         if self.scores and num_classes != 2:
-            raise ConfigurationError(f"Expected a task with two classes for model {self.name!r}, got {num_classes}.")
+            raise ConfigurationError(
+                f"Expected a task with two classes for model {self.name!r}, got {num_classes}.",
+                kind="conflict",
+                setting="model",
+                got=num_classes,
+            )
         return self._model(num_features, feature_bound)
 
     def declared_smoothness(self, num_features: int, feature_bound: float) -> float:

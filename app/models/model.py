@@ -146,7 +146,10 @@ class ModelKind(Named, ABC):
             with_constants = [repr(name) for name, kind in registry("model").items() if kind.paper_constants]
             raise ConfigurationError(
                 f"Expected preset to be 'practical' unless model = {' or '.join(with_constants)}: the paper's are for "
-                f"it, got {config.preset!r}."
+                f"it, got {config.preset!r}.",
+                kind="conflict",
+                setting="preset",
+                got=config.preset,
             )
 
     def sweeps(self, config: RunKeys) -> bool:

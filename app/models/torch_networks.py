@@ -247,7 +247,10 @@ class ConvolutionalNetwork(Model):
         side = math.isqrt(num_features)
         if side * side != num_features or side < 10:
             raise ConfigurationError(
-                f"Expected square images of at least 10 x 10 for model 'cnn', got {num_features} values a sample."
+                f"Expected square images of at least 10 x 10 for model 'cnn', got {num_features} values a sample.",
+                kind="conflict",
+                setting="model",
+                got=num_features,
             )
         torch.set_num_threads(1)
         left = ((side - 2) // 2 - 2) // 2
@@ -423,7 +426,9 @@ class FunctionKind(ModelKind):
             made = TorchModel(made, num_features, num_classes, lambda: self._made(num_features, num_classes))
         if not isinstance(made, Model):
             raise ConfigurationError(
-                f"Expected model = {self.name!r} to give a Model or a torch.nn.Module, got {type(made).__name__}."
+                f"Expected model = {self.name!r} to give a Model or a torch.nn.Module, got {type(made).__name__}.",
+                kind="wrong-type",
+                setting="model",
             )
         self._check(made, num_features, num_classes)
         return made
@@ -436,7 +441,9 @@ class FunctionKind(ModelKind):
         except Exception as error:  # the user's own code
             raise ConfigurationError(
                 f"Expected model = {self.name!r} to make a model of {num_features} features and {num_classes} classes, "
-                f"got {type(error).__name__}: {error}."
+                f"got {type(error).__name__}: {error}.",
+                kind="failed",
+                setting="model",
             ) from error
 
     def _check(self, model: Model, num_features: int, num_classes: int) -> None:
@@ -449,22 +456,30 @@ class FunctionKind(ModelKind):
         except Exception as error:  # the user's own code
             raise ConfigurationError(
                 f"Expected model = {self.name!r} to give scores and a gradient for one sample of {num_features} "
-                f"values, got {type(error).__name__}: {error}."
+                f"values, got {type(error).__name__}: {error}.",
+                kind="failed",
+                setting="model",
             ) from error
         if not shapes or shapes != [tuple(shape) for shape in model.shapes] or len(set(model.names)) != len(shapes):
             raise ConfigurationError(
                 f"Expected model = {self.name!r} to start from one named array for each of its shapes "
-                f"{list(model.shapes)}, got names {list(model.names)} and arrays of shapes {shapes}."
+                f"{list(model.shapes)}, got names {list(model.names)} and arrays of shapes {shapes}.",
+                kind="wrong-shape",
+                setting="model",
             )
         if gradients != (1, model.num_parameters):
             raise ConfigurationError(
                 f"Expected model = {self.name!r} to give a gradient of shape (1, {model.num_parameters}) for one "
-                f"sample, got {gradients}."
+                f"sample, got {gradients}.",
+                kind="wrong-shape",
+                setting="model",
             )
         if scores != (1, num_classes):
             raise ConfigurationError(
                 f"Expected model = {self.name!r} to give scores of shape (1, {num_classes}) for one sample, got "
-                f"{scores}."
+                f"{scores}.",
+                kind="wrong-shape",
+                setting="model",
             )
 
 
@@ -481,7 +496,9 @@ def own_model(found: Any, name: str) -> ModelKind:
         raise ConfigurationError(
             f"Expected model = {name!r} to be a function of the numbers of features and classes, which gives a Model "
             f"or a torch.nn.Module, got {kind}. scikit-learn's logistic regression is model 'softmax'; in a project "
-            "of your own, private_client_app takes LinearEstimator(LogisticRegression(), ...)."
+            "of your own, private_client_app takes LinearEstimator(LogisticRegression(), ...).",
+            kind="wrong-type",
+            setting="model",
         )
     return FunctionKind(found, name)
 

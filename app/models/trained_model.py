@@ -83,7 +83,9 @@ class TrainedModel:
             features = centred(features, self.arrays[CENTRE_ARRAY], float(self.arrays[CONSTANT_ARRAY]))
         if features.ndim != 2 or features.shape[1] != self.num_features:
             raise ConfigurationError(
-                f"Expected rows of {self.num_features} features for this model, got an array of shape {features.shape}."
+                f"Expected rows of {self.num_features} features for this model, got an array of shape "
+                f"{features.shape}.",
+                kind="wrong-shape",
             )
         return features
 
@@ -111,7 +113,9 @@ class TrainedModel:
     def predict_proba(self, rows: Any) -> NDArray[np.float64]:
         """The share of each class that the model expects, shape (rows, classes); NaN where a row does not fit."""
         if self.num_classes == 1:
-            raise ConfigurationError("Expected a model of classes for shares of them, got one of numbers: use predict.")
+            raise ConfigurationError(
+                "Expected a model of classes for shares of them, got one of numbers: use predict.", kind="unsupported"
+            )
         scores = self.scores(rows)
         shares = np.exp(scores - scores.max(axis=1, keepdims=True))
         return np.asarray(shares / shares.sum(axis=1, keepdims=True))
@@ -141,7 +145,8 @@ class TrainedModel:
             if card["format"] != _FORMAT:
                 raise ConfigurationError(
                     f"Expected a model of format {_FORMAT} in {where}, got {card['format']!r}: use the murmurfl that "
-                    "wrote it."
+                    "wrote it.",
+                    kind="other-format",
                 )
             own = {name: card["model"][name] for name in _SAVED}
             with np.load(where / WEIGHTS, allow_pickle=False) as file:
@@ -149,7 +154,8 @@ class TrainedModel:
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(
-                f"Expected a model's folder at {where} (`murmurfl fit` and RunResult.save write one), got: {reason}."
+                f"Expected a model's folder at {where} (`murmurfl fit` and RunResult.save write one), got: {reason}.",
+                kind="unreadable",
             ) from error
         schema = Schema.read_file(where / SCHEMA) if (where / SCHEMA).exists() else None
         return cls(**own, arrays=arrays, schema=schema, card=card)
@@ -174,13 +180,15 @@ def _read(rows: Any, schema: Schema) -> NDArray[np.float32]:
     missing = [name for name in schema.columns if name not in columns]
     if missing:
         raise ConfigurationError(
-            f"Expected the columns that the model was trained on, got none named {', '.join(map(repr, missing))}."
+            f"Expected the columns that the model was trained on, got none named {', '.join(map(repr, missing))}.",
+            kind="missing",
         )
     twice = [name for name in schema.columns if list(columns).count(name) > 1]
     if twice:
         raise ConfigurationError(
             f"Expected each column that the model was trained on once, got several named "
-            f"{', '.join(map(repr, twice))}: rename those that are not meant."
+            f"{', '.join(map(repr, twice))}: rename those that are not meant.",
+            kind="duplicate",
         )
     label = schema.label.names[0] if schema.label.names else (schema.label.bounds or (0.0, 1.0))[0]
     of_nobody = {schema.label.column: label, **({schema.owner: "nobody"} if schema.owner else {})}

@@ -38,12 +38,21 @@ class Connection:
     def __post_init__(self) -> None:
         host, colon, port = self.superlink.rpartition(":")
         if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
-            raise ConfigurationError(f"Expected the SuperLink as HOST:PORT, got {self.superlink!r}.")
+            raise ConfigurationError(
+                f"Expected the SuperLink as HOST:PORT, got {self.superlink!r}.",
+                kind="malformed",
+                setting="superlink",
+                got=self.superlink,
+            )
         if self.insecure and (self.root_certificates or self.private_key):
-            raise ConfigurationError("Expected no certificates and no key with --insecure: both need TLS.")
+            raise ConfigurationError(
+                "Expected no certificates and no key with --insecure: both need TLS.",
+                kind="conflict",
+                setting="insecure",
+            )
         for name, path in (("root certificates", self.root_certificates), ("a private key", self.private_key)):
             if path is not None and not os.access(path, os.R_OK):
-                raise ConfigurationError(f"Expected {name} at {path}, got no file that can be read.")
+                raise ConfigurationError(f"Expected {name} at {path}, got no file that can be read.", kind="unreadable")
 
     def arguments(self) -> list[str]:
         """Options of ``flower-supernode``."""
@@ -72,7 +81,9 @@ class Connection:
         if found is None:
             raise ConfigurationError(
                 f"Expected the SuperLink as --superlink HOST:PORT, or as superlink in [connection] of {path}, got "
-                "neither."
+                "neither.",
+                kind="missing",
+                setting="superlink",
             )
         return found
 
@@ -80,7 +91,7 @@ class Connection:
     def _table(cls, path: Path) -> dict[str, Any]:
         values = operators_values(path.expanduser().absolute()).get(CONNECTION_TABLE, {})
         if not isinstance(values, Mapping):
-            raise ConfigurationError(f"Expected a table [connection] in {path}, got {values!r}.")
+            raise ConfigurationError(f"Expected a table [connection] in {path}, got {values!r}.", kind="malformed")
         folder, kinds = path.expanduser().resolve().parent, {one.name: str(one.type) for one in fields(cls)}
         read: dict[str, Any] = {}
         try:
@@ -91,7 +102,7 @@ class Connection:
                 if kinds[name].startswith("Path") and read[name]:
                     read[name] = folder / Path(read[name]).expanduser()
         except ConfigurationError as error:
-            raise ConfigurationError(f"{path}: [connection]: {error}") from error
+            raise error.reworded(f"{path}: [connection]: {error}") from error
         return read
 
 
@@ -130,7 +141,8 @@ def tls_context(root_certificates: Path | None) -> ssl.SSLContext:
     except (OSError, ValueError) as error:  # an SSLError is an OSError, what is not ASCII a ValueError
         raise ConfigurationError(
             f"Expected certificates in PEM form at {root_certificates}, got none that can be read: ask the server's "
-            "operator for the certificate of its authority."
+            "operator for the certificate of its authority.",
+            kind="unreadable",
         ) from error
     return context
 
@@ -153,7 +165,9 @@ def server_name(certificate: Path | None) -> str:
     try:
         return name_of(x509.load_pem_x509_certificates(certificate.read_bytes())[0])
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"Expected a certificate at {certificate}, got none that can be read.") from error
+        raise ConfigurationError(
+            f"Expected a certificate at {certificate}, got none that can be read.", kind="unreadable"
+        ) from error
 
 
 def name_of(certificate: x509.Certificate) -> str:

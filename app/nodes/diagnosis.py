@@ -211,7 +211,12 @@ class Diagnosis:
 
     def __post_init__(self) -> None:
         if self.cause not in CAUSES:
-            raise ConfigurationError(f"Expected one of {', '.join(CAUSES)}, got {self.cause!r}.")
+            raise ConfigurationError(
+                f"Expected one of {', '.join(CAUSES)}, got {self.cause!r}.",
+                kind="unknown-name",
+                setting="cause",
+                got=self.cause,
+            )
 
 
 _SPARE_S = 1.0

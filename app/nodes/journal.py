@@ -84,7 +84,8 @@ class Entry:
         unknown = set(self.facts) - FACTS.get(self.kind, frozenset())
         if self.kind not in FACTS or unknown:
             raise ConfigurationError(
-                f"Expected an entry of a known kind with its own facts, got {self.kind!r} with {sorted(self.facts)}."
+                f"Expected an entry of a known kind with its own facts, got {self.kind!r} with {sorted(self.facts)}.",
+                kind="unknown-name",
             )
 
 

@@ -48,7 +48,8 @@ def read_node(path: Path, *, runs_kept: bool = False) -> NodeConfig | OwnNode:
     if "batch-size" not in flat(values, NodeConfig.settings()) and {"machine", "ledger"} <= values.keys():
         raise ConfigurationError(
             f"Expected in {path} the keys of a machine with murmurfl's clients (batch-size among them), or app = "
-            "'MODULE:NAME', the installed ClientApp that murmurfl node is to answer with; got neither."
+            "'MODULE:NAME', the installed ClientApp that murmurfl node is to answer with; got neither.",
+            kind="missing",
         )
     return NodeConfig.read(path, runs_kept=runs_kept)
 
@@ -61,10 +62,14 @@ def installed_app(name: str) -> ClientApp:
     except Exception as error:  # an import runs the operator's own code
         raise ConfigurationError(
             f"Expected a ClientApp at {name}, got: {error}. Install the project on this machine, from a source its "
-            "operator trusts (pip install)."
+            "operator trusts (pip install).",
+            kind="not-found",
+            setting="app",
         ) from error
     if not isinstance(found, ClientApp):
-        raise ConfigurationError(f"Expected a ClientApp at {name}, got {type(found).__name__}.")
+        raise ConfigurationError(
+            f"Expected a ClientApp at {name}, got {type(found).__name__}.", kind="wrong-type", setting="app"
+        )
     return found
 
 
@@ -78,7 +83,9 @@ def own_app(node: UpdateNode) -> Answers:
     if isinstance(app, PrivateClientApp):
         raise ConfigurationError(
             f"Expected method = {app.method.name!r} in the file, got none: {node.app} is a private_client_app, whose "
-            "releases are sums of gradients and whose clip-norm is one sample's."
+            "releases are sums of gradients and whose clip-norm is one sample's.",
+            kind="missing",
+            setting="method",
         )
 
     def answer(message: Message, context: Context) -> Message:
@@ -114,7 +121,9 @@ def client_of(
     if not isinstance(app, PrivateClientApp):
         raise ConfigurationError(
             f"Expected a private_client_app at {config.app} for method = {config.method!r}, got another ClientApp: "
-            "leave method out, and its updates are released behind the noise mod."
+            "leave method out, and its updates are released behind the noise mod.",
+            kind="wrong-type",
+            setting="app",
         )
     client = app.real_machine(config, ledger=ledger, items=items)
     app.answer_as(client)

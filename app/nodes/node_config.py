@@ -395,10 +395,17 @@ class NodeConfig(RecordsFile):
         if bool(schema.owner) != bool(self.samples_per_owner):
             raise ConfigurationError(
                 f"Expected samples-per-owner >= 1 with a schema that names an owner, and 0 with another, got "
-                f"{self.samples_per_owner} and owner = {schema.owner!r}."
+                f"{self.samples_per_owner} and owner = {schema.owner!r}.",
+                kind="conflict",
+                setting="samples-per-owner",
+                got=self.samples_per_owner,
             )
         if len(schema.inputs) > 1:
-            raise ConfigurationError(f"Expected a schema of one input for these models, got {len(schema.inputs)}.")
+            raise ConfigurationError(
+                f"Expected a schema of one input for these models, got {len(schema.inputs)}.",
+                kind="unsupported",
+                setting="schema",
+            )
         items = file_items(Path(self.samples), schema)
         if not self.samples_per_owner:
             records = Records(items, schema, count=self.rows, prepared=_flat)
@@ -472,7 +479,8 @@ class HelperConfig(Pinned):
         if name != self.helper:
             raise ConfigurationError(
                 f"Expected the keys of helper {self.helper!r} at {self.key}, got those of {name!r}: the configuration "
-                "names another helper or another file."
+                "names another helper or another file.",
+                kind="mismatch",
             )
         return key
 

@@ -43,12 +43,22 @@ class Hours:
         begin, end = self._minutes()
         if begin == end:
             raise ConfigurationError(
-                f"Expected hours that do not end when they begin, got {self.span!r}: leave hours out for all day."
+                f"Expected hours that do not end when they begin, got {self.span!r}: leave hours out for all day.",
+                kind="out-of-range",
+                setting="hours",
+                got=self.span,
             )
         if not self.days or any(day not in DAYS for day in self.days):
-            raise ConfigurationError(f"Expected days among {', '.join(DAYS)}, got {list(self.days)}.")
+            raise ConfigurationError(
+                f"Expected days among {', '.join(DAYS)}, got {list(self.days)}.", kind="unknown-name", setting="days"
+            )
         if self.time_zone not in TIME_ZONES:
-            raise ConfigurationError(f"Expected time-zone 'local' (the machine's) or 'UTC', got {self.time_zone!r}.")
+            raise ConfigurationError(
+                f"Expected time-zone 'local' (the machine's) or 'UTC', got {self.time_zone!r}.",
+                kind="unknown-name",
+                setting="time-zone",
+                got=self.time_zone,
+            )
 
     def has(self, now: float) -> bool:
         """Whether ``now``, in seconds since 1970, lies in them."""
@@ -70,7 +80,12 @@ class Hours:
         parts = [int(part) for part in found.groups()] if found else [99] * 4
         begin, end = 60 * parts[0] + parts[1], 60 * parts[2] + parts[3]
         if max(parts[1], parts[3]) > 59 or begin >= _DAY_MINUTES or end > _DAY_MINUTES:
-            raise ConfigurationError(f"Expected hours as HH:MM-HH:MM, such as 22:00-06:00, got {self.span!r}.")
+            raise ConfigurationError(
+                f"Expected hours as HH:MM-HH:MM, such as 22:00-06:00, got {self.span!r}.",
+                kind="malformed",
+                setting="hours",
+                got=self.span,
+            )
         return begin, end
 
 
@@ -131,11 +146,12 @@ class TakenRuns:
         try:
             if not isinstance(values, Mapping) or not values:
                 raise ConfigurationError(
-                    f"Expected owners, bundles, hours or days, got {values!r}: leave the table out to take every run."
+                    f"Expected owners, bundles, hours or days, got {values!r}: leave the table out to take every run.",
+                    kind="malformed",
                 )
             return cls._of(RunsTable(**named_values(RunsTable, values)))
         except ConfigurationError as error:
-            raise ConfigurationError(f"{path}: [{RUNS_TABLE}]: {error}") from error
+            raise error.reworded(f"{path}: [{RUNS_TABLE}]: {error}") from error
 
     @classmethod
     def _of(cls, table: RunsTable) -> TakenRuns:
@@ -231,7 +247,9 @@ def _listed(key: str, values: Any) -> list[str]:
     if values is None:
         return []
     if not isinstance(values, list) or not values or not all(isinstance(value, str) for value in values):
-        raise ConfigurationError(f"Expected {key} to be a list of one or more texts, got {values!r}.")
+        raise ConfigurationError(
+            f"Expected {key} to be a list of one or more texts, got {values!r}.", kind="wrong-type", setting=key
+        )
     return values
 
 

@@ -95,7 +95,9 @@ class TableKind(ABC):
         if not held_out:
             raise ConfigurationError(
                 f"Expected validation-samples among the validation settings of a cell with grids in a table of kind "
-                f"{self.name!r}, got none: a step chosen on the test set would make its figures too good."
+                f"{self.name!r}, got none: a step chosen on the test set would make its figures too good.",
+                kind="missing",
+                setting="validation-samples",
             )
         return Measure("held_out_loss", lambda run: float(run["loss"]))
 

@@ -54,9 +54,14 @@ Choices = Mapping[tuple[int, str], Sequence[Mapping[str, Any]]]
 def plan_runs(cells: Sequence[Cell], seeds: int, engine: str, kind: TableKind | None = None) -> dict[RunKey, RunConfig]:
     """The configuration of every run whose figures are shown."""
     if engine not in ENGINES:
-        raise ConfigurationError(f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.")
+        raise ConfigurationError(
+            f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.",
+            kind="unknown-name",
+            setting="engine",
+            got=engine,
+        )
     if seeds < 1:
-        raise ConfigurationError(f"Expected seeds >= 1, got {seeds}.")
+        raise ConfigurationError(f"Expected seeds >= 1, got {seeds}.", kind="out-of-range", setting="seeds", got=seeds)
     runs = {
         RunKey(index, label, seed, step): _configured(cell, label, step, {"seed": seed})
         for index, cell in enumerate(cells)
@@ -174,7 +179,9 @@ class Workplace:
         if self.engine == "ray" and self.ray_address:
             raise ConfigurationError(
                 f"Expected engine 'cohort' or 'inprocess' on the Ray cluster at {self.ray_address}, got 'ray': that "
-                "engine starts a Ray of its own for each run."
+                "engine starts a Ray of its own for each run.",
+                kind="conflict",
+                setting="engine",
             )
 
     def kept_in(self, group: Sequence[RunConfig]) -> Path:
@@ -350,7 +357,8 @@ def _check_covered(cells: Sequence[Cell], runs: Mapping[RunKey, RunConfig], kind
         if (key.cell, key.algorithm) not in left:
             raise ConfigurationError(
                 f"Expected a step that the guarantee covers for {key.algorithm!r} in {cells[key.cell].table!r}, got "
-                f"none: on the {engine} engine machines refuse all of them."
+                f"none: on the {engine} engine machines refuse all of them.",
+                kind="missing",
             )
 
 

@@ -66,7 +66,9 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
     if len({sweep_of(config) for config in configs}) != 1 or not all(
         METHODS[config.strategy].sweeps(config) for config in configs
     ):
-        raise ConfigurationError("Expected runs of 'shuffled' that differ in variant, mu and learning rate only.")
+        raise ConfigurationError(
+            "Expected runs of 'shuffled' that differ in variant, mu and learning rate only.", kind="mismatch"
+        )
     started = time.perf_counter()
     experiments = [prepare(config) for config in configs]
     first = experiments[0]
@@ -251,7 +253,12 @@ def _optimum(config: RunConfig) -> float:
     elif isinstance(model, LinearModel) and kind in ("l1", "none"):
         point = _accelerated(model, features, labels, strength if kind == "l1" else 0.0)
     else:
-        raise ConfigurationError(f"Expected one of the paper's problems, got {config.model!r} with {kind!r}.")
+        raise ConfigurationError(
+            f"Expected one of the paper's problems, got {config.model!r} with {kind!r}.",
+            kind="unknown-name",
+            setting="model",
+            got=config.model,
+        )
     return float(_objective(experiment)(point[None])[0])
 
 

@@ -86,7 +86,11 @@ class GradientNormTable(TableKind):
     def check(self, config: RunConfig) -> None:
         """Refuse a run that does not compute its gradient norm."""
         if not config.gradient_norm:
-            raise ConfigurationError("Expected gradient-norm = true for a table of gradient norms, got false.")
+            raise ConfigurationError(
+                "Expected gradient-norm = true for a table of gradient norms, got false.",
+                kind="mismatch",
+                setting="gradient-norm",
+            )
 
     def curves(self, document: Document) -> dict[str, Any]:
         """The gradient norms."""

@@ -62,7 +62,8 @@ class PlanRequest:
         if len(self.sizes) != config.num_clients or min(self.sizes, default=0) < 1:
             raise ConfigurationError(
                 f"Expected sizes of num-clients = {config.num_clients} machines, each of 1 sample at least, got "
-                f"{len(self.sizes)} with {min(self.sizes, default=0)} samples at least."
+                f"{len(self.sizes)} with {min(self.sizes, default=0)} samples at least.",
+                kind="out-of-range",
             )
         if not config.stream:
             return
@@ -72,7 +73,10 @@ class PlanRequest:
             raise ConfigurationError(
                 f"Expected rounds <= {possible} for a stream of {self.fewest} samples a machine, got "
                 f"{config.num_rounds}: with {self.asked} of {self.machines} machines asked in a round, each has not "
-                "one sample for every round. Use fewer rounds, ask fewer machines a round, or wait for more samples."
+                "one sample for every round. Use fewer rounds, ask fewer machines a round, or wait for more samples.",
+                kind="exhausted",
+                setting="num-rounds",
+                got=config.num_rounds,
             )
 
     @property
@@ -456,7 +460,9 @@ def tried(request: PlanRequest, strategy: str, settings: Settings, *, handicap: 
             chosen["centring"] = "none"
         problem = request.problem(chosen)
         if request.most_uses == 1 and problem.uses_beside:
-            raise ConfigurationError("a private evaluation with evaluation.held-out = 0 uses every sample once more")
+            raise ConfigurationError(
+                "a private evaluation with evaluation.held-out = 0 uses every sample once more", kind="conflict"
+            )
         chosen["num-rounds"] = problem.num_rounds
         known = request.config.to_mapping()
         own = {name: value for name, value in chosen.items() if name != "strategy" and known[name] != value}
@@ -465,7 +471,12 @@ def tried(request: PlanRequest, strategy: str, settings: Settings, *, handicap: 
         return Candidate(strategy, own, problem, request.worked_out, noise_to_signal_of(problem), uses, handicap)
 
     if strategy not in METHODS:
-        raise ConfigurationError(f"Expected one of {', '.join(METHODS)}, got {strategy!r}.")
+        raise ConfigurationError(
+            f"Expected one of {', '.join(METHODS)}, got {strategy!r}.",
+            kind="unknown-name",
+            setting="strategy",
+            got=strategy,
+        )
     first = made()
     uses, rounds, whole = request.most_uses, request.most_rounds, METHODS[strategy].sums_samples
     if not whole or (first.uses <= (uses or first.uses) and first.rounds <= (rounds or first.rounds)):
@@ -473,7 +484,7 @@ def tried(request: PlanRequest, strategy: str, settings: Settings, *, handicap: 
     left = None if uses is None else uses - first.problem.uses_beside
     most = min(one for one in (left, rounds) if one is not None)
     if most < 1:
-        raise ConfigurationError("it needs a sample in more releases than one")
+        raise ConfigurationError("it needs a sample in more releases than one", kind="conflict")
     return made(**{"num-rounds": most})
 
 
@@ -553,6 +564,7 @@ def decide(request: PlanRequest) -> PlanResult:
         said = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
         raise ConfigurationError(
             f"Expected a situation that some strategy can serve, got none ({said}). Ask fewer machines a round, use "
-            "fewer rounds, let samples be used more often, or raise mu."
+            "fewer rounds, let samples be used more often, or raise mu.",
+            kind="missing",
         )
     return PlanResult(request, ranked[0], ranked[1:], refused)

@@ -88,12 +88,22 @@ class NoiseRequest:
             object.__setattr__(self, "mu", gdp_mu(self.epsilon, self.delta))
         for name in ("machines", "samples", "rounds", "batch_size", "per_round", "passes", "parameters"):
             if getattr(self, name) < 1:
-                raise ConfigurationError(f"Expected {name} >= 1, got {getattr(self, name)}.")
+                raise ConfigurationError(
+                    f"Expected {name} >= 1, got {getattr(self, name)}.", kind="out-of-range", setting=name
+                )
         if self.per_round > self.machines:
-            raise ConfigurationError(f"Expected per_round <= machines = {self.machines}, got {self.per_round}.")
+            raise ConfigurationError(
+                f"Expected per_round <= machines = {self.machines}, got {self.per_round}.",
+                kind="out-of-range",
+                setting="per_round",
+                got=self.per_round,
+            )
         if self.batch_size > self.samples:
             raise ConfigurationError(
-                f"Expected batch_size <= the {self.samples} samples of a machine, got {self.batch_size}."
+                f"Expected batch_size <= the {self.samples} samples of a machine, got {self.batch_size}.",
+                kind="out-of-range",
+                setting="batch_size",
+                got=self.batch_size,
             )
 
     def check_rounds(self) -> None:
@@ -105,7 +115,10 @@ class NoiseRequest:
                 f"Expected rounds <= {possible}, got {self.rounds}: {self.samples} samples in batches of "
                 f"{self.batch_size}{often} last for {self.passes * self.separation} releases of a machine, and so many "
                 f"rounds ask each for {self.rounds * self.per_round / self.machines:.4g}. Use fewer rounds, smaller "
-                "batches, more passes, or ask fewer machines a round."
+                "batches, more passes, or ask fewer machines a round.",
+                kind="exhausted",
+                setting="rounds",
+                got=self.rounds,
             )
 
     @property
@@ -427,11 +440,20 @@ class UpdateRequest:
             object.__setattr__(self, "per_round", self.machines)
         for name in ("machines", "parameters", "per_round", "rounds"):
             if getattr(self, name) < 1:
-                raise ConfigurationError(f"Expected {name} >= 1, got {getattr(self, name)}.")
+                raise ConfigurationError(
+                    f"Expected {name} >= 1, got {getattr(self, name)}.", kind="out-of-range", setting=name
+                )
         if self.per_round > self.machines:
-            raise ConfigurationError(f"Expected per_round <= {self.machines} machines, got {self.per_round}.")
+            raise ConfigurationError(
+                f"Expected per_round <= {self.machines} machines, got {self.per_round}.",
+                kind="out-of-range",
+                setting="per_round",
+                got=self.per_round,
+            )
         if self.samples < 0:
-            raise ConfigurationError(f"Expected samples >= 0, got {self.samples}.")
+            raise ConfigurationError(
+                f"Expected samples >= 0, got {self.samples}.", kind="out-of-range", setting="samples", got=self.samples
+            )
 
     @property
     def releases(self) -> int:
@@ -478,7 +500,9 @@ class UpdateRequest:
             samples=self.samples,
         )
         if found is None:
-            raise ConfigurationError("Expected a policy with noise, got one without.")
+            raise ConfigurationError(
+                "Expected a policy with noise, got one without.", kind="conflict", setting="mechanism"
+            )
         return found
 
     @property

@@ -254,7 +254,8 @@ def request_of(config: RunConfig, *, check_rounds: bool = True) -> NoiseRequest:
         got = f"strategy = {config.strategy!r}" + ("" if config.private else f", mechanism = {config.mechanism!r}")
         raise ConfigurationError(
             f"Expected machines that add noise to a stream of releases, each of a batch, got {got}: a plan compares "
-            "mechanisms for such noise."
+            "mechanisms for such noise.",
+            kind="conflict",
         )
     if check_rounds:
         experiment.check_rounds()
@@ -345,7 +346,9 @@ def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Valu
     """
     for name, value in (("samples", samples), ("parameters", parameters)):
         if value < 1:
-            raise ConfigurationError(f"Expected {name} >= 1, got {value}.")
+            raise ConfigurationError(
+                f"Expected {name} >= 1, got {value}.", kind="out-of-range", setting=name, got=value
+            )
     features = max(round(parameters / _CLASSES) - 1, 1)
     machines = int(settings["num-clients"])
     made_up = {"task": "synthetic", "task.samples": machines * samples, "task.features": features}

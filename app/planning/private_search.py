@@ -82,7 +82,8 @@ def divided(mu: float, trials: int, share: float, counting: float) -> Parts:
     """
     if not (0 < share < 1 and 0 <= counting < 1):
         raise ConfigurationError(
-            f"Expected shares between 0 and 1, got {share!r} for trials and {counting!r} for counts."
+            f"Expected shares between 0 and 1, got {share!r} for trials and {counting!r} for counts.",
+            kind="out-of-range",
         )
     each = mu * math.sqrt(share / trials)
     return Parts(each * math.sqrt(1 - counting), each * math.sqrt(counting), mu * math.sqrt(1 - share))
@@ -187,25 +188,41 @@ def search(
 
 def _check(config: RunConfig, candidates: Sequence[Mapping[str, float]]) -> None:
     if len(candidates) < _LEAST_TRIALS:
-        raise ConfigurationError(f"Expected at least two candidates to choose from, got {len(candidates)}.")
+        raise ConfigurationError(
+            f"Expected at least two candidates to choose from, got {len(candidates)}.",
+            kind="out-of-range",
+            setting="candidates",
+        )
     wrong = sorted({name for multiples in candidates for name in multiples} - set(MULTIPLES))
     if wrong:
-        raise ConfigurationError(f"Expected multiples of {' and '.join(MULTIPLES)}, got {', '.join(wrong)}.")
+        raise ConfigurationError(
+            f"Expected multiples of {' and '.join(MULTIPLES)}, got {', '.join(wrong)}.",
+            kind="unknown-name",
+            setting="multiples",
+        )
     if any(not (math.isfinite(value) and value > 0) for multiples in candidates for value in multiples.values()):
-        raise ConfigurationError("Expected multiples > 0 and finite.")
+        raise ConfigurationError("Expected multiples > 0 and finite.", kind="out-of-range", setting="multiples")
     if config.trust_model != "untrusted-server" or not config.private or config.secret_order:
         raise ConfigurationError(
             "Expected an untrusted server, noise, and no secret order for a search, got trust = "
             f"{config.trust_model!r}, mechanism = {config.mechanism!r}, batch-selection = {config.batch_selection!r}: "
-            "its sessions share ledgers whose budget is against the server."
+            "its sessions share ledgers whose budget is against the server.",
+            kind="conflict",
         )
     if config.samples_per_owner:
         raise ConfigurationError(
             f"Expected samples-per-owner = 0 for a search, got {config.samples_per_owner}: what it chooses by counts "
-            "samples, of which an owner has several."
+            "samples, of which an owner has several.",
+            kind="conflict",
+            setting="samples-per-owner",
+            got=config.samples_per_owner,
         )
     if config.clip_norm or config.learning_rate:
-        raise ConfigurationError("Expected clip-norm and learning-rate left to the preset, whose multiples are tried.")
+        raise ConfigurationError(
+            "Expected clip-norm and learning-rate left to the preset, whose multiples are tried.",
+            kind="conflict",
+            setting="clip-norm",
+        )
 
 
 def _experiment(config: RunConfig, mu: float, multiples: Mapping[str, float], number: int) -> OneOfSeveral:

@@ -190,7 +190,7 @@ def find_runs(folders: Sequence[Path]) -> list[FoundRun]:
     """The runs in folders and in the folders below them, the newest last."""
     for folder in folders:
         if not folder.is_dir():
-            raise ReportError(f"Expected a folder of runs, got {folder}: there is no such folder.")
+            raise ReportError(f"Expected a folder of runs, got {folder}: there is no such folder.", kind="not-found")
     found = {path.resolve(): path for folder in folders for path in _run_folders(folder, _DEEPEST)}
     return sorted(map(_found, found.values()), key=lambda one: (one.date, str(one.folder)))
 

@@ -36,7 +36,7 @@ _SIDE_BY_SIDE = 4
 def make_report(folders: Sequence[Path], out: Path) -> Path:
     """Write the report of runs into a folder: ``index.html``, and each plot as PNG and SVG beside it."""
     if not folders:
-        raise ReportError("Expected the folder of at least one run, got none.")
+        raise ReportError("Expected the folder of at least one run, got none.", kind="missing")
     runs = _named([RecordedRun.read(folder) for folder in folders])
     out.mkdir(parents=True, exist_ok=True)
     groups = grouped(runs)

@@ -109,7 +109,9 @@ class Table:
         names = [column.name for column in self.columns]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigurationError(f"Expected columns with names of their own, got two called {twice[0]!r}.")
+            raise ConfigurationError(
+                f"Expected columns with names of their own, got two called {twice[0]!r}.", kind="duplicate"
+            )
 
     @property
     def labels(self) -> list[str]:

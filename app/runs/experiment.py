@@ -276,7 +276,10 @@ class Experiment(Problem):
                 f"Expected a sum in one of every {patience} rounds, got {patience} rounds in a row with fewer than "
                 f"trust.min-cohort = {config.cohort_floor} replies, with lost-replies = {config.lost_replies:g}: the "
                 f"run would be given up. Here trust.min-cohort may be at most {possible}; or set a larger "
-                "give-up-after (0: never)."
+                "give-up-after (0: never).",
+                kind="conflict",
+                setting="trust.min-cohort",
+                got=patience,
             )
 
     def _refused(self, found: Shortage) -> ConfigurationError:
@@ -294,7 +297,11 @@ class Experiment(Problem):
             ways.append("allow-exhaustion = true: machines that have nothing left then refuse, and the others go on")
         return ConfigurationError(
             f"Expected num-rounds <= {possible}, got {num_rounds}: machine {found.machine} can make {found.releases} "
-            f"releases ({found.reason}), and round {found.server_round} asks it for one more. Use {', or '.join(ways)}."
+            f"releases ({found.reason}), and round {found.server_round} asks it for one more. Use "
+            f"{', or '.join(ways)}.",
+            kind="exhausted",
+            setting="num-rounds",
+            got=num_rounds,
         )
 
 
@@ -315,7 +322,9 @@ def prepare(config: RunConfig, *, deployed: bool = False) -> Experiment:
     if not deployed and not the_task(config).has_records:
         raise ConfigurationError(
             f"Expected a task with records in a simulation, got task = {config.task!r}, whose records only real nodes "
-            "have: `murmurfl fit TABLE --schema SCHEMA.toml` rehearses a training on a table."
+            "have: `murmurfl fit TABLE --schema SCHEMA.toml` rehearses a training on a table.",
+            kind="conflict",
+            setting="task",
         )
     if config.strategy == AUTO:
         return _chosen(config)
@@ -356,13 +365,16 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any], *, deplo
     if deployed and method.takes_steps and not config.num_rounds:
         raise ConfigurationError(
             "Expected num-rounds for real machines, got none: the server does not know how many samples they have. Say "
-            "how many rounds their operators agreed on."
+            "how many rounds their operators agreed on.",
+            kind="missing",
+            setting="num-rounds",
         )
     num_rounds = config.num_rounds or method.usual_rounds(config, sizes, model)
     if num_rounds < 1:
         raise ConfigurationError(
             f"Expected at least one round in one pass, got {sum(sizes)} samples for clients-per-round x "
-            f"batch-size = {per_round}."
+            f"batch-size = {per_round}.",
+            kind="out-of-range",
         )
     values = method.settled(trained_config(config), num_rounds, model, sizes).overridden(config)
     stated = deployed and "batch-size" in method.keys

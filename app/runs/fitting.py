@@ -149,7 +149,9 @@ def fit(
     if not real:
         if budget or ledger or private_log:
             raise ConfigurationError(
-                "Expected budget, ledger and private_log with real=True (--real) only: a rehearsal spends nothing."
+                "Expected budget, ledger and private_log with real=True (--real) only: a rehearsal spends nothing.",
+                kind="conflict",
+                setting="real",
             )
         return _rehearsed(asked, on_progress)
     shown = on_progress or bar_of_rounds()
@@ -191,21 +193,33 @@ def _own_keys(asked: _Asked, schema: Schema) -> dict[str, Value]:
     }
     if dealt := next((name for name in _DEALT if name in own), ""):
         raise ConfigurationError(
-            f"Expected site or machines in the place of {dealt}, got {own[dealt]!r}: these say where a row is."
+            f"Expected site or machines in the place of {dealt}, got {own[dealt]!r}: these say where a row is.",
+            kind="conflict",
         )
     if epsilon is not None and not epsilon > 0:
-        raise ConfigurationError(f"Expected epsilon > 0, got {epsilon!r}: to train without noise set mechanism = none.")
+        raise ConfigurationError(
+            f"Expected epsilon > 0, got {epsilon!r}: to train without noise set mechanism = none.",
+            kind="out-of-range",
+            setting="epsilon",
+            got=epsilon,
+        )
     epsilon = EPSILON if epsilon is None and "mu" not in own else epsilon
     if evaluate not in ("", PRIVATE) or (evaluate and of_numbers):
         raise ConfigurationError(
-            f"Expected evaluate to be empty or, of classes, 'private', got {evaluate!r}: numbers are never quite right."
+            f"Expected evaluate to be empty or, of classes, 'private', got {evaluate!r}: numbers are never quite "
+            "right.",
+            kind="unknown-name",
+            setting="evaluate",
+            got=evaluate,
         )
     if evaluate:
         own = {**evaluated_privately(schema), **own}
     given = {"epsilon": epsilon, "trust": trust}
     own = layered(own, {name: value for name, value in given.items() if value})
     if scale not in ("", PRIVATE):
-        raise ConfigurationError(f"Expected scale to be empty or 'private', got {scale!r}.")
+        raise ConfigurationError(
+            f"Expected scale to be empty or 'private', got {scale!r}.", kind="unknown-name", setting="scale", got=scale
+        )
     return own
 
 
@@ -214,7 +228,7 @@ def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None) ->
     table, site, machines, scale = asked.table, asked.site, asked.machines, asked.scale
     of_numbers = found.schema.num_classes == 1
     if site and machines:
-        raise ConfigurationError("Expected site or machines, got both: each site is a machine.")
+        raise ConfigurationError("Expected site or machines, got both: each site is a machine.", kind="conflict")
     read, config = _settled(found, own, site, machines)
     scaled = None
     if scale:
@@ -305,7 +319,7 @@ def _scaled(found: ReadTable, table: Any, config: RunConfig, site: str) -> tuple
     with _quiet():
         said = private_statistics(table, found.schema, **many, **told, mechanism="" if config.private else "none")
     if said.guarantee is None:
-        raise ConfigurationError("Expected statistics with a guarantee, got none.")
+        raise ConfigurationError("Expected statistics with a guarantee, got none.", kind="missing")
     return replace(found, schema=found.schema.bounded(said.bounds), scaled=True), said.guarantee
 
 
@@ -360,12 +374,15 @@ def _for_real(
     if asked.site or asked.machines or asked.trust:
         raise ConfigurationError(
             "Expected no site, machines or trust in a real fit, in which this computer has all rows, got some: leave "
-            "them out, or give each site a node (docs/deployment.md)."
+            "them out, or give each site a node (docs/deployment.md).",
+            kind="conflict",
         )
     if asked.schema is None or not isinstance(asked.table, str | Path):
         raise ConfigurationError(
             "Expected a file and a reviewed schema for a real fit, got a drafted one or no file: a draft shows "
-            "something of the rows. `murmurfl schema FILE --out SCHEMA.toml` makes a draft to review."
+            "something of the rows. `murmurfl schema FILE --out SCHEMA.toml` makes a draft to review.",
+            kind="conflict",
+            setting="schema",
         )
     found, own = asked.settled()
     share = SCALING_SHARE if asked.scale else 0.0
@@ -384,7 +401,10 @@ def _ledger_of(table: Path, ledger: Path | str | None) -> Path:
     where = Path(ledger).expanduser() if ledger else own
     if own.exists() and where.resolve() != own.resolve():
         raise ConfigurationError(
-            f"Expected the ledger {own}, which counts what was released on this table, got {where}: leave out --ledger."
+            f"Expected the ledger {own}, which counts what was released on this table, got {where}: leave out "
+            "--ledger.",
+            kind="mismatch",
+            setting="ledger",
         )
     return where
 

@@ -55,6 +55,8 @@ Statement = Annotated[dict[str, Any], WithJsonSchema(_SAID)]
 class ReportError(MurmurflError):
     """A folder holds no run that a report could be made of."""
 
+    kind = "unreadable"
+
 
 def _said(words: str, **more: Any) -> Any:
     """A field that every file has."""
@@ -411,7 +413,9 @@ class Outcome(_Part):
         """The outcome in the folder of a run; raises ReportError if it holds no finished run of this format."""
         path = folder / RESULT_NAME
         if not path.is_file():
-            raise ReportError(f"Expected the folder of a finished run, got {folder}: {what_is_there(folder)}.")
+            raise ReportError(
+                f"Expected the folder of a finished run, got {folder}: {what_is_there(folder)}.", kind="not-found"
+            )
         document = read_json(path)
         if missing := [key for key in _NEEDED if key not in document]:
             raise ReportError(
@@ -421,7 +425,8 @@ class Outcome(_Part):
         if (found := document.get("format")) != FORMAT:
             raise ReportError(
                 f"Expected the result of a run of format {FORMAT} in {path}, got one of format {found!r}. Report it "
-                "with the version of murmurfl that wrote it."
+                "with the version of murmurfl that wrote it.",
+                kind="other-format",
             )
         try:
             return cls.model_validate(document)

@@ -140,7 +140,9 @@ def private_statistics(
     """
     check_count("machines", machines)
     if site and machines != 1:
-        raise ConfigurationError(f"Expected a site column or a number of machines, got {site!r} and {machines}.")
+        raise ConfigurationError(
+            f"Expected a site column or a number of machines, got {site!r} and {machines}.", kind="conflict"
+        )
     items = file_items(Path(table), schema) if isinstance(table, str | Path) else items_of(table)
     rows = TableRows(_without(schema, site))
     places, parts = _dealt(items, rows, machines, site)
@@ -175,7 +177,9 @@ def _guarantee(policy: PrivacyPolicy, strategy: Statistics, keys: SimulatedKeys)
 def _without(schema: Schema, site: str) -> Schema:
     """The schema of the columns that are counted: which machine a record is on is known."""
     if site == schema.label.column and site:
-        raise ConfigurationError(f"Expected another column than the label as site, got {site!r}.")
+        raise ConfigurationError(
+            f"Expected another column than the label as site, got {site!r}.", kind="conflict", setting="site", got=site
+        )
     if site not in schema.columns:
         return schema
     kept = {name: column for name, column in schema.columns.items() if name != site}
@@ -190,7 +194,9 @@ def _dealt(
     if columns is not None:
         check_columns(columns, rows.schema)
         if site and site not in columns:
-            raise ConfigurationError(f"Expected a column {site!r} for the sites, got none of that name.")
+            raise ConfigurationError(
+                f"Expected a column {site!r} for the sites, got none of that name.", kind="unknown-name", setting="site"
+            )
     places, sites = np.empty((len(items), len(rows.rows.columns))), []
     for number in range(len(items)):
         try:
@@ -206,5 +212,9 @@ def _dealt(
         names = np.array(sites)
         parts = [np.flatnonzero(names == name) for name in sorted(set(sites))]
     if len(parts) < machines:
-        raise ConfigurationError(f"Expected a record for each of {machines} machines, got {len(items)} records.")
+        raise ConfigurationError(
+            f"Expected a record for each of {machines} machines, got {len(items)} records.",
+            kind="out-of-range",
+            setting="machines",
+        )
     return places, parts

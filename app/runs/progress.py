@@ -211,6 +211,8 @@ logger = logging.getLogger(__name__)
 class TrackerError(MurmurflError):
     """A tracker that was asked for cannot be used."""
 
+    kind = "failed"
+
 
 class Tracker(ABC):
     """One package that a run is logged to, from the run's folder."""
@@ -229,7 +231,9 @@ class Tracker(ABC):
         except ImportError as error:
             raise TrackerError(
                 f"Expected the package of track = {cls.extra!r}, got: {error}. Install it with "
-                f"pip install 'murmurfl[{cls.extra}]', or leave track empty."
+                f"pip install 'murmurfl[{cls.extra}]', or leave track empty.",
+                kind="not-installed",
+                setting="track",
             ) from error
 
     @abstractmethod

@@ -119,10 +119,14 @@ def fit_for_real(
     schema.check_for_real_nodes()
     if schema.owner:
         raise ConfigurationError(
-            "Expected a schema without an owner for a real fit, got one: nodes protect owners (samples-per-owner)."
+            "Expected a schema without an owner for a real fit, got one: nodes protect owners (samples-per-owner).",
+            kind="conflict",
+            setting="schema",
         )
     if not (count := found.rows.public_count):
-        raise ConfigurationError(f"Expected rows in {found.name} that end with a line break, got none.")
+        raise ConfigurationError(
+            f"Expected rows in {found.name} that end with a line break, got none.", kind="malformed"
+        )
     evaluated = evaluated_privately(schema)
     task = TableTask(schema, of_nobody(count, schema.num_features + (schema.num_classes == 1), schema.num_classes))
     fixed: dict[str, Value] = {"task": task.name, "partition": "iid", "num-clients": 1, "clients-per-round": 1}
@@ -179,7 +183,10 @@ def _opened(
     if kept is not None and budget:
         raise ConfigurationError(
             f"Expected no budget for the ledger {path}, which has one, got {budget:g}: `murmurfl ledger show "
-            f"{path}` says what is left."
+            f"{path}` says what is left.",
+            kind="conflict",
+            setting="budget",
+            got=budget,
         )
     whole = gdp_mu(budget, delta) if budget else mu
     if kept is not None:
@@ -188,7 +195,10 @@ def _opened(
     elif mu > whole * (1 + ROUNDING):
         wanted, given = rounded_up(gdp_epsilon(mu, delta)), rounded_up(gdp_epsilon(whole, delta))
         raise ConfigurationError(
-            f"Expected a budget that covers this call's epsilon = {wanted}, got {given}: raise it, or leave it out."
+            f"Expected a budget that covers this call's epsilon = {wanted}, got {given}: raise it, or leave it out.",
+            kind="out-of-range",
+            setting="budget",
+            got=given,
         )
     policy = replace(experiment.policy(), budget_mu=whole, noise_quality="exact")
     with tempfile.TemporaryDirectory() as scratch:  # where machines with nobody's rows find what is wrong
@@ -214,7 +224,10 @@ def _check_room(ledger: SQLiteLedger, mu: float, budget: float, delta: float) ->
     wanted, spent, whole = (rounded_up(gdp_epsilon(one, delta)) for one in (mu, before, budget))
     raise ConfigurationError(
         f"Expected a budget with room for epsilon = {wanted}, got {spent} spent of {whole} in the ledger {ledger.path} "
-        "and released nothing. Ask for less: what all calls may spend is fixed by the first one (--budget)."
+        "and released nothing. Ask for less: what all calls may spend is fixed by the first one (--budget).",
+        kind="exhausted",
+        setting="budget",
+        got=spent,
     )
 
 
@@ -253,7 +266,8 @@ def _order_on(ledger: SQLiteLedger, name: str, count: int) -> NDArray[np.int64]:
     if count < fewest:
         raise LedgerError(
             f"Expected at least the {fewest} rows that the ledger {ledger.path} was used with, got {count}. Put the "
-            "table back as it was: new rows may be added at its end. Nothing was released."
+            "table back as it was: new rows may be added at its end. Nothing was released.",
+            kind="mismatch",
         )
     if not counts or counts[-1] < count:
         counts.append(count)

@@ -415,6 +415,8 @@ def new_folder(wanted: Path) -> Iterator[Path]:
 class RecordError(MurmurflError):
     """The result of a run cannot be written."""
 
+    kind = "failed"
+
 
 _RECORD_BYTES = 1 << 20
 
@@ -520,7 +522,11 @@ def exclude_clients(folder: Path, names: Collection[str], *, back: bool = False)
     _, plain = checkpoint_header(folder / CHECKPOINT_NAME)
     known = list(restored_names(plain.get("machines", [])))
     if unknown := sorted(set(names).difference(known)):
-        raise ConfigurationError(f"Expected clients of this run, {', '.join(known)}, got {', '.join(unknown)}.")
+        raise ConfigurationError(
+            f"Expected clients of this run, {', '.join(known)}, got {', '.join(unknown)}.",
+            kind="unknown-name",
+            setting="exclude",
+        )
     before = set(excluded_clients(folder))
     excluded = sorted(before.difference(names) if back else before.union(names))
     replace_durably(folder / EXCLUDED_NAME, json.dumps(excluded).encode() + b"\n", error=ConfigurationError)
@@ -532,7 +538,8 @@ def _check_under_way(folder: Path) -> None:
     if not (folder / CHECKPOINT_NAME).exists() or (folder / RESULT_NAME).exists():
         raise ConfigurationError(
             f"Expected the folder of a run on real machines that has ended a round and goes on, got {folder}: name "
-            "OUT-DIR/RUN-NAME of the run, on the server."
+            "OUT-DIR/RUN-NAME of the run, on the server.",
+            kind="not-found",
         )
 
 

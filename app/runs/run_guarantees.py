@@ -56,7 +56,8 @@ def refuse_untrue(figures: Figures, statements: Statements) -> None:
             raise ConfigurationError(
                 f"Expected machines that guarantee {name} = {claimed:g}, as the method says of the run, got {name} = "
                 f"{stated:g} from those that made releases: its policy, asked_rounds and client do not agree. "
-                "There is no result."
+                "There is no result.",
+                kind="mismatch",
             )
     honest = [int(one.get("min-honest", 1)) for one in released]
     cohorts = [int(one.get("min-cohort", 1)) for one in released]

@@ -57,6 +57,8 @@ class Ending(Enum):
 class SealedError(MurmurflError):
     """A failure on people's rows, of which nothing but its :class:`Ending` is known."""
 
+    kind = "failed"
+
     def __init__(self, ending: Ending) -> None:
         super().__init__(ending.value)
         self.ending = ending
@@ -64,6 +66,8 @@ class SealedError(MurmurflError):
 
 class ChangedRowsError(SealedError, LedgerError):
     """Rows are not those that a ledger was used with."""
+
+    kind = "mismatch"
 
     def __init__(self) -> None:
         super().__init__(Ending.CHANGED)
@@ -161,7 +165,9 @@ def run_sealed(work: Callable[[Seal], ResultT], private_log: Path | None = None)
     code under it opens or holds for itself. Proof: docs/proofs/records.md.
     """
     if not _ONE_AT_A_TIME.acquire(blocking=False):
-        raise ConfigurationError("Expected one real fit at a time in a process, got a second one: wait for the first.")
+        raise ConfigurationError(
+            "Expected one real fit at a time in a process, got a second one: wait for the first.", kind="wrong-order"
+        )
     ending, result, known = Ending.FAILED, None, None
     try:
         with _sink(private_log) as sink:

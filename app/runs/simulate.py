@@ -96,12 +96,18 @@ def simulate(
     """
     if engine not in _ENGINES:
         reason = f" {_RAY}" if engine == "ray" else ""
-        raise ConfigurationError(f"Expected engine 'cohort' or 'inprocess', got {engine!r}.{reason}")
+        raise ConfigurationError(
+            f"Expected engine 'cohort' or 'inprocess', got {engine!r}.{reason}",
+            kind="unknown-name",
+            setting="engine",
+            got=engine,
+        )
     if config is not None and not isinstance(config, RunConfig | Mapping):
         got = f"{config!r}" if isinstance(config, str) else type(config).__name__
         raise ConfigurationError(
             f"Expected a run configuration or a mapping of its keys, got {got}: data are simulate(task=...), and "
-            "murmurfl.app.fit(table, label=...) takes a table with a column of labels."
+            "murmurfl.app.fit(table, label=...) takes a table with a column of labels.",
+            kind="wrong-type",
         )
     given = _named(config.to_mapping() if isinstance(config, RunConfig) else flat(config or {}, run_keys()))
     own = _named(by_key(settings, run_keys()))
@@ -173,11 +179,13 @@ def configs_without_noise(outcome: Outcome) -> list[RunConfig]:
     if outcome.engine not in (*ENGINES, None):
         raise ConfigurationError(
             "Expected a simulated run, got one of real machines: their data are in no one place, so there is no run "
-            "without noise to compare with."
+            "without noise to compare with.",
+            kind="unsupported",
         )
     if "mechanism" not in outcome.config:
         raise ConfigurationError(
-            "Expected a run of murmurfl's own app, got one of another program, which alone can make it without noise."
+            "Expected a run of murmurfl's own app, got one of another program, which alone can make it without noise.",
+            kind="unsupported",
         )
     asked = _asked(outcome)
     worked_out = {name: outcome.config[name] for name in outcome.asked}  # null: without bound, as an unset diameter is

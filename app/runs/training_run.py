@@ -44,6 +44,8 @@ _WORTH_SAYING = 0.05
 class NoReleasesError(MurmurflError):
     """No release could be aggregated for ``give-up-after`` rounds in a row."""
 
+    kind = "missing"
+
 
 def check_deployed(config: RunConfig) -> None:
     """Refuse a run on real machines that is for simulation only.
@@ -59,7 +61,9 @@ def check_deployed(config: RunConfig) -> None:
         raise ConfigurationError(
             f"Expected a noise mechanism on real machines, got mechanism = {config.mechanism!r}: runs without noise "
             "are for simulation only, and a machine's noise is its operator's business. Leave mechanism empty; to see "
-            "what noise costs, use `murmurfl run --engine cohort --set mechanism=none`."
+            "what noise costs, use `murmurfl run --engine cohort --set mechanism=none`.",
+            kind="conflict",
+            setting="mechanism",
         )
     check_permit(config)
 
@@ -339,7 +343,8 @@ def _refuse_nothing(strategy: ReleaseStrategy[Any], progress: list[Progress]) ->
     said += sorted({f"a round was closed ({report.closed})" for report in made if report.closed})
     raise ConfigurationError(
         f"Expected releases to aggregate, got none in {len(progress)} rounds{': ' if said else ''}{'; '.join(said)}; "
-        "see the machines' logs."
+        "see the machines' logs.",
+        kind="missing",
     )
 
 

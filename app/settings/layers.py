@@ -40,7 +40,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
         name, equals, text = assignment.partition("=")
         name, text = key_of(name.strip(), run_keys()), text.strip()
         if not equals:
-            raise ConfigurationError(f"Expected key=value, got {assignment!r}.")
+            raise ConfigurationError(f"Expected key=value, got {assignment!r}.", kind="malformed")
         if name not in run_keys():
             raise unknown_key(name, run_keys())
         values[name] = run_keys()[name].parsed(text)
@@ -56,13 +56,17 @@ def read_settings(path: Path) -> dict[str, Value]:
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"Expected a TOML file of run-config keys at {path}: {error.strerror}.") from None
+        raise ConfigurationError(
+            f"Expected a TOML file of run-config keys at {path}: {error.strerror}.", kind="unreadable"
+        ) from None
     except ValueError as error:  # of TOML and of UTF-8
-        raise ConfigurationError(f"Expected a TOML file of run-config keys at {path}, got: {error}.") from None
+        raise ConfigurationError(
+            f"Expected a TOML file of run-config keys at {path}, got: {error}.", kind="unreadable"
+        ) from None
     try:
         return layered({name: _read(name, value) for name, value in flat(found, run_keys()).items()})
     except ConfigurationError as error:
-        raise ConfigurationError(f"In {path}: {error}") from None
+        raise error.reworded(f"In {path}: {error}") from None
 
 
 def _read(name: str, value: Any) -> Value:

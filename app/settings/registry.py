@@ -92,7 +92,9 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         if self.key == "task" and name.lower().endswith(TABLES):
             raise ConfigurationError(
                 f"Expected task to name data, got the table {name!r}: `murmurfl fit {name} --label COLUMN` trains on "
-                "it, and murmurfl.app.fit in Python."
+                "it, and murmurfl.app.fit in Python.",
+                kind="unknown-name",
+                setting="task",
             )
         if ":" not in name:
             raise ConfigurationError(unknown_name(self.key, name, self._things))
@@ -141,7 +143,7 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         return name
 
     def _made(self, name: str) -> ThingT:
-        return self._thing(imported(name, f"{self.key} = {name!r}"), name)
+        return self._thing(imported(name, self.key), name)
 
     def _thing(self, found: Any, name: str) -> ThingT:
         if inspect.isclass(found) and issubclass(found, self._kind):
@@ -151,7 +153,9 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         if self._adapt is None:
             kind = self._kind.__name__
             raise ConfigurationError(
-                f"Expected {self.key} = {name!r} to be a {kind} or a subclass of it, got {type(found).__name__}."
+                f"Expected {self.key} = {name!r} to be a {kind} or a subclass of it, got {type(found).__name__}.",
+                kind="wrong-type",
+                setting=self.key,
             )
         return self._adapt(found, name)
 
@@ -163,8 +167,8 @@ def registry(key: str) -> Registry[Any]:
     return getattr(importlib.import_module(f"{__name__.rsplit('.', 2)[0]}.{room}"), name)
 
 
-def imported(name: str, setting: str) -> Any:
-    """The object ``package.module:Thing`` that a setting names."""
+def imported(name: str, key: str) -> Any:
+    """The object ``package.module:Thing`` that the setting of a key names."""
     module, _, attribute = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -172,8 +176,10 @@ def imported(name: str, setting: str) -> Any:
             found = getattr(found, part)
     except Exception as error:  # an import runs the user's own code
         raise ConfigurationError(
-            f"Expected {setting} to name an object of an importable module (package.module:Thing), got "
-            f"{type(error).__name__}: {error}."
+            f"Expected {key} = {name!r} to name an object of an importable module (package.module:Thing), got "
+            f"{type(error).__name__}: {error}.",
+            kind="not-found",
+            setting=key,
         ) from error
     return found
 
@@ -182,9 +188,13 @@ def known_mechanism(name: str) -> str:
     """The name a mechanism is registered under; one of the user's own (``package.module:Thing``) is imported first."""
     if ":" not in name:
         return name
-    kind = imported(name, f"mechanism = {name!r}")
+    kind = imported(name, "mechanism")
     if not (inspect.isclass(kind) and issubclass(kind, Mechanism)):
-        raise ConfigurationError(f"Expected mechanism = {name!r} to be a subclass of Mechanism, got {kind!r}.")
+        raise ConfigurationError(
+            f"Expected mechanism = {name!r} to be a subclass of Mechanism, got {kind!r}.",
+            kind="wrong-type",
+            setting="mechanism",
+        )
     if MECHANISMS.get(kind.name) is not kind:
         register_mechanism(kind)
     return kind.name

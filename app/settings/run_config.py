@@ -36,7 +36,9 @@ def check_run_name(name: str) -> None:
     if not simple or name in ("", ".", "..") or len(name.encode("utf-8", "replace")) > _LONGEST_RUN_NAME:
         raise ConfigurationError(
             f"Expected a run's name to be the name of a folder, of 1 to {_LONGEST_RUN_NAME} bytes that can be printed, "
-            f"without / \\ or :, got {name[:_LONGEST_RUN_NAME]!r}: --out (or out-dir) says where folders are made."
+            f"without / \\ or :, got {name[:_LONGEST_RUN_NAME]!r}: --out (or out-dir) says where folders are made.",
+            kind="malformed",
+            setting="run-name",
         )
 
 
@@ -66,16 +68,28 @@ class RunConfig(RunKeys):
         self._settle_mu()
         self._settle_trust()
         if self.clients_per_round > self.num_clients:
-            raise refusal("clients_per_round", f"at most num-clients = {self.num_clients}", self.clients_per_round)
+            raise refusal(
+                "clients_per_round",
+                f"at most num-clients = {self.num_clients}",
+                self.clients_per_round,
+                kind="out-of-range",
+            )
         if self.asked_per_round > self.num_clients:
             most = f"{self.num_clients} machines over clients-per-round = {self.clients_per_round}"
-            raise refusal("over_selection", f"at most {most}", self.over_selection)
+            raise refusal("over_selection", f"at most {most}", self.over_selection, kind="out-of-range")
         if self.min_available_nodes > self.num_clients:
-            raise refusal("min_available_nodes", f"at most num-clients = {self.num_clients}", self.min_available_nodes)
+            raise refusal(
+                "min_available_nodes",
+                f"at most num-clients = {self.num_clients}",
+                self.min_available_nodes,
+                kind="out-of-range",
+            )
         if self.passes > 1 and self.max_participations:
             raise refusal("max_participations", "0 with passes > 1: they settle it", self.max_participations)
         if any(name not in TRACKERS for name in self.trackers):
-            raise refusal("track", f"names among {', '.join(TRACKERS)}, separated by commas", self.track)
+            raise refusal(
+                "track", f"names among {', '.join(TRACKERS)}, separated by commas", self.track, kind="unknown-name"
+            )
         if self.run_name:
             check_run_name(self.run_name)
         chosen = {
@@ -216,12 +230,14 @@ def refuse_unread(config: RunConfig, reads: frozenset[str]) -> None:
         if readers and not getattr(config, one.read_by):
             raise ConfigurationError(
                 f"Expected {one.read_by} = {' or '.join(readers)} beside {one.name} = {value}, got no {one.read_by}: "
-                f"set it too, or leave {one.name} out."
+                f"set it too, or leave {one.name} out.",
+                kind="missing",
             )
         by = f"; it is read by {one.read_by} = {', '.join(readers)}" if readers else ""
         raise ConfigurationError(
             f"Expected {one.name} to be left at {one.default!r} with {one.read_by} = {getattr(config, one.read_by)!r}, "
-            f"which does not read it, got {value!r}{by}."
+            f"which does not read it, got {value!r}{by}.",
+            kind="conflict",
         )
 
 
@@ -289,14 +305,18 @@ def check_cohorts(num_clients: int, clients_per_round: int, asked: int, min_coho
     A sum has at most the ``asked`` machines of a round: ``over_selection`` times ``clients_per_round``.
     """
     if num_clients > MOST_MACHINES:
-        raise refusal("num_clients", f"at most {MOST_MACHINES} with trust = {SECURE!r}", num_clients)
+        raise refusal(
+            "num_clients", f"at most {MOST_MACHINES} with trust = {SECURE!r}", num_clients, kind="out-of-range"
+        )
     if asked > MOST_SUMMED:
         expected = (
             f"at most {MOST_SUMMED} machines a round, with over-selection, for trust = {SECURE!r}, or sums could wrap"
         )
-        raise refusal("clients_per_round", expected, asked)
+        raise refusal("clients_per_round", expected, asked, kind="out-of-range")
     if min_cohort > clients_per_round:
-        raise refusal("trust.min-cohort", f"at most clients-per-round = {clients_per_round}", min_cohort)
+        raise refusal(
+            "trust.min-cohort", f"at most clients-per-round = {clients_per_round}", min_cohort, kind="out-of-range"
+        )
     floor = cohort_floor(clients_per_round, min_cohort)
     if colluders >= floor:
         raise refusal(
@@ -307,7 +327,9 @@ def check_cohorts(num_clients: int, clients_per_round: int, asked: int, min_coho
         raise ConfigurationError(
             f"Expected trust.colluders beside trust.min-cohort = {floor}, which is below the {half} honest machines "
             f"that are assumed where it is left out: set trust.colluders to a number below {floor}, or "
-            f"trust.min-cohort to {half} at least."
+            f"trust.min-cohort to {half} at least.",
+            kind="conflict",
+            setting="trust.colluders",
         )
 
 
@@ -320,7 +342,10 @@ def check_lost_replies(clients_per_round: int, floor: int, lost_replies: float) 
     raise ConfigurationError(
         f"Expected replies for a sum of trust.min-cohort = {floor}, got {expected:.4g} of {clients_per_round} a round "
         f"with lost-replies = {lost_replies:g}: most rounds would stay closed. Here lost-replies may be at most "
-        f"{most:g}, or trust.min-cohort at most {math.floor(expected + _ROUNDING)}."
+        f"{most:g}, or trust.min-cohort at most {math.floor(expected + _ROUNDING)}.",
+        kind="conflict",
+        setting="trust.min-cohort",
+        got=expected,
     )
 
 
@@ -329,7 +354,9 @@ def check_end_of_rounds(needed: int, floor: int) -> None:
     if needed < floor:
         raise ConfigurationError(
             f"Expected rounds that wait for at least trust.min-cohort = {floor} machines, got quorum x "
-            f"clients-per-round = {needed}: raise quorum, or lower trust.min-cohort."
+            f"clients-per-round = {needed}: raise quorum, or lower trust.min-cohort.",
+            kind="out-of-range",
+            setting="quorum",
         )
 
 
@@ -349,7 +376,10 @@ def refused_trust(trust: str, strategy: str, able: Iterable[str], others: Iterab
     served = " or ".join(repr(one) if one else "left out" for one in able)
     return ConfigurationError(
         f"Expected trust to be {served} with strategy = {strategy!r}, got {trust!r}; that is served by "
-        f"{', '.join(others)}."
+        f"{', '.join(others)}.",
+        kind="conflict",
+        setting="trust",
+        got=trust,
     )
 
 

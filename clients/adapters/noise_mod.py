@@ -97,6 +97,8 @@ def received_model(content: RecordDict) -> dict[str, NDArray[np.float64]]:
 class ClientAppError(MurmurflError):
     """The ClientApp failed; its text stays in the machine's own log."""
 
+    kind = "failed"
+
 
 def called(call_next: ClientAppCallable, message: Message, context: Context) -> Message:
     """The ClientApp's reply; a :class:`ClientAppError` if it fails, a refusal if it is of Flower's legacy kind."""
@@ -140,7 +142,8 @@ def trained_model(
         if context.state is not state or any(after.get(key) is not record for key, record in ours.items()):
             raise ConfigurationError(
                 "Expected the records of murmurfl in context.state to stay, got others: this machine's ledger is in "
-                "them. Put new records beside them."
+                "them. Put new records beside them.",
+                kind="mismatch",
             )
 
     def result() -> NDArray[np.float64]:
@@ -159,7 +162,9 @@ def _reply_vector(reply: Message, received: Mapping[str, NDArray[np.float64]]) -
     """The arrays of the ClientApp's model in the order of those received, as one vector."""
     records = list(reply.content.array_records.values())
     if len(records) != 1:
-        raise ConfigurationError(f"Expected the ClientApp to reply with one ArrayRecord, got {len(records)}.")
+        raise ConfigurationError(
+            f"Expected the ClientApp to reply with one ArrayRecord, got {len(records)}.", kind="wrong-type"
+        )
     parts = []
     for name, before in received.items():
         array = records[0].get(name)
@@ -168,7 +173,8 @@ def _reply_vector(reply: Message, received: Mapping[str, NDArray[np.float64]]) -
             stated = "none" if values is None else f"{values.dtype} of shape {values.shape}"
             raise ConfigurationError(
                 f"Expected the ClientApp to reply with the arrays it was sent, floating-point {before.shape} for "
-                f"{name!r}, got {stated}."
+                f"{name!r}, got {stated}.",
+                kind="wrong-type",
             )
         parts.append(np.asarray(values, dtype=np.float64).ravel())
     return np.concatenate(parts)
@@ -257,7 +263,9 @@ class CorrelatedNoiseMod:
         if simulation is not None and not isinstance(simulation, UpdatePolicy):
             raise ConfigurationError(
                 f"Expected simulation to be an UpdatePolicy, got {type(simulation).__name__}: write "
-                "CorrelatedNoiseMod(simulation=UpdatePolicy(clip_norm=1.0, mu=4.0, max_participations=20))."
+                "CorrelatedNoiseMod(simulation=UpdatePolicy(clip_norm=1.0, mu=4.0, max_participations=20)).",
+                kind="wrong-type",
+                setting="simulation",
             )
         self.simulation = simulation
         self.seed = seed
@@ -295,7 +303,9 @@ class CorrelatedNoiseMod:
             if self.simulation is None:
                 raise ConfigurationError(
                     "Expected a policy for simulated machines, got none: CorrelatedNoiseMod(simulation=UpdatePolicy("
-                    "clip_norm=1.0, mu=4.0, max_participations=20))."
+                    "clip_norm=1.0, mu=4.0, max_participations=20)).",
+                    kind="missing",
+                    setting="simulation",
                 )
             made = simulated_machine(context, seed=self.seed)
             masking = None if self._sums is None else self._sums.masking(context, self.simulation.min_cohort)
@@ -305,7 +315,8 @@ class CorrelatedNoiseMod:
             raise ConfigurationError(
                 f"Expected an operator's file on a real node, got none: name it with the environment variable "
                 f"{NODE_CONFIG_VARIABLE} or --node-config '{NODE_CONFIG_KEY}=\"...\"'. The policy in the ClientApp is "
-                "for simulation only."
+                "for simulation only.",
+                kind="missing",
             )
         return _real(UpdateNode.read(path), context.node_config)
 
@@ -377,11 +388,17 @@ def _train(
     # Outside of the ledger's transaction: training may take long, and a process it starts must not hold the ledger.
     trained = trained_model(message, context, call_next, received, guarded=isinstance(machine.ledger, ContextLedger))
     if machine.known_by() != known:
-        raise LedgerError("Expected the data-files to stay as they are while they are used, got other contents.")
+        raise LedgerError(
+            "Expected the data-files to stay as they are while they are used, got other contents.",
+            kind="mismatch",
+            setting="data-files",
+        )
 
     def contribution(samples: slice) -> NDArray[np.floating]:
         if samples.start != part:
-            raise ClientAppError("Expected the part of the data that was trained on, got a request in between.")
+            raise ClientAppError(
+                "Expected the part of the data that was trained on, got a request in between.", kind="wrong-order"
+            )
         with np.errstate(all="ignore"):  # what is not finite is clipped to zero
             return (trained() - start)[None, :]
 

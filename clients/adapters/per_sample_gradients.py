@@ -91,7 +91,9 @@ def combined_gradients(
             rows = weight * np.asarray(gradients(point, samples), dtype=np.float64)
             total = rows if total is None else total.__iadd__(rows)
     if total is None:
-        raise ConfigurationError(f"Expected a query point with a weight other than 0, got weights {tuple(weights)}.")
+        raise ConfigurationError(
+            f"Expected a query point with a weight other than 0, got weights {tuple(weights)}.", kind="unsupported"
+        )
     return total
 
 
@@ -153,12 +155,14 @@ def check_rows_alone(gradients: PerSampleGradients, examples: Sequence[Any]) -> 
     found = [one for one in alone if one is not None]
     if not found:
         raise ConfigurationError(
-            "Expected a model that has a gradient for records of the schema, got one that fails for all of them."
+            "Expected a model that has a gradient for records of the schema, got one that fails for all of them.",
+            kind="unsupported",
         )
     if not all(map(_are_alike, alone, again)):
         raise ConfigurationError(
             "Expected the gradient of a sample to be the same after other samples, got another one: the model draws at "
-            "random, or remembers what it saw."
+            "random, or remembers what it saw.",
+            kind="unsupported",
         )
     if isinstance(examples[0], tuple) and len(found) == len(alone):
         batch = tuple(np.concatenate(parts) for parts in zip(*examples, strict=True))
@@ -167,7 +171,8 @@ def check_rows_alone(gradients: PerSampleGradients, examples: Sequence[Any]) -> 
         if not _are_alike(together, np.concatenate(found), 1e-4 * max(1.0, scale)):
             raise ConfigurationError(
                 "Expected the gradient of a sample to be the same beside other samples, got another one: the model "
-                "mixes samples."
+                "mixes samples.",
+                kind="unsupported",
             )
 
 
@@ -218,7 +223,9 @@ class CarefulGradients:
                 # A copy, so that a gradient function that writes to its parameters cannot change later steps.
                 made = gradients_at(self._gradients, point[None].copy(), self._source[int(number) : int(number) + 1])
                 if np.shape(made) != (1, row.size):
-                    raise ConfigurationError(f"Expected a gradient of shape (1, {row.size}), got {np.shape(made)}.")
+                    raise ConfigurationError(
+                        f"Expected a gradient of shape (1, {row.size}), got {np.shape(made)}.", kind="wrong-shape"
+                    )
                 row[:] = made[0]
             except MisfitError:
                 row[:] = 0.0
@@ -251,7 +258,9 @@ def pick(samples: Any, chosen: slice | NDArray[np.intp]) -> Any:
         return tuple(part[chosen] for part in samples)
     if isinstance(samples, np.ndarray):
         return samples[chosen]
-    raise ConfigurationError(f"Expected a batch that is an array or a tuple of arrays, got {type(samples).__name__}.")
+    raise ConfigurationError(
+        f"Expected a batch that is an array or a tuple of arrays, got {type(samples).__name__}.", kind="wrong-type"
+    )
 
 
 GRADIENT_MEMORY_MIB = 512.0
@@ -291,7 +300,8 @@ class Need:
             raise ConfigurationError(
                 f"Expected a gradient memory of at least {needed} MiB, which the gradient of a single sample of this "
                 f"model needs{rows}, got {memory_mib:g} MiB: set aside more (gradient_memory_mib, "
-                "model.gradient-memory-mib)."
+                "model.gradient-memory-mib).",
+                kind="out-of-range",
             )
         return count
 
@@ -300,7 +310,12 @@ def check_memory(memory_mib: float) -> float:
     """The memory as a float; refused unless it is a number > 0."""
     number = isinstance(memory_mib, int | float) and not isinstance(memory_mib, bool)
     if not (number and math.isfinite(memory_mib) and memory_mib > 0):
-        raise ConfigurationError(f"Expected gradient_memory_mib to be a number > 0, got {memory_mib!r}.")
+        raise ConfigurationError(
+            f"Expected gradient_memory_mib to be a number > 0, got {memory_mib!r}.",
+            kind="out-of-range",
+            setting="gradient_memory_mib",
+            got=memory_mib,
+        )
     return float(memory_mib)
 
 

@@ -97,7 +97,9 @@ class PrivateClientApp(ClientApp):
         if math.isinf(self._bound):
             raise ConfigurationError(
                 "Expected a schema with bounds of every number, from which steps follow, got none: pass schema=, or "
-                "choose a learning_rate."
+                "choose a learning_rate.",
+                kind="missing",
+                setting="schema",
             )
         return self.method.steps(self.policy.clip_norm, self._bound, self.policy.max_participations)
 
@@ -130,7 +132,9 @@ class PrivateClientApp(ClientApp):
         self.model.check_schema(schema, None if self.evaluation is None else self._measure)
         made = Records(items, schema, together=True)
         if not made.fits.any():
-            raise ConfigurationError(f"Expected records that fit their schema, got none: {made.report()}")
+            raise ConfigurationError(
+                f"Expected records that fit their schema, got none: {made.report()}", kind="missing"
+            )
         if not made.fits.all():
             made.log()
         return made
@@ -178,7 +182,8 @@ class PrivateClientApp(ClientApp):
             raise ConfigurationError(
                 f"Expected an operator's file on a real node, got none: start it with `murmurfl node FILE`, or name "
                 f"the file with the environment variable {NODE_CONFIG_VARIABLE} or --node-config "
-                f"'{NODE_CONFIG_KEY}=\"...\"'. What the app says of privacy is for simulation only."
+                f"'{NODE_CONFIG_KEY}=\"...\"'. What the app says of privacy is for simulation only.",
+                kind="missing",
             )
         self.answer_as(self.real_machine(SampleNode.read(path), context.node_config))
         return self._client(context)
@@ -199,7 +204,10 @@ class PrivateClientApp(ClientApp):
         """
         if self.method is not sample_method(node.method):
             raise ConfigurationError(
-                f"Expected method = {self.method.name!r}, which the app is made for, got {node.method!r}."
+                f"Expected method = {self.method.name!r}, which the app is made for, got {node.method!r}.",
+                kind="mismatch",
+                setting="method",
+                got=node.method,
             )
         seen = {**(node_config or {}), **node.node_config}
         context = Context(run_id=0, node_id=0, node_config=seen, state=RecordDict(), run_config=dict(node.run_config))
@@ -233,7 +241,10 @@ class PrivateClientApp(ClientApp):
         if bool(records.schema.owner) != bool(policy.samples_per_owner):
             raise ConfigurationError(
                 f"Expected samples_per_owner >= 1 with a schema that names an owner, and 0 with another, got "
-                f"{policy.samples_per_owner} and owner = {records.schema.owner!r}."
+                f"{policy.samples_per_owner} and owner = {records.schema.owner!r}.",
+                kind="conflict",
+                setting="samples_per_owner",
+                got=policy.samples_per_owner,
             )
         if evaluation is not None:
             made["queries"] = [evaluation.evaluation(policy, self._measure, records)]
@@ -354,11 +365,15 @@ def private_client_app(
     chosen = sample_method(method)
     if samples is None:
         raise ConfigurationError(
-            "Expected samples, got none: pass a function of Flower's context that gives (inputs, targets)."
+            "Expected samples, got none: pass a function of Flower's context that gives (inputs, targets).",
+            kind="missing",
+            setting="samples",
         )
     if policy is None and rounds is None:
         raise ConfigurationError(
-            "Expected rounds, the most releases of one training, got none: noise is made for so many."
+            "Expected rounds, the most releases of one training, got none: noise is made for so many.",
+            kind="missing",
+            setting="rounds",
         )
     share = EvaluationShare.of(evaluation)
     made = _machine_model(model, loss, seed=seed, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
@@ -381,7 +396,9 @@ def private_client_app(
         named = [name for name, value in stated.items() if value != usual[name].default]
         if named:
             raise ConfigurationError(
-                f"Expected policy or {', '.join(named)}, got both: a PrivacyPolicy says everything."
+                f"Expected policy or {', '.join(named)}, got both: a PrivacyPolicy says everything.",
+                kind="conflict",
+                setting="policy",
             )
     chosen.check(policy if share is None else share.training(policy))
     of_simulation = {"helpers": helpers, "seed": seed, "schema": known, "bound": bound}

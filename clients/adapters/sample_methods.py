@@ -67,7 +67,8 @@ def statistics_model(schema: Schema) -> MachineModel:
     def check_schema(found: Schema, measure: Measure | None) -> None:  # noqa: ARG001 - an app's interface
         if TableRows(found).rows != rows.rows:
             raise ConfigurationError(
-                "Expected the columns that the app's statistics are of, got a schema with others: use one schema.toml."
+                "Expected the columns that the app's statistics are of, got a schema with others: use one schema.toml.",
+                kind="mismatch",
             )
 
     rows = TableRows(schema)
@@ -171,7 +172,10 @@ class SampleMethod:
             expected = "left out" if self.batched is None else "set"
             why = "every release is a sum over all samples" if self.batched is None else "samples in a release"
             raise ConfigurationError(
-                f"Expected batch_size to be {expected} with method {self.name!r} ({why}), got {batch_size!r}."
+                f"Expected batch_size to be {expected} with method {self.name!r} ({why}), got {batch_size!r}.",
+                kind="conflict",
+                setting="batch_size",
+                got=batch_size,
             )
         policy = PrivacyPolicy(**{"batch_size": 1 if batch_size is None else batch_size, **own, **chosen})
         self.check(policy)
@@ -189,7 +193,10 @@ class SampleMethod:
         """Refuse a policy that this method's machines cannot keep, or under which they would add no noise."""
         if policy.trust not in _TRUSTS:
             raise ConfigurationError(
-                f"Expected trust one of {_TRUSTS}, got {policy.trust!r}: this machine's noise is its own."
+                f"Expected trust one of {_TRUSTS}, got {policy.trust!r}: this machine's noise is its own.",
+                kind="unknown-name",
+                setting="trust",
+                got=policy.trust,
             )
         self.client.check_policy(policy)
 
@@ -210,7 +217,12 @@ def sample_method(name: str) -> SampleMethod:
     """The method of a name."""
     found = SAMPLE_METHODS.get(name) if isinstance(name, str) else None
     if found is None:
-        raise ConfigurationError(f"Expected method one of {', '.join(map(repr, SAMPLE_METHODS))}, got {name!r}.")
+        raise ConfigurationError(
+            f"Expected method one of {', '.join(map(repr, SAMPLE_METHODS))}, got {name!r}.",
+            kind="unknown-name",
+            setting="method",
+            got=name,
+        )
     return found
 
 

@@ -159,7 +159,7 @@ def closed_form(estimator: Any, num_classes: int, num_samples: int | None) -> tu
 
     if isinstance(estimator, type):
         name = estimator.__name__
-        raise ConfigurationError(f"Expected an estimator, got the class {name}: write {name}().")
+        raise ConfigurationError(f"Expected an estimator, got the class {name}: write {name}().", kind="wrong-type")
     if type(estimator) is LogisticRegression:
         residuals = one_against_the_rest(logistic) if num_classes == 2 else softmax_residuals
         return residuals, _pull_of_logistic(estimator, num_samples), _scores(num_classes)
@@ -168,7 +168,12 @@ def closed_form(estimator: Any, num_classes: int, num_samples: int | None) -> tu
         settings = estimator.get_params()
         known = slopes(float(settings["epsilon"]))
         if settings["loss"] not in known:
-            raise ConfigurationError(f"Expected loss one of {', '.join(known)}, got {settings['loss']!r}.")
+            raise ConfigurationError(
+                f"Expected loss one of {', '.join(known)}, got {settings['loss']!r}.",
+                kind="unknown-name",
+                setting="loss",
+                got=settings["loss"],
+            )
         penalised = _is_l2(estimator, settings["penalty"], settings)
         return one_against_the_rest(known[settings["loss"]]), settings["alpha"] * penalised, _scores(num_classes)
     raise ConfigurationError(_other(estimator))
@@ -184,7 +189,9 @@ def _pull_of_logistic(estimator: Any, num_samples: int | None) -> float:
     if settings["solver"] == "liblinear":
         raise ConfigurationError(
             "Expected a solver that puts no penalty on the intercept, got LogisticRegression(solver='liblinear'): "
-            "leave solver out, which is otherwise not looked at."
+            "leave solver out, which is otherwise not looked at.",
+            kind="unsupported",
+            setting="solver",
         )
     penalty = settings.get("penalty", "deprecated")  # until scikit-learn 1.7 it is said here, and since 1.8 by l1_ratio
     if penalty == "deprecated":
@@ -194,7 +201,9 @@ def _pull_of_logistic(estimator: Any, num_samples: int | None) -> float:
     if num_samples is None:
         raise ConfigurationError(
             f"Expected num_samples with LogisticRegression(C={settings['C']:g}), got none: C weighs against the sum of "
-            "all losses, so say how many samples all machines have together, or give C=numpy.inf and no penalty."
+            "all losses, so say how many samples all machines have together, or give C=numpy.inf and no penalty.",
+            kind="missing",
+            setting="num_samples",
         )
     return 1.0 / (settings["C"] * num_samples)
 
@@ -207,7 +216,8 @@ def _is_l2(estimator: Any, penalty: Any, settings: Mapping[str, Any]) -> bool:
     if penalty == "l2" or (penalty == "elasticnet" and ratio == 0.0):
         return True
     raise ConfigurationError(
-        f"Expected {_PENALTIES}; got {type(estimator).__name__} with penalty {penalty!r} and l1_ratio {ratio:g}."
+        f"Expected {_PENALTIES}; got {type(estimator).__name__} with penalty {penalty!r} and l1_ratio {ratio:g}.",
+        kind="unsupported",
     )
 
 
@@ -217,7 +227,8 @@ def _refuse(estimator: Any, kept: tuple[tuple[str, tuple[Any, ...], str], ...]) 
         value = settings.get(name, allowed[0])
         if not any(value is one or (type(value) is type(one) and value == one) for one in allowed):
             raise ConfigurationError(
-                f"Expected {type(estimator).__name__} without {name} = {value!r}, which cannot be kept: {instead}."
+                f"Expected {type(estimator).__name__} without {name} = {value!r}, which cannot be kept: {instead}.",
+                kind="conflict",
             )
 
 
@@ -279,7 +290,9 @@ class LinearEstimator:
             check_count("num_samples", self.num_samples)
         classes = list(np.unique(np.asarray(self.classes)).tolist())
         if len(classes) < 2:
-            raise ConfigurationError(f"Expected at least two classes, got {classes!r}.")
+            raise ConfigurationError(
+                f"Expected at least two classes, got {classes!r}.", kind="out-of-range", setting="classes", got=classes
+            )
         object.__setattr__(self, "classes", tuple(classes))
         _ = self.gradients  # refuses what cannot be kept
 
@@ -305,7 +318,7 @@ class LinearEstimator:
         for name, shape in zip(self.names, self.gradients.shapes, strict=True):
             values = np.array(getattr(self.estimator, name, np.zeros(shape)), dtype=np.float64)
             if values.shape != shape:
-                raise ConfigurationError(f"Expected {name} of shape {shape}, got {values.shape}.")
+                raise ConfigurationError(f"Expected {name} of shape {shape}, got {values.shape}.", kind="wrong-shape")
             found[name] = Array(values)
         return ArrayRecord(found)
 
@@ -317,7 +330,11 @@ class LinearEstimator:
 def estimator_model(model: Any, loss: Any = None) -> MachineModel:
     """The machine's model of a :class:`LinearEstimator`, or of an estimator that has ``coef_`` and ``classes_``."""
     if loss is not None:
-        raise ConfigurationError(f"Expected no loss beside a scikit-learn estimator, which has its own, got {loss!r}.")
+        raise ConfigurationError(
+            f"Expected no loss beside a scikit-learn estimator, which has its own, got {loss!r}.",
+            kind="conflict",
+            setting="loss",
+        )
     made = model if isinstance(model, LinearEstimator) else _with_its_own_arrays(model)
 
     own = Schema(inputs=(Part(shape=(made.num_features,)),), label=Label(classes=tuple(made.classes)))  # type: ignore[arg-type]
@@ -327,7 +344,9 @@ def estimator_model(model: Any, loss: Any = None) -> MachineModel:
         if got != (own.num_features, own.label.names):
             raise ConfigurationError(
                 f"Expected a schema of {own.num_features} features and the classes {', '.join(own.label.names)} in "
-                f"this order, as the estimator has them, got {got[0]} and {', '.join(got[1]) or 'none'}."
+                f"this order, as the estimator has them, got {got[0]} and {', '.join(got[1]) or 'none'}.",
+                kind="mismatch",
+                setting="schema",
             )
 
     def bound(schema: Schema) -> float:
@@ -339,7 +358,11 @@ def estimator_model(model: Any, loss: Any = None) -> MachineModel:
 def _measure(model: LinearEstimator, right: Any) -> Measure:
     """The measure of a linear classifier: it predicts the class of the largest score, or by the sign of one."""
     if right is not None:
-        raise ConfigurationError("Expected no `right` beside a scikit-learn classifier, got one: its classes say it.")
+        raise ConfigurationError(
+            "Expected no `right` beside a scikit-learn classifier, got one: its classes say it.",
+            kind="conflict",
+            setting="right",
+        )
 
     def measured(parameters: Sequence[NDArray[Any]], samples: Any) -> Measured:
         with np.errstate(all="ignore"):
@@ -359,7 +382,8 @@ def _with_its_own_arrays(estimator: Any) -> LinearEstimator:
         name = type(estimator).__name__
         raise ConfigurationError(
             f"Expected the number of features and the classes beside {name}, which nobody sees in all data here: give "
-            f"LinearEstimator({name}(...), num_features=30, classes=[0, 1])."
+            f"LinearEstimator({name}(...), num_features=30, classes=[0, 1]).",
+            kind="missing",
         )
     return LinearEstimator(estimator, np.shape(estimator.coef_)[1], estimator.classes_.tolist())
 
@@ -395,7 +419,8 @@ def fitted(estimator: Any, arrays: ArrayRecord, classes: Iterable[Hashable]) -> 
     values = [np.array(array.numpy(), dtype=np.float64) for array in arrays.values()]
     if len(values) != len(names) or values[0].ndim != 2 or any(len(one) != scores for one in values):
         raise ConfigurationError(
-            f"Expected the arrays {' and '.join(names)} with {scores} rows, got {[one.shape for one in values]}."
+            f"Expected the arrays {' and '.join(names)} with {scores} rows, got {[one.shape for one in values]}.",
+            kind="wrong-shape",
         )
     made: Any = clone(estimator)
     made.coef_, made.intercept_ = values[0], values[1] if len(values) > 1 else np.zeros(scores)

@@ -56,7 +56,8 @@ def check_layers(module: torch.nn.Module) -> None:
         name, layer, problem, instead = found
         raise ConfigurationError(
             f"Expected layers that treat each sample by itself, got {type(layer).__name__} at {name or 'the top'!r}, "
-            f"which {problem}: {instead}."
+            f"which {problem}: {instead}.",
+            kind="unsupported",
         )
 
 
@@ -89,21 +90,31 @@ def check_loss(loss: Callable[..., Any]) -> None:
     """Refuse what is no criterion, and those of PyTorch's own that are no scalar or divide by something of a batch."""
     if isinstance(loss, type):
         raise ConfigurationError(
-            f"Expected loss(output, target), got the class {loss.__name__}: write {loss.__name__}()."
+            f"Expected loss(output, target), got the class {loss.__name__}: write {loss.__name__}().",
+            kind="wrong-type",
+            setting="loss",
         )
     name = type(loss).__name__
     if not callable(loss):
         raise ConfigurationError(
-            f"Expected loss(output, target), a function, got {name}: write private_client_app(model, loss, samples)."
+            f"Expected loss(output, target), a function, got {name}: write private_client_app(model, loss, samples).",
+            kind="wrong-type",
+            setting="loss",
         )
     reduction = getattr(loss, "reduction", "mean")
     if reduction == "none":
-        raise ConfigurationError(f"Expected a loss that is a scalar, got {name}(reduction='none'): use 'mean'.")
+        raise ConfigurationError(
+            f"Expected a loss that is a scalar, got {name}(reduction='none'): use 'mean'.",
+            kind="unsupported",
+            setting="loss",
+        )
     weighted = name in ("CrossEntropyLoss", "NLLLoss") and getattr(loss, "weight", None) is not None
     if weighted and reduction == "mean":
         raise ConfigurationError(
             f"Expected a loss of each sample by itself, got {name} with weights and reduction='mean', which divides by "
-            "the weights of the batch: use reduction='sum'."
+            "the weights of the batch: use reduction='sum'.",
+            kind="unsupported",
+            setting="loss",
         )
 
 
@@ -132,7 +143,11 @@ class SampleTrials:
         tried as well.
         """
         if ordinary < 2 or len(examples) < ordinary:
-            raise ConfigurationError(f"Expected at least {max(ordinary, 2)} examples, got {len(examples)}.")
+            raise ConfigurationError(
+                f"Expected at least {max(ordinary, 2)} examples, got {len(examples)}.",
+                kind="out-of-range",
+                setting="examples",
+            )
         kind = self._gradients
         kind.state.note_draws()
         try:
@@ -149,7 +164,9 @@ class SampleTrials:
     def _tensors(self, example: Any) -> tuple[Any, Any]:
         if not isinstance(example, tuple) or len(example) != 2:
             raise ConfigurationError(
-                f"Expected examples that are pairs (inputs, targets), got {type(example).__name__}."
+                f"Expected examples that are pairs (inputs, targets), got {type(example).__name__}.",
+                kind="wrong-type",
+                setting="examples",
             )
         kind = self._gradients
         return as_inputs(example[0], kind.dtype, kind.device), as_targets(example[1], kind.dtype, kind.device)
@@ -177,7 +194,8 @@ class SampleTrials:
             if _apart(self._gradient(example), made) > self._repeated:
                 raise ConfigurationError(
                     "Expected the gradient of a sample to be the same however often it is computed, got another one "
-                    "the second time: the model draws at random, or remembers what it saw. Leave such layers out."
+                    "the second time: the model draws at random, or remembers what it saw. Leave such layers out.",
+                    kind="unsupported",
                 )
 
     def _try_measure(
@@ -194,7 +212,9 @@ class SampleTrials:
                 if number <= ordinary:
                     raise ConfigurationError(
                         "Expected right(output, target) to give a value from 0 to 1 for each sample of a batch, got "
-                        f"{type(error).__name__}: {_first_line(error)}."
+                        f"{type(error).__name__}: {_first_line(error)}.",
+                        kind="wrong-type",
+                        setting="right",
                     ) from error
             if number == 0:
                 self._check_draws()
@@ -208,7 +228,8 @@ class SampleTrials:
         if place is not None:
             raise ConfigurationError(
                 f"Expected a model that remembers nothing of a sample, got one that changes {place}: one sample's data "
-                "would reach the next. Leave it out, or compute it anew in every call."
+                "would reach the next. Leave it out, or compute it anew in every call.",
+                kind="unsupported",
             )
         self._check_draws()
 
@@ -225,13 +246,16 @@ class SampleTrials:
             refusal, said = _unfit_step(error), _first_line(error)
             if refusal is None and "scalar" in said:
                 refusal = ConfigurationError(
-                    f"Expected loss(output, target) to be a scalar tensor, got: {said}. Use reduction='mean'."
+                    f"Expected loss(output, target) to be a scalar tensor, got: {said}. Use reduction='mean'.",
+                    kind="wrong-type",
+                    setting="loss",
                 )
             looks = repr([(tuple(part.shape[1:]), part.dtype) for part in leaves((inputs, targets))])
             raise refusal or ConfigurationError(
                 f"Expected a loss and a gradient for one sample like this machine's, {looks}, got "
                 f"{type(error).__name__}: {said}. The module gets a batch of one, as does loss(output, target); "
-                "integers stay integers, so scale images (x / 255)."
+                "integers stay integers, so scale images (x / 255).",
+                kind="failed",
             ) from error
 
     def _try_together(self, examples: list[tuple[Any, Any]]) -> None:
@@ -350,12 +374,14 @@ def _mixing(seen: str, guilty: str) -> ConfigurationError:
     if guilty:
         return ConfigurationError(
             f"Expected layers that treat each sample by itself, got {guilty}, which mixes samples ({seen}): replace "
-            "statistics over the batch by those of each sample, as GroupNorm and LayerNorm have them."
+            "statistics over the batch by those of each sample, as GroupNorm and LayerNorm have them.",
+            kind="unsupported",
         )
     return ConfigurationError(
         f"Expected a loss of each sample by itself, got one that mixes samples ({seen}): use a mean over samples, as "
         "torch.nn.functional.cross_entropy; contrastive losses and those weighted within the batch are none. Outputs "
-        "of shape (n, 1) beside targets of shape (n,) mix samples too: give targets a second axis (targets[:, None])."
+        "of shape (n, 1) beside targets of shape (n,) mix samples too: give targets a second axis (targets[:, None]).",
+        kind="unsupported",
     )
 
 
@@ -365,14 +391,16 @@ def _unfit_step(error: Exception) -> ConfigurationError | None:
     if _branches(error):
         return ConfigurationError(
             "Expected a model that takes the same steps for every sample, got one with data-dependent control flow: "
-            "use torch.where in place of an `if` on values, masks in place of indices, and no .item()."
+            "use torch.where in place of an `if` on values, masks in place of indices, and no .item().",
+            kind="unsupported",
         )
     if "random" in said:
         return _drawing()
     if "captured Tensor" in said:
         return ConfigurationError(
             "Expected a model that writes to no tensor of its own, got one that does (a running mean, say), so that "
-            "one sample's data would reach the next: use GroupNorm or LayerNorm, or freeze it with .eval()."
+            "one sample's data would reach the next: use GroupNorm or LayerNorm, or freeze it with .eval().",
+            kind="unsupported",
         )
     return None
 
@@ -385,7 +413,8 @@ def _branches(error: Exception) -> bool:
 def _drawing() -> ConfigurationError:
     return ConfigurationError(
         "Expected a model that draws nothing at random, got one that does (dropout called as a function, say): "
-        f"{_INSTEAD_OF_DROPOUT}."
+        f"{_INSTEAD_OF_DROPOUT}.",
+        kind="unsupported",
     )
 
 
@@ -455,6 +484,8 @@ def made_module(model: Any, seed: int) -> torch.nn.Module:
             made = model()
     if not isinstance(made, torch.nn.Module):
         raise ConfigurationError(
-            f"Expected model to be a torch.nn.Module or a function that makes one, got {type(made).__name__}."
+            f"Expected model to be a torch.nn.Module or a function that makes one, got {type(made).__name__}.",
+            kind="wrong-type",
+            setting="model",
         )
     return made

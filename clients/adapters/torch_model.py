@@ -56,7 +56,9 @@ def first_axis(values: Any) -> int:
     """The number of samples in a batch, whose parts must all have the same."""
     counts = {len(part) for part in leaves(values)}
     if len(counts) != 1:
-        raise ConfigurationError(f"Expected inputs with one length along the first axis, got {sorted(counts)}.")
+        raise ConfigurationError(
+            f"Expected inputs with one length along the first axis, got {sorted(counts)}.", kind="wrong-shape"
+        )
     return counts.pop()
 
 
@@ -82,7 +84,8 @@ def as_tensor(values: Any) -> torch.Tensor:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"Expected arrays or tensors of numbers, got {type(values).__name__}: give (inputs, targets) of them."
+            f"Expected arrays or tensors of numbers, got {type(values).__name__}: give (inputs, targets) of them.",
+            kind="wrong-type",
         ) from error
 
 
@@ -122,11 +125,14 @@ def trainable_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Paramete
     found = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if not found:
         raise ConfigurationError(
-            "Expected a module with parameters to train, got none with requires_grad: leave it on for those."
+            "Expected a module with parameters to train, got none with requires_grad: leave it on for those.",
+            kind="missing",
         )
     complex_ones = [name for name, parameter in found.items() if not parameter.is_floating_point()]
     if complex_ones:
-        raise ConfigurationError(f"Expected floating-point parameters, got complex ones in {', '.join(complex_ones)}.")
+        raise ConfigurationError(
+            f"Expected floating-point parameters, got complex ones in {', '.join(complex_ones)}.", kind="unsupported"
+        )
     return found
 
 
@@ -151,7 +157,8 @@ def load_trainable(module: torch.nn.Module, arrays: ArrayRecord) -> torch.nn.Mod
     if {name: tuple(array.shape) for name, array in arrays.items()} != shapes:
         raise ConfigurationError(
             f"Expected the arrays that trainable_arrays gives of this module, {_listed(shapes)}, got "
-            f"{_listed({name: tuple(array.shape) for name, array in arrays.items()})}."
+            f"{_listed({name: tuple(array.shape) for name, array in arrays.items()})}.",
+            kind="mismatch",
         )
     with torch.no_grad():
         for name, parameter in expected.items():
@@ -358,7 +365,8 @@ class ModuleGradients(_SampleGradients):
             raise ConfigurationError(
                 f"Expected buffers and frozen parameters to stay as they are, got a module that writes to "
                 f"{', '.join(changed) or 'new ones'}: one sample's data would reach the next. Call module.eval(), or "
-                "leave such layers out."
+                "leave such layers out.",
+                kind="unsupported",
             )
 
 
@@ -431,11 +439,12 @@ class TorchGradients(_SampleGradients):
         if any(True for _ in module.buffers()):
             raise ConfigurationError(
                 f"Expected a module without buffers, got {[name for name, _ in module.named_buffers()]}: "
-                "they carry data from sample to sample. Replace batch norm by group or layer norm."
+                "they carry data from sample to sample. Replace batch norm by group or layer norm.",
+                kind="unsupported",
             )
         parameters = dict(module.named_parameters())
         if not parameters:
-            raise ConfigurationError("Expected a module with parameters, got none.")
+            raise ConfigurationError("Expected a module with parameters, got none.", kind="missing")
         super().__init__(module, loss, parameters, gradient_memory_mib)
         self._of_many_at = torch.func.vmap(self.of_one, in_dims=(0, 0, 0))
 
@@ -574,5 +583,7 @@ def _unknown(output: Any) -> ConfigurationError:
     return ConfigurationError(
         "Expected one output a class and a class number as target, or a single output and 0 or 1, got outputs of "
         f"{tuple(getattr(output, 'shape', ()))}: say which predictions are right, with "
-        "evaluation=EvaluationShare(right=lambda output, target: ...)."
+        "evaluation=EvaluationShare(right=lambda output, target: ...).",
+        kind="missing",
+        setting="evaluation",
     )

@@ -505,7 +505,8 @@ def _check_put_back(found: Any, place: str) -> None:
     if unknown or _is_lost(found) or hasattr(kind, "__next__") or hasattr(kind, "__anext__"):
         raise ConfigurationError(
             f"Expected a model and a loss whose memory can be put back, got {name} at {_readable(place)}: one sample's "
-            "data could reach the next there. Make it anew in every call, or leave it out."
+            "data could reach the next there. Make it anew in every call, or leave it out.",
+            kind="unsupported",
         )
 
 

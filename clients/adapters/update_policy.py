@@ -94,14 +94,25 @@ class UpdatePolicy:
         object.__setattr__(self, "mu", asked_mu(self.mu, epsilon, self.delta))
         check_count("releases_per_pass", self.releases_per_pass)
         if not isinstance(self.allow_evaluation, bool):
-            raise ConfigurationError(f"Expected allow_evaluation to be true or false, got {self.allow_evaluation!r}.")
+            raise ConfigurationError(
+                f"Expected allow_evaluation to be true or false, got {self.allow_evaluation!r}.",
+                kind="wrong-type",
+                setting="allow_evaluation",
+                got=self.allow_evaluation,
+            )
         if self.mechanism == NO_NOISE:
             raise ConfigurationError(
-                f"Expected a noise mechanism, got {self.mechanism!r}: to see what noise costs, leave the mod out."
+                f"Expected a noise mechanism, got {self.mechanism!r}: to see what noise costs, leave the mod out.",
+                kind="conflict",
+                setting="mechanism",
+                got=self.mechanism,
             )
         if self.trust not in _TRUSTS:
             raise ConfigurationError(
-                f"Expected trust one of {_TRUSTS}, got {self.trust!r}: this machine's noise is its own."
+                f"Expected trust one of {_TRUSTS}, got {self.trust!r}: this machine's noise is its own.",
+                kind="unknown-name",
+                setting="trust",
+                got=self.trust,
             )
         self.privacy_policy()
 

@@ -76,11 +76,11 @@ class MachineFile(Pinned):
         super().__post_init__()
         longest = protocol.LONGEST_MACHINE_NAME
         if not (isinstance(self.machine, str) and len(self.machine) <= longest):
-            raise refusal("machine", f"a name of 1 to {longest} characters", self.machine)
+            raise refusal("machine", f"a name of 1 to {longest} characters", self.machine, kind="malformed")
         for name in self.of_sums:
             value = getattr(self, name)
             if self.sums and not value:
-                raise refusal(self.key_of(name), f"set, with trust = {SECURE!r}", value)
+                raise refusal(self.key_of(name), f"set, with trust = {SECURE!r}", value, kind="missing")
             if not self.sums and value != getattr(type(self), name):
                 raise refusal(self.key_of(name), f"unset, for it is read with trust = {SECURE!r} only", value)
 
@@ -112,7 +112,12 @@ class MachineFile(Pinned):
 def check_app(app: str) -> None:
     """Raise unless ``app`` is empty or ``MODULE:NAME``."""
     if app and not all(app.partition(":")):
-        raise ConfigurationError(f"Expected app as MODULE:NAME of an installed ClientApp, got {app!r}.")
+        raise ConfigurationError(
+            f"Expected app as MODULE:NAME of an installed ClientApp, got {app!r}.",
+            kind="malformed",
+            setting="app",
+            got=app,
+        )
 
 
 @settings
@@ -297,18 +302,24 @@ class UpdateNode(MachineFile):
         if self.data_files and updates.releases_per_pass == 1:
             raise ConfigurationError(
                 "Expected data-files only with releases-per-pass > 1, got both: a client-level guarantee holds for "
-                "whatever data the machine has."
+                "whatever data the machine has.",
+                kind="conflict",
+                setting="data-files",
             )
         if not all(self.data_files):
-            raise refusal("data_files", "a list of paths", self.data_files)
+            raise refusal("data_files", "a list of paths", self.data_files, kind="wrong-type")
         for key, values in (("run-config", self.run_config), ("node-config", self.node_config)):
             if values and not self.app:
                 raise ConfigurationError(
-                    f"Expected {key} only beside app: a plain flower-supernode has its own, got {sorted(values)}."
+                    f"Expected {key} only beside app: a plain flower-supernode has its own, got {sorted(values)}.",
+                    kind="conflict",
+                    setting=key,
                 )
         if self.epsilon and updates.mu != asked_mu(0.0, self.epsilon, updates.delta):
             raise ConfigurationError(
-                f"Expected mu or epsilon, got both: updates with mu = {updates.mu!r} and epsilon = {self.epsilon!r}."
+                f"Expected mu or epsilon, got both: updates with mu = {updates.mu!r} and epsilon = {self.epsilon!r}.",
+                kind="conflict",
+                setting="mu",
             )
 
     @property
@@ -352,7 +363,7 @@ class UpdateNode(MachineFile):
         try:
             digests = [_digest_of(file, *_as_it_is(file)) for file in self.data_files]
         except OSError as error:
-            raise ConfigurationError(f"Expected to read the data-files, got: {error}.") from error
+            raise ConfigurationError(f"Expected to read the data-files, got: {error}.", kind="unreadable") from error
         return json.dumps([settled, digests]).encode()
 
     def policy(self, ledger: SQLiteLedger) -> UpdatePolicy:
@@ -364,6 +375,9 @@ class UpdateNode(MachineFile):
         if local is not None and needed > private.budget.worst_case.mu * (1 + _ROUNDING):
             raise ConfigurationError(
                 f"Expected mu_local <= {local:g}, the budget of what holds whatever happens in the ledger "
-                f"{ledger.path}, got {needed:g}: not one run would be answered. Lower mu or trust.min-honest."
+                f"{ledger.path}, got {needed:g}: not one run would be answered. Lower mu or trust.min-honest.",
+                kind="out-of-range",
+                setting="mu",
+                got=needed,
             )
         return settled

@@ -49,11 +49,13 @@ def operators_values(path: Path) -> dict[str, Any]:
             return tomllib.loads(file.read().decode("utf-8"))
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ConfigurationError(f"Expected a node configuration at {path}, got: {reason}.") from error
+        raise ConfigurationError(
+            f"Expected a node configuration at {path}, got: {reason}.", kind="unreadable"
+        ) from error
     except ValueError as error:
         if isinstance(error, ConfigurationError):
             raise
-        raise ConfigurationError(f"Expected valid TOML in {path}, got: {error}") from error
+        raise ConfigurationError(f"Expected valid TOML in {path}, got: {error}", kind="unreadable") from error
 
 
 def _check_writers(path: Path, status: os.stat_result) -> None:
@@ -61,20 +63,23 @@ def _check_writers(path: Path, status: os.stat_result) -> None:
     if status.st_uid not in (os.geteuid(), 0):
         raise ConfigurationError(
             f"Expected a node configuration that belongs to the user this runs as or to root, got {path}, which "
-            f"belongs to user {status.st_uid}: look at what is in it, then run chown {os.geteuid()} {path}."
+            f"belongs to user {status.st_uid}: look at what is in it, then run chown {os.geteuid()} {path}.",
+            kind="insecure",
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigurationError(
             f"Expected a node configuration only its operator may change, got {path} with mode "
             f"{stat.S_IMODE(status.st_mode):o}, which others may write to: look at what is in it, then run chmod go-w "
-            f"{path}."
+            f"{path}.",
+            kind="insecure",
         )
     folder = open_folder(path)
     if folder is not None:
         raise ConfigurationError(
             f"Expected a node configuration in folders only its operator may change, got {folder} with mode "
             f"{stat.S_IMODE(folder.stat().st_mode):o}, where anybody may put another in its place: run chmod o-w "
-            f"{folder}, or keep it elsewhere."
+            f"{folder}, or keep it elsewhere.",
+            kind="insecure",
         )
 
 
@@ -93,7 +98,7 @@ class OperatorsFile:
         for one in settings_of(type(self)).values():
             value = getattr(self, one.attribute)
             if not value and (one.default is MISSING or one.name in self.required):
-                raise refusal(one.name, _NOT_ZERO[one.kind], value)
+                raise refusal(one.name, _NOT_ZERO[one.kind], value, kind="missing")
 
     @classmethod
     def key_of(cls, attribute: str) -> str:
@@ -119,12 +124,13 @@ class OperatorsFile:
             raise ConfigurationError(
                 f"{path}: Expected no table [{RUNS_TABLE}] where nothing keeps it, got one: under a plain "
                 "flower-supernode the server's own code runs, whatever the table says. Start this machine with "
-                "`murmurfl node FILE`, or take the table out and take every run."
+                "`murmurfl node FILE`, or take the table out and take every run.",
+                kind="conflict",
             )
         try:
             return cls.from_mapping(values).located(path.parent)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{path}: {error}") from error
+            raise error.reworded(f"{path}: {error}") from error
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -158,18 +164,19 @@ def read_values(document: Mapping[str, Any], known: Collection[str], needed: Col
     """The values of a document; refused if a key is unknown, or one that is needed is missing."""
     unknown = sorted(set(document) - set(known))
     if unknown and (now := renamed(unknown[0], known)):
-        raise ConfigurationError(f"Expected known node-config keys, got {unknown[0]}: {now}.")
+        raise ConfigurationError(f"Expected known node-config keys, got {unknown[0]}: {now}.", kind="unknown-name")
     if unknown:
         raise ConfigurationError(
             f"Expected known node-config keys, got {', '.join(unknown)}: {_meant(unknown, list(known))}expected keys "
-            f"among {', '.join(known)}."
+            f"among {', '.join(known)}.",
+            kind="unknown-name",
         )
     missing = {key for key in needed if key not in document}
     if {"mu", "epsilon"} <= set(known) and not {"mu", "epsilon"} & set(document):
         missing.add("mu")  # one of the two is needed
     if missing:
         named = ["mu or epsilon" if key == "mu" else key for key in known if key in missing]
-        raise ConfigurationError(f"Expected values for {', '.join(named)}, got none of that name.")
+        raise ConfigurationError(f"Expected values for {', '.join(named)}, got none of that name.", kind="unknown-name")
     return dict(document)
 
 
@@ -196,6 +203,9 @@ def covering_budget(mu: float, ledger: SQLiteLedger, budget: float = 0.0) -> flo
     if mu > budget:
         raise ConfigurationError(
             f"Expected mu <= {budget:g}, the budget of all runs in the ledger {ledger.path}, got {mu:g}: not one run "
-            "would be answered."
+            "would be answered.",
+            kind="out-of-range",
+            setting="mu",
+            got=mu,
         )
     return budget

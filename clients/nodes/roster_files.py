@@ -33,13 +33,16 @@ def read_roster(path: Path, digest: str | None) -> Roster:
     content = _content(path, "a roster", "Take it from whoever keeps it, or make one with `murmurfl roster make`.")
     try:
         roster = Roster.from_json(content.decode())
-    except (ConfigurationError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: {error}") from error
+    except ConfigurationError as error:
+        raise error.reworded(f"{path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: {error}", kind="unreadable") from error
     if digest is not None and roster.digest != pinned_digest(digest):
         raise ConfigurationError(
             f"Expected the roster with digest {digest}, which this operator's configuration pins, got {path} with "
             f"digest {roster.digest}: it has other machines, helpers or keys. Compare the new digest with the other "
-            "operators' by your own means, and pin it only if they are the same; the server's word counts for nothing."
+            "operators' by your own means, and pin it only if they are the same; the server's word counts for nothing.",
+            kind="mismatch",
         )
     return roster
 
@@ -49,7 +52,10 @@ def pinned_digest(text: str) -> str:
     digits = "".join(text.split()).lower()
     if not re.fullmatch("[0-9a-f]{64}", digits):
         raise ConfigurationError(
-            f"Expected roster-digest to be 64 hexadecimal digits, as `murmurfl roster show` says them, got {text!r}."
+            f"Expected roster-digest to be 64 hexadecimal digits, as `murmurfl roster show` says them, got {text!r}.",
+            kind="malformed",
+            setting="roster-digest",
+            got=text,
         )
     return digits
 
@@ -114,7 +120,9 @@ def _secrets(path: Path, what: str, kind: str, secrets: tuple[str, ...], texts: 
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
-        raise ConfigurationError(f"Expected {what} at {path}, got something that is no JSON document.") from None
+        raise ConfigurationError(
+            f"Expected {what} at {path}, got something that is no JSON document.", kind="unreadable"
+        ) from None
     check_format(f"{what} at {path}", document, kind, _FORMAT)
     # No content is in an error's text or causes: more people read logs than this file.
     try:
@@ -126,7 +134,8 @@ def _secrets(path: Path, what: str, kind: str, secrets: tuple[str, ...], texts: 
     except (TypeError, ValueError):
         raise ConfigurationError(
             f"Expected {what} of format {_FORMAT} at {path}, got something else: name the file that `murmurfl roster "
-            "key` made."
+            "key` made.",
+            kind="other-format",
         ) from None
 
 
@@ -134,4 +143,6 @@ def _content(path: Path, what: str, missing: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"Expected {what} at {path}, got: {error.strerror or error}. {missing}") from error
+        raise ConfigurationError(
+            f"Expected {what} at {path}, got: {error.strerror or error}. {missing}", kind="unreadable"
+        ) from error

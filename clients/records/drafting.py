@@ -78,14 +78,19 @@ def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str
     check_ending(path)
     if path.suffix == ".npz":
         if label:
-            raise ConfigurationError("Expected a label of a table only, got one for an .npz: its array is `labels`.")
+            raise ConfigurationError(
+                "Expected a label of a table only, got one for an .npz: its array is `labels`.",
+                kind="conflict",
+                setting="label",
+            )
         return Draft(_of_arrays(npz_rows(path, owners=bool(owner)), owner))
     separator = "," if path.suffix in (".parquet", ".pq") else _separator(path)
     rows = parquet_rows(path) if path.suffix in (".parquet", ".pq") else CsvLines(path, separator)
     numbered = [str(number) for number in range(len(rows.columns))]
     if isinstance(rows, CsvLines) and rows.columns != numbered and all(map(_NUMBER.fullmatch, rows.columns)):
         raise ConfigurationError(
-            f"Expected the names of columns in the first line of {path}, got numbers: add a line of names."
+            f"Expected the names of columns in the first line of {path}, got numbers: add a line of names.",
+            kind="malformed",
         )
     return draft_of_rows(rows, str(path), label=label, owner=owner, separator=separator, apart=apart)
 
@@ -100,7 +105,9 @@ def draft_of_rows(
     As :func:`draft`, it looks at all records.
     """
     if not rows.columns:
-        raise ConfigurationError(f"Expected the names of columns in the first line of {table}, got none.")
+        raise ConfigurationError(
+            f"Expected the names of columns in the first line of {table}, got none.", kind="missing"
+        )
     label = label or rows.columns[-1]
     for name in [label, *([owner] if owner else []), *apart]:
         _check_column(name, rows.columns, table)
@@ -115,7 +122,8 @@ def draft_of_rows(
         why = "; ".join(f"{name}: {reason}" for name, reason in list(columns.items())[:_MOST_SAID]) or "no other"
         many = f"{len(rows):,} row{'s' * (len(rows) != 1)}"
         raise ConfigurationError(
-            f"Expected a column beside {label!r} in {table} with values to learn from, got none in {many} ({why})."
+            f"Expected a column beside {label!r} in {table} with values to learn from, got none in {many} ({why}).",
+            kind="missing",
         )
     left_out: dict[str, list[str]] = {}
     for name, reason in columns.items():
@@ -142,7 +150,8 @@ def _read_cells(rows: Rows, table: str) -> dict[str, list[Any]]:
         reason, count = unread.most_common(1)[0]
         raise ConfigurationError(
             f"Expected rows of {table} as its first line names them, got {count:,} of {len(rows):,} with {reason}: "
-            "save it as CSV in UTF-8."
+            "save it as CSV in UTF-8.",
+            kind="malformed",
         )
     return cells
 
@@ -173,13 +182,15 @@ def _check_column(name: str, columns: Sequence[str], table: str) -> None:
         return
     if found:
         raise ConfigurationError(
-            f"Expected a column {name!r} once in {table}, got it {found} times: rename the others."
+            f"Expected a column {name!r} once in {table}, got it {found} times: rename the others.", kind="duplicate"
         )
     near = difflib.get_close_matches(name, columns, n=1)
     meant = f"did you mean {near[0]!r}? " if near else ""
     more = f" and {len(columns) - _MOST_SAID} more" if len(columns) > _MOST_SAID else ""
     known = ", ".join(columns[:_MOST_SAID])
-    raise ConfigurationError(f"Expected a column {name!r} once in {table}, got none: {meant}It has {known}{more}.")
+    raise ConfigurationError(
+        f"Expected a column {name!r} once in {table}, got none: {meant}It has {known}{more}.", kind="unknown-name"
+    )
 
 
 def document(schema: Schema, heading: Sequence[str] = ()) -> str:
@@ -224,7 +235,8 @@ def inferred(items: Items) -> Schema:
     if not read:
         raise ConfigurationError(
             "Expected items that are pairs (input, target), or mappings with a label and inputs beside it, got others: "
-            'write [(row["img"], row["class"]) for row in data].'
+            'write [(row["img"], row["class"]) for row in data].',
+            kind="wrong-type",
         )
     first = read[0][0]
     if isinstance(first, dict):
@@ -273,7 +285,8 @@ def _part(values: Sequence[Any], name: str = "") -> Part:
     if not arrays or _has_text(arrays[0]):
         raise ConfigurationError(
             "Expected inputs that are numbers, arrays or tensors of them, got others: encode them by a table that does "
-            "not come from private data, or give a schema with columns."
+            "not come from private data, or give a schema with columns.",
+            kind="wrong-type",
         )
     shape = Counter(array.shape for array in arrays).most_common(1)[0][0]
     kinds = {array.dtype.kind for array in arrays}
@@ -286,7 +299,9 @@ def _part(values: Sequence[Any], name: str = "") -> Part:
 def _label_of(values: Sequence[Any]) -> Label:
     arrays = _arrays(values)
     if not arrays:
-        raise ConfigurationError("Expected targets that are numbers, texts or arrays, got others: give a schema.")
+        raise ConfigurationError(
+            "Expected targets that are numbers, texts or arrays, got others: give a schema.", kind="wrong-type"
+        )
     shape = Counter(array.shape for array in arrays).most_common(1)[0][0]
     arrays = [array for array in arrays if array.shape == shape]
     if any(array.dtype.kind in "USO" for array in arrays):
@@ -411,7 +426,9 @@ def _label(name: str, cells: Sequence[Any]) -> tuple[Label, Sequence[str]]:
         plain = "write numbers without signs and commas, or " if words and _all_are(_DRESSED, present) else ""
         raise ConfigurationError(
             f"Expected a label of 2 to {_MOST_CLASSES} frequent classes or of numbers in the column {name!r}, got {got}"
-            f": {plain}name another column with --label."
+            f": {plain}name another column with --label.",
+            kind="wrong-type",
+            setting="label",
         )
     order = sorted(frequent) if _numbers(frequent)[1] else sorted(frequent, key=float)
     return Label(column=name, classes=tuple(order)), _notes_on_classes(order, spelt, named)

@@ -89,13 +89,14 @@ class CsvLines(Rows):
                 self._lines = list(_lines(file, max(_LINE_BYTES, _TIMES_THE_HEADER * len(first))))
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ConfigurationError(f"Expected a CSV file at {path}, got: {reason}.") from error
+            raise ConfigurationError(f"Expected a CSV file at {path}, got: {reason}.", kind="unreadable") from error
         self._separator = separator
         try:
             columns = [name.strip() for name in self._cells(first.removeprefix(b"\xef\xbb\xbf"))]
         except MisfitError as error:
             raise ConfigurationError(
-                f"Expected the names of columns in the first line of {path}, got {error}: save it as CSV in UTF-8."
+                f"Expected the names of columns in the first line of {path}, got {error}: save it as CSV in UTF-8.",
+                kind="malformed",
             ) from None
         super().__init__(len(self._lines), self._named_cells, columns, "row")
         self._path = path
@@ -150,7 +151,9 @@ def parquet_rows(path: Path) -> Rows:
         with parquet.ParquetFile(path) as file:
             table = file.read()
     except Exception as error:
-        raise ConfigurationError(f"Expected a Parquet file at {path}, got: {type(error).__name__}.") from error
+        raise ConfigurationError(
+            f"Expected a Parquet file at {path}, got: {type(error).__name__}.", kind="unreadable"
+        ) from error
     names = list(map(str, table.column_names))
 
     def row(number: int) -> Mapping[str, Any]:
@@ -169,11 +172,14 @@ def _frame_rows(frame: Any) -> Rows:
 def _pairs(*parts: Any, kind: str = "item") -> Rows:
     """Inputs, labels and perhaps owners, side by side, with the records along the first axis."""
     if any(hasattr(part, "toarray") for part in parts):
-        raise ConfigurationError("Expected inputs as a dense array, got a sparse one: give X.toarray().")
+        raise ConfigurationError(
+            "Expected inputs as a dense array, got a sparse one: give X.toarray().", kind="wrong-type"
+        )
     lengths = {_length(part) for part in parts}
     if len(lengths) != 1:
         raise ConfigurationError(
-            f"Expected inputs and targets of one length, got {' and '.join(map(str, sorted(lengths)))}: {ADVICE}."
+            f"Expected inputs and targets of one length, got {' and '.join(map(str, sorted(lengths)))}: {ADVICE}.",
+            kind="wrong-shape",
         )
     return Rows(lengths.pop(), lambda number: tuple(_picked(part, number) for part in parts), kind=kind)
 
@@ -208,10 +214,13 @@ def npz_rows(path: Path, *, owners: bool) -> Rows:
     except (OSError, KeyError, ValueError) as error:
         raise ConfigurationError(
             f"Expected an .npz with the arrays features, labels{' and owners' if owners else ''} at {path}, got: "
-            f"{error}."
+            f"{error}.",
+            kind="unreadable",
         ) from error
     if any(part.ndim == 0 for part in parts):
-        raise ConfigurationError(f"Expected arrays with a row a record in {path}, got a single number.")
+        raise ConfigurationError(
+            f"Expected arrays with a row a record in {path}, got a single number.", kind="wrong-shape"
+        )
     return _pairs(*parts, kind="row")
 
 
@@ -230,7 +239,9 @@ def file_items(path: Path, schema: Schema) -> Rows:
 def table_file(path: Path, schema: Schema) -> Rows:
     """The rows of a file with named columns, as :func:`file_items`."""
     if Path(path).suffix == ".npz":
-        raise ConfigurationError(f"Expected a table with named columns, .csv, .csv.gz or .parquet, got {path}.")
+        raise ConfigurationError(
+            f"Expected a table with named columns, .csv, .csv.gz or .parquet, got {path}.", kind="malformed"
+        )
     return file_items(path, schema)
 
 
@@ -244,25 +255,31 @@ def table_rows(table: Any) -> Rows:
         return Rows(len(rows), rows.__getitem__, list(map(str, rows[0])))
     raise ConfigurationError(
         f"Expected a file of a table, a DataFrame or a list of mappings, got {type(table).__name__}; arrays go to "
-        "murmurfl.app.simulate, as a task of your own."
+        "murmurfl.app.simulate, as a task of your own.",
+        kind="wrong-type",
     )
 
 
 def check_ending(path: Path) -> None:
     """Refuse a file of another kind, by the ending of its name."""
     if not path.name.endswith((".csv", ".csv.gz", ".parquet", ".pq", ".npz")):
-        raise ConfigurationError(f"Expected a file that ends in .csv, .csv.gz, .parquet or .npz, got {path}.")
+        raise ConfigurationError(
+            f"Expected a file that ends in .csv, .csv.gz, .parquet or .npz, got {path}.", kind="malformed"
+        )
 
 
 def check_columns(columns: Sequence[str], schema: Schema) -> None:
     """Refuse a table without a column that the schema names, or with one of them twice; the names are public."""
     if not schema.columns:
-        raise ConfigurationError("Expected a schema of columns for a table, got one of arrays.")
+        raise ConfigurationError(
+            "Expected a schema of columns for a table, got one of arrays.", kind="wrong-type", setting="schema"
+        )
     named = [*schema.columns, schema.label.column, *([schema.owner] if schema.owner else [])]
     wrong = [name for name in named if list(columns).count(name) != 1]
     if wrong:
         raise ConfigurationError(
-            f"Expected each column of the schema once in the table, got {', '.join(wrong)} missing or twice."
+            f"Expected each column of the schema once in the table, got {', '.join(wrong)} missing or twice.",
+            kind="mismatch",
         )
 
 
@@ -285,24 +302,27 @@ def items_of(found: Any) -> Items:
     if iterable and isinstance(found, iterable):
         raise ConfigurationError(
             f"Expected samples with a length, got {type(found).__name__}, an iterable: a sample's number says how "
-            f"often it was used; {ADVICE}."
+            f"often it was used; {ADVICE}.",
+            kind="wrong-type",
         )
     if isinstance(found, tuple):
         if len(found) not in (2, 3):
-            raise ConfigurationError(f"Expected a pair (inputs, targets), got {len(found)} parts: {ADVICE}.")
+            raise ConfigurationError(
+                f"Expected a pair (inputs, targets), got {len(found)} parts: {ADVICE}.", kind="wrong-shape"
+            )
         items = _pairs(*found)
     elif _is_of("pandas", "DataFrame", found):
         items = _frame_rows(found)
     elif isinstance(found, list) or (dataset and isinstance(found, dataset)) or _is_of("datasets", "Dataset", found):
         items = found
     elif isinstance(found, Mapping | str | bytes) or not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
-        raise ConfigurationError(f"Expected samples, got {type(found).__name__}: {ADVICE}.")
+        raise ConfigurationError(f"Expected samples, got {type(found).__name__}: {ADVICE}.", kind="failed")
     else:
         items = _batches_of_one(found)
     if collate is not None and getattr(collate, "__module__", "").partition(".")[0] != "torch":
         items = _collated(items, collate)
     if not len(items):
-        raise ConfigurationError("Expected at least one sample, got none.")
+        raise ConfigurationError("Expected at least one sample, got none.", kind="out-of-range")
     return items
 
 
@@ -326,7 +346,9 @@ def _length(part: Any) -> int:
         shape = getattr(part, "shape", None)
         lengths = {int(shape[0]) if shape else len(part)} if shape != () else set()
     if len(lengths) != 1:
-        raise ConfigurationError(f"Expected inputs and targets with a first axis of one length: {ADVICE}.")
+        raise ConfigurationError(
+            f"Expected inputs and targets with a first axis of one length: {ADVICE}.", kind="wrong-shape"
+        )
     return lengths.pop()
 
 
@@ -443,7 +465,9 @@ class Records:
         """
         inputs, labels = self._batch
         if not isinstance(inputs, np.ndarray):
-            raise ConfigurationError("Expected records of one array with owners, got several arrays.")
+            raise ConfigurationError(
+                "Expected records of one array with owners, got several arrays.", kind="unsupported"
+            )
         names = map(self._owner, range(self._length))  # one at a time: a name may be long
         if places is None:
             owners = Owners.one_each(names, most, secret=secret)
@@ -586,7 +610,8 @@ class OwnedSamples:
         given = [*arrays, *([] if fits is None else [fits])]
         if not arrays or any(len(array) < needed for array in given):
             raise ConfigurationError(
-                f"Expected arrays of at least {needed} rows, got {[np.shape(array) for array in given]}."
+                f"Expected arrays of at least {needed} rows, got {[np.shape(array) for array in given]}.",
+                kind="out-of-range",
             )
         self.schema, self.record_kind = schema, record_kind
         self._arrays = tuple(arrays)
@@ -657,7 +682,9 @@ class OwnerGradients:
         else:
             rows = np.asarray(self._gradients(parameters, flat))
         if rows.shape != (owners * most, self._size):
-            raise ConfigurationError(f"Expected gradients of shape {(owners * most, self._size)}, got {rows.shape}.")
+            raise ConfigurationError(
+                f"Expected gradients of shape {(owners * most, self._size)}, got {rows.shape}.", kind="wrong-shape"
+            )
         rows = rows.reshape(owners, most, self._size)
         for number in range(most):  # one after the other, so that a row is the same whoever stands beside it
             chosen = present[:, number]

@@ -26,11 +26,17 @@ def statistics_columns(schema: Schema) -> tuple[CountedColumn, ...]:
     A label without classes or bounds is left out.
     """
     if not schema.columns:
-        raise ConfigurationError("Expected a schema of a table's columns for statistics, got one of arrays.")
+        raise ConfigurationError(
+            "Expected a schema of a table's columns for statistics, got one of arrays.",
+            kind="wrong-type",
+            setting="schema",
+        )
     if schema.owner:
         raise ConfigurationError(
             f"Expected a schema without an owner for statistics, got owner = {schema.owner!r}: statistics protect "
-            "single records, and not all of a person's."
+            "single records, and not all of a person's.",
+            kind="conflict",
+            setting="schema",
         )
     return tuple(column for column, _ in _counted(schema))
 

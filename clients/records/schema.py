@@ -57,7 +57,9 @@ def check_majority(majority: float, classes: int, name: str = "majority") -> Non
     """Raise if this cannot be the share of the most frequent of so many classes."""
     if classes < 2 or not 1 / classes <= majority < 1:
         of = f"from 1/{classes} to below 1 of {classes} classes" if classes > 1 else "of two classes or more"
-        raise ConfigurationError(f"Expected {name}, the most frequent class's share, {of}, got {majority!r}.")
+        raise ConfigurationError(
+            f"Expected {name}, the most frequent class's share, {of}, got {majority!r}.", kind="out-of-range"
+        )
 
 
 class Column(_Said):
@@ -396,7 +398,9 @@ class Schema(_Said):
             text = Path(path).expanduser().read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ConfigurationError(
-                f"Expected a schema in TOML at {path}, got: {error}. `murmurfl schema FILE` drafts one."
+                f"Expected a schema in TOML at {path}, got: {error}. `murmurfl schema FILE` drafts one.",
+                kind="unreadable",
+                setting="schema",
             ) from error
         return cls.read_text(text, str(path))
 
@@ -406,10 +410,12 @@ class Schema(_Said):
         try:
             return cls(**tomllib.loads(text))
         except ConfigurationError as error:
-            raise ConfigurationError(f"{where}: {error}") from None
+            raise error.reworded(f"{where}: {error}") from None
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"Expected a schema in TOML at {where}, got: {error}. `murmurfl schema FILE` drafts one."
+                f"Expected a schema in TOML at {where}, got: {error}. `murmurfl schema FILE` drafts one.",
+                kind="unreadable",
+                setting="schema",
             ) from error
 
     @cached_property
@@ -425,13 +431,17 @@ class Schema(_Said):
         if not self.reviewed:
             raise ConfigurationError(
                 "Expected a schema with reviewed = true, got one that no person has reviewed: read it, see that "
-                "nothing in it is private, and set reviewed = true."
+                "nothing in it is private, and set reviewed = true.",
+                kind="missing",
+                setting="reviewed",
             )
         unknown = self.label.classes is None and self.label.bounds is None
         if unknown or any(part.limits is None for part in self.inputs):
             raise ConfigurationError(
                 "Expected a schema that says classes or bounds of the label and bounds of every number, got one that "
-                "leaves some out: write them down from what is publicly known."
+                "leaves some out: write them down from what is publicly known.",
+                kind="missing",
+                setting="schema",
             )
 
     @property

@@ -159,7 +159,8 @@ class Computing:
         """The machines that are computed elsewhere: only their places are known."""
         if len(placed) < sum(len(part.rows) for part in parts):
             raise ConfigurationError(
-                "Expected every machine to answer, as its cap and its samples allow, but one refused: use one worker."
+                "Expected every machine to answer, as its cap and its samples allow, but one refused: use one worker.",
+                kind="refused",
             )
         known = {place for place, *_ in placed}
         return [(place, -1, slice(0), False) for place in range(len(self.names)) if place not in known]
@@ -177,7 +178,8 @@ def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:
     if all(isinstance(batch, tuple) for batch in batches):
         return tuple(np.concatenate([np.asarray(part) for part in column]) for column in zip(*batches, strict=True))
     raise ConfigurationError(
-        f"Expected batches that are arrays or tuples of arrays, got {type(batches[0]).__name__}; use another engine."
+        f"Expected batches that are arrays or tuples of arrays, got {type(batches[0]).__name__}; use another engine.",
+        kind="wrong-type",
     )
 
 
@@ -187,7 +189,8 @@ def spread_samples(samples: Any, places: NDArray[np.intp], count: int) -> Any:
         return tuple(spread_samples(part, places, count) for part in samples)
     if not isinstance(samples, np.ndarray):
         raise ConfigurationError(
-            f"Expected a batch that is an array or a tuple of arrays, got {type(samples).__name__}; use one worker."
+            f"Expected a batch that is an array or a tuple of arrays, got {type(samples).__name__}; use one worker.",
+            kind="wrong-type",
         )
     spread = np.zeros((count, *samples.shape[1:]), samples.dtype)
     spread[places] = samples

@@ -76,7 +76,8 @@ class ContextLedger(Ledger, LedgerTransaction):
             if record["format"] != _FORMAT:
                 raise LedgerError(
                     f"Expected a ledger of format {_FORMAT} in context.state, got one of format {record['format']!r}; "
-                    f"nothing was released. {ANOTHER_FORMAT}"
+                    f"nothing was released. {ANOTHER_FORMAT}",
+                    kind="other-format",
                 )
             return Account(**json.loads(str(record["account"])))
         except (KeyError, TypeError, ValueError) as error:
@@ -273,7 +274,9 @@ class ContextOpeningRecord(MemoryOpeningRecord):
 
     def check_helper(self, helper: HelperEntry) -> None:
         if helper.name != self._name:
-            raise OpeningRecordError(f"Expected the record of helper {helper.name!r}, got that of {self._name!r}.")
+            raise OpeningRecordError(
+                f"Expected the record of helper {helper.name!r}, got that of {self._name!r}.", kind="mismatch"
+            )
 
     @contextmanager
     def exclusive(self) -> Iterator[OpeningTransaction]:
@@ -335,7 +338,9 @@ def answer_simulated_helper(message: Message, state: RecordDict, *, name: str, s
     ends with the run: that is why a real node is refused.
     """
     if not in_simulation():
-        raise ConfigurationError("Expected a simulation, got a real node: a helper there is `murmurfl helper CONFIG`.")
+        raise ConfigurationError(
+            "Expected a simulation, got a real node: a helper there is `murmurfl helper CONFIG`.", kind="unsupported"
+        )
     opener = Opener(name, HelperKey.simulated(seed, name), roster, ContextOpeningRecord(state, name))
     return answer_helper(opener, message)
 
@@ -345,7 +350,12 @@ class SimulatedSums:
 
     def __init__(self, helpers: int, seed: int) -> None:
         if isinstance(helpers, bool) or not isinstance(helpers, int) or helpers < 1:
-            raise ConfigurationError(f"Expected helpers to be an integer >= 1, got {helpers!r}.")
+            raise ConfigurationError(
+                f"Expected helpers to be an integer >= 1, got {helpers!r}.",
+                kind="out-of-range",
+                setting="helpers",
+                got=helpers,
+            )
         self._helpers = helpers
         self._seed = seed
 
@@ -375,7 +385,10 @@ class SimulatedSums:
             raise ConfigurationError(
                 f"Expected a simulation of at least min_cohort = {min_cohort} machines, got {machines}: its "
                 f"{machines + self._helpers} nodes less {self._helpers} helpers, the last ones. Start it with a node "
-                "for each machine and each helper."
+                "for each machine and each helper.",
+                kind="out-of-range",
+                setting="machines",
+                got=machines,
             )
         return Masking(name, MachineKey.simulated(self._seed, name), _roster(self._seed, machines, self._helpers))
 
@@ -385,7 +398,8 @@ class SimulatedSums:
         if not isinstance(node, int) or not isinstance(nodes, int) or nodes <= self._helpers:
             raise ConfigurationError(
                 f"Expected nodes with a partition-id, more of them than the {self._helpers} helpers, got partition-id "
-                f"{node!r} of num-partitions {nodes!r}: start the simulation with a node for each machine and helper."
+                f"{node!r} of num-partitions {nodes!r}: start the simulation with a node for each machine and helper.",
+                kind="out-of-range",
             )
         return node, nodes - self._helpers
 
@@ -422,7 +436,8 @@ def simulated_machine(context: Context, *, seed: int = 0) -> SimulatedMachine:
     if not in_simulation():
         raise ConfigurationError(
             "Expected a simulation, got a real node: there a client is made with a ledger and keys of its own, "
-            "ledger = SQLiteLedger(path) and ledger.keys(), or with `murmurfl node`."
+            "ledger = SQLiteLedger(path) and ledger.keys(), or with `murmurfl node`.",
+            kind="unsupported",
         )
     name = str(context.node_config.get("partition-id", context.node_id))
     return SimulatedMachine(name=name, ledger=ContextLedger(context.state, name), keys=SimulatedKeys(seed, name))

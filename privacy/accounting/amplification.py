@@ -223,9 +223,16 @@ def zero_out_deltas(shift: float, slots: int, epsilon: float) -> tuple[float, fl
     """
     _check(shift, "shift", slots)
     if shift > LARGEST_SHIFT:
-        raise ConfigurationError(f"Expected shift <= {LARGEST_SHIFT:g}, got {shift!r}: no order hides so much.")
+        raise ConfigurationError(
+            f"Expected shift <= {LARGEST_SHIFT:g}, got {shift!r}: no order hides so much.",
+            kind="out-of-range",
+            setting="shift",
+            got=shift,
+        )
     if not epsilon >= 0:
-        raise ConfigurationError(f"Expected epsilon >= 0, got {epsilon!r}.")
+        raise ConfigurationError(
+            f"Expected epsilon >= 0, got {epsilon!r}.", kind="out-of-range", setting="epsilon", got=epsilon
+        )
     with_it, without_it = _deltas(shift, slots, np.array([epsilon]))
     return float(with_it[0]), float(without_it[0])
 
@@ -266,7 +273,12 @@ def allocation_epsilon(mu: float, slots: int, delta: float, *, resolution_mu: fl
         return known
     _check(mu, "mu", slots)
     if not 0.0 <= resolution_mu < mu:
-        raise ConfigurationError(f"Expected 0 <= resolution_mu < mu = {mu!r}, got {resolution_mu!r}.")
+        raise ConfigurationError(
+            f"Expected 0 <= resolution_mu < mu = {mu!r}, got {resolution_mu!r}.",
+            kind="out-of-range",
+            setting="resolution_mu",
+            got=resolution_mu,
+        )
     shift = math.sqrt((mu - resolution_mu) * (mu + resolution_mu)) / 2
     if shift > LARGEST_SHIFT or slots == 1 or known > _LARGEST_EPSILON:
         return known
@@ -344,7 +356,7 @@ def _deltas(shift: float, slots: int, epsilons: NDArray[np.float64]) -> tuple[ND
 
 def _check(value: float, name: str, slots: int) -> None:
     if not value > 0:
-        raise ConfigurationError(f"Expected {name} > 0, got {value!r}.")
+        raise ConfigurationError(f"Expected {name} > 0, got {value!r}.", kind="out-of-range", setting=name, got=value)
     check_count("slots", slots)
 
 

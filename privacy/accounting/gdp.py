@@ -32,14 +32,16 @@ _BISECTIONS = 200
 def _not_negative(name: str, value: float) -> float:
     value = float(value)
     if not value >= 0:  # nor NaN
-        raise ConfigurationError(f"Expected {name} >= 0, got {value!r}.")
+        raise ConfigurationError(f"Expected {name} >= 0, got {value!r}.", kind="out-of-range", setting=name, got=value)
     return value
 
 
 def _checked_delta(delta: float) -> float:
     delta = float(delta)
     if not 0 < delta < 1:
-        raise ConfigurationError(f"Expected delta > 0 and < 1, got {delta!r}.")
+        raise ConfigurationError(
+            f"Expected delta > 0 and < 1, got {delta!r}.", kind="out-of-range", setting="delta", got=delta
+        )
     return delta
 
 
@@ -110,7 +112,9 @@ def gdp_mu(epsilon: float, delta: float) -> float:
     """
     epsilon, delta = _not_negative("epsilon", epsilon), _checked_delta(delta)
     if math.isinf(epsilon):
-        raise ConfigurationError("Expected a finite epsilon, got inf: an infinite budget has no mu.")
+        raise ConfigurationError(
+            "Expected a finite epsilon, got inf: an infinite budget has no mu.", kind="out-of-range", setting="epsilon"
+        )
     low, high = 0.0, 1.0
     while gdp_delta(high, epsilon) <= delta:
         low, high = high, high * 2
@@ -166,7 +170,12 @@ def rdp_mu(epsilon: float, delta: float) -> float:
     same neighbouring relation: the inverse of :func:`rdp_epsilon` up to rounding.
     """
     if not (math.isfinite(epsilon) and epsilon > 0 and 0 < delta < 1):
-        raise ConfigurationError(f"Expected epsilon > 0 and delta between 0 and 1, got {epsilon!r} and {delta!r}.")
+        raise ConfigurationError(
+            f"Expected epsilon > 0 and delta between 0 and 1, got {epsilon!r} and {delta!r}.",
+            kind="out-of-range",
+            setting="epsilon",
+            got=epsilon,
+        )
     logarithm = math.log(1 / delta)
     return math.sqrt(2 * logarithm + 2 * epsilon) - math.sqrt(2 * logarithm)
 
@@ -183,14 +192,18 @@ def asked_mu(mu: float, epsilon: float | None, delta: float) -> float:
         if mu == 0 and not isinstance(mu, bool):
             raise ConfigurationError(
                 f"Expected mu or epsilon, a number > 0, got mu = {mu!r} and epsilon = {epsilon!r}: either says how "
-                "private it is to be."
+                "private it is to be.",
+                kind="out-of-range",
+                setting="mu",
             )
         check_positive("mu", mu)
         return float(mu)
     if mu != 0:
         raise ConfigurationError(
             f"Expected mu or epsilon, got both: mu = {mu!r}, epsilon = {epsilon!r}. Leave one out: at a delta either "
-            "settles the other."
+            "settles the other.",
+            kind="conflict",
+            setting="mu",
         )
     check_positive("epsilon", epsilon)
     return gdp_mu(epsilon, delta)
@@ -199,10 +212,14 @@ def asked_mu(mu: float, epsilon: float | None, delta: float) -> float:
 def check_positive(name: str, value: Any) -> None:
     """Raise unless a value is a finite number above 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise ConfigurationError(f"Expected {name} > 0 and finite, got {value!r}.")
+        raise ConfigurationError(
+            f"Expected {name} > 0 and finite, got {value!r}.", kind="out-of-range", setting=name, got=value
+        )
 
 
 def check_count(name: str, value: Any) -> None:
     """Raise unless a value is an integer above 0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"Expected {name} to be an integer >= 1, got {value!r}.")
+        raise ConfigurationError(
+            f"Expected {name} to be an integer >= 1, got {value!r}.", kind="out-of-range", setting=name, got=value
+        )

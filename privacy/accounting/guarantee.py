@@ -221,10 +221,14 @@ class Guarantee:
         """Raise if a term is unknown, or a figure comes without what it rests on."""
         for name, allowed in (("trust", TRUST_MODELS), ("unit", UNITS), ("relation", RELATIONS)):
             if getattr(self, name) not in allowed:
-                raise ConfigurationError(f"Expected {name} one of {allowed}, got {getattr(self, name)!r}.")
+                raise ConfigurationError(
+                    f"Expected {name} one of {allowed}, got {getattr(self, name)!r}.", kind="unknown-name", setting=name
+                )
         for name in ("mechanism", "covers"):
             if not getattr(self, name).strip():
-                raise ConfigurationError(f"Expected {name} of a guarantee in words, got an empty text.")
+                raise ConfigurationError(
+                    f"Expected {name} of a guarantee in words, got an empty text.", kind="missing", setting=name
+                )
         self.loss.document(self.delta)  # the checks of all figures
         self._check_sums()
 
@@ -236,13 +240,15 @@ class Guarantee:
             if len(missing) < len(given):
                 raise ConfigurationError(
                     f"Expected {' and '.join(given)} only with trust 'secure-aggregation', got {self.loss} and "
-                    f"{self.min_honest!r} with {self.trust!r}."
+                    f"{self.min_honest!r} with {self.trust!r}.",
+                    kind="conflict",
                 )
             return
         if missing:
             raise ConfigurationError(
                 f"Expected {' and '.join(missing)} of a guarantee with trust 'secure-aggregation', got None: its mu is "
-                "not shown without what it rests on and what holds whatever happens."
+                "not shown without what it rests on and what holds whatever happens.",
+                kind="missing",
             )
         check_count("min_honest", self.min_honest)
 
@@ -424,7 +430,12 @@ def server_guarantee(
     against everybody but the server. With mechanism ``none`` it says that nothing is guaranteed, against anybody.
     """
     if policy.trust != "trusted-server":
-        raise ConfigurationError(f"Expected a policy with trust 'trusted-server', got {policy.trust!r}.")
+        raise ConfigurationError(
+            f"Expected a policy with trust 'trusted-server', got {policy.trust!r}.",
+            kind="conflict",
+            setting="trust",
+            got=policy.trust,
+        )
     if policy.mechanism == NO_NOISE:
         return policy_guarantee(policy, math.inf, notes=notes)
     words, notes = server_noise_words(noise, rounds), (*_quality_and_range(policy, mu, stated), *notes)
@@ -471,7 +482,7 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
             hidden.setdefault(label, {})[guarantee.of_secret_order.removesuffix(".") + known] = None
         notes |= dict.fromkeys(guarantee.notes)
     if not groups:
-        raise ConfigurationError("Expected the guarantees of a table's epsilons, got none.")
+        raise ConfigurationError("Expected the guarantees of a table's epsilons, got none.", kind="missing")
     sentences = []
     for (protects, covers), mechanisms in groups.items():
         labels = dict.fromkeys(label for named in mechanisms.values() for label in named)
@@ -589,7 +600,8 @@ def stated_guarantee(
     """
     if not statements:
         raise ConfigurationError(
-            "Expected what machines state, got nothing: pass strategy.ask_privacy(grid), after the training."
+            "Expected what machines state, got nothing: pass strategy.ask_privacy(grid), after the training.",
+            kind="missing",
         )
     if stated_values(statements, "trust") != {"trusted-server"}:
         # Nobody else adds the noise of one that trusts its server here: it is the weakest, and ends nobody's record.
@@ -600,7 +612,8 @@ def stated_guarantee(
     if "trusted-server" in trusts:
         raise ConfigurationError(
             "Expected machines that vouch for their own noise, got trust 'trusted-server': what the server guarantees, "
-            "machines cannot say. Run it with murmurfl's own app (`murmurfl run`), which knows it."
+            "machines cannot say. Run it with murmurfl's own app (`murmurfl run`), which knows it.",
+            kind="conflict",
         )
     # Only if all of them hide their releases: what is said of sums is not true of a machine without masks.
     secure = masked and trusts == {"secure-aggregation"}
@@ -666,10 +679,12 @@ def person_loss(loss: Loss | float, *, machines: int = 1, samples: int = 1, trus
         check_count(name, value)
     loss = as_loss(loss)
     if not loss.mu >= 0:
-        raise ConfigurationError(f"Expected mu >= 0, got {loss.mu!r}.")
+        raise ConfigurationError(f"Expected mu >= 0, got {loss.mu!r}.", kind="out-of-range", setting="mu", got=loss.mu)
     if loss.conditional != (trust == "secure-aggregation"):
         raise ConfigurationError(
-            f"Expected a worst case under secure aggregation and only there, got {loss}, {trust!r}."
+            f"Expected a worst case under secure aggregation and only there, got {loss}, {trust!r}.",
+            kind="conflict",
+            setting="worst_case",
         )
     independent, together = samples * math.sqrt(machines), samples * machines
     if trust == "untrusted-server":

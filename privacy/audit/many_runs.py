@@ -208,14 +208,18 @@ def audit_client(
     """
     shapes = {np.shape(shift) for shift in shifts.values()}
     if len(shapes) != 1 or any(not np.any(shift) for shift in shifts.values()):
-        raise ConfigurationError(f"Expected canaries that move prefix sums of one shape, got shapes {shapes}.")
+        raise ConfigurationError(
+            f"Expected canaries that move prefix sums of one shape, got shapes {shapes}.", kind="wrong-shape"
+        )
     ((releases, parameters),) = shapes
     check_runs(runs, confidence)
     plan = policy.plan(parameters)
     if plan.noise_std == 0.0:
         raise ConfigurationError(
             f"Expected a policy with noise of the machine's own, got trust {policy.trust!r} and mechanism "
-            f"{policy.mechanism!r}."
+            f"{policy.mechanism!r}.",
+            kind="conflict",
+            setting="mechanism",
         )
     directions = _row_space(np.concatenate(list(shifts.values())))
     of_runs = partial(transcripts, streams, runs, releases, directions, lost, policy.release_rule)
@@ -245,7 +249,12 @@ def audit_client(
 def check_runs(runs: int, confidence: float) -> None:
     """Refuse an audit of too few runs or of an impossible confidence."""
     if runs < 20 or not 0 < confidence < 1:
-        raise ConfigurationError(f"Expected runs >= 20 and confidence in (0, 1), got {runs} and {confidence}.")
+        raise ConfigurationError(
+            f"Expected runs >= 20 and confidence in (0, 1), got {runs} and {confidence}.",
+            kind="out-of-range",
+            setting="runs",
+            got=runs,
+        )
 
 
 def transcripts(
@@ -306,14 +315,18 @@ def prefix_sums(
         Whether a message is P_k - P_ack or P_k - P_{k-1}.
     """
     if len(lost) not in (0, releases):
-        raise ConfigurationError(f"Expected one entry of lost for each of {releases} releases, got {len(lost)}.")
+        raise ConfigurationError(
+            f"Expected one entry of lost for each of {releases} releases, got {len(lost)}.", kind="wrong-shape"
+        )
     sums: list[NDArray[np.floating]] = []
     ack = 0
     for k in range(1, releases + 1):
         messages = []
         for release in answers(k, [ack] * runs):
             if isinstance(release, RefusedError):
-                raise ConfigurationError(f"Expected {releases} releases, got a refusal of release {k}: {release}.")
+                raise ConfigurationError(
+                    f"Expected {releases} releases, got a refusal of release {k}: {release}.", kind="refused"
+                )
             messages.append(release.values if directions is None else directions @ release.values)
         base = ack if rule == "acknowledged" else k - 1
         sums.append(np.array(messages) + (sums[base - 1] if base else 0.0))
@@ -419,7 +432,10 @@ def audit_secret_order(
     """
     if policy.order != "secret" or not np.any(move):
         raise ConfigurationError(
-            f"Expected a policy with order 'secret' and a canary that moves something, got {policy.order!r}."
+            f"Expected a policy with order 'secret' and a canary that moves something, got {policy.order!r}.",
+            kind="conflict",
+            setting="order",
+            got=policy.order,
         )
     check_runs(runs, confidence)
     plan = policy.plan(len(move))

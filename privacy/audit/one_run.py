@@ -70,7 +70,9 @@ def audit_one_run(
     the epsilon of the machine at delta, for replacement of one sample (module description).
     """
     if np.shape(scores) != np.shape(present) or np.ndim(scores) != 1 or not len(scores):
-        raise ConfigurationError(f"Expected a score for every coin, got {np.shape(scores)} for {np.shape(present)}.")
+        raise ConfigurationError(
+            f"Expected a score for every coin, got {np.shape(scores)} for {np.shape(present)}.", kind="wrong-shape"
+        )
     surest_first = np.argsort(-np.abs(scores), kind="stable")
     right = ((scores > 0) == present)[surest_first]
     numbers = sorted({max(len(scores) >> halving, 1) for halving in range(_HALVINGS)})
@@ -135,7 +137,8 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
     """The greatest chance of at least v right ones of r guesses, m coins, by (epsilon, delta)-DP (theorem 5.2)."""
     if not 0 <= correct <= guesses <= canaries:
         raise ConfigurationError(
-            f"Expected 0 <= correct <= guesses <= canaries, got {correct}, {guesses} and {canaries}."
+            f"Expected 0 <= correct <= guesses <= canaries, got {correct}, {guesses} and {canaries}.",
+            kind="out-of-range",
         )
     bias = 1.0 / (1.0 + np.exp(-epsilon))
     p_value = binom.sf(correct - 1, guesses, bias)

@@ -337,7 +337,8 @@ class StoredArray:
             except sqlite3.ProgrammingError as error:
                 raise LedgerError(
                     "Expected an array to be read in the transaction in which its ledger gave it, got one that has "
-                    "ended."
+                    "ended.",
+                    kind="wrong-order",
                 ) from error
             if start < room.size:
                 raise ValueError("an array that is too short")

@@ -150,7 +150,8 @@ def read_steadily(path: Path, read: Callable[[Path], Read]) -> Read:
                 return found
         time.sleep(_PAUSE_S)  # its node wrote to it meanwhile
     raise LedgerError(
-        f"Expected a moment in which {path} is not written to, got none in {_ATTEMPTS} attempts; try again."
+        f"Expected a moment in which {path} is not written to, got none in {_ATTEMPTS} attempts; try again.",
+        kind="failed",
     )
 
 

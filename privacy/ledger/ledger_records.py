@@ -359,7 +359,8 @@ class BlockLedger:
             if len(set(rows.tolist())) < len(rows) or any(np.isin(rows, others).any() for others in self._entered):
                 raise ConfigurationError(
                     "Expected every machine once and in one transaction at a time, got one again before its "
-                    "transaction has ended; nothing was released."
+                    "transaction has ended; nothing was released.",
+                    kind="wrong-order",
                 )
             self._entered.append(rows)
             try:

@@ -43,12 +43,16 @@ def accept_rollback(path: str | Path, *, timeout_s: float = _WAIT_S) -> int:
         mark = LEDGER_MARK.load(transaction.header.mark)
         transaction.file.check_belongs(mark)
         if not transaction.file.is_rolled_back(mark):
-            raise LedgerError(f"Expected a ledger that was copied back, got {path}, which was not; it was left alone.")
+            raise LedgerError(
+                f"Expected a ledger that was copied back, got {path}, which was not; it was left alone.",
+                kind="wrong-order",
+            )
         if transaction.state.key != mark.key:
             raise LedgerError(
                 f"Expected a copy made since the noise key of {path} was exchanged, got one with another key, which "
                 "was given up: with it nobody can tell whether the data are those that were used since. It was left "
-                "alone. Put back a copy made after `murmurfl ledger rotate-key`; if there is none, retire the data."
+                "alone. Put back a copy made after `murmurfl ledger rotate-key`; if there is none, retire the data.",
+                kind="mismatch",
             )
         return transaction.accept_rollback(mark)
 
@@ -63,7 +67,9 @@ def new_mark(path: str | Path, *, timeout_s: float = _WAIT_S) -> None:
     """
     with begun(Path(path).absolute(), timeout_s) as transaction:
         if transaction.header.mark.exists():
-            raise LedgerError(f"Expected no high-water mark at {transaction.header.mark}, got one; it was left alone.")
+            raise LedgerError(
+                f"Expected no high-water mark at {transaction.header.mark}, got one; it was left alone.", kind="exists"
+            )
         transaction.file.move_mark()
 
 
@@ -80,7 +86,8 @@ def set_local_budget(path: str | Path, budget_local_mu: float, *, timeout_s: flo
         if transaction.header.budget_local_mu is not None:
             raise LedgerError(
                 f"Expected a ledger without a decided budget_local_mu at {path}, got one with "
-                f"{transaction.header.budget_local_mu:g}; it was left alone."
+                f"{transaction.header.budget_local_mu:g}; it was left alone.",
+                kind="exists",
             )
         check_local_budget(budget_local_mu, transaction.header.budget_mu)
         transaction.set_local_budget(budget_local_mu)
@@ -148,7 +155,9 @@ def rotate_key(
         if old_file is not None and key_path is None:
             raise ConfigurationError(
                 f"Expected a new file for the new noise key, as the old one has its own at {old_file}; got none: "
-                "--key-file."
+                "--key-file.",
+                kind="missing",
+                setting="key-file",
             )
         data = _digest_under(old_key, new_key, transaction, rows, num_rows)
         if key_path is not None:
@@ -173,7 +182,8 @@ def _digest_under(
         if digest:
             raise LedgerError(
                 "Expected an operator's file that names the data this ledger was used with, got one that names none: "
-                "the digest of the rows used so far could not be made again. Nothing was changed."
+                "the digest of the rows used so far could not be made again. Nothing was changed.",
+                kind="missing",
             )
         return ""
     if not used:

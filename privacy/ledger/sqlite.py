@@ -200,7 +200,8 @@ class SQLiteTransaction(LedgerTransaction):
         ):
             raise LedgerError(
                 "Expected a commit that forgets nothing spent, got fewer samples, releases or reserved budget than the "
-                "ledger holds, or releases without their names; nothing was recorded or released."
+                "ledger holds, or releases without their names; nothing was recorded or released.",
+                kind="mismatch",
             )
 
     def _arrays_of(self, session: str) -> Iterator[tuple[str, int, Entry]]:
@@ -350,16 +351,25 @@ class SQLiteLedger(Ledger):
         under which nothing was released.
         """
         if not (math.isfinite(budget_mu) and budget_mu > 0):
-            raise ConfigurationError(f"Expected budget_mu > 0 and finite, got {budget_mu!r}.")
+            raise ConfigurationError(
+                f"Expected budget_mu > 0 and finite, got {budget_mu!r}.",
+                kind="out-of-range",
+                setting="budget_mu",
+                got=budget_mu,
+            )
         if not 0 < delta < 1:
-            raise ConfigurationError(f"Expected delta between 0 and 1, got {delta!r}.")
+            raise ConfigurationError(
+                f"Expected delta between 0 and 1, got {delta!r}.", kind="out-of-range", setting="delta", got=delta
+            )
         check_local_budget(budget_local_mu, budget_mu)
         path = Path(path).absolute()
         mark_file = mark_path(path, "" if mark is None else str(Path(mark).absolute()))
         key_path = None if key_file is None else Path(key_file).absolute()
         files = [path, mark_file, *([] if key_path is None else [key_path])]
         if len(set(files)) < len(files):
-            raise ConfigurationError(f"Expected ledger, mark and key in files of their own, got {files}.")
+            raise ConfigurationError(
+                f"Expected ledger, mark and key in files of their own, got {files}.", kind="conflict"
+            )
         local = None if budget_local_mu is None else float(budget_local_mu)
         key, terms = secrets.token_bytes(KEY_BYTES), (float(budget_mu), float(delta))
         state = LedgerState(secrets.token_hex(16), *terms, budget_local_mu=local)
@@ -413,7 +423,8 @@ class SQLiteLedger(Ledger):
         if len(key) != KEY_BYTES or not hmac.compare_digest(key_check(key), header.key_check):
             raise LedgerError(
                 f"Expected the noise key {self.path} was made with, got another or a damaged one in "
-                f"{header.key_file or self.path}. Put the right one back; nothing was released."
+                f"{header.key_file or self.path}. Put the right one back; nothing was released.",
+                kind="mismatch",
             )
         return SystemKeys(key)
 
@@ -433,5 +444,8 @@ def check_local_budget(budget_local_mu: float | None, budget_mu: float) -> None:
     if budget_local_mu is not None and not (math.isfinite(budget_local_mu) and budget_local_mu >= budget_mu):
         raise ConfigurationError(
             f"Expected budget_local_mu >= budget_mu = {budget_mu:g} and finite, got {budget_local_mu!r}: what holds "
-            "whatever happens is never less than what holds if others are honest."
+            "whatever happens is never less than what holds if others are honest.",
+            kind="out-of-range",
+            setting="budget_local_mu",
+            got=budget_local_mu,
         )

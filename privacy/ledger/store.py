@@ -98,13 +98,14 @@ class MarkFormat(Generic[MarkT]):
             if (version := document.pop(self.key)) != _MARK_FORMAT:
                 raise self.error(
                     f"Expected {self.what} of format {_MARK_FORMAT} at {path}, got one of format {version!r}; it was "
-                    f"left alone, and {self.done}. {self.other_format}"
+                    f"left alone, and {self.done}. {self.other_format}",
+                    kind="other-format",
                 )
             return self.from_document(document)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise self.error(
                 f"Expected {self.what} at {path}, got a file that is damaged or something else ({error}). "
-                f"{self.damaged}"
+                f"{self.damaged}",
             ) from error
 
     def save(self, path: Path, mark: MarkT) -> None:
@@ -214,7 +215,8 @@ class Store(ABC, Generic[HeaderT, StateT]):
             if transaction.header != header:
                 raise self.error(
                     f"Expected the {self._noun} this {self.user} began with at {self.path}, got another. "
-                    f"{self.done.capitalize()}; restart the {self.user}."
+                    f"{self.done.capitalize()}; restart the {self.user}.",
+                    kind="mismatch",
                 )
             mark = self.marks.load(header.mark)
             transaction.check_mark(mark)
@@ -242,7 +244,8 @@ class Store(ABC, Generic[HeaderT, StateT]):
             if header.mark.exists() and (steps := self.marks.load(header.mark).steps) > 0:
                 raise self.error(
                     f"Expected no trace of an earlier {self._noun}, got a high-water mark at {header.mark} that counts "
-                    f"{steps} {self.step}s: this {self.user} had {self.what}. {self.had_one}"
+                    f"{steps} {self.step}s: this {self.user} had {self.what}. {self.had_one}",
+                    kind="exists",
                 )
             if key is not None:
                 create_private(key[0], "a noise key", key[1], error=self.error)
@@ -280,7 +283,8 @@ class Store(ABC, Generic[HeaderT, StateT]):
                     raise self.error(
                         f"Expected {self.what} of murmurfl at {self.path}, got another file or one whose making "
                         f"was interrupted; it was left alone. Check the path in the {self.user}'s configuration; "
-                        f"{self.done}."
+                        f"{self.done}.",
+                        kind="unreadable",
                     )
                 self._check_version(format_of(connection))
             yield connection
@@ -315,21 +319,24 @@ class Store(ABC, Generic[HeaderT, StateT]):
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise self.error(
                     f"Expected {self.path} to be free within {self.timeout_s:g} s, but another process is using this "
-                    f"{self._noun}. Let only one {self.user} use it, or wait; {self.done}."
+                    f"{self._noun}. Let only one {self.user} use it, or wait; {self.done}.",
+                    kind="failed",
                 ) from error
             if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
                 raise self.error(
                     f"Expected {self.path} and its folder to be writable, got: {error}. Nothing can be recorded, so "
-                    f"{self.done}."
+                    f"{self.done}.",
+                    kind="failed",
                 ) from error
             if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
                 raise self.error(
-                    f"Expected room on a disk that works for {self.path}, got: {error}. {self.done.capitalize()}."
+                    f"Expected room on a disk that works for {self.path}, got: {error}. {self.done.capitalize()}.",
+                    kind="failed",
                 ) from error
             raise self.damaged(str(error)) from error
         except OSError as error:
             raise self.error(
-                f"Expected to read {self.path}, got {error.strerror}. {self.done.capitalize()}."
+                f"Expected to read {self.path}, got {error.strerror}. {self.done.capitalize()}.", kind="unreadable"
             ) from error
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise self.damaged(str(error)) from error
@@ -338,7 +345,7 @@ class Store(ABC, Generic[HeaderT, StateT]):
         """Return the error of a file that cannot be believed."""
         return self.error(
             f"Expected a readable {self._noun} at {self.path}, got {what}: it is damaged or no {self._noun}. It was "
-            f"left alone. {self.lost}"
+            f"left alone. {self.lost}",
         )
 
     def _check_version(self, version: int) -> None:
@@ -346,7 +353,8 @@ class Store(ABC, Generic[HeaderT, StateT]):
             formats = " or ".join(map(str, self.formats))
             raise self.error(
                 f"Expected {self.what} of format {formats} at {self.path}, got one of format {version}; it was left "
-                f"alone, and {self.done}. {self.other_format}"
+                f"alone, and {self.done}. {self.other_format}",
+                kind="other-format",
             )
 
     @property
@@ -383,7 +391,8 @@ class StoreTransaction(Generic[HeaderT, StateT]):
         if mark.name != self.state.name:
             raise store.error(
                 f"Expected the high-water mark of {store.path}, got that of another {store.what.split(' ', 1)[1]}. Put "
-                f"the right one back. {store.other_mark}"
+                f"the right one back. {store.other_mark}",
+                kind="mismatch",
             )
 
     def is_rolled_back(self, mark: StateT) -> bool:
@@ -401,7 +410,8 @@ class StoreTransaction(Generic[HeaderT, StateT]):
             raise store.error(
                 f"Expected {store.path} at {store.step} {mark.steps} of its high-water mark or after it, got "
                 f"{store.step} {self.state.steps}{other}: the {store.what.split(' ', 1)[1]} was copied back from a "
-                f"backup and has forgotten {store.forgotten}. {store.copied_back}"
+                f"backup and has forgotten {store.forgotten}. {store.copied_back}",
+                kind="rolled-back",
             )
 
 

@@ -127,7 +127,8 @@ class Admission:
         """End it for its one release; refuse one that was used, has ended, or is another machine's."""
         if not self.is_open or machine is not self.machine:
             raise ConfigurationError(
-                "Expected an open admission of this machine, got one that was used, has ended, or is another's."
+                "Expected an open admission of this machine, got one that was used, has ended, or is another's.",
+                kind="wrong-order",
             )
         self.is_open = False
 

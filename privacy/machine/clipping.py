@@ -101,7 +101,10 @@ def clip_contributions(contributions: ArrayLike, clip_norm: float) -> NDArray[np
 def _check_clip(clip_norm: float) -> None:
     if not LEAST_CLIP <= clip_norm < math.inf:
         raise ConfigurationError(
-            f"Expected a finite clip_norm >= {LEAST_CLIP:g}, got {clip_norm!r}: no bound so short can be kept."
+            f"Expected a finite clip_norm >= {LEAST_CLIP:g}, got {clip_norm!r}: no bound so short can be kept.",
+            kind="out-of-range",
+            setting="clip_norm",
+            got=clip_norm,
         )
 
 
@@ -109,7 +112,9 @@ def _clipped(contributions: ArrayLike, clip_norm: float, *, observed: bool) -> N
     _check_clip(clip_norm)
     rows = np.array(contributions, dtype=np.float64, order="C")
     if rows.ndim != 2:
-        raise ConfigurationError(f"Expected contributions of shape (samples, parameters), got shape {rows.shape}.")
+        raise ConfigurationError(
+            f"Expected contributions of shape (samples, parameters), got shape {rows.shape}.", kind="wrong-shape"
+        )
     if rows.size == 0:
         return rows
     largest = np.maximum.reduce(np.abs(rows), axis=1)
@@ -284,7 +289,10 @@ class RowBound:
         if self.stability is not None and not self.stability >= LEAST_STABILITY:
             raise ConfigurationError(
                 f"Expected clip_stability >= {LEAST_STABILITY:g}, got {self.stability!r}: the norm of a row as short "
-                "as that is lost to rounding, and the row would become longer than the clip."
+                "as that is lost to rounding, and the row would become longer than the clip.",
+                kind="out-of-range",
+                setting="clip_stability",
+                got=self.stability,
             )
 
     @property
@@ -398,10 +406,20 @@ class Moments:
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, bool) or not isinstance(self.classes, int) or self.classes < 2:
-            raise ConfigurationError(f"Expected classes to be an integer >= 2, got {self.classes!r}.")
+            raise ConfigurationError(
+                f"Expected classes to be an integer >= 2, got {self.classes!r}.",
+                kind="out-of-range",
+                setting="classes",
+                got=self.classes,
+            )
         weight = self.class_weight
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= MOST_CLASS_WEIGHT:
-            raise ConfigurationError(f"Expected class_weight > 0 and at most sqrt(2), got {weight!r}.")
+            raise ConfigurationError(
+                f"Expected class_weight > 0 and at most sqrt(2), got {weight!r}.",
+                kind="out-of-range",
+                setting="class_weight",
+                got=weight,
+            )
 
     def distance(self, clip_norm: float) -> float:
         """The L2 distance that two rows can be apart at most, with features of at most ``clip_norm``."""
@@ -423,7 +441,8 @@ class Moments:
         if features < 1 or self.num_values(features) != num_values:
             raise ConfigurationError(
                 f"Expected k (k + 1) / 2 + k (C - 1) values for k features and C = {self.classes} classes, got "
-                f"{num_values}."
+                f"{num_values}.",
+                kind="wrong-shape",
             )
         return features
 

@@ -131,7 +131,8 @@ class Owners:
         rows, ends, marks, places = _grouped(names, most, secret, places)
         if len(ends) > MOST_ROWS:
             raise ConfigurationError(
-                f"Expected at most {MOST_ROWS} owners, got more: counts of their sum would not be exact."
+                f"Expected at most {MOST_ROWS} owners, got more: counts of their sum would not be exact.",
+                kind="out-of-range",
             )
         return cls(rows, ends, most, places, marks)
 
@@ -219,12 +220,14 @@ def _checked(names: Any) -> Iterable[object]:
     """Names one by one; an array of numbers that are no integers, or of another shape, is refused."""
     if isinstance(names, str | bytes | Mapping):
         raise ConfigurationError(
-            f"Expected one owner a row, in a list or an array, got a {type(names).__name__} as a whole."
+            f"Expected one owner a row, in a list or an array, got a {type(names).__name__} as a whole.",
+            kind="wrong-type",
         )
     given = np.asarray(names) if hasattr(names, "__array__") else None
     if given is not None and (given.ndim != 1 or given.dtype.kind not in OWNER_KINDS):
         raise ConfigurationError(
-            f"Expected one owner a row, integers or texts, got an array of {given.dtype} of shape {given.shape}."
+            f"Expected one owner a row, integers or texts, got an array of {given.dtype} of shape {given.shape}.",
+            kind="wrong-type",
         )
     # Not as an array where they are none: one long name would widen the entry of every row.
     return names if given is None else map(given.item, range(len(given)))
@@ -247,7 +250,9 @@ def _marks(names: Iterable[object], secret: bytes) -> tuple[NDArray[np.uint64], 
     """
     if not LEAST_SECRET_BYTES <= len(secret) <= hashlib.blake2b.MAX_KEY_SIZE:
         raise ConfigurationError(
-            f"Expected a secret of {LEAST_SECRET_BYTES} to {hashlib.blake2b.MAX_KEY_SIZE} bytes, got {len(secret)}."
+            f"Expected a secret of {LEAST_SECRET_BYTES} to {hashlib.blake2b.MAX_KEY_SIZE} bytes, got {len(secret)}.",
+            kind="wrong-shape",
+            setting="secret",
         )
     keyed = hashlib.blake2b(key=secret, digest_size=16, person=b"murmurfl owner")
     made, named = bytearray(), bytearray()
@@ -257,7 +262,7 @@ def _marks(names: Iterable[object], secret: bytes) -> tuple[NDArray[np.uint64], 
         made += one.digest()
         named.append(bool(text))
     if not named:
-        raise ConfigurationError("Expected one owner a row, integers or texts, got no rows.")
+        raise ConfigurationError("Expected one owner a row, integers or texts, got no rows.", kind="missing")
     marks = np.frombuffer(bytes(made), "<u8").astype(np.uint64).reshape(-1, 2)
     return marks, np.frombuffer(bytes(named), dtype=np.bool_)
 
@@ -285,7 +290,9 @@ def slots_of(secret_key: bytes, nonce: bytes, samples: int, slots: int) -> NDArr
 def _order_key(secret_key: bytes, nonce: bytes) -> bytes:
     if len(secret_key) != KEY_BYTES or len(nonce) != NONCE_BYTES:
         raise ConfigurationError(
-            f"Expected a key of {KEY_BYTES} bytes and a nonce of {NONCE_BYTES}, got {len(secret_key)} and {len(nonce)}."
+            f"Expected a key of {KEY_BYTES} bytes and a nonce of {NONCE_BYTES}, got {len(secret_key)} and "
+            f"{len(nonce)}.",
+            kind="wrong-shape",
         )
     return hmac.digest(secret_key, b"murmurfl secret order\x00" + nonce, hashlib.sha256)
 
@@ -477,13 +484,15 @@ class DataDigest:
         """
         if used > available:
             raise LedgerError(
-                f"Expected the {used} rows this ledger was used with, got data of {available} rows. {_WAY_OUT}"
+                f"Expected the {used} rows this ledger was used with, got data of {available} rows. {_WAY_OUT}",
+                kind="mismatch",
             )
         if digest and not hmac.compare_digest(self.of(used), digest):
             raise LedgerError(
                 f"Expected the {used} rows this ledger was used with, unchanged and in their order, got other ones: "
                 "the data or their schema were changed, the task, partition or seed is another, or the noise key is. "
-                f"{_WAY_OUT}"
+                f"{_WAY_OUT}",
+                kind="mismatch",
             )
 
 
@@ -529,7 +538,8 @@ class OwnersDigest:
             raise LedgerError(
                 f"Expected the {used} places of owners this ledger was used with, and in them everybody who was used, "
                 "got others: names were written anew, somebody is gone, the schema's owner, the number of places or "
-                f"samples-per-owner is another, or these were samples. {_OWNERS_WAY_OUT}"
+                f"samples-per-owner is another, or these were samples. {_OWNERS_WAY_OUT}",
+                kind="mismatch",
             )
         self._found = used, digest
 

@@ -160,32 +160,46 @@ def check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | Owners | 
     if not ledger.durable:
         raise ConfigurationError(
             f"Expected a durable ledger on a real machine, got {type(ledger).__name__}: what it forgets when the "
-            "process ends would be spent again."
+            "process ends would be spent again.",
+            kind="unsupported",
+            setting="ledger",
         )
     if policy.noise_quality != "exact":
         raise ConfigurationError(
             f"Expected noise_quality 'exact' on a real machine, got {policy.noise_quality!r}: 'fast' noise is for "
-            "simulation only."
+            "simulation only.",
+            kind="conflict",
+            setting="noise_quality",
+            got=policy.noise_quality,
         )
     if policy.mechanism == NO_NOISE:
         raise ConfigurationError(
             f"Expected a noise mechanism on a real machine, got {policy.mechanism!r}: runs without noise are for "
-            "simulation only."
+            "simulation only.",
+            kind="conflict",
+            setting="mechanism",
+            got=policy.mechanism,
         )
     if data is None:
         raise ConfigurationError(
             "Expected `data` on a real machine, got none: the ledger must know the rows it was used with. Pass "
-            "data=row_bytes(samples)."
+            "data=row_bytes(samples).",
+            kind="missing",
+            setting="data",
         )
     if policy.samples_per_owner and not (isinstance(data, Owners) and data.marks is not None):
         raise ConfigurationError(
             "Expected the owners' places on a real machine to follow from their names, got rows in an order of their "
-            "own: group them by Owners.of, and pass data=samples.owners."
+            "own: group them by Owners.of, and pass data=samples.owners.",
+            kind="mismatch",
+            setting="data",
         )
     if policy.trust == "secure-aggregation" and not roster:
         raise ConfigurationError(
             "Expected `roster` on a real machine under secure aggregation, got none: a session must not go on under "
-            "another roster. Pass roster=masking.roster.digest."
+            "another roster. Pass roster=masking.roster.digest.",
+            kind="missing",
+            setting="roster",
         )
 
 
@@ -198,7 +212,10 @@ def check_plan(policy: PrivacyPolicy, plan: NoisePlan, ledger: Ledger) -> None:
         raise ConfigurationError(
             f"Expected a budget_local_mu of at least {needed:.5g}, which one session with mu = "
             f"{policy.mu:g} and {policy.min_honest} honest machines takes of it, got {budget:g}: not one would be "
-            f"opened. Lower mu or min_honest.{ledger.local_hint}"
+            f"opened. Lower mu or min_honest.{ledger.local_hint}",
+            kind="out-of-range",
+            setting="budget_local_mu",
+            got=budget,
         )
 
 
@@ -218,7 +235,10 @@ def within_ledger(policy: PrivacyPolicy, ledger: Ledger) -> PrivacyPolicy:
         if fixed is not None and not math.isclose(fixed, ours, rel_tol=ROUNDING):
             raise ConfigurationError(
                 f"Expected {name} = {fixed!r}, with which the ledger was made, got {ours!r} in the policy: "
-                "everything on this machine's data shares one budget. Put the ledger's into the configuration."
+                "everything on this machine's data shares one budget. Put the ledger's into the configuration.",
+                kind="mismatch",
+                setting=name,
+                got=ours,
             )
     return policy
 
@@ -229,7 +249,10 @@ def check_samples(policy: PrivacyPolicy, num_samples: int) -> None:
         if not 1 <= num_samples <= MOST_ROWS:
             raise ConfigurationError(
                 f"Expected 1 to {MOST_ROWS} samples with order {policy.order!r}, got {num_samples}: counts of their "
-                "sum would not be exact."
+                "sum would not be exact.",
+                kind="out-of-range",
+                setting="num_samples",
+                got=num_samples,
             )
         return
     releases, name, why = policy.max_participations, "max_participations", "each is used once"
@@ -238,7 +261,10 @@ def check_samples(policy: PrivacyPolicy, num_samples: int) -> None:
     if policy.batch_size * releases > num_samples:
         raise ConfigurationError(
             f"Expected batch_size x {name} <= the machine's {num_samples} samples ({why}), got "
-            f"{policy.batch_size} x {releases} = {policy.batch_size * releases}."
+            f"{policy.batch_size} x {releases} = {policy.batch_size * releases}.",
+            kind="out-of-range",
+            setting="batch_size",
+            got=policy.batch_size,
         )
 
 
@@ -343,13 +369,17 @@ class LedgeredMachine:
         Whoever has the keys can take the noise out, so a real machine hands out none.
         """
         if not self.simulated:
-            raise ConfigurationError("Expected a simulated machine, got one with real keys: they stay where they are.")
+            raise ConfigurationError(
+                "Expected a simulated machine, got one with real keys: they stay where they are.", kind="unsupported"
+            )
         return self._keys
 
     def alike(self, num_samples: int, ledger: Ledger, keys: NoiseKeys) -> Self:
         """Another simulated machine of the same policy and model, with samples, a ledger and keys of its own."""
         if not (self.simulated and keys.simulated):
-            raise ConfigurationError("Expected simulated machines, got one with real keys: it is made by itself.")
+            raise ConfigurationError(
+                "Expected simulated machines, got one with real keys: it is made by itself.", kind="unsupported"
+            )
         check_samples(self.policy, num_samples)
         other = copy(self)
         other.num_samples = other.num_rows = num_samples

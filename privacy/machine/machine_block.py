@@ -105,7 +105,7 @@ class RowByRow:
                 counts = grid.rounded(row, clip_norm * share)
                 total = counts if total is None else total.__iadd__(counts)
             if total is None:
-                raise ConfigurationError("Expected at least one sample in a release.")
+                raise ConfigurationError("Expected at least one sample in a release.", kind="out-of-range")
             yield total
 
 
@@ -168,10 +168,10 @@ class MachineBlock:
         _refuse_real(all(machine.simulated for machine in machines))
         if not all(machine.in_blocks for machine in machines):
             raise ConfigurationError(
-                "Expected owners with a place each, got others: Owners.one_each is for simulation."
+                "Expected owners with a place each, got others: Owners.one_each is for simulation.", kind="mismatch"
             )
         if len({(machine.plan.fingerprint, machine.policy) for machine in machines}) != 1:
-            raise ConfigurationError("Expected machines of one policy and one size, got several.")
+            raise ConfigurationError("Expected machines of one policy and one size, got several.", kind="mismatch")
         samples = np.array([machine.num_samples for machine in machines])
         keys = [machine.keys for machine in machines]
         ledgers = JoinedLedgers([machine.ledger for machine in machines])
@@ -308,4 +308,6 @@ _ELSEWHERE: Any = np.int64(0)  # in the place of counts that are computed elsewh
 
 def _refuse_real(simulated: bool) -> None:
     if not simulated:
-        raise ConfigurationError("Expected simulated machines, got one with real keys: it must release by itself.")
+        raise ConfigurationError(
+            "Expected simulated machines, got one with real keys: it must release by itself.", kind="unsupported"
+        )

@@ -179,7 +179,12 @@ class PrivacyPolicy:
         check_positive("budget_mu", self.budget_mu)
         object.__setattr__(self, "budget_mu", float(self.budget_mu or 0.0))
         if not 0 < self.delta < 1:
-            raise ConfigurationError(f"Expected delta between 0 and 1, got {self.delta!r}.")
+            raise ConfigurationError(
+                f"Expected delta between 0 and 1, got {self.delta!r}.",
+                kind="out-of-range",
+                setting="delta",
+                got=self.delta,
+            )
         for name, allowed in (
             ("mechanism", (*MECHANISMS, NO_NOISE)),
             ("clip_unit", CLIP_UNITS),
@@ -190,18 +195,26 @@ class PrivacyPolicy:
             ("clipping", CLIPPINGS),
         ):
             if getattr(self, name) not in allowed:
-                raise ConfigurationError(f"Expected {name} one of {allowed}, got {getattr(self, name)!r}.")
+                raise ConfigurationError(
+                    f"Expected {name} one of {allowed}, got {getattr(self, name)!r}.", kind="unknown-name", setting=name
+                )
         object.__setattr__(self, "mechanism_options", tuple(sorted(dict(self.mechanism_options).items())))
         self._check_order()
         covered = self.sample_participations * self.min_separation
         if self.sample_participations == 1 and self.min_separation != 1:
             raise ConfigurationError(
-                f"Expected min_separation only with sample_participations > 1, got {self.min_separation}."
+                f"Expected min_separation only with sample_participations > 1, got {self.min_separation}.",
+                kind="conflict",
+                setting="min_separation",
+                got=self.min_separation,
             )
         if self.sample_participations > 1 and self.max_participations > covered:
             raise ConfigurationError(
                 f"Expected max_participations <= sample_participations x min_separation = {covered}, got "
-                f"{self.max_participations}: a later release would use a sample once too often."
+                f"{self.max_participations}: a later release would use a sample once too often.",
+                kind="out-of-range",
+                setting="max_participations",
+                got=self.max_participations,
             )
         check_sums(self)
         check_owners(self)
@@ -214,31 +227,48 @@ class PrivacyPolicy:
         _ = self.bound  # refuses a stability that norms are not precise to
         if self.clipping != "clip" and self.clip_unit != "sample":
             raise ConfigurationError(
-                f"Expected clip_unit 'sample' with clipping {self.clipping!r}, got {self.clip_unit!r}."
+                f"Expected clip_unit 'sample' with clipping {self.clipping!r}, got {self.clip_unit!r}.",
+                kind="conflict",
+                setting="clip_unit",
+                got=self.clip_unit,
             )
         if self.order in ("all", "secret") and not self.clips_samples:
             raise ConfigurationError(
-                f"Expected a clip_unit of single samples with order {self.order!r}, got {self.clip_unit!r}."
+                f"Expected a clip_unit of single samples with order {self.order!r}, got {self.clip_unit!r}.",
+                kind="conflict",
+                setting="clip_unit",
+                got=self.clip_unit,
             )
         if self.order == "all":
             if self.batch_size != 1 or self.min_separation != 1:
                 raise ConfigurationError(
                     "Expected batch_size and min_separation 1 with order 'all', whose releases are sums over all "
-                    f"samples, got {self.batch_size} and {self.min_separation}."
+                    f"samples, got {self.batch_size} and {self.min_separation}.",
+                    kind="conflict",
+                    setting="batch_size",
+                    got=self.batch_size,
                 )
             if self.sample_participations not in (1, self.max_participations):
                 raise ConfigurationError(
                     f"Expected sample_participations left out with order 'all', got {self.sample_participations}: "
-                    "every sample is in every release."
+                    "every sample is in every release.",
+                    kind="conflict",
+                    setting="sample_participations",
+                    got=self.sample_participations,
                 )
             object.__setattr__(self, "sample_participations", self.max_participations)
         elif self.order == "secret" and self.trust == "trusted-server":
             raise ConfigurationError(
-                "Expected order 'in-turn' under a trusted server, got 'secret': its noise does not count on one."
+                "Expected order 'in-turn' under a trusted server, got 'secret': its noise does not count on one.",
+                kind="conflict",
+                setting="order",
             )
         elif self.order != "in-turn" and self.sample_participations > 1:
             raise ConfigurationError(
-                f"Expected sample_participations 1 with order {self.order!r}, got {self.sample_participations}."
+                f"Expected sample_participations 1 with order {self.order!r}, got {self.sample_participations}.",
+                kind="conflict",
+                setting="sample_participations",
+                got=self.sample_participations,
             )
 
     @property
@@ -401,14 +431,23 @@ def make_plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
     Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.
     """
     if num_parameters < 1:
-        raise ConfigurationError(f"Expected num_parameters >= 1, got {num_parameters}.")
+        raise ConfigurationError(
+            f"Expected num_parameters >= 1, got {num_parameters}.",
+            kind="out-of-range",
+            setting="num_parameters",
+            got=num_parameters,
+        )
     mechanism = policy.make_mechanism()
     if not policy.adds_noise:
         return _plan_without_noise(policy, mechanism, num_parameters)
     grid, sensitivity, noise_std = _grid_and_noise(policy, mechanism, num_parameters)
     _, largest_std = mechanism.row_std_range()
     if not math.isfinite(noise_std * largest_std):
-        raise ConfigurationError(f"Expected a finite noise level, got {noise_std:g}: mu = {policy.mu:g} is too small.")
+        raise ConfigurationError(
+            f"Expected a finite noise level, got {noise_std:g}: mu = {policy.mu:g} is too small.",
+            kind="out-of-range",
+            setting="mu",
+        )
     plan = NoisePlan(
         mechanism,
         grid,
@@ -429,7 +468,9 @@ def _largest_value(policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise
     if largest / grid.spacing >= _LARGEST_COUNT:
         raise ConfigurationError(
             f"Expected sums below 2^52 grid spacings of {grid.spacing:g}, got up to {largest:g}: "
-            "mu is too large for exact arithmetic; lower mu, clip_norm or max_participations."
+            "mu is too large for exact arithmetic; lower mu, clip_norm or max_participations.",
+            kind="out-of-range",
+            setting="mu",
         )
     return largest
 
@@ -557,7 +598,12 @@ def _grid_and_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters:
     while _served(policy, mechanism, num_parameters, high) is None:
         low, high = high, 2.0 * high
         if math.isinf(high):
-            raise ConfigurationError(f"Expected a finite noise level, got {policy.mu:g} for mu.")
+            raise ConfigurationError(
+                f"Expected a finite noise level, got {policy.mu:g} for mu.",
+                kind="out-of-range",
+                setting="mu",
+                got=policy.mu,
+            )
     for _ in range(20):
         middle = math.sqrt(low * high)
         served = _served(policy, mechanism, num_parameters, middle) is not None
@@ -565,7 +611,10 @@ def _grid_and_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters:
     raise ConfigurationError(
         f"Expected mu >= {high * 1.002:.4g} for {policy.max_participations} releases of {num_parameters:,} values, got "
         f"{policy.mu:g}: a grid fine enough for the clip would be finer than 2^{math.log2(FINEST_GRID):.0f} of the "
-        "noise, where the normals' resolution shows. Raise mu, or lower max_participations or the model's size."
+        "noise, where the normals' resolution shows. Raise mu, or lower max_participations or the model's size.",
+        kind="out-of-range",
+        setting="mu",
+        got=policy.mu,
     )
 
 
@@ -621,7 +670,10 @@ def check_federation(policy: PrivacyPolicy, machines: int) -> None:
     if policy.trust == "secure-aggregation" and returns and machines > MOST_SUMMED:
         raise ConfigurationError(
             f"Expected at most {MOST_SUMMED} machines under secure aggregation where samples return in releases that "
-            f"build on each other, got {machines}: use every sample once (passes = 1), or fewer machines."
+            f"build on each other, got {machines}: use every sample once (passes = 1), or fewer machines.",
+            kind="out-of-range",
+            setting="machines",
+            got=machines,
         )
 
 
@@ -633,26 +685,38 @@ def check_sums(policy: PrivacyPolicy) -> None:
         if (policy.min_honest, policy.min_cohort, policy.budget_local_mu) != (1, 1, None):
             raise ConfigurationError(
                 "Expected min_honest, min_cohort and budget_local_mu only with trust 'secure-aggregation', got "
-                f"{policy.min_honest}, {policy.min_cohort} and {policy.budget_local_mu!r} with {policy.trust!r}."
+                f"{policy.min_honest}, {policy.min_cohort} and {policy.budget_local_mu!r} with {policy.trust!r}.",
+                kind="conflict",
+                setting="min_honest",
+                got=policy.min_honest,
             )
         return
     if not policy.min_honest <= policy.min_cohort <= MOST_SUMMED:
         raise ConfigurationError(
             f"Expected min_honest <= min_cohort <= {MOST_SUMMED}, got {policy.min_honest} and {policy.min_cohort}: "
-            "min_cohort is the honest machines of a sum and those that may work with the server."
+            "min_cohort is the honest machines of a sum and those that may work with the server.",
+            kind="out-of-range",
+            setting="min_honest",
+            got=policy.min_honest,
         )
     alone = noise_stands_alone(policy.mechanism) or policy.mechanism == NO_NOISE
     if policy.release_rule == "paper" and not alone:
         raise ConfigurationError(
             "Expected release_rule 'acknowledged' under secure aggregation, or the mechanism 'independent', got "
             f"{policy.release_rule!r} with {policy.mechanism!r}: a helper opens a correlated release only if it is "
-            "built on the last one that was opened."
+            "built on the last one that was opened.",
+            kind="conflict",
+            setting="release_rule",
+            got=policy.release_rule,
         )
     shares = dict(policy.mechanism_options).get("shares", "uniform")
     if shares != "uniform":
         raise ConfigurationError(
             f"Expected shares 'uniform' under secure aggregation, got {shares!r}: machines of one sum may have "
-            "made different numbers of releases, and each counts on the others' noise being as large as its own."
+            "made different numbers of releases, and each counts on the others' noise being as large as its own.",
+            kind="conflict",
+            setting="shares",
+            got=shares,
         )
     if policy.budget_local_mu is not None:
         check_positive("budget_local_mu", policy.budget_local_mu)
@@ -664,23 +728,39 @@ def check_moments(policy: PrivacyPolicy) -> None:
         if (policy.classes, policy.class_weight) != (0, 1.0):
             raise ConfigurationError(
                 "Expected classes and class_weight only with clip_unit 'moments', got "
-                f"{policy.classes} and {policy.class_weight} with {policy.clip_unit!r}."
+                f"{policy.classes} and {policy.class_weight} with {policy.clip_unit!r}.",
+                kind="conflict",
+                setting="classes",
+                got=policy.classes,
             )
         return
     Moments(policy.classes, policy.class_weight)
     if policy.order != "all":
-        raise ConfigurationError(f"Expected order 'all' with clip_unit 'moments', got {policy.order!r}.")
+        raise ConfigurationError(
+            f"Expected order 'all' with clip_unit 'moments', got {policy.order!r}.",
+            kind="conflict",
+            setting="order",
+            got=policy.order,
+        )
 
 
 def check_owners(policy: PrivacyPolicy) -> None:
     """Raise if samples are grouped by owner but not clipped by row."""
     held = policy.samples_per_owner
     if isinstance(held, bool) or not isinstance(held, int) or held < 0:
-        raise ConfigurationError(f"Expected samples_per_owner to be an integer >= 0, got {held!r}.")
+        raise ConfigurationError(
+            f"Expected samples_per_owner to be an integer >= 0, got {held!r}.",
+            kind="out-of-range",
+            setting="samples_per_owner",
+            got=held,
+        )
     if held and policy.clip_unit != "sample":
         raise ConfigurationError(
             f"Expected clip_unit 'sample' with samples_per_owner, got {policy.clip_unit!r}: what is clipped is one row "
-            "of gradients an owner."
+            "of gradients an owner.",
+            kind="conflict",
+            setting="clip_unit",
+            got=policy.clip_unit,
         )
 
 
@@ -691,5 +771,6 @@ def check_owned(policy: PrivacyPolicy, samples: Any) -> None:
         raise ConfigurationError(
             f"Expected samples grouped by owner, at most {policy.samples_per_owner} of each, as the policy says, got "
             f"{f'at most {held} of each' if held else 'samples by themselves'}: group them with OwnedSamples, and set "
-            "samples_per_owner of the policy to the same number (0 for samples by themselves)."
+            "samples_per_owner of the policy to the same number (0 for samples by themselves).",
+            kind="mismatch",
         )

@@ -464,7 +464,10 @@ class PrivateMachine(LedgeredMachine):
         self._owners = data if isinstance(data, Owners) and data.marks is not None else None
         if self._owners is not None and self._owners.num_places != num_samples:
             raise ConfigurationError(
-                f"Expected num_samples = {self._owners.num_places}, the places of owners, got {num_samples}."
+                f"Expected num_samples = {self._owners.num_places}, the places of owners, got {num_samples}.",
+                kind="mismatch",
+                setting="num_samples",
+                got=num_samples,
             )
 
     @property
@@ -480,7 +483,7 @@ class PrivateMachine(LedgeredMachine):
     def alike(self, num_samples: int, ledger: Ledger, keys: NoiseKeys) -> Self:
         if not self.in_blocks:
             raise ConfigurationError(
-                "Expected owners with a place each, got others: Owners.one_each is for simulation."
+                "Expected owners with a place each, got others: Owners.one_each is for simulation.", kind="mismatch"
             )
         return super().alike(num_samples, ledger, keys)
 
@@ -684,7 +687,9 @@ class PrivateMachine(LedgeredMachine):
             return rows if self.fits is None else FittingContributions(rows, self.fits[samples])  # unwritten
         expected = (count, self.policy.bound.width(self.num_parameters))
         if np.shape(rows) != expected:
-            raise ConfigurationError(f"Expected contributions of shape {expected}, got {np.shape(rows)}.")
+            raise ConfigurationError(
+                f"Expected contributions of shape {expected}, got {np.shape(rows)}.", kind="wrong-shape"
+            )
         if self.fits is not None and self.policy.clips_samples:
             rows = np.where(self.fits[samples, None], rows, 0.0)
         return np.asarray(rows)

@@ -75,10 +75,18 @@ def epoch_mu(clip_norm: float, noise_std: float, public_steps: int, accounting: 
     1.0
     """
     if not (clip_norm > 0 and noise_std > 0 and math.isfinite(clip_norm)):
-        raise ConfigurationError(f"Expected clip_norm and noise_std > 0, got {clip_norm!r} and {noise_std!r}.")
+        raise ConfigurationError(
+            f"Expected clip_norm and noise_std > 0, got {clip_norm!r} and {noise_std!r}.",
+            kind="out-of-range",
+            setting="clip_norm",
+            got=clip_norm,
+        )
     if accounting not in ACCOUNTINGS or public_steps < 0:
         raise ConfigurationError(
-            f"Expected public_steps >= 0 and accounting one of {ACCOUNTINGS}, got {public_steps!r}, {accounting!r}."
+            f"Expected public_steps >= 0 and accounting one of {ACCOUNTINGS}, got {public_steps!r}, {accounting!r}.",
+            kind="out-of-range",
+            setting="public_steps",
+            got=public_steps,
         )
     steps = public_steps + 1 if accounting == "amplified" else 1
     return 2.0 * clip_norm / (noise_std * math.sqrt(steps))
@@ -115,7 +123,9 @@ def epoch_order(order: Order, count: int, seed: int, epoch: int) -> NDArray[np.i
     (``RR``): a new one each. Every account holds for any order that does not depend on data.
     """
     if order not in ORDERS:
-        raise ConfigurationError(f"Expected order one of {ORDERS}, got {order!r}.")
+        raise ConfigurationError(
+            f"Expected order one of {ORDERS}, got {order!r}.", kind="unknown-name", setting="order", got=order
+        )
     if order == "IG":
         return np.arange(count)
     parts = (seed,) if order == "SO" else (seed, epoch)
@@ -176,15 +186,26 @@ class ShuffledPolicy(PrivacyPolicy):
         if self.trust == "secure-aggregation":
             raise ConfigurationError(
                 "Expected trust 'untrusted-server' or 'trusted-server' for shuffled gradients, got "
-                f"{self.trust!r}: their noise is inside an epoch, where no other machine's adds to it."
+                f"{self.trust!r}: their noise is inside an epoch, where no other machine's adds to it.",
+                kind="conflict",
+                setting="trust",
+                got=self.trust,
             )
         if not 1 <= self.private_steps <= self.batch_size or self.public_steps < 0:
             raise ConfigurationError(
                 f"Expected 1 <= private_steps <= batch_size and public_steps >= 0, got {self.private_steps!r} of "
-                f"{self.batch_size!r} and {self.public_steps!r}."
+                f"{self.batch_size!r} and {self.public_steps!r}.",
+                kind="out-of-range",
+                setting="private_steps",
+                got=self.private_steps,
             )
         if self.accounting not in ACCOUNTINGS:
-            raise ConfigurationError(f"Expected accounting one of {ACCOUNTINGS}, got {self.accounting!r}.")
+            raise ConfigurationError(
+                f"Expected accounting one of {ACCOUNTINGS}, got {self.accounting!r}.",
+                kind="unknown-name",
+                setting="accounting",
+                got=self.accounting,
+            )
 
     @property
     def steps(self) -> int:
@@ -248,7 +269,11 @@ class ShuffledMachine(LedgeredMachine):
         data: RowBytes | None = None,
     ) -> None:
         if policy.samples_per_owner:
-            raise ConfigurationError("Expected samples_per_owner = 0 with epochs, which step on single samples.")
+            raise ConfigurationError(
+                "Expected samples_per_owner = 0 with epochs, which step on single samples.",
+                kind="conflict",
+                setting="samples_per_owner",
+            )
         super().__init__(policy, num_parameters, num_samples, ledger, keys, data=data)
 
     def release_epoch(self, session: str, ack: int, epoch: Epoch) -> Release:
@@ -284,5 +309,6 @@ class ShuffledMachine(LedgeredMachine):
     def release(self, session: str, ack: int, contribution: object) -> Release:
         """Raise: an epoch is not made from contributions."""
         raise ConfigurationError(
-            "Expected release_epoch, got release: a contribution noised once has less noise than an epoch's steps."
+            "Expected release_epoch, got release: a contribution noised once has less noise than an epoch's steps.",
+            kind="unsupported",
         )

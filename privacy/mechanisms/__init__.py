@@ -47,7 +47,9 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
     stream against C for a few releases; a mechanism that deviates from C later has no guarantee.
     """
     if kind.name in MECHANISMS:
-        raise ConfigurationError(f"Expected a name that is not taken, got {kind.name!r}: {sorted(MECHANISMS)}.")
+        raise ConfigurationError(
+            f"Expected a name that is not taken, got {kind.name!r}: {sorted(MECHANISMS)}.", kind="duplicate"
+        )
     for releases in (1, 2, 6):
         check_mechanism(kind(releases))
     MECHANISMS[kind.name] = kind
@@ -71,11 +73,18 @@ def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
     1.0
     """
     if name not in MECHANISMS:
-        raise ConfigurationError(f"Expected mechanism one of {sorted(MECHANISMS)}, got {name!r}.")
+        raise ConfigurationError(
+            f"Expected mechanism one of {sorted(MECHANISMS)}, got {name!r}.",
+            kind="unknown-name",
+            setting="mechanism",
+            got=name,
+        )
     try:
         return MECHANISMS[name](num_releases, **options)
     except TypeError as error:
-        raise ConfigurationError(f"Expected options that mechanism {name!r} knows, got {sorted(options)}.") from error
+        raise ConfigurationError(
+            f"Expected options that mechanism {name!r} knows, got {sorted(options)}.", kind="unknown-name"
+        ) from error
 
 
 def noise_stands_alone(name: str) -> bool:

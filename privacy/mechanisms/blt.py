@@ -70,13 +70,17 @@ class BltNoise(ToeplitzMechanism):
                 min_separation = max(1, self.num_releases // positive_integer("num_participations", num_participations))
             theta, omega = optimise_blt(self.num_releases, buffers, num_participations, min_separation)
         elif theta is None or omega is None:
-            raise ConfigurationError(f"Expected theta and omega or neither, got {theta!r} and {omega!r}.")
+            raise ConfigurationError(
+                f"Expected theta and omega or neither, got {theta!r} and {omega!r}.", kind="conflict", setting="theta"
+            )
         self.theta: NDArray[np.float64] = _numbers("theta", theta)
         self.omega: NDArray[np.float64] = _numbers("omega", omega)
         if not _allowed(self.theta, self.omega):
             raise ConfigurationError(
                 "Expected theta and omega of one length, 0 <= theta < 1, omega >= 0 with a sum of at most 1, "
-                f"got {theta!r} and {omega!r}."
+                f"got {theta!r} and {omega!r}.",
+                kind="out-of-range",
+                setting="theta",
             )
         self._parameters: list[tuple[float, float]] = list(zip(self.theta.tolist(), self.omega.tolist(), strict=True))
 
@@ -158,7 +162,9 @@ def _numbers(name: str, values: Sequence[float] | NDArray[np.float64]) -> NDArra
     try:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"Expected {name} to be a list of numbers, got {values!r}.") from error
+        raise ConfigurationError(
+            f"Expected {name} to be a list of numbers, got {values!r}.", kind="wrong-type", setting=name
+        ) from error
 
 
 def _allowed(theta: NDArray[np.float64], omega: NDArray[np.float64]) -> bool:

@@ -58,9 +58,18 @@ class CancellingNoise(Mechanism):
         super().__init__(num_releases)
         count = self.num_releases
         if schedule not in SCHEDULES:
-            raise ConfigurationError(f"Expected schedule one of {SCHEDULES}, got {schedule!r}.")
+            raise ConfigurationError(
+                f"Expected schedule one of {SCHEDULES}, got {schedule!r}.",
+                kind="unknown-name",
+                setting="schedule",
+                got=schedule,
+            )
         if num_rounds is not None and schedule != "paper":
-            raise ConfigurationError(f"Expected num_rounds only with schedule 'paper', got it with {schedule!r}.")
+            raise ConfigurationError(
+                f"Expected num_rounds only with schedule 'paper', got it with {schedule!r}.",
+                kind="conflict",
+                setting="num_rounds",
+            )
         releases = np.arange(1, count + 1, dtype=np.float64)
         if schedule == "uniform":
             variances = np.full(count, float(count))
@@ -71,7 +80,10 @@ class CancellingNoise(Mechanism):
             if rounds < count:
                 raise ConfigurationError(
                     f"Expected num_rounds >= num_releases = {count} (a machine takes part at most once a round), "
-                    f"got {num_rounds}."
+                    f"got {num_rounds}.",
+                    kind="out-of-range",
+                    setting="num_rounds",
+                    got=num_rounds,
                 )
             variances = (1.0 + math.log(rounds)) * releases
         self.schedule: Schedule = schedule

@@ -58,7 +58,9 @@ class IndependentNoise(Mechanism):
     def __init__(self, num_releases: int, shares: str = "uniform") -> None:
         super().__init__(num_releases)
         if shares not in SHARES:
-            raise ConfigurationError(f"Expected shares one of {SHARES}, got {shares!r}.")
+            raise ConfigurationError(
+                f"Expected shares one of {SHARES}, got {shares!r}.", kind="unknown-name", setting="shares", got=shares
+            )
         self.shares = shares
         self._squares = np.broadcast_to(1.0, (self.num_releases,))
         if shares != "uniform":

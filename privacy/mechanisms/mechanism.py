@@ -219,7 +219,12 @@ class Mechanism(ABC):
 
     def __init__(self, num_releases: int) -> None:
         if isinstance(num_releases, bool) or int(num_releases) != num_releases or num_releases < 1:
-            raise ConfigurationError(f"Expected num_releases to be an integer >= 1, got {num_releases!r}.")
+            raise ConfigurationError(
+                f"Expected num_releases to be an integer >= 1, got {num_releases!r}.",
+                kind="out-of-range",
+                setting="num_releases",
+                got=num_releases,
+            )
         self.num_releases = int(num_releases)
 
     @abstractmethod
@@ -285,7 +290,12 @@ class Mechanism(ABC):
 
         A mechanism whose memory is its ``state`` cannot do this and is never asked.
         """
-        raise ConfigurationError(f"Expected a mechanism that regenerates its state, got {self.name!r}: keep its state.")
+        raise ConfigurationError(
+            f"Expected a mechanism that regenerates its state, got {self.name!r}: keep its state.",
+            kind="unsupported",
+            setting="mechanism",
+            got=self.name,
+        )
 
     @abstractmethod
     def memory_bytes(self, size: int) -> int:
@@ -375,7 +385,10 @@ class Mechanism(ABC):
         if num_participations < 1 or min_separation < 1 or pattern not in PATTERNS:
             raise ConfigurationError(
                 f"Expected num_participations >= 1, min_separation >= 1 and a pattern of {PATTERNS}, got "
-                f"{num_participations}, {min_separation}, {pattern!r}."
+                f"{num_participations}, {min_separation}, {pattern!r}.",
+                kind="out-of-range",
+                setting="num_participations",
+                got=num_participations,
             )
         value = self._sensitivity(n, num_participations, min_separation)
         if value is not None:
@@ -398,12 +411,17 @@ class Mechanism(ABC):
         if n is None:
             return self.num_releases
         if not 1 <= n <= self.num_releases:
-            raise ConfigurationError(f"Expected 1 <= n <= {self.num_releases} releases, got {n}.")
+            raise ConfigurationError(f"Expected 1 <= n <= {self.num_releases} releases, got {n}.", kind="out-of-range")
         return n
 
     def _check_release(self, release: int) -> int:
         if not 1 <= release <= self.num_releases:
-            raise ConfigurationError(f"Expected a release from 1 to {self.num_releases}, got {release}.")
+            raise ConfigurationError(
+                f"Expected a release from 1 to {self.num_releases}, got {release}.",
+                kind="out-of-range",
+                setting="release",
+                got=release,
+            )
         return release
 
 
@@ -484,4 +502,6 @@ def _state(mechanism: Mechanism, kept: State | None, release: int, rows: list[ND
 
 def _expect(holds: bool, name: str, expected: str) -> None:
     if not holds:
-        raise ConfigurationError(f"Expected of mechanism {name!r}: {expected}; its matrices and its stream differ.")
+        raise ConfigurationError(
+            f"Expected of mechanism {name!r}: {expected}; its matrices and its stream differ.", kind="mismatch"
+        )

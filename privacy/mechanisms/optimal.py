@@ -236,12 +236,20 @@ class OptimalNoise(HistoryMechanism):
     def __init__(self, num_releases: int, *, workload: Workload = "prefix-sum") -> None:
         super().__init__(num_releases)
         if workload not in WORKLOADS:
-            raise ConfigurationError(f"Expected workload one of {WORKLOADS}, got {workload!r}.")
+            raise ConfigurationError(
+                f"Expected workload one of {WORKLOADS}, got {workload!r}.",
+                kind="unknown-name",
+                setting="workload",
+                got=workload,
+            )
         most = _MOST_RELEASES[workload]
         if self.num_releases > most:
             raise ConfigurationError(
                 f"Expected num_releases <= {most} for the dense mechanism 'optimal' with workload {workload!r}, got "
-                f"{self.num_releases}: use {'blt' if workload == 'prefix-sum' else 'cancelling'!r}."
+                f"{self.num_releases}: use {'blt' if workload == 'prefix-sum' else 'cancelling'!r}.",
+                kind="out-of-range",
+                setting="num_releases",
+                got=self.num_releases,
             )
         self.workload: Workload = workload
 
@@ -342,7 +350,8 @@ def optimal_encoder(workload: NDArray[np.float64], tolerance: float = _TOLERANCE
         return found.encoder
     raise ConfigurationError(
         f"Expected the factorisation of {len(gram)} releases within {_MOST_STEPS} steps of a gap of {tolerance:g}, got "
-        f"{gap:g}."
+        f"{gap:g}.",
+        kind="failed",
     )
 
 

@@ -218,7 +218,9 @@ class BandedNoise(ToeplitzMechanism):
         super().__init__(num_releases)
         if bands is not None and min_separation is not None:
             raise ConfigurationError(
-                f"Expected bands or min_separation, not both, got bands {bands!r}, min_separation {min_separation!r}."
+                f"Expected bands or min_separation, not both, got bands {bands!r}, min_separation {min_separation!r}.",
+                kind="conflict",
+                setting="bands",
             )
         if bands is not None:
             bands = positive_integer("bands", bands)
@@ -292,7 +294,12 @@ def optimise_band(num_releases: int, bands: int) -> NDArray[np.float64]:
     sensitivity derived from it is exact: the optimiser affects the error only.
     """
     if not 1 <= bands <= num_releases:
-        raise ConfigurationError(f"Expected 1 <= bands <= num_releases = {num_releases}, got {bands}.")
+        raise ConfigurationError(
+            f"Expected 1 <= bands <= num_releases = {num_releases}, got {bands}.",
+            kind="out-of-range",
+            setting="bands",
+            got=bands,
+        )
     if bands == 1:
         return np.ones(1)
 
@@ -327,7 +334,9 @@ def optimise_band(num_releases: int, bands: int) -> NDArray[np.float64]:
 def positive_integer(name: str, value: int) -> int:
     """The option ``name`` as an integer >= 1, or an error."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ConfigurationError(f"Expected {name} to be an integer >= 1, got {value!r}.")
+        raise ConfigurationError(
+            f"Expected {name} to be an integer >= 1, got {value!r}.", kind="out-of-range", setting=name, got=value
+        )
     return int(value)
 
 
@@ -552,11 +561,18 @@ class DecayNoise(RecentNoise):
     def __init__(self, num_releases: int, *, decay: float | None = None, workload: Workload = "mu2") -> None:
         super().__init__(num_releases)
         if workload not in WORKLOADS:
-            raise ConfigurationError(f"Expected workload one of {WORKLOADS}, got {workload!r}.")
+            raise ConfigurationError(
+                f"Expected workload one of {WORKLOADS}, got {workload!r}.",
+                kind="unknown-name",
+                setting="workload",
+                got=workload,
+            )
         if decay is None:
             decay = best_decay(self.num_releases, workload)
         elif isinstance(decay, bool) or not isinstance(decay, int | float) or not 0.0 <= decay <= 1.0:
-            raise ConfigurationError(f"Expected decay from 0 to 1, got {decay!r}.")
+            raise ConfigurationError(
+                f"Expected decay from 0 to 1, got {decay!r}.", kind="out-of-range", setting="decay", got=decay
+            )
         self.decay = float(decay)
         """lambda."""
         self.diagonals = np.array([1.0, -self.decay])

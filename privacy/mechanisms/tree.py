@@ -46,7 +46,12 @@ class TreeNoise(Mechanism):
     def __init__(self, num_releases: int, *, decoder: Decoder = "least-squares") -> None:
         super().__init__(num_releases)
         if decoder not in DECODERS:
-            raise ConfigurationError(f"Expected decoder one of {DECODERS}, got {decoder!r}.")
+            raise ConfigurationError(
+                f"Expected decoder one of {DECODERS}, got {decoder!r}.",
+                kind="unknown-name",
+                setting="decoder",
+                got=decoder,
+            )
         self.decoder_name: Decoder = decoder
 
     def materialize(self, n: int | None = None) -> NDArray[np.float64]:

@@ -48,7 +48,12 @@ class CountedRows:
 
     def __post_init__(self) -> None:
         if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share < 1:
-            raise ConfigurationError(f"Expected a share of mu^2 above 0 and below 1, got {self.share!r}.")
+            raise ConfigurationError(
+                f"Expected a share of mu^2 above 0 and below 1, got {self.share!r}.",
+                kind="out-of-range",
+                setting="share",
+                got=self.share,
+            )
 
     def scales(self, norms: NDArray[np.float64], clip: float) -> NDArray[np.float64]:
         """Factors for gradients of these lengths; NaN where there is none, and the row becomes zero."""

@@ -155,12 +155,24 @@ class EvaluationRows(Query["EvaluationResult"]):
 
     def __post_init__(self) -> None:
         if isinstance(self.bins, bool) or not isinstance(self.bins, int) or not 0 <= self.bins <= MOST_BINS:
-            raise ConfigurationError(f"Expected bins to be an integer from 0 to {MOST_BINS}, got {self.bins!r}.")
+            raise ConfigurationError(
+                f"Expected bins to be an integer from 0 to {MOST_BINS}, got {self.bins!r}.",
+                kind="out-of-range",
+                setting="bins",
+                got=self.bins,
+            )
         if self.bins == 1:
-            raise ConfigurationError("Expected at least 2 bins of scores, or 0 for none, got 1: it would tell nothing.")
+            raise ConfigurationError(
+                "Expected at least 2 bins of scores, or 0 for none, got 1: it would tell nothing.",
+                kind="out-of-range",
+                setting="bins",
+            )
         if not 0 < self.scores_share < 1:
             raise ConfigurationError(
-                f"Expected a share of mu^2 above 0 and below 1 for scores, got {self.scores_share!r}."
+                f"Expected a share of mu^2 above 0 and below 1 for scores, got {self.scores_share!r}.",
+                kind="out-of-range",
+                setting="scores_share",
+                got=self.scores_share,
             )
 
     @property

@@ -35,7 +35,12 @@ def divided_mu(mu: float, share: float) -> tuple[float, float]:
     Proof: docs/proofs/release-rule.md.
     """
     if not 0 < share < 1:
-        raise ConfigurationError(f"Expected a share of mu^2 above 0 and below 1, got {share!r}.")
+        raise ConfigurationError(
+            f"Expected a share of mu^2 above 0 and below 1, got {share!r}.",
+            kind="out-of-range",
+            setting="share",
+            got=share,
+        )
     mean = mu * math.sqrt(share)
     return mean, math.sqrt((mu - mean) * (mu + mean))
 
@@ -184,7 +189,11 @@ class Query(ABC, Generic[Answer]):
         Proof: docs/proofs/sensitivities.md.
         """
         if self.bound is None:
-            raise ConfigurationError(f"Expected a clip for {self.what}: make its policy with {self.policy_maker}.")
+            raise ConfigurationError(
+                f"Expected a clip for {self.what}: make its policy with {self.policy_maker}.",
+                kind="missing",
+                setting="clip",
+            )
         return query_policy(*self.bound, mu, **fields)
 
     def check_policy(self, policy: PrivacyPolicy) -> None:
@@ -192,7 +201,8 @@ class Query(ABC, Generic[Answer]):
         if not self.per_owner and policy.samples_per_owner:
             raise ConfigurationError(
                 f"Expected no samples_per_owner for {self.what}, which protects single samples, got "
-                f"{policy.samples_per_owner}."
+                f"{policy.samples_per_owner}.",
+                kind="conflict",
             )
         bounded = self.bound is None or (policy.clip_norm, policy.clip_unit) == self.bound
         if not (bounded and is_query_policy(policy)):
@@ -200,7 +210,8 @@ class Query(ABC, Generic[Answer]):
             raise ConfigurationError(
                 f"Expected for {self.what} a policy with {bound}order 'all', max_participations 1, clipping 'clip', "
                 "mechanism 'independent' and release_rule 'paper', got another: make it with "
-                f"{self.policy_maker}."
+                f"{self.policy_maker}.",
+                kind="conflict",
             )
 
     def entries(self, noise_std: float, *, held_out: bool) -> dict[str, Any]:

@@ -94,12 +94,16 @@ class CountedColumn:
 
     def __post_init__(self) -> None:
         if (self.bounds is None) != bool(self.values):
-            raise ConfigurationError(f"Expected bounds or values of the column {self.name!r}, one of them.")
+            raise ConfigurationError(
+                f"Expected bounds or values of the column {self.name!r}, one of them.", kind="conflict"
+            )
         if self.bounds is not None and not (
             all(map(math.isfinite, self.bounds)) and self.bounds[0] < self.bounds[1] < self.bounds[0] + 1e300
         ):
             raise ConfigurationError(
-                f"Expected bounds of the column {self.name!r}, lowest and highest, got {self.bounds!r}."
+                f"Expected bounds of the column {self.name!r}, lowest and highest, got {self.bounds!r}.",
+                kind="out-of-range",
+                setting="bounds",
             )
 
     @property
@@ -162,12 +166,13 @@ class StatisticsRows(Query["TableStatistics"]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
         if not self.columns or not all(isinstance(one, CountedColumn) for one in self.columns):
-            raise ConfigurationError("Expected at least one column to count, each a CountedColumn.")
+            raise ConfigurationError("Expected at least one column to count, each a CountedColumn.", kind="missing")
         if len({column.name for column in self.columns}) != len(self.columns):
-            raise ConfigurationError("Expected columns with names of their own, got a name twice.")
+            raise ConfigurationError("Expected columns with names of their own, got a name twice.", kind="duplicate")
         if self.width > MOST_STATISTICS:
             raise ConfigurationError(
-                f"Expected at most {MOST_STATISTICS:,} places in all, got {self.width:,}: leave columns out."
+                f"Expected at most {MOST_STATISTICS:,} places in all, got {self.width:,}: leave columns out.",
+                kind="out-of-range",
             )
 
     @property

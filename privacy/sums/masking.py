@@ -64,6 +64,8 @@ _ZEROS = bytes(_BLOCK)
 class MaskedReleaseError(MurmurflError):
     """A masked release is not one: unreadable, unsigned, or sealed for another purpose."""
 
+    kind = "mismatch"
+
 
 @dataclass(frozen=True)
 class Header:
@@ -114,7 +116,9 @@ class Header:
             if header.to_bytes() != content:
                 raise ValueError("written in another way")
         except (ValueError, TypeError, RecursionError) as error:
-            raise MaskedReleaseError("Expected the header of a masked release, got something else.") from error
+            raise MaskedReleaseError(
+                "Expected the header of a masked release, got something else.", kind="malformed"
+            ) from error
         return header
 
     def _check(self) -> None:
@@ -192,12 +196,15 @@ class Masking:
         if known is None:
             raise ConfigurationError(
                 f"Expected machine {name!r} in the roster, got one without it: send its operator's card to whoever "
-                "keeps the roster, and take the new roster."
+                "keeps the roster, and take the new roster.",
+                kind="missing",
+                setting="roster",
             )
         if known != key.public:
             raise ConfigurationError(
                 f"Expected the key of machine {name!r} to be the one in the roster, got another: use the key whose "
-                "card is in the roster, or have the roster made with this one's."
+                "card is in the roster, or have the roster made with this one's.",
+                kind="mismatch",
             )
         self.name = name
         self.roster = roster
@@ -208,12 +215,18 @@ class Masking:
         """Refuse a policy that this roster cannot serve."""
         if policy.trust != "secure-aggregation":
             raise ConfigurationError(
-                f"Expected a policy with trust 'secure-aggregation' for masks, got {policy.trust!r}."
+                f"Expected a policy with trust 'secure-aggregation' for masks, got {policy.trust!r}.",
+                kind="conflict",
+                setting="trust",
+                got=policy.trust,
             )
         if policy.min_cohort > len(self.roster.machines):
             raise ConfigurationError(
                 f"Expected min_cohort of at most the roster's {len(self.roster.machines)} machines, got "
-                f"{policy.min_cohort}: no sum could ever be opened."
+                f"{policy.min_cohort}: no sum could ever be opened.",
+                kind="out-of-range",
+                setting="min_cohort",
+                got=policy.min_cohort,
             )
         check_federation(policy, len(self.roster.machines))
 
@@ -228,7 +241,8 @@ class Masking:
         if release.counts.dtype != np.int64 or {len(release.release_id), len(release.ack_id)} != {ID_BYTES}:
             raise ConfigurationError(
                 "Expected a release of int64 counts with ids, as a PrivateMachine makes it under trust "
-                "'secure-aggregation', got another."
+                "'secure-aggregation', got another.",
+                kind="wrong-type",
             )
         header = Header(
             session=session,
@@ -271,7 +285,9 @@ def checked_header(sealed: Sealed, roster: Roster) -> Header:
     """The header of a masked release, if the machine it names signed it, in this roster, for its helpers."""
     header = Header.from_bytes(sealed.header)
     if any(not isinstance(seal, bytes) or len(seal) != SEAL_BYTES for seal in sealed.seals):
-        raise MaskedReleaseError(f"Expected seals of {SEAL_BYTES} bytes, got another length or kind.")
+        raise MaskedReleaseError(
+            f"Expected seals of {SEAL_BYTES} bytes, got another length or kind.", kind="wrong-shape"
+        )
     public = roster.machines.get(header.machine)
     if public is None or not is_signed(public, sealed.signature, sealed.signed):
         raise MaskedReleaseError("Expected a masked release signed by a machine of the roster, got another.")
@@ -293,7 +309,9 @@ def opened_seal(sealed: Sealed, header: Header, helper: str, key: HelperKey) -> 
     except (InvalidTag, ValueError, IndexError) as error:
         raise MaskedReleaseError("Expected a seal for this helper and this release, got another.") from error
     if len(seed) != SEED_BYTES:
-        raise MaskedReleaseError(f"Expected a seed of {SEED_BYTES} bytes in a seal, got another length.")
+        raise MaskedReleaseError(
+            f"Expected a seed of {SEED_BYTES} bytes in a seal, got another length.", kind="wrong-shape"
+        )
     return seed
 
 

@@ -252,7 +252,9 @@ class SQLiteOpeningRecord(OpeningRecord):
         path = Path(path).absolute()
         mark_file = mark_path(path, "" if mark is None else str(Path(mark).absolute()))
         if mark_file == path:
-            raise ConfigurationError(f"Expected record and mark in files of their own, got {path} for both.")
+            raise ConfigurationError(
+                f"Expected record and mark in files of their own, got {path} for both.", kind="conflict"
+            )
         identity = _Identity(secrets.token_hex(16), helper.name, key_digest(helper), mark_file)
 
         def fill(connection: sqlite3.Connection) -> None:
@@ -269,7 +271,8 @@ class SQLiteOpeningRecord(OpeningRecord):
             raise OpeningRecordError(
                 f"Expected the opening record of the keys of helper {helper.name!r}, got that of other keys, of helper "
                 f"{self._identity.helper!r}, at {self.path}. Use each helper's own record; new keys need a new one. "
-                "Nothing was opened."
+                "Nothing was opened.",
+                kind="mismatch",
             )
 
     @property

@@ -168,7 +168,8 @@ class OpeningTransaction(ABC):
         """
         raise OpeningRecordError(
             f"Expected a record that keeps times, for a helper that bounds what it opens in a day, got a "
-            f"{type(self).__name__}. Nothing was opened."
+            f"{type(self).__name__}. Nothing was opened.",
+            kind="unsupported",
         )
 
     @abstractmethod
@@ -227,7 +228,8 @@ def check_forward(transaction: OpeningTransaction, opened: OpenedSet) -> None:
     if wrong:
         raise OpeningRecordError(
             "Expected a set under a new name, of releases that each come after the machine's last opened one, and no "
-            "other that was promised, got another. Nothing was recorded or opened."
+            "other that was promised, got another. Nothing was recorded or opened.",
+            kind="mismatch",
         )
 
 
@@ -277,7 +279,9 @@ class MemoryOpeningRecord(OpeningRecord, OpeningTransaction):
     def check_helper(self, helper: HelperEntry) -> None:
         with self._lock:
             if self._helper not in (None, key_digest(helper)):
-                raise OpeningRecordError(f"Expected the opening record of helper {helper.name!r}, got another's.")
+                raise OpeningRecordError(
+                    f"Expected the opening record of helper {helper.name!r}, got another's.", kind="mismatch"
+                )
             self._helper = key_digest(helper)
 
     @contextmanager
@@ -437,12 +441,15 @@ class Opener:
         if entry is None:
             raise ConfigurationError(
                 f"Expected helper {name!r} in the roster, got one without it: send its card to whoever keeps the "
-                "roster, and take the new roster."
+                "roster, and take the new roster.",
+                kind="missing",
+                setting="roster",
             )
         if entry != key.entry(name):
             raise ConfigurationError(
                 f"Expected the keys of helper {name!r} to be those in the roster, got others: use the keys whose card "
-                "is in the roster, or have the roster made with these."
+                "is in the roster, or have the roster made with these.",
+                kind="mismatch",
             )
         record.check_helper(entry)
         self.name = name

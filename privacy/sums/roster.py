@@ -189,14 +189,18 @@ class Roster:
         object.__setattr__(self, "machines", dict(self.machines))
         object.__setattr__(self, "helpers", tuple(self.helpers))
         if not 0 < len(self.machines) <= MOST_MACHINES:
-            raise ConfigurationError(f"Expected a roster of 1 to {MOST_MACHINES} machines, got {len(self.machines)}.")
+            raise ConfigurationError(
+                f"Expected a roster of 1 to {MOST_MACHINES} machines, got {len(self.machines)}.", kind="out-of-range"
+            )
         if not 0 < len(self.helpers) <= MOST_HELPERS:
-            raise ConfigurationError(f"Expected a roster of 1 to {MOST_HELPERS} helpers, got {len(self.helpers)}.")
+            raise ConfigurationError(
+                f"Expected a roster of 1 to {MOST_HELPERS} helpers, got {len(self.helpers)}.", kind="out-of-range"
+            )
         names = [*self.machines, *(helper.name for helper in self.helpers)]
         for name in names:
             check_name(name)
         if (twice := _twice(names)) is not None:
-            raise ConfigurationError(f"Expected every name once in a roster, got {twice!r} twice.")
+            raise ConfigurationError(f"Expected every name once in a roster, got {twice!r} twice.", kind="duplicate")
         for name, key in self.machines.items():
             _check_key(f"machine {name!r}", key, is_signing_point)
         for helper in self.helpers:
@@ -204,7 +208,9 @@ class Roster:
             _check_key(f"helper {helper.name!r} to seal for", helper.sealing, is_sealing_point)
         keys = [*self.machines.values(), *(key for one in self.helpers for key in (one.sealing, one.signing))]
         if _twice(keys) is not None:
-            raise ConfigurationError("Expected every key once in a roster, got one twice: each makes its own.")
+            raise ConfigurationError(
+                "Expected every key once in a roster, got one twice: each makes its own.", kind="duplicate"
+            )
 
     @property
     def document(self) -> dict[str, Any]:
@@ -232,7 +238,9 @@ class Roster:
                 for one in document["helpers"]
             )
         except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise ConfigurationError(f"Expected a roster of format {_FORMAT}, got something else ({error}).") from error
+            raise ConfigurationError(
+                f"Expected a roster of format {_FORMAT}, got something else ({error}).", kind="other-format"
+            ) from error
         return cls(machines, helpers)
 
     @classmethod
@@ -241,7 +249,9 @@ class Roster:
         try:
             document = json.loads(text, object_pairs_hook=_each_once)
         except (ValueError, TypeError, RecursionError) as error:
-            raise ConfigurationError(f"Expected a roster of format {_FORMAT}, got something else ({error}).") from error
+            raise ConfigurationError(
+                f"Expected a roster of format {_FORMAT}, got something else ({error}).", kind="other-format"
+            ) from error
         return cls.from_document(document)
 
     @cached_property
@@ -285,7 +295,9 @@ def is_signed(public: bytes, signature: bytes, message: bytes) -> bool:
 
 def _check_bytes(what: str, value: Any) -> None:
     if not isinstance(value, bytes) or len(value) != KEY_BYTES:
-        raise ConfigurationError(f"Expected {what} of {KEY_BYTES} bytes, got another length or kind.")
+        raise ConfigurationError(
+            f"Expected {what} of {KEY_BYTES} bytes, got another length or kind.", kind="wrong-shape"
+        )
 
 
 def _check_key(whose: str, key: Any, is_point: Callable[[bytes], bool]) -> None:
@@ -293,7 +305,8 @@ def _check_key(whose: str, key: Any, is_point: Callable[[bytes], bool]) -> None:
     if not is_point(key):
         raise ConfigurationError(
             f"Expected the public key of {whose} to be one that only its owner can use, got a point that is none: have "
-            "its operator make another card."
+            "its operator make another card.",
+            kind="malformed",
         )
 
 
@@ -304,7 +317,8 @@ def check_name(name: Any) -> None:
     if not right or name != unicodedata.normalize("NFC", name).strip():
         raise ConfigurationError(
             f"Expected names of 1 to {protocol.LONGEST_MACHINE_NAME} characters that can be seen (Unicode's form NFC, "
-            f"no space at either end) in a roster, got {name!r}."
+            f"no space at either end) in a roster, got {name!r}.",
+            kind="malformed",
         )
 
 

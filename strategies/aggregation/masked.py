@@ -80,18 +80,27 @@ class Masked(Aggregator):
         if self.option.min_cohort > asked:
             raise ConfigurationError(
                 f"Expected min_cohort of at most clients_per_round = {asked}, got {self.option.min_cohort}: no round "
-                "could ever be opened."
+                "could ever be opened.",
+                kind="out-of-range",
+                setting="min_cohort",
+                got=self.option.min_cohort,
             )
         if asked > MOST_SUMMED:
             raise ConfigurationError(
                 f"Expected rounds that ask at most {MOST_SUMMED} machines under secure aggregation, got {asked}: "
-                "larger sums could wrap around. Lower clients_per_round or over_selection."
+                "larger sums could wrap around. Lower clients_per_round or over_selection.",
+                kind="out-of-range",
+                setting="clients_per_round",
+                got=asked,
             )
         self._most = asked
         if self.option.min_cohort > needed:
             raise ConfigurationError(
                 f"Expected rounds that wait for at least min_cohort = {self.option.min_cohort} machines, got "
-                f"{needed}: raise quorum, or lower min_cohort."
+                f"{needed}: raise quorum, or lower min_cohort.",
+                kind="out-of-range",
+                setting="quorum",
+                got=needed,
             )
 
     @property
@@ -120,15 +129,19 @@ class Masked(Aggregator):
         self, summation: Summation, releases: Mapping[str, int], report: RoundReport, context: RoundContext
     ) -> RoundOutcome:
         if not isinstance(summation, CohortSum):
-            raise ConfigurationError(f"Expected the sum of a cohort, got {type(summation).__name__}.")
+            raise ConfigurationError(
+                f"Expected the sum of a cohort, got {type(summation).__name__}.", kind="wrong-type"
+            )
         return self._open_cohort(self._hold(summation, report, context.asked), context, summation)
 
     def open_pending(self, context: RoundContext) -> RoundOutcome:
         """Open the very set that an interrupted server had saved, and for which it may have asked helpers."""
         if context.grid is None:
-            raise ConfigurationError("Expected the nodes of the interrupted training, got machines without messages.")
+            raise ConfigurationError(
+                "Expected the nodes of the interrupted training, got machines without messages.", kind="mismatch"
+            )
         if self.pending_cohort is None:
-            raise ConfigurationError("Expected a set of releases before it is opened.")
+            raise ConfigurationError("Expected a set of releases before it is opened.", kind="wrong-order")
         self.helpers.meet(context.grid, Awaited(0))
         return self._open_cohort(self.pending_cohort, context, None)
 

@@ -121,9 +121,19 @@ class Noisy(Aggregator):
         accumulates: bool = False,
     ) -> None:
         if policy.trust != "trusted-server":
-            raise ConfigurationError(f"Expected a policy with trust 'trusted-server', got {policy.trust!r}.")
+            raise ConfigurationError(
+                f"Expected a policy with trust 'trusted-server', got {policy.trust!r}.",
+                kind="conflict",
+                setting="trust",
+                got=policy.trust,
+            )
         if num_rounds < 1:
-            raise ConfigurationError(f"Expected num_rounds >= 1, got {num_rounds}.")
+            raise ConfigurationError(
+                f"Expected num_rounds >= 1, got {num_rounds}.",
+                kind="out-of-range",
+                setting="num_rounds",
+                got=num_rounds,
+            )
         self.policy = policy
         self.num_rounds = num_rounds
         self.accumulates = accumulates
@@ -131,12 +141,17 @@ class Noisy(Aggregator):
         self._keys = SystemKeys.generate() if noise_keys is None else noise_keys
         if not self._keys.simulated and policy.noise_quality != "exact":
             raise ConfigurationError(
-                "Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only."
+                "Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only.",
+                kind="conflict",
+                setting="noise_quality",
             )
         if not self._keys.simulated and policy.mechanism == NO_NOISE:
             raise ConfigurationError(
                 f"Expected a noise mechanism with real keys, got {NO_NOISE!r}: runs without noise are for simulation "
-                "only."
+                "only.",
+                kind="conflict",
+                setting="mechanism",
+                got=NO_NOISE,
             )
         self._keeps_key = noise_keys is None
         self._checkpoint: Path | None = None
@@ -204,7 +219,10 @@ class Noisy(Aggregator):
         if math.isnan(ideal):
             raise ConfigurationError(
                 f"Expected a larger mu for {self.num_rounds} rounds of {num_parameters:,} values, got {self.mu:g}: the "
-                "resolution of the normals alone tells as much. Raise mu, or lower num_rounds or the model's size."
+                "resolution of the normals alone tells as much. Raise mu, or lower num_rounds or the model's size.",
+                kind="out-of-range",
+                setting="mu",
+                got=self.mu,
             )
         return ideal
 
@@ -256,7 +274,10 @@ class Noisy(Aggregator):
     def check_round(self, server_round: int) -> None:
         if server_round > self.num_rounds:
             raise ConfigurationError(
-                f"Expected at most {self.num_rounds} rounds, for which the noise was calibrated, got {server_round}."
+                f"Expected at most {self.num_rounds} rounds, for which the noise was calibrated, got {server_round}.",
+                kind="exhausted",
+                setting="num_rounds",
+                got=server_round,
             )
 
     # Settings and forecast.
@@ -338,7 +359,8 @@ class Noisy(Aggregator):
         elif saved["key_check"] != self._key_check():
             raise CheckpointError(
                 f"Expected the noise keys that the training in {self._checkpoint} was begun with, got others; give it "
-                "the same, or remove the checkpoint to start anew."
+                "the same, or remove the checkpoint to start anew.",
+                kind="mismatch",
             )
 
     @contextmanager

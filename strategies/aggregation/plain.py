@@ -174,7 +174,7 @@ class Aggregator:
     ) -> RoundOutcome:
         """Return what becomes of the releases that count in a round."""
         if not isinstance(summation, ReleaseSum):
-            raise ConfigurationError(f"Expected a sum of releases, got {type(summation).__name__}.")
+            raise ConfigurationError(f"Expected a sum of releases, got {type(summation).__name__}.", kind="wrong-type")
         return Opened(report, context.asked, summation.total(), releases)
 
     def open_pending(self, context: RoundContext) -> RoundOutcome:

@@ -182,5 +182,7 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     if wrong is not None:
         raise ConfigurationError(
             f"Expected callbacks to be a list of Callback objects, got {type(wrong).__name__}: write callbacks=[...] "
-            "with objects of subclasses of murmurfl.strategies.Callback."
+            "with objects of subclasses of murmurfl.strategies.Callback.",
+            kind="wrong-type",
+            setting="callbacks",
         )

@@ -52,6 +52,8 @@ _FORMAT = 1
 class CheckpointError(MurmurflError):
     """A checkpoint cannot be read, or belongs to another training."""
 
+    kind = "damaged"
+
 
 ANOTHER_FORMAT = (
     "Go on with the version of murmurfl that wrote it, or train under another run name on data that were never used "
@@ -76,7 +78,8 @@ def save_checkpoint(path: Path, settings: Mapping[str, Any], state: Mapping[str,
             temporary.unlink()
         raise CheckpointError(
             f"{not_written('a checkpoint', path, reason)}, and start the training again under the same name: it goes "
-            "on from the checkpoint before."
+            "on from the checkpoint before.",
+            kind="failed",
         ) from reason
 
 
@@ -112,7 +115,8 @@ def load_checkpoint(path: Path, settings: Mapping[str, Any], expected: Iterable[
     if (version := header.get("format")) != _FORMAT:
         raise CheckpointError(
             f"Expected a checkpoint of format {_FORMAT} at {path}, got one of format {version!r}; it was left alone. "
-            f"{ANOTHER_FORMAT}"
+            f"{ANOTHER_FORMAT}",
+            kind="other-format",
         )
     wanted = json.loads(json.dumps(dict(settings)))
     found = header["settings"]
@@ -121,7 +125,8 @@ def load_checkpoint(path: Path, settings: Mapping[str, Any], expected: Iterable[
         raise CheckpointError(
             f"Expected a checkpoint of the same training at {path}, got other "
             + ", ".join(f"{key} ({found.get(key)!r}, now {wanted.get(key)!r})" for key in different)
-            + "; remove it to start anew."
+            + "; remove it to start anew.",
+            kind="mismatch",
         )
     state |= header["plain"]
     missing = sorted(set(expected) - set(state))
@@ -147,7 +152,7 @@ def _read(path: Path, *, arrays: bool) -> tuple[dict[str, Any], dict[str, Any]]:
             return header, {name.removeprefix("array "): file[name] for name in names}
     except Exception as error:  # NumPy and zipfile raise many kinds on damaged files; all mean the same
         raise CheckpointError(
-            f"Expected a readable checkpoint at {path}, got {error}; remove it to start anew."
+            f"Expected a readable checkpoint at {path}, got {error}; remove it to start anew.", kind="unreadable"
         ) from error
 
 
@@ -204,19 +209,23 @@ class TrustedCheckpoint:
                 raise CheckpointError(
                     f"Expected a checkpoint at {self.path}, got only its high-water mark {self.mark_path}, which knows "
                     f"of {mark.saves} saves, the last after round {mark.server_round}: a training has published "
-                    f"models here. Put its newest checkpoint back. {self._anew}"
+                    f"models here. Put its newest checkpoint back. {self._anew}",
+                    kind="not-found",
                 )
         elif self._keeps_key and self.key_path.exists():
             raise CheckpointError(
                 f"Expected no trace of an earlier training, got a noise key at {self.key_path} without its checkpoint "
-                f"and high-water mark. Put both back. {self._anew}"
+                f"and high-water mark. Put both back. {self._anew}",
+                kind="not-found",
             )
 
     def begin(self, secret_key: bytes) -> None:
         """Make mark and key of a new training, before anybody is asked."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
-            raise CheckpointError(f"Expected no checkpoint at {self.path}, got one that was made meanwhile.")
+            raise CheckpointError(
+                f"Expected no checkpoint at {self.path}, got one that was made meanwhile.", kind="exists"
+            )
         self.check_new()
         mark = CheckpointMark(secrets.token_hex(16))
         again = self.mark_path.exists()
@@ -235,13 +244,15 @@ class TrustedCheckpoint:
         except TypeError as error:
             raise CheckpointError(
                 f"Expected a checkpoint of a trusted server with real keys at {self.path}, got one without a mark of "
-                f"its own, from a simulation. {self._anew}"
+                f"its own, from a simulation. {self._anew}",
+                kind="mismatch",
             ) from error
         mark = self.marks.load(self.mark_path)
         if mark.training != ours.training:
             raise CheckpointError(
                 f"Expected the high-water mark of {self.path} at {self.mark_path}, got that of another training. Put "
-                f"the right one back. {self._anew}"
+                f"the right one back. {self._anew}",
+                kind="mismatch",
             )
         if ours.saves < mark.saves or (ours.saves == mark.saves and ours != mark):
             beside = " of another history" if ours.saves == mark.saves else ""
@@ -249,13 +260,15 @@ class TrustedCheckpoint:
                 f"Expected {self.path} at save {mark.saves} of its high-water mark (round {mark.server_round}), got "
                 f"save {ours.saves}{beside} (round {ours.server_round}): it was copied back from a backup, and going "
                 "on from it would publish the same sums under other noise. Put the newest checkpoint back. "
-                f"{self._anew}"
+                f"{self._anew}",
+                kind="rolled-back",
             )
         if ours.saves > mark.saves + 1:
             raise CheckpointError(
                 f"Expected {self.mark_path} at most one save behind its checkpoint, got save {mark.saves} beside "
                 f"{ours.saves}: the mark was copied back, and nobody can tell whether the checkpoint was too. Put the "
-                f"newest mark back. {self._anew}"
+                f"newest mark back. {self._anew}",
+                kind="mismatch",
             )
         if ours.saves > mark.saves:
             self.marks.save(self.mark_path, ours)
@@ -284,18 +297,22 @@ class TrustedCheckpoint:
             where = f"at {self.key_path}" if self._keeps_key else "in noise_keys"
             raise CheckpointError(
                 f"Expected the noise key that the training in {self.path} was begun with {where}, got another: noise "
-                f"that was published would be drawn a second time. Put the right one back. {self._anew}"
+                f"that was published would be drawn a second time. Put the right one back. {self._anew}",
+                kind="mismatch",
             )
 
     def next_mark(self, server_round: int) -> CheckpointMark:
         """The mark for the next checkpoint; refused if the one on disk is not as this server left it."""
         if self._mark is None:
-            raise CheckpointError("Expected a training that was begun or resumed before its checkpoint is saved.")
+            raise CheckpointError(
+                "Expected a training that was begun or resumed before its checkpoint is saved.", kind="wrong-order"
+            )
         if self.marks.load(self.mark_path) != self._mark:
             raise CheckpointError(
                 f"Expected the high-water mark {self.mark_path} as this server left it, got another: a second server "
                 f"goes on from {self.path}, or files were copied. Nothing of this round was published. Let only one "
-                "server use it."
+                "server use it.",
+                kind="mismatch",
             )
         return self._mark.following(server_round)
 

@@ -107,6 +107,8 @@ _SEVERAL_NAMES = "more names than one, which a real node may not have"
 class NodesUnavailableError(MurmurflError):
     """Too few machines were connected when the deadline passed."""
 
+    kind = "unreachable"
+
 
 @dataclass(frozen=True)
 class Awaited:

@@ -253,7 +253,8 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         if self.history:
             raise ConfigurationError(
                 f"Expected a new strategy, got one that has run {len(self.history)} rounds: make another, or resume "
-                "from a checkpoint."
+                "from a checkpoint.",
+                kind="wrong-order",
             )
         logger.info("Starting %s strategy:", type(self).__name__)
         self.summary()

@@ -27,6 +27,8 @@ _LEGACY = " In place of ClientApp(client_fn, mods=[...]) write app = numpy_clien
 class NothingAggregatedError(MurmurflError):
     """No machine's release ever came into the model."""
 
+    kind = "missing"
+
 
 def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) -> None:
     """Refuse a training if server (``masked``) and all machines disagree about masks: no reply could be read."""
@@ -37,12 +39,16 @@ def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) ->
         raise ConfigurationError(
             f"Expected machines that release under masks, got {len(unlike)} that do not, and secure_aggregation has "
             "sums of masked releases only. Set trust='secure-aggregation', min_honest=... and min_cohort=... in their "
-            "policies, or leave secure_aggregation out."
+            "policies, or leave secure_aggregation out.",
+            kind="mismatch",
+            setting="trust",
         )
     raise ConfigurationError(
         f"Expected machines that release without masks, got {len(unlike)} with trust='secure-aggregation', whose masks "
         "this server cannot take off. Give the strategy secure_aggregation=SecureAggregation(min_cohort=..., "
-        "helpers=...)."
+        "helpers=...).",
+        kind="mismatch",
+        setting="trust",
     )
 
 
@@ -60,7 +66,9 @@ def check_evaluations(statements: Mapping[str, Mapping[str, Any]]) -> None:
     if len(refusing) == len(said):
         raise ConfigurationError(
             f"Expected machines that evaluate, for evaluate_on_machines=True, got {len(said)} that do not. {how} Or "
-            "leave evaluate_on_machines out and give start(..., evaluate_fn=...), on public data."
+            "leave evaluate_on_machines out and give start(..., evaluate_fn=...), on public data.",
+            kind="mismatch",
+            setting="evaluate_on_machines",
         )
     named = ", ".join(refusing[:_MOST_NAMED]) + (", ..." if len(refusing) > _MOST_NAMED else "")
     logger.warning("%d of %d machines do not evaluate (%s). %s", len(refusing), len(said), named, how)

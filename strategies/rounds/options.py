@@ -119,10 +119,20 @@ class RoundOptions(ParticipationConfig):
         check_count("evaluate_every", self.evaluate_every)
         session = self.session
         if session is not None and not (session.isalnum() and len(session) <= protocol.LONGEST_SESSION_NAME):
-            raise ConfigurationError(f"Expected a session of up to 64 letters and digits, got {session!r}.")
+            raise ConfigurationError(
+                f"Expected a session of up to 64 letters and digits, got {session!r}.",
+                kind="malformed",
+                setting="session",
+                got=session,
+            )
         check_callbacks(self.callbacks)
         if not self.largest_value > 0:
-            raise ConfigurationError(f"Expected largest_value > 0, got {self.largest_value!r}.")
+            raise ConfigurationError(
+                f"Expected largest_value > 0, got {self.largest_value!r}.",
+                kind="out-of-range",
+                setting="largest_value",
+                got=self.largest_value,
+            )
 
 
 def positive(name: str, value: float) -> float:
@@ -152,12 +162,15 @@ def refuse_sums(option: SecureAggregation, refusing: str) -> None:
     if not isinstance(option, SecureAggregation):
         raise ConfigurationError(
             f"Expected secure_aggregation to be a SecureAggregation, got {type(option).__name__}: write "
-            "secure_aggregation=SecureAggregation(min_cohort=3, helpers=2)."
+            "secure_aggregation=SecureAggregation(min_cohort=3, helpers=2).",
+            kind="wrong-type",
+            setting="secure_aggregation",
         )
     if refusing:
         raise ConfigurationError(
             f"Expected no secure_aggregation for {refusing}, got one: it is not made for sums of masked releases. Mu2, "
-            "OnlineFedSGD, FullBatch, NoisySGD and CorrelatedFedAvg are."
+            "OnlineFedSGD, FullBatch, NoisySGD and CorrelatedFedAvg are.",
+            kind="conflict",
         )
 
 
@@ -166,7 +179,11 @@ def centre_bytes(centre: NDArray[np.floating]) -> bytes:
     with np.errstate(over="ignore"):
         values = np.asarray(centre).astype("<f4")
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
-        raise ConfigurationError(f"Expected a centre of finite values, one a feature, got shape {np.shape(centre)}.")
+        raise ConfigurationError(
+            f"Expected a centre of finite values, one a feature, got shape {np.shape(centre)}.",
+            kind="wrong-shape",
+            setting="centre",
+        )
     return values.tobytes()
 
 
@@ -178,7 +195,9 @@ def session_of(permit: str | None, session: str | None) -> str:
     if time.time() >= said.until:
         raise ConfigurationError(
             f"Expected a permit that has not ended, got one until {shown_time(said.until)}. Have the owner sign "
-            "another: `murmurfl owner permit KEY --renew PERMIT`, away from this server."
+            "another: `murmurfl owner permit KEY --renew PERMIT`, away from this server.",
+            kind="not-permitted",
+            setting="permit",
         )
     settled = said.sessions[0] if session is None else session
     check_permitted(permit, settled)
@@ -192,7 +211,9 @@ def check_permitted(permit: str, session: str) -> None:
         raise ConfigurationError(
             f"Expected a permit for session {session!r}, got one for {', '.join(sessions)}. A training that "
             f"goes on from its checkpoint stays in its session: have the owner sign for it (`murmurfl owner permit KEY "
-            f"--session {session}`), or begin a new training."
+            f"--session {session}`), or begin a new training.",
+            kind="not-permitted",
+            setting="permit",
         )
 
 

@@ -53,13 +53,15 @@ def model_vector(arrays: ArrayRecord) -> tuple[Layout, Vector]:
             f"{got or 'an empty ArrayRecord'}. Trees (XGBoost, LightGBM, random forests) and models that travel as "
             "bytes have none. Train a model with weights on the same features, such as LogisticRegression or a small "
             "network (private_client_app takes both); or grow the trees on public data and train their leaf values "
-            "alone, as one array of floats."
+            "alone, as one array of floats.",
+            kind="wrong-type",
         )
     for name, value in values.items():
         if value.dtype.kind != "f" or not np.isfinite(value).all():
             raise ConfigurationError(
                 f"Expected finite floating-point initial arrays, got {value.dtype} in {name!r}"
-                f"{_WHOLE_STATE if value.dtype.kind != 'f' else ' with values that are not finite.'}"
+                f"{_WHOLE_STATE if value.dtype.kind != 'f' else ' with values that are not finite.'}",
+                kind="wrong-type",
             )
     layout = [(name, value.shape, value.dtype) for name, value in values.items()]
     return layout, np.concatenate([np.asarray(value, dtype=np.float64).ravel() for value in values.values()])
@@ -184,7 +186,9 @@ class Reply:
     def values(self) -> Vector:
         """P_k - P_ack, shape (d,); refused where it is masked."""
         if self.contents is None or isinstance(self.contents, MaskedRelease):
-            raise ConfigurationError("Expected a release without masks, got a masked one: only sums can be seen.")
+            raise ConfigurationError(
+                "Expected a release without masks, got a masked one: only sums can be seen.", kind="mismatch"
+            )
         return self.contents.values if isinstance(self.contents, Release) else self.contents
 
     @property

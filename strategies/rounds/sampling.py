@@ -78,7 +78,7 @@ class ShuffledSampler:
 
     def __init__(self, num_clients: int, count: int, seed: int) -> None:
         if count > num_clients:
-            raise ConfigurationError("Expected no more machines a round than there are.")
+            raise ConfigurationError("Expected no more machines a round than there are.", kind="out-of-range")
         self._num_clients, self._count, self._seed = num_clients, count, seed
         self._kind = np.int32 if num_clients <= _LARGEST_INT32 else np.int64
         self._firsts = [1]
@@ -171,42 +171,82 @@ class ParticipationConfig:
     def __post_init__(self) -> None:
         for name, value in (("quorum", self.quorum), ("over_selection", self.over_selection)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ConfigurationError(f"Expected {name} to be a finite number, got {value!r}.")
+                raise ConfigurationError(
+                    f"Expected {name} to be a finite number, got {value!r}.",
+                    kind="out-of-range",
+                    setting=name,
+                    got=value,
+                )
         if not 0 < self.quorum <= 1:
-            raise ConfigurationError(f"Expected 0 < quorum <= 1, got {self.quorum!r}: 1 waits for all.")
+            raise ConfigurationError(
+                f"Expected 0 < quorum <= 1, got {self.quorum!r}: 1 waits for all.",
+                kind="out-of-range",
+                setting="quorum",
+                got=self.quorum,
+            )
         if self.over_selection < 1:
             raise ConfigurationError(
-                f"Expected over_selection >= 1, got {self.over_selection!r}: 1 asks clients_per_round clients."
+                f"Expected over_selection >= 1, got {self.over_selection!r}: 1 asks clients_per_round clients.",
+                kind="out-of-range",
+                setting="over_selection",
+                got=self.over_selection,
             )
         if isinstance(self.excluded, str) or not all(isinstance(name, str) for name in self.excluded):
-            raise ConfigurationError(f"Expected excluded to be names of clients, got {self.excluded!r}.")
+            raise ConfigurationError(
+                f"Expected excluded to be names of clients, got {self.excluded!r}.",
+                kind="wrong-type",
+                setting="excluded",
+            )
         for name in ("num_clients", "clients_per_round", "min_train_nodes", "min_available_nodes"):
             if (value := getattr(self, name)) is not None:
                 check_count(name, value)
         fraction = self.fraction_train
         if fraction is not None and (isinstance(fraction, bool) or not isinstance(fraction, int | float)):
-            raise ConfigurationError(f"Expected fraction_train to be a number, got {fraction!r}.")
+            raise ConfigurationError(
+                f"Expected fraction_train to be a number, got {fraction!r}.",
+                kind="wrong-type",
+                setting="fraction_train",
+                got=fraction,
+            )
         if fraction is not None and not 0 < fraction <= 1:
-            raise ConfigurationError(f"Expected 0 < fraction_train <= 1, got {fraction!r}: a round asks some machine.")
+            raise ConfigurationError(
+                f"Expected 0 < fraction_train <= 1, got {fraction!r}: a round asks some machine.",
+                kind="out-of-range",
+                setting="fraction_train",
+                got=fraction,
+            )
         stated = [name for name in ("fraction_train", "min_train_nodes") if getattr(self, name) is not None]
         if self.clients_per_round is not None and stated:
             raise ConfigurationError(
-                f"Expected clients_per_round or {stated[0]}, got both: they say the same thing in two ways."
+                f"Expected clients_per_round or {stated[0]}, got both: they say the same thing in two ways.",
+                kind="conflict",
+                setting="clients_per_round",
             )
         most = math.inf if self.num_clients is None else self.num_clients
         if self.clients_per_round is not None and self.clients_per_round > most:
             raise ConfigurationError(
-                f"Expected 1 <= clients_per_round <= num_clients, got {self.clients_per_round} of {self.num_clients}."
+                f"Expected 1 <= clients_per_round <= num_clients, got {self.clients_per_round} of {self.num_clients}.",
+                kind="out-of-range",
+                setting="clients_per_round",
+                got=self.clients_per_round,
             )
         for name in ("min_train_nodes", "min_available_nodes"):
             value = getattr(self, name)
             if value is not None and value > most:
                 raise ConfigurationError(
                     f"Expected {name} of at most num_clients = {self.num_clients}, got {value}: there are no more "
-                    "machines. Leave num_clients out to train with all that are connected."
+                    "machines. Leave num_clients out to train with all that are connected.",
+                    kind="out-of-range",
+                    setting=name,
+                    got=value,
                 )
         if self.sampling not in SAMPLINGS:
-            raise ConfigurationError(f"Expected sampling one of {SAMPLINGS}, got {self.sampling!r}.")
+            raise ConfigurationError(
+                f"Expected sampling one of {SAMPLINGS}, got {self.sampling!r}.",
+                kind="unknown-name",
+                setting="sampling",
+                got=self.sampling,
+            )
 
     def fewest_left(self, machines: int) -> int:
         """The fewest connected clients, of M, with which a training that has begun goes on."""
@@ -234,7 +274,10 @@ class ParticipationConfig:
         if asked > machines:
             raise ConfigurationError(
                 f"Expected over_selection x clients_per_round of at most {machines} machines, got "
-                f"{self.over_selection:g} x {wanted}: lower over_selection, or clients_per_round."
+                f"{self.over_selection:g} x {wanted}: lower over_selection, or clients_per_round.",
+                kind="out-of-range",
+                setting="over_selection",
+                got=self.over_selection,
             )
         return asked
 
@@ -444,7 +487,10 @@ class CohortSampler:
             raise ConfigurationError(
                 f"Expected quorum = 1 and over_selection = 1 for {strategy}, got {config.quorum:g} and "
                 f"{config.over_selection:g}: it has no use for a late answer, whose budget would be spent for "
-                "nothing. The timeout of start() says how long a round waits."
+                "nothing. The timeout of start() says how long a round waits.",
+                kind="conflict",
+                setting="quorum",
+                got=config.quorum,
             )
         self.config, self.machines = config, machines
         self.late_answers, self.needs_all = late_answers, needs_all
@@ -531,14 +577,17 @@ class CohortSampler:
         if unknown := sorted(excluded.difference(self.machines.names)):
             raise ConfigurationError(
                 f"Expected names of this training's clients to exclude, got {', '.join(map(repr, unknown))}. Its "
-                f"clients are {', '.join(list(self.machines.names)[:_MOST_NAMED])}, ..."
+                f"clients are {', '.join(list(self.machines.names)[:_MOST_NAMED])}, ...",
+                kind="unknown-name",
+                setting="excluded",
             )
         left = len(self.machines.names) - len(excluded)
         if excluded and (self.needs_all or left < max(self.fewest_summed, 1)):
             needed = self.num_clients if self.needs_all else max(self.fewest_summed, 1)
             raise ConfigurationError(
                 f"Expected at least {needed} clients to be left, for this rule or for a sum, got {left} after "
-                f"{len(excluded)} were excluded. Exclude fewer, or begin a new training."
+                f"{len(excluded)} were excluded. Exclude fewer, or begin a new training.",
+                kind="out-of-range",
             )
         changed = excluded != self.excluded
         self.excluded = excluded
@@ -699,7 +748,10 @@ class CohortSampler:
             raise ConfigurationError(
                 f"Expected at most {last - 1} rounds, got {num_rounds}: {said}. Use fewer rounds or a larger cap, "
                 "train without that machine (`murmurfl federation leave`), or set allow_exhaustion=True "
-                "(allow-exhaustion = true in murmurfl's own app): machines that can make no more then refuse."
+                "(allow-exhaustion = true in murmurfl's own app): machines that can make no more then refuse.",
+                kind="exhausted",
+                setting="num_rounds",
+                got=num_rounds,
             )
         # No refusal here: a server that was killed asks for a round again, and what its machines released for it the
         # first time is spent. So a training that was possible may end up short of a release, through no fault of its
@@ -741,7 +793,9 @@ class CohortSampler:
                     f"{server_round} on {left} machines can make another release (caps and fresh samples decide), and "
                     f"a round waits for {fewest}. Use fewer rounds, larger caps, a smaller quorum, or "
                     "allow_exhaustion=True (allow-exhaustion = true in murmurfl's own app): it goes on with whatever "
-                    "is left."
+                    "is left.",
+                    kind="exhausted",
+                    setting="num_rounds",
                 )
 
     def say_what_absence_costs(self, strategy: str, costs: str) -> None:

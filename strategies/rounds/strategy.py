@@ -131,7 +131,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
     def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
         """The request for a round's machines, of those that can be reached (None: all can)."""
         if self.state is None:
-            raise ConfigurationError("Expected a state before a round is planned.")
+            raise ConfigurationError("Expected a state before a round is planned.", kind="wrong-order")
         self.roll.give_up(reachable, self._timeout)
         names = self._sample(server_round)
         acks = {name: self._validator.ack(name) for name in names if reachable is None or name in reachable}
@@ -184,10 +184,12 @@ class ReleaseStrategy(TrainingLoop[StateT]):
     def _take_round(self, server_round: int, outcomes: Iterable[Outcome]) -> RoundReport:
         """Believe what can be believed and take one step of the update rule."""
         if self.state is None:
-            raise ConfigurationError("Expected configure_train before aggregate_train.")
+            raise ConfigurationError("Expected configure_train before aggregate_train.", kind="wrong-order")
         done = self.history[-1].server_round if self.history else 0
         if server_round != done + 1:
-            raise ConfigurationError(f"Expected round {done + 1} after round {done}, got round {server_round}.")
+            raise ConfigurationError(
+                f"Expected round {done + 1} after round {done}, got round {server_round}.", kind="wrong-order"
+            )
         size = vector_size(self.release_layout)
         summation = self.aggregator.summation(size)
         screened = self.aggregator.screened(outcomes, self._context(), size)
@@ -231,7 +233,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
     def _finish_round(self, outcome: RoundOutcome) -> RoundReport:
         """Acknowledge the releases of a round, and take the step along their sum."""
         if self.state is None:
-            raise ConfigurationError("Expected a state before a step is taken.")
+            raise ConfigurationError("Expected a state before a step is taken.", kind="wrong-order")
         report, total = outcome.report, None
         if isinstance(outcome, Opened):
             weight = self._weight(outcome)

@@ -154,7 +154,8 @@ class ReplyValidator:
             if name in tally.aggregated or not current or not is_valid:
                 raise ConfigurationError(
                     f"Expected a sum of releases that all count, got one with release {release} of machine "
-                    f"{name!r} in it, which does not: an engine must hand it in by itself."
+                    f"{name!r} in it, which does not: an engine must hand it in by itself.",
+                    kind="mismatch",
                 )
         summation.add_sum(replies)
         self._count(tally, dict(zip(replies.machines, replies.releases, strict=True)), sum(replies.samples))

@@ -90,14 +90,27 @@ class SecureAggregation:
             right = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not right or (most is not None and value > most):
                 limit = "" if most is None else f" and <= {most}"
-                raise ConfigurationError(f"Expected {name} to be an integer >= 1{limit}, got {value!r}.")
+                raise ConfigurationError(
+                    f"Expected {name} to be an integer >= 1{limit}, got {value!r}.",
+                    kind="out-of-range",
+                    setting=name,
+                    got=value,
+                )
         if isinstance(self.max_noise, bool) or not isinstance(self.max_noise, int | float) or not self.max_noise > 1:
-            raise ConfigurationError(f"Expected max_noise > 1, got {self.max_noise!r}.")
+            raise ConfigurationError(
+                f"Expected max_noise > 1, got {self.max_noise!r}.",
+                kind="out-of-range",
+                setting="max_noise",
+                got=self.max_noise,
+            )
         digits = isinstance(self.roster, str) and set(self.roster) <= set("0123456789abcdef")
         if not digits or len(self.roster) not in (0, _DIGEST_DIGITS):
             raise ConfigurationError(
                 f"Expected roster to be a digest of {_DIGEST_DIGITS} hexadecimal digits, got {self.roster!r}: "
-                "`murmurfl roster show` prints it."
+                "`murmurfl roster show` prints it.",
+                kind="malformed",
+                setting="roster",
+                got=self.roster,
             )
 
     @property
@@ -109,6 +122,8 @@ class SecureAggregation:
 class OpeningError(MurmurflError):
     """A sum of masked releases cannot be opened; the checkpoint holds its set."""
 
+    kind = "unreachable"
+
 
 class HelperUnavailableError(OpeningError):
     """A helper is out of reach or gives no valid answer, and the server's patience is at its end."""
@@ -116,6 +131,8 @@ class HelperUnavailableError(OpeningError):
 
 class HelpersDisagreeError(OpeningError):
     """A helper refuses a set that another helper may have opened, and will not declare it void."""
+
+    kind = "mismatch"
 
 
 class SkippedSumError(OpeningError):
@@ -127,6 +144,8 @@ class SkippedSumError(OpeningError):
 
 class WrongSumError(SkippedSumError):
     """Unmasked values are no sum of releases, whichever machines are left out: a helper may not do what it says."""
+
+    kind = "mismatch"
 
     closed = "its sum is wrong and was skipped"
 
@@ -161,7 +180,8 @@ def common_roster(said: Mapping[str, str], option: SecureAggregation) -> Roster:
             if name not in wanted:
                 raise ConfigurationError(
                     f"Expected helpers with the roster {option.roster}, got helper {name!r} with "
-                    f"{'none' if one is None else one.digest}: give it the same roster file, or take its digest out."
+                    f"{'none' if one is None else one.digest}: give it the same roster file, or take its digest out.",
+                    kind="mismatch",
                 )
     digests = {name: "none" if one is None else one.digest for name, one in rosters.items()}
     first = next(iter(wanted.values()), None)
@@ -169,12 +189,15 @@ def common_roster(said: Mapping[str, str], option: SecureAggregation) -> Roster:
         shown = ", ".join(f"{name!r} has {digest}" for name, digest in sorted(digests.items()))
         raise ConfigurationError(
             f"Expected one roster at all helpers, got several: {shown}. Give all of them the same roster file; with "
-            "SecureAggregation(roster=...) the server insists on the right one."
+            "SecureAggregation(roster=...) the server insists on the right one.",
+            kind="mismatch",
         )
     if len(first.helpers) != option.helpers or set(first.helper_names) != set(said):
         raise ConfigurationError(
             f"Expected {option.helpers} helpers, those of their roster ({', '.join(map(repr, first.helper_names))}), "
-            f"got {', '.join(map(repr, sorted(said)))}: set helpers to as many as the roster has, and start each once."
+            f"got {', '.join(map(repr, sorted(said)))}: set helpers to as many as the roster has, and start each once.",
+            kind="mismatch",
+            setting="helpers",
         )
     return first
 
@@ -201,7 +224,7 @@ class Helpers:
     def roster(self) -> Roster:
         """The one roster of all helpers, once they were met."""
         if self._roster is None:
-            raise ConfigurationError("Expected helpers that were met before they are needed.")
+            raise ConfigurationError("Expected helpers that were met before they are needed.", kind="wrong-order")
         return self._roster
 
     @property
@@ -238,7 +261,10 @@ class Helpers:
             if known is not None and len(known.helpers) != self.option.helpers:
                 raise ConfigurationError(
                     f"Expected helpers with a roster of {self.option.helpers} helpers, got {name!r} with one of "
-                    f"{len(known.helpers)}: set helpers to as many as the roster has."
+                    f"{len(known.helpers)}: set helpers to as many as the roster has.",
+                    kind="mismatch",
+                    setting="helpers",
+                    got=name,
                 )
 
     def greet(self, grid: Grid, names: Iterable[str] | None = None) -> str:

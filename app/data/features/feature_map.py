@@ -67,13 +67,18 @@ class OfImages(Features):
         task = registry("task")[config.task]
         if not task.has_images:
             raise ConfigurationError(
-                f"Expected features to be 'pixels' for a task without images, got {config.features!r}."
+                f"Expected features to be 'pixels' for a task without images, got {config.features!r}.",
+                kind="conflict",
+                setting="features",
+                got=config.features,
             )
         if task.image_shape is not None and min(task.image_shape) < self.least_side:
             height, width = task.image_shape
             raise ConfigurationError(
                 f"Expected images of at least {self.least_side} x {self.least_side} pixels for features = "
-                f"{config.features!r}, got {height} x {width}."
+                f"{config.features!r}, got {height} x {width}.",
+                kind="out-of-range",
+                setting="features",
             )
 
 
@@ -115,7 +120,9 @@ def kept(
         _write(path, rows)
     except OSError as error:
         raise ConfigurationError(
-            f"Expected {KEPT_VARIABLE} to name a folder that can be written to, got {folder!r}: {error}."
+            f"Expected {KEPT_VARIABLE} to name a folder that can be written to, got {folder!r}: {error}.",
+            kind="failed",
+            setting=KEPT_VARIABLE,
         ) from error
     return rows
 

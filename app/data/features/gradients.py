@@ -59,7 +59,10 @@ class OfMnist(Features):
     def check(self, config: RunConfig) -> None:
         if registry("task")[config.task].image_shape != _MNIST_SHAPE:
             raise ConfigurationError(
-                f"Expected features to be 'pixels' unless the images are MNIST's, got {config.features!r}."
+                f"Expected features to be 'pixels' unless the images are MNIST's, got {config.features!r}.",
+                kind="conflict",
+                setting="features",
+                got=config.features,
             )
 
 

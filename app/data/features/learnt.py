@@ -57,7 +57,8 @@ def read_weights(name: str) -> Mapping[str, NDArray[Any]]:
         raise ConfigurationError(
             f"Expected the weights {name} in an installed murmurfl, got none: Flower's bundle does not carry them. "
             f"Install murmurfl here, name a folder that has them in {WEIGHTS_VARIABLE}, or take features = "
-            "'soft-gradients', which need none."
+            "'soft-gradients', which need none.",
+            kind="not-found",
         )
     return unpacked_weights(path.read_bytes(), SHA256[name], str(path))
 
@@ -67,7 +68,7 @@ def unpacked_weights(content: bytes, expected: str, where: str) -> Mapping[str, 
     digest = hashlib.sha256(content).hexdigest()
     if digest != expected:
         raise ConfigurationError(
-            f"Expected {where} to have the SHA-256 {expected}, got {digest}: install murmurfl again."
+            f"Expected {where} to have the SHA-256 {expected}, got {digest}: install murmurfl again.", kind="damaged"
         )
     with np.load(BytesIO(content), allow_pickle=False) as arrays:
         return MappingProxyType({key: arrays[key] for key in arrays.files})

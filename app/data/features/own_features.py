@@ -56,7 +56,9 @@ class FunctionFeatures(OfImages):
             if alone.shape != rows[i].shape or not np.allclose(alone, rows[i], rtol=1e-3, atol=1e-4, equal_nan=True):
                 raise ConfigurationError(
                     f"Expected features = {self.name!r} to make each row from its own image alone, got another row "
-                    "for an image among others than for the same one by itself: privacy is counted sample by sample."
+                    "for an image among others than for the same one by itself: privacy is counted sample by sample.",
+                    kind="unsupported",
+                    setting="features",
                 )
         return rows
 
@@ -65,12 +67,16 @@ class FunctionFeatures(OfImages):
             rows = np.asarray(self._function(values.copy()))
         except Exception as error:  # the user's own code
             raise ConfigurationError(
-                f"Expected features = {self.name!r} to give an array, got {type(error).__name__}: {error}."
+                f"Expected features = {self.name!r} to give an array, got {type(error).__name__}: {error}.",
+                kind="wrong-type",
+                setting="features",
             ) from error
         if rows.ndim != 2 or len(rows) != len(values) or rows.dtype.kind not in "fiub" or not rows.shape[1]:
             raise ConfigurationError(
                 f"Expected features = {self.name!r} to give numbers of shape ({len(values)}, k), one row an image, got "
-                f"{rows.dtype} of shape {rows.shape}."
+                f"{rows.dtype} of shape {rows.shape}.",
+                kind="wrong-type",
+                setting="features",
             )
         return np.asarray(rows, dtype=np.float32)
 
@@ -79,7 +85,11 @@ def own_features(found: Any, name: str) -> Features:
     """The map of a user's object that is no Features itself; raises ConfigurationError if it is no function."""
     if isinstance(found, type) or not callable(found):
         kind = found.__name__ if isinstance(found, type) else type(found).__name__
-        raise ConfigurationError(f"Expected features = {name!r} to be a function of images, got {kind}.")
+        raise ConfigurationError(
+            f"Expected features = {name!r} to be a function of images, got {kind}.",
+            kind="wrong-type",
+            setting="features",
+        )
     return FunctionFeatures(found, name)
 
 
@@ -134,7 +144,9 @@ def save_features(module: torch.nn.Sequential, path: Path | str) -> None:
 
     path = Path(path)
     if path.suffix != SUFFIX:
-        raise ConfigurationError(f"Expected the path of a file that ends with {SUFFIX}, got {str(path)!r}.")
+        raise ConfigurationError(
+            f"Expected the path of a file that ends with {SUFFIX}, got {str(path)!r}.", kind="malformed"
+        )
     layers, state = [], []
     for layer in _flat(module):
         kind = type(layer).__name__
@@ -162,14 +174,19 @@ def _check_layer(layer: Any, kind: str) -> None:
     import torch
 
     if type(layer) is not getattr(torch.nn, kind, None) or kind not in _LAYERS:
-        raise ConfigurationError(f"Expected layers among {', '.join([*_LAYERS, *_IDLE])}, got {kind}.")
+        raise ConfigurationError(
+            f"Expected layers among {', '.join([*_LAYERS, *_IDLE])}, got {kind}.", kind="unsupported"
+        )
     if kind.startswith("BatchNorm") and (layer.running_mean is None or not layer.affine):
         raise ConfigurationError(
-            f"Expected {kind} with running means and a scale of its own, got one without: it would mix samples."
+            f"Expected {kind} with running means and a scale of its own, got one without: it would mix samples.",
+            kind="unsupported",
         )
     extra = {"Flatten": ("start_dim", 1), "MaxPool2d": ("dilation", 1)}.get(kind)
     if extra is not None and getattr(layer, extra[0]) != extra[1]:
-        raise ConfigurationError(f"Expected {kind} with {extra[0]} = {extra[1]}, got {getattr(layer, extra[0])}.")
+        raise ConfigurationError(
+            f"Expected {kind} with {extra[0]} = {extra[1]}, got {getattr(layer, extra[0])}.", kind="unsupported"
+        )
 
 
 def _check_sequence(kinds: list[str]) -> None:
@@ -177,7 +194,9 @@ def _check_sequence(kinds: list[str]) -> None:
     flat = kinds[kinds.index("Flatten") :] if "Flatten" in kinds else []
     behind = [kind for kind in flat if kind in _OF_MAPS]
     if behind:
-        raise ConfigurationError(f"Expected no {behind[0]} behind Flatten, got one: it would mix images.")
+        raise ConfigurationError(
+            f"Expected no {behind[0]} behind Flatten, got one: it would mix images.", kind="unsupported"
+        )
 
 
 class FileFeatures(OfImages):
@@ -214,7 +233,9 @@ class FileFeatures(OfImages):
                 except RuntimeError as error:
                     raise ConfigurationError(
                         f"Expected features = {self.name!r} to take images of {images.shape[1]} x {images.shape[2]} "
-                        f"pixels, got: {error}."
+                        f"pixels, got: {error}.",
+                        kind="failed",
+                        setting="features",
                     ) from error
         return unit_rows(np.concatenate(rows).astype(np.float32))
 
@@ -241,7 +262,9 @@ def _read(name: str) -> torch.nn.Sequential:
     except Exception as error:  # the file may hold anything
         raise ConfigurationError(
             f"Expected features = {name!r} to be a file of murmurfl's save_features, got "
-            f"{type(error).__name__}: {error}."
+            f"{type(error).__name__}: {error}.",
+            kind="malformed",
+            setting="features",
         ) from error
     return torch.nn.Sequential(*layers).eval().requires_grad_(False)
 
@@ -251,5 +274,7 @@ def _layer(kind: str, settings: dict[str, Any]) -> torch.nn.Module:
 
     allowed = {*_LAYERS.get(kind, ()), *(["bias"] if kind in _BIASED else [])}
     if kind not in _LAYERS or not settings.keys() <= allowed:
-        raise ConfigurationError(f"Expected a layer among {', '.join(_LAYERS)} with its settings, got {kind!r}.")
+        raise ConfigurationError(
+            f"Expected a layer among {', '.join(_LAYERS)} with its settings, got {kind!r}.", kind="malformed"
+        )
     return getattr(torch.nn, kind)(**settings)

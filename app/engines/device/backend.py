@@ -43,7 +43,10 @@ def check_device_name(name: str) -> None:
     if name != NUMPY and not _NAMES.fullmatch(name):
         raise ConfigurationError(
             f"Expected device {CUDA!r}, {CUDA + ':1'!r} (the second GPU) or {TORCH_CPU!r} (PyTorch's CPU backend, for "
-            f"tests), got {name!r}. Without a device the cohort engine computes with NumPy."
+            f"tests), got {name!r}. Without a device the cohort engine computes with NumPy.",
+            kind="unknown-name",
+            setting="device",
+            got=name,
         )
 
 
@@ -55,10 +58,15 @@ def checked_device(name: str, engine: str = "cohort", workers: int | None = None
     if engine != "cohort":
         raise ConfigurationError(
             f"Expected engine 'cohort' for device {name!r}, got {engine!r}: only the cohort engine computes the "
-            "machines of a round in one piece."
+            "machines of a round in one piece.",
+            kind="conflict",
+            setting="engine",
+            got=engine,
         )
     if (workers or 1) > 1 or ray_address:
         raise ConfigurationError(
             f"Expected no workers beside device {name!r}, got {'a Ray cluster' if ray_address else workers}: a device "
-            "computes all machines in one process. Leave out one of the two."
+            "computes all machines in one process. Leave out one of the two.",
+            kind="conflict",
+            setting="workers",
         )

@@ -52,7 +52,8 @@ class DeviceArithmetic:
         if not isinstance(contributions, DeviceContributions):
             raise ConfigurationError(
                 f"Expected contributions on the device, got {type(contributions).__name__}: a model computes them "
-                "there only if its gradients are on the device."
+                "there only if its gradients are on the device.",
+                kind="unsupported",
             )
         policy, noise = self._rule.policy, self._rule.noise
         counts = clipped_counts(contributions, policy.bound, noise.plan.grid, policy.rows_per_release)
@@ -115,11 +116,18 @@ def _check_cuda(name: str) -> None:
     other = f"leave the device empty to compute with NumPy, or name {TORCH_CPU!r} to try this path without a GPU"
     if not torch.cuda.is_available():
         cure = "see that its driver is installed" if torch.version.cuda else "install a build of PyTorch with CUDA"
-        raise ConfigurationError(f"Expected a GPU for device {name!r}, got {built}, which finds none: {cure}, {other}.")
+        raise ConfigurationError(
+            f"Expected a GPU for device {name!r}, got {built}, which finds none: {cure}, {other}.",
+            kind="not-found",
+            setting="device",
+        )
     count, (_, _, number) = torch.cuda.device_count(), name.partition(":")
     if number and int(number) >= count:
         raise ConfigurationError(
-            f"Expected device {CUDA + ':0'!r} to {CUDA}:{count - 1}, got {name!r}: {built} finds {count}; {other}."
+            f"Expected device {CUDA + ':0'!r} to {CUDA}:{count - 1}, got {name!r}: {built} finds {count}; {other}.",
+            kind="not-found",
+            setting="device",
+            got=name,
         )
 
 
@@ -153,31 +161,44 @@ def check_on_device(experiment: Experiment) -> None:
         raise ConfigurationError(
             f"Expected noise-quality = 'fast' on a device, got {config.noise_quality!r}: exact normals need float64's "
             "own logarithm, of which backends round the last digit each in its way. Set noise-quality=fast (for "
-            f"simulations, no guarantee), {_WITHOUT}."
+            f"simulations, no guarantee), {_WITHOUT}.",
+            kind="conflict",
+            setting="noise-quality",
+            got=config.noise_quality,
         )
     for query in experiment.queries:
         raise ConfigurationError(
             "Expected a run whose machines release gradients alone on a device, got one with "
             f"{query.off.partition('=')[0]}: a release beside the training is made on the processor. Set {query.off}, "
-            f"{_WITHOUT}."
+            f"{_WITHOUT}.",
+            kind="conflict",
+            setting="device",
         )
     if config.samples_per_owner:
         raise ConfigurationError(
             "Expected samples-per-owner = 0 on a device, got "
-            f"{config.samples_per_owner}: owners are computed on the processor. Set samples-per-owner=0, {_WITHOUT}."
+            f"{config.samples_per_owner}: owners are computed on the processor. Set samples-per-owner=0, {_WITHOUT}.",
+            kind="conflict",
+            setting="samples-per-owner",
+            got=config.samples_per_owner,
         )
     if not _asked_together(type(experiment.client(0, MemoryLedger()))):
         raise ConfigurationError(
             "Expected a strategy whose machines release weighted gradients of the query points on a device, such as "
             f"mu2, trusted-mu2 or noisy-sgd, got {config.strategy!r}: its machines compute by themselves. Choose "
-            f"another, {_WITHOUT}."
+            f"another, {_WITHOUT}.",
+            kind="conflict",
+            setting="strategy",
+            got=config.strategy,
         )
     for policy in policies:
         if policy.sums_samples or not policy.clips_samples or policy.bound.moments is not None:
             raise ConfigurationError(
                 "Expected machines that release the mean of a batch of clipped gradients on a device, got "
                 f"order {policy.order!r} and clip-unit {policy.clip_unit!r}: sums over all samples and whole updates "
-                f"are computed on the processor. Choose another strategy, {_WITHOUT}."
+                f"are computed on the processor. Choose another strategy, {_WITHOUT}.",
+                kind="conflict",
+                setting="device",
             )
     for plan in experiment.plans():
         if plan.noise_std:

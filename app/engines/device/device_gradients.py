@@ -426,7 +426,9 @@ def gradients_on(model: Model, device: torch.device) -> DeviceGradients:
         return ModuleOnDevice(model, device)
     raise ConfigurationError(
         "Expected a model whose gradients a device can compute (softmax, logistic, nonconvex-logistic, ridge, mean, "
-        f"mlp, cnn, or a torch.nn.Module of your own), got {type(model).__name__}: leave the device empty for it."
+        f"mlp, cnn, or a torch.nn.Module of your own), got {type(model).__name__}: leave the device empty for it.",
+        kind="unsupported",
+        setting="model",
     )
 
 

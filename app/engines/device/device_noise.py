@@ -96,7 +96,9 @@ def check_known_answers(device: torch.device) -> None:
     if got != expected:
         raise ConfigurationError(
             f"Expected the published words of Philox4x32-10 on device {str(device)!r}, got others: its integers do not "
-            "wrap around as they must. Leave the device empty."
+            "wrap around as they must. Leave the device empty.",
+            kind="unsupported",
+            setting="device",
         )
 
 
@@ -130,7 +132,12 @@ def standard_normal_rows(
     """
     blocks = -(-size // _PER_BLOCK)
     if not 0 <= blocks < _MOST_BLOCKS:
-        raise ConfigurationError(f"Expected size from 0 to {_PER_BLOCK * _MOST_BLOCKS - _PER_BLOCK}, got {size}.")
+        raise ConfigurationError(
+            f"Expected size from 0 to {_PER_BLOCK * _MOST_BLOCKS - _PER_BLOCK}, got {size}.",
+            kind="out-of-range",
+            setting="size",
+            got=size,
+        )
     if blocks_together is None:
         blocks_together = _BLOCKS_TOGETHER if device.type == "cpu" else _BLOCKS_TOGETHER_ON_GPU
     normals = torch.empty((len(keys), _PER_BLOCK, blocks), dtype=torch.float32, device=device)
@@ -152,7 +159,7 @@ def _key_words(keys: Sequence[bytes], device: torch.device) -> torch.Tensor:
     """Words of Philox's key and upper counter for each row, shape (5, rows)."""
     wrong = next((key for key in keys if len(key) != KEY_BYTES), None)
     if wrong is not None:
-        raise ConfigurationError(f"Expected keys of {KEY_BYTES} bytes, got one of {len(wrong)}.")
+        raise ConfigurationError(f"Expected keys of {KEY_BYTES} bytes, got one of {len(wrong)}.", kind="wrong-shape")
     words = np.frombuffer(b"".join(keys), "<u4").reshape(len(keys), KEY_BYTES // 4)[:, :5]
     return torch.from_numpy(np.ascontiguousarray(words.T, np.int64)).to(device)
 
@@ -283,7 +290,10 @@ def check_mechanism_on_device(mechanism: Mechanism) -> None:
     if _earlier_rows(mechanism, mechanism.num_releases) is None:
         raise ConfigurationError(
             "Expected a mechanism whose releases are made of the normals of a few (cancelling, decay, bisr, "
-            f"independent) or none on a device, got {mechanism.name!r}: leave the device empty for it."
+            f"independent) or none on a device, got {mechanism.name!r}: leave the device empty for it.",
+            kind="conflict",
+            setting="mechanism",
+            got=mechanism.name,
         )
 
 

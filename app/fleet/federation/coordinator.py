@@ -80,7 +80,7 @@ class Terms:
             x509.load_pem_x509_certificate(self.authority.encode())
         except ValueError as error:
             raise ConfigurationError(
-                "Expected the server's authority as a certificate in PEM form, got none."
+                "Expected the server's authority as a certificate in PEM form, got none.", kind="malformed"
             ) from error
         self.records.check_for_real_nodes()
         self._check_settings()
@@ -91,7 +91,8 @@ class Terms:
         if unknown or own_code:
             raise ConfigurationError(
                 f"Expected settings among {', '.join(SETTINGS)}, and built-in names, got "
-                f"{', '.join(map(repr, unknown or own_code))}: what else a machine has is its operator's to say."
+                f"{', '.join(map(repr, unknown or own_code))}: what else a machine has is its operator's to say.",
+                kind="unknown-name",
             )
         NodeConfig.from_mapping(self.node_values("machine", "0" * 64))
 
@@ -130,10 +131,12 @@ class Terms:
         right = isinstance(document, dict) and document.keys() == {*texts, "settings"}
         right = right and all(isinstance(document[name], str) for name in texts)
         if not right or not isinstance(document["settings"], dict):
-            raise ConfigurationError("Expected the terms of a federation, got something else.")
+            raise ConfigurationError("Expected the terms of a federation, got something else.", kind="malformed")
         for value in document["settings"].values():
             if not isinstance(value, bool | int | float | str) or (isinstance(value, float) and math.isnan(value)):
-                raise ConfigurationError("Expected settings that are texts, numbers or booleans, got something else.")
+                raise ConfigurationError(
+                    "Expected settings that are texts, numbers or booleans, got something else.", kind="wrong-type"
+                )
         return cls(**document)
 
 
@@ -150,7 +153,9 @@ class Kit:
     def __post_init__(self) -> None:
         check_plain(self.member, "a member's name")
         if self.role not in (MACHINE, HELPER):
-            raise ConfigurationError(f"Expected a kit for a machine or a helper, got one for {self.role!r}.")
+            raise ConfigurationError(
+                f"Expected a kit for a machine or a helper, got one for {self.role!r}.", kind="unknown-name"
+            )
 
     @property
     def document(self) -> dict[str, Any]:
@@ -180,7 +185,9 @@ class Joining:
         check_plain(self.federation, "a federation's name")
         check_plain(self.card.name, "a member's name")
         if len(self.node) > _LONGEST_NODE_KEY or not self.node.isprintable():
-            raise ConfigurationError("Expected a node's public key in one short line, got something else.")
+            raise ConfigurationError(
+                "Expected a node's public key in one short line, got something else.", kind="malformed"
+            )
         public_node_key(self.node)
 
     @property
@@ -205,7 +212,9 @@ class Joining:
         """An answer from what :attr:`document` gave."""
         texts = {name: text for name in _ANSWERED if isinstance(text := document.get(name), str)}
         if texts.keys() != set(_ANSWERED) or "card" not in document:
-            raise ConfigurationError(f"Expected what a member sends back {where}, got something else.")
+            raise ConfigurationError(
+                f"Expected what a member sends back {where}, got something else.", kind="malformed"
+            )
         return cls(**texts, card=Card.from_document(document["card"], where))
 
 
@@ -228,7 +237,8 @@ class Federation:
         if names != sorted(set(names)) or any(one.terms != self.terms.digest for one in self.members):
             raise ConfigurationError(
                 "Expected members by name, each once and by the federation's terms, got others: ask for the document "
-                "again."
+                "again.",
+                kind="mismatch",
             )
 
     @cached_property
@@ -258,7 +268,7 @@ class Federation:
         """Return the federation of what :attr:`document` gave; ``where`` it stood, for errors."""
         members = document["members"]
         if not isinstance(members, list) or not all(isinstance(one, dict) for one in members):
-            raise ConfigurationError(f"Expected a federation's members {where}, got something else.")
+            raise ConfigurationError(f"Expected a federation's members {where}, got something else.", kind="malformed")
         read = (Joining.from_document(one, where) for one in members)
         return cls(Terms.from_document(document["terms"]), tuple(read))
 
@@ -272,7 +282,8 @@ def check_plain(name: Any, what: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ConfigurationError(
             f"Expected {what} of Latin letters without accents, digits, '-', '_' and '.', a letter or digit first, got "
-            f"{name!a}: characters of other alphabets look like these."
+            f"{name!a}: characters of other alphabets look like these.",
+            kind="malformed",
         )
 
 
@@ -289,7 +300,7 @@ def public_node_key(text: str) -> ec.EllipticCurvePublicKey:
     except ValueError:
         found = None
     if not isinstance(found, ec.EllipticCurvePublicKey):
-        raise ConfigurationError("Expected a node's public key of kind ecdsa, got something else.")
+        raise ConfigurationError("Expected a node's public key of kind ecdsa, got something else.", kind="wrong-type")
     return found
 
 
@@ -304,7 +315,9 @@ def read_document(path: Path, kind: str, keys: set[str]) -> dict[str, Any]:
         with path.open("rb") as file:
             content = file.read(LARGEST_DOCUMENT + 1)
     except OSError as error:
-        raise ConfigurationError(f"Expected a {kind} document at {path}, got: {error.strerror or error}.") from error
+        raise ConfigurationError(
+            f"Expected a {kind} document at {path}, got: {error.strerror or error}.", kind="unreadable"
+        ) from error
     return parsed(content, kind, keys, f"at {path}")
 
 
@@ -317,7 +330,8 @@ def parsed(content: bytes, kind: str, keys: set[str], where: str) -> dict[str, A
     check_format(f"a {kind} document {where}", document, kind, _FORMAT)
     if not isinstance(document, dict) or document.keys() != {kind, *keys}:
         raise ConfigurationError(
-            f"Expected a {kind} document of format {_FORMAT} {where}, got something else: ask for the file again."
+            f"Expected a {kind} document of format {_FORMAT} {where}, got something else: ask for the file again.",
+            kind="other-format",
         )
     return document
 
@@ -402,7 +416,8 @@ class Coordinator:
             if isinstance(error, ConfigurationError):
                 raise
             raise ConfigurationError(
-                f"Expected a coordinator's folder at {folder}, made by `murmurfl federation new`, got none."
+                f"Expected a coordinator's folder at {folder}, made by `murmurfl federation new`, got none.",
+                kind="not-found",
             ) from error
 
     @property
@@ -457,12 +472,15 @@ class Coordinator:
         if twice := {
             one.card.name for one in answers if sum(other.card.name == one.card.name for other in answers) > 1
         }:
-            raise ConfigurationError(f"Expected one answer of each member, got two of {', '.join(sorted(twice))}.")
+            raise ConfigurationError(
+                f"Expected one answer of each member, got two of {', '.join(sorted(twice))}.", kind="duplicate"
+            )
         for one in answers:
             if one.terms != terms.digest:
                 raise ConfigurationError(
                     f"Expected an answer to the terms of federation {terms.name!r}, got one of {one.card.name!r} to "
-                    f"others (of {one.federation!r}): send its operator the kit again, and have it join again."
+                    f"others (of {one.federation!r}): send its operator the kit again, and have it join again.",
+                    kind="mismatch",
                 )
         self._check_returning(answers)
         members = {**self.members, **{one.card.name: one for one in answers}}
@@ -486,7 +504,8 @@ class Coordinator:
                 raise ConfigurationError(
                     f"Expected a new node key from {one.card.kind} {one.card.name!r}, got one that has left this "
                     "federation, and the server takes no key twice. Have its operator run `murmurfl federation renew` "
-                    "in its folder, and accept the new answer."
+                    "in its folder, and accept the new answer.",
+                    kind="duplicate",
                 )
 
     def _check_looks(self, answers: Sequence[Joining], members: Mapping[str, Joining]) -> None:
@@ -499,7 +518,8 @@ class Coordinator:
             if others := sorted(alike[looks_of(name)] - {name}):
                 raise ConfigurationError(
                     f"Expected a member's name that looks like no other one, got {name!r} next to {others[0]!r}: have "
-                    "one of them join with another --name."
+                    "one of them join with another --name.",
+                    kind="duplicate",
                 )
 
     def _check_roles(self, answers: Sequence[Joining]) -> None:
@@ -510,14 +530,16 @@ class Coordinator:
             if role != one.card.kind:
                 raise ConfigurationError(
                     f"Expected {one.card.name!r} to answer as the {role} that its kit was made for, got a "
-                    f"{one.card.kind}'s keys: ask its operator by your own means what happened."
+                    f"{one.card.kind}'s keys: ask its operator by your own means what happened.",
+                    kind="mismatch",
                 )
 
     def leave(self, name: str) -> Coordinator:
         """Take a member out; ConfigurationError if there is none of this name, or too few would be left."""
         if name not in self.members:
             raise ConfigurationError(
-                f"Expected a member's name, one of {', '.join(sorted(self.members)) or 'none'}, got {name!r}."
+                f"Expected a member's name, one of {', '.join(sorted(self.members)) or 'none'}, got {name!r}.",
+                kind="unknown-name",
             )
         rest = {other: one for other, one in self.members.items() if other != name}
         return self._changed(rest, [self.members[name].node], [])
@@ -525,7 +547,9 @@ class Coordinator:
     def _changed(self, members: Mapping[str, Joining], left: Sequence[str], said: Sequence[str]) -> Coordinator:
         keys = [public_node_key(one.node).public_numbers() for one in members.values()]
         if len(set(keys)) < len(keys):
-            raise ConfigurationError("Expected a node key of its own for each member, got one twice: join again.")
+            raise ConfigurationError(
+                "Expected a node key of its own for each member, got one twice: join again.", kind="duplicate"
+            )
         federation = Federation(self.federation.terms, tuple(members[name] for name in sorted(members)))
         federation.roster  # noqa: B018 - refuses two members with one key
         machines = sum(one.card.kind == MACHINE for one in members.values())
@@ -598,7 +622,8 @@ def new_federation(
     """
     if not (machines >= 1 and 0 <= helpers <= MOST_HELPERS and machines + helpers <= MOST_MEMBERS):
         raise ConfigurationError(
-            f"Expected 1 or more machines and 0 to {MOST_HELPERS} helpers, got {machines} and {helpers}."
+            f"Expected 1 or more machines and 0 to {MOST_HELPERS} helpers, got {machines} and {helpers}.",
+            kind="out-of-range",
         )
     records = Schema.read_file(schema)
     records.check_for_real_nodes()
@@ -608,7 +633,8 @@ def new_federation(
     except OSError as error:
         raise ConfigurationError(
             f"Expected to make the folder {folder}, got: {error.strerror}. Choose another name, or go on with the "
-            "federation that is there."
+            "federation that is there.",
+            kind="exists",
         ) from error
     text = schema.expanduser().read_text(encoding="utf-8")
     try:

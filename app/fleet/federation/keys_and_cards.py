@@ -84,10 +84,13 @@ class Card:
                 file.write(json.dumps(self.document, indent=1) + "\n")
         except FileExistsError as error:
             raise ConfigurationError(
-                f"Expected nothing at {path}, where a card is to be written, got a file; it was left alone."
+                f"Expected nothing at {path}, where a card is to be written, got a file; it was left alone.",
+                kind="exists",
             ) from error
         except OSError as error:
-            raise ConfigurationError(f"Expected to write a card to {path}, got {error.strerror}.") from error
+            raise ConfigurationError(
+                f"Expected to write a card to {path}, got {error.strerror}.", kind="failed"
+            ) from error
 
     @classmethod
     def read(cls, path: Path) -> Card:
@@ -95,7 +98,7 @@ class Card:
         try:
             document: Any = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise ConfigurationError(f"Expected a card at {path}, got: {error.strerror}.") from error
+            raise ConfigurationError(f"Expected a card at {path}, got: {error.strerror}.", kind="unreadable") from error
         except ValueError:
             document = None
         return cls.from_document(document, f"at {path}")
@@ -112,11 +115,13 @@ class Card:
             keys = {name: bytes.fromhex(document[name]) for name in expected & {"signing", "sealing"}}
         except (ValueError, TypeError, AttributeError) as error:
             raise ConfigurationError(
-                f"Expected a card of `murmurfl roster key` {where}, got something else: ask its operator for it."
+                f"Expected a card of `murmurfl roster key` {where}, got something else: ask its operator for it.",
+                kind="malformed",
             ) from error
         if any(len(key) != _KEY_BYTES for key in keys.values()):
             raise ConfigurationError(
-                f"Expected keys of {_KEY_BYTES} bytes in a card {where}, got others: ask its operator for it."
+                f"Expected keys of {_KEY_BYTES} bytes in a card {where}, got others: ask its operator for it.",
+                kind="wrong-shape",
             )
         return cls(document[kind], **keys)
 
@@ -129,7 +134,8 @@ def roster_of(cards: Iterable[Card]) -> Roster:
         if card.name in machines or card.name in helpers:
             raise ConfigurationError(
                 f"Expected one card for each name, got two for {card.name!r}: leave one out, or have one of the two "
-                "made again under a name of its own."
+                "made again under a name of its own.",
+                kind="duplicate",
             )
         if card.sealing:
             helpers[card.name] = HelperEntry(card.name, card.sealing, card.signing)
@@ -139,7 +145,8 @@ def roster_of(cards: Iterable[Card]) -> Roster:
         if not found:
             raise ConfigurationError(
                 f"Expected a roster of 1 to {MOST_MACHINES if kind == 'machine' else MOST_HELPERS} {kind}s, got no "
-                f"{kind}'s card: its operator makes one with `murmurfl roster key PATH --{kind} NAME`."
+                f"{kind}'s card: its operator makes one with `murmurfl roster key PATH --{kind} NAME`.",
+                kind="missing",
             )
     return Roster(machines, tuple(helpers[name] for name in sorted(helpers)))
 
@@ -186,14 +193,16 @@ def _made(path: Path, card: Card, write: Callable[[], None]) -> NewKey:
     if path.suffix == ".card":  # people send each other *.card
         raise ConfigurationError(
             f"Expected a private key's file not to end in .card, got {path}: cards are sent around. Call it "
-            f"{path.with_suffix('.key').name}; its card then goes to {path.name}."
+            f"{path.with_suffix('.key').name}; its card then goes to {path.name}.",
+            kind="malformed",
         )
     shown = path.with_name(path.name.removesuffix(".key") + ".card")
     for one in (path, shown):
         if one.exists():
             raise ConfigurationError(
                 f"Expected nothing at {one}, where a new key is to be made, got a file; it was left alone. Keep it if "
-                "it is in a roster already, else give the new key another name."
+                "it is in a roster already, else give the new key another name.",
+                kind="exists",
             )
     write()
     card.write(shown)
@@ -234,7 +243,8 @@ def read_owner_key(path: Path) -> OwnerKey:
     except (TypeError, ValueError):
         raise ConfigurationError(
             f"Expected {_OWNER_FILE} of format {_OWNER_FORMAT} at {path}, got something else: name the file that "
-            "`murmurfl owner key` made."
+            "`murmurfl owner key` made.",
+            kind="other-format",
         ) from None
 
 
@@ -299,7 +309,9 @@ def _key(path: Path | None) -> ec.EllipticCurvePrivateKey:
         return ec.generate_private_key(ec.SECP384R1())
     found = serialization.load_pem_private_key(path.read_bytes(), password=None)
     if not isinstance(found, ec.EllipticCurvePrivateKey):
-        raise ConfigurationError(f"Expected a private key of an elliptic curve at {path}, got another kind.")
+        raise ConfigurationError(
+            f"Expected a private key of an elliptic curve at {path}, got another kind.", kind="wrong-type"
+        )
     return found
 
 

@@ -87,7 +87,8 @@ class Member:
         except (OSError, ValueError) as error:
             raise ConfigurationError(
                 f"Expected this member's public node key at {path}, got none that can be read: put it back, or make "
-                "new keys with `murmurfl federation renew`."
+                "new keys with `murmurfl federation renew`.",
+                kind="not-found",
             ) from error
         return Joining(self.terms.name, self.terms.digest, node, self.card())
 
@@ -112,12 +113,14 @@ class Member:
         except httpx.HTTPError as error:
             raise ConfigurationError(
                 f"Expected the federation's server at {self.terms.address}, got none ({error}): start it with "
-                "`murmurfl federation start`, and see that this computer reaches it."
+                "`murmurfl federation start`, and see that this computer reaches it.",
+                kind="unreachable",
             ) from error
         if not content:
             raise ConfigurationError(
                 f"Expected the federation's document from {self.terms.address}, got HTTP {answer.status_code}: the "
-                "server there is another federation's."
+                "server there is another federation's.",
+                kind="mismatch",
             )
         where = f"from {self.terms.address}"
         return Federation.from_document(parsed(content, Federation.KIND, set(Federation.PARTS), where), where)
@@ -132,7 +135,8 @@ class Member:
             raise ConfigurationError(
                 f"Expected the terms of this member's kit, {self.terms.digest[:16]}..., got others, "
                 f"{federation.terms.digest[:16]}...: somebody changed one of the two. Ask the coordinator, by your own "
-                "means, for a kit, and join again in another folder."
+                "means, for a kit, and join again in another folder.",
+                kind="mismatch",
             )
         own = self.joining()
         name, kind = own.card.name, own.card.kind
@@ -140,18 +144,21 @@ class Member:
         if known is None:
             raise ConfigurationError(
                 f"Expected {kind} {name!r} among the federation's members, got a document without it: send "
-                f"{self.answer.name} to the coordinator, who runs `murmurfl federation accept`."
+                f"{self.answer.name} to the coordinator, who runs `murmurfl federation accept`.",
+                kind="missing",
             )
         if known != own:
             raise ConfigurationError(
                 f"Expected {kind} {name!r} in the federation with its own keys, {own.fingerprint}, got "
                 f"{known.fingerprint}: an old answer was accepted, or somebody exchanged it. Tell the other operators, "
-                f"and send {self.answer.name} again by your own means."
+                f"and send {self.answer.name} again by your own means.",
+                kind="mismatch",
             )
         if self.terms.sums and federation.roster is None:
             raise ConfigurationError(
                 "Expected a machine and a helper among the federation's members, got one kind alone: start again once "
-                "the coordinator has accepted both."
+                "the coordinator has accepted both.",
+                kind="missing",
             )
 
     def pin(self, federation: Federation, digest: str) -> None:
@@ -160,7 +167,8 @@ class Member:
         if not hmac.compare_digest(federation.digest, compared):
             raise ConfigurationError(
                 f"Expected the federation with digest {in_fours(compared)}, which this operator compared, got "
-                f"{in_fours(federation.digest)}: compare again, by telephone say, and start once all read the same."
+                f"{in_fours(federation.digest)}: compare again, by telephone say, and start once all read the same.",
+                kind="mismatch",
             )
         self.check(federation)
         if federation.roster is not None:
@@ -169,7 +177,8 @@ class Member:
             found, count = re.subn(r"(?m)^roster-digest *=.*?(?= *#|$)", line, text)
             if count != 1:
                 raise ConfigurationError(
-                    f"Expected one line roster-digest = ... in {self.file}, got {count}: write there {line}."
+                    f"Expected one line roster-digest = ... in {self.file}, got {count}: write there {line}.",
+                    kind="malformed",
                 )
             document = federation.roster.document
             write_document(self.folder / _ROSTER, document)
@@ -195,14 +204,16 @@ class Member:
             if not ledger.exists():
                 raise ConfigurationError(
                     f"Expected the ledger at {ledger}, which was made here before, got no file: what these data have "
-                    "spent stands in it. Find it; if it is lost, the data are retired."
+                    "spent stands in it. Find it; if it is lost, the data are retired.",
+                    kind="not-found",
                 )
             return False
         wanted = {"budget-mu": node.budget_mu, **({"budget-local-mu": node.budget_local_mu} if node.sums else {})}
         if missing := [name for name, value in wanted.items() if not value]:
             raise ConfigurationError(
                 f"Expected {' and '.join(missing)} in {self.file}, got 0: write down, once for these data, what all "
-                "runs together may spend; `murmurfl federation join` said what one takes."
+                "runs together may spend; `murmurfl federation join` said what one takes.",
+                kind="missing",
             )
         # First: a start that is cut off here leaves no ledger and a sentence, never a second ledger.
         create_private(made, "a note that the ledger was made", error=ConfigurationError)
@@ -282,14 +293,16 @@ def join(kit: Kit, folder: Path, *, accept_no_noise: bool = False) -> Member:
     """
     if (words := without_noise(kit)) and not accept_no_noise:
         raise ConfigurationError(
-            f"Expected a kit by which everything leaves with noise, or --accept-no-noise, got another kit. {words}"
+            f"Expected a kit by which everything leaves with noise, or --accept-no-noise, got another kit. {words}",
+            kind="conflict",
         )
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:
         raise ConfigurationError(
             f"Expected to make the folder {folder}, got: {error.strerror}. Join in another --folder; new keys of a "
-            "member that is there are made by `murmurfl federation renew`."
+            "member that is there are made by `murmurfl federation renew`.",
+            kind="exists",
         ) from error
     member = Member(folder, kit)
     try:

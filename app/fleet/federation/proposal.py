@@ -74,25 +74,35 @@ def propose(records: Schema, machines: int, helpers: int, rows: int, settings: M
     if records.num_classes == 1:
         raise ConfigurationError(
             "Expected a schema whose label has classes, got numbers, which a federation's machines do not scale: "
-            "`murmurfl fit TABLE --schema SCHEMA.toml` trains on numbers."
+            "`murmurfl fit TABLE --schema SCHEMA.toml` trains on numbers.",
+            kind="unsupported",
+            setting="schema",
         )
     if fixed := sorted(settings.keys() & _OF_MACHINES):
         raise ConfigurationError(
-            f"Expected no --set {fixed[0]}, which schema and members decide, got {settings[fixed[0]]!r}: leave it out."
+            f"Expected no --set {fixed[0]}, which schema and members decide, got {settings[fixed[0]]!r}: leave it out.",
+            kind="conflict",
         )
     own = (settings.keys() & NodeConfig.settings().keys()) - {*SETTINGS, *_ALSO_OF_RUNS}
     if own:
         name = min(own)
         raise ConfigurationError(
             f"Expected settings that a federation may propose, got {name} = {settings[name]!r}: each operator writes "
-            "it into node.toml, and you into run.settings."
+            "it into node.toml, and you into run.settings.",
+            kind="unknown-name",
         )
     if not rows >= 1:
-        raise ConfigurationError(f"Expected --rows >= 1, about how many records a machine has, got {rows}.")
+        raise ConfigurationError(
+            f"Expected --rows >= 1, about how many records a machine has, got {rows}.",
+            kind="out-of-range",
+            setting="rows",
+            got=rows,
+        )
     if names := sorted(name for name, value in settings.items() if isinstance(value, str) and ":" in value):
         raise ConfigurationError(
             f"Expected settings that are built-in names, got {names[0]} = {settings[names[0]]!r}: code of one's own is "
-            "each operator's to install."
+            "each operator's to install.",
+            kind="unknown-name",
         )
     counts: dict[str, Value] = {"num-clients": machines, "clients-per-round": machines}
     given = layered(_defaults(records, settings), _sums(machines, helpers, settings), settings)
@@ -121,7 +131,10 @@ def _sums(machines: int, helpers: int, settings: Mapping[str, Value]) -> dict[st
     if (trust == SECURE) != bool(helpers):
         raise ConfigurationError(
             f"Expected helpers with trust = {SECURE!r}, and with nothing else, got {helpers} and trust = {trust!r}: "
-            "set --helpers, or leave trust out."
+            "set --helpers, or leave trust out.",
+            kind="conflict",
+            setting="helpers",
+            got=helpers,
         )
     if not helpers:
         return {}
@@ -145,7 +158,8 @@ def _chosen(config: RunConfig, records: Schema, rows: int) -> tuple[Problem, str
     if not able:
         raise ConfigurationError(
             f"Expected settings that a method of real nodes can serve, got some for {decision.chosen.strategy} alone: "
-            "name a strategy with --set."
+            "name a strategy with --set.",
+            kind="conflict",
         )
     return able[0].problem, replace(decision, chosen=able[0], others=[]).reason
 

@@ -58,6 +58,8 @@ _UNHEARD = "heartbeat"
 class ControlError(MurmurflError):
     """A SuperLink does not answer a command of its owner as expected."""
 
+    kind = "failed"
+
 
 def answer_to(
     command: str, address: str, context: ssl.SSLContext | bool, login: str, content: bytes = b""
@@ -108,7 +110,7 @@ def node_key_bytes(openssh: str) -> bytes:
     """A node's public key as Flower keeps it, from OpenSSH's line."""
     found = load_ssh_public_key(openssh.encode())
     if not isinstance(found, ec.EllipticCurvePublicKey):
-        raise ControlError("Expected a node's public key of kind ecdsa, got another kind.")
+        raise ControlError("Expected a node's public key of kind ecdsa, got another kind.", kind="wrong-type")
     return public_key_to_bytes(found)
 
 
@@ -246,11 +248,18 @@ def log_in(key: OwnerKey, connection: str | None, hours: float) -> tuple[str, in
     credentials file has the login; if the server refuses it, none is kept.
     """
     if not 0 < hours * _HOUR_S <= LONGEST_LOGIN_S:
-        raise ConfigurationError(f"Expected hours > 0 and at most {LONGEST_LOGIN_S // _HOUR_S}, got {hours:g}.")
+        raise ConfigurationError(
+            f"Expected hours > 0 and at most {LONGEST_LOGIN_S // _HOUR_S}, got {hours:g}.",
+            kind="out-of-range",
+            setting="hours",
+            got=hours,
+        )
     address, root, insecure = _connection(connection)
     if insecure and not is_loopback((parse_address(address) or ("",))[0]):
         raise ConfigurationError(
-            f"Expected TLS on the way to {address}, got insecure = true: whoever listens there would have the login."
+            f"Expected TLS on the way to {address}, got insecure = true: whoever listens there would have the login.",
+            kind="insecure",
+            setting="insecure",
         )
     until = int(time.time() + hours * _HOUR_S)
     try:
@@ -262,7 +271,8 @@ def log_in(key: OwnerKey, connection: str | None, hours: float) -> tuple[str, in
             raise
         raise ConfigurationError(
             f"Expected a server at {address} that shows a certificate for its name, got none ({error}): look at the "
-            "connection in Flower's config.toml."
+            "connection in Flower's config.toml.",
+            kind="unreachable",
         ) from error
     keep_login(get_credential_store(), address, text)
     return address, until
@@ -278,7 +288,8 @@ def _connection(name: str | None) -> tuple[str, Path | None, bool]:
         raise ConfigurationError(error.message) from error
     if not found.address:
         raise ConfigurationError(
-            f"Expected a connection with an address, got {found.name!r} without: name one of Flower's config.toml."
+            f"Expected a connection with an address, got {found.name!r} without: name one of Flower's config.toml.",
+            kind="missing",
         )
     return found.address, Path(found.root_certificates) if found.root_certificates else None, bool(found.insecure)
 
@@ -287,7 +298,7 @@ def _server_at(address: str, context: ssl.SSLContext) -> str:
     """The name of the server there, by its checked certificate."""
     parsed = parse_address(address)
     if parsed is None:
-        raise ConfigurationError(f"Expected an address HOST:PORT, got {address!r}.")
+        raise ConfigurationError(f"Expected an address HOST:PORT, got {address!r}.", kind="malformed")
     host, port, _ = parsed
     with (
         socket.create_connection((host, port), TIMEOUT_S) as plain,
@@ -302,7 +313,10 @@ def _try(address: str, context: ssl.SSLContext | bool, text: str) -> None:
     if answer.status_code == httpx.codes.FORBIDDEN:
         raise ConfigurationError(
             f"Expected {address} to take this owner's commands, got a refusal: have its operator put the public half "
-            "of the key into the file that `murmurfl server --owners` names, and set both clocks."
+            "of the key into the file that `murmurfl server --owners` names, and set both clocks.",
+            kind="not-permitted",
         )
     if answer.status_code != httpx.codes.OK:
-        raise ConfigurationError(f"Expected {address} to be a SuperLink, got HTTP {answer.status_code}.")
+        raise ConfigurationError(
+            f"Expected {address} to be a SuperLink, got HTTP {answer.status_code}.", kind="mismatch"
+        )

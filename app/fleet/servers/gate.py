@@ -106,7 +106,8 @@ def read_owners(path: Path) -> dict[bytes, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"Expected {_WHAT} at {path}, got {getattr(error, 'strerror', None) or 'no text'}: write a line for each, "
-            "the public half that `murmurfl owner key` says and a name."
+            "the public half that `murmurfl owner key` says and a name.",
+            kind="malformed",
         ) from error
     owners = {}
     for number, line in enumerate(lines, 1):
@@ -115,7 +116,7 @@ def read_owners(path: Path) -> dict[bytes, str]:
             if key:
                 owners[public_owner_key(key)] = plain(name)[:_LONGEST_NAME] or key[:8]
         except ConfigurationError as error:
-            raise ConfigurationError(f"{error} It is in line {number} of {path}.") from error
+            raise error.reworded(f"{error} It is in line {number} of {path}.") from error
     return owners
 
 
@@ -264,7 +265,9 @@ class Gate:
             owners = self._listed()
         except ConfigurationError as error:
             logger.error("Nobody may command this server: %s", error)
-            raise PermitError("Expected a list of owners on the server, got none that can be read.") from error
+            raise PermitError(
+                "Expected a list of owners on the server, got none that can be read.", kind="unreadable"
+            ) from error
         key = verified_login(text.strip(), owners, self._server, self._clock())
         return key, owners[key]
 
@@ -378,17 +381,20 @@ class SuperLinkOptions:
         if not self.certificate and not is_loopback(self.host):
             raise ConfigurationError(
                 f"Expected --ssl-certfile, --ssl-keyfile and --ssl-ca-certfile, or --host 127.0.0.1, got {self.host} "
-                "without TLS: whoever listens on the way could command the server."
+                "without TLS: whoever listens on the way could command the server.",
+                kind="insecure",
             )
         if not self.nodes_register and not is_loopback(self.host):
             raise ConfigurationError(
                 "Expected --enable-supernode-auth, or --host 127.0.0.1, got neither: anybody could register a node, be "
-                "asked by runs, and fetch their bundles."
+                "asked by runs, and fetch their bundles.",
+                kind="insecure",
             )
         if self.processes == "process" and not self.secret:
             raise ConfigurationError(
                 "Expected --superexec-auth-secret-file with --isolation process, got none: anybody could take the "
-                "place of a run's process."
+                "place of a run's process.",
+                kind="insecure",
             )
 
     @property

@@ -75,7 +75,8 @@ def raise_file_limit() -> int:
     if wanted < _LEAST_FILES:
         raise ConfigurationError(
             f"Expected at least {_LEAST_FILES} open files to be allowed, got {wanted}: raise the hard limit with "
-            "`ulimit -n`, or LimitNOFILE= in the unit."
+            "`ulimit -n`, or LimitNOFILE= in the unit.",
+            kind="out-of-range",
         )
     return wanted
 
@@ -507,7 +508,10 @@ def largest_reply(named: str | None) -> int:
         return _LARGEST_REPLY
     if not named.isdecimal() or not 0 < int(named) <= _LARGEST_SETTING:
         raise ConfigurationError(
-            f"Expected {LARGEST_REPLY_VARIABLE} to be MiB, a whole number from 1 to {_LARGEST_SETTING}, got {named!r}."
+            f"Expected {LARGEST_REPLY_VARIABLE} to be MiB, a whole number from 1 to {_LARGEST_SETTING}, got {named!r}.",
+            kind="out-of-range",
+            setting=LARGEST_REPLY_VARIABLE,
+            got=named,
         )
     return int(named) << 20
 

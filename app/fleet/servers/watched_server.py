@@ -65,6 +65,8 @@ _WEB_SERVER = re.compile(r"\S+Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) (\[.*)")
 class ServerError(MurmurflError, RuntimeError):
     """Flower's SuperLink does not start."""
 
+    kind = "failed"
+
 
 def run_server(
     options: Sequence[str],
@@ -334,10 +336,13 @@ def _folder(named: Path | None, *, writing: bool) -> Iterator[Path]:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"Expected a folder at {folder} for figures, got: {error.strerror}.") from error
+        raise ConfigurationError(
+            f"Expected a folder at {folder} for figures, got: {error.strerror}.", kind="failed"
+        ) from error
     if not os.access(folder, (os.W_OK if writing else os.R_OK) | os.X_OK):
         raise ConfigurationError(
-            f"Expected a folder at {folder} that can be {'written to' if writing else 'read'}, got one that cannot."
+            f"Expected a folder at {folder} that can be {'written to' if writing else 'read'}, got one that cannot.",
+            kind="failed",
         )
     yield folder
 
