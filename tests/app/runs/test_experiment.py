@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import os
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from murmurfl.app.methods import METHODS
 from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.runs import result as folders
 from murmurfl.app.runs import result as record
-from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.experiment import Experiment, prepare
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.progress import RoundLine
 from murmurfl.app.runs.result import folder_for, write_record
@@ -29,13 +29,21 @@ from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.training_run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import naming, run_folder
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.privacy import ConfigurationError, gdp_epsilon, protocol
+from murmurfl.privacy import ConfigurationError, Loss, gdp_epsilon, protocol
 from murmurfl.privacy.mechanisms import best_decay
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
+
+
+class Uneven(Experiment):
+    """An experiment whose machines have two noise plans, the one of the larger mu last."""
+
+    def plans(self):
+        plan = super().plans()[0]
+        return [replace(plan, loss=Loss.of(mu)) for mu in (0.5, 0.7)]
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +263,11 @@ def test_mu_of_the_papers_schedule_is_the_true_one():
     harmonic = sum(1 / k for k in range(1, cap + 1))
     assert mu == pytest.approx(4.0 * math.sqrt(harmonic / (1 + math.log(40))))
     assert mu < 4.0
+
+
+def test_the_loss_of_a_run_is_the_largest_of_its_machines():
+    experiment = Uneven(**{one.name: getattr(prepare(RunConfig()), one.name) for one in fields(Experiment)})
+    assert experiment.loss().mu == 0.7
 
 
 def test_the_noise_of_a_run_is_that_of_its_seed():

@@ -159,6 +159,12 @@ def test_what_ledgers_count_of_a_curve_without_mu_is_everything():
     assert both(Loss.of(3.0, 3.0).left_of(session)) == (0.0, pytest.approx(math.sqrt(8.0)))
 
 
+def test_a_curve_is_not_given_up_for_a_worst_case_without_a_mu_either():
+    curve = without_mu(1.0)
+    assert Loss(curve, Gaussian(math.inf)).tightened().assumed is curve
+    assert both(Loss(curve, Gaussian(2.0)).tightened()) == (2.0, 2.0)
+
+
 def test_each_operation_keeps_the_sides_apart():
     """A false guarantee, if assumed and worst case were exchanged or one of them were lost on the way."""
     one, other = Loss.of(1.0, 10.0), Loss.of(2.0, 20.0)

@@ -34,6 +34,7 @@ from murmurfl.privacy import (
     rotate_key,
     row_bytes,
 )
+from murmurfl.privacy.machine import known_samples
 from murmurfl.privacy.machine.known_samples import DataDigest, OwnersDigest, slots_of, weights_of, weights_of_owners
 from murmurfl.privacy.machine.machine_block import MachineBlock
 from scipy.stats import chisquare
@@ -132,6 +133,14 @@ def test_rows_without_a_name_are_nobodys_and_no_row_is_refused():
     assert sorted(rows_of(owners)) == [[0, 10], [3], [7]]
     assert len(grouped(np.array([None, None], object))) == 0
     assert Owners.of(np.array([""]), 1, secret=SECRET).num_places == 1
+
+
+def test_as_many_owners_as_a_sum_can_count_are_taken_and_one_more_is_not(monkeypatch):
+    monkeypatch.setattr(known_samples, "MOST_ROWS", 3)
+    assert len(Owners.of(["a", "b", "b", "c"], 1, secret=SECRET)) == 3
+    with pytest.raises(ConfigurationError) as refusal:
+        Owners.of(["a", "b", "b", "c", "d"], 1, secret=SECRET)
+    assert refusal.value.kind == "out-of-range"
 
 
 @pytest.mark.parametrize("names", ["ann", b"ann", {"ann": 1}])
