@@ -286,7 +286,8 @@ def read_outcome(
     contents: Vector | MaskedRelease | None = None
     if parts is not None:
         contents = _read_masked(parts, config) if masked else _read_values(parts, largest_value)
-    numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}  # lists are nobody's
+    # Lists are nobody's, and what is read from a number that is too large may overflow.
+    numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float) and _is_plain(value)}
     return None if contents is None else Reply(name, release, ack, contents, numbers)
 
 

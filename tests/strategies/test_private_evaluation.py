@@ -270,6 +270,7 @@ FORGED = {
     "noise that is no number": {"noise-std": math.nan},
     "noise below zero": {"noise-std": -1.0},
     "whole noise": {"noise-std": 1},
+    "noise whose square overflows": {"noise-std": 1e200},
     "held out by half": {"held-out": 2},
     "no word of it": {"held-out": None},
     "another share for scores": {"scores-share": 0.4},

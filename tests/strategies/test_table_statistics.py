@@ -114,7 +114,8 @@ def test_lost_machines_leave_records_number_and_noise():
 
 
 @pytest.mark.parametrize(
-    "said", [{"noise-std": None}, {"noise-std": math.nan}, {"noise-std": -1.0}, {"num-examples": 0}]
+    "said",
+    [{"noise-std": None}, {"noise-std": math.nan}, {"noise-std": -1.0}, {"noise-std": 1e200}, {"num-examples": 0}],
 )
 def test_a_reply_that_does_not_say_what_it_is_of_is_dropped(said):
     def forged(reply):
