@@ -14,15 +14,15 @@ import shutil
 import signal
 import socket
 import ssl
-import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+import psutil
 
 from ...privacy import ConfigurationError, MurmurflError
 
@@ -153,76 +153,42 @@ def _toml(value: Scalar) -> str:
     raise ConfigurationError(f"Expected a bool, int, float or str in the run config, got {value!r}.", kind="wrong-type")
 
 
-_PROC = Path("/proc")
-
-
-@dataclass(frozen=True)
-class _Process:
-    pid: int
-    parent: int
-    born: str  # pids are reused; pid and birth name a process for good
-    marked: bool
-
-
 class Processes:
-    """The processes with a marker in their environment, and all their descendants.
+    """The processes with a marker, ``NAME=VALUE``, in their environment, and all their descendants.
 
     The environment finds detached and orphaned processes; descent finds those that changed their environment. Every one
     found is remembered, because it may be orphaned afterwards.
     """
 
     def __init__(self, marker: str) -> None:
-        self._marker = marker
-        self._known: set[tuple[int, str]] = set()
+        self._variable, _, self._value = marker.partition("=")
+        self._known: set[psutil.Process] = set()  # equal by number and birth: numbers are reused
 
     def living(self, own: set[int]) -> list[int]:
         """Living processes with the marker, those of ``own``, and their descendants, in ascending order."""
-        table = list(_process_table(self._marker))
-        found = {p.pid for p in table if p.marked or p.pid in own or (p.pid, p.born) in self._known}
+        parents: dict[psutil.Process, int] = {}
+        found = set(own)
+        for pid in psutil.pids():  # not process_iter, which would keep the object of a number's earlier process
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                with process.oneshot():
+                    if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                        parents[process] = process.ppid()
+                        if process in self._known or self._is_marked(process):
+                            found.add(pid)
         grew = True
         while grew:
-            children = {p.pid for p in table if p.parent in found} - found
+            children = {process.pid for process, parent in parents.items() if parent in found} - found
             found |= children
             grew = bool(children)
-        found.discard(os.getpid())
-        self._known |= {(p.pid, p.born) for p in table if p.pid in found}
-        return sorted(found)
+        living = {process for process in parents if process.pid in found - {os.getpid()}}
+        self._known |= living
+        return sorted(process.pid for process in living)
 
-
-def _process_table(marker: str) -> Iterator[_Process]:
-    """Every process that is not a zombie."""
-    if not (_PROC / "self" / "environ").exists():
-        yield from _process_table_by_ps(marker)
-        return
-    wanted = marker.encode()
-    for folder in _PROC.glob("[0-9]*"):
-        with suppress(OSError, IndexError, ValueError):
-            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            state, parent, born = fields[0], int(fields[1]), fields[19]
-            marked = False
-            with suppress(OSError):  # another user's
-                marked = wanted in (folder / "environ").read_bytes().split(b"\0")
-            if state not in "ZX":
-                yield _Process(int(folder.name), parent, born, marked)
-
-
-def _process_table_by_ps(marker: str) -> Iterator[_Process]:
-    """The same without /proc (macOS): ``e`` prints the environment after the command."""
-    try:
-        listing = subprocess.run(
-            ["ps", "axeww", "-o", "pid=,ppid=,stat=,lstart=,command="],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            env={**os.environ, "LC_ALL": "C"},  # the start as five words
-        ).stdout
-    except OSError:
-        return
-    for line in listing.splitlines():
-        fields = line.split(None, 8)
-        if len(fields) == 9 and not fields[2].startswith("Z"):
-            yield _Process(int(fields[0]), int(fields[1]), " ".join(fields[3:8]), f" {marker} " in f" {fields[8]} ")
+    def _is_marked(self, process: psutil.Process) -> bool:
+        with suppress(psutil.AccessDenied, OSError):  # another user's
+            return process.environ().get(self._variable) == self._value
+        return False
 
 
 @contextmanager

@@ -328,15 +328,21 @@ def run_demo(config: RunConfig, folder: Path, *, timeout_s: float, on_line: Call
         deployed.add_nodes(settings, [f"helper-{number}" for number in range(helpers)])
         for name in (*deployed.helpers, *deployed.nodes):
             deployed.start_node(name)
-        try:
-            deployed.submit(spelled_out(config.to_mapping(), run_keys()))
-        except LaunchError as error:
-            failure = folder / FAILURE_NAME
-            reason = (
-                f"The run failed: {json.loads(failure.read_text())['reason']}" if failure.exists() else error.reason
-            )
-            raise LaunchError(reason, error.log) from error
-    outcome = Outcome.read(folder)
+        _submit(deployed, config, folder / FAILURE_NAME)
+    return _demonstrated(deployed, Outcome.read(folder))
+
+
+def _submit(deployed: Deployment, config: RunConfig, failure: Path) -> None:
+    """Complete a run; one that fails is refused with the reason that it left."""
+    try:
+        deployed.submit(spelled_out(config.to_mapping(), run_keys()))
+    except LaunchError as error:
+        reason = f"The run failed: {json.loads(failure.read_text())['reason']}" if failure.exists() else error.reason
+        raise LaunchError(reason, error.log) from error
+
+
+def _demonstrated(deployed: Deployment, outcome: Outcome) -> Demonstrated:
+    """Return a run with its nodes' and helpers' records, which must have what the server aggregated."""
     ledgers = {name: read_ledger(NodeConfig.read(files.config).ledger) for name, files in deployed.nodes.items()}
     recorded = {name: sum(session.releases for session in ledger.sessions) for name, ledger in ledgers.items()}
     for name, statement in (outcome.machines or {}).items():

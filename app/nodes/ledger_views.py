@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -403,22 +403,10 @@ _RETIRED = "a ledger's budget is never raised; new data get a ledger of their ow
 def allowance_of(summary: LedgerSummary, costs: Costs, run_every_days: float | None, now: float) -> Allowance:
     """What is left of a machine's budget and samples; by default, runs begin as often as in the ledger."""
     releases = None if costs.samples is None else max(costs.samples - summary.samples_used, 0) // costs.batch_size
-    by_budget = _runs(costs.budget.assumed, summary.spent.assumed, costs.loss.assumed)
-    if costs.loss.conditional:
-        worst = _runs(costs.budget.worst_case, summary.spent.worst_case, costs.loss.worst_case)
-        by_budget = min(by_budget, worst)
-    if summary.trusted_a_server and not costs.trusted:
-        by_budget = 0
-    if costs.once:
-        by_budget = 0 if summary.samples_used else min(by_budget, 1)
     # Without the one-release sessions of a mean or an evaluation
     trainings = [s for s in summary.sessions if costs.releases == 1 or s.terms.get("max_participations") != 1]
-    open_releases = 0
-    if trainings and not trainings[-1].closed:
-        cap = trainings[-1].terms.get("max_participations")
-        open_releases = cap - trainings[-1].releases if isinstance(cap, int) else 0
-        open_releases = max(open_releases if releases is None else min(open_releases, releases), 0)
-    left = Allowance(0 if releases == 0 else by_budget, releases, open_releases, None, None, costs)
+    by_budget = 0 if releases == 0 else _runs_by_budget(summary, costs)
+    left = Allowance(by_budget, releases, _open_releases(trainings, releases), None, None, costs)
     begun = sorted(session.first_release for session in trainings if session.first_release is not None)
     every = run_every_days or ((begun[-1] - begun[0]) / (len(begun) - 1) / DAY_S if len(begun) > 1 else None)
     if not every:
@@ -431,6 +419,25 @@ def allowance_of(summary: LedgerSummary, costs: Costs, run_every_days: float | N
     # The next run begins when it is due, at once if it is overdue.
     first = max(every - (now - begun[-1]) / DAY_S, 0.0) if begun else 0.0
     return replace(left, every_days=every, days=first + runs * every)
+
+
+def _runs_by_budget(summary: LedgerSummary, costs: Costs) -> int:
+    """Return how many further runs the ledger's budget and its earlier uses of samples admit."""
+    if (summary.trusted_a_server and not costs.trusted) or (costs.once and summary.samples_used):
+        return 0
+    runs = _runs(costs.budget.assumed, summary.spent.assumed, costs.loss.assumed)
+    if costs.loss.conditional:
+        runs = min(runs, _runs(costs.budget.worst_case, summary.spent.worst_case, costs.loss.worst_case))
+    return min(runs, 1) if costs.once else runs
+
+
+def _open_releases(trainings: Sequence[SessionSummary], releases: int | None) -> int:
+    """Return how many releases the last training may still make, of the ``releases`` that its samples allow."""
+    if not trainings or trainings[-1].closed:
+        return 0
+    cap = trainings[-1].terms.get("max_participations")
+    left = cap - trainings[-1].releases if isinstance(cap, int) else 0
+    return max(left if releases is None else min(left, releases), 0)
 
 
 def _runs(budget: Profile, reserved: Profile, each: Profile) -> int:
