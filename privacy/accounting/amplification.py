@@ -58,11 +58,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from decimal import ROUND_DOWN, Context
+from decimal import ROUND_UP, Context
 from functools import cached_property, lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from ..errors import ConfigurationError
@@ -208,6 +209,9 @@ _FOR_RANGE = 2.0**-19
 """Share of delta set aside for computed normals: twice the most :mod:`~murmurfl.privacy.noise` may charge."""
 _BOUND_SPLITS = 129
 _BOUND_BISECTIONS = 60
+_SMALLEST_DELTA = 1e-300
+_MU_STEP = 1.1
+_MU_TOLERANCE = 1e-3
 
 
 def zero_out_deltas(shift: float, slots: int, epsilon: float) -> tuple[float, float]:
@@ -311,8 +315,9 @@ def allocation_profile(mu: float, slots: int) -> Curve:
     return Curve(partial(allocation_delta, mu, slots), mu)
 
 
+@lru_cache(maxsize=64)
 def allocation_mu(epsilon: float, slots: int, delta: float) -> float:
-    """Return a mu that has at most an epsilon in a secret order: the largest one, rounded down to three digits.
+    """Return the largest mu of three digits that has at most an epsilon in a secret order.
 
     The inverse of :func:`allocation_epsilon`, for noise without resolution: whoever uses the mu asks that function, or
     :func:`amplification_of`, for the epsilon of the noise that is added.
@@ -327,13 +332,25 @@ def allocation_mu(epsilon: float, slots: int, delta: float) -> float:
     >>> allocation_mu(0.37, 100, 1e-5)
     1.0
     """
-    low = high = gdp_mu(epsilon, delta)  # it holds whoever knows the order
-    while allocation_delta(high := 1.5 * high, slots, epsilon) <= delta:
-        low = high
-    while high - low > 1e-3 * low:
-        middle = (low + high) / 2
-        low, high = (low, middle) if allocation_delta(middle, slots, epsilon) > delta else (middle, high)
-    return float(Context(prec=3, rounding=ROUND_DOWN).create_decimal(low))
+
+    def excess(mu: float) -> float:
+        return math.log(max(allocation_delta(mu, slots, epsilon), _SMALLEST_DELTA) / delta)
+
+    # The mean of K likelihood ratios has about the spread of one Gaussian whose mu is the epsilon's.
+    low = high = 2.0 * math.sqrt(math.log1p(slots * (gdp_mu(epsilon, delta) / 2) ** 2))
+    while excess(low) > 0:
+        low, high = low / _MU_STEP, low
+    while excess(high) <= 0:
+        low, high = high, high * _MU_STEP
+    digits = Context(prec=3, rounding=ROUND_UP)
+    found = digits.create_decimal(brentq(excess, low, high, xtol=_MU_TOLERANCE * low, rtol=_MU_TOLERANCE))
+    # The root is only a hint, however precise: the mu that is returned has been asked for its own delta,
+    # and the next one has a larger delta than is allowed.
+    while excess(float(found)) > 0:
+        found = digits.next_minus(found)
+    while excess(float(digits.next_plus(found))) <= 0:
+        found = digits.next_plus(found)
+    return float(found)
 
 
 def _replacement(shift: float, slots: int, epsilon: float) -> float:
