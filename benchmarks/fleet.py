@@ -125,7 +125,7 @@ def _train(pipe: Any, experiment: Any, folder: Path, memory: dict[str, float]) -
 
     options = {"checkpoint": folder / "checkpoint.npz", "callbacks": [Usage()], "quorum": QUORUM}
     strategy = experiment.strategy(deployed=True, **options)
-    strategy.roll.requests.clock, strategy.machines.sleep = grid.clock, grid.clock.sleep
+    strategy.requests.clock, strategy.machines.sleep = grid.clock, grid.clock.sleep
     began, started = time.process_time(), time.perf_counter()
     strategy.start(grid, experiment.initial_arrays(), num_rounds=experiment.num_rounds, timeout=TIMEOUT_S)
     wall = time.perf_counter() - started

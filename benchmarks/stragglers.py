@@ -173,7 +173,7 @@ def _virtual(config: RunConfig) -> tuple[float, float, float]:
     experiment = prepare(config)
     grid = VirtualGrid(client_app, config)
     strategy = experiment.strategy(allow_exhaustion=True)
-    strategy.roll.requests.clock = grid.clock
+    strategy.requests.clock = grid.clock
     result = strategy.start(grid, experiment.initial_arrays(), num_rounds=experiment.num_rounds, timeout=600.0)
     accuracy = float(experiment.evaluate(result.arrays)["accuracy"])  # type: ignore[arg-type]
     share = sum(report.aggregated for report in strategy.history) / (config.asked_per_round * experiment.num_rounds)

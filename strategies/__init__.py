@@ -71,13 +71,13 @@ if TYPE_CHECKING:
     from .rounds.known_machines import NodesUnavailableError as NodesUnavailableError
     from .rounds.observed import NothingAggregatedError as NothingAggregatedError
     from .rounds.options import RoundOptions as RoundOptions
+    from .rounds.participation import SAMPLINGS as SAMPLINGS
     from .rounds.replies import DirectMachines as DirectMachines
     from .rounds.replies import Outcome as Outcome
     from .rounds.replies import Refusal as Refusal
     from .rounds.replies import Reply as Reply
     from .rounds.replies import RoundReport as RoundReport
     from .rounds.replies import RoundRequest as RoundRequest
-    from .rounds.sampling import SAMPLINGS as SAMPLINGS
     from .rounds.sampling import sample_machines as sample_machines
     from .rounds.strategy import ReleaseStrategy as ReleaseStrategy
     from .shuffled import REGULARIZERS as REGULARIZERS

@@ -36,8 +36,8 @@ from ..privacy import ConfigurationError
 from .callbacks.callback import Callback
 from .mu2 import ProjectedStrategy, project_to_ball
 from .rounds.options import RoundOptions
+from .rounds.participation import LateAnswers, Sampling
 from .rounds.replies import LARGEST_VALUE, Vector
-from .rounds.sampling import LateAnswers, Sampling
 from .sums.secure_aggregation import SecureAggregation
 
 

@@ -41,8 +41,8 @@ from .callbacks.callback import Callback
 from .mu2 import check_finite
 from .rounds.observed import check_evaluations, check_masks
 from .rounds.options import RoundOptions, positive
+from .rounds.participation import Sampling
 from .rounds.replies import LARGEST_VALUE, DirectMachines, Reply, RoundReport, Vector, exchange
-from .rounds.sampling import Sampling
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 
@@ -476,7 +476,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         return [
             Message(RecordDict({**records}), dst_node_id=node_id, message_type=MessageType.EVALUATE)
             for name, node_id in self.machines.node_map().items()
-            if name not in self.roll.excluded | self.roll.requests.machines  # one message at a time
+            if name not in self.sampler.excluded | self.requests.machines  # one message at a time
         ]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

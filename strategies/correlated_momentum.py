@@ -27,8 +27,8 @@ from ..privacy.mechanisms import State
 from ..privacy.noise import NONCE_BYTES
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions
+from .rounds.participation import Sampling
 from .rounds.replies import LARGEST_VALUE, Vector
-from .rounds.sampling import Sampling
 from .sums.secure_aggregation import SecureAggregation
 from .tree_momentum import MomentumNoise, TrustedMomentum, normalised_step
 

@@ -36,8 +36,8 @@ from .aggregation.plain import Aggregator
 from .callbacks.callback import Callback
 from .mu2 import check_finite
 from .rounds.options import RoundOptions, positive
+from .rounds.participation import LateAnswers, Sampling
 from .rounds.replies import LARGEST_VALUE, Layout, Reply, RoundReport, Vector, array_record
-from .rounds.sampling import LateAnswers, Sampling
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 

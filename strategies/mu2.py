@@ -46,8 +46,8 @@ from .aggregation.noisy import FreshNoise, Noisy
 from .aggregation.plain import Aggregator
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions, positive
+from .rounds.participation import Sampling
 from .rounds.replies import LARGEST_VALUE, Vector
-from .rounds.sampling import Sampling
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from ..privacy.accounting.gdp import check_count
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions, positive
+from .rounds.participation import Sampling
 from .rounds.replies import LARGEST_VALUE, Vector
-from .rounds.sampling import Sampling
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 

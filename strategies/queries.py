@@ -40,8 +40,8 @@ from ..privacy.queries.statistics import Estimate as Estimate
 from .aggregation.noisy import FreshNoise
 from .callbacks.callback import Callback, Training
 from .rounds.options import RoundOptions
+from .rounds.participation import LateAnswers
 from .rounds.replies import LARGEST_VALUE, DirectMachines, Layout, Reply, RoundReport, Vector
-from .rounds.sampling import LateAnswers
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 
@@ -192,11 +192,16 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
     def follow(self, trained: ReleaseStrategy[Any]) -> None:
         """Ask the clients of a training that has ended, and wait for no others than it did."""
         self.machines.restore(trained.machines.names)
-        self.roll.requests.absences = trained.roll.requests.absences
+        self.requests.follow(trained.requests)
         self.callbacks.append(_ExcludedBefore(trained))
 
     def collect(
-        self, grid: Grid | DirectMachines, model: ArrayRecord | None = None, *, timeout: float = 3600.0
+        self,
+        grid: Grid | DirectMachines,
+        model: ArrayRecord | None = None,
+        *,
+        timeout: float = 3600.0,
+        simulated: bool = False,
     ) -> Answer:
         """The answer, from all clients or from the checkpoint.
 
@@ -208,6 +213,8 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
             The model that the query is about; None for a query about records alone.
         timeout : float
             Seconds to wait for replies; later ones are not in the answer.
+        simulated : bool
+            Whether nodes are simulated ones, as in :meth:`ReleaseStrategy.start`.
 
         Raises
         ------
@@ -224,7 +231,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
                 f"Expected {expected} for {self.query.what}, got {'none' if model is None else 'one'}.", kind="conflict"
             )
         start = ArrayRecord({self.query.name: Array(np.zeros(self.query.width))}) if model is None else model
-        self.start(grid, start, num_rounds=1, timeout=timeout)
+        self.start(grid, start, num_rounds=1, timeout=timeout, simulated=simulated)
         report = self.history[-1]
         if not report.aggregated or self.state is None:
             return self.unanswered(report)

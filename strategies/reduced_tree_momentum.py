@@ -35,8 +35,8 @@ from ..privacy.noise import NONCE_BYTES
 from .callbacks.callback import Callback
 from .momentum_tree import Changes, ReconstructionTrees, best_gamma
 from .rounds.options import RoundOptions, positive
+from .rounds.participation import Sampling
 from .rounds.replies import LARGEST_VALUE, RoundReport, Vector
-from .rounds.sampling import Sampling
 from .sums.secure_aggregation import SecureAggregation
 from .tree_momentum import MomentumNoise, TrustedMomentum, normalised_step
 

@@ -21,8 +21,8 @@ from ..privacy import ConfigurationError
 from ..privacy.machine.shuffled_machine import noisy_epoch
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions, positive
+from .rounds.participation import LateAnswers, Sampling
 from .rounds.replies import LARGEST_VALUE, Vector
-from .rounds.sampling import LateAnswers, Sampling
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 

@@ -28,8 +28,8 @@ from .aggregation.noisy import Noisy
 from .callbacks.callback import Callback
 from .momentum_tree import MomentumTree
 from .rounds.options import RoundOptions, positive
+from .rounds.participation import LateAnswers, Sampling
 from .rounds.replies import LARGEST_VALUE, Reply, Vector
-from .rounds.sampling import LateAnswers, Sampling
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 

@@ -271,7 +271,6 @@ def _with_messages(settings: Mapping[str, Any], fault: Fault, recording: Recordi
 def _patient(grid: Any, experiment: Any, recording: Recording) -> None:
     """Run a strategy whose rounds end before all have answered, as on real nodes."""
     strategy = experiment.strategy()
-    strategy.machines.several_on_a_node = False
     result = strategy.start(grid, experiment.initial_arrays(), num_rounds=experiment.num_rounds, timeout=20.0)
     recording.note("history", [vars(report) for report in strategy.history])
     recording.note("model", result.arrays.to_numpy_ndarrays())

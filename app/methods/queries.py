@@ -514,12 +514,12 @@ class RunQuery(ABC, Generic[Asked]):
             Where nobody answers, the run keeps its model, and the outcome says why.
         """
         strategy = self.strategy(deployed=deployed, checkpoint=checkpoint, inputs=inputs)
-        strategy.machines.several_on_a_node = not deployed
         if deployed and trained is not None:
             strategy.follow(trained)
         about = model if self.largest.query.at_a_model else None
         try:
-            answer = strategy.collect(grid, about, timeout=self.problem.config.round_timeout_s)
+            timeout = self.problem.config.round_timeout_s
+            answer = strategy.collect(grid, about, timeout=timeout, simulated=not deployed)
         except MurmurflError as error:
             if trained is None:
                 raise

@@ -24,7 +24,8 @@ from ...privacy.machine.policy import check_federation
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.roster import MachineKey
 from ...strategies import ReleaseStrategy, ResultFolder
-from ...strategies.rounds.sampling import exhaustion_schedule, sample_numbers
+from ...strategies.rounds.exhaustion import exhaustion_schedule
+from ...strategies.rounds.sampling import sample_numbers
 from ..data.loading import load_dataset, load_shards
 from ..data.partition import shard_sizes
 from ..data.task import Dataset

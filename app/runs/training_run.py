@@ -156,12 +156,12 @@ def run_experiment(
         evaluate_every=1 if watch.regret is not None else config.evaluate_every,
         callbacks=[watch],
     )
-    strategy.machines.several_on_a_node = not deployed  # a simulation may have fewer nodes than machines
     result = strategy.start(
         grid,
         experiment.initial_arrays(),
         num_rounds=experiment.num_rounds,
         timeout=config.round_timeout_s,
+        simulated=not deployed,  # a simulation may have fewer nodes than machines
     )
     seconds = time.perf_counter() - started
     _refuse_nothing(strategy, watch.progress)

@@ -21,7 +21,7 @@ from ...privacy import CENTRING_SHARE, MECHANISMS, NO_NOISE, ConfigurationError,
 from ...privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
 from ...privacy.machine.tables import HELD_OUT, PRIVATE, SHUFFLED
 from ...privacy.setting import Setting, flat, mu_and_epsilon, refusal, settings, settings_of, unknown_key
-from ...strategies.rounds.sampling import ParticipationConfig
+from ...strategies.rounds.participation import ParticipationConfig
 from .registry import mechanism_options_of, registry
 from .run_keys import PRESETS as PRESETS
 from .run_keys import RunKeys

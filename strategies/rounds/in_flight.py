@@ -99,6 +99,10 @@ class InFlightRequests:
         self._missed: set[str] = set()  # ids of those that a round waited for in vain
         self._given_up: list[str] = []  # ids of requests that the grid may forget
 
+    def follow(self, other: InFlightRequests) -> None:
+        """Wait for no clients for which another training does not wait any more."""
+        self.absences = other.absences
+
     @property
     def machines(self) -> frozenset[str]:
         """Machines that have not answered."""

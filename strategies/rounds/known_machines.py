@@ -143,8 +143,8 @@ class MachineDirectory:
 
     Notes
     -----
-    A node that says it is several machines is dropped: a real one could take all names of a training. An engine that
-    simulates several machines on a node sets :attr:`several_on_a_node`.
+    A node that says it is several machines is dropped: a real one could take all names of a training. Only the
+    nodes of a simulation may be several machines each (:attr:`several_on_a_node`).
 
     If two nodes report one name, it belongs to the one that shows by a key in the roster that it is its own
     (:attr:`shows`). Without a roster, or of two that do so, it is the node that was met first (of two met at once, the

@@ -31,11 +31,14 @@ from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.result_folder import default_callbacks
 from ..sums.secure_aggregation import Helpers
 from .checkpoint import load_checkpoint, save_checkpoint
+from .exchange import RoundExchange
+from .exhaustion import ExhaustionSchedule, check_rounds
 from .guarded_grid import ReplyBounds, guarded
+from .in_flight import InFlightRequests
 from .known_machines import MachineDirectory, is_simulation, plain_names, restored_names
 from .observed import PATIENCE, ClippingWatch, log_forecast, no_progress, require_progress
 from .options import RoundOptions, centre_bytes, refuse_sums, session_of
-from .preflight import client_statements, wait_for_clients
+from .preflight import client_statements, foresee, log_absence_costs, log_dropped, wait_for_clients
 from .replies import (
     STATEMENT_TIMEOUT_S,
     DirectMachines,
@@ -48,7 +51,7 @@ from .replies import (
     vector_size,
 )
 from .rule import UpdateRule
-from .sampling import CohortSampler, ExhaustionSchedule
+from .sampling import CohortSampler
 
 logger = logging.getLogger("flwr")
 
@@ -98,10 +101,6 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
             permit=taken.permit or "",
             schema=taken.schema or "",
         )
-        strategy = type(self).__name__
-        self.roll = CohortSampler(
-            taken, self.machines, late_answers=self.late_answers, strategy=strategy, needs_all=self.needs_all
-        )
         self.state: StateT | None = None
         self.acks: dict[str, int] = {}
         """The last release aggregated of each machine."""
@@ -123,12 +122,18 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         """What clipping did in each round; of simulated machines only, and not private."""
         self.checkpoint = None if taken.checkpoint is None else Path(taken.checkpoint)
         self.secure_aggregation = taken.secure_aggregation
+        strategy = type(self).__name__
         if self.secure_aggregation is not None:
             able = self.sums_suffice and self.acknowledges and not self.aggregator.adds_noise
             refuse_sums(self.secure_aggregation, "" if able else strategy)
             helpers = Helpers(self.secure_aggregation, self.machines, self.message_type_of_queries)
             self.aggregator = Masked(self.secure_aggregation, helpers, taken.largest_value)
-        self.roll.fewest_summed = self.aggregator.fewest_releases
+        self.requests = InFlightRequests()
+        """Requests that are not answered yet, and the clients that rounds do not wait for."""
+        self.sampler = CohortSampler(taken, self.machines, self.aggregator, self.requests, needs_all=self.needs_all)
+        """Whom rounds ask."""
+        self.exchange = RoundExchange(self.sampler, late_answers=self.late_answers, strategy=strategy)
+        """Requests and replies of a round, and how long it waits."""
         self.aggregator.join(self.session)
         self.aggregator.attach_checkpoint(self.checkpoint)
         if taken.num_clients is not None:
@@ -146,22 +151,22 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
     @property
     def num_clients(self) -> int:
         """M; 0 until a training has begun with all connected machines."""
-        return self.roll.num_clients
+        return self.sampler.num_clients
 
     @property
     def clients_per_round(self) -> int:
         """Machines a round asks, by which a step divides; 0 until :attr:`num_clients` is known."""
-        return self.roll.clients_per_round
+        return self.sampler.clients_per_round
 
     @property
     def seed(self) -> int:
         """Seed of the sampler."""
-        return self.roll.seed
+        return self.sampler.seed
 
     @property
     def excluded(self) -> Collection[str]:
         """Names of the clients that the operator has taken out."""
-        return self.roll.excluded
+        return self.sampler.excluded
 
     @property
     def stated(self) -> Statements:
@@ -186,9 +191,9 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         entries = hashlib.sha256(repr(sorted(self.entries.items())).encode()).hexdigest()
         return {
             "strategy": type(self).__name__,
-            **self.roll.config.plain,
+            **self.sampler.config.plain,
             "seed": None if self.options.seed is None else self.seed,
-            "sampling": self.roll.sampling,
+            "sampling": self.sampler.sampling,
             "session": None if self._fresh_session else self.session,
             **self.aggregator.settings(),
             **({"entries": entries} if self.entries else {}),
@@ -208,6 +213,8 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFunction | None = None,
+        *,
+        simulated: bool = False,
     ) -> Result:
         """Run the training, or resume it from its checkpoint, with the arguments of Flower's ``Strategy.start``.
 
@@ -227,6 +234,8 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
             Not used: machines do not evaluate.
         evaluate_fn : callable, optional
             Central evaluation of the published model, on data that is not private.
+        simulated : bool
+            Whether nodes are simulated ones. Only these may be several clients each; a real one is not asked then.
 
         Raises
         ------
@@ -258,6 +267,7 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
             )
         logger.info("Starting %s strategy:", type(self).__name__)
         self.summary()
+        self.machines.several_on_a_node = simulated
         self._ensure_state(initial_arrays)
         if not isinstance(grid, DirectMachines):
             self._grid = grid = guarded(grid)
@@ -322,12 +332,12 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         if self._requires_progress:
             require_progress(self.history, self._reasons)
         if (noise := self.skipped_noise) is not None:
-            came = sum(report.aggregated for report in self.history) / (run.num_rounds * self.roll.heard_per_round)
+            came = sum(report.aggregated for report in self.history) / (run.num_rounds * self.exchange.heard_per_round)
             logger.warning(
                 "%d sums were skipped: %.0f %% of the releases that were planned are in the model, and its noise has "
                 "%.3g times the variance that was planned. Left out at the end: %s.",
                 *(sum(bool(report.skipped) for report in self.history), 100 * came, noise),
-                ", ".join(map(repr, sorted(self.roll.left_out))) or "nobody",
+                ", ".join(map(repr, sorted(self.sampler.left_out))) or "nobody",
             )
         self._hooks.on_end(self, run.grid, run.result)
 
@@ -346,7 +356,7 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
 
     def summary(self) -> None:
         """Log the strategy's settings."""
-        logger.info("\t├──> Machines: %s", self.roll.config.sentence())
+        logger.info("\t├──> Machines: %s", self.sampler.config.sentence())
         for name, value in self.settings().items():
             if name not in ("strategy", "num_clients", "clients_per_round"):
                 logger.info("\t├──> %s: %s", name, value)
@@ -371,7 +381,7 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
     ) -> Mapping[str, Mapping[str, Any]]:
         """The statements of all connected machines, or of a few of many."""
         return client_statements(
-            *(grid, self.machines, self.roll),
+            *(grid, self.machines, self.sampler),
             session=self.session,
             num_parameters=vector_size(self.release_layout),
             message_type=self.message_type_of_queries,
@@ -382,7 +392,7 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
     def _wait_for_clients(self, grid: Grid | DirectMachines) -> None:
         """Wait until enough machines can be asked; the first time for all, whose names are learned then."""
         begun = bool(self.machines.names)
-        wait_for_clients(grid, self.machines, self.roll, self.aggregator)
+        wait_for_clients(grid, self.machines, self.sampler, self.aggregator)
         if not self.clients_per_round:
             self._settle(len(self.machines.names))
         if not begun:
@@ -393,7 +403,7 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         if not self.machines.names:  # before anybody was met
             return
         try:
-            if not self.roll.exclude({*self.options.excluded, *self._hooks.exclude(self)}):
+            if not self.sampler.exclude({*self.options.excluded, *self._hooks.exclude(self)}):
                 return
         except ConfigurationError as error:
             if not done:
@@ -402,13 +412,17 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
                 self._not_excluded = str(error)
                 logger.warning("Nobody else is excluded. %s", error)
             return
-        names = ", ".join(map(repr, sorted(self.roll.excluded))) or "nobody"
-        logger.warning("Excluded from now on: %s. %d clients are left.", names, len(self.roll.askable))
+        names = ", ".join(map(repr, sorted(self.sampler.excluded))) or "nobody"
+        logger.warning("Excluded from now on: %s. %d clients are left.", names, len(self.sampler.askable))
         if done:
-            self.leaving = self.roll.foresee_again(done, num_rounds)
+            self.leaving = self.sampler.exhaustion(range(done + 1, num_rounds + 1)).logged()
+
+    def _cohort(self, server_round: int) -> list[str]:
+        """The clients of a round; none where it is the server's own."""
+        return self.sampler.draw(server_round) if self.asks_machines(server_round) else []
 
     def _settle(self, machines: int) -> None:
-        needed = self.roll.settle(machines)
+        needed = self.sampler.settle(machines)
         self.aggregator.settle(self.clients_per_round, needed)
 
     def _preflight(self, grid: Grid | DirectMachines, done: int, num_rounds: int) -> None:
@@ -417,6 +431,7 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         if exhausts and not self.supports_forecast:
             return
         self._wait_for_clients(grid)
+        rounds = range(done + 1, num_rounds + 1)
         simulated = isinstance(grid, DirectMachines) or self.machines.several_on_a_node
         # For how long a training lasts all machines matter; for how loud the noise is a few of them will do.
         statements = self._statements(grid, min(self._timeout, STATEMENT_TIMEOUT_S), few=exhausts and simulated)
@@ -424,24 +439,24 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         self._stated_before = {**self._stated_before, **statements}
         if not exhausts:
             self._check_statements(statements)
-            if simulated or self.roll.config.waits_for_all:
-                self.roll.check_rounds(statements, done, num_rounds, self.asks_machines)
+            if simulated or self.sampler.config.waits_for_all:
+                check_rounds(self._cohort, self.machines.names, statements, rounds)
         if not simulated:
-            self.leaving = self.roll.foresee(statements, done, num_rounds, allow_exhaustion=exhausts)
+            self.leaving = foresee(self.sampler, statements, rounds, allow_exhaustion=exhausts)
         if not done:
-            self.roll.say_what_absence_costs(type(self).__name__, self.absence_costs)
+            log_absence_costs(self.sampler, type(self).__name__, self.absence_costs)
         if self.supports_forecast:
-            self.roll.say_what_is_dropped()
+            log_dropped(self.exchange, self.sampler)
             self._forecast(statements, num_rounds)
 
     def _forecast(self, statements: Statements, num_rounds: int) -> None:
         """Log how much of the model will be noise."""
-        machines = self.num_clients - len(self.roll.excluded)
+        machines = self.num_clients - len(self.sampler.excluded)
         self.forecast = forecast_of(
             self.aggregator.read_noise(statements),
             num_parameters=vector_size(self.release_layout),
             machines=machines,
-            per_round=min(self.roll.heard_per_round, machines),
+            per_round=min(self.exchange.heard_per_round, machines),
             rounds=num_rounds,
         )
         if self.forecast is not None:
@@ -531,12 +546,12 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         self.machines.restore(restored_names(saved["machines"]))
         if self.machines.names:  # else it was saved before any machine was met
             self._settle(len(self.machines.names))
-        self.roll.seed, self.session = int(saved["seed"]), str(saved["session"])
+        self.sampler.resume(int(saved["seed"]))
+        self.session = str(saved["session"])
         self.aggregator.join(self.session)
         self.history = [RoundReport(**report) for report in saved["history"]]
         self._stated_before = saved.get("statements", {})
         self.aggregator.restore(saved, self.machines.names)
-        self.roll.left_out = frozenset(self.aggregator.excluded)
 
     def _ensure_state(self, arrays: ArrayRecord) -> StateT:
         if self.state is None:

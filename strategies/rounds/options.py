@@ -25,8 +25,8 @@ from ...privacy.accounting.gdp import check_count, check_positive
 from ...privacy.permits import read_permit, shown_time
 from ..callbacks.callback import Callback, check_callbacks
 from ..sums.secure_aggregation import SecureAggregation
+from .participation import ParticipationConfig
 from .replies import LARGEST_VALUE
-from .sampling import ParticipationConfig
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from flwr.serverapp import Grid
 
 from ..aggregation.plain import Aggregator
+from .exchange import RoundExchange
+from .exhaustion import NO_CAP, ExhaustionSchedule, check_enough_stay
 from .known_machines import Awaited, MachineDirectory, NodesUnavailableError, in_order
 from .replies import DirectMachines, ask_statements
 from .sampling import CohortSampler
+
+logger = logging.getLogger("flwr")
 
 _FEW = 100
 """Clients whose statements show how loud the noise is, where how long each of them lasts does not matter."""
@@ -73,3 +78,39 @@ def client_statements(
             entries=machines.entries,
         )
     return {name: statements[name] for name in machines.names if name in statements}
+
+
+def foresee(
+    sampler: CohortSampler, statements: Mapping[str, Mapping[str, Any]], rounds: range, *, allow_exhaustion: bool
+) -> ExhaustionSchedule:
+    """Return who runs out of releases when, logged; refuse a training for which too few stay, unless allowed."""
+    sampler.remaining.read(statements)
+    schedule = sampler.exhaustion(rounds)
+    begins = rounds.start == 1
+    if begins and not allow_exhaustion and sampler.is_patient and schedule.caps.min(initial=NO_CAP) < len(rounds):
+        check_enough_stay(schedule, sampler.config.needed(sampler.num_clients))
+    return schedule.logged()
+
+
+def log_absence_costs(sampler: CohortSampler, strategy: str, costs: str) -> None:
+    """Log what becomes of a training when a client is off: it goes on, unless its rule needs everybody."""
+    if sampler.machines.several_on_a_node:
+        return
+    if sampler.needs_all:
+        logger.warning("%s needs every client in every round: %s", strategy, costs)
+        return
+    logger.info(
+        "A client that is off or silent is waited for once, and the training goes on as long as %d of %d are "
+        "connected.%s",
+        *(sampler.fewest_left, sampler.num_clients, costs and f" {costs}"),
+    )
+
+
+def log_dropped(exchange: RoundExchange, sampler: CohortSampler) -> None:
+    """Warn of the budget that not waiting costs, where late answers are dropped."""
+    if most := exchange.dropped_per_round:
+        logger.warning(
+            "A round waits for %d of %d machines. What comes later is dropped, and no other release carries it: of "
+            "up to %d machines a round the budget of a release is spent for nothing.",
+            *(exchange.heard_per_round, sampler.clients_per_round, most),
+        )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, TypeVar
 
+from .participation import LateAnswers
 from .replies import Reply, RoundReport, Vector
-from .sampling import LateAnswers
 
 StateT = TypeVar("StateT")
 

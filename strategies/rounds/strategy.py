@@ -78,7 +78,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             self.aggregator,
             self.acks,
             acknowledges=self.acknowledges,
-            comes_too_late=self.roll.drops,
+            comes_too_late=self.exchange.drops,
             check_reply=None if type(self).check_reply is ReleaseStrategy.check_reply else self.check_reply,
             say_malformed=lambda name, problem: self._say_malformed(self._nodes.get(name, 0), problem),
         )
@@ -97,7 +97,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             return self._take_round(server_round, grid.answer(self._plan_round(server_round, None))).metrics
         messages = self.configure_train(server_round, run.initial_arrays, run.train_config, grid)
         with observing() as observer:  # simulated machines of this process
-            replies = self.roll.exchange(
+            replies = self.exchange.gather(
                 *(grid, messages, self._nodes),
                 server_round=server_round,
                 least_releases=self.aggregator.fewest_releases,
@@ -125,15 +125,12 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         points = {key: self._asked_at(point) for key, point in zip(self._QUERY_RECORDS, request.points, strict=False)}
         return request_messages(config, request, points, self._nodes)
 
-    def _sample(self, server_round: int) -> list[str]:
-        return self.roll.sample(server_round) if self.asks_machines(server_round) else []
-
     def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
         """The request for a round's machines, of those that can be reached (None: all can)."""
         if self.state is None:
-            raise ConfigurationError("Expected a state before a round is planned.", kind="wrong-order")
-        self.roll.give_up(reachable, self._timeout)
-        names = self._sample(server_round)
+            raise ConfigurationError("Expected a state before a round is planned.")
+        self.exchange.give_up(reachable, self._timeout)
+        names = self._cohort(server_round)
         acks = {name: self._validator.ack(name) for name in names if reachable is None or name in reachable}
         said = self.machines.entries
         if said:
@@ -144,7 +141,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             sums_suffice=self.sums_suffice and not self.aggregator.adds_noise,
             skipped=self.aggregator.skipped,
         )
-        self.roll.ask(names, acks)
+        self.exchange.begin(names, acks)
         self.aggregator.asked(acks.keys())
         self._before_asking()
         return request
@@ -165,7 +162,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Add up the releases that can be believed and take one step of the update rule."""
-        asked = self.roll.answering(self._nodes)
+        asked = self.exchange.answering(self._nodes)
         layout, masked, replies = self.release_layout, self.aggregator.masked, list(replies)
         say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
         say_refusals(server_round, replies, self._reasons)
@@ -201,9 +198,9 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         """Add the releases that count to a sum; return the report of the round."""
         tally = self._validator.add_valid(outcomes, summation, self._stated_before, self._observed)
         self._clipping.take(server_round, tally.figures)
-        self.participation = {name: tally.aggregated.get(name) for name in self.roll.asked} | tally.aggregated
-        report = tally.report(server_round, self.roll.sampled)
-        report = self.roll.counted(report, self.participation, direct=self._grid is None)
+        self.participation = {name: tally.aggregated.get(name) for name in self.exchange.asked} | tally.aggregated
+        report = tally.report(server_round, self.exchange.sampled)
+        report = self.exchange.counted(report, self.participation, direct=self._grid is None)
         self.aggregator.record_participation(self.participation)
         if not self.aggregator.masked:  # else it is not over yet
             log_losses(report)
@@ -221,8 +218,8 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             timeout=self._timeout,
             grid=self._grid,
             acks=self.acks,
-            asked=self.roll.asked,
-            askable=self.roll.askable,
+            asked=self.exchange.asked,
+            askable=self.sampler.askable,
             nodes=self._nodes,
             entries=self.machines.entries,
             layout=self.release_layout,
@@ -241,7 +238,6 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             if self.aggregator.masked:
                 log_losses(report)
         self.acks.update(outcome.acknowledged)
-        self.roll.left_out = frozenset(self.aggregator.excluded)
         taken = dict(outcome.releases) if isinstance(outcome, Opened) else {}
         self.participation = {name: taken.get(name) for name in outcome.asked} | taken  # late ones, too
         self.aggregator.check_round(report.server_round)
@@ -256,9 +252,11 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         """By what a round's sum is multiplied: a step divides by the machines of a round that leaves nobody out."""
         # Other strategies divide by what came; and of streams a sum that weighs more than the next would leave noise.
         divides = type(self).next_state is ReleaseStrategy.next_state and outcome.stands_alone
-        if not (self.roll.left_out and outcome.report.asked and divides):
+        if not (self.sampler.left_out and outcome.report.asked and divides):
             return 1.0
-        asked = min(self.clients_per_round, len(self.roll.askable) + len(self.roll.left_out))  # if nobody were left out
+        asked = min(
+            self.clients_per_round, len(self.sampler.askable) + len(self.sampler.left_out)
+        )  # if nobody were left out
         return max(asked / outcome.report.asked, 1.0)
 
     def configure_evaluate(

@@ -287,8 +287,8 @@ def build(kind=Mu2, *, secure=None, **options):
     return kind(**{**common, **own, "node_deadline_s": 0.05, **options}, secure_aggregation=secure)
 
 
-def trained(strategy, grid, rounds=ROUNDS):
-    strategy.start(grid, START, num_rounds=rounds)
+def trained(strategy, grid, rounds=ROUNDS, simulated=False):
+    strategy.start(grid, START, num_rounds=rounds, simulated=simulated)
     return strategy
 
 

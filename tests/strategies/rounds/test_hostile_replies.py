@@ -19,6 +19,7 @@ from murmurfl.privacy.accounting.noise_forecast import forecast_of
 from murmurfl.strategies import CorrelatedFedAvg, OnlineFedSGD, ResultFolder
 from murmurfl.strategies.rounds.guarded_grid import guarded
 from murmurfl.strategies.rounds.known_machines import Awaited, MachineDirectory
+from murmurfl.strategies.rounds.preflight import foresee
 from murmurfl.strategies.rounds.replies import ask_statements
 
 from tests.harness import damage
@@ -213,8 +214,8 @@ def test_no_statement_ends_a_training():
     assert 80 < len(all_stated) < len(queried.cases) - 300
     strategy = Rounds([], 1).strategy
     strategy.machines.restore(list(queried.nodes))
-    strategy.roll.settle(len(queried.nodes))
-    strategy.roll.foresee(all_stated, 0, 5, allow_exhaustion=True)
+    strategy.sampler.settle(len(queried.nodes))
+    foresee(strategy.sampler, all_stated, range(1, 6), allow_exhaustion=True)
     for name in all_stated:
         stated = {one: all_stated[one] for one in (*HONEST, name)}
         forecast = {"num_parameters": 7, "machines": 4, "per_round": 4, "rounds": 5}

@@ -135,7 +135,7 @@ def test_where_simulated_machines_may_run_dry_a_hundred_of_many_are_asked():
     policy = UpdatePolicy(clip_norm=CLIP, mu=4.0, max_participations=1)
     app = standing_still(simulation=policy)
     strategy = CorrelatedFedAvg(num_clients=150, clients_per_round=1, seed=1, allow_exhaustion=True)
-    strategy.machines.several_on_a_node = True  # real ones are all asked: who has made all releases is left in peace
-    strategy.start(Counting(app, 150), ArrayRecord({"w": Array(np.zeros(2))}), num_rounds=1)
+    # Real ones are all asked: who has made all releases is left in peace.
+    strategy.start(Counting(app, 150), ArrayRecord({"w": Array(np.zeros(2))}), num_rounds=1, simulated=True)
     assert 50 <= asked.count("privacy") <= 100
     assert strategy.forecast.machines == 150

@@ -67,7 +67,7 @@ def built(kind=Mu2, **options):
 def trained(grid, kind=Mu2, rounds=ROUNDS, strategy=None, timeout=TIMEOUT, **options):
     strategy = built(kind, **options) if strategy is None else strategy
     if isinstance(grid, LateGrid):
-        strategy.roll.requests.clock = grid.clock
+        strategy.requests.clock = grid.clock
     strategy.start(grid, START, num_rounds=rounds, timeout=timeout)
     return strategy
 
@@ -202,7 +202,7 @@ def test_sums_wait_for_absent_clients_that_they_cannot_do_without():
 
     grid = LateSecureGrid(secure_training.machines(), delay=delay)
     strategy = secure_training.build(secure={"min_cohort": 5}, clients_per_round=6, allow_exhaustion=True)
-    strategy.roll.requests.clock = grid.clock
+    strategy.requests.clock = grid.clock
     strategy.start(grid, START, num_rounds=6, timeout=TIMEOUT)
     assert [report.closed for report in strategy.history] == ["3 of at least 5 releases"] + [""] * 5
 

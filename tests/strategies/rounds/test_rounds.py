@@ -139,8 +139,8 @@ def test_machines_that_have_made_all_their_releases_are_not_asked_for_more():
 
 def test_refusals_are_counted_and_harmless():
     strategy = mu2(num_clients=4, clients_per_round=4, allow_exhaustion=True)
-    strategy.machines.several_on_a_node = True  # as in a simulation, whose machines are not asked how long they last
-    strategy.start(NodesGrid(app(lambda name: some(name, 3 + int(name))), 4), START, num_rounds=8)
+    grid = NodesGrid(app(lambda name: some(name, 3 + int(name))), 4)
+    strategy.start(grid, START, num_rounds=8, simulated=True)  # whose machines are not asked how long they last
     assert [report.aggregated for report in strategy.history] == [4, 4, 4, 3, 2, 1, 0, 0]
     assert [report.refusals for report in strategy.history] == [0, 0, 0, 1, 2, 3, 4, 4]
     assert strategy.history[-1].refused == {"cap-reached": 4}
@@ -519,7 +519,7 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(kind, sampling
 
     def build(checkpoint, *callbacks):
         strategy = make(kind, checkpoint, callbacks)
-        strategy.roll.sampling = sampling
+        strategy.sampler.sampling = sampling
         return strategy
 
     def interrupt(report, metrics):

@@ -26,6 +26,7 @@ from murmurfl.strategies import (
     TrustedMu2,
     sample_machines,
 )
+from murmurfl.strategies.rounds.exhaustion import NO_CAP, RemainingReleases, exhaustion_schedule
 from murmurfl.strategies.rounds.in_flight import InFlightRequests
 from murmurfl.strategies.rounds.known_machines import (
     NumberedNames,
@@ -33,15 +34,8 @@ from murmurfl.strategies.rounds.known_machines import (
     plain_names,
     restored_names,
 )
-from murmurfl.strategies.rounds.sampling import (
-    NO_CAP,
-    ParticipationConfig,
-    RemainingReleases,
-    ShuffledSampler,
-    exhaustion_schedule,
-    most_requests,
-    sample_numbers,
-)
+from murmurfl.strategies.rounds.participation import ParticipationConfig
+from murmurfl.strategies.rounds.sampling import ShuffledSampler, most_requests, sample_numbers
 from murmurfl.strategies.rounds.validation import ReplyValidator
 
 from tests.harness import secure as secure_training
@@ -233,7 +227,7 @@ def trained(grid, rounds, *, kind=Mu2, machines=None, timeout=TIMEOUT, **options
     defaults = {"num_clients": machines, "clients_per_round": machines, "learning_rate": 0.05, "seed": 1}
     strategy = kind(**{**defaults, "session": "s", "node_deadline_s": 1.0, **options})
     if isinstance(grid, LateGrid):
-        strategy.roll.requests.clock = grid.clock
+        strategy.requests.clock = grid.clock
     strategy.start(grid, START, num_rounds=rounds, timeout=timeout)
     return strategy
 
@@ -261,7 +255,7 @@ def checked_run(seed, rounds, **options):
     look = AfterRound(lambda report, metrics: assert_the_sum_is_that_of_the_prefix_sums(strategy, grid))
     common = {"learning_rate": 0.05, "seed": 1, "session": "s", "node_deadline_s": 1.0, "callbacks": [look]}
     strategy = Mu2(num_clients=8, **common, **options)
-    strategy.roll.requests.clock = grid.clock
+    strategy.requests.clock = grid.clock
     strategy.start(grid, START, num_rounds=rounds, timeout=50.0)
     assert max(strategy.acks.values()) <= rounds
     return strategy.history
@@ -474,7 +468,7 @@ def test_a_late_masked_release_joins_the_round_it_reaches(floor):
         strategy = secure_training.build(
             secure={"min_cohort": floor} if masked else None, allow_exhaustion=True, **options
         )
-        strategy.roll.requests.clock = late.clock
+        strategy.requests.clock = late.clock
         runs.append(secure_training.trained(strategy, late, 10))
     assert secure_training.same(*runs)
     history = runs[0].history

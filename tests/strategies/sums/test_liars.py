@@ -237,7 +237,7 @@ def test_silence_and_lateness_cost_no_more_than_their_own_releases(how, kind, fi
 @pytest.mark.parametrize("kind", [NoisySGD, Mu2])
 def test_culprits_that_behave_while_others_are_left_out_end_no_training(kind, first):
     strategy, grid, rounds = attacked(
-        lambda masked, name: masked if strategy.roll.left_out else garbage(masked), first, kind, rounds=16
+        lambda masked, name: masked if strategy.sampler.left_out else garbage(masked), first, kind, rounds=16
     )
     trained(strategy, grid, rounds)
     assert len(strategy.history) == 16

@@ -219,8 +219,7 @@ def test_a_real_node_may_not_be_helper_and_machine():
     with pytest.raises(NodesUnavailableError, match="1 answered with more names than one"):
         trained(build(secure={}), Both(machines()))
     strategy = build(secure={})
-    strategy.machines.several_on_a_node = True
-    trained(strategy, Both(machines()), rounds=1)
+    trained(strategy, Both(machines()), rounds=1, simulated=True)
     assert strategy.history[0].aggregated == 4
 
 
@@ -254,8 +253,7 @@ class Hosted(SecureGrid):
 
 def test_in_a_simulation_helpers_may_share_a_node():
     strategy = build(secure={})
-    strategy.machines.several_on_a_node = True
-    trained(strategy, Hosted(machines()))
+    trained(strategy, Hosted(machines()), simulated=True)
     assert same(strategy, plain_run())
 
 
