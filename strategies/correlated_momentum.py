@@ -30,7 +30,7 @@ from .rounds.options import RoundOptions
 from .rounds.participation import Sampling
 from .rounds.replies import LARGEST_VALUE, Vector
 from .sums.secure_aggregation import SecureAggregation
-from .tree_momentum import MomentumNoise, TrustedMomentum, normalised_step
+from .tree_momentum import MomentumStream, TrustedMomentum, normalised_step
 
 MOMENTUM_MECHANISMS = (
     "independent", "decay", "sqrt_toeplitz", "sqrt_normalised", "bisr", "banded", "blt", "optimal",
@@ -58,8 +58,15 @@ class CorrelatedMomentumState:
     nonces: NDArray[np.uint8]
 
 
-class CorrelatedNoise(MomentumNoise):
-    """The noise of a mechanism, one of :data:`MOMENTUM_MECHANISMS`, on the machines' sums of gradients.
+class Momentum(MomentumStream):
+    """The momentum of gradients, under the noise of a mechanism on the machines' sums.
+
+    Parameters
+    ----------
+    alpha : float
+        Weight of a new gradient, 0 < alpha <= 1.
+    mechanism : Mechanism
+        One of :data:`MOMENTUM_MECHANISMS`, for as many releases as there are rounds.
 
     Notes
     -----
@@ -68,10 +75,8 @@ class CorrelatedNoise(MomentumNoise):
     Proof: docs/proofs/returning-samples.md.
     """
 
-    def __init__(
-        self, policy: PrivacyPolicy, mechanism: Mechanism, *, alpha: float, noise_keys: NoiseKeys | None = None
-    ) -> None:
-        super().__init__(policy, num_rounds=mechanism.num_releases, alpha=alpha, noise_keys=noise_keys)
+    def __init__(self, alpha: float, mechanism: Mechanism) -> None:
+        super().__init__(alpha)
         self.mechanism = mechanism
 
     def noise_std(self, num_parameters: int) -> float:
@@ -128,7 +133,7 @@ class CorrelatedNoise(MomentumNoise):
         return self.mechanism.state_after(server_round - 1, draw, scale)
 
 
-class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState, CorrelatedNoise]):
+class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState, Momentum]):
     """Momentum with correlated noise, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
 
     Parameters
@@ -271,25 +276,31 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState, CorrelatedNois
             )
         made = make_mechanism(mechanism, num_rounds, **(mechanism_options or {}))
         self.normalised = normalised
-        noise = CorrelatedNoise(policy, made, alpha=alpha, noise_keys=noise_keys)
-        super().__init__(options, learning_rate=learning_rate, noise=noise)
+        super().__init__(
+            options,
+            learning_rate=learning_rate,
+            policy=policy,
+            stream=Momentum(alpha, made),
+            num_rounds=num_rounds,
+            noise_keys=noise_keys,
+        )
 
     def settings(self) -> dict[str, Any]:
-        mechanism = self.noise.mechanism
+        mechanism = self.stream.mechanism
         own = {"mechanism": mechanism.name, "normalised": self.normalised}
         return {**super().settings(), **own, "encoder": mechanism.identity().hex()[:64]}
 
     def initial_state(self, start: Vector) -> CorrelatedMomentumState:
-        noise = _packed(self.noise.mechanism.initial_state(len(start)), len(start))
-        nonces = np.zeros((self.noise.num_rounds, NONCE_BYTES), np.uint8)
+        noise = _packed(self.stream.mechanism.initial_state(len(start)), len(start))
+        nonces = np.zeros((self.stream.num_rounds, NONCE_BYTES), np.uint8)
         return CorrelatedMomentumState(start, np.zeros_like(start), noise, nonces)
 
     def query_points(self, state: CorrelatedMomentumState) -> tuple[Vector, ...]:
         return (state.w,)
 
     def step(self, state: CorrelatedMomentumState, release_sum: Vector, server_round: int) -> CorrelatedMomentumState:
-        noisy, noise, nonces = self.noise.noisy_sum(state, release_sum, server_round)
-        alpha = self.noise.alpha
+        noisy, noise, nonces = self.stream.noisy_sum(state, release_sum, server_round)
+        alpha = self.stream.alpha
         momentum = (1 - alpha) * state.momentum + alpha * (noisy / self.clients_per_round)
         if self.normalised:
             w = normalised_step(state.w, momentum, self.learning_rate)

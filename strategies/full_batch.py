@@ -31,8 +31,9 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
 from ..privacy.queries.clipped_share import QUANTILE_SHARE, CountedRows
-from .aggregation.noisy import FreshNoise, Noisy
+from .aggregation.noisy import Noisy
 from .aggregation.plain import Aggregator
+from .aggregation.streams import Stream, Sum
 from .callbacks.callback import Callback
 from .mu2 import check_finite
 from .rounds.options import RoundOptions, positive
@@ -313,10 +314,10 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
                 got=self.first_clip,
             )
 
-    def _check_noise(self, noise: Noisy) -> None:
+    def _check_noise(self, noise: Noisy[Stream]) -> None:
         """Refuse noise that does not cover sums of gradients over all samples, one a round."""
         policy, strategy = noise.policy, type(self).__name__
-        if policy.order != "all" or policy.release_rule != "paper" or noise.accumulates:
+        if policy.order != "all" or policy.release_rule != "paper" or noise.stream.accumulates:
             raise ConfigurationError(
                 f"Expected a policy with order 'all' and release_rule 'paper' for {strategy}, got "
                 f"{policy.order!r} and {policy.release_rule!r}: the noise is for sums over all samples, each "
@@ -516,7 +517,7 @@ class TrustedFullBatch(FullBatch):
     ) -> None:
         self.shares = shares
         super().__init__(
-            aggregator=FreshNoise(policy, num_rounds=num_rounds, noise_keys=noise_keys, shares=shares),
+            aggregator=Noisy(policy, Sum(shares), num_rounds=num_rounds, noise_keys=noise_keys),
             learning_rate=learning_rate,
             momentum=momentum,
             nesterov=nesterov,

@@ -42,8 +42,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, protocol
-from .aggregation.noisy import FreshNoise, Noisy
+from .aggregation.noisy import Noisy
 from .aggregation.plain import Aggregator
+from .aggregation.streams import Prefix, Stream
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions, positive
 from .rounds.participation import Sampling
@@ -181,7 +182,7 @@ class Mu2(ProjectedStrategy[Mu2State]):
         D > 0, diameter of the ball K around the initial model; infinite for none.
     aggregator : Aggregator, optional
         How the releases of a round become a sum. Default: they are added up, as they are or under masks with
-        ``secure_aggregation``. One that adds noise must accumulate (:class:`TrustedMu2` makes it).
+        ``secure_aggregation``. One that adds noise must release prefix sums (:class:`TrustedMu2` makes it).
     num_clients : int, optional
         M, clients of the training. Default: all that are connected when it begins.
     clients_per_round : int, optional
@@ -291,7 +292,7 @@ class Mu2(ProjectedStrategy[Mu2State]):
             self._check_noise(aggregator)
         super().__init__(options, learning_rate=learning_rate, diameter=diameter, aggregator=aggregator)
 
-    def _check_noise(self, noise: Noisy) -> None:
+    def _check_noise(self, noise: Noisy[Stream]) -> None:
         """Refuse noise that does not cover a momentum in which every sample counts once."""
         uses = noise.policy.sample_participations
         if uses > 1:
@@ -303,12 +304,11 @@ class Mu2(ProjectedStrategy[Mu2State]):
                 setting="sample_participations",
                 got=uses,
             )
-        if not noise.accumulates:
+        if not noise.stream.accumulates:
             raise ConfigurationError(
-                f"Expected an aggregator with accumulates=True for {type(self).__name__}, got one without: steps are "
-                "along the sum of all releases so far, which a round's own noise does not cover.",
-                kind="conflict",
-                setting="aggregator",
+                f"Expected an aggregator with the stream Prefix for {type(self).__name__}, got "
+                f"{type(noise.stream).__name__}: steps are along the sum of all releases so far, which a round's own "
+                "noise does not cover."
             )
 
     def initial_state(self, start: Vector) -> Mu2State:
@@ -606,7 +606,7 @@ class TrustedMu2(Mu2):
         super().__init__(
             learning_rate=learning_rate,
             diameter=diameter,
-            aggregator=FreshNoise(policy, num_rounds=num_rounds, noise_keys=noise_keys, accumulates=True),
+            aggregator=Noisy(policy, Prefix(), num_rounds=num_rounds, noise_keys=noise_keys),
             num_clients=num_clients,
             clients_per_round=clients_per_round,
             fraction_train=fraction_train,

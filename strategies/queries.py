@@ -37,7 +37,8 @@ from ..privacy.queries.mean_of_features import MeanRows
 from ..privacy.queries.statistics import ColumnStatistics as ColumnStatistics
 from ..privacy.queries.statistics import CountedColumn, TableStatistics
 from ..privacy.queries.statistics import Estimate as Estimate
-from .aggregation.noisy import FreshNoise
+from .aggregation.noisy import Noisy
+from .aggregation.streams import Sum
 from .callbacks.callback import Callback, Training
 from .rounds.options import RoundOptions
 from .rounds.participation import LateAnswers
@@ -63,18 +64,18 @@ class QueryState:
     total: Vector
 
 
-def noise_on_answers(query: Query[Any], policy: PrivacyPolicy, noise_keys: NoiseKeys | None) -> FreshNoise:
+def noise_on_answers(query: Query[Any], policy: PrivacyPolicy, noise_keys: NoiseKeys | None) -> Noisy[Sum]:
     """The noise of a trusted server on the one sum of a query; refuses a policy that is not the query's.
 
     Notes
     -----
     **Formal guarantees.** What is read from the sum is mu-GDP for replacement of one sample of one client, against
-    everybody but the server itself, as :class:`~murmurfl.strategies.aggregation.noisy.FreshNoise` says for one round,
+    everybody but the server itself, as :class:`~murmurfl.strategies.aggregation.streams.Sum` says for one round,
     under the conditions of :class:`~murmurfl.strategies.aggregation.noisy.Noisy`.
     Proof: docs/proofs/sensitivities.md.
     """
     query.check_policy(policy)
-    return FreshNoise(policy, num_rounds=1, noise_keys=noise_keys)
+    return Noisy(policy, Sum(), num_rounds=1, noise_keys=noise_keys)
 
 
 class _ExcludedBefore(Callback):
@@ -182,8 +183,8 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
             callbacks=callbacks,
         )
         self.query = query
-        noise = None if policy is None else noise_on_answers(query, policy, noise_keys)
-        super().__init__(options, aggregator=noise)
+        self._noise = None if policy is None else noise_on_answers(query, policy, noise_keys)
+        super().__init__(options, aggregator=self._noise)
         if beside:
             self.entries = {**self.entries, protocol.RELEASE_OF: query.name}
         self._resumed = False
@@ -288,9 +289,8 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
 
     def noise_std(self) -> float:
         """The standard deviation of the noise in each value of the sum, as clients state theirs."""
-        return math.hypot(
-            self.aggregator.own_noise_std(self.query.width), *(stated[0] for stated in self.heard if stated)
-        )
+        own = 0.0 if self._noise is None else self._noise.stream.noise_std(self.query.width)
+        return math.hypot(own, *(stated[0] for stated in self.heard if stated))
 
     @property
     def should_checkpoint(self) -> bool:

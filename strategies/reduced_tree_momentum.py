@@ -38,7 +38,7 @@ from .rounds.options import RoundOptions, positive
 from .rounds.participation import Sampling
 from .rounds.replies import LARGEST_VALUE, RoundReport, Vector
 from .sums.secure_aggregation import SecureAggregation
-from .tree_momentum import MomentumNoise, TrustedMomentum, normalised_step
+from .tree_momentum import MomentumStream, TrustedMomentum, normalised_step
 
 # Steps are computed in float64: an epoch leads at most eta N away, and this much more, relatively.
 _ROUNDING = 1e-9
@@ -84,8 +84,17 @@ def reduced_tree_momentum_step(
     return ReducedTreeMomentumState(normalised_step(state.w, noisy_momentum, learning_rate), momentum, nonces)
 
 
-class ReducedTreeNoise(MomentumNoise):
-    """The noise on the nodes of the trees for A, D and R, of which nothing is kept but nonces.
+class ReducedTree(MomentumStream):
+    """The momentum, under the noise of the nodes of the trees for A, D and R, of which nothing is kept but nonces.
+
+    Parameters
+    ----------
+    alpha : float
+        Weight of a new gradient, 0 < alpha <= 1.
+    learning_rate : float
+        eta, the length of the rule's steps, which bounds how far gradients move.
+    smoothness, gamma, noise_cache_mib
+        As in :class:`ReducedTreeMomentum`.
 
     Notes
     -----
@@ -94,16 +103,14 @@ class ReducedTreeNoise(MomentumNoise):
 
     def __init__(
         self,
-        policy: PrivacyPolicy,
-        *,
-        num_rounds: int,
         alpha: float,
+        *,
         learning_rate: float,
         smoothness: float = math.inf,
         gamma: float | None = None,
         noise_cache_mib: float = 256.0,
-        noise_keys: NoiseKeys | None = None,
     ) -> None:
+        super().__init__(alpha)
         self.learning_rate, self.smoothness = positive("learning_rate", learning_rate), float(smoothness)
         if not self.smoothness >= 0:
             raise ConfigurationError(
@@ -113,22 +120,19 @@ class ReducedTreeNoise(MomentumNoise):
                 got=self.smoothness,
             )
         if gamma is not None and not 0 <= gamma <= 1:
-            raise ConfigurationError(
-                f"Expected 0 <= gamma <= 1, got {gamma!r}.", kind="out-of-range", setting="gamma", got=gamma
-            )
-        super().__init__(policy, num_rounds=num_rounds, alpha=alpha, noise_keys=noise_keys)
-        if policy.max_participations < self.num_rounds:
-            raise ConfigurationError(
-                f"Expected max_participations >= num_rounds = {self.num_rounds}, got {policy.max_participations}: "
-                "every machine must be in every round.",
-                kind="out-of-range",
-                setting="max_participations",
-                got=policy.max_participations,
-            )
+            raise ConfigurationError(f"Expected 0 <= gamma <= 1, got {gamma!r}.")
         self.gamma = gamma
         self._cache_bytes = int(noise_cache_mib * 2**20)
         self._cached: dict[tuple[bytes, int], NDArray[np.floating]] = {}
         self._trees: dict[int, tuple[ReconstructionTrees, NDArray[np.float64]]] = {}
+
+    def bind(self, policy: PrivacyPolicy, num_rounds: int, keys: NoiseKeys) -> None:
+        super().bind(policy, num_rounds, keys)
+        if policy.max_participations < num_rounds:
+            raise ConfigurationError(
+                f"Expected max_participations >= num_rounds = {num_rounds}, got {policy.max_participations}: "
+                "every machine must be in every round."
+            )
 
     def changes(self, num_parameters: int) -> Changes:
         """How far a sample, replaced, moves what the trees add up, for the sum over the machines."""
@@ -214,7 +218,7 @@ class ReducedTreeNoise(MomentumNoise):
         return rows
 
 
-class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState, ReducedTreeNoise]):
+class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState, ReducedTree]):
     """Momentum of less sensitivity, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
 
     Parameters
@@ -362,46 +366,50 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState, ReducedTreeN
             schema=schema,
             callbacks=callbacks,
         )
-        noise = ReducedTreeNoise(
-            policy,
-            num_rounds=num_rounds,
-            alpha=alpha,
+        stream = ReducedTree(
+            alpha,
             learning_rate=learning_rate,
             smoothness=smoothness,
             gamma=gamma,
             noise_cache_mib=noise_cache_mib,
+        )
+        super().__init__(
+            options,
+            learning_rate=learning_rate,
+            policy=policy,
+            stream=stream,
+            num_rounds=num_rounds,
             noise_keys=noise_keys,
         )
-        super().__init__(options, learning_rate=learning_rate, noise=noise)
 
     def settings(self) -> dict[str, Any]:
         return {
             **super().settings(),
-            "smoothness": None if math.isinf(self.noise.smoothness) else self.noise.smoothness,
-            "gamma": self.noise.gamma,
+            "smoothness": None if math.isinf(self.stream.smoothness) else self.stream.smoothness,
+            "gamma": self.stream.gamma,
         }
 
     def initial_state(self, start: Vector) -> ReducedTreeMomentumState:
         wrong = [name for name, _, dtype in self._layout if dtype != np.float64]
-        if wrong and not math.isinf(self.noise.smoothness):
+        if wrong and not math.isinf(self.stream.smoothness):
             raise ConfigurationError(
                 f"Expected a float64 model where smoothness bounds how far gradients move, got another dtype in "
                 f"{', '.join(wrong)}: steps would be rounded. Convert the initial arrays, or use smoothness = inf.",
                 kind="wrong-type",
             )
         return ReducedTreeMomentumState(
-            start, np.zeros_like(start), np.zeros((self.noise.num_rounds, NONCE_BYTES), np.uint8)
+            start, np.zeros_like(start), np.zeros((self.stream.num_rounds, NONCE_BYTES), np.uint8)
         )
 
     def query_points(self, state: ReducedTreeMomentumState) -> tuple[Vector, ...]:
         return (state.w,)
 
     def step(self, state: ReducedTreeMomentumState, release_sum: Vector, server_round: int) -> ReducedTreeMomentumState:
-        self.noise.check_round(server_round)
-        nonces, alpha = self.noise.with_nonce(state.nonces, server_round), self.noise.alpha
+        self.stream.check_round(server_round)
+        nonces, alpha = self.stream.with_nonce(state.nonces, server_round), self.stream.alpha
         rate = self.learning_rate
         momentum = (1 - alpha) * state.momentum + alpha * release_sum
-        noisy = self.noise.rounded(momentum, self.noise.noise(nonces, server_round, len(release_sum)))
+        noisy = self.stream.rounded(momentum, self.stream.noise(nonces, server_round, len(release_sum)))
         after = reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=rate)
         if not np.linalg.norm(after.w - state.w) <= rate * (1 + _ROUNDING):
             raise ConfigurationError(

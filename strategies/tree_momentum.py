@@ -8,8 +8,11 @@ With g_t the mean over the machines of their contributions and h the number of t
     w_{t+1} = w_t - eta m^_t / ||m^_t||
 
 Machines send clipped gradients without noise, all of them in every round, and go through their samples in the same
-order in every epoch of N rounds. What all strategies of private momentum share comes first: noise on a momentum in
-which samples return (:class:`MomentumNoise`), and normalised steps (:class:`TrustedMomentum`).
+order in every epoch of N rounds. What all strategies of private momentum share comes first: streams of a momentum in
+which samples return (:class:`MomentumStream`), and normalised steps (:class:`TrustedMomentum`).
+
+A rule of private momentum and its stream are one unit, because one proof ties them: the rule's state holds the
+un-noised sums (and, where rows are drawn again, their nonces), and its step asks the stream for the noise of a round.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
 from .aggregation.noisy import Noisy
+from .aggregation.streams import Stream
 from .callbacks.callback import Callback
 from .momentum_tree import MomentumTree
 from .rounds.options import RoundOptions, positive
@@ -42,8 +46,13 @@ def normalised_step(w: Vector, momentum: Vector, learning_rate: float) -> Vector
     return w - (learning_rate / length) * momentum if length > 0 else w
 
 
-class MomentumNoise(Noisy):
-    """A trusted server's noise on a momentum of gradients in which samples return every N rounds; a base class.
+class MomentumStream(Stream):
+    """A stream of momentum of gradients in which samples return every N rounds; a base class.
+
+    Parameters
+    ----------
+    alpha : float
+        Weight of a new gradient, 0 < alpha <= 1.
 
     Notes
     -----
@@ -51,15 +60,14 @@ class MomentumNoise(Noisy):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    def __init__(
-        self, policy: PrivacyPolicy, *, num_rounds: int, alpha: float, noise_keys: NoiseKeys | None = None
-    ) -> None:
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
         self.alpha = float(alpha)
         if not 0 < self.alpha <= 1:
-            raise ConfigurationError(
-                f"Expected 0 < alpha <= 1, got {self.alpha!r}.", kind="out-of-range", setting="alpha", got=self.alpha
-            )
-        super().__init__(policy, num_rounds=num_rounds, noise_keys=noise_keys)
+            raise ConfigurationError(f"Expected 0 < alpha <= 1, got {self.alpha!r}.")
+
+    def bind(self, policy: PrivacyPolicy, num_rounds: int, keys: NoiseKeys) -> None:
+        super().bind(policy, num_rounds, keys)
         if policy.release_rule != "paper":
             raise ConfigurationError(
                 f"Expected a policy with release_rule 'paper', got {policy.release_rule!r}: a contribution that "
@@ -68,14 +76,14 @@ class MomentumNoise(Noisy):
                 setting="release_rule",
                 got=policy.release_rule,
             )
-        self.epoch = policy.min_separation if policy.sample_participations > 1 else self.num_rounds
+        self.epoch = policy.min_separation if policy.sample_participations > 1 else num_rounds
         """N."""
 
 
-NoiseT = TypeVar("NoiseT", bound=MomentumNoise)
+StreamT = TypeVar("StreamT", bound=MomentumStream)
 
 
-class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, NoiseT]):
+class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, StreamT]):
     """Private momentum, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`; a base class.
 
     Parameters
@@ -84,8 +92,14 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, NoiseT]):
         What every strategy takes. Every client is asked in every round: ``clients_per_round`` is ``num_clients``.
     learning_rate : float
         eta > 0.
-    noise : MomentumNoise
-        The server's noise on the momentum, which weight and epoch are part of.
+    policy : PrivacyPolicy
+        Policy that all clients were configured with.
+    stream : MomentumStream
+        What the server releases of the momentum, which weight and epoch are part of.
+    num_rounds : int
+        T, the most rounds of which this server ever publishes a model.
+    noise_keys : NoiseKeys, optional
+        The server's noise key.
 
     Notes
     -----
@@ -103,10 +117,19 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, NoiseT]):
         "epoch than the noise was made for."
     )
 
-    def __init__(self, options: RoundOptions, *, learning_rate: float, noise: NoiseT) -> None:
+    def __init__(
+        self,
+        options: RoundOptions,
+        *,
+        learning_rate: float,
+        policy: PrivacyPolicy,
+        stream: StreamT,
+        num_rounds: int,
+        noise_keys: NoiseKeys | None,
+    ) -> None:
         self.learning_rate = positive("learning_rate", learning_rate)
-        self.noise = noise
-        super().__init__(options, aggregator=noise)
+        self.stream = stream
+        super().__init__(options, aggregator=Noisy(policy, stream, num_rounds=num_rounds, noise_keys=noise_keys))
 
     def _settle(self, machines: int) -> None:
         super()._settle(machines)
@@ -120,7 +143,7 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, NoiseT]):
             )
 
     def settings(self) -> dict[str, Any]:
-        own = {"learning_rate": self.learning_rate, "alpha": self.noise.alpha, "epoch": self.noise.epoch}
+        own = {"learning_rate": self.learning_rate, "alpha": self.stream.alpha, "epoch": self.stream.epoch}
         return {**super().settings(), **own}
 
     def check_reply(self, reply: Reply) -> bool:
@@ -186,8 +209,13 @@ def tree_momentum(nodes: NDArray[np.float64], server_round: int, alpha: float) -
     return momentum
 
 
-class TreeNoise(MomentumNoise):
-    """The noise on the nodes of a tree over the rounds.
+class Tree(MomentumStream):
+    """The nodes of a tree over the rounds, under noise that fits each node.
+
+    Parameters
+    ----------
+    alpha : float
+        Weight of a new gradient, 0 < alpha <= 1.
 
     Notes
     -----
@@ -196,11 +224,9 @@ class TreeNoise(MomentumNoise):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    def __init__(
-        self, policy: PrivacyPolicy, *, num_rounds: int, alpha: float, noise_keys: NoiseKeys | None = None
-    ) -> None:
-        super().__init__(policy, num_rounds=num_rounds, alpha=alpha, noise_keys=noise_keys)
-        self.tree = MomentumTree(self.num_rounds, self.epoch, self.alpha)
+    def bind(self, policy: PrivacyPolicy, num_rounds: int, keys: NoiseKeys) -> None:
+        super().bind(policy, num_rounds, keys)
+        self.tree = MomentumTree(num_rounds, self.epoch, self.alpha)
         self._noise_stds: dict[int, NDArray[np.float64]] = {}
 
     def noise_stds(self, num_parameters: int) -> NDArray[np.float64]:
@@ -229,7 +255,7 @@ class TreeNoise(MomentumNoise):
         return self.rounded(node, self.fresh_normals(server_round, len(node)) * std)
 
 
-class TreeMomentum(TrustedMomentum[TreeMomentumState, TreeNoise]):
+class TreeMomentum(TrustedMomentum[TreeMomentumState, Tree]):
     """Tree-aggregated momentum, normalised steps, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
 
     Parameters
@@ -353,19 +379,25 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState, TreeNoise]):
             schema=schema,
             callbacks=callbacks,
         )
-        noise = TreeNoise(policy, num_rounds=num_rounds, alpha=alpha, noise_keys=noise_keys)
-        super().__init__(options, learning_rate=learning_rate, noise=noise)
+        super().__init__(
+            options,
+            learning_rate=learning_rate,
+            policy=policy,
+            stream=Tree(alpha),
+            num_rounds=num_rounds,
+            noise_keys=noise_keys,
+        )
 
     def initial_state(self, start: Vector) -> TreeMomentumState:
-        return tree_momentum_start(start, self.noise.num_rounds)
+        return tree_momentum_start(start, self.stream.num_rounds)
 
     def query_points(self, state: TreeMomentumState) -> tuple[Vector, ...]:
         return (state.w,)
 
     def step(self, state: TreeMomentumState, release_sum: Vector, server_round: int) -> TreeMomentumState:
-        alpha = self.noise.tree.alpha
+        alpha = self.stream.alpha
         node = node_sum(state, release_sum / self.clients_per_round, server_round, alpha)
-        noisy = self.noise.noisy_node(node, server_round)
+        noisy = self.stream.noisy_node(node, server_round)
         return tree_momentum_step(state, node, noisy, server_round, alpha=alpha, learning_rate=self.learning_rate)
 
     def model(self, state: TreeMomentumState) -> Vector:

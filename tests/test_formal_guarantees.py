@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("privacy", "clients", "strategies", "app")
 PARTS = {
     # What makes what leaves.
-    *("LedgeredMachine", "MachineBlock", "PrivateClient", "PrivateClientApp", "CorrelatedNoiseMod", "Noisy"),
+    *("LedgeredMachine", "MachineBlock", "PrivateClient", "PrivateClientApp", "CorrelatedNoiseMod", "Noisy", "Stream"),
     *(
         "ClientQuery",
         "QueryPart",

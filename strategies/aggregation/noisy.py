@@ -14,31 +14,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...privacy import (
-    NO_NOISE,
-    ConfigurationError,
-    Grid,
-    NoiseKeys,
-    PrivacyPolicy,
-    SystemKeys,
-    gdp_epsilon,
-    protocol,
-    row_key,
-    standard_normals,
-)
+from ...privacy import NO_NOISE, ConfigurationError, NoiseKeys, PrivacyPolicy, SystemKeys, protocol
 from ...privacy.accounting.noise_forecast import StatedNoise, stated_noise
 from ...privacy.machine.clipping import BLOCK_ROWS
-from ...privacy.mechanisms import IndependentNoise
-from ...privacy.noise import FINEST_GRID, ideal_mu, power_of_two_at_most, range_problem, standard_normal_rows
 from ..rounds.checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
-from ..rounds.replies import Reply, RoundReport, Vector
+from ..rounds.replies import Reply, RoundReport
 from ..sums.summation import Summation
 from .plain import Aggregator, Opened, RoundContext, RoundOutcome
+from .streams import Stream
+
+StreamT = TypeVar("StreamT", bound=Stream)
 
 
 def is_well_formed(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -> bool:
@@ -78,21 +67,21 @@ def is_well_formed(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -
     return bool((counts == np.rint(counts)).all())
 
 
-class Noisy(Aggregator):
-    """A server that is trusted to add the noise; a base class, whose subclasses say how much.
+class Noisy(Aggregator, Generic[StreamT]):
+    """A server that is trusted to add the noise.
 
     Parameters
     ----------
     policy : PrivacyPolicy
         What all machines were configured with: ``trust="trusted-server"``; its clip and batch give Delta, and its mu is
         the guarantee. With mechanism ``none`` the server adds no noise either.
+    stream : Stream
+        What the server releases: :class:`~.streams.Sum`, :class:`~.streams.Prefix`, or a stream of private momentum.
     num_rounds : int
         T, the most rounds this server will ever publish a model of.
     noise_keys : NoiseKeys, optional
         The server's noise key; default one from the operating system, kept in a file beside the checkpoint. Whoever
         gives keys keeps them, and gives them again when the training is resumed.
-    accumulates : bool
-        Whether the mean of all releases so far is published, and a reply may hold several releases.
 
     Notes
     -----
@@ -113,12 +102,7 @@ class Noisy(Aggregator):
     adds_noise: ClassVar[bool] = True
 
     def __init__(
-        self,
-        policy: PrivacyPolicy,
-        *,
-        num_rounds: int,
-        noise_keys: NoiseKeys | None = None,
-        accumulates: bool = False,
+        self, policy: PrivacyPolicy, stream: StreamT, *, num_rounds: int, noise_keys: NoiseKeys | None = None
     ) -> None:
         if policy.trust != "trusted-server":
             raise ConfigurationError(
@@ -128,24 +112,15 @@ class Noisy(Aggregator):
                 got=policy.trust,
             )
         if num_rounds < 1:
-            raise ConfigurationError(
-                f"Expected num_rounds >= 1, got {num_rounds}.",
-                kind="out-of-range",
-                setting="num_rounds",
-                got=num_rounds,
-            )
-        self.policy = policy
-        self.num_rounds = num_rounds
-        self.accumulates = accumulates
-        self.clients_per_round = 0  # until it is settled
-        self._keys = SystemKeys.generate() if noise_keys is None else noise_keys
-        if not self._keys.simulated and policy.noise_quality != "exact":
+            raise ConfigurationError(f"Expected num_rounds >= 1, got {num_rounds}.")
+        keys = SystemKeys.generate() if noise_keys is None else noise_keys
+        if not keys.simulated and policy.noise_quality != "exact":
             raise ConfigurationError(
                 "Expected noise_quality 'exact' with real keys: 'fast' noise is for simulation only.",
                 kind="conflict",
                 setting="noise_quality",
             )
-        if not self._keys.simulated and policy.mechanism == NO_NOISE:
+        if not keys.simulated and policy.mechanism == NO_NOISE:
             raise ConfigurationError(
                 f"Expected a noise mechanism with real keys, got {NO_NOISE!r}: runs without noise are for simulation "
                 "only.",
@@ -153,150 +128,44 @@ class Noisy(Aggregator):
                 setting="mechanism",
                 got=NO_NOISE,
             )
+        stream.bind(policy, num_rounds, keys)
+        self.policy = policy
+        self.stream = stream
         self._keeps_key = noise_keys is None
         self._checkpoint: Path | None = None
         self._files: TrustedCheckpoint | None = None
         self._mark: CheckpointMark | None = None
         self._new = False
-        self._session = ""
-        self._size = self._release_size = 0  # until there is a model
-        self._grids: dict[int, Grid] = {}
+        self._release_size = 0  # until there is a model
         self._unheard: Counter[str] = Counter()
         """How often each machine was asked, at most, since its last release that was aggregated."""
 
-    # How much noise.
-
     @property
     def mu(self) -> float:
-        """Gaussian-DP parameter of all num_rounds published models together; infinite without noise."""
-        return math.inf if self.policy.mechanism == NO_NOISE else self.policy.mu
+        """Gaussian-DP parameter of all published models together; infinite without noise."""
+        return self.stream.mu
 
     def guaranteed_mu(self, num_parameters: int) -> float:
         """:attr:`mu`, or infinite where the range of the normals is too small for it (in simulation only)."""
-        return math.inf if self._range_problem(num_parameters) else self.mu
-
-    def epsilon(self, delta: float | None = None) -> float:
-        """Epsilon at delta (default the policy's) of all num_rounds published models together."""
-        mu = self.guaranteed_mu(self._size) if self._size else self.mu
-        return gdp_epsilon(mu, self.policy.delta if delta is None else delta)
-
-    def largest_shift(self) -> float:
-        """The most standard deviations by which one sample moves one value: at most :attr:`mu`."""
-        return self.mu
-
-    def unrounded_noise_std(self, num_parameters: int) -> float:
-        """Largest standard deviation of the noise on one rounded value, before anything is charged for rounding."""
-        raise NotImplementedError(f"{type(self).__name__} must define unrounded_noise_std.")
-
-    def calibrate(self, num_parameters: int) -> None:
-        """Compute the noise, or refuse to, before any machine is asked for what has no noise."""
-        raise NotImplementedError(f"{type(self).__name__} must define calibrate.")
-
-    def _range_problem(self, num_parameters: int) -> str:
-        if math.isinf(self.mu) or self.policy.noise_quality != "exact":
-            return ""
-        return range_problem(self.largest_shift(), num_parameters * self.num_rounds, self.policy.delta, self.mu)
-
-    def ideal_mu(self, num_parameters: int, noise_std: float) -> float:
-        """The mu to which ideal normals are calibrated, so that with ours the models are mu-GDP.
-
-        ``noise_std`` is the standard deviation of the noise on one rounded value, were it calibrated to :attr:`mu`; the
-        root mean square where values have different ones.
-
-        Notes
-        -----
-        **Formal guarantees.** Models that are mu_i-GDP under ideal normals, for the mu_i that is returned, are mu-GDP
-        under the noise that is added, for the same neighbouring relation.
-        Proof: docs/proofs/grid-and-noise.md.
-        """
-        if self.policy.noise_quality != "exact":
-            return self.mu
-        values = num_parameters * self.num_rounds
-        problem = self._range_problem(num_parameters)
-        if problem and not self._keys.simulated:
-            raise ConfigurationError(problem)
-        ideal = ideal_mu(self.mu, values, self.noise_grid(num_parameters).spacing / noise_std)
-        if math.isnan(ideal):
-            raise ConfigurationError(
-                f"Expected a larger mu for {self.num_rounds} rounds of {num_parameters:,} values, got {self.mu:g}: the "
-                "resolution of the normals alone tells as much. Raise mu, or lower num_rounds or the model's size.",
-                kind="out-of-range",
-                setting="mu",
-                got=self.mu,
-            )
-        return ideal
-
-    def noise_grid(self, num_parameters: int) -> Grid:
-        """The grid to which sums and noise are rounded, and on which rounding is charged.
-
-        It is the machines' own, or a coarser one where that is finer than large noise can be rounded to without showing
-        (:mod:`murmurfl.privacy.noise`).
-        """
-        if num_parameters not in self._grids:
-            spacing = self.policy.plan(num_parameters).grid.spacing
-            if self.policy.noise_quality == "exact" and math.isfinite(self.mu):
-                finest = power_of_two_at_most(4 * FINEST_GRID * self.unrounded_noise_std(num_parameters))
-                spacing = max(spacing, finest)
-            self._grids[num_parameters] = Grid(spacing)
-        return self._grids[num_parameters]
-
-    def rounding_charge(self, num_parameters: int) -> float:
-        """What rounding a sum to :meth:`noise_grid` adds to its sensitivity; 0 on the machines' own grid."""
-        grid = self.noise_grid(num_parameters)
-        return 0.0 if grid == self.policy.plan(num_parameters).grid else grid.charge(num_parameters)
-
-    # The noise.
-
-    def fresh_normals(self, server_round: int, size: int) -> NDArray[np.floating]:
-        """Standard normals of a round's own nonce; with real keys never the same ones again."""
-        return self.normals_of(self._keys.nonce(self._session, server_round), size)
-
-    def normals_of(self, nonce: bytes, size: int) -> NDArray[np.floating]:
-        """Standard normals of a nonce under the server's key."""
-        return standard_normals(row_key(self._keys.secret_key, nonce), size, self.policy.noise_quality)
-
-    def rows_of(self, nonces: Sequence[bytes], size: int) -> NDArray[np.floating]:
-        """Standard normals of several nonces, one row each."""
-        keys = [row_key(self._keys.secret_key, nonce) for nonce in nonces]
-        return standard_normal_rows(keys, size, self.policy.noise_quality)
-
-    def with_nonce(self, nonces: NDArray[np.uint8], server_round: int) -> NDArray[np.uint8]:
-        """The nonces of the rounds so far, one a row, with a new one for this round."""
-        longer = nonces.copy()
-        longer[server_round - 1] = np.frombuffer(self._keys.nonce(self._session, server_round), np.uint8)
-        return longer
-
-    def rounded(self, total: NDArray[np.floating], noise: NDArray[np.floating]) -> Vector:
-        """A sum with noise, both on one grid, so that it is a rounded Gaussian release (privacy/noise.py)."""
-        grid = self.noise_grid(len(total))
-        return grid.values(grid.counts(total) + grid.counts(noise))
-
-    def check_round(self, server_round: int) -> None:
-        if server_round > self.num_rounds:
-            raise ConfigurationError(
-                f"Expected at most {self.num_rounds} rounds, for which the noise was calibrated, got {server_round}.",
-                kind="exhausted",
-                setting="num_rounds",
-                got=server_round,
-            )
+        return self.stream.guaranteed_mu(num_parameters)
 
     # Settings and forecast.
 
     def settings(self) -> dict[str, Any]:
         policy = self.policy
-        own = {"num_rounds": self.num_rounds, "mu": self.mu, "clip_norm": policy.clip_norm}
+        own = {"num_rounds": self.stream.num_rounds, "mu": self.mu, "clip_norm": policy.clip_norm}
         return {**own, "batch_size": policy.batch_size}
 
     def identity(self) -> dict[str, Any]:
         # All of the policy: with noise calibrated to another policy, a resumed training would not keep its claim.
         policy = {f"policy.{name}": value for name, value in asdict(self.policy).items()}
-        return {**policy, "noise": self.policy.plan(self._size).fingerprint}
+        return {**policy, "noise": self.policy.plan(self.stream.num_parameters).fingerprint}
 
     def read_noise(self, statements: Mapping[str, Mapping[str, Any]]) -> Sequence[StatedNoise]:
         # One noise for all machines of a round: that of one machine by itself, of which each has its part.
         policy = replace(self.policy, trust="untrusted-server")
         own = stated_noise(policy, policy.plan(self._release_size), 1)
-        part = float(own[protocol.NOISE_IN_ALL]) / math.sqrt(self.clients_per_round)
+        part = float(own[protocol.NOISE_IN_ALL]) / math.sqrt(self.stream.clients_per_round)
         said = {"mechanism": policy.mechanism, "mu-guaranteed": self.mu, "trust": self.policy.trust}
         changed = {**said, protocol.NOISE_IN_ALL: part}
         return super().read_noise({name: {**statement, **changed} for name, statement in statements.items()})
@@ -304,22 +173,23 @@ class Noisy(Aggregator):
     # Rounds.
 
     def join(self, session: str) -> None:
-        self._session = session
+        self.stream.session = session
 
     def settle(self, asked: int, needed: int) -> None:
-        self.clients_per_round = asked
+        self.stream.clients_per_round = asked
 
     def shape(self, num_parameters: int, release_size: int) -> None:
-        self._size, self._release_size = num_parameters, release_size
+        self._release_size = release_size
+        self.stream.shape(num_parameters, release_size)
 
     def before_asking(self, save: Callable[[], None]) -> bool:
         if self._new:
-            self.calibrate(self._release_size)
+            self.stream.calibrate(self._release_size)
             # Saved before anybody is asked: machines count the session against their budgets from the first request on,
             # so it must be found again after a crash.
             self._new = False
             if self._files is not None:
-                self._files.begin(self._keys.secret_key)
+                self._files.begin(self.stream.keys.secret_key)
                 save()
         return True
 
@@ -327,7 +197,7 @@ class Noisy(Aggregator):
         self._unheard.update(list(names))
 
     def validate_reply(self, reply: Reply, *, current: bool) -> bool:
-        if not self.accumulates:
+        if not self.stream.accumulates:
             return is_well_formed(self.policy, reply, most_releases=1)
         # Only a reply built on the acknowledgement this server gave is aggregated; any other is late.
         most = self._unheard[reply.machine] if current else self.policy.max_participations
@@ -338,11 +208,22 @@ class Noisy(Aggregator):
             if release is not None:
                 del self._unheard[name]
 
+    def aggregate(
+        self, summation: Summation, releases: Mapping[str, int], report: RoundReport, context: RoundContext
+    ) -> RoundOutcome:
+        outcome = super().aggregate(summation, releases, report, context)
+        if not isinstance(outcome, Opened) or not (report.aggregated or self.stream.accumulates):
+            return outcome  # nothing came, and nothing is published
+        return replace(outcome, total=self.stream.released(outcome.total, report.server_round))
+
+    def check_round(self, server_round: int) -> None:
+        self.stream.check_round(server_round)
+
     # The checkpoint.
 
     def attach_checkpoint(self, checkpoint: Path | None) -> None:
         self._checkpoint = checkpoint
-        if checkpoint is not None and not self._keys.simulated:
+        if checkpoint is not None and not self.stream.keys.simulated:
             self._files = TrustedCheckpoint(checkpoint, keeps_key=self._keeps_key)
 
     def look_for_checkpoint(self) -> None:
@@ -354,7 +235,7 @@ class Noisy(Aggregator):
         if self._files is not None:
             self._files.resume(saved["mark"])
             if self._keeps_key:
-                self._keys = SystemKeys(self._files.key())
+                self.stream.keys = SystemKeys(self._files.key())
             self._files.check_key(saved["key_check"] == self._key_check())
         elif saved["key_check"] != self._key_check():
             raise CheckpointError(
@@ -374,114 +255,16 @@ class Noisy(Aggregator):
 
     def state(self) -> dict[str, Any]:
         mark = None if self._mark is None else asdict(self._mark)
-        unheard = {"unheard": dict(self._unheard)} if self.accumulates else {}
-        return {"key_check": self._key_check(), "mark": mark, **unheard}
+        unheard = {"unheard": dict(self._unheard)} if self.stream.accumulates else {}
+        return {"key_check": self._key_check(), "mark": mark, **unheard, **self.stream.state()}
 
     def restore(self, saved: Mapping[str, Any], machines: Iterable[str]) -> None:
-        if self.accumulates:
+        if self.stream.accumulates:
             self._unheard = Counter({str(name): int(times) for name, times in saved["unheard"].items()})
             # The round that was cut off may have been asked, and answered, after the checkpoint.
             self._unheard.update(machines)
+        self.stream.restore(saved)
 
     def _key_check(self) -> str:
         """A digest that recognises the key without telling it."""
-        return hmac.digest(self._keys.secret_key, b"murmurfl server's noise key", hashlib.sha256)[:16].hex()
-
-
-class FreshNoise(Noisy):
-    """A trusted server that adds fresh noise to the sum of every round, with shares of mu^2 by ``shares``.
-
-    With ``accumulates`` the sums are those of all rounds so far, which are kept here: the update rule only sees what is
-    published, as increments whose sum is the last noisy prefix sum.
-
-    Notes
-    -----
-    **Formal guarantees.** One sample changes each of T sums by at most Delta, so noise of Delta sqrt(T) / mu on each,
-    or of Delta sqrt(sum s / s_t) / mu with shares s_t, makes all that is published mu-GDP for replacement of one sample
-    of one machine, against everybody but the server itself, provided machines are honest and links are private.
-    Proof: docs/proofs/sensitivities.md and docs/proofs/returning-samples.md.
-    """
-
-    def __init__(
-        self,
-        policy: PrivacyPolicy,
-        *,
-        num_rounds: int,
-        noise_keys: NoiseKeys | None = None,
-        shares: str = "uniform",
-        accumulates: bool = False,
-    ) -> None:
-        super().__init__(policy, num_rounds=num_rounds, noise_keys=noise_keys, accumulates=accumulates)
-        self.rounds_noise = IndependentNoise(self.num_rounds, shares=shares)
-        self._prefix = self._published = np.zeros(0)  # until there is a model
-
-    def noise_std(self, num_parameters: int, server_round: int = 1) -> float:
-        """Standard deviation of the noise on the sum that a round publishes, or on the mean over machines."""
-        if math.isinf(self.mu):
-            return 0.0
-        change = self.policy.plan(num_parameters).sensitivity + self.rounding_charge(num_parameters)
-        often = self._often
-        ideal = self.ideal_mu(num_parameters, change * often / self.mu * self.rounds_noise.rounded_std()[0])
-        return change / self._over * often / ideal * self.rounds_noise.increment_bound(server_round)
-
-    def own_noise_std(self, num_parameters: int) -> float:
-        return self.noise_std(num_parameters)
-
-    def unrounded_noise_std(self, num_parameters: int) -> float:
-        sensitivity = self.policy.plan(num_parameters).sensitivity
-        return sensitivity * self._often / self.mu * self.rounds_noise.rounded_std()[1]
-
-    def calibrate(self, num_parameters: int) -> None:
-        self.noise_std(num_parameters)
-
-    def largest_shift(self) -> float:
-        return self.mu * self.rounds_noise.largest_entry() / self._often
-
-    def aggregate(
-        self, summation: Summation, releases: Mapping[str, int], report: RoundReport, context: RoundContext
-    ) -> RoundOutcome:
-        outcome = super().aggregate(summation, releases, report, context)
-        if not isinstance(outcome, Opened) or not (report.aggregated or self.accumulates):
-            return outcome  # nothing came, and nothing is published
-        return replace(outcome, total=self.released(outcome.total, report.server_round))
-
-    def released(self, total: Vector, server_round: int) -> Vector:
-        """Return what a round adds to the sum of all that is published, from the un-noised sum of its releases.
-
-        Without ``accumulates`` that is the sum with noise. With it, prefix sums are published under fresh noise each,
-        and the sum of all that this returned is the last of them, exactly: all are multiples of one grid.
-        """
-        if not self.accumulates:
-            return self.noisy(total, server_round)
-        self._prefix = self._prefix + total
-        before, self._published = self._published, self.noisy(self._prefix, server_round)
-        return self._published - before
-
-    def shape(self, num_parameters: int, release_size: int) -> None:
-        super().shape(num_parameters, release_size)
-        self._prefix = self._published = np.zeros(release_size)
-
-    def state(self) -> dict[str, Any]:
-        sums = {"prefix": self._prefix, "published": self._published} if self.accumulates else {}
-        return {**super().state(), **sums}
-
-    def restore(self, saved: Mapping[str, Any], machines: Iterable[str]) -> None:
-        super().restore(saved, machines)
-        if self.accumulates:
-            self._prefix, self._published = saved["prefix"], saved["published"]
-
-    def noisy(self, total: Vector, server_round: int) -> Vector:
-        """Return a sum with the noise of a round, as it may be published."""
-        self.check_round(server_round)
-        std = self.noise_std(len(total), server_round) * self._over
-        return self.rounded(total, self.fresh_normals(server_round, len(total)) * std)
-
-    @property
-    def _over(self) -> np.float64 | int:
-        """What a sum is divided by where it is published."""
-        return np.float64(self.clients_per_round) if self.accumulates else 1
-
-    @property
-    def _often(self) -> float:
-        """Sensitivity of all rounds to a sample that is in each of them: sqrt(T)."""
-        return self.rounds_noise.sensitivity(self.num_rounds, 1)
+        return hmac.digest(self.stream.keys.secret_key, b"murmurfl server's noise key", hashlib.sha256)[:16].hex()

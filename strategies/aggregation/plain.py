@@ -195,10 +195,6 @@ class Aggregator:
         """Return the noise in the sum of all sums over that without the skipped ones; None if none was skipped."""
         return None
 
-    def own_noise_std(self, num_parameters: int) -> float:
-        """Return the standard deviation of the server's noise on each value of the only sum of a training."""
-        return 0.0
-
     # The checkpoint.
 
     def attach_checkpoint(self, checkpoint: Path | None) -> None:

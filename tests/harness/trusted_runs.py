@@ -26,7 +26,7 @@ from murmurfl.strategies import (
     reduced_tree_momentum,
     tree_momentum,
 )
-from murmurfl.strategies.aggregation import noisy
+from murmurfl.strategies.aggregation import streams
 from murmurfl.strategies.rounds import loop as rounds
 from murmurfl.strategies.rounds.checkpoint import TrustedCheckpoint
 
@@ -113,9 +113,7 @@ def first_step(subject, size):
     """The state after a first round in which nothing came, with the noise of a trusted server in it."""
     subject.aggregator.shape(size, size)
     nothing, state = np.zeros(size), subject.initial_state(np.zeros(size))
-    if isinstance(subject.aggregator, noisy.FreshNoise):
-        nothing = subject.aggregator.released(nothing, 1)
-    return subject.step(state, nothing, 1)
+    return subject.step(state, subject.aggregator.stream.released(nothing, 1), 1)
 
 
 class Columns:
@@ -132,15 +130,17 @@ class Columns:
             return row
 
         monkeypatch.setattr(history, "_BLOCK", 8)  # so that mechanisms make their state again within these rounds
-        monkeypatch.setattr(noisy, "standard_normals", one)
-        monkeypatch.setattr(noisy, "standard_normal_rows", lambda keys, *rest: np.array([one(k, *rest) for k in keys]))
+        monkeypatch.setattr(streams, "standard_normals", one)
+        monkeypatch.setattr(
+            streams, "standard_normal_rows", lambda keys, *rest: np.array([one(k, *rest) for k in keys])
+        )
         for module in (tree_momentum, correlated_momentum, reduced_tree_momentum):
             monkeypatch.setattr(module, "normalised_step", self._normalised(module.normalised_step))
 
-        mu2_step_itself, sum_with_noise = mu2.mu2_step, noisy.FreshNoise.noisy
+        mu2_step_itself, sum_with_noise = mu2.mu2_step, streams.Sum.noisy
 
-        def noisy_sum(server, total, server_round):
-            published = sum_with_noise(server, total, server_round)
+        def noisy_sum(stream, total, server_round):
+            published = sum_with_noise(stream, total, server_round)
             self.last = published - total
             return published
 
@@ -150,7 +150,7 @@ class Columns:
             self.of_model[after.x.tobytes()] = self.last / clients_per_round
             return after
 
-        monkeypatch.setattr(noisy.FreshNoise, "noisy", noisy_sum)
+        monkeypatch.setattr(streams.Sum, "noisy", noisy_sum)
         monkeypatch.setattr(mu2, "mu2_step", mu2_step)
 
     def _normalised(self, step):
@@ -230,7 +230,7 @@ def exact_mu(kind, subject, numbers, weights):
     if kind == "trusted-mu2":
         shifts = [change * (np.arange(ROUNDS) >= place) for place in range(ROUNDS)]
     elif kind == "reduced tree":
-        shifts = [lower @ gradient for gradient in _reduced_gradients(subject.aggregator.changes(D))]
+        shifts = [lower @ gradient for gradient in _reduced_gradients(subject.aggregator.stream.changes(D))]
     else:
         for place, signs in itertools.product(range(BATCHES), itertools.product((1, -1), repeat=PASSES - 1)):
             gradient = np.zeros(ROUNDS)

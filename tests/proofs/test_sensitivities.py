@@ -153,7 +153,7 @@ def trusted_momenta(sign):
     strategy.aggregator.shape(SIZE, SIZE)
     sample = grid.values(grid.counts(sign * np.eye(SIZE)[0]))
     for t in range(1, ROUNDS + 1):
-        after = strategy.step(state, strategy.aggregator.released(sample if t == 1 else np.zeros(SIZE), t), t)
+        after = strategy.step(state, strategy.aggregator.stream.released(sample if t == 1 else np.zeros(SIZE), t), t)
         momenta.append(state.w - after.w)
         state = after
     return np.array(momenta), strategy
@@ -163,7 +163,7 @@ def test_a_trusted_servers_rounds_all_show_the_sample_and_together_cost_mu():
     """Delta / m in each of T rounds, each under fresh noise: T times the square."""
     one, strategy = trusted_momenta(1.0)
     other, _ = trusted_momenta(-1.0)
-    moved, std = np.linalg.norm(one - other, axis=1), strategy.aggregator.noise_std(SIZE)
+    moved, std = np.linalg.norm(one - other, axis=1), strategy.aggregator.stream.noise_std(SIZE)
     assert moved == pytest.approx(np.full(ROUNDS, 2.0 / MACHINES)), "the sample stays in q"
     spent = math.sqrt(float(((moved / std) ** 2).sum()))
     assert spent <= strategy.aggregator.mu

@@ -27,7 +27,7 @@ def test_the_momentum_is_that_of_gradients_with_the_mechanisms_noise(mechanism):
     normals = np.array(
         [standard_normals(row_key(keys.secret_key, keys.nonce("s", t)), D, "exact") for t in range(1, ROUNDS + 1)]
     )
-    noise = subject.aggregator.noise_std(D) * (subject.aggregator.mechanism.inverse() @ normals)
+    noise = subject.aggregator.stream.noise_std(D) * (subject.aggregator.stream.mechanism.inverse() @ normals)
     state, w, momentum = subject.initial_state(np.ones(D)), np.ones(D), np.zeros(D)
     for t in range(1, ROUNDS + 1):
         gradients = rng.normal(size=D)
@@ -53,10 +53,10 @@ def test_a_sample_that_returns_every_epoch_costs_exactly_mu(mechanism):
     """From C itself: the sum of a sample's columns, in units of the noise. One participation would cost less."""
     subject = strategy(mechanism=mechanism)
     encoder, change = (
-        subject.aggregator.mechanism.materialize(),
+        subject.aggregator.stream.mechanism.materialize(),
         subject.aggregator.policy.plan(D).sensitivity / MACHINES,
     )
-    std = subject.aggregator.noise_std(D)
+    std = subject.aggregator.stream.noise_std(D)
     spent = [change * np.linalg.norm(encoder[:, place::EPOCH].sum(axis=1)) / std for place in range(EPOCH)]
     assert max(spent) == pytest.approx(subject.aggregator.mu, rel=1e-5)
     assert change * np.linalg.norm(encoder, axis=0).max() / std < 0.9 * subject.aggregator.mu

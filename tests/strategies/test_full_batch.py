@@ -18,7 +18,7 @@ from murmurfl.strategies import (
     full_batch_start,
     full_batch_step,
 )
-from murmurfl.strategies.aggregation.noisy import FreshNoise
+from murmurfl.strategies.aggregation.streams import Sum
 from murmurfl.strategies.full_batch import next_clip, query_point
 
 D, T = 5, 6
@@ -184,7 +184,7 @@ def trusted(**changes):
 def test_the_noise_of_all_rounds_is_that_of_mu(shares):
     """Exact, with the noise that is really added: the distance of neighbouring runs in everything published."""
     subject = trusted(shares=shares)
-    stds = np.array([subject.aggregator.noise_std(D, t) for t in range(1, T + 1)])
+    stds = np.array([subject.aggregator.stream.noise_std(D, t) for t in range(1, T + 1)])
     change = POLICY.plan(D).sensitivity
     assert 0.999 < math.sqrt(np.sum((change / stds) ** 2)) <= 1.0
     assert change >= 2 * 0.5
@@ -226,7 +226,7 @@ def test_a_trusted_server_publishes_sums_with_as_much_noise_as_it_says(shares):
 
 def test_noise_for_one_round_alone_is_noticed(monkeypatch):
     """The planted bug: Delta / mu in each of T rounds, as if a sample were in one of them."""
-    monkeypatch.setattr(FreshNoise, "_often", 1.0)
+    monkeypatch.setattr(Sum, "_often", 1.0)
     assert measured_mu(many(40)) > 0.9 * math.sqrt(T)
 
 

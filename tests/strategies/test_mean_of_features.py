@@ -211,9 +211,9 @@ def trusted(**options):
 def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
     strategy = trusted()
     centre = strategy.collect(nodes_of(trust="trusted-server"))
-    std = strategy.aggregator.noise_std(K)
+    std = strategy.aggregator.stream.noise_std(K)
     assert math.sqrt(2) / MEAN_MU < std < 1.01 * math.sqrt(2) / MEAN_MU
-    normals = strategy.aggregator.fresh_normals(1, K)
+    normals = strategy.aggregator.stream.fresh_normals(1, K)
     assert centre == pytest.approx(ALL.mean(axis=0) + std * normals / len(ALL), abs=1e-4)
     assert strategy.aggregator.guaranteed_mu(K) == MEAN_MU
     with pytest.raises(ConfigurationError, match="centring_policy"):

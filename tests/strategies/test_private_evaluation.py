@@ -406,10 +406,10 @@ def trusted(**options):
 def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
     strategy, width = trusted(), 2 + 2 * BINS
     found = evaluate(nodes_of(trust="trusted-server"), strategy)
-    std = strategy.aggregator.noise_std(width)
+    std = strategy.aggregator.stream.noise_std(width)
     assert math.sqrt(2) / OWN_MU < std < 1.01 * math.sqrt(2) / OWN_MU
     right, _, _ = measured(SIZES)
-    noise = strategy.aggregator.fresh_normals(1, width) * std
+    noise = strategy.aggregator.stream.fresh_normals(1, width) * std
     assert found.right == pytest.approx(right.sum() + (noise[0] - noise[1]) / (2 * math.sqrt(0.5)), abs=1e-3)
     assert found.right_std == strategy.query.right_std(std)
     assert strategy.aggregator.guaranteed_mu(width) == OWN_MU

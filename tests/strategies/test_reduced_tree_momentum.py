@@ -22,9 +22,9 @@ def test_a_run_is_lemma_17_on_the_noisy_nodes_of_three_trees():
     """Algorithm 2 written out: A and D at the epochs' first iterates, nodes with noise, and the noisy combination."""
     subject = strategy(gamma=0.3)
     subject.start(grid(), START, num_rounds=ROUNDS)
-    trees, stds = subject.aggregator.trees(D)
+    trees, stds = subject.aggregator.stream.trees(D)
     nonces = subject.state.nonces
-    rows = subject.aggregator._rows(trees, nonces, list(range(trees.num_nodes)), D)
+    rows = subject.aggregator.stream._rows(trees, nonces, list(range(trees.num_nodes)), D)
     noise = stds[:, None] * np.array(rows, dtype=np.float64)
     w, anchors, series = np.ones(D), [], np.zeros((3, ROUNDS, D))
     encoder, decoder = trees.materialize(), trees.decoder()
@@ -65,9 +65,9 @@ def test_the_noise_on_every_momentum_has_the_covariance_of_the_trees():
     alarm below 2e-5 in all. With noise that is a tenth too small the first is missed by far.
     """
     size, subject = 4000, strategy()
-    trees, stds = subject.aggregator.trees(size)
+    trees, stds = subject.aggregator.stream.trees(size)
     nonces = np.stack([np.frombuffer(SimulatedKeys(5, "server").nonce("s", t), np.uint8) for t in range(1, ROUNDS + 1)])
-    seen = np.array([subject.aggregator.noise(nonces, t, size) for t in range(1, ROUNDS + 1)])
+    seen = np.array([subject.aggregator.stream.noise(nonces, t, size) for t in range(1, ROUNDS + 1)])
     lower = np.linalg.cholesky((trees.decoder() * stds) @ (trees.decoder() * stds).T)
     white = np.linalg.solve(lower, seen)
     tolerance = 5 * math.sqrt(2 / size)
@@ -86,7 +86,7 @@ def test_what_a_server_keeps_does_not_grow_with_the_trees():
     )
     state = subject.initial_state(np.zeros(size))
     assert sum(values.nbytes for values in vars(state).values()) == 2 * 8 * size + 16 * rounds
-    nodes = np.count_nonzero(subject.aggregator.trees(size)[1])
+    nodes = np.count_nonzero(subject.aggregator.stream.trees(size)[1])
     nonces = np.zeros((rounds, 16), np.uint8)
     state = ReducedTreeMomentumState(state.w, state.momentum, nonces)
     tracemalloc.start()
@@ -103,14 +103,17 @@ def test_kept_and_redrawn_rows_give_equal_noise():
     nonces = np.random.Generator(np.random.Philox(key=1)).integers(256, size=(ROUNDS, 16), dtype=np.uint8)
     kept, drawn = strategy(), strategy(noise_cache_mib=0.0)
     for t in range(1, ROUNDS + 1):
-        assert (kept.aggregator.noise(nonces, t, 50) == drawn.aggregator.noise(nonces, t, 50)).all()
-    assert len(kept.aggregator._cached) > 20
-    assert not drawn.aggregator._cached
+        assert (kept.aggregator.stream.noise(nonces, t, 50) == drawn.aggregator.stream.noise(nonces, t, 50)).all()
+    assert len(kept.aggregator.stream._cached) > 20
+    assert not drawn.aggregator.stream._cached
     other = nonces.copy()
     other[:, 0] ^= 1
-    assert np.abs(kept.aggregator.noise(other, ROUNDS, 50) - drawn.aggregator.noise(nonces, ROUNDS, 50)).min() > 0, (
-        "rows belong to nonces"
-    )
+    assert (
+        np.abs(
+            kept.aggregator.stream.noise(other, ROUNDS, 50) - drawn.aggregator.stream.noise(nonces, ROUNDS, 50)
+        ).min()
+        > 0
+    ), "rows belong to nonces"
 
 
 def test_real_keys_never_repeat_noise_for_a_round_that_is_made_again():
@@ -145,13 +148,13 @@ def test_steps_that_float64_would_make_longer_are_refused():
 
 def test_bounds_never_exceed_twice_the_clip():
     subject = strategy(policy=policy(clip_norm=2.0, batch_size=4), smoothness=3.0)
-    bounds, rounding = subject.aggregator.changes(D), subject.aggregator.policy.plan(D).grid.charge(D)
+    bounds, rounding = subject.aggregator.stream.changes(D), subject.aggregator.policy.plan(D).grid.charge(D)
     assert bounds.anchored == pytest.approx(2 * 2.0 / 4)
     assert bounds.moved == pytest.approx(2 * 3.0 * 0.05 * BATCHES / 4)
     assert bounds.residual == pytest.approx([2 * 3.0 * 0.05 * place / 4 + rounding for place in range(BATCHES)])
-    assert bounds.node_rounding == 2 * subject.aggregator.noise_grid(D).charge(D)
+    assert bounds.node_rounding == 2 * subject.aggregator.stream.noise_grid(D).charge(D)
     assert bounds.residual[0] == rounding
-    unknown = strategy(policy=policy(clip_norm=2.0, batch_size=4), smoothness=math.inf).aggregator.changes(D)
+    unknown = strategy(policy=policy(clip_norm=2.0, batch_size=4), smoothness=math.inf).aggregator.stream.changes(D)
     assert unknown.moved == pytest.approx(2 * 2 * 2.0 / 4)
     assert unknown.residual[0] == rounding, "the first iterate of an epoch is its anchor"
 

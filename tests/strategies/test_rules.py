@@ -225,7 +225,7 @@ def test_trusted_noise_is_that_of_the_papers():
     """sigma^2 = (Delta / m)^2 T / mu^2 (ALGORITHMS 2.2)."""
     strategy = trusted()
     delta = strategy.aggregator.policy.plan(50).sensitivity
-    assert strategy.aggregator.noise_std(50) == pytest.approx(delta / 4 * 3 / 2.0)
+    assert strategy.aggregator.stream.noise_std(50) == pytest.approx(delta / 4 * 3 / 2.0)
     assert delta == pytest.approx(1.0, rel=1e-4)
 
 
@@ -236,11 +236,11 @@ def test_trusted_noise_measured_over_rounds_has_that_size_and_is_fresh():
     strategy.aggregator.shape(4000, 4000)
     steps = []
     for t in range(1, 10):
-        after = strategy.step(state, strategy.aggregator.released(np.zeros(4000), t), t)
+        after = strategy.step(state, strategy.aggregator.stream.released(np.zeros(4000), t), t)
         steps.append((state.w - after.w) / 0.1)
         state = after
     steps = np.array(steps)
-    assert steps.std() == pytest.approx(strategy.aggregator.noise_std(4000), rel=0.019)
+    assert steps.std() == pytest.approx(strategy.aggregator.stream.noise_std(4000), rel=0.019)
     correlation = np.corrcoef(steps)
     assert np.abs(correlation - np.eye(9)).max() < 5.5 / math.sqrt(4000)
 
@@ -248,7 +248,7 @@ def test_trusted_noise_measured_over_rounds_has_that_size_and_is_fresh():
 def test_a_trusted_server_stops_at_the_rounds_it_was_calibrated_for():
     strategy = trusted()
     with pytest.raises(ConfigurationError, match="calibrated"):
-        strategy.aggregator.released(np.zeros(0), 10)
+        strategy.aggregator.stream.released(np.zeros(0), 10)
 
 
 @pytest.mark.parametrize(

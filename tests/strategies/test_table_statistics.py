@@ -171,7 +171,7 @@ def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
     found = strategy.collect(nodes_of(trust="trusted-server"))
     assert math.sqrt(2) / MU < found.noise_std < 1.01 * math.sqrt(2) / MU
     assert strategy.aggregator.guaranteed_mu(ROWS.rows.width) == MU
-    noise = strategy.aggregator.fresh_normals(1, ROWS.rows.width) * found.noise_std
+    noise = strategy.aggregator.stream.fresh_normals(1, ROWS.rows.width) * found.noise_std
     truth = ROWS.rows.rows(ALL * [1, 255 / 200, 1, 1]).sum(axis=0)
     assert strategy.state.total == pytest.approx(truth + noise, abs=1e-2)
 

@@ -57,10 +57,10 @@ def test_with_next_to_no_noise_a_run_is_algorithm_1_written_out():
 def test_the_noise_on_every_node_has_the_size_the_tree_asks_for():
     """20 rounds x 4,000 values of a step on nothing: each standard deviation within 5 standard errors (6e-7 x 20)."""
     size, subject = 4000, strategy()
-    stds, state = subject.aggregator.noise_stds(size), subject.initial_state(np.zeros(size))
+    stds, state = subject.aggregator.stream.noise_stds(size), subject.initial_state(np.zeros(size))
     change = subject.aggregator.policy.plan(size).sensitivity / MACHINES
     expected = MomentumTree(ROUNDS, BATCHES, 0.3).noise_stds(
-        change, 2.0, rounding=subject.aggregator.noise_grid(size).charge(size)
+        change, 2.0, rounding=subject.aggregator.stream.noise_grid(size).charge(size)
     )
     assert stds == pytest.approx(expected, rel=1e-9)
     seen = []

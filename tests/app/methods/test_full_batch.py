@@ -117,7 +117,7 @@ def test_what_is_set_stands_in_the_place_of_the_preset():
     assert (policy.clip_norm, policy.max_participations) == (2.5, 5)
     assert dict(policy.mechanism_options) == {"shares": "average"}
     trusted = prepare(replace(config, trust="trusted-server")).strategy()
-    assert trusted.aggregator.rounds_noise.shares == "average"
+    assert trusted.aggregator.stream.rounds_noise.shares == "average"
 
 
 @pytest.mark.parametrize("changes", [{"batch_size": 4}, {"passes": 2}, {"mechanism": "cancelling"}, {"momentum": 1.0}])

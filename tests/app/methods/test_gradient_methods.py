@@ -35,8 +35,8 @@ def test_tree_momentum_runs_over_many_passes_with_one_epoch_for_all_machines():
     result = run_cohort(config)
     assert result.accuracy > 0.8
     assert result.mu == config.mu
-    assert result.strategy.aggregator._keys.simulated
-    assert not experiment.strategy(deployed=True).aggregator._keys.simulated, (
+    assert result.strategy.aggregator.stream.keys.simulated
+    assert not experiment.strategy(deployed=True).aggregator.stream.keys.simulated, (
         "on real machines noise is the operating system's"
     )
     assert all(statement["releases"] == experiment.num_rounds for statement in result.statements.values())
@@ -62,10 +62,10 @@ def test_reduced_tree_momentum_takes_the_smoothness_from_the_model():
         checkpoint=False,
     )
     result = run_cohort(config)
-    assert result.strategy.aggregator.smoothness == result.experiment.model.smoothness
+    assert result.strategy.aggregator.stream.smoothness == result.experiment.model.smoothness
     assert result.mu == config.mu
     unknown = prepare(RunConfig(strategy="reduced-tree-momentum", passes=2)).strategy()
-    assert math.isinf(unknown.aggregator.smoothness), "softmax regression does not declare any"
+    assert math.isinf(unknown.aggregator.stream.smoothness), "softmax regression does not declare any"
     with pytest.raises(ConfigurationError, match="lost-replies"):
         RunConfig(strategy="reduced-tree-momentum", lost_replies=0.1)
 

@@ -297,8 +297,8 @@ def test_only_simulated_nodes_may_have_several_names():
 def test_a_trusted_servers_noise_on_real_machines_is_not_seeded(strategy):
     """No fixed or short seed: the key is 32 bytes of the operating system, another one every time."""
     experiment = prepare(RunConfig(strategy=strategy, num_rounds=2))
-    assert isinstance(experiment.strategy().aggregator._keys, SimulatedKeys)
-    keys = [experiment.strategy(deployed=True).aggregator._keys for _ in range(2)]
+    assert isinstance(experiment.strategy().aggregator.stream.keys, SimulatedKeys)
+    keys = [experiment.strategy(deployed=True).aggregator.stream.keys for _ in range(2)]
     assert all(isinstance(key, SystemKeys) for key in keys)
     assert keys[0].secret_key != keys[1].secret_key
 

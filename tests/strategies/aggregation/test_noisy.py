@@ -148,11 +148,11 @@ def test_a_grid_too_fine_for_the_servers_noise_is_made_coarser_and_charged(kind,
     size = 1000
     terms = policy("tree" if kind != "trusted-mu2" else kind, mu=1e-3, delta=1e-6)
     subject = strategy(kind, tmp_path / "checkpoint", policy=terms)
-    machines, ours = terms.plan(size).grid, subject.aggregator.noise_grid(size)
-    grid_per_std = ours.spacing / subject.aggregator.unrounded_noise_std(size)
-    assert machines.spacing < FINEST_GRID * subject.aggregator.unrounded_noise_std(size)
+    machines, ours = terms.plan(size).grid, subject.aggregator.stream.noise_grid(size)
+    grid_per_std = ours.spacing / subject.aggregator.stream.unrounded_noise_std(size)
+    assert machines.spacing < FINEST_GRID * subject.aggregator.stream.unrounded_noise_std(size)
     assert FINEST_GRID < grid_per_std <= 4 * FINEST_GRID
-    assert subject.aggregator.rounding_charge(size) == ours.charge(size)
+    assert subject.aggregator.stream.rounding_charge(size) == ours.charge(size)
     published = first_step(subject, size)
     noise = {"trusted-mu2": "w", "tree": "noisy"}.get(kind)
     if noise is not None:
@@ -184,4 +184,4 @@ def test_a_server_that_cannot_serve_its_mu_refuses_before_a_machine_is_asked(kin
         subject.start(machines, ArrayRecord([np.ones(D)]), num_rounds=ROUNDS)
     assert machines.seen == []
     assert not list(tmp_path.iterdir()), "and leaves no files"
-    assert math.isinf(subject.aggregator.epsilon())
+    assert math.isinf(subject.aggregator.stream.epsilon())

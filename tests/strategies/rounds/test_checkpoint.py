@@ -88,14 +88,14 @@ def test_private_files_exist_before_the_first_request(tmp_path):
             yield from super().answer(request)
 
     subject = train(tmp_path / "made", 2, machines=Looking(policy(), SIZE))
-    assert (tmp_path / "made" / "checkpoint.key").read_bytes() == subject.aggregator._keys.secret_key
+    assert (tmp_path / "made" / "checkpoint.key").read_bytes() == subject.aggregator.stream.keys.secret_key
     assert json.loads((tmp_path / "made" / "checkpoint.mark").read_text())["server_round"] == 2
-    assert subject.aggregator._keys.secret_key not in (tmp_path / "made" / "checkpoint").read_bytes()
+    assert subject.aggregator.stream.keys.secret_key not in (tmp_path / "made" / "checkpoint").read_bytes()
 
 
 def test_a_training_goes_on_with_its_key_and_in_its_session(folder):
     key, subject = (folder / "checkpoint.key").read_bytes(), train(folder, 6)
-    assert subject.aggregator._keys.secret_key == key
+    assert subject.aggregator.stream.keys.secret_key == key
     assert [report.server_round for report in subject.history] == list(range(1, 7))
 
 
