@@ -312,7 +312,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
 
     def _before_asking(self) -> None:
         """Save the session's name: in another session clients would count the release a second time."""
-        if not self.aggregator.before_asking(self._save):
+        if not self.aggregator.adds_noise:  # else it has saved it
             self._save()
 
     def _kept(self) -> dict[str, Any]:

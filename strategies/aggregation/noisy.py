@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,9 +22,8 @@ from ...privacy import NO_NOISE, ConfigurationError, NoiseKeys, PrivacyPolicy, S
 from ...privacy.accounting.noise_forecast import StatedNoise, stated_noise
 from ...privacy.machine.clipping import BLOCK_ROWS
 from ..rounds.checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
-from ..rounds.replies import Reply, RoundReport
-from ..sums.summation import Summation
-from .plain import Aggregator, Opened, RoundContext, RoundOutcome
+from ..rounds.replies import Outcome, Reply, RoundRequest
+from .plain import Aggregator, Count, Opened, RoundContext, RoundOutcome
 from .streams import Stream
 
 StreamT = TypeVar("StreamT", bound=Stream)
@@ -172,8 +171,10 @@ class Noisy(Aggregator, Generic[StreamT]):
 
     # Rounds.
 
-    def join(self, session: str) -> None:
-        self.stream.session = session
+    def begin(self, session: str, checkpoint: Path | None) -> None:
+        self.stream.session, self._checkpoint = session, checkpoint
+        if checkpoint is not None and not self.stream.keys.simulated:
+            self._files = TrustedCheckpoint(checkpoint, keeps_key=self._keeps_key)
 
     def settle(self, asked: int, needed: int) -> None:
         self.stream.clients_per_round = asked
@@ -182,7 +183,8 @@ class Noisy(Aggregator, Generic[StreamT]):
         self._release_size = release_size
         self.stream.shape(num_parameters, release_size)
 
-    def before_asking(self, save: Callable[[], None]) -> bool:
+    def annotate(self, request: RoundRequest, save: Callable[[], None]) -> RoundRequest:
+        self._unheard.update(list(request.acks))
         if self._new:
             self.stream.calibrate(self._release_size)
             # Saved before anybody is asked: machines count the session against their budgets from the first request on,
@@ -191,10 +193,7 @@ class Noisy(Aggregator, Generic[StreamT]):
             if self._files is not None:
                 self._files.begin(self.stream.keys.secret_key)
                 save()
-        return True
-
-    def asked(self, names: Iterable[str]) -> None:
-        self._unheard.update(list(names))
+        return request
 
     def validate_reply(self, reply: Reply, *, current: bool) -> bool:
         if not self.stream.accumulates:
@@ -203,46 +202,19 @@ class Noisy(Aggregator, Generic[StreamT]):
         most = self._unheard[reply.machine] if current else self.policy.max_participations
         return is_well_formed(self.policy, reply, most_releases=most)
 
-    def record_participation(self, participation: Mapping[str, int | None]) -> None:
-        for name, release in participation.items():
-            if release is not None:
-                del self._unheard[name]
-
-    def aggregate(
-        self, summation: Summation, releases: Mapping[str, int], report: RoundReport, context: RoundContext
-    ) -> RoundOutcome:
-        outcome = super().aggregate(summation, releases, report, context)
-        if not isinstance(outcome, Opened) or not (report.aggregated or self.stream.accumulates):
+    def add(self, outcomes: Iterable[Outcome], count: Count, context: RoundContext) -> RoundOutcome:
+        """Add contributions, and release what the stream makes of their sum, with noise."""
+        outcome = super().add(outcomes, count, context)
+        if not isinstance(outcome, Opened):
+            return outcome
+        for name in outcome.releases:
+            del self._unheard[name]
+        self.stream.check_round(outcome.report.server_round)
+        if not (outcome.report.aggregated or self.stream.accumulates):
             return outcome  # nothing came, and nothing is published
-        return replace(outcome, total=self.stream.released(outcome.total, report.server_round))
-
-    def check_round(self, server_round: int) -> None:
-        self.stream.check_round(server_round)
+        return replace(outcome, total=self.stream.released(outcome.total, outcome.report.server_round))
 
     # The checkpoint.
-
-    def attach_checkpoint(self, checkpoint: Path | None) -> None:
-        self._checkpoint = checkpoint
-        if checkpoint is not None and not self.stream.keys.simulated:
-            self._files = TrustedCheckpoint(checkpoint, keeps_key=self._keeps_key)
-
-    def look_for_checkpoint(self) -> None:
-        self._new = self._checkpoint is None or not self._checkpoint.exists()
-        if self._new and self._files is not None:
-            self._files.check_new()
-
-    def check_saved(self, saved: Mapping[str, Any]) -> None:
-        if self._files is not None:
-            self._files.resume(saved["mark"])
-            if self._keeps_key:
-                self.stream.keys = SystemKeys(self._files.key())
-            self._files.check_key(saved["key_check"] == self._key_check())
-        elif saved["key_check"] != self._key_check():
-            raise CheckpointError(
-                f"Expected the noise keys that the training in {self._checkpoint} was begun with, got others; give it "
-                "the same, or remove the checkpoint to start anew.",
-                kind="mismatch",
-            )
 
     @contextmanager
     def saving(self, server_round: int) -> Iterator[None]:
@@ -258,12 +230,32 @@ class Noisy(Aggregator, Generic[StreamT]):
         unheard = {"unheard": dict(self._unheard)} if self.stream.accumulates else {}
         return {"key_check": self._key_check(), "mark": mark, **unheard, **self.stream.state()}
 
-    def restore(self, saved: Mapping[str, Any], machines: Iterable[str]) -> None:
+    def load(self, saved: Mapping[str, Any] | None, machines: Collection[str]) -> None:
+        self._new = saved is None
+        if saved is None:
+            if self._files is not None:
+                self._files.check_new()
+            return
+        self._check_saved(saved)
+        self.stream.session = str(saved["session"])
         if self.stream.accumulates:
             self._unheard = Counter({str(name): int(times) for name, times in saved["unheard"].items()})
             # The round that was cut off may have been asked, and answered, after the checkpoint.
             self._unheard.update(machines)
         self.stream.restore(saved)
+
+    def _check_saved(self, saved: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint that is not the newest, or was begun with another key; take the key that was kept."""
+        if self._files is not None:
+            self._files.resume(saved["mark"])
+            if self._keeps_key:
+                self.stream.keys = SystemKeys(self._files.key())
+            self._files.check_key(saved["key_check"] == self._key_check())
+        elif saved["key_check"] != self._key_check():
+            raise CheckpointError(
+                f"Expected the noise keys that the training in {self._checkpoint} was begun with, got others; give it "
+                "the same, or remove the checkpoint to start anew."
+            )
 
     def _key_check(self) -> str:
         """A digest that recognises the key without telling it."""

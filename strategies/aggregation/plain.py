@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 
 from flwr.serverapp import Grid
 
-from ...privacy import ConfigurationError
-from ...privacy.accounting.noise_forecast import Forecast, StatedNoise
+from ...privacy.accounting.noise_forecast import StatedNoise
 from ..rounds.known_machines import Awaited, MachineDirectory
-from ..rounds.replies import Layout, Outcome, Reply, RoundReport, Vector
+from ..rounds.replies import Layout, Outcome, Reply, RoundReport, RoundRequest, Vector, vector_size
 from ..sums.summation import ReleaseSum, Summation
 
 
@@ -33,8 +32,8 @@ class RoundContext:
     """The last release aggregated of each client."""
     asked: Collection[str]
     """Clients that the round asked."""
-    askable: Sequence[str]
-    """Clients that the next round may ask."""
+    askable: Callable[[], Sequence[str]]
+    """Clients that the next round may ask, by what is known when it is called."""
     nodes: Mapping[str, int]
     """The nodes of connected clients."""
     entries: Mapping[str, Any]
@@ -89,8 +88,17 @@ RoundOutcome = Opened | Skipped | Closed
 """What became of the sum of a round."""
 
 
+Count = Callable[[Iterable[Outcome], Summation], tuple[RoundReport, Mapping[str, int]]]
+"""Adds the releases that count to a sum; returns the report of the round and the release of each client that counts."""
+
+
 class Aggregator:
-    """How the releases of a round become a sum; a base class, which adds no noise and keeps nothing."""
+    """How the releases of a round become a sum; a base class, which adds no noise and keeps nothing.
+
+    A training calls :meth:`begin` and :meth:`load` once, and :meth:`settle` and :meth:`shape` when it knows how many
+    clients and values there are. Every round is :meth:`annotate` and :meth:`add`, and a checkpoint is written
+    :meth:`saving` what :meth:`state` returns.
+    """
 
     adds_noise: ClassVar[bool] = False
     """Whether the server adds the noise, so that clients must trust it."""
@@ -102,11 +110,6 @@ class Aggregator:
     @property
     def excluded(self) -> Collection[str]:
         """Clients that are not asked for now, while others take their place."""
-        return ()
-
-    @property
-    def skipped(self) -> Collection[str]:
-        """Clients whose last acknowledged release was in a sum that was skipped."""
         return ()
 
     @property
@@ -129,8 +132,8 @@ class Aggregator:
 
     # Before the first round.
 
-    def join(self, session: str) -> None:
-        """Note the name of the training."""
+    def begin(self, session: str, checkpoint: Path | None) -> None:
+        """Note the name of the training and where its checkpoint is; None for none."""
 
     def settle(self, asked: int, needed: int) -> None:
         """Note how many clients a round asks, and for how many it waits."""
@@ -142,47 +145,25 @@ class Aggregator:
         """Wait for clients, or for helpers where these answer for them."""
         machines.meet(grid, awaited)
 
-    def log_forecast(self, forecast: Forecast) -> None:
-        """Log what becomes of the forecast noise if a sum is lost."""
-
     # A round.
 
-    def before_asking(self, save: Callable[[], None]) -> bool:
-        """Save what must be on disk before a client is asked; returns whether the server keeps any such thing."""
-        return False
+    def annotate(self, request: RoundRequest, save: Callable[[], None]) -> RoundRequest:
+        """Return a request with what the aggregator has to say in it; save what must be on disk before it is sent."""
+        return request
 
-    def asked(self, names: Iterable[str]) -> None:
-        """Note the clients that are asked."""
-
-    def screened(self, outcomes: Iterable[Outcome], context: RoundContext, size: int) -> Iterable[Outcome]:
-        """Return the outcomes of a round, with None for replies that cannot stand in its sum."""
-        return outcomes
-
-    def summation(self, size: int) -> Summation:
-        """Return an empty sum of releases of so many values."""
-        return ReleaseSum(size)
+    def add(self, outcomes: Iterable[Outcome], count: Count, context: RoundContext) -> RoundOutcome:
+        """Add the releases that count in a round; return what became of their sum."""
+        summation = ReleaseSum(vector_size(context.layout))
+        report, releases = count(outcomes, summation)
+        return Opened(report, context.asked, summation.total(), releases)
 
     def validate_reply(self, reply: Reply, *, current: bool) -> bool:
         """Return True if a reply can come from a client that keeps to its policy."""
         return True
 
-    def record_participation(self, participation: Mapping[str, int | None]) -> None:
-        """Note the clients whose releases count."""
-
-    def aggregate(
-        self, summation: Summation, releases: Mapping[str, int], report: RoundReport, context: RoundContext
-    ) -> RoundOutcome:
-        """Return what becomes of the releases that count in a round."""
-        if not isinstance(summation, ReleaseSum):
-            raise ConfigurationError(f"Expected a sum of releases, got {type(summation).__name__}.", kind="wrong-type")
-        return Opened(report, context.asked, summation.total(), releases)
-
     def open_pending(self, context: RoundContext) -> RoundOutcome:
         """Return what becomes of the sum that a checkpoint left."""
         raise NotImplementedError(f"{type(self).__name__} leaves no sum.")
-
-    def check_round(self, server_round: int) -> None:
-        """Refuse a round beyond those the noise was calibrated for."""
 
     def check_pause(self) -> None:
         """Raise if a person must look before the next round."""
@@ -197,26 +178,30 @@ class Aggregator:
 
     # The checkpoint.
 
-    def attach_checkpoint(self, checkpoint: Path | None) -> None:
-        """Note where the checkpoint is; None for none."""
-
-    def look_for_checkpoint(self) -> None:
-        """Refuse to begin where a checkpoint should be."""
-
     @contextmanager
     def saving(self, server_round: int) -> Iterator[None]:
         """Surround the writing of a checkpoint."""
         yield
 
     def state(self) -> dict[str, Any]:
-        """Return the contents of a checkpoint for :meth:`restore`, plain values or arrays."""
+        """Return the contents of a checkpoint for :meth:`load`, plain values or arrays."""
         return {}
 
-    def check_saved(self, saved: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint that can be read but must not be resumed from."""
+    def load(self, saved: Mapping[str, Any] | None, machines: Collection[str]) -> None:
+        """Take back what :meth:`state` returned, or begin where there is no checkpoint.
 
-    def restore(self, saved: Mapping[str, Any], machines: Iterable[str]) -> None:
-        """Take back what :meth:`state` returned."""
+        Parameters
+        ----------
+        saved : mapping or None
+            All contents of the checkpoint; None if there is none.
+        machines : collection of str
+            The clients of the training that was saved.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint must not be resumed from, or is missing where one should be.
+        """
 
 
 class Plain(Aggregator):

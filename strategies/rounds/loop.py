@@ -134,8 +134,7 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         """Whom rounds ask."""
         self.exchange = RoundExchange(self.sampler, late_answers=self.late_answers, strategy=strategy)
         """Requests and replies of a round, and how long it waits."""
-        self.aggregator.join(self.session)
-        self.aggregator.attach_checkpoint(self.checkpoint)
+        self.aggregator.begin(self.session, self.checkpoint)
         if taken.num_clients is not None:
             self._settle(taken.num_clients)
         self.entries: dict[str, Any] = {} if taken.centre is None else {protocol.CENTRE: centre_bytes(taken.centre)}
@@ -462,8 +461,12 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         if self.forecast is not None:
             self.forecast = self._hooks.on_forecast(self, self.forecast)
         log_forecast(self.forecast)
-        if self.forecast is not None:
-            self.aggregator.log_forecast(self.forecast)
+        if self.forecast is not None and self.secure_aggregation is not None and not self.forecast.alone:
+            logger.info(
+                "A wrong sum is skipped, and machines mend the noise where their mechanism can. After %d the training "
+                "ends with the model it has.",
+                self.secure_aggregation.max_failed_aggregations,
+            )
 
     def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
         """Refuse machines that a subclass cannot work with."""
@@ -523,13 +526,13 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
 
     def _resume(self, result: Result) -> int:
         """Load the checkpoint if there is one; returns the number of rounds done."""
-        self.aggregator.look_for_checkpoint()
         if self.checkpoint is None or not self.checkpoint.exists():
+            self.aggregator.load(None, ())
             return 0
         names = [f.name for f in fields(self.state_type)]
         expected = {f"state.{name}" for name in names} | set(self._kept()) - {"statements"}  # older ones lack it
         saved = load_checkpoint(self.checkpoint, self._identity(), expected)
-        self.aggregator.check_saved(saved)
+        self.aggregator.load(saved, restored_names(saved["machines"]))
         self.state = self.state_type(**{name: saved[f"state.{name}"] for name in names})
         self._restore(saved)
         for report in self.history:
@@ -548,10 +551,8 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
             self._settle(len(self.machines.names))
         self.sampler.resume(int(saved["seed"]))
         self.session = str(saved["session"])
-        self.aggregator.join(self.session)
         self.history = [RoundReport(**report) for report in saved["history"]]
         self._stated_before = saved.get("statements", {})
-        self.aggregator.restore(saved, self.machines.names)
 
     def _ensure_state(self, arrays: ArrayRecord) -> StateT:
         if self.state is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -139,10 +140,9 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             *(server_round, self.session, acks, self.acks if self.acknowledges else {}),
             *(self.query_points(self.state), {**self.entries, **said, **self._entries_of(server_round)}),
             sums_suffice=self.sums_suffice and not self.aggregator.adds_noise,
-            skipped=self.aggregator.skipped,
         )
         self.exchange.begin(names, acks)
-        self.aggregator.asked(acks.keys())
+        request = self.aggregator.annotate(request, self._save)
         self._before_asking()
         return request
 
@@ -156,7 +156,6 @@ class ReleaseStrategy(TrainingLoop[StateT]):
 
     def _before_asking(self) -> None:
         """Write what must be known before a machine is asked."""
-        self.aggregator.before_asking(self._save)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -184,28 +183,23 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             raise ConfigurationError("Expected configure_train before aggregate_train.", kind="wrong-order")
         done = self.history[-1].server_round if self.history else 0
         if server_round != done + 1:
-            raise ConfigurationError(
-                f"Expected round {done + 1} after round {done}, got round {server_round}.", kind="wrong-order"
-            )
-        size = vector_size(self.release_layout)
-        summation = self.aggregator.summation(size)
-        screened = self.aggregator.screened(outcomes, self._context(), size)
-        report = self._count_replies(server_round, screened, summation)
-        releases = {name: release for name, release in self.participation.items() if release is not None}
-        return self._finish_round(self.aggregator.aggregate(summation, releases, report, self._context()))
+            raise ConfigurationError(f"Expected round {done + 1} after round {done}, got round {server_round}.")
+        count = partial(self._count_replies, server_round)
+        return self._finish_round(self.aggregator.add(outcomes, count, self._context()))
 
-    def _count_replies(self, server_round: int, outcomes: Iterable[Outcome], summation: Summation) -> RoundReport:
-        """Add the releases that count to a sum; return the report of the round."""
+    def _count_replies(
+        self, server_round: int, outcomes: Iterable[Outcome], summation: Summation
+    ) -> tuple[RoundReport, Mapping[str, int]]:
+        """Add the releases that count to a sum; return the report of the round, and these releases."""
         tally = self._validator.add_valid(outcomes, summation, self._stated_before, self._observed)
         self._clipping.take(server_round, tally.figures)
         self.participation = {name: tally.aggregated.get(name) for name in self.exchange.asked} | tally.aggregated
         report = tally.report(server_round, self.exchange.sampled)
         report = self.exchange.counted(report, self.participation, direct=self._grid is None)
-        self.aggregator.record_participation(self.participation)
         if not self.aggregator.masked:  # else it is not over yet
             log_losses(report)
         self.check_report(report)
-        return report
+        return report, {name: release for name, release in self.participation.items() if release is not None}
 
     def _say_malformed(self, node: int, problem: str) -> None:
         if self._grid is not None:
@@ -219,7 +213,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             grid=self._grid,
             acks=self.acks,
             asked=self.exchange.asked,
-            askable=self.sampler.askable,
+            askable=lambda: self.sampler.askable,
             nodes=self._nodes,
             entries=self.machines.entries,
             layout=self.release_layout,
@@ -240,7 +234,6 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         self.acks.update(outcome.acknowledged)
         taken = dict(outcome.releases) if isinstance(outcome, Opened) else {}
         self.participation = {name: taken.get(name) for name in outcome.asked} | taken  # late ones, too
-        self.aggregator.check_round(report.server_round)
         if not isinstance(outcome, Skipped):  # else the next round asks for the same step again
             total = np.zeros(vector_size(self.release_layout)) if total is None else total
             turn = self._turn(report.server_round)

@@ -372,7 +372,7 @@ def test_streams_whose_machines_mend_have_the_noise_of_one_prefix_whatever_was_s
     assert strategy.skipped_noise == pytest.approx(1.0)
     total = 0
     for name, made in ((name, grid.machines.client(name).machine) for name in strategy.machines.names):
-        last, keys = strategy.aggregator._skipped.get(name, strategy.acks[name]), SimulatedKeys(SEED, name)
+        last, keys = strategy.aggregator.noise.skipped.get(name, strategy.acks[name]), SimulatedKeys(SEED, name)
         nonces = [keys.nonce("s", k) for k in range(1, last + 1)]
         total = total + stream_noise(made.plan, 10, keys.secret_key, nonces)
     spacing = made.plan.grid.spacing
@@ -392,8 +392,8 @@ def test_liars_that_say_they_cannot_mend_keep_nobody_left_out():
     grid.handle = handle
     trained(strategy, grid, 24)
     assert strategy.aggregator.suspects.lets_in
-    assert set(strategy.aggregator._lost) > set(LIARS)
-    assert all(bool(lost) == (name in LIARS) for name, lost in strategy.aggregator._lost.items())
+    assert set(strategy.aggregator.noise.lost) > set(LIARS)
+    assert all(bool(lost) == (name in LIARS) for name, lost in strategy.aggregator.noise.lost.items())
 
 
 def test_streams_end_with_their_model_once_wrong_sums_left_too_much_noise():

@@ -13,7 +13,7 @@ from murmurfl.privacy.sums.masking import MaskedRelease, Masking
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from murmurfl.strategies import HelpersDisagreeError, HelperUnavailableError, Reply, RoundReport
-from murmurfl.strategies.aggregation.masked import Masked
+from murmurfl.strategies.aggregation.agreement import CohortAgreement
 from murmurfl.strategies.rounds.known_machines import Introduction
 from murmurfl.strategies.sums import summation
 from murmurfl.strategies.sums.summation import CohortSet, CohortSum, Screen
@@ -117,7 +117,7 @@ def test_helpers_would_refuse_every_sum_with_such_a_machine_in_it(asks, monkeypa
         strategy, _ = broken(header(ack_id="7" * 32))
         assert [(report.aggregated, report.malformed) for report in strategy.history] == [(5, 1)] * 4
         return
-    monkeypatch.setattr(Masked, "agree", lambda *arguments: "")
+    monkeypatch.setattr(CohortAgreement, "agree", lambda agreement, context, held, cohort: (held, ""))
     with pytest.raises(HelperUnavailableError, match=r"in 3 rounds in a row: .* would not promise to open it"):
         broken(header(ack_id="7" * 32))
 
@@ -217,7 +217,7 @@ def test_a_machine_that_does_not_seal_the_very_release_again_is_left_out(answer)
 
 def test_sets_that_helpers_were_not_asked_about_can_be_half_open(monkeypatch):
     """The planted bug: one helper has recorded the set when the other refuses it, which costs every round."""
-    monkeypatch.setattr(Masked, "agree", lambda *arguments: "")
+    monkeypatch.setattr(CohortAgreement, "agree", lambda agreement, context, held, cohort: (held, ""))
     strategy, _ = broken(lambda masked: resealed(masked, (bytes(80), masked.sealed.seals[1])), trained_in_vain)
     assert [(report.aggregated, report.skipped) for report in strategy.history] == [(0, 6)] * 4
 
