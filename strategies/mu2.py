@@ -308,7 +308,9 @@ class Mu2(ProjectedStrategy[Mu2State]):
             raise ConfigurationError(
                 f"Expected an aggregator with the stream Prefix for {type(self).__name__}, got "
                 f"{type(noise.stream).__name__}: steps are along the sum of all releases so far, which a round's own "
-                "noise does not cover."
+                "noise does not cover.",
+                kind="conflict",
+                setting="aggregator",
             )
 
     def initial_state(self, start: Vector) -> Mu2State:

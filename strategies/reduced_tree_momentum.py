@@ -120,7 +120,9 @@ class ReducedTree(MomentumStream):
                 got=self.smoothness,
             )
         if gamma is not None and not 0 <= gamma <= 1:
-            raise ConfigurationError(f"Expected 0 <= gamma <= 1, got {gamma!r}.")
+            raise ConfigurationError(
+                f"Expected 0 <= gamma <= 1, got {gamma!r}.", kind="out-of-range", setting="gamma", got=gamma
+            )
         self.gamma = gamma
         self._cache_bytes = int(noise_cache_mib * 2**20)
         self._cached: dict[tuple[bytes, int], NDArray[np.floating]] = {}
@@ -131,7 +133,10 @@ class ReducedTree(MomentumStream):
         if policy.max_participations < num_rounds:
             raise ConfigurationError(
                 f"Expected max_participations >= num_rounds = {num_rounds}, got {policy.max_participations}: "
-                "every machine must be in every round."
+                "every machine must be in every round.",
+                kind="out-of-range",
+                setting="max_participations",
+                got=policy.max_participations,
             )
 
     def changes(self, num_parameters: int) -> Changes:

@@ -64,7 +64,9 @@ class MomentumStream(Stream):
         super().__init__()
         self.alpha = float(alpha)
         if not 0 < self.alpha <= 1:
-            raise ConfigurationError(f"Expected 0 < alpha <= 1, got {self.alpha!r}.")
+            raise ConfigurationError(
+                f"Expected 0 < alpha <= 1, got {self.alpha!r}.", kind="out-of-range", setting="alpha", got=self.alpha
+            )
 
     def bind(self, policy: PrivacyPolicy, num_rounds: int, keys: NoiseKeys) -> None:
         super().bind(policy, num_rounds, keys)

@@ -111,7 +111,12 @@ class Noisy(Aggregator, Generic[StreamT]):
                 got=policy.trust,
             )
         if num_rounds < 1:
-            raise ConfigurationError(f"Expected num_rounds >= 1, got {num_rounds}.")
+            raise ConfigurationError(
+                f"Expected num_rounds >= 1, got {num_rounds}.",
+                kind="out-of-range",
+                setting="num_rounds",
+                got=num_rounds,
+            )
         keys = SystemKeys.generate() if noise_keys is None else noise_keys
         if not keys.simulated and policy.noise_quality != "exact":
             raise ConfigurationError(
@@ -254,7 +259,8 @@ class Noisy(Aggregator, Generic[StreamT]):
         elif saved["key_check"] != self._key_check():
             raise CheckpointError(
                 f"Expected the noise keys that the training in {self._checkpoint} was begun with, got others; give it "
-                "the same, or remove the checkpoint to start anew."
+                "the same, or remove the checkpoint to start anew.",
+                kind="mismatch",
             )
 
     def _key_check(self) -> str:

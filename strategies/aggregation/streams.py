@@ -61,7 +61,8 @@ class Stream(ABC):
         """Take the policy, the rounds and the noise key of a server; refuse a policy that the noise does not cover."""
         if hasattr(self, "policy"):
             raise ConfigurationError(
-                f"Expected a stream of its own for each server, got a {type(self).__name__} twice."
+                f"Expected a stream of its own for each server, got one {type(self).__name__} for two: make another.",
+                kind="conflict",
             )
         self.policy, self.num_rounds, self.keys = policy, num_rounds, keys
 
@@ -138,7 +139,10 @@ class Stream(ABC):
         if math.isnan(ideal):
             raise ConfigurationError(
                 f"Expected a larger mu for {self.num_rounds} rounds of {num_parameters:,} values, got {self.mu:g}: the "
-                "resolution of the normals alone tells as much. Raise mu, or lower num_rounds or the model's size."
+                "resolution of the normals alone tells as much. Raise mu, or lower num_rounds or the model's size.",
+                kind="out-of-range",
+                setting="mu",
+                got=self.mu,
             )
         return ideal
 
@@ -191,7 +195,10 @@ class Stream(ABC):
         """Refuse a round beyond those the noise was calibrated for."""
         if server_round > self.num_rounds:
             raise ConfigurationError(
-                f"Expected at most {self.num_rounds} rounds, for which the noise was calibrated, got {server_round}."
+                f"Expected at most {self.num_rounds} rounds, for which the noise was calibrated, got {server_round}.",
+                kind="exhausted",
+                setting="num_rounds",
+                got=server_round,
             )
 
 

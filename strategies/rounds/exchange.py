@@ -38,7 +38,10 @@ class RoundExchange:
             raise ConfigurationError(
                 f"Expected quorum = 1 and over_selection = 1 for {strategy}, got {config.quorum:g} and "
                 f"{config.over_selection:g}: it has no use for a late answer, whose budget would be spent for "
-                "nothing. The timeout of start() says how long a round waits."
+                "nothing. The timeout of start() says how long a round waits.",
+                kind="conflict",
+                setting="quorum",
+                got=config.quorum,
             )
         self._sampler, self.requests, self.late_answers = sampler, sampler.requests, late_answers
         self.sampled = 0

@@ -218,7 +218,10 @@ def check_rounds(
         raise ConfigurationError(
             f"Expected at most {last - 1} rounds, got {rounds.stop - 1}: {said}. Use fewer rounds or a larger cap, "
             "train without that machine (`murmurfl federation leave`), or set allow_exhaustion=True "
-            "(allow-exhaustion = true in murmurfl's own app): machines that can make no more then refuse."
+            "(allow-exhaustion = true in murmurfl's own app): machines that can make no more then refuse.",
+            kind="exhausted",
+            setting="num_rounds",
+            got=rounds.stop - 1,
         )
     # No refusal here: a server that was killed asks for a round again, and what its machines released for it the
     # first time is spent. So a training that was possible may end up short of a release, through no fault of its
@@ -235,5 +238,7 @@ def check_enough_stay(schedule: ExhaustionSchedule, fewest: int) -> None:
                 f"{server_round} on {left} machines can make another release (caps and fresh samples decide), and "
                 f"a round waits for {fewest}. Use fewer rounds, larger caps, a smaller quorum, or "
                 "allow_exhaustion=True (allow-exhaustion = true in murmurfl's own app): it goes on with whatever "
-                "is left."
+                "is left.",
+                kind="exhausted",
+                setting="num_rounds",
             )

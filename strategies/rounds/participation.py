@@ -47,31 +47,65 @@ class ParticipationConfig:
         self._check_fraction()
         self._check_counts()
         if isinstance(self.excluded, str) or not all(isinstance(name, str) for name in self.excluded):
-            raise ConfigurationError(f"Expected excluded to be names of clients, got {self.excluded!r}.")
+            raise ConfigurationError(
+                f"Expected excluded to be names of clients, got {self.excluded!r}.",
+                kind="wrong-type",
+                setting="excluded",
+            )
         if self.sampling not in SAMPLINGS:
-            raise ConfigurationError(f"Expected sampling one of {SAMPLINGS}, got {self.sampling!r}.")
+            raise ConfigurationError(
+                f"Expected sampling one of {SAMPLINGS}, got {self.sampling!r}.",
+                kind="unknown-name",
+                setting="sampling",
+                got=self.sampling,
+            )
 
     def _check_quorum(self) -> None:
         for name, value in (("quorum", self.quorum), ("over_selection", self.over_selection)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ConfigurationError(f"Expected {name} to be a finite number, got {value!r}.")
+                raise ConfigurationError(
+                    f"Expected {name} to be a finite number, got {value!r}.",
+                    kind="out-of-range",
+                    setting=name,
+                    got=value,
+                )
         if not 0 < self.quorum <= 1:
-            raise ConfigurationError(f"Expected 0 < quorum <= 1, got {self.quorum!r}: 1 waits for all.")
+            raise ConfigurationError(
+                f"Expected 0 < quorum <= 1, got {self.quorum!r}: 1 waits for all.",
+                kind="out-of-range",
+                setting="quorum",
+                got=self.quorum,
+            )
         if self.over_selection < 1:
             raise ConfigurationError(
-                f"Expected over_selection >= 1, got {self.over_selection!r}: 1 asks clients_per_round clients."
+                f"Expected over_selection >= 1, got {self.over_selection!r}: 1 asks clients_per_round clients.",
+                kind="out-of-range",
+                setting="over_selection",
+                got=self.over_selection,
             )
 
     def _check_fraction(self) -> None:
         fraction = self.fraction_train
         if fraction is not None and (isinstance(fraction, bool) or not isinstance(fraction, int | float)):
-            raise ConfigurationError(f"Expected fraction_train to be a number, got {fraction!r}.")
+            raise ConfigurationError(
+                f"Expected fraction_train to be a number, got {fraction!r}.",
+                kind="wrong-type",
+                setting="fraction_train",
+                got=fraction,
+            )
         if fraction is not None and not 0 < fraction <= 1:
-            raise ConfigurationError(f"Expected 0 < fraction_train <= 1, got {fraction!r}: a round asks some machine.")
+            raise ConfigurationError(
+                f"Expected 0 < fraction_train <= 1, got {fraction!r}: a round asks some machine.",
+                kind="out-of-range",
+                setting="fraction_train",
+                got=fraction,
+            )
         stated = [name for name in ("fraction_train", "min_train_nodes") if getattr(self, name) is not None]
         if self.clients_per_round is not None and stated:
             raise ConfigurationError(
-                f"Expected clients_per_round or {stated[0]}, got both: they say the same thing in two ways."
+                f"Expected clients_per_round or {stated[0]}, got both: they say the same thing in two ways.",
+                kind="conflict",
+                setting="clients_per_round",
             )
 
     def _check_counts(self) -> None:
@@ -81,14 +115,20 @@ class ParticipationConfig:
         most = math.inf if self.num_clients is None else self.num_clients
         if self.clients_per_round is not None and self.clients_per_round > most:
             raise ConfigurationError(
-                f"Expected 1 <= clients_per_round <= num_clients, got {self.clients_per_round} of {self.num_clients}."
+                f"Expected 1 <= clients_per_round <= num_clients, got {self.clients_per_round} of {self.num_clients}.",
+                kind="out-of-range",
+                setting="clients_per_round",
+                got=self.clients_per_round,
             )
         for name in ("min_train_nodes", "min_available_nodes"):
             value = getattr(self, name)
             if value is not None and value > most:
                 raise ConfigurationError(
                     f"Expected {name} of at most num_clients = {self.num_clients}, got {value}: there are no more "
-                    "machines. Leave num_clients out to train with all that are connected."
+                    "machines. Leave num_clients out to train with all that are connected.",
+                    kind="out-of-range",
+                    setting=name,
+                    got=value,
                 )
 
     def fewest_left(self, machines: int) -> int:
@@ -117,7 +157,10 @@ class ParticipationConfig:
         if asked > machines:
             raise ConfigurationError(
                 f"Expected over_selection x clients_per_round of at most {machines} machines, got "
-                f"{self.over_selection:g} x {wanted}: lower over_selection, or clients_per_round."
+                f"{self.over_selection:g} x {wanted}: lower over_selection, or clients_per_round.",
+                kind="out-of-range",
+                setting="over_selection",
+                got=self.over_selection,
             )
         return asked
 

@@ -129,7 +129,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
     def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
         """The request for a round's machines, of those that can be reached (None: all can)."""
         if self.state is None:
-            raise ConfigurationError("Expected a state before a round is planned.")
+            raise ConfigurationError("Expected a state before a round is planned.", kind="wrong-order")
         self.exchange.give_up(reachable, self._timeout)
         names = self._cohort(server_round)
         acks = {name: self._validator.ack(name) for name in names if reachable is None or name in reachable}
@@ -183,7 +183,9 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             raise ConfigurationError("Expected configure_train before aggregate_train.", kind="wrong-order")
         done = self.history[-1].server_round if self.history else 0
         if server_round != done + 1:
-            raise ConfigurationError(f"Expected round {done + 1} after round {done}, got round {server_round}.")
+            raise ConfigurationError(
+                f"Expected round {done + 1} after round {done}, got round {server_round}.", kind="wrong-order"
+            )
         count = partial(self._count_replies, server_round)
         return self._finish_round(self.aggregator.add(outcomes, count, self._context()))
 
