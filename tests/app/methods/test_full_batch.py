@@ -139,7 +139,7 @@ def test_machines_that_are_asked_in_turn_reserve_as_many_releases_as_they_are_as
 def _sampled(experiment, server_round):
     strategy = experiment.strategy()
     strategy.machines.restore([str(i) for i in range(10)])
-    return strategy._sample(server_round)
+    return strategy.sampler.draw(server_round)
 
 
 def test_a_cap_ends_a_run_with_refusals_that_change_nothing_further():
