@@ -94,7 +94,7 @@ def test_the_previous_query_point_is_the_one_asked_for_before():
 
 
 def test_noise_of_a_trusted_server_is_used_once_and_not_accumulated():
-    server, alone = (trusted(noise_keys=SimulatedKeys(5, "server"), session="s").aggregator for _ in range(2))
+    server, alone = (trusted(noise_keys=SimulatedKeys(5, "server"), session="s").aggregator.stream for _ in range(2))
     server.shape(3, 3)
     first, second = (server.released(np.ones(3), t) for t in (1, 2))
     assert np.abs(first - 1).min() > 0
