@@ -38,6 +38,7 @@ from murmurfl.privacy import (
     Roster,
     Sealed,
     SQLiteLedger,
+    SumAssumption,
     protocol,
     row_bytes,
 )
@@ -388,8 +389,7 @@ _SUMS: dict[str, Any] = {
     "batch_size": 1,
     "max_participations": 4,
     "mu": 1.0,
-    "min_honest": 2,
-    "min_cohort": 3,
+    "sums": SumAssumption(min_honest=2, min_cohort=3),
 }
 
 

@@ -36,6 +36,7 @@ from murmurfl.privacy import (
     PrivacyPolicy,
     PrivateMachine,
     SimulatedKeys,
+    SumAssumption,
     protocol,
     row_key,
     standard_normals,
@@ -136,7 +137,7 @@ def whole_round(machines: int, size: int) -> tuple[dict[str, float], list[Sealed
 
 def _policy(cohort: int) -> PrivacyPolicy:
     """Of machines whose sums have so many releases; 0 for machines without masks."""
-    sums: dict[str, Any] = {"trust": "secure-aggregation", "min_honest": cohort // 2, "min_cohort": cohort}
+    sums: dict[str, Any] = {"trust": "secure-aggregation", "sums": SumAssumption(cohort // 2, cohort)}
     return PrivacyPolicy(1.0, 1, 100, 1.0, **(sums if cohort else {}))
 
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from murmurfl.app.runs.private_statistics import CountedMachines
 from murmurfl.clients import Column, Label, Schema, TableRows
-from murmurfl.privacy import Trust, statistics_policy
+from murmurfl.privacy import SumAssumption, Trust, statistics_policy
 from murmurfl.strategies import SecureAggregation, Statistics
 from numpy.typing import NDArray
 
 MACHINES, RECORDS, EPSILON = 100, 600, 0.5
 COLUMNS = (3, 10, 50)
 ORDERS = (0.05, 0.25, 0.5, 0.75, 0.95)
-TRUSTS: tuple[tuple[Trust, dict[str, int]], ...] = (
-    ("secure-aggregation", {"min_honest": MACHINES // 2, "min_cohort": MACHINES}),
+TRUSTS: tuple[tuple[Trust, dict[str, SumAssumption]], ...] = (
+    ("secure-aggregation", {"sums": SumAssumption(MACHINES // 2, MACHINES)}),
     ("untrusted-server", {}),
 )
 
@@ -40,7 +40,7 @@ def values(number: int, random: np.random.Generator) -> NDArray[np.float64]:
     return shapes[number % len(shapes)]
 
 
-def errors(columns: int, trust: Trust, sums: dict[str, int]) -> tuple[float, float]:
+def errors(columns: int, trust: Trust, sums: dict[str, SumAssumption]) -> tuple[float, float]:
     """The largest error of a mean in percent of the range, and of a quantile in points of rank."""
     random = np.random.Generator(np.random.Philox(key=columns))
     data = np.stack([values(number, random) for number in range(columns)], axis=1)

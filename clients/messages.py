@@ -333,10 +333,8 @@ def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[L
     for other in beside:
         statement = _with_release(statement, other)
     owners = {"unit": machine.policy.unit, "samples-per-owner": machine.policy.samples_per_owner}
-    sums = {
-        protocol.MIN_HONEST: statement.min_honest,
-        protocol.MIN_COHORT: statement.min_cohort,
-    }
+    sums = statement.sums
+    assumed = {protocol.MIN_HONEST: sums.min_honest, protocol.MIN_COHORT: sums.min_cohort} if sums else {}
     return {
         "releases": statement.releases,
         "mu-spent": statement.mu_spent,
@@ -353,7 +351,7 @@ def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[L
         "sensitivity": machine.plan.sensitivity,
         **(owners if machine.policy.samples_per_owner else {}),
         **stated_noise(machine.policy, machine.plan, machine.num_samples),
-        **{name: value for name, value in sums.items() if value is not None},
+        **assumed,
     }
 
 

@@ -441,10 +441,7 @@ def refuse_queries(kind: type, asked: Iterable[ClientQuery], *, per_owner: bool)
             )
 
 
-_IN_COMMON = (
-    *("budget_mu", "delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_local_mu"),
-    "samples_per_owner",
-)
+_IN_COMMON = (*("budget_mu", "delta", "noise_quality", "trust", "sums", "budget_local_mu", "samples_per_owner"),)
 
 
 def check_beside(own: PrivacyPolicy, policy: PrivacyPolicy, *, beside: str, release: str) -> None:
@@ -526,10 +523,7 @@ def held_out_samples(samples: int, share: float) -> int:
     return min(max(math.floor(share * samples), 1), samples - 1)
 
 
-_KEPT = (
-    *("budget_mu", "delta", "mechanism", "noise_quality"),
-    *("trust", "min_honest", "min_cohort", "budget_local_mu"),
-)
+_KEPT = (*("budget_mu", "delta", "mechanism", "noise_quality", "trust", "sums", "budget_local_mu"),)
 
 
 @dataclass(frozen=True)

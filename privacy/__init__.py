@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from .accounting.guarantee import policy_guarantee as policy_guarantee
     from .accounting.guarantee import rounded_up as rounded_up
     from .accounting.guarantee import server_guarantee as server_guarantee
+    from .accounting.loss import NOTHING_ASSUMED as NOTHING_ASSUMED
     from .accounting.loss import Curve as Curve
     from .accounting.loss import Gaussian as Gaussian
     from .accounting.loss import Loss as Loss
     from .accounting.loss import Profile as Profile
+    from .accounting.loss import SumAssumption as SumAssumption
     from .accounting.noise_forecast import Forecast as Forecast
     from .accounting.noise_forecast import StatedNoise as StatedNoise
     from .accounting.noise_forecast import forecast_of as forecast_of

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self, TypeVar
+
+MadeT = TypeVar("MadeT", bound=Callable[..., Any])
 
 OF_DATA: Mapping[str, object] = {"of_data": True}
 """``extra`` of a line of a machine's own log that depends on its data, by what it says or by being there at all. A real
@@ -190,3 +193,26 @@ def check_installed(package: str, extra: str, setting: str, *, load: bool = True
             kind="not-installed",
             setting=package,
         ) from error
+
+
+def formerly(**now: str) -> Callable[[MadeT], MadeT]:
+    """Return a decorator that refuses arguments under names of before, by name, with what takes their place."""
+
+    def decorated(made: MadeT) -> MadeT:
+        kind: Any = made
+        target = kind.__init__ if isinstance(made, type) else kind
+
+        @functools.wraps(target)
+        def checked(*args: Any, **arguments: Any) -> Any:
+            for name in now.keys() & arguments.keys():
+                raise ConfigurationError(
+                    f"Expected {now[name]}, got {name}, its name of before.", kind="unknown-name", setting=name
+                )
+            return target(*args, **arguments)
+
+        if not isinstance(made, type):
+            return checked  # type: ignore[return-value]
+        kind.__init__ = checked
+        return kind
+
+    return decorated

@@ -114,8 +114,8 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
     measure = _Measurement(experiment, runs)
     plan, summed, local, unacknowledged = measure.plan, 1, None, None
     if config.secure:
-        summed = min(policy.min_honest, MOST_SUMMED)
-        claimed = plan.loss.under_weaker(math.sqrt(policy.min_honest / summed)).mu
+        summed = min(policy.sums.min_honest, MOST_SUMMED)
+        claimed = plan.loss.under_weaker(math.sqrt(policy.sums.min_honest / summed)).mu
         result = measure.of(summed=summed, claimed_mu=claimed)
         local = measure.of(claimed_mu=plan.loss.worst_case.mu)
         if policy.builds_on == "last-opened" and policy.max_participations > 1 and opens_without_acks(experiment):
@@ -214,7 +214,7 @@ def opens_without_acks(experiment: Experiment) -> bool:
     depends on headers, seals and signatures alone, never on data or noise, so one trial with real masks is enough.
     """
     config, session = experiment.config, experiment.session
-    names = [str(machine) for machine in range(config.cohort_floor)]
+    names = [str(machine) for machine in range(config.sums.min_cohort)]
     cohort = Cohort(names, lambda name: experiment.client(int(name), MemoryLedger()))
     openers = [
         Opener(name, HelperKey.simulated(config.seed, name), experiment.roster, MemoryOpeningRecord())

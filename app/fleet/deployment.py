@@ -279,7 +279,8 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
     if config.data_root:
         settings["data-root"] = str(Path(config.data_root).expanduser().resolve())
     if policy.trust == SECURE:
-        settings |= {"trust": SECURE, "trust.min-honest": policy.min_honest, "trust.min-cohort": policy.min_cohort}
+        sums = policy.sums
+        settings |= {"trust": SECURE, "trust.min-honest": sums.min_honest, "trust.min-cohort": sums.min_cohort}
         settings["budget-local-mu"] = policy.budget.worst_case.mu
     if experiment.method.local_steps:
         settings["learning-rate"] = experiment.values.learning_rate

@@ -21,7 +21,7 @@ from ...clients.nodes.machine_file import SampleNode
 from ...clients.nodes.operators_file import operators_values
 from ...clients.nodes.roster_files import pinned_digest, read_machine_key, read_roster
 from ...clients.records.machine_records import Records, file_items
-from ...privacy import ConfigurationError, MurmurflError, Roster, SQLiteLedger, read_ledger
+from ...privacy import ConfigurationError, MurmurflError, Roster, SQLiteLedger, SumAssumption, read_ledger
 from ...privacy.files import exposure
 from ..nodes.connection import Connection, expiries, utc
 from ..nodes.diagnosis import AHEAD_S, BEHIND_S, Diagnosis, diagnose
@@ -302,7 +302,7 @@ def check_operators_file(path: Path) -> Iterator[Finding]:
         yield _own_card(Card.of_machine(node.machine, read_machine_key(Path(node.signing_key))), roster, _NO_START)
     except MurmurflError as error:
         yield Finding(False, _because(error, _NO_START))
-    yield _cohort(decided.min_cohort, decided.min_honest, len(roster.machines))
+    yield _cohort(node.sums, len(roster.machines))
     names = ", ".join(repr(name) for name in roster.helper_names)
     if len(roster.helper_names) == 1:
         yield Finding(True, f"one helper, {names}: that it does not work with the server rests on it alone")
@@ -365,7 +365,8 @@ def _own_card(own: Card, roster: Roster, consequence: str) -> Finding:
     )
 
 
-def _cohort(least: int, honest: int, machines: int) -> Finding:
+def _cohort(sums: SumAssumption, machines: int) -> Finding:
+    least, honest = sums.min_cohort, sums.min_honest
     if least > machines:
         return Finding(
             False,

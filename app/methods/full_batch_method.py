@@ -213,8 +213,7 @@ class FullBatchMethod(Method):
             noise_quality=config.noise_quality,
             trust=config.trust_model,
             **bounding(config, self.keys),
-            min_honest=config.min_honest,
-            min_cohort=config.cohort_floor,
+            sums=config.sums,
         )
 
     def machine_policy(self, **fields: Any) -> PrivacyPolicy:
@@ -368,8 +367,7 @@ class OneShotMethod(Method):
             trust=config.trust_model,
             class_weight=config.class_weight,
             **self.policy_of_model(problem.model),
-            min_honest=config.min_honest,
-            min_cohort=config.cohort_floor,
+            sums=config.sums,
         )
 
     def machine_policy(self, **fields: Any) -> PrivacyPolicy:

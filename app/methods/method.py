@@ -23,6 +23,7 @@ from ...privacy import (
     NoisePlan,
     PrivacyPolicy,
     SimulatedKeys,
+    SumAssumption,
     Trust,
     policy_guarantee,
     server_guarantee,
@@ -233,8 +234,7 @@ class Method(ABC):
             release_rule=config.release_rule,
             trust=config.trust_model,
             order="secret" if config.secret_order else "in-turn",
-            min_honest=config.min_honest,
-            min_cohort=config.cohort_floor,
+            sums=config.sums,
             **bounding(config, self.keys),
         )
 
@@ -385,7 +385,7 @@ class Method(ABC):
         if policy.trust == SECURE and not loss.conditional:
             loss = Loss(loss.assumed, policy.plan(self.release_size(problem)).loss.worst_case)
         if min_honest is not None:
-            policy = replace(policy, min_honest=min_honest, min_cohort=max(min_honest, policy.min_cohort))
+            policy = replace(policy, sums=SumAssumption(min_honest, max(min_honest, policy.sums.min_cohort)))
         return policy_guarantee(policy, loss, notes=notes, words=words, stated=stated, amplified=amplified)
 
     def brief_words(self, policy: PrivacyPolicy) -> str:

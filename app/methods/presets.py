@@ -147,7 +147,7 @@ class Problem:
         if not config.secure:
             return {}
         told = SecureAggregation(
-            min_cohort=config.cohort_floor,
+            min_cohort=config.sums.min_cohort,
             helpers=config.helpers,
             patience=config.give_up_after or _FOR_EVER,
             max_byzantine=config.max_byzantine,
@@ -206,7 +206,7 @@ def wanted_mu(config: RunConfig) -> float:
 
     Under secure aggregation a machine adds only its share of the noise: the sum has that of mu sqrt(h).
     """
-    return config.mu * math.sqrt(config.min_honest) if config.private else math.inf
+    return config.mu * math.sqrt(config.sums.min_honest) if config.private else math.inf
 
 
 def tuned(config: RunConfig) -> Tuned | None:

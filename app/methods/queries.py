@@ -141,8 +141,7 @@ def trained_samples(config: Divides, samples: int) -> int:
 
 
 _SHARED = (
-    *("mechanism", "delta", "noise_quality", "trust", "min_honest", "min_cohort", "budget_mu", "budget_local_mu"),
-    "samples_per_owner",
+    *("mechanism", "delta", "noise_quality", "trust", "sums", "budget_mu", "budget_local_mu", "samples_per_owner"),
 )
 
 

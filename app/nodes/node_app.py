@@ -164,8 +164,9 @@ def describe(client: PrivateClient) -> str:
     loss = plan.loss.compose(*(machine.plan.loss for machine in beside))
     guarantee = policy_guarantee(policy, loss, amplified=amplified, notes=notes)
     sums = (
-        f" Every sum has at least {policy.min_cohort} releases of the roster's {len(client.masking.roster.machines)} "
-        f"machines. Budget of all runs: mu = {budget}, and whatever happens mu = {worst}."
+        f" Every sum has at least {policy.sums.min_cohort} releases of the roster's "
+        f"{len(client.masking.roster.machines)} machines. Budget of all runs: mu = {budget}, and whatever happens mu = "
+        f"{worst}."
         if client.masking is not None
         else f" Budget of all runs: mu = {budget}."
     )

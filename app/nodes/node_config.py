@@ -159,9 +159,9 @@ class NodeConfig(RecordsFile):
             self._check("clip_norm", self.clip_norm == COUNTED_CLIP_NORM, "1 with a clipping.quantile-share")
         trusts = f"{' or '.join(map(repr, method.trusts))} {named}"
         self._check("trust", self.trust in ("", *method.trusts), trusts)
-        unused = self.sums or not self.budget_local_mu
+        unused = self.secure or not self.budget_local_mu
         self._check("budget_local_mu", unused, "unset, for it is read with trust = 'secure-aggregation' only")
-        honest = not self.sums or self.min_honest <= self.min_cohort
+        honest = not self.secure or self.min_honest <= self.min_cohort
         self._check("min_honest", honest, f"from 1 to trust.min-cohort = {self.min_cohort}")
 
     def _check_data(self) -> None:
@@ -247,8 +247,7 @@ class NodeConfig(RecordsFile):
 
     def proposed_policy(self, records: Schema) -> PrivacyPolicy:
         """Return the policy of one run by these settings, before there are records and a ledger; for a look alone."""
-        sums = {"trust": self.trust, "min_honest": self.min_honest, "min_cohort": self.min_cohort} if self.sums else {}
-        decided = {"mu": self.mu, "delta": self.delta, "budget_mu": self.mu, **sums}
+        decided = {"mu": self.mu, "delta": self.delta, "budget_mu": self.mu} | self._of_sums(None)
         of_model = self.method.policy_of_model(self.make_model(records.num_features, records.num_classes))
         enough = self.batch_size * max(self.max_participations, 1)
         return self._policy(enough, decided, **of_model)

@@ -78,8 +78,8 @@ class TrustTable(TableKind):
         others = summed or config.trust_model == "trusted-server"
         return {
             **super().row(cell, label, entry),
-            "honest": config.min_honest if summed else None,
-            "min cohort": config.cohort_floor if summed else None,
+            "honest": config.sums.min_honest if summed else None,
+            "min cohort": config.sums.min_cohort if summed else None,
             **{f"{name}_local": entry[f"{name}_local" if others else name]["mean"] for name in ("mu", "epsilon")},
             "lost": config.lost_replies,
             "closed": entry["closed"]["mean"],

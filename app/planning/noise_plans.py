@@ -18,6 +18,7 @@ from ...clients import UpdatePolicy
 from ...clients.adapters.update_policy import update_guarantee
 from ...privacy import (
     MECHANISMS,
+    NOTHING_ASSUMED,
     SCHEDULES,
     ConfigurationError,
     Forecast,
@@ -25,6 +26,7 @@ from ...privacy import (
     NoisePlan,
     PrivacyPolicy,
     StatedNoise,
+    SumAssumption,
     Trust,
     forecast_of,
     gdp_epsilon,
@@ -37,7 +39,7 @@ from ...privacy.accounting.loss import Gaussian, Loss, Profile, weakest_loss
 from ...privacy.machine.policy import MOST_MACHINES, ClipUnit, ReleaseRule
 from ...privacy.mechanisms import DECODERS, WORKLOADS, noise_stands_alone
 from ...privacy.noise import range_problem, summed_range_problem
-from ..settings.run_config import SECURE, cohort_floor, honest_machines
+from ..settings.run_config import SECURE, sum_assumption
 
 _VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cancelling": ("schedule", SCHEDULES),
@@ -75,8 +77,7 @@ class NoiseRequest:
     clip_unit: ClipUnit = "sample"  # As in PrivacyPolicy
     release_rule: ReleaseRule = "acknowledged"
     trust: Trust = "untrusted-server"
-    min_honest: int = 1
-    min_cohort: int = 1
+    sums: SumAssumption = NOTHING_ASSUMED
     secret_order: bool = False  # Whether each sample draws its release
     # Whether machines release the mean of their features before all that is planned here, with a part of mu^2 that is
     # not in `mu` and `epsilon`
@@ -138,13 +139,9 @@ class NoiseRequest:
 
     def trusting(self, trust: Trust) -> NoiseRequest:
         """The request under another trust model; for sums with h as set, or else half of a round's machines."""
-        numbers = {"min_honest": self.min_honest, "min_cohort": self.min_cohort}
         if trust != SECURE:
-            numbers = {"min_honest": 1, "min_cohort": 1}
-        elif not self.secure:
-            floor = cohort_floor(self.per_round, 0)
-            numbers = {"min_honest": honest_machines(self.per_round, floor, -1), "min_cohort": floor}
-        return replace(self, trust=trust, **numbers)
+            return replace(self, trust=trust, sums=NOTHING_ASSUMED)
+        return replace(self, trust=trust, sums=self.sums if self.secure else sum_assumption(self.per_round))
 
     def policy(self, mechanism: str, options: dict[str, str]) -> PrivacyPolicy:
         """A machine's policy."""
@@ -163,8 +160,7 @@ class NoiseRequest:
             clip_unit=self.clip_unit,
             release_rule=self.release_rule,
             trust=self.trust,
-            min_honest=self.min_honest,
-            min_cohort=self.min_cohort,
+            sums=self.sums,
             samples_per_owner=self.samples_per_owner,
             order="secret" if self.secret_order and self.trust != "trusted-server" else "in-turn",
         )
@@ -261,7 +257,7 @@ class Plan:
             trust=request.trust,
             unit=unit,
             covers=covers,
-            min_honest=request.min_honest,
+            min_honest=request.sums.min_honest,
             notes=notes,
         )
 
@@ -340,7 +336,7 @@ def _compared_trusts(request: NoiseRequest, mechanism: str, options: dict[str, s
         except ConfigurationError:
             continue
         error = math.sqrt(asked.machines) / asked.per_round * _rms(_prefix_errors(plan))
-        assumed = f"1 helper and {asked.min_honest} of {asked.min_cohort} machines of each sum are honest"
+        assumed = f"1 helper and {asked.sums.min_honest} of {asked.sums.min_cohort} machines of each sum are honest"
         words = assumed if asked.secure else "nothing"
         made.append(TrustPlan(trust, words, plan.loss.worst_case, plan.noise_std, error))
     if made and made[0].trust == "untrusted-server":
@@ -462,18 +458,14 @@ class UpdateRequest:
 
     def policy(self) -> UpdatePolicy:
         """The policy each machine would have."""
-        floor, honest = 1, 1
-        if self.trust == SECURE:
-            floor = cohort_floor(self.per_round, 0)
-            honest = honest_machines(self.per_round, floor, self.colluders)
+        secure = self.trust == SECURE
         return UpdatePolicy(
             clip_norm=self.clip_norm,
             mu=self.mu,
             max_participations=self.releases,
             delta=self.delta,
             trust=self.trust,
-            min_honest=honest,
-            min_cohort=floor,
+            sums=sum_assumption(self.per_round, colluders=self.colluders) if secure else NOTHING_ASSUMED,
         )
 
     def forecast(self) -> Forecast:
@@ -489,7 +481,7 @@ class UpdateRequest:
             clip_unit="update",
             unit="machine",
             trust=self.trust,
-            honest=policy.min_honest,
+            honest=policy.sums.min_honest,
         )
         found = forecast_of(
             [stated],

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ...privacy import Forecast, gdp_epsilon, rounded_up
+from ...privacy.accounting.loss import plain_fields
 from ...privacy.accounting.noise_forecast import rounded_count, shortest
 from ..methods import METHODS
 from ..reports.table import Column, Table
@@ -387,8 +388,8 @@ def _trusts(taken: Candidate, rows: Sequence[Candidate], numbers: Mapping[int, i
         config, loud = row.config, row.noise_to_signal
         assumed = {
             "untrusted-server": "trusting nobody",
-            SECURE: f"with secure aggregation, if one helper and {config.min_honest} of {config.cohort_floor} machines "
-            "of each sum are honest",
+            SECURE: f"with secure aggregation, if one helper and {config.sums.min_honest} of {config.sums.min_cohort} "
+            "machines of each sum are honest",
             "trusted-server": "with a server that is trusted",
         }[row.trust]
         said += [
@@ -407,6 +408,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     delta = plan.request.delta
     return {
         **asdict(plan),
+        "request": plain_fields(plan.request),
         "mechanisms": [one.document(delta) for one in plan.mechanisms],
         "trusts": [one.document(delta) for one in plan.trusts],
         "best_for_prefix_sums": plan.best_for_prefix_sums,
@@ -474,7 +476,7 @@ def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:
         after.insert(0, AMPLIFIED_MEANS)
     if plan.best_for_mu2 is not None:
         after.append(f"Least noise on their sums, which move DP-mu^2-FL's model: {plan.best_for_mu2}.")
-    if request.secure and (why := nothing_gained(request.min_honest)):
+    if request.secure and (why := nothing_gained(request.sums.min_honest)):
         after.append(why)
     after += [f"Left out: {name}, {why}." for name, why in plan.left_out.items()]
     return before, after
@@ -514,7 +516,7 @@ def update_document(request: UpdateRequest) -> dict[str, Any]:
 def update_lines(request: UpdateRequest) -> list[str]:
     """The lines above the table of updates."""
     policy, forecast = request.policy(), request.forecast()
-    sums = f", trust={policy.trust!r}, min_honest={policy.min_honest}, min_cohort={policy.min_cohort}"
+    sums = f", trust={policy.trust!r}, sums={policy.sums}"
     given = (
         f"clip_norm={policy.clip_norm:g}, {_wanted(request)}, max_participations={policy.max_participations}"
         f"{sums if policy.trust == SECURE else ''}"

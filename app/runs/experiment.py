@@ -272,11 +272,11 @@ class Experiment(Problem):
             return
         # Of every so many rounds in a row the best one must be opened.
         possible = min(max(left[i : i + patience]) for i in range(len(left) - patience + 1))
-        if possible < config.cohort_floor:
+        if possible < config.sums.min_cohort:
             raise ConfigurationError(
                 f"Expected a sum in one of every {patience} rounds, got {patience} rounds in a row with fewer than "
-                f"trust.min-cohort = {config.cohort_floor} replies, with lost-replies = {config.lost_replies:g}: the "
-                f"run would be given up. Here trust.min-cohort may be at most {possible}; or set a larger "
+                f"trust.min-cohort = {config.sums.min_cohort} replies, with lost-replies = {config.lost_replies:g}: "
+                f"the run would be given up. Here trust.min-cohort may be at most {possible}; or set a larger "
                 "give-up-after (0: never).",
                 kind="conflict",
                 setting="trust.min-cohort",

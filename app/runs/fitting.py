@@ -314,7 +314,7 @@ def _scaled(found: ReadTable, table: Any, config: RunConfig, site: str) -> tuple
     if config.trust:
         told["trust"] = config.trust
     if config.secure:
-        told["min_honest"] = config.min_honest
+        told["min_honest"] = config.sums.min_honest
     many = {"site": site} if site else {"machines": config.num_clients}
     with _quiet():
         said = private_statistics(table, found.schema, **many, **told, mechanism="" if config.private else "none")

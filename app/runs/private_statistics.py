@@ -19,6 +19,7 @@ from ...clients.messages import GRADIENTS
 from ...clients.records.machine_records import Items, check_columns, file_items, items_of
 from ...clients.records.schema import text_of
 from ...privacy import (
+    NOTHING_ASSUMED,
     SIMULATED,
     ConfigurationError,
     Guarantee,
@@ -26,6 +27,7 @@ from ...privacy import (
     PrivacyPolicy,
     RefusedError,
     SimulatedKeys,
+    SumAssumption,
     Trust,
     policy_guarantee,
     protocol,
@@ -147,8 +149,8 @@ def private_statistics(
     rows = TableRows(_without(schema, site))
     places, parts = _dealt(items, rows, machines, site)
     summed = trust == "secure-aggregation"
-    sums = {"min_honest": min_honest or -(-len(parts) // 2), "min_cohort": len(parts)} if summed else {}
-    policy = statistics_policy(mu, epsilon=epsilon, delta=delta, trust=trust, mechanism=mechanism, **sums)
+    sums = SumAssumption(min_honest or -(-len(parts) // 2), len(parts)) if summed else NOTHING_ASSUMED
+    policy = statistics_policy(mu, epsilon=epsilon, delta=delta, trust=trust, mechanism=mechanism, sums=sums)
     options: dict[str, Any] = {
         "columns": rows.rows.columns,
         "num_clients": len(parts),

@@ -11,7 +11,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import overload
 
-from ...privacy import SIMULATED, ConfigurationError, Guarantee, gdp_epsilon, protocol, rounded_up, stated_words
+from ...privacy import (
+    SIMULATED,
+    ConfigurationError,
+    Guarantee,
+    SumAssumption,
+    gdp_epsilon,
+    protocol,
+    rounded_up,
+    stated_words,
+)
 from ...privacy.accounting.guarantee import RECORDS, SAME_OWNER, Figures, Statements
 from ...privacy.accounting.loss import NO_LOSS, Loss, weakest_loss
 from ..settings.run_config import RunConfig
@@ -41,7 +50,8 @@ def configured_figures(experiment: Experiment) -> Figures:
     # Of the policies that the loss comes from: a method of one's own may have other numbers than the configuration.
     machines = {size: machine for machine, size in enumerate(experiment.sizes)}.values()
     policies = [experiment.policy(machine) for machine in machines]
-    return Figures(loss, max(p.min_honest for p in policies), min(p.min_cohort for p in policies))
+    honest, cohorts = zip(*((one.sums.min_honest, one.sums.min_cohort) for one in policies), strict=True)
+    return Figures(loss, SumAssumption(max(honest), min(cohorts)))
 
 
 def refuse_untrue(figures: Figures, statements: Statements) -> None:
@@ -59,12 +69,15 @@ def refuse_untrue(figures: Figures, statements: Statements) -> None:
                 "There is no result.",
                 kind="mismatch",
             )
+    sums = figures.sums
+    if sums is None:
+        return
     honest = [int(one.get("min-honest", 1)) for one in released]
     cohorts = [int(one.get("min-cohort", 1)) for one in released]
-    if figures.min_honest is not None and max(honest, default=0) > figures.min_honest:
-        raise ConfigurationError(_rests_on(f"rests on {figures.min_honest} honest machines of a sum", max(honest)))
-    if figures.min_cohort is not None and min(cohorts, default=math.inf) < figures.min_cohort:
-        raise ConfigurationError(_rests_on(f"is for sums of at least {figures.min_cohort} releases", min(cohorts)))
+    if max(honest, default=0) > sums.min_honest:
+        raise ConfigurationError(_rests_on(f"rests on {sums.min_honest} honest machines of a sum", max(honest)))
+    if min(cohorts, default=math.inf) < sums.min_cohort:
+        raise ConfigurationError(_rests_on(f"is for sums of at least {sums.min_cohort} releases", min(cohorts)))
 
 
 def _rests_on(claimed: str, found: int) -> str:
@@ -101,7 +114,7 @@ def run_guarantee(
     guarantee = experiment.method.guarantee(
         experiment,
         figures.loss,
-        min_honest=figures.min_honest,
+        min_honest=figures.sums.min_honest if figures.sums else None,
         notes=tuple(_notes(experiment, deployed, statements)),
         words=stated_words(mechanisms, masked=experiment.config.secure) if deployed else "",
         stated=deployed,

@@ -135,7 +135,7 @@ def run_experiment(
     if not deployed:
         experiment.check_rounds()
         _warn_beforehand(experiment)
-    if config.secure and config.private and (why := nothing_gained(config.min_honest)):
+    if config.secure and config.private and (why := nothing_gained(config.sums.min_honest)):
         log(WARNING, why)
     if config.lost_replies and not isinstance(grid, DirectMachines):
         grid = LossyGrid(grid, config.lost_replies, config.seed)
@@ -350,7 +350,7 @@ def _refuse_nothing(strategy: ReleaseStrategy[Any], progress: list[Progress]) ->
 
 def _warn_beforehand(experiment: Experiment) -> None:
     """Say which machine runs out and how many rounds stay closed, as far as seed and sizes tell."""
-    found, left, floor = experiment.shortage, experiment.replies_left, experiment.config.cohort_floor
+    found, left, floor = experiment.shortage, experiment.replies_left, experiment.config.sums.min_cohort
     if found is not None:
         log(
             WARNING,

@@ -17,8 +17,18 @@ from collections.abc import Iterable, Mapping
 from functools import cache, cached_property, lru_cache
 from typing import Any
 
-from ...privacy import CENTRING_SHARE, MECHANISMS, NO_NOISE, ConfigurationError, Trust, gdp_mu
-from ...privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
+from ...privacy import (
+    CENTRING_SHARE,
+    MECHANISMS,
+    NO_NOISE,
+    NOTHING_ASSUMED,
+    ConfigurationError,
+    SumAssumption,
+    Trust,
+    gdp_mu,
+)
+from ...privacy.accounting.loss import MOST_SUMMED
+from ...privacy.machine.policy import MOST_MACHINES
 from ...privacy.machine.tables import HELD_OUT, PRIVATE, SHUFFLED
 from ...privacy.setting import Setting, flat, mu_and_epsilon, refusal, settings, settings_of, unknown_key
 from ...strategies.rounds.participation import ParticipationConfig
@@ -97,11 +107,9 @@ class RunConfig(RunKeys):
         }
         refuse_unread(self, frozenset().union(*(thing.keys for thing in chosen.values())))
         if self.trust == SECURE:
-            check_cohorts(
-                *(self.num_clients, self.clients_per_round, self.asked_per_round), self.min_cohort, self.colluders
-            )
-            check_lost_replies(self.clients_per_round, self.cohort_floor, self.lost_replies)
-            check_end_of_rounds(self.answers_needed, self.cohort_floor)
+            check_cohorts(self)
+            check_lost_replies(self.clients_per_round, self.sums.min_cohort, self.lost_replies)
+            check_end_of_rounds(self.answers_needed, self.sums.min_cohort)
         for thing in chosen.values():
             thing.check(self)
         check_sides(self)
@@ -168,14 +176,11 @@ class RunConfig(RunKeys):
         )
 
     @property
-    def cohort_floor(self) -> int:
-        """n, the fewest releases of a sum; 1 where the server sees every release by itself."""
-        return cohort_floor(self.clients_per_round, self.min_cohort) if self.secure else 1
-
-    @property
-    def min_honest(self) -> int:
-        """h, how many machines of every sum are taken to be honest; 1 where the server sees every release by itself."""
-        return honest_machines(self.clients_per_round, self.cohort_floor, self.colluders) if self.secure else 1
+    def sums(self) -> SumAssumption:
+        """What mu assumes of every sum; both numbers are 1 where the server sees every release by itself."""
+        if not self.secure:
+            return NOTHING_ASSUMED
+        return sum_assumption(self.clients_per_round, self.min_cohort, self.colluders)
 
     @property
     def mechanism_options(self) -> dict[str, str | int | float]:
@@ -285,25 +290,23 @@ def helper_names(helpers: int) -> tuple[str, ...]:
     return tuple(f"helper-{number}" for number in range(helpers))
 
 
-def cohort_floor(clients_per_round: int, min_cohort: int) -> int:
-    """The fewest releases of a sum: as set, or four fifths of the machines asked, rounded up."""
-    return min_cohort or -(-4 * clients_per_round // 5)
+def sum_assumption(clients_per_round: int, floor: int = 0, colluders: int = -1) -> SumAssumption:
+    """Return what mu assumes of every sum of a run.
 
-
-def honest_machines(clients_per_round: int, floor: int, colluders: int) -> int:
-    """h: of the fewest releases of a sum (``floor``), those of machines that do not work with the server.
-
-    Negative ``colluders`` leave half of the machines asked honest. It is an assumption, which nobody can check: mu
-    holds if it does.
+    A sum has ``floor`` releases at least; 0 stands for four fifths of the machines asked, rounded up. Those of machines
+    that do not work with the server are honest; negative ``colluders`` leave half of the machines asked honest. It is
+    an assumption, which nobody can check: mu holds if it does.
     """
-    return floor - colluders if colluders >= 0 else max(clients_per_round // 2, 1)
+    fewest = floor or -(-4 * clients_per_round // 5)
+    return SumAssumption(fewest - colluders if colluders >= 0 else max(clients_per_round // 2, 1), fewest)
 
 
-def check_cohorts(num_clients: int, clients_per_round: int, asked: int, min_cohort: int, colluders: int) -> None:
+def check_cohorts(config: RunConfig) -> None:
     """Refuse numbers of machines with which no sum could be opened, or in which nobody would be honest.
 
-    A sum has at most the ``asked`` machines of a round: ``over_selection`` times ``clients_per_round``.
+    A sum has at most the machines that a round asks: ``over_selection`` times ``clients_per_round``.
     """
+    num_clients, clients_per_round, asked = config.num_clients, config.clients_per_round, config.asked_per_round
     if num_clients > MOST_MACHINES:
         raise refusal(
             "num_clients", f"at most {MOST_MACHINES} with trust = {SECURE!r}", num_clients, kind="out-of-range"
@@ -313,16 +316,15 @@ def check_cohorts(num_clients: int, clients_per_round: int, asked: int, min_coho
             f"at most {MOST_SUMMED} machines a round, with over-selection, for trust = {SECURE!r}, or sums could wrap"
         )
         raise refusal("clients_per_round", expected, asked, kind="out-of-range")
-    if min_cohort > clients_per_round:
-        raise refusal(
-            "trust.min-cohort", f"at most clients-per-round = {clients_per_round}", min_cohort, kind="out-of-range"
-        )
-    floor = cohort_floor(clients_per_round, min_cohort)
+    if config.min_cohort > clients_per_round:
+        expected = f"at most clients-per-round = {clients_per_round}"
+        raise refusal("trust.min-cohort", expected, config.min_cohort, kind="out-of-range")
+    colluders, floor = config.colluders, config.sums.min_cohort
     if colluders >= floor:
         raise refusal(
             "trust.colluders", f"below the {floor} releases of the smallest sum: one of them is honest", colluders
         )
-    half = honest_machines(clients_per_round, floor, -1)
+    half = sum_assumption(clients_per_round).min_honest
     if colluders < 0 and floor < half:
         raise ConfigurationError(
             f"Expected trust.colluders beside trust.min-cohort = {floor}, which is below the {half} honest machines "

@@ -308,7 +308,7 @@ class CorrelatedNoiseMod:
                     setting="simulation",
                 )
             made = simulated_machine(context, seed=self.seed)
-            masking = None if self._sums is None else self._sums.masking(context, self.simulation.min_cohort)
+            masking = None if self._sums is None else self._sums.masking(context, self.simulation.sums)
             return _Machine(policy=self.simulation, **made, masking=masking)
         path = operators_file(context.node_config)
         if path is None:
@@ -423,7 +423,7 @@ def _reply(
     sent, hidden = outgoing_reply(release, shapes, masking=machine.masking, session=session, policy=policy)
     arrays = dict(zip(received, map(Array, sent), strict=True))
     loss = private.plan.loss
-    sums = {protocol.MU_LOCAL: loss.worst_case.mu, protocol.MIN_HONEST: policy.min_honest} if hidden else {}
+    sums = {protocol.MU_LOCAL: loss.worst_case.mu, protocol.MIN_HONEST: policy.sums.min_honest} if hidden else {}
     entries = {
         protocol.VERSION: protocol.PROTOCOL_VERSION,
         protocol.RELEASE: release.release,

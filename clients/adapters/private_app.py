@@ -20,7 +20,9 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from ...privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, Trust, protocol
+from ...privacy import NOTHING_ASSUMED, ConfigurationError, PrivacyPolicy, SQLiteLedger, SumAssumption, Trust, protocol
+from ...privacy.errors import formerly
+from ...privacy.machine.policy import OF_SUMS
 from ...privacy.sums.masking import Masking
 from ..messages import answer, in_simulation
 from ..nodes.machine_file import SampleNode
@@ -167,7 +169,7 @@ class PrivateClientApp(ClientApp):
         if not in_simulation():
             return self._of_operators_file(context)
         records = self._kept_records(context)
-        masking = None if self._sums is None else self._sums.masking(context, self.policy.min_cohort)
+        masking = None if self._sums is None else self._sums.masking(context, self.policy.sums)
         made = simulated_machine(context, seed=self._seed)
         return self.machine(records, self.policy, masking=masking, evaluation=self.evaluation, **made)
 
@@ -270,6 +272,7 @@ class PrivateClientApp(ClientApp):
         return sum(records.nbytes for records in self._kept.values())
 
 
+@formerly(min_honest=OF_SUMS, min_cohort=OF_SUMS)
 def private_client_app(
     model: Any,
     loss: Callable[[Any, Any], Any] | None = None,
@@ -284,8 +287,7 @@ def private_client_app(
     rounds: int | None = None,
     batch_size: int | None = None,
     trust: Trust = "untrusted-server",
-    min_honest: int = 1,
-    min_cohort: int = 1,
+    sums: SumAssumption = NOTHING_ASSUMED,
     helpers: int = 2,
     seed: int = 0,
     chunk: int | None = None,
@@ -309,7 +311,7 @@ def private_client_app(
         ``samples(context)`` gives a machine's own: (inputs, targets), a data set of such pairs, a table, or a
         ``DataLoader``, whose data set is taken item by item. Samples that are no function are every machine's.
     policy : PrivacyPolicy, optional
-        In place of ``epsilon`` to ``min_cohort`` and ``samples_per_owner``.
+        In place of ``epsilon`` to ``sums`` and ``samples_per_owner``.
     method : {"full-batch", "mu2", "noisy-sgd", "fedavg", "statistics"}
         The server's strategy: ``FullBatch``, ``Mu2``, ``NoisySGD``, ``CorrelatedFedAvg`` or ``Statistics``, of 1 round.
     epsilon, mu : float
@@ -324,8 +326,8 @@ def private_client_app(
         b, samples in a release, each used once; left out where every release is a sum over all samples
         (``full-batch``, and ``fedavg`` by default).
     trust : {"untrusted-server", "secure-aggregation"}
-    min_honest, min_cohort : int
-        Under ``secure-aggregation`` (:class:`~murmurfl.privacy.PrivacyPolicy`).
+    sums : SumAssumption
+        Under ``secure-aggregation``: honest machines of every sum, and its fewest releases.
     helpers : int
         How many of a simulation's nodes, the last ones, are helpers, under ``secure-aggregation``.
     seed : int
@@ -358,8 +360,9 @@ def private_client_app(
     **Formal guarantees.** Everything a machine returns is mu-GDP for replacement of *one record*: a row of a file that
     murmurfl reads, or one item as it was handed over, if whatever made the items treats each by itself; with
     ``samples_per_owner`` all records of one owner. It holds against a server that chooses models, rounds,
-    acknowledgements and stopping adaptively; under ``secure-aggregation`` if one helper and min_honest machines of each
-    sum are honest, and the plan's ``loss.worst_case`` whatever happens. Simulated keys protect nobody's data.
+    acknowledgements and stopping adaptively; under ``secure-aggregation`` if one helper and ``sums.min_honest``
+    machines of each sum are honest, and the plan's ``loss.worst_case`` whatever happens. Simulated keys protect
+    nobody's data.
     Proof: docs/proofs/release-rule.md, docs/proofs/records.md.
     """
     chosen = sample_method(method)
@@ -385,8 +388,7 @@ def private_client_app(
     if schema is not None and chosen.scale is not None:  # one that was inferred is made from all records
         bound = made.bound(schema)
     stated = {"epsilon": epsilon, "mu": mu, "delta": delta, "clip_norm": clip_norm, "rounds": rounds}
-    stated |= {"batch_size": batch_size, "trust": trust, "min_honest": min_honest, "min_cohort": min_cohort}
-    stated |= {"samples_per_owner": samples_per_owner}
+    stated |= {"batch_size": batch_size, "trust": trust, "sums": sums, "samples_per_owner": samples_per_owner}
     if policy is None:
         if clip_norm is None:
             stated["clip_norm"] = 1.0 if chosen.scale is None or math.isinf(bound) else chosen.scale.clip * bound

@@ -104,7 +104,7 @@ class GradientUpdateClient(PrivateClient):
         loss = self.machine.plan.loss.compose(*(machine.plan.loss for machine in self.beside))
         stated: dict[str, Any] = {**loss.statement(), protocol.DELTA: policy.delta, protocol.CLIENT_LEVEL: 0}
         if policy.trust == "secure-aggregation":
-            stated[protocol.MIN_HONEST] = policy.min_honest
+            stated[protocol.MIN_HONEST] = policy.sums.min_honest
         counted = policy.sums_samples or protocol.RELEASE_OF in config
         return sent, samples if counted else 1, {**entries, **stated}
 

@@ -6,21 +6,26 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 
 from ...privacy import (
     NO_NOISE,
+    NOTHING_ASSUMED,
     SIMULATED,
     ConfigurationError,
     Guarantee,
     PrivacyPolicy,
+    SumAssumption,
     Trust,
     Unit,
     policy_guarantee,
 )
 from ...privacy.accounting.gdp import asked_mu, check_count
 from ...privacy.accounting.loss import Loss, as_loss
+from ...privacy.errors import formerly
+from ...privacy.machine.policy import OF_SUMS
 from ...privacy.mechanisms import noise_stands_alone
 
 _TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
 
 
+@formerly(min_honest=OF_SUMS, min_cohort=OF_SUMS)
 @dataclass(frozen=True)
 class UpdatePolicy:
     """A machine's decisions about the model updates it releases; none of them ever comes from a message.
@@ -50,10 +55,10 @@ class UpdatePolicy:
         Whether results of the ClientApp's ``evaluate`` may leave, **without noise**: no epsilon here covers them.
     trust : {"untrusted-server", "secure-aggregation"}
         Under ``secure-aggregation`` the machine adds its share of the noise, and hides each release under masks that
-        only a sum of ``min_cohort`` releases loses. Where data return and the noise is ``independent``, releases then
-        stand alone: what a lost reply carried is lost.
-    min_honest, min_cohort : int
-        h and the fewest releases of a sum, under ``secure-aggregation`` (:class:`~murmurfl.privacy.PrivacyPolicy`).
+        only a sum of ``sums.min_cohort`` releases loses. Where data return and the noise is ``independent``, releases
+        then stand alone: what a lost reply carried is lost.
+    sums : SumAssumption
+        h and the fewest releases of a sum, under ``secure-aggregation``.
     budget_local_mu : float, optional
         Budget of the worst case, which holds whatever happens, under ``secure-aggregation``. On a real node that of the
         ledger.
@@ -70,8 +75,8 @@ class UpdatePolicy:
     along, and carries nothing learned from a sample into another release (no optimiser state or local layers kept
     between rounds). All sessions together are budget_mu-GDP likewise. Against a server that chooses models, rounds,
     acknowledgements and stopping adaptively. With ``allow_evaluation`` this is true of the updates alone. Under
-    ``secure-aggregation`` mu holds if one helper and min_honest machines of each sum are honest; whatever happens, the
-    plan's ``loss.worst_case`` does.
+    ``secure-aggregation`` mu holds if one helper and ``sums.min_honest`` machines of each sum are honest; whatever
+    happens, the plan's ``loss.worst_case`` does.
     Proof: docs/proofs/returning-samples.md.
     """
 
@@ -85,8 +90,7 @@ class UpdatePolicy:
     releases_per_pass: int = 1
     allow_evaluation: bool = False
     trust: Trust = "untrusted-server"
-    min_honest: int = 1
-    min_cohort: int = 1
+    sums: SumAssumption = NOTHING_ASSUMED
     budget_local_mu: float | None = None
     epsilon: InitVar[float | None] = None
 
@@ -148,8 +152,7 @@ class UpdatePolicy:
             min_separation=self.releases_per_pass,
             release_rule="paper" if alone else "acknowledged",
             trust=self.trust,
-            min_honest=self.min_honest,
-            min_cohort=self.min_cohort,
+            sums=self.sums,
             budget_local_mu=self.budget_local_mu,
         )
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Self, get_type_hints
 
 import pydantic
 
-from ...privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, gdp_mu, protocol
+from ...privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, SumAssumption, gdp_mu, protocol
 from ...privacy.accounting.gdp import asked_mu
 from ...privacy.machine import tables
 from ...privacy.setting import Declaration, Setting, Value, hyphenated, refusal, settings, settings_of
@@ -79,14 +79,19 @@ class MachineFile(Pinned):
             raise refusal("machine", f"a name of 1 to {longest} characters", self.machine, kind="malformed")
         for name in self.of_sums:
             value = getattr(self, name)
-            if self.sums and not value:
+            if self.secure and not value:
                 raise refusal(self.key_of(name), f"set, with trust = {SECURE!r}", value, kind="missing")
-            if not self.sums and value != getattr(type(self), name):
+            if not self.secure and value != getattr(type(self), name):
                 raise refusal(self.key_of(name), f"unset, for it is read with trust = {SECURE!r} only", value)
 
     @property
-    def sums(self) -> bool:
+    def secure(self) -> bool:
         """Whether the server sees only sums."""
+        raise NotImplementedError
+
+    @property
+    def sums(self) -> SumAssumption:
+        """What mu assumes of every sum."""
         raise NotImplementedError
 
     def decided(
@@ -103,7 +108,7 @@ class MachineFile(Pinned):
         Whatever the server says of helpers and other machines counts for nothing: the roster is the one that the
         operator pinned.
         """
-        if not self.sums:
+        if not self.secure:
             return None
         roster = read_roster(Path(self.roster), self.roster_digest)
         return Masking(self.machine, read_machine_key(Path(self.signing_key)), roster)
@@ -169,19 +174,21 @@ class RecordsFile(MachineFile):
             raise refusal(self.key_of(name), "unset without evaluation.share", value)
 
     @property
-    def sums(self) -> bool:
+    def secure(self) -> bool:
         """Whether the server sees only sums."""
         return self.trust == SECURE
+
+    @property
+    def sums(self) -> SumAssumption:
+        """What mu assumes of every sum."""
+        return SumAssumption(self.min_honest, self.min_cohort)
 
     def terms(self, ledger: SQLiteLedger) -> dict[str, Any]:
         """The fields of :meth:`MachineFile.decided`, and under secure aggregation those of sums."""
         return self.decided(ledger, self.mu, self.epsilon) | self._of_sums(ledger.budget_local_mu)
 
     def _of_sums(self, budget_local_mu: float | None) -> dict[str, Any]:
-        if not self.sums:
-            return {}
-        cohort = {"min_honest": self.min_honest, "min_cohort": self.min_cohort}
-        return {"trust": SECURE, **cohort, "budget_local_mu": budget_local_mu}
+        return {"trust": SECURE, "sums": self.sums, "budget_local_mu": budget_local_mu} if self.secure else {}
 
 
 @settings
@@ -214,8 +221,7 @@ class SampleNode(RecordsFile):
         check_app(self.app)
         self.evaluation  # noqa: B018 - refuses what cannot be
         asked = asked_mu(self.mu, self.epsilon or None, 0.5)  # any delta: the ledger's is not known here
-        sums = {"trust": self.trust, "min_honest": self.min_honest, "min_cohort": self.min_cohort}
-        self._policy(mu=asked, delta=0.5, **sums)
+        self._policy(mu=asked, delta=0.5, trust=self.trust, sums=self.sums)
 
     def policy(self, ledger: SQLiteLedger) -> PrivacyPolicy:
         """The policy of this file and its ledger, whose budget must cover one run."""
@@ -323,9 +329,14 @@ class UpdateNode(MachineFile):
             )
 
     @property
-    def sums(self) -> bool:
+    def secure(self) -> bool:
         """Whether the server sees only sums."""
         return self.updates.trust == SECURE
+
+    @property
+    def sums(self) -> SumAssumption:
+        """What mu assumes of every sum."""
+        return self.updates.sums
 
     @classmethod
     def settings(cls) -> dict[str, Setting]:
@@ -334,7 +345,10 @@ class UpdateNode(MachineFile):
         shared = {one.attribute: one for one in settings_of(RecordsFile).values()}
         kinds = get_type_hints(UpdatePolicy)
         for one in fields(UpdatePolicy):
-            if one.name not in _OF_THE_LEDGER:
+            if one.name == "sums":
+                of_sums = (replace(shared[name.name], default=name.default) for name in fields(SumAssumption))
+                decided |= {found.name: found for found in of_sums}
+            elif one.name not in _OF_THE_LEDGER:
                 usual = Setting(name=hyphenated(one.name), attribute=one.name, kind=kinds[one.name], default=None)
                 found = replace(shared.get(one.name, usual), default=one.default)
                 decided[found.name] = found
@@ -347,6 +361,7 @@ class UpdateNode(MachineFile):
         found = cls.values_of(values)
         names = [one.name for one in fields(UpdatePolicy) if one.name not in _OF_THE_LEDGER]
         updates = {name: found.pop(name) for name in names if name in found}
+        updates["sums"] = SumAssumption(**{one.name: found.pop(one.name, one.default) for one in fields(SumAssumption)})
         return cls(updates=UpdatePolicy(**updates, epsilon=found.get("epsilon")), **found)
 
     def known_by(self, node_config: Mapping[str, Any]) -> bytes:
@@ -368,7 +383,7 @@ class UpdateNode(MachineFile):
 
     def policy(self, ledger: SQLiteLedger) -> UpdatePolicy:
         """The policy of this file and its ledger, whose budget must cover one session."""
-        local = ledger.budget_local_mu if self.sums else None
+        local = ledger.budget_local_mu if self.secure else None
         settled = replace(self.updates, **self.decided(ledger, self.updates.mu, self.epsilon), budget_local_mu=local)
         private = settled.privacy_policy()
         needed = private.plan(1).loss.worst_case.mu

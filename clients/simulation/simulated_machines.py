@@ -31,6 +31,7 @@ from ...privacy import (
     OpeningTransaction,
     SimulatedKeys,
     StreamRecord,
+    SumAssumption,
     protocol,
 )
 from ...privacy.errors import ANOTHER_FORMAT
@@ -378,12 +379,12 @@ class SimulatedSums:
         )
         return as_machine(own)
 
-    def masking(self, context: Context, min_cohort: int) -> Masking:
+    def masking(self, context: Context, sums: SumAssumption) -> Masking:
         """The masks of the simulated machine that a message is for, from the context that :meth:`answer` made."""
         name, machines = str(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-        if machines < min_cohort:
+        if machines < sums.min_cohort:
             raise ConfigurationError(
-                f"Expected a simulation of at least min_cohort = {min_cohort} machines, got {machines}: its "
+                f"Expected a simulation of at least min_cohort = {sums.min_cohort} machines, got {machines}: its "
                 f"{machines + self._helpers} nodes less {self._helpers} helpers, the last ones. Start it with a node "
                 "for each machine and each helper.",
                 kind="out-of-range",

@@ -21,7 +21,7 @@ from ..errors import ConfigurationError
 from ..machine.policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
 from .amplification import Amplification
 from .gdp import check_count, gdp_best_guess
-from .loss import Loss, Profile, as_loss, weakest_loss
+from .loss import Loss, Profile, SumAssumption, as_loss, weakest_loss
 from .noise_plan import NOBODY_ASKED, server_noise_words, stated_words
 
 _GUESSED = {
@@ -401,7 +401,7 @@ def policy_guarantee(
         return Guarantee(math.inf, policy.delta, policy.words, unit=unit, covers=covers, notes=notes)
     sums: _Sums = {}
     if policy.trust == "secure-aggregation":
-        sums = {"trust": policy.trust, "min_honest": policy.min_honest}
+        sums = {"trust": policy.trust, "min_honest": policy.sums.min_honest}
         loss = loss.tightened()
     notes = (*_quality_and_range(policy, loss.mu, stated), *notes)
     amplified = amplified if math.isfinite(loss.mu) else None
@@ -520,8 +520,8 @@ class Figures:
     loss : Loss
         Of everything the run may release; infinite without noise, 0 if nobody is asked. Conditional under secure
         aggregation.
-    min_honest, min_cohort : int or None
-        Under secure aggregation, h, which the loss rests on, and the fewest releases of a sum.
+    sums : SumAssumption or None
+        What the loss rests on under secure aggregation.
 
     Notes
     -----
@@ -529,8 +529,7 @@ class Figures:
     """
 
     loss: Loss
-    min_honest: int | None = None
-    min_cohort: int | None = None
+    sums: SumAssumption | None = None
 
 
 def stated_figures(expected: Figures, statements: Statements, num_clients: int) -> Figures:
@@ -555,19 +554,19 @@ def stated_figures(expected: Figures, statements: Statements, num_clients: int) 
     silent = len(statements) < num_clients
     claims = [(Loss.stated(one), int(one.get("min-honest", 1))) for one in statements.values()]
     if silent or not claims:
-        claims.append((expected.loss, expected.min_honest or 1))
+        claims.append((expected.loss, expected.sums.min_honest if expected.sums else 1))
     if not expected.loss.conditional:
         return Figures(weakest_loss(loss.unconditional() for loss, _ in claims))
     named = [int(one["min-honest"]) for one in statements.values() if "min-honest" in one]
-    if expected.min_honest is not None and (silent or not named):
-        named.append(expected.min_honest)
+    if expected.sums is not None and (silent or not named):
+        named.append(expected.sums.min_honest)
     fewest = min(named, default=1)
     cohorts = [int(one["min-cohort"]) for one in statements.values() if "min-cohort" in one]
-    if expected.min_cohort is not None and (silent or not cohorts):
-        cohorts.append(expected.min_cohort)
+    if expected.sums is not None and (silent or not cohorts):
+        cohorts.append(expected.sums.min_cohort)
     weakest = weakest_loss(loss.under_weaker(math.sqrt(max(honest / fewest, 1.0))) for loss, honest in claims)
     # Conditional, even if no claim rests on anybody: the figures are those of sums.
-    return Figures(Loss(weakest.assumed, weakest.worst_case), fewest, min(cohorts, default=1))
+    return Figures(Loss(weakest.assumed, weakest.worst_case), SumAssumption(fewest, min(cohorts, default=1)))
 
 
 def stated_guarantee(
@@ -634,7 +633,7 @@ def stated_guarantee(
             *([SAME_OWNER] if unit == "sample" and "owner" in units else []),
             *notes,
         ),
-        min_honest=figures.min_honest if secure else None,
+        min_honest=figures.sums.min_honest if secure and figures.sums else None,
     )
 
 

@@ -25,17 +25,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from .. import protocol
 from ..errors import ConfigurationError
 from .gdp import compose_gdp, gdp_delta, gdp_epsilon
 
+MOST_SUMMED = 2**11
+"""Clients whose releases may be in one sum: each count stays below 2^52, so an int64 cannot wrap around."""
 _BISECTIONS = 100
 _LARGEST_EPSILON = 1e4
 """Where a curve has not come below a delta by then, no epsilon is searched for."""
 _SMALLEST_DELTA = 1e-300
+
+
+@dataclass(frozen=True)
+class SumAssumption:
+    """What the loss of a client assumes of every sum that its releases enter, under secure aggregation.
+
+    Parameters
+    ----------
+    min_honest : int
+        h, clients of every sum, this one among them, that do not work with the server. Nobody can check it.
+    min_cohort : int
+        n, the fewest releases of a sum: h, and as many as may work with the server. Helpers see to it.
+    """
+
+    min_honest: int = 1
+    min_cohort: int = 1
+
+
+NOTHING_ASSUMED = SumAssumption()
+"""Assumption where releases are seen one by one, so that nobody else counts."""
+
+
+def plain_fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as plain values, those of its ``sums`` by themselves: files have them so."""
+    fields: dict[str, Any] = {}
+    for name, found in asdict(value).items():
+        fields |= found if name == "sums" else {name: found}
+    return fields
 
 
 class Profile(Protocol):

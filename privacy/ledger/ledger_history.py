@@ -35,7 +35,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ..accounting.loss import NO_LOSS, Loss, total_loss, weakest_loss
+from ..accounting.loss import NO_LOSS, Loss, SumAssumption, total_loss, weakest_loss
 from ..accounting.noise_plan import NoisePlan
 from ..errors import LedgerError, MurmurflError
 from ..machine.policy import PrivacyPolicy
@@ -380,7 +380,9 @@ def plan_of(session: SessionSummary) -> NoisePlan | None:
         return None
     kind = ShuffledPolicy if "private_steps" in terms else PrivacyPolicy
     try:
-        policy = kind(**{f.name: _hashable(terms[f.name]) for f in fields(kind) if f.name in terms})
+        known = {f.name: _hashable(terms[f.name]) for f in fields(kind) if f.name in terms}
+        of_sums = {f.name: terms[f.name] for f in fields(SumAssumption) if f.name in terms}
+        policy = kind(**known, sums=SumAssumption(**of_sums))
         plan = policy.plan(size)
         same = json.loads(policy.terms(size)) == terms
     except (MurmurflError, TypeError, ValueError, ArithmeticError):

@@ -20,7 +20,7 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..accounting.loss import Loss
+from ..accounting.loss import Loss, SumAssumption
 from ..accounting.noise_plan import NoisePlan
 from ..errors import ConfigurationError
 from ..ledger.ledger_records import Account, JoinedLedgers, Ledger, LedgerBlock, StreamBlock
@@ -101,8 +101,8 @@ class PrivacyStatement:
         K.
     releases_left : int
         How many more releases of this session its cap and the fresh samples allow, whatever the budget allows.
-    min_honest, min_cohort : int, optional
-        Those of the machine's policy under secure aggregation. None otherwise.
+    sums : SumAssumption, optional
+        The policy's under secure aggregation. None otherwise.
     """
 
     releases: int
@@ -112,8 +112,7 @@ class PrivacyStatement:
     samples_used: int
     max_participations: int
     releases_left: int
-    min_honest: int | None = None
-    min_cohort: int | None = None
+    sums: SumAssumption | None = None
 
 
 _NO_ID = bytes(ID_BYTES)
@@ -211,7 +210,7 @@ def check_plan(policy: PrivacyPolicy, plan: NoisePlan, ledger: Ledger) -> None:
     if policy.trust == "secure-aggregation" and plan.loss.worst_case.mu > budget * (1 + ROUNDING):
         raise ConfigurationError(
             f"Expected a budget_local_mu of at least {needed:.5g}, which one session with mu = "
-            f"{policy.mu:g} and {policy.min_honest} honest machines takes of it, got {budget:g}: not one would be "
+            f"{policy.mu:g} and {policy.sums.min_honest} honest machines takes of it, got {budget:g}: not one would be "
             f"opened. Lower mu or min_honest.{ledger.local_hint}",
             kind="out-of-range",
             setting="budget_local_mu",
@@ -481,8 +480,7 @@ class LedgeredMachine:
             samples_used=account.samples_used,
             max_participations=self.policy.max_participations,
             releases_left=self.admission.releases_left(stream, account, self._fingerprint, self.num_samples),
-            min_honest=self.policy.min_honest if summed else None,
-            min_cohort=self.policy.min_cohort if summed else None,
+            sums=self.policy.sums if summed else None,
         )
 
     def _answer(

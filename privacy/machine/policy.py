@@ -11,15 +11,15 @@ import inspect
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import InitVar, asdict, dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, cast, get_args
 
 from ..accounting.gdp import asked_mu, check_count, check_positive
-from ..accounting.loss import Loss
+from ..accounting.loss import MOST_SUMMED, NOTHING_ASSUMED, Loss, SumAssumption, plain_fields
 from ..accounting.noise_plan import NO_NOISE as NO_NOISE
 from ..accounting.noise_plan import NO_NOISE_WORDS, TRUSTING_WORDS, NoisePlan, Summing, noise_words
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, formerly
 from ..mechanisms import MECHANISMS, Mechanism, make_mechanism, noise_stands_alone
 from ..noise import (
     FINEST_GRID,
@@ -49,6 +49,11 @@ CONTRACTIVE_ROUNDING = 1e-6
 machine refuses (:func:`murmurfl.clients.online_client.farthest_point`)."""
 
 
+OF_SUMS = "sums=SumAssumption(min_honest=..., min_cohort=...)"
+"""What takes the place of ``min_honest`` and ``min_cohort`` by themselves."""
+
+
+@formerly(min_honest=OF_SUMS, min_cohort=OF_SUMS)
 @dataclass(frozen=True)
 class PrivacyPolicy:
     """A machine's own decisions; none of them ever comes from a message.
@@ -112,12 +117,10 @@ class PrivacyPolicy:
         ``acknowledged`` sends P_k - P_ack; ``paper`` always P_k - P_{k-1}, as if no reply could be lost.
     trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
         Under ``secure-aggregation`` the machine adds its share of the noise and hides the release under masks that only
-        a sum of ``min_cohort`` releases loses. Under ``trusted-server`` it adds no noise: the server is trusted to.
-        Both must be asked for.
-    min_honest, min_cohort : int
-        h and n, under ``secure-aggregation``: how many machines of every sum, this one among them, do not work with the
-        server, which cannot be checked; and the fewest releases of a sum, h and as many as may work with the server,
-        which helpers see to.
+        a sum of ``sums.min_cohort`` releases loses. Under ``trusted-server`` it adds no noise: the server is trusted
+        to. Both must be asked for.
+    sums : SumAssumption
+        Under ``secure-aggregation``, h and n: how many machines of every sum are honest, and its fewest releases.
     budget_local_mu : float, optional
         The budget, as ``budget_mu``, of what holds whatever the server, helpers and other machines do; default that of
         the ledger, where it has one, or ``budget_mu`` times sqrt(h).
@@ -157,8 +160,7 @@ class PrivacyPolicy:
     noise_quality: NoiseQuality = "exact"
     release_rule: ReleaseRule = "acknowledged"
     trust: Trust = "untrusted-server"
-    min_honest: int = 1
-    min_cohort: int = 1
+    sums: SumAssumption = NOTHING_ASSUMED
     budget_local_mu: float | None = None
     order: Order = "in-turn"
     clipping: Clipping = "clip"
@@ -283,7 +285,7 @@ class PrivacyPolicy:
         if self.trust != "secure-aggregation":
             return Loss.of(budget)
         local = self.budget_local_mu
-        return Loss.of(budget, budget * math.sqrt(self.min_honest) if local is None else float(local))
+        return Loss.of(budget, budget * math.sqrt(self.sums.min_honest) if local is None else float(local))
 
     def make_mechanism(self) -> Mechanism:
         """The mechanism for one session's releases."""
@@ -401,8 +403,6 @@ class PrivacyPolicy:
         return _ledger_terms(self, num_parameters)
 
 
-MOST_SUMMED = 2**11
-"""Machines whose releases may be in one sum: each count stays below 2^52, so an int64 cannot wrap around."""
 MOST_MACHINES = 2**20
 """Machines of a roster: what the range of normals misses is charged for the releases of so many."""
 
@@ -491,7 +491,7 @@ def _sums(policy: PrivacyPolicy) -> Summing | None:
     """The sums this policy's releases are seen in; None if each is seen by itself."""
     if policy.trust != "secure-aggregation":
         return None
-    return Summing(policy.min_honest, stands_alone=policy.builds_on == "nothing")
+    return Summing(policy.sums.min_honest, stands_alone=policy.builds_on == "nothing")
 
 
 def _with_figures(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
@@ -556,7 +556,7 @@ def _fingerprint(
 
 def _settled(policy: PrivacyPolicy) -> dict[str, Any]:
     """Return a policy's fields without newer ones at their defaults, so that older sessions go on."""
-    fields = asdict(policy)
+    fields = plain_fields(policy)
     if policy.trust != "secure-aggregation":
         for name in ("min_honest", "min_cohort", "budget_local_mu"):
             del fields[name]
@@ -679,25 +679,27 @@ def check_federation(policy: PrivacyPolicy, machines: int) -> None:
 
 def check_sums(policy: PrivacyPolicy) -> None:
     """Raise if numbers of machines make no sense, or if helpers could not tell releases apart."""
-    for name in ("min_honest", "min_cohort"):
-        check_count(name, getattr(policy, name))
+    sums = policy.sums
+    if not isinstance(sums, SumAssumption):
+        raise ConfigurationError(f"Expected {OF_SUMS}, got {sums!r}.", kind="wrong-type", setting="sums")
+    check_count("min_honest", sums.min_honest)
+    check_count("min_cohort", sums.min_cohort)
     if policy.trust != "secure-aggregation":
-        if (policy.min_honest, policy.min_cohort, policy.budget_local_mu) != (1, 1, None):
+        if sums != NOTHING_ASSUMED or policy.budget_local_mu is not None:
             raise ConfigurationError(
-                "Expected min_honest, min_cohort and budget_local_mu only with trust 'secure-aggregation', got "
-                f"{policy.min_honest}, {policy.min_cohort} and {policy.budget_local_mu!r} with {policy.trust!r}.",
+                "Expected sums and budget_local_mu only with trust 'secure-aggregation', got "
+                f"{sums} and {policy.budget_local_mu!r} with {policy.trust!r}.",
                 kind="conflict",
-                setting="min_honest",
-                got=policy.min_honest,
+                setting="sums",
             )
         return
-    if not policy.min_honest <= policy.min_cohort <= MOST_SUMMED:
+    if not sums.min_honest <= sums.min_cohort <= MOST_SUMMED:
         raise ConfigurationError(
-            f"Expected min_honest <= min_cohort <= {MOST_SUMMED}, got {policy.min_honest} and {policy.min_cohort}: "
+            f"Expected min_honest <= min_cohort <= {MOST_SUMMED}, got {sums.min_honest} and {sums.min_cohort}: "
             "min_cohort is the honest machines of a sum and those that may work with the server.",
             kind="out-of-range",
             setting="min_honest",
-            got=policy.min_honest,
+            got=sums.min_honest,
         )
     alone = noise_stands_alone(policy.mechanism) or policy.mechanism == NO_NOISE
     if policy.release_rule == "paper" and not alone:

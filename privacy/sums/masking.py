@@ -29,9 +29,10 @@ from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from numpy.typing import NDArray
 
 from .. import protocol
+from ..accounting.loss import MOST_SUMMED
 from ..errors import ConfigurationError, MurmurflError
 from ..machine.ledgered_machine import Release
-from ..machine.policy import MOST_SUMMED, PrivacyPolicy, check_federation
+from ..machine.policy import PrivacyPolicy, check_federation
 from .roster import HelperKey, MachineKey, Roster, is_signed, name_proof
 
 MASKING_VERSION = 1
@@ -220,13 +221,13 @@ class Masking:
                 setting="trust",
                 got=policy.trust,
             )
-        if policy.min_cohort > len(self.roster.machines):
+        if policy.sums.min_cohort > len(self.roster.machines):
             raise ConfigurationError(
                 f"Expected min_cohort of at most the roster's {len(self.roster.machines)} machines, got "
-                f"{policy.min_cohort}: no sum could ever be opened.",
+                f"{policy.sums.min_cohort}: no sum could ever be opened.",
                 kind="out-of-range",
                 setting="min_cohort",
-                got=policy.min_cohort,
+                got=policy.sums.min_cohort,
             )
         check_federation(policy, len(self.roster.machines))
 
@@ -253,7 +254,7 @@ class Masking:
             ack_id=(release.ack_id if policy.builds_on == "last-opened" else NOTHING_OPENED).hex(),
             size=release.counts.size,
             spacing=release.spacing,
-            min_cohort=policy.min_cohort,
+            min_cohort=policy.sums.min_cohort,
             roster=self.roster.digest,
             helpers=self.roster.helper_names,
             terms=policy.shared_terms(release.counts.size),

@@ -46,8 +46,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import protocol
+from ..accounting.loss import MOST_SUMMED
 from ..errors import ConfigurationError, LedgerError, RefusedError
-from ..machine.policy import MOST_SUMMED
 from .masking import (
     LARGEST_SIZE,
     NOTHING_OPENED,

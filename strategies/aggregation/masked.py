@@ -11,7 +11,7 @@ import numpy as np
 from flwr.serverapp import Grid as FlowerGrid
 
 from ...privacy import ConfigurationError, Grid
-from ...privacy.machine.policy import MOST_SUMMED
+from ...privacy.accounting.loss import MOST_SUMMED
 from ..rounds.known_machines import Awaited, MachineDirectory
 from ..rounds.replies import Outcome, RoundReport, RoundRequest, Vector, vector_size
 from ..sums.lost_noise import LostNoise

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from ...privacy import NO_NOISE, ConfigurationError, NoiseKeys, PrivacyPolicy, SystemKeys, protocol
+from ...privacy.accounting.loss import plain_fields
 from ...privacy.accounting.noise_forecast import StatedNoise, stated_noise
 from ...privacy.machine.clipping import BLOCK_ROWS
 from ..rounds.checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
@@ -162,7 +163,7 @@ class Noisy(Aggregator, Generic[StreamT]):
 
     def identity(self) -> dict[str, Any]:
         # All of the policy: with noise calibrated to another policy, a resumed training would not keep its claim.
-        policy = {f"policy.{name}": value for name, value in asdict(self.policy).items()}
+        policy = {f"policy.{name}": value for name, value in plain_fields(self.policy).items()}
         return {**policy, "noise": self.policy.plan(self.stream.num_parameters).fingerprint}
 
     def read_noise(self, statements: Mapping[str, Mapping[str, Any]]) -> Sequence[StatedNoise]:

@@ -582,7 +582,8 @@ def no_helpers(needed: Needed, seen: Attending, deadline_s: float | None = None)
         return (
             f"Expected {needed.helpers} helpers, got {len(seen.helpers)}{names}: without every helper no sum can be "
             "opened. Have the machines release under masks, UpdatePolicy(..., trust='secure-aggregation', "
-            f"min_honest=..., min_cohort=...), with CorrelatedNoiseMod(..., helpers={needed.helpers})."
+            "sums=SumAssumption(min_honest=..., min_cohort=...)), with CorrelatedNoiseMod(..., "
+            f"helpers={needed.helpers})."
         )
     return (
         f"Expected {needed.helpers} helpers within {deadline_s:g} s, got {len(seen.helpers)}{names}{seen.said}. Start "

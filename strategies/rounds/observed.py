@@ -38,7 +38,7 @@ def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) ->
     if masked:
         raise ConfigurationError(
             f"Expected machines that release under masks, got {len(unlike)} that do not, and secure_aggregation has "
-            "sums of masked releases only. Set trust='secure-aggregation', min_honest=... and min_cohort=... in their "
+            "sums of masked releases only. Set trust='secure-aggregation' and sums=SumAssumption(...) in their "
             "policies, or leave secure_aggregation out.",
             kind="mismatch",
             setting="trust",

@@ -20,8 +20,8 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Release, protocol
+from ...privacy.accounting.loss import MOST_SUMMED
 from ...privacy.machine.clipping import TrainingFigures
-from ...privacy.machine.policy import MOST_SUMMED
 from ...privacy.protocol import dtype_name, read_array, write_array
 from ...privacy.sums.masking import MaskedRelease, Sealed
 from .guarded_grid import guarded

@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, MurmurflError, protocol
-from ...privacy.machine.policy import MOST_SUMMED
+from ...privacy.accounting.loss import MOST_SUMMED
 from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Header
 from ...privacy.sums.opening_rule import Opening, SignedOpening, View, is_opening, is_view, set_digest

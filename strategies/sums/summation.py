@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import ConfigurationError, Grid, Release, protocol
-from ...privacy.machine.policy import MOST_SUMMED
+from ...privacy.accounting.loss import MOST_SUMMED
 from ...privacy.sums.masking import (
     NOTHING_OPENED,
     Header,

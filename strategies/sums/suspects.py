@@ -166,13 +166,13 @@ def _left_out(hypotheses: NDArray[np.float32], sizes: NDArray[np.float32], room:
         chosen[int(scores.argmax())] = 1.0
 
 
-def most_wrong_sums(machines: int, min_cohort: int, culprits: int, assumed: int = 2) -> int | None:
+def most_wrong_sums(machines: int, room: int, culprits: int, assumed: int = 2) -> int | None:
     """The most wrong sums that so many liars can cause before all of them are left out together.
 
     Parameters
     ----------
-    machines, min_cohort : int
-        Machines that a round asks, all of which answer, and the fewest of a sum.
+    machines, room : int
+        Machines that a round asks, all of which answer, and how many of them a sum may lack.
     culprits : int
         How many lie, whoever they are and whenever they choose to.
     assumed : int
@@ -185,14 +185,14 @@ def most_wrong_sums(machines: int, min_cohort: int, culprits: int, assumed: int 
 
     Examples
     --------
-    >>> most_wrong_sums(20, 12, 1), most_wrong_sums(20, 12, 2), most_wrong_sums(20, 16, 2), most_wrong_sums(20, 19, 2)
+    >>> most_wrong_sums(20, 8, 1), most_wrong_sums(20, 8, 2), most_wrong_sums(20, 4, 2), most_wrong_sums(20, 1, 2)
     (3, 11, 38, None)
     """
     names = [str(number) for number in range(machines)]
     liars = {frozenset(chosen) for chosen in combinations(names, culprits)}
     suspects = Suspects(assumed)
     for sums in range(1, 2 + comb(machines, min(assumed, machines))):
-        if not suspects.wrong(set(names).difference(suspects.left_out), names, machines - min_cohort):
+        if not suspects.wrong(set(names).difference(suspects.left_out), names, room):
             return None
         liars = {one for one in liars if not one <= set(suspects.left_out)}
         if not liars:

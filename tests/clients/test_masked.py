@@ -24,6 +24,7 @@ from murmurfl.privacy import (
     RefusedError,
     SimulatedKeys,
     SQLiteLedger,
+    SumAssumption,
     SystemKeys,
     protocol,
     row_bytes,
@@ -55,7 +56,7 @@ class Differences:
 
 def policy(**changes):
     fields = {"clip_norm": 1.0, "batch_size": 2, "max_participations": 5, "mu": 1.0, "trust": "secure-aggregation"}
-    return PrivacyPolicy(**{**fields, "min_honest": 3, "min_cohort": 5, **changes})
+    return PrivacyPolicy(**{**fields, "sums": SumAssumption(3, 5), **changes})
 
 
 ALL = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
@@ -152,7 +153,7 @@ def test_releases_that_stand_alone_are_not_kept_and_none_is_sealed_that_was_neve
 
 
 def test_a_plain_machine_seals_nothing_again():
-    plain = machine(chosen=policy(trust="untrusted-server", min_honest=1, min_cohort=1), masking=None)
+    plain = machine(chosen=policy(trust="untrusted-server", sums=SumAssumption(1, 1)), masking=None)
     plain.fit(points(plain), training_config())
     with pytest.raises(RefusedError, match="not kept"):
         plain.fit([], sealing(1, 0))
@@ -235,7 +236,7 @@ def test_masks_that_belong_to_something_else_are_refused():
     with pytest.raises(ConfigurationError, match="for machine '1', got that of '2'"):
         machine(masking=lambda _, roster: masking_of("2", roster))
     with pytest.raises(ConfigurationError, match="no sum could ever be opened"):
-        machine(chosen=policy(min_cohort=9))
+        machine(chosen=policy(sums=SumAssumption(3, 9)))
     with pytest.raises(ConfigurationError, match="to be the one in the roster"):
         machine(masking=lambda name, roster: Masking(name, MachineKey.simulated(1, name), roster))
 

@@ -26,6 +26,7 @@ from murmurfl.privacy import (
     RefusedError,
     SimulatedKeys,
     SQLiteLedger,
+    SumAssumption,
     SystemKeys,
     protocol,
 )
@@ -298,7 +299,7 @@ def test_the_context_ledger_remembers_across_clients_and_agrees_with_the_one_in_
     assert client(ledger=ContextLedger(state, "8")).machine.statement("s").releases == 0, "machines share a node"
 
 
-SUMS = {"trust": "secure-aggregation", "min_honest": 9, "min_cohort": 11}
+SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(9, 11)}
 
 
 def masked(ledger=None, **changes):

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from murmurfl.privacy import Header, Release, Sealed, protocol
+from murmurfl.privacy import Header, Release, Sealed, SumAssumption, protocol
 
 from tests.harness.grid import ask_real_node
 
@@ -95,7 +95,7 @@ class SumsAttack:
         Colluders fill them up with releases of their own make. Before that they try it with one honest machine alone,
         and say that they are content with few.
         """
-        asked = self.honest[: self.policy.min_cohort - len(self.colluders)]
+        asked = self.honest[: self.policy.sums.min_cohort - len(self.colluders)]
         for name in asked:
             self.train(name, session, self.known_release(session, helper, name))
         for modest, honest in ((True, asked[:1]), (False, asked)):
@@ -120,7 +120,7 @@ class SumsAttack:
         newest = [self.pool[session][name][-1] for name in self.machines if self.pool[session][name]]
         for _ in range(2):
             self.generator.shuffle(newest)
-            self.open(helper, session, self.new_name(), newest[: self.policy.min_cohort])
+            self.open(helper, session, self.new_name(), newest[: self.policy.sums.min_cohort])
         return len(self.machines) + 2
 
     def all_fitting(self, session, helper, names):
@@ -179,12 +179,15 @@ class SumsAttack:
         self.generator.shuffle(members)
         opening, draw = self.new_name(), self.generator.random()
         if draw < 0.2:  # as few as there may be, or a few less
-            members = members[: self.policy.min_cohort - int(self.generator.integers(0, 3))]
+            members = members[: self.policy.sums.min_cohort - int(self.generator.integers(0, 3))]
         elif draw < 0.35:  # releases of the colluders' own make in the place of most
             modest = self.generator.random() < 0.5
             forged = [self.forged(session, helper, name, modest=modest) for name in self.colluders]
             honest = [one for one in members if Header.from_bytes(one.header).machine not in self.colluders]
-            members = [*forged, *honest[: int(self.generator.integers(1, self.policy.min_cohort - len(forged) + 1))]]
+            members = [
+                *forged,
+                *honest[: int(self.generator.integers(1, self.policy.sums.min_cohort - len(forged) + 1))],
+            ]
         elif draw < 0.5 and self.asked:  # a set of old, less one, or with one that is older or newer
             session, helper, opening, members = self.one_of(self.asked)
             members = list(members)
@@ -199,7 +202,7 @@ class SumsAttack:
             helper = helper if self.generator.random() < 0.8 else self.one_of(self.helpers)
         elif draw < 0.75:  # anything there is: releases that build on nothing, on what was never opened, on old ones
             everything = [one for name in self.machines for one in self.pool[session][name]]
-            members = [self.one_of(everything) for _ in range(self.policy.min_cohort)] if everything else []
+            members = [self.one_of(everything) for _ in range(self.policy.sums.min_cohort)] if everything else []
         elif draw < 0.85 and members:  # a header with another acknowledgement, cohort, number or session
             members = [self.altered(members[0]), *members[1:]]
         elif draw < 0.9 and members:
@@ -217,7 +220,8 @@ class SumsAttack:
         plan = self.policy.plan(sum(int(np.prod(shape)) for shape in self.shapes))
         counts = np.zeros(sum(int(np.prod(shape)) for shape in self.shapes), np.int64)
         made = Release(counts, plan.grid.spacing, number, number - 1, self.generator.bytes(16), ack)
-        policy = replace(self.policy, min_cohort=self.policy.min_honest) if modest else self.policy
+        fewest = self.policy.sums.min_honest
+        policy = replace(self.policy, sums=SumAssumption(fewest, fewest)) if modest else self.policy
         return self.colluders[name].mask(made, session, policy).sealed
 
     def altered(self, sealed):

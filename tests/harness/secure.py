@@ -16,7 +16,7 @@ from murmurfl.clients import Mu2Client, OnlineClient
 from murmurfl.clients.adapters.per_sample_gradients import unflatten
 from murmurfl.clients.messages import answer
 from murmurfl.clients.sums_helper import answer_helper
-from murmurfl.privacy import MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, protocol
+from murmurfl.privacy import MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, SumAssumption, protocol
 from murmurfl.privacy.sums.masking import Masking, Sealed, add_mask, checked_header, opened_seal
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
@@ -58,10 +58,10 @@ def unmasked(arrays, entries, roster, seed=0):
 SEED = 3
 
 
-def secure_policy(**changes):
+def secure_policy(*, min_honest=2, min_cohort=3, **changes):
     """A policy for sums of at least three releases, two of them of honest machines."""
-    settings = {"clip_norm": 1.0, "batch_size": 1, "max_participations": 30, "mu": 2.0, "min_honest": 2}
-    return PrivacyPolicy(**{**settings, "min_cohort": 3, "trust": "secure-aggregation", **changes})
+    settings = {"clip_norm": 1.0, "batch_size": 1, "max_participations": 30, "mu": 2.0, "trust": "secure-aggregation"}
+    return PrivacyPolicy(**{**settings, "sums": SumAssumption(min_honest, min_cohort), **changes})
 
 
 class Machines:
@@ -152,7 +152,7 @@ class Machines:
             protocol.DELTA: 1e-5,
             protocol.CLIENT_LEVEL: 0,
             protocol.MU_LOCAL: client.machine.plan.loss.worst_case.mu,
-            protocol.MIN_HONEST: client.machine.policy.min_honest,
+            protocol.MIN_HONEST: client.machine.policy.sums.min_honest,
             protocol.NUM_EXAMPLES: 1,
             **({protocol.MENDED: 1} if release.mended else {}),
         }

@@ -13,7 +13,14 @@ from collections import Counter, deque
 from functools import cache
 
 import pytest
-from murmurfl.privacy import MemoryOpeningRecord, Opener, OpeningRecordError, OpeningRefusedError, PrivacyPolicy
+from murmurfl.privacy import (
+    MemoryOpeningRecord,
+    Opener,
+    OpeningRecordError,
+    OpeningRefusedError,
+    PrivacyPolicy,
+    SumAssumption,
+)
 from murmurfl.privacy.sums import opening_rule as rule
 from murmurfl.privacy.sums.masking import checked_header, opened_seal
 from murmurfl.privacy.sums.opening_rule import OpenedSession, OpenedSet, SignedOpening, set_digest
@@ -22,7 +29,7 @@ from tests.harness.masked_releases import HELPERS, ROSTER, opener_of, release_of
 from tests.harness.transcripts import ROUNDING, Opened, Stream, Transcript
 
 MACHINES = ("a", "b")
-POLICY = PrivacyPolicy(1.0, 1, 3, 1.5, trust="secure-aggregation", min_honest=2, min_cohort=2, budget_mu=3.0)
+POLICY = PrivacyPolicy(1.0, 1, 3, 1.5, trust="secure-aggregation", sums=SumAssumption(2, 2), budget_mu=3.0)
 MU, STREAM = POLICY.plan(2).mu, Stream.of_plan(POLICY.plan(2))
 ACKS = [(0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 1), (0, 1, 2)]
 """What each of three releases of a machine may be built on: acknowledgements move forward."""

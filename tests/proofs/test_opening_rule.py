@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, RefusedError, SimulatedKeys
+from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, RefusedError, SimulatedKeys, SumAssumption
 from murmurfl.privacy.machine.ledgered_machine import Release
 from murmurfl.privacy.sums import opening_rule as opening
 from murmurfl.privacy.sums import opening_rule as opening_record
@@ -36,8 +36,8 @@ def _quiet():
     logger.setLevel(level)
 
 
-def policy(**changes):
-    options = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 4, "budget_mu": 3.0, **changes}
+def policy(min_cohort=4, **changes):
+    options = {"trust": "secure-aggregation", "sums": SumAssumption(2, min_cohort), "budget_mu": 3.0, **changes}
     return PrivacyPolicy(1.0, 1, K, 1.5, **options)
 
 
@@ -125,7 +125,7 @@ class HostileServer:
                 good.append((sealed, header))
         bad = [one for one in good if one[1].machine in COLLUDERS]
         honest = [one for one in good if one[1].machine in MACHINES]
-        return [*honest[: max(1, self.policy.min_cohort - len(bad))], *bad]
+        return [*honest[: max(1, self.policy.sums.min_cohort - len(bad))], *bad]
 
     def anything(self, session):
         return [self.pick(self.releases) for _ in range(int(self.chance.integers(1, 7)))]

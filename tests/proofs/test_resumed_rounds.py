@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
-from murmurfl.privacy import Header, Opener, OpeningRefusedError, protocol
+from murmurfl.privacy import Header, Opener, OpeningRefusedError, SumAssumption, protocol
 from murmurfl.privacy.machine.prefix_sums import ReleaseRule
 from murmurfl.privacy.sums import opening_rule
 from murmurfl.strategies import NothingAggregatedError, OpeningError
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_result_folder")
 
 LIARS, VICTIM, ROUNDS = ("1", "4"), "2", 12
 MACHINES, MIN_COHORT = 8, 4
-TERMS = {"min_honest": MIN_COHORT - len(LIARS), "min_cohort": MIN_COHORT, "max_participations": ROUNDS + 2}
+TERMS = {"sums": SumAssumption(MIN_COHORT - len(LIARS), MIN_COHORT), "max_participations": ROUNDS + 2}
 
 
 class Killed(BaseException):

@@ -11,7 +11,7 @@ from itertools import combinations, combinations_with_replacement, product
 
 import numpy as np
 import pytest
-from murmurfl.privacy import SimulatedKeys, make_mechanism
+from murmurfl.privacy import SimulatedKeys, SumAssumption, make_mechanism
 from murmurfl.privacy.machine.prefix_sums import ReleaseRule
 
 from tests.harness.machines import stream_noise
@@ -119,7 +119,7 @@ def courses(name, rounds):
     Of every course: the encoder C; which contributions each release has, T; and its noise N_k - N_b, the rows of I - S
     on N = B Z. Which b, is found by the bits, and a release says that it mends if b is not what was acknowledged.
     """
-    summed = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 2, "budget_local_mu": 99.0}
+    summed = {"trust": "secure-aggregation", "sums": SumAssumption(2, 2), "budget_local_mu": 99.0}
     options = {"mechanism": name.split("-")[0], **({"decay": 0.5} if name == "decay-half" else {})}
     key, names = SimulatedKeys(1, "m").secret_key, [SimulatedKeys(1, "m").nonce("s", k) for k in range(1, rounds + 1)]
     for acks in product(*map(range, range(1, rounds + 1))):

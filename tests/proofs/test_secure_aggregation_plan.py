@@ -4,7 +4,15 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.privacy import MECHANISMS, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, gdp_delta
+from murmurfl.privacy import (
+    MECHANISMS,
+    MemoryLedger,
+    PrivacyPolicy,
+    PrivateMachine,
+    SimulatedKeys,
+    SumAssumption,
+    gdp_delta,
+)
 from murmurfl.privacy.machine.policy import MOST_SUMMED
 from murmurfl.privacy.sums.masking import Masking, add_mask, checked_header, opened_seal
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
@@ -19,8 +27,7 @@ def policy(name="cancelling", **changes):
     options = {
         "mechanism": name,
         "trust": "secure-aggregation",
-        "min_honest": HONEST,
-        "min_cohort": COHORT,
+        "sums": SumAssumption(HONEST, COHORT),
         "mechanism_options": {"bands": 2} if name in ("banded", "bisr") else {},
     }
     return PrivacyPolicy(
@@ -124,7 +131,7 @@ def test_bookkeeping_of_fewer_releases_covers_what_they_tell_when_their_number_i
 
 def test_a_masked_session_follows_its_headers_and_keeps_mu():
     """Real machines and masks, a lost reply and a closed round: the sums are opened by taking the keystreams out."""
-    names, chosen = tuple("abcd"), policy(min_honest=2, min_cohort=3)
+    names, chosen = tuple("abcd"), policy(sums=SumAssumption(2, 3))
     roster = Roster.simulated(1, names, ("h", "i"))
     machines = {name: PrivateMachine(chosen, D, 2 * K, MemoryLedger(), SimulatedKeys(1, name)) for name in names}
     masking = {name: Masking(name, MachineKey.simulated(1, name), roster) for name in names}

@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvgM, FedYogi
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
-from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy import ConfigurationError, SumAssumption
 from murmurfl.strategies import (
     OPTIMIZERS,
     CheckpointError,
@@ -27,9 +27,7 @@ D = 5
 START = ArrayRecord({"w": Array(np.zeros(D))})
 CLIENTS, ROUNDS = 4, 6
 NEARLY_NO_NOISE = UpdatePolicy(clip_norm=10.0, mu=1e6, max_participations=30)
-SUMS = UpdatePolicy(
-    clip_norm=1.0, mu=2.0, max_participations=30, trust="secure-aggregation", min_honest=2, min_cohort=3
-)
+SUMS = UpdatePolicy(clip_norm=1.0, mu=2.0, max_participations=30, trust="secure-aggregation", sums=SumAssumption(2, 3))
 
 
 def adding(mods=()):

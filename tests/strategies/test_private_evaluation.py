@@ -16,6 +16,7 @@ from murmurfl.privacy import (
     Measured,
     PrivacyPolicy,
     SimulatedKeys,
+    SumAssumption,
     SystemKeys,
     divided_mu,
     evaluation_policy,
@@ -336,7 +337,7 @@ def test_a_server_killed_in_the_round_asks_again(tmp_path):
 # Under secure aggregation.
 
 
-SUMS = {"trust": "secure-aggregation", "min_honest": 3, "min_cohort": 4}
+SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(3, 4)}
 
 
 class Secure(SecureGrid):

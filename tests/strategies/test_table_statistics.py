@@ -22,6 +22,7 @@ from murmurfl.privacy import (
     CountedColumn,
     SimulatedKeys,
     StatisticsRows,
+    SumAssumption,
     protocol,
     statistics_policy,
 )
@@ -145,7 +146,7 @@ def test_a_server_that_was_killed_after_the_round_has_them_in_its_checkpoint(tmp
         statistics(**options, columns=renamed).collect(nodes_of())
 
 
-SUMS = {"trust": "secure-aggregation", "min_honest": 3, "min_cohort": 4}
+SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(3, 4)}
 
 
 def test_an_opened_sum_has_every_machines_noise_share():

@@ -208,7 +208,7 @@ class Member:
                     kind="not-found",
                 )
             return False
-        wanted = {"budget-mu": node.budget_mu, **({"budget-local-mu": node.budget_local_mu} if node.sums else {})}
+        wanted = {"budget-mu": node.budget_mu, **({"budget-local-mu": node.budget_local_mu} if node.secure else {})}
         if missing := [name for name, value in wanted.items() if not value]:
             raise ConfigurationError(
                 f"Expected {' and '.join(missing)} in {self.file}, got 0: write down, once for these data, what all "
@@ -270,11 +270,11 @@ def without_noise(kit: Kit) -> str:
             "Whoever runs the server, or breaks into it, may learn single records."
         )
     # The machine's own noise: of a sum's, the part that is there whoever else is honest.
-    mu = node.mu * math.sqrt(policy.min_honest) if terms.sums else node.mu
+    mu = node.mu * math.sqrt(policy.sums.min_honest) if terms.sums else node.mu
     right = NormalDist().cdf(mu / 2)
     if policy.noise_quality != "exact" or right >= _NO_USE:
         who = (
-            f"If no helper is honest, or fewer than {policy.min_honest} machines of a sum are, the server"
+            f"If no helper is honest, or fewer than {policy.sums.min_honest} machines of a sum are, the server"
             if terms.sums
             else "Whoever runs the server"
         )

@@ -23,7 +23,7 @@ from ...planning import PlanRequest, decide
 from ...runs.experiment import worked_out
 from ...runs.real_fit import evaluated_privately
 from ...settings.layers import layered
-from ...settings.run_config import SECURE, RunConfig, cohort_floor, run_keys
+from ...settings.run_config import SECURE, RunConfig, run_keys, sum_assumption
 
 SETTINGS: tuple[str, ...] = (
     *("strategy", "model", "clip-norm", "batch-size", "max-participations", "passes", "mechanism", "mu", "delta"),
@@ -138,7 +138,7 @@ def _sums(machines: int, helpers: int, settings: Mapping[str, Value]) -> dict[st
         )
     if not helpers:
         return {}
-    least = int(settings.get("trust.min-cohort", 0)) or cohort_floor(machines, 0)
+    least = int(settings.get("trust.min-cohort", 0)) or sum_assumption(machines).min_cohort
     return {
         "trust": SECURE,
         "trust.helpers": helpers,
@@ -180,7 +180,7 @@ def _members(problem: Problem) -> dict[str, Value]:
     if config.quantile:
         made["clipping.quantile-share"] = config.quantile_share
     if config.secure:
-        made |= {"trust.min-cohort": config.cohort_floor, "trust.min-honest": config.min_honest}
+        made |= {"trust.min-cohort": config.sums.min_cohort, "trust.min-honest": config.sums.min_honest}
     of_run, usual = config.to_mapping(), NodeConfig.settings()
     open_still = [name for name in SETTINGS if name not in made and name in of_run and name not in QUANTILE]
     return made | {name: of_run[name] for name in open_still if of_run[name] != usual[name].default}

@@ -3,6 +3,7 @@
 from flwr.app import Context
 from flwr.client import Client, NumPyClient
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy, numpy_client_app
+from murmurfl.privacy import SumAssumption
 
 from .task import Arrays, Data, load_data, train
 
@@ -30,6 +31,10 @@ def client_fn(context: Context) -> Client:
 
 # Before: app = ClientApp(client_fn)
 POLICY = UpdatePolicy(
-    clip_norm=1.0, epsilon=4.0, max_participations=15, trust="secure-aggregation", min_honest=90, min_cohort=95
+    clip_norm=1.0,
+    epsilon=4.0,
+    max_participations=15,
+    trust="secure-aggregation",
+    sums=SumAssumption(min_honest=90, min_cohort=95),
 )
 app = numpy_client_app(client_fn, mods=[CorrelatedNoiseMod(simulation=POLICY)])

@@ -4,12 +4,13 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.clients import CorrelatedNoiseMod, Label, Part, Schema, UpdatePolicy, private_client_app
+from murmurfl.privacy import SumAssumption
 
 from .task import Net, load_data, train
 
 ROUNDS, PLAIN_ROUNDS = 40, 10
 # Of a hundred machines, fifty may work with the server; a sum of fewer than eighty is not opened.
-SUMS = {"trust": "secure-aggregation", "min_honest": 50, "min_cohort": 80, "helpers": 2}
+SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(min_honest=50, min_cohort=80), "helpers": 2}
 # What everybody knows of an image and its label; the network is tried at once on some made from it.
 RECORD = Schema(inputs=(Part(shape=(1, 28, 28), bounds=(-1, 3)),), label=Label(classes=10))
 

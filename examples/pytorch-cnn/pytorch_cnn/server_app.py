@@ -39,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
             learning_rate=1.5,
             momentum=0.8,
             node_deadline_s=600.0,  # a hundred virtual nodes take their time on a busy computer
-            secure_aggregation=SecureAggregation(SUMS["min_cohort"], SUMS["helpers"]) if summed else None,
+            secure_aggregation=SecureAggregation(SUMS["sums"].min_cohort, SUMS["helpers"]) if summed else None,
             callbacks=[folder],
         )
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, evaluate_fn=evaluate)

@@ -3,6 +3,7 @@
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.clients import CorrelatedNoiseMod, LinearEstimator, UpdatePolicy, private_client_app
+from murmurfl.privacy import SumAssumption
 
 from .task import load_data, make_model
 
@@ -10,7 +11,7 @@ ROUNDS, PLAIN_ROUNDS = 10, 3
 # What nobody learns from data here: how many features there are, which classes, and how many samples altogether.
 MODEL = LinearEstimator(make_model(), num_features=30, classes=(0, 1), num_samples=450)
 # Of ten machines, two may work with the server; a sum of fewer than nine is not opened.
-SUMS = {"trust": "secure-aggregation", "min_honest": 8, "min_cohort": 9, "helpers": 2}
+SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(min_honest=8, min_cohort=9), "helpers": 2}
 
 
 def private(**trust: object) -> ClientApp:

@@ -34,7 +34,7 @@ def main(grid: Grid, context: Context) -> None:
             clients_per_round=machines,
             learning_rate=0.6,
             momentum=0.8,
-            secure_aggregation=SecureAggregation(SUMS["min_cohort"], SUMS["helpers"]) if summed else None,
+            secure_aggregation=SecureAggregation(SUMS["sums"].min_cohort, SUMS["helpers"]) if summed else None,
             callbacks=[folder],
         )
     result = strategy.start(grid, MODEL.initial_arrays(), num_rounds=rounds, evaluate_fn=evaluate)

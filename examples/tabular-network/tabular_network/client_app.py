@@ -4,13 +4,13 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.clients import CorrelatedNoiseMod, Label, Part, Schema, UpdatePolicy, private_client_app
-from murmurfl.privacy import PrivacyPolicy
+from murmurfl.privacy import PrivacyPolicy, SumAssumption
 
 from .task import FEATURES, load_data, make_net, train
 
 ROUNDS, PLAIN_ROUNDS = 40, 10
 # Of twenty banks, ten may work with the server; a sum of fewer than sixteen is not opened.
-SUMS = {"trust": "secure-aggregation", "min_honest": 10, "min_cohort": 16}
+SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(min_honest=10, min_cohort=16)}
 HELPERS = 2
 # What everybody knows of a customer's features; the network is tried at once on some made from it.
 RECORD = Schema(inputs=(Part(shape=(FEATURES,), bounds=(-5, 5)),), label=Label(classes=2))

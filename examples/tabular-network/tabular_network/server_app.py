@@ -37,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
             clients_per_round=banks,
             learning_rate=1.0,
             momentum=0.9,
-            secure_aggregation=SecureAggregation(SUMS["min_cohort"], HELPERS) if summed else None,
+            secure_aggregation=SecureAggregation(SUMS["sums"].min_cohort, HELPERS) if summed else None,
             callbacks=[folder],
         )
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, evaluate_fn=evaluate)

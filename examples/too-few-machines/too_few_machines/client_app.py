@@ -7,11 +7,12 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
+from murmurfl.privacy import SumAssumption
 
 from .task import Net, load_data, train
 
 UNTRUSTED = UpdatePolicy(clip_norm=2.0, epsilon=4.0, max_participations=10)
-SUMS = replace(UNTRUSTED, trust="secure-aggregation", min_honest=80, min_cohort=90)
+SUMS = replace(UNTRUSTED, trust="secure-aggregation", sums=SumAssumption(min_honest=80, min_cohort=90))
 MODS = {policy.trust: CorrelatedNoiseMod(simulation=policy) for policy in (UNTRUSTED, SUMS)}
 
 

@@ -13,6 +13,7 @@ from murmurfl.privacy import (
     RefusedError,
     SQLiteLedger,
     StreamRecord,
+    SumAssumption,
     gdp_epsilon,
     rounded_up,
     row_bytes,
@@ -181,7 +182,7 @@ def test_a_lost_mark_is_made_again_only_when_the_operator_vouches_for_the_ledger
     assert murmurfl("new-mark", path, "--yes").exit_code == 1
 
 
-SUMS = {"trust": "secure-aggregation", "min_honest": 4, "min_cohort": 6}  # mu = 1, mu_local = 2
+SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(4, 6)}  # mu = 1, mu_local = 2
 
 
 def test_a_session_under_secure_aggregation_is_shown_with_both_figures(path, check_output):
@@ -212,7 +213,7 @@ def test_a_session_under_secure_aggregation_is_shown_with_both_figures(path, che
 def test_a_ledger_rests_on_what_the_most_demanding_of_its_sessions_rests_on(path):
     murmurfl("set-local-budget", path, "--budget-local-mu", 4.0)
     release(path, "a", 1, **SUMS)
-    release(path, "b", 1, **{**SUMS, "min_honest": 5})
+    release(path, "b", 1, **{**SUMS, "sums": SumAssumption(5, 6)})
     assert json.loads(murmurfl("show", path, "--json").stdout)["guarantee"]["min_honest"] == 5
     release(path, "trusted", 1, trust="trusted-server")
     guarantee = json.loads(murmurfl("show", path, "--json").stdout)["guarantee"]
@@ -298,7 +299,7 @@ def test_a_ledger_that_released_nothing_says_so(path):
 
 def test_releases_of_sums_are_shown_with_both_figures_where_there_is_room(path, monkeypatch):
     murmurfl("set-local-budget", path, "--budget-local-mu", 9)
-    release(path, "summed", 1, trust="secure-aggregation", min_honest=4, min_cohort=5)
+    release(path, "summed", 1, trust="secure-aggregation", sums=SumAssumption(4, 5))
     (line,) = json.loads(murmurfl("show", path, "--releases", "--json").stdout)["releases"]
     assert line["mu_local_reserved"] == pytest.approx(2 * line["mu_reserved"])  # h = 4
     assert line["mu_so_far"] <= line["mu_local_so_far"] <= line["mu_local_reserved"]

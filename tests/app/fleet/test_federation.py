@@ -305,7 +305,7 @@ def test_run_settings_name_the_schema_and_the_method_that_members_have(coordinat
     assert (node.strategy, node.model, node.mu) == (config.strategy, config.model, config.mu)
     assert node.max_participations == experiment.num_rounds
     assert node.private_evaluation == config.private_evaluation > 0
-    assert (node.min_cohort, node.min_honest) == (config.cohort_floor, config.min_honest)
+    assert node.sums == config.sums
     assert experiment.evaluate(experiment.initial_arrays()) is None
     with pytest.raises(ConfigurationError, match="whose records only real nodes have"):
         prepare(config)

@@ -183,8 +183,8 @@ def test_the_demonstrations_nodes_are_told_what_its_run_expects(tmp_path):
     for machine in settings:
         told = {
             "trust": "secure-aggregation",
-            "trust.min-honest": policy.min_honest,
-            "trust.min-cohort": policy.min_cohort,
+            "trust.min-honest": policy.sums.min_honest,
+            "trust.min-cohort": policy.sums.min_cohort,
         }
         assert {name: machine[name] for name in told} == told
         assert machine["budget-local-mu"] == policy.budget.worst_case.mu

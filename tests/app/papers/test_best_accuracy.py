@@ -55,7 +55,7 @@ def test_the_cells_cover_features_methods_mus_and_partitions():
         assert (config.num_clients, config.clients_per_round) == (100, 100)
         assert config.trust_model == ("secure-aggregation" if key.algorithm == SECURE else "untrusted-server")
         if key.algorithm == SECURE:
-            assert (config.min_honest, config.cohort_floor) == (70, 100)
+            assert (config.sums.min_honest, config.sums.min_cohort) == (70, 100)
         if key.algorithm == ONE_PASS:
             assert (config.mechanism, config.passes) == ("decay", 1)
         if key.algorithm != WITHOUT:

@@ -39,11 +39,11 @@ def test_the_cells_cover_trusts_features_mus_and_sizes():
         count[config.features, config.mu, config.clients_per_round, lossy] += 1
         if config.trust_model == "secure-aggregation":
             share = float(key.algorithm.split()[2])
-            assert config.min_honest == round(share * config.clients_per_round)
-            assert config.min_honest <= config.cohort_floor <= config.clients_per_round
+            assert config.sums.min_honest == round(share * config.clients_per_round)
+            assert config.sums.min_honest <= config.sums.min_cohort <= config.clients_per_round
             if lossy:  # room for what is usually lost, and h no more than comes nearly always
                 assert share <= 0.7
-                assert config.cohort_floor <= 0.8 * config.clients_per_round
+                assert config.sums.min_cohort <= 0.8 * config.clients_per_round
         else:
             assert cell.algorithms[key.algorithm]["strategy"] in ("mu2", "trusted-mu2")
     assert set(count.values()) == {5, 4}
@@ -58,10 +58,10 @@ def test_the_cells_cover_trusts_features_mus_and_sizes():
 def test_h_and_cohort_keep_their_shares_of_machines_asked():
     settings = {"task": "digits", "num-clients": 20, "clients-per-round": 20, "mu": 2.0, "features": "pixels"}
     (cell,) = PAPER.cells_with(settings)
-    honest = {label: config.min_honest for label, config in configs([cell]).items() if config.secure}
+    honest = {label: config.sums.min_honest for label, config in configs([cell]).items() if config.secure}
     assert honest == {"h = 0.5 m": 10, "h = 0.7 m": 14, "h = 0.9 m": 18}
     (lossy,) = PAPER.cells_with({**settings, "lost-replies": 0.1})
-    assert {config.cohort_floor for config in configs([lossy]).values() if config.secure} == {14}
+    assert {config.sums.min_cohort for config in configs([lossy]).values() if config.secure} == {14}
     (alone,) = PAPER.cells_with({"strategy": "trusted-mu2"})
     assert list(alone.algorithms) == ["trusted server"]
 

@@ -17,7 +17,7 @@ from murmurfl.app.planning.plan_lines import late_lines, plan_document, plan_lin
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import UpdatePolicy
-from murmurfl.privacy import ConfigurationError, gdp_mu, make_mechanism
+from murmurfl.privacy import ConfigurationError, SumAssumption, gdp_mu, make_mechanism
 from typer.testing import CliRunner
 
 REQUEST = NoiseRequest(machines=10, samples=96, rounds=30, batch_size=4, epsilon=3.0, delta=1e-5, per_round=5)
@@ -238,7 +238,7 @@ def test_what_cannot_be_planned_is_said_in_one_line(arguments, code, words):
     assert ran.stderr.count("\n") == 1
 
 
-SUMS = replace(REQUEST, trust="secure-aggregation", min_honest=4, min_cohort=5)
+SUMS = replace(REQUEST, trust="secure-aggregation", sums=SumAssumption(4, 5))
 
 
 def test_under_secure_aggregation_every_machine_adds_a_share_and_both_figures_are_said(plan):
@@ -313,7 +313,7 @@ def test_sums_count_half_of_the_machines_unless_more_of_them_may_work_with_the_s
     summed = UpdateRequest(100, 500, 2.0, trust="secure-aggregation")
     assert summed.forecast().ratio == pytest.approx(alone.ratio / math.sqrt(50), rel=1e-2)
     few = UpdateRequest(100, 500, 2.0, trust="secure-aggregation", colluders=70)
-    assert few.policy().min_honest == 10
+    assert few.policy().sums.min_honest == 10
     assert summed.guarantee.min_honest == 50
 
 

@@ -100,7 +100,7 @@ def test_it_says_why_the_default_is_not_first_and_what_each_change_does(rows):
     trust = next(i for i, row in enumerate(rows, 1) if row.trust == "trusted-server")
     for words in ("Rounds: full-batch keeps", "Batch: mu2", f"Trust: row {trust}", "--try 5"):
         assert words in text
-    honest = RunConfig(trust="secure-aggregation").min_honest
+    honest = RunConfig(trust="secure-aggregation").sums.min_honest
     assert f"if one helper and {honest} of 8 machines of each sum are honest" in text
     assert len(rows_of(rows)) == len(rows)
 

@@ -17,14 +17,14 @@ from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.outcome import result_schema
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
-from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy import ConfigurationError, SumAssumption
 from murmurfl.privacy.accounting.guarantee import stated_guarantee
 from murmurfl.strategies import CorrelatedFedAvg, ResultFolder, SecureAggregation
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("undrawn_accuracy")
 
-SUMS = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 3}
+SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(2, 3)}
 
 
 def app_with(**policy):

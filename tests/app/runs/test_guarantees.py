@@ -17,14 +17,14 @@ from murmurfl.app.runs.run_guarantees import Figures, epsilon_of, refuse_untrue
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.privacy import ConfigurationError, gdp_epsilon, rounded_up
+from murmurfl.privacy import ConfigurationError, SumAssumption, gdp_epsilon, rounded_up
 from murmurfl.privacy.accounting.guarantee import stated_figures
 from murmurfl.privacy.accounting.loss import Loss
 from typer.testing import CliRunner
 
 NAME = f"{__name__}:"
 SUMS = RunConfig(trust="secure-aggregation", num_clients=4, clients_per_round=4, num_rounds=2, mu=1.0, batch_size=16)
-EXPECTED = Figures(Loss.of(1.0, 2.0), 4, 5)
+EXPECTED = Figures(Loss.of(1.0, 2.0), SumAssumption(4, 5))
 
 
 def stated(mu, local, honest, cohort=6, releases=3):
@@ -34,31 +34,33 @@ def stated(mu, local, honest, cohort=6, releases=3):
 
 def test_of_what_machines_state_the_largest_mus_and_the_fewest_honest_count():
     statements = {"a": stated(0.9, 2.7, 9, 10), "b": stated(1.35, 2.7, 4, 9)}
-    assert stated_figures(EXPECTED, statements, 2) == Figures(Loss.of(1.35, 2.7), 4, 9)
+    assert stated_figures(EXPECTED, statements, 2) == Figures(Loss.of(1.35, 2.7), SumAssumption(4, 9))
 
 
 def test_for_machines_that_do_not_answer_what_the_run_expects_counts():
     statements = {"a": stated(0.5, 1.5, 9, 10)}
-    assert stated_figures(EXPECTED, statements, 2) == Figures(Loss.of(1.0, 2.0), 4, 5)
-    assert stated_figures(EXPECTED, statements, 1) == Figures(Loss.of(0.5, 1.5), 9, 10)
+    assert stated_figures(EXPECTED, statements, 2) == Figures(Loss.of(1.0, 2.0), SumAssumption(4, 5))
+    assert stated_figures(EXPECTED, statements, 1) == Figures(Loss.of(0.5, 1.5), SumAssumption(9, 10))
     assert stated_figures(EXPECTED, {}, 2) == EXPECTED
 
 
 def test_a_machine_that_states_no_local_mu_is_taken_by_the_one_it_states():
     """As one under an older murmurfl, or whose operator did not ask for sums: what it states holds by itself."""
-    assert stated_figures(EXPECTED, {"a": {"mu-guaranteed": 3.0, "releases": 1}}, 1) == Figures(Loss.of(3.0, 3.0), 4, 5)
+    assert stated_figures(EXPECTED, {"a": {"mu-guaranteed": 3.0, "releases": 1}}, 1) == Figures(
+        Loss.of(3.0, 3.0), SumAssumption(4, 5)
+    )
 
 
 def test_mu_for_many_honest_machines_is_not_claimed_for_fewer():
     """Machines that do not share sums, or one that is silent, may name fewer than the first needs."""
     statements = {"a": stated(1.0, 7.0711, 50, 60), "b": stated(0.9, 1.2728, 2, 4)}
     found = stated_figures(EXPECTED, statements, 2)
-    assert found.min_honest == 2
+    assert found.sums.min_honest == 2
     assert found.loss.mu == pytest.approx(5.0)  # 1 sqrt(50 / 2)
     silent = stated_figures(EXPECTED, {"a": stated(1.0, 7.0711, 50, 60)}, 2)
-    assert silent.min_honest == EXPECTED.min_honest == 4
+    assert silent.sums.min_honest == EXPECTED.sums.min_honest == 4
     assert silent.loss.mu == pytest.approx(math.sqrt(50 / 4))
-    alone = stated_figures(Figures(Loss.of(1.0, 2.0), 1, 5), {"a": stated(1.0, 1.5, 50, 60)}, 2)
+    alone = stated_figures(Figures(Loss.of(1.0, 2.0), SumAssumption(1, 5)), {"a": stated(1.0, 1.5, 50, 60)}, 2)
     assert alone.loss.mu == 1.5, "never more than what holds whatever happens"
 
 
@@ -83,7 +85,7 @@ class TooFew(Mu2Method):
     name = "too-few"
 
     def client(self, gradients, samples, policy, ledger, keys, **options):
-        policy = replace(policy, min_honest=4, min_cohort=4)
+        policy = replace(policy, sums=SumAssumption(4, 4))
         return super().client(gradients, samples, policy, ledger, keys, **options)
 
 
@@ -93,7 +95,7 @@ class Plain(Mu2Method):
     name = "plain"
 
     def client(self, gradients, samples, policy, ledger, keys, **options):
-        weak = replace(policy, trust="untrusted-server", min_honest=1, min_cohort=1, mu=2.0, budget_mu=None)
+        weak = replace(policy, trust="untrusted-server", sums=SumAssumption(1, 1), mu=2.0, budget_mu=None)
         return super().client(gradients, samples, weak, ledger, keys, **options)
 
 
@@ -103,7 +105,9 @@ class Careless(Mu2Method):
     name = "careless"
 
     def client(self, gradients, samples, policy, ledger, keys, **options):
-        return super().client(gradients, samples, replace(policy, min_cohort=2), ledger, keys, **options)
+        return super().client(
+            gradients, samples, replace(policy, sums=replace(policy.sums, min_cohort=2)), ledger, keys, **options
+        )
 
 
 @pytest.mark.parametrize("strategy", ["TooFew", "Plain", "Careless"])
@@ -119,13 +123,13 @@ class Counted(Mu2Method):
     name = "counted"
 
     def policy(self, problem, samples):
-        return replace(super().policy(problem, samples), min_honest=3, min_cohort=3)
+        return replace(super().policy(problem, samples), sums=SumAssumption(3, 3))
 
 
 def test_a_runs_honest_number_is_its_policies(monkeypatch, request):
     monkeypatch.setitem(__import__("sys").modules, __name__, request.module)
     config = replace(SUMS, strategy=f"{NAME}Counted")
-    assert (config.min_honest, config.cohort_floor) == (2, 4)
+    assert (config.sums.min_honest, config.sums.min_cohort) == (2, 4)
     counted = run_cohort(config)
     assert (counted.min_honest, counted.min_cohort) == (3, 3)
     assert "if one helper and 3 machines of each sum are honest" in counted.guarantee.sentence

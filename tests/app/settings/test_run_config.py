@@ -18,7 +18,7 @@ from murmurfl.app.planning.plan_lines import plan_lines
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.layers import parse_assignments
 from murmurfl.app.settings.run_config import RunConfig, run_keys
-from murmurfl.privacy import ConfigurationError, PrivacyPolicy
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption
 from murmurfl.privacy.setting import by_key, spelled_out
 
 ROOT = Path(__file__).parents[3]
@@ -142,15 +142,15 @@ def refused(**changes):
 
 def test_four_fifths_of_a_round_make_a_sum_and_half_of_it_is_taken_to_be_honest():
     found = {m: RunConfig(trust="secure-aggregation", num_clients=m, clients_per_round=m) for m in (1, 2, 5, 10, 100)}
-    assert {m: (one.cohort_floor, one.min_honest) for m, one in found.items()} == {
+    assert {m: (one.sums.min_cohort, one.sums.min_honest) for m, one in found.items()} == {
         1: (1, 1),
         2: (2, 1),
         5: (4, 2),
         10: (8, 5),
         100: (80, 50),
     }
-    assert replace(SUMS, min_cohort=4, colluders=1).min_honest == 3
-    assert (RunConfig().cohort_floor, RunConfig().min_honest, RunConfig().secure) == (1, 1, False)
+    assert replace(SUMS, min_cohort=4, colluders=1).sums.min_honest == 3
+    assert (RunConfig().sums, RunConfig().secure) == (SumAssumption(1, 1), False)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,9 @@ def test_numbers_with_which_nothing_could_be_opened_are_refused(changes, said):
 def test_the_bound_is_on_the_machines_of_one_sum_and_not_on_those_of_a_federation():
     """Of 60 machines a round a sum has 60, whoever they are; 2,048 may be in it."""
     for asked in (60, 2048):
-        assert replace(SUMS, num_clients=10_000, clients_per_round=asked, min_cohort=40, colluders=0).min_honest == 40
+        assert (
+            replace(SUMS, num_clients=10_000, clients_per_round=asked, min_cohort=40, colluders=0).sums.min_honest == 40
+        )
 
 
 @pytest.mark.parametrize(("machines", "passes", "refused"), [(2048, 2, False), (2049, 2, True), (2049, 1, False)])
@@ -264,7 +266,7 @@ def test_all_machines_have_the_policy_of_the_one_with_the_fewest_samples():
     assert len(policies) == 1
     (policy,) = policies
     assert policy.max_participations == min(experiment.sizes) // config.batch_size == experiment.num_rounds
-    assert (policy.trust, policy.min_honest, policy.min_cohort) == ("secure-aggregation", 3, 5)
+    assert (policy.trust, policy.sums.min_honest, policy.sums.min_cohort) == ("secure-aggregation", 3, 5)
     assert "cap of the one with the fewest samples" in run_cohort(config).guarantee.sentence
     plain = prepare(replace(config, trust=""))
     assert len({plain.policy(machine) for machine in range(6)}) > 1
@@ -308,7 +310,7 @@ def test_a_simulations_roster_has_its_machines_and_helpers_and_only_sums_have_on
 
 def test_a_policy_for_real_machines_takes_only_a_trust_that_the_method_serves():
     fields = {"clip_norm": 1.0, "batch_size": 4, "max_participations": 8, "mu": 1.0}
-    policy = METHODS["mu2"].machine_policy(trust="secure-aggregation", min_honest=3, min_cohort=4, **fields)
+    policy = METHODS["mu2"].machine_policy(trust="secure-aggregation", sums=SumAssumption(3, 4), **fields)
     assert isinstance(policy, PrivacyPolicy)
     assert policy.trust == "secure-aggregation"
     assert METHODS["mu2"].machine_policy(**fields).trust == "untrusted-server"
@@ -319,8 +321,8 @@ def test_a_policy_for_real_machines_takes_only_a_trust_that_the_method_serves():
 def test_so_many_losses_that_most_rounds_stay_closed_are_refused_with_what_would_do():
     said = refused(num_clients=10, clients_per_round=10, lost_replies=0.3)
     assert "lost-replies may be at most 0.2, or trust.min-cohort at most 7" in said
-    assert replace(SUMS, num_clients=10, clients_per_round=10, lost_replies=0.2).cohort_floor == 8
-    assert replace(SUMS, num_clients=10, clients_per_round=10, lost_replies=0.3, min_cohort=7).cohort_floor == 7
+    assert replace(SUMS, num_clients=10, clients_per_round=10, lost_replies=0.2).sums.min_cohort == 8
+    assert replace(SUMS, num_clients=10, clients_per_round=10, lost_replies=0.3, min_cohort=7).sums.min_cohort == 7
 
 
 LOSSY = replace(SUMS, num_clients=10, clients_per_round=10, lost_replies=0.2, min_cohort=7, colluders=2)

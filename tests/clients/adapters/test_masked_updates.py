@@ -12,7 +12,7 @@ from murmurfl.clients.adapters.per_sample_gradients import unflatten
 from murmurfl.clients.adapters.update_policy import update_guarantee
 from murmurfl.clients.nodes.roster_files import write_machine_key, write_roster
 from murmurfl.clients.simulation.simulated_machines import answer_simulated_helper
-from murmurfl.privacy import MECHANISMS, ConfigurationError, SQLiteLedger, protocol, read_ledger
+from murmurfl.privacy import MECHANISMS, ConfigurationError, SQLiteLedger, SumAssumption, protocol, read_ledger
 from murmurfl.privacy.accounting.loss import Loss
 from murmurfl.privacy.sums.masking import Masking
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
@@ -32,7 +32,7 @@ MACHINES, HELPERS, ROUNDS = 5, 2, 10
 
 def policy(**changes):
     """Each sample is in one release and noise cancels itself, so what is left of the noise can be written down."""
-    changes = {"mechanism": "cancelling", "releases_per_pass": 30, "min_honest": 2, "min_cohort": 3, **changes}
+    changes = {"mechanism": "cancelling", "releases_per_pass": 30, "sums": SumAssumption(2, 3), **changes}
     fields = {"clip_norm": 1.0, "mu": 2.0, "max_participations": 30, "trust": "secure-aggregation", **changes}
     return UpdatePolicy(**fields)
 
@@ -80,7 +80,7 @@ def bare(monkeypatch):
 
 @pytest.mark.parametrize("lost", [0.0, 0.2])
 def test_the_model_is_that_of_bare_releases_to_the_last_bit(lost, monkeypatch):
-    chosen = policy(min_honest=1, min_cohort=1)
+    chosen = policy(sums=SumAssumption(1, 1))
     masked = train(adding(wandering, simulation=chosen), lost=lost, min_cohort=1)
     bare(monkeypatch)
     plain = train(adding(wandering, simulation=chosen), lost=lost, secure=False)
@@ -106,7 +106,7 @@ def test_rounds_that_stay_closed_leave_no_noise_behind(lost):
 )
 def test_every_mechanism_gives_the_model_of_bare_releases(name, releases_per_pass, monkeypatch):
     chosen = policy(
-        mechanism=name, releases_per_pass=releases_per_pass, max_participations=12, min_honest=1, min_cohort=1
+        mechanism=name, releases_per_pass=releases_per_pass, max_participations=12, sums=SumAssumption(1, 1)
     )
     masked = train(adding(wandering, simulation=chosen), min_cohort=1, rounds=5)
     bare(monkeypatch)
@@ -190,9 +190,9 @@ def test_where_data_return_and_noise_is_independent_releases_stand_alone():
 
 def test_a_trusted_server_gets_nothing_from_the_mod():
     with pytest.raises(ConfigurationError, match="this machine's noise is its own"):
-        policy(trust="trusted-server", min_honest=1, min_cohort=1)
+        policy(trust="trusted-server", sums=SumAssumption(1, 1))
     with pytest.raises(ConfigurationError, match="only with trust 'secure-aggregation'"):
-        UpdatePolicy(clip_norm=1.0, mu=1.0, max_participations=3, min_honest=2)
+        UpdatePolicy(clip_norm=1.0, mu=1.0, max_participations=3, sums=SumAssumption(2, 2))
 
 
 def test_a_simulation_without_a_machine_is_refused(caplog):
@@ -208,7 +208,7 @@ def test_a_simulation_without_a_machine_is_refused(caplog):
 
 
 def test_too_few_machines_for_a_sum_say_the_nodes_needed(caplog):
-    app = adding(wandering, simulation=policy(min_cohort=4), helpers=HELPERS)
+    app = adding(wandering, simulation=policy(sums=SumAssumption(2, 4)), helpers=HELPERS)
     with pytest.raises(NodesUnavailableError, match="3 answered with not-configured"):
         train(app, nodes=5, rounds=1)
     assert "Waiting for machines: 0 of 5 connected; 3 answered with not-configured." in caplog.text

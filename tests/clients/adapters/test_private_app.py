@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from murmurfl.clients import Label, Part, Schema, load_trainable, private_client_app, trainable_arrays
-from murmurfl.privacy import ConfigurationError, PrivacyPolicy, gdp_mu, protocol
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption, gdp_mu, protocol
 from murmurfl.strategies import (
     CorrelatedFedAvg,
     FullBatch,
@@ -106,7 +106,7 @@ def test_every_method_trains_with_its_strategy_under_both_kinds_of_trust(method,
     batch = {} if method in ("full-batch", "fedavg") else {"batch_size": 2}
     sums, nodes = {}, MACHINES
     if trust == "secure-aggregation":
-        batch |= {"trust": trust, "min_honest": 2, "min_cohort": 3}
+        batch |= {"trust": trust, "sums": SumAssumption(2, 3)}
         sums, nodes = {"secure_aggregation": SecureAggregation(min_cohort=3, helpers=2)}, MACHINES + 2
     built = strategy(**options, **OPTIONS, **sums)
     result = train(made(method=method, **batch), built, nodes=nodes)
@@ -273,7 +273,7 @@ def test_epsilon_is_kept_exactly_and_the_policy_says_everything_else():
         ({"method": "sgd"}, "method one of 'full-batch', 'mu2', 'noisy-sgd', 'fedavg'"),
         ({"policy": PrivacyPolicy(1.0, 1, 3, 1.0)}, "Expected policy or mu, clip_norm, rounds, got both"),
         ({"chunk": 0}, "chunk"),
-        ({"helpers": 0, "trust": "secure-aggregation", "min_cohort": 2}, "helpers"),
+        ({"helpers": 0, "trust": "secure-aggregation", "sums": SumAssumption(1, 2)}, "helpers"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_by_name(changes, said):

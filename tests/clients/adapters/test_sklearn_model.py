@@ -7,7 +7,7 @@ from murmurfl.clients import Column, Label, LinearEstimator, Part, Schema, fitte
 from murmurfl.clients.adapters.per_sample_gradients import OuterProducts, PulledOuterProducts, combined_gradients
 from murmurfl.clients.adapters.sklearn_model import estimator_model, slopes
 from murmurfl.clients.records.machine_records import Records, items_of
-from murmurfl.privacy import ConfigurationError, PrivacyPolicy, protocol
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption, protocol
 from murmurfl.privacy.errors import MisfitError
 from murmurfl.strategies import FullBatch, NoisySGD, SecureAggregation
 from scipy.sparse import csr_array
@@ -334,7 +334,7 @@ def test_every_method_trains_every_estimator_under_both_kinds_of_trust(estimator
     model, sums, nodes = linear(estimator), {}, MACHINES
     settings = {} if method in ("full-batch", "fedavg") else {"batch_size": 4}
     if trust == "secure-aggregation":
-        settings |= {"trust": trust, "min_honest": 2, "min_cohort": 3}
+        settings |= {"trust": trust, "sums": SumAssumption(2, 3)}
         sums, nodes = {"secure_aggregation": SecureAggregation(min_cohort=3, helpers=2)}, MACHINES + 2
     built = strategy(**options, **OPTIONS, **sums)
     app = made(model, method=method, rounds=3, **settings)

@@ -12,6 +12,7 @@ from murmurfl.privacy import (
     PrivacyPolicy,
     RefusedError,
     SimulatedKeys,
+    SumAssumption,
     SystemKeys,
     centred,
     centring_policy,
@@ -28,7 +29,7 @@ FEATURES = np.abs(np.random.Generator(np.random.Philox(key=3)).normal(size=(COUN
 FEATURES /= np.linalg.norm(FEATURES, axis=1)[:, None]
 DATA = Labelled(FEATURES.astype(np.float32), np.arange(COUNT) % 2)
 CENTRE = np.array([0.5, 0.4, 0.3], np.float32)
-SUMS = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 3}
+SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(2, 3)}
 ROSTER = roster_of(("1", "2", "3"))
 
 

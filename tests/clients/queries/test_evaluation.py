@@ -27,6 +27,7 @@ from murmurfl.privacy import (
     RefusedError,
     ShuffledPolicy,
     SimulatedKeys,
+    SumAssumption,
     SystemKeys,
     centring_policy,
     divided_mu,
@@ -54,7 +55,7 @@ OWN_MU, REST_MU = divided_mu(MU, 0.1)
 DRAW = np.random.Generator(np.random.Philox(key=3))
 DATA = Labelled(DRAW.normal(size=(COUNT, K)).astype(np.float32), np.arange(COUNT) % 2)
 MODEL = np.array([0.3, -0.2, 0.1])
-SUMS = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 3}
+SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(2, 3)}
 ROSTER = roster_of(("1", "2", "3"))
 HOSTILE_MODELS = [
     np.zeros(K),
@@ -508,7 +509,7 @@ def test_every_method_is_evaluated_under_both_kinds_of_trust(method, trust):
     batch = {"batch_size": 4} if method in ("mu2", "fedavg in batches") else {}
     sums, nodes = {}, MACHINES
     if trust == "secure-aggregation":
-        batch |= {"trust": trust, "min_honest": 2, "min_cohort": 3}
+        batch |= {"trust": trust, "sums": SumAssumption(2, 3)}
         sums, nodes = {"secure_aggregation": SecureAggregation(min_cohort=3, helpers=2)}, MACHINES + 2
     method = method.partition(" ")[0]
     grid = NodesGrid(made(method=method, mu=4.0, **batch), nodes)

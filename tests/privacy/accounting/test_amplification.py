@@ -15,6 +15,7 @@ from murmurfl.privacy import (
     ConfigurationError,
     Guarantee,
     PrivacyPolicy,
+    SumAssumption,
     caption,
     gdp_delta,
     gdp_epsilon,
@@ -272,7 +273,7 @@ def test_correlated_noise_has_an_estimate_and_no_other_has_any():
 
 
 def test_under_secure_aggregation_releases_must_stand_alone():
-    sums = {"trust": "secure-aggregation", "min_honest": 4, "min_cohort": 5}
+    sums = {"trust": "secure-aggregation", "sums": SumAssumption(4, 5)}
     alone = amplified(**sums, release_rule="paper")
     assert alone.proved
     assert alone.epsilon == pytest.approx(amplified().epsilon, rel=0.01)

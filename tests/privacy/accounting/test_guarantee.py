@@ -16,6 +16,7 @@ from murmurfl.privacy import (
     Guarantee,
     PrivacyPolicy,
     ShuffledPolicy,
+    SumAssumption,
     caption,
     epoch_words,
     gdp_best_guess,
@@ -159,7 +160,7 @@ def test_sum_figures_come_together_or_not_at_all(part):
 
 
 def test_a_policys_guarantee_under_secure_aggregation_has_both_figures_of_its_plan():
-    policy = PrivacyPolicy(1.0, 4, 6, 2.0, trust="secure-aggregation", min_honest=9, min_cohort=12)
+    policy = PrivacyPolicy(1.0, 4, 6, 2.0, trust="secure-aggregation", sums=SumAssumption(9, 12))
     plan = policy.plan(10)
     made = policy_guarantee(policy, plan.loss)
     assert (made.mu, made.min_honest, made.trust) == (2.0, 9, "secure-aggregation")

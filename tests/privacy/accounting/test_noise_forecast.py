@@ -12,6 +12,7 @@ from murmurfl.privacy import (
     ShuffledPolicy,
     SimulatedKeys,
     StatedNoise,
+    SumAssumption,
     forecast_of,
     gdp_epsilon,
     gdp_mu,
@@ -76,7 +77,7 @@ def test_full_batches_are_divided_by_all_samples():
 
 
 def test_under_sums_a_machine_states_its_share():
-    sums = {"trust": "secure-aggregation", "min_honest": 9, "min_cohort": 9, "release_rule": "paper"}
+    sums = {"trust": "secure-aggregation", "sums": SumAssumption(9, 9), "release_rule": "paper"}
     alone, summed = forecast(stated({**UPDATES, "release_rule": "paper"})), forecast(stated({**UPDATES, **sums}))
     assert summed.ratio == pytest.approx(alone.ratio / 3, rel=ROUNDING)
 
@@ -123,7 +124,7 @@ def test_the_numbers_that_are_needed_are_just_enough(settings, mu):
 
 def test_machines_needed_keep_the_share_of_honest_ones():
     def summed(machines, honest):
-        sums = {"trust": "secure-aggregation", "min_honest": honest, "min_cohort": honest, "release_rule": "paper"}
+        sums = {"trust": "secure-aggregation", "sums": SumAssumption(honest, honest), "release_rule": "paper"}
         return forecast(stated({**UPDATES, **sums}, **{protocol.MIN_HONEST: honest}), machines)
 
     found = summed(20, 10)
@@ -188,7 +189,7 @@ def test_what_would_help_is_in_the_order_of_what_costs_least():
 
 def test_the_same_under_sums_is_what_machines_would_state_there():
     one = stated({**UPDATES, "release_rule": "paper"}, unit="machine")
-    sums = {"trust": "secure-aggregation", "min_honest": 25, "min_cohort": 25, "release_rule": "paper"}
+    sums = {"trust": "secure-aggregation", "sums": SumAssumption(25, 25), "release_rule": "paper"}
     assert forecast(one).summed().ratio == pytest.approx(forecast(stated({**UPDATES, **sums})).ratio, rel=ROUNDING)
 
 

@@ -4,7 +4,15 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, ShuffledPolicy, gdp_epsilon, make_mechanism
+from murmurfl.privacy import (
+    MECHANISMS,
+    ConfigurationError,
+    PrivacyPolicy,
+    ShuffledPolicy,
+    SumAssumption,
+    gdp_epsilon,
+    make_mechanism,
+)
 from murmurfl.privacy.accounting.noise_plan import Summing
 from murmurfl.privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
 from murmurfl.privacy.noise import LARGEST_RADIUS, range_problem, resolution_mu, summed_range_problem
@@ -19,7 +27,7 @@ def policy(**changes):
 
 
 def summed(**changes):
-    return policy(**{"trust": "secure-aggregation", "min_honest": H, "min_cohort": H + 4, **changes})
+    return policy(**{"trust": "secure-aggregation", "sums": SumAssumption(H, H + 4), **changes})
 
 
 # Of the version before there was secure aggregation: a session begun then goes on only if these stay as they are.
@@ -47,7 +55,7 @@ def test_sessions_that_were_begun_before_secure_aggregation_go_on():
 
 
 def test_a_session_under_secure_aggregation_belongs_to_its_numbers_of_machines():
-    made = [summed(), summed(min_honest=H - 1), summed(min_cohort=H + 5), policy()]
+    made = [summed(), summed(sums=SumAssumption(H - 1, H + 4)), summed(sums=SumAssumption(H, H + 5)), policy()]
     assert len({one.plan(SIZE).fingerprint for one in made}) == len(made)
 
 
@@ -68,7 +76,7 @@ def test_a_sample_that_is_used_once_is_hidden_by_h_machines(mechanism):
 @pytest.mark.parametrize("honest", [1, 2, H])
 @pytest.mark.parametrize("quality", ["exact", "fast"])
 def test_the_local_mu_is_one_machines_guarantee(mechanism, returning, honest, quality):
-    made = summed(mechanism=mechanism, min_honest=honest, noise_quality=quality, **returning)
+    made = summed(mechanism=mechanism, sums=SumAssumption(honest, H + 4), noise_quality=quality, **returning)
     plan = made.plan(SIZE)
     encoder = make_mechanism(mechanism, 12)
     ideal = plan.sensitivity * encoder.sensitivity(**made.pattern) / plan.noise_std
@@ -131,7 +139,9 @@ def test_releases_that_stand_alone_are_exact_for_returning_samples_too():
 def test_a_sum_never_shows_more_than_its_releases_would():
     """With few honest machines added turns would be more than the machine's own figure, which needs no sum."""
     for mechanism in MECHANISMS:
-        plan = summed(mechanism=mechanism, min_honest=1, sample_participations=3, min_separation=4).plan(SIZE)
+        plan = summed(
+            mechanism=mechanism, sums=SumAssumption(1, H + 4), sample_participations=3, min_separation=4
+        ).plan(SIZE)
         assert plan.summing == pytest.approx(1.0, rel=1e-12)
         assert plan.mu == pytest.approx(plan.loss.worst_case.mu, rel=1e-9)
 
@@ -229,7 +239,7 @@ def test_machines_share_a_sum_only_with_one_noise():
         summed(clip_norm=2.5),
         summed(max_participations=13),
         summed(mu=1.1),
-        summed(min_honest=H - 1),
+        summed(sums=SumAssumption(H - 1, H + 4)),
         summed(mechanism="tree"),
         summed(schedule="harmonic"),
         summed(noise_quality="fast"),
@@ -246,7 +256,7 @@ def test_machines_share_a_sum_only_with_one_noise():
     "changes",
     [
         {"schedule": "uniform"},
-        {"min_cohort": H + 9},
+        {"sums": SumAssumption(H, H + 9)},
         {"budget_mu": 3.0},
         {"budget_local_mu": 40.0},
         {"delta": 1e-6},
@@ -262,10 +272,10 @@ def test_what_the_noise_does_not_depend_on_machines_need_not_agree_on(changes):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"min_honest": H + 5}, "min_honest <= min_cohort"),
-        ({"min_cohort": MOST_SUMMED + 1}, f"<= {MOST_SUMMED}"),
-        ({"min_honest": 0}, "min_honest"),
-        ({"min_cohort": True}, "min_cohort"),
+        ({"sums": SumAssumption(H + 5, H + 4)}, "min_honest <= min_cohort"),
+        ({"sums": SumAssumption(H, MOST_SUMMED + 1)}, f"<= {MOST_SUMMED}"),
+        ({"sums": SumAssumption(0, H)}, "min_honest"),
+        ({"sums": SumAssumption(1, True)}, "min_cohort"),
         ({"budget_local_mu": 0.0}, "budget_local_mu"),
         ({"release_rule": "paper"}, "independent"),
         ({"trust": "untrusted-server"}, "only with trust 'secure-aggregation'"),
@@ -278,17 +288,16 @@ def test_impossible_policies_of_secure_aggregation_are_refused(changes, problem)
 
 @pytest.mark.parametrize("numbers", [(H, H), (H, MOST_SUMMED), (MOST_SUMMED, MOST_SUMMED)])
 def test_a_sum_may_have_as_many_machines_as_a_plan_pays_for(numbers):
-    made = summed(min_honest=numbers[0], min_cohort=numbers[1])
-    assert (made.min_honest, made.min_cohort) == numbers
+    assert summed(sums=SumAssumption(*numbers)).sums == SumAssumption(*numbers)
 
 
 def test_epochs_are_refused_under_secure_aggregation():
     with pytest.raises(ConfigurationError, match="inside an epoch"):
-        ShuffledPolicy(1.0, 10, 3, 1.0, trust="secure-aggregation", min_honest=2, min_cohort=3)
+        ShuffledPolicy(1.0, 10, 3, 1.0, trust="secure-aggregation", sums=SumAssumption(2, 3))
 
 
 def test_local_mu_beyond_the_range_has_its_own_refusal():
-    plan = summed(mechanism="independent", min_honest=400, min_cohort=400).plan(SIZE)
+    plan = summed(mechanism="independent", sums=SumAssumption(400, 400)).plan(SIZE)
     assert plan.mu == 1.0
     assert not plan.problem
     assert plan.loss.worst_case.mu == math.inf
@@ -308,7 +317,7 @@ def test_what_normals_miss_is_charged_exp_epsilon_times_to_a_sum():
         least = float(problem(10**70, delta, 1e-3).split("delta >= ")[1].split(" ")[0])
         assert problem(10**70, least, 1e-3) == ""
         assert "delta >=" in problem(10**70, 0.97 * least, 1e-3)
-    plan = summed(mu=16.0, min_honest=1, min_cohort=1).plan(SIZE)
+    plan = summed(mu=16.0, sums=SumAssumption(1, 1)).plan(SIZE)
     assert plan.mu == math.inf
     assert plan.problem.startswith("Expected mu <= ")
     assert f" for sums of {SIZE * 12 * MOST_MACHINES:,} values of noise" in plan.problem  # a server chooses its sets

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.privacy import PrivacyPolicy, SessionSummary, gdp_mu
+from murmurfl.privacy import PrivacyPolicy, SessionSummary, SumAssumption, gdp_mu
 from murmurfl.privacy.accounting.loss import Loss
 from murmurfl.privacy.ledger import ledger_history as history
 from murmurfl.privacy.ledger.ledger_history import ReleaseRow, history_of
@@ -33,8 +33,8 @@ KINDS = [
     {"mechanism": "independent", "order": "all", "batch_size": 1},
     {"mechanism": "cancelling", "order": "secret"},
     {"mechanism": "cancelling", "clip_unit": "update", "batch_size": 1},
-    {"trust": "secure-aggregation", "min_honest": 3, "min_cohort": 4, "mechanism": "cancelling"},
-    {"trust": "secure-aggregation", "min_honest": 3, "min_cohort": 4, "mechanism": "blt", **TURNS},
+    {"trust": "secure-aggregation", "sums": SumAssumption(3, 4), "mechanism": "cancelling"},
+    {"trust": "secure-aggregation", "sums": SumAssumption(3, 4), "mechanism": "blt", **TURNS},
 ]
 kinds = pytest.mark.parametrize("options", KINDS, ids=lambda options: "-".join(map(str, options.values())))
 

@@ -18,6 +18,7 @@ from murmurfl.privacy import (
     SimulatedKeys,
     SQLiteLedger,
     StreamRecord,
+    SumAssumption,
     SystemKeys,
     accept_rollback,
     protocol,
@@ -32,7 +33,7 @@ from tests.privacy.ledger.nodes import contribution, folder, machine, stream_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
-SUMS = {"trust": "secure-aggregation", "min_honest": 4, "min_cohort": 6}  # mu = 1, mu_local = 2
+SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(4, 6)}  # mu = 1, mu_local = 2
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_mu_of_a_trusted_server_is_taken_from_what_is_left(path):
 
 def test_a_machine_states_the_sums_that_its_figures_rest_on(path):
     stated = [machine(SQLiteLedger(path), **changes).statement("s") for changes in (SUMS, {})]
-    assert [(one.min_honest, one.min_cohort) for one in stated] == [(4, 6), (None, None)]
+    assert [one.sums for one in stated] == [SumAssumption(4, 6), None]
 
 
 def test_a_release_has_its_own_id_and_that_of_its_base(path):
@@ -109,9 +110,9 @@ def test_the_budget_of_what_holds_whatever_happens_ends_a_machine_too(path):
         release(path, "b", mu=1.2, **SUMS)
     assert refusal.value.code == protocol.BUDGET_EXHAUSTED
     assert [session.session for session in read_ledger(path).sessions] == ["a"]
-    release(path, "c", mu=1.5, **{**SUMS, "min_honest": 1})  # 4 + 2.25 of 9, and 1 + 2.25 of 4
+    release(path, "c", mu=1.5, **{**SUMS, "sums": SumAssumption(1, 6)})  # 4 + 2.25 of 9, and 1 + 2.25 of 4
     with pytest.raises(RefusedError, match="budget of this machine"):
-        release(path, "d", mu=1.0, **{**SUMS, "min_honest": 1})
+        release(path, "d", mu=1.0, **{**SUMS, "sums": SumAssumption(1, 6)})
 
 
 def test_releases_that_are_seen_by_themselves_count_in_both_budgets(tmp_path):
@@ -133,7 +134,7 @@ def test_an_undecided_local_budget_is_the_main_one(undecided):
     with pytest.raises(
         ConfigurationError, match=r"at least 3, .* got 2: .*ledger set-local-budget .* --budget-local-mu"
     ):
-        machine(ledger, **{**SUMS, "min_honest": 9, "min_cohort": 9})
+        machine(ledger, **{**SUMS, "sums": SumAssumption(9, 9)})
     release(undecided, "a", **SUMS)  # mu_local = 2: just within
     with pytest.raises(RefusedError, match="without anybody's honesty"):
         release(undecided, "b", mu=0.5)
@@ -295,7 +296,7 @@ def test_changed_terms_are_stated_by_the_larger_figure():
     ledger = MemoryLedger()
     keys = SimulatedKeys(1, "m")
     machine(ledger, keys, **SUMS).release("s", 0, contribution)
-    for other in ({}, {**SUMS, "min_honest": 2}):
+    for other in ({}, {**SUMS, "sums": SumAssumption(2, 6)}):
         statement = machine(ledger, keys, **other).statement("s")
         assert statement.guaranteed.mu == statement.mu_spent == pytest.approx(2.0, rel=1e-8)
     assert machine(ledger, keys, **SUMS).statement("s").guaranteed.mu == 1.0
@@ -303,7 +304,7 @@ def test_changed_terms_are_stated_by_the_larger_figure():
 
 def test_a_simulated_machine_whose_local_figure_nothing_bounds_still_takes_part():
     ledger = MemoryLedger()
-    far = {"mechanism": "independent", "trust": "secure-aggregation", "min_honest": 400, "min_cohort": 400}
+    far = {"mechanism": "independent", "trust": "secure-aggregation", "sums": SumAssumption(400, 400)}
     subject = machine(ledger, SimulatedKeys(1, "m"), **far)
     assert subject.plan.loss.worst_case.mu == math.inf
     subject.release("s", 0, contribution)

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from murmurfl.privacy import ConfigurationError, PrivacyPolicy, gdp_epsilon
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption, gdp_epsilon
 
 
 def policy(**changes):
@@ -78,7 +78,7 @@ def test_a_trusted_servers_machine_claims_no_guarantee_of_its_own():
 
 def test_local_budget_allows_what_a_share_of_noise_leaves():
     """Alone its noise is that of one of min_honest machines, so that mu is sqrt(min_honest) times as much."""
-    sums = {"trust": "secure-aggregation", "min_honest": 9, "min_cohort": 18}
+    sums = {"trust": "secure-aggregation", "sums": SumAssumption(9, 18)}
     assert policy(budget_mu=2.0, **sums).budget.worst_case.mu == pytest.approx(6.0)
     assert policy(**sums).budget.worst_case.mu == pytest.approx(3.0)
     assert policy(budget_local_mu=4.0, **sums).budget.worst_case.mu == 4.0
@@ -119,3 +119,13 @@ def test_a_mu_beyond_exact_arithmetic_is_refused():
 def test_the_fingerprint_names_policy_and_model():
     assert policy().plan(10).fingerprint == policy().plan(10).fingerprint
     assert len({policy().plan(10).fingerprint, policy().plan(11).fingerprint, policy(mu=2.0).plan(10).fingerprint}) == 3
+
+
+def test_names_of_before_are_refused_with_the_new_one():
+    for name in ("min_honest", "min_cohort"):
+        with pytest.raises(ConfigurationError, match=r"sums=SumAssumption\(min_honest"):
+            PrivacyPolicy(1.0, 1, 1, 1.0, trust="secure-aggregation", **{name: 2})
+        with pytest.raises(ConfigurationError, match=r"sums=SumAssumption\(min_honest"):
+            replace(PrivacyPolicy(1.0, 1, 1, 1.0), **{name: 2})
+    with pytest.raises(ConfigurationError, match=r"sums=SumAssumption\(min_honest"):
+        PrivacyPolicy(1.0, 1, 1, 1.0, trust="secure-aggregation", sums=(2, 3))

@@ -19,6 +19,7 @@ from murmurfl.privacy import (
     RowCache,
     SimulatedKeys,
     StreamRecord,
+    SumAssumption,
     SystemKeys,
     make_mechanism,
     row_bytes,
@@ -387,7 +388,7 @@ def test_sessions_and_machines_share_no_noise():
     assert not (counts == ours).any()
 
 
-SUMMED = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 2, "budget_local_mu": 9.0}
+SUMMED = {"trust": "secure-aggregation", "sums": SumAssumption(2, 2), "budget_local_mu": 9.0}
 
 
 @pytest.mark.parametrize("options", [{"mechanism": "cancelling"}, {"mechanism": "decay"}, {"mechanism": "independent"}])

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from murmurfl.privacy import SHARES, ConfigurationError, PrivacyPolicy, make_mechanism
+from murmurfl.privacy import SHARES, ConfigurationError, PrivacyPolicy, SumAssumption, make_mechanism
 
 ALL = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper", "clip_norm": 1.0}
 
@@ -77,7 +77,7 @@ def test_a_pattern_that_no_sample_has_is_refused_whatever_the_shares(shares, pat
 def test_unknown_shares_and_unshared_machines_are_refused():
     with pytest.raises(ConfigurationError, match="shares one of"):
         policy("all at once", 4)
-    sums = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 3}
+    sums = {"trust": "secure-aggregation", "sums": SumAssumption(2, 3)}
     assert policy("uniform", 4, **sums).plan(10).mu == 1.0
     with pytest.raises(ConfigurationError, match="different numbers of releases"):
         policy("late", 4, **sums)

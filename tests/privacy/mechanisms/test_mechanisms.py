@@ -18,6 +18,7 @@ from murmurfl.privacy import (
     PrivateMachine,
     RowCache,
     SimulatedKeys,
+    SumAssumption,
     check_mechanism,
     make_mechanism,
     register_mechanism,
@@ -461,7 +462,7 @@ def test_only_a_mechanism_that_says_so_itself_stands_alone(monkeypatch):
     monkeypatch.setitem(MECHANISMS, "half", HalfTheNoise)
     assert not noise_stands_alone("half"), "its parent says so"
     assert not noise_stands_alone("none of them")
-    summed = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 3, "release_rule": "paper"}
+    summed = {"trust": "secure-aggregation", "sums": SumAssumption(2, 3), "release_rule": "paper"}
     PrivacyPolicy(1.0, 1, 4, 1.0, mechanism="independent", **summed)
     with pytest.raises(ConfigurationError, match="acknowledged"):
         PrivacyPolicy(1.0, 1, 4, 1.0, mechanism="half", **summed)

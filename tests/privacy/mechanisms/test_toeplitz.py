@@ -9,7 +9,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from murmurfl.privacy import ConfigurationError, MemoryLedger, make_mechanism
+from murmurfl.privacy import ConfigurationError, MemoryLedger, SumAssumption, make_mechanism
 from murmurfl.privacy.mechanisms import (
     WORKLOADS,
     BandedNoise,
@@ -343,7 +343,7 @@ def test_every_machine_finds_the_same_decay():
 
 
 def test_another_decay_shares_neither_sum_nor_session():
-    summed = {"trust": "secure-aggregation", "min_honest": 3, "min_cohort": 4, "mechanism": "decay"}
+    summed = {"trust": "secure-aggregation", "sums": SumAssumption(3, 4), "mechanism": "decay"}
     policies = [machine(**summed, **changes).policy for changes in ({}, {"decay": 0.5}, {"workload": "prefix-sum"})]
     assert len({policy.shared_terms(6) for policy in policies}) == 3
     assert len({policy.plan(6).fingerprint for policy in policies}) == 3

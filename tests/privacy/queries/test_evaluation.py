@@ -18,6 +18,7 @@ from murmurfl.privacy import (
     PrivateMachine,
     RefusedError,
     SimulatedKeys,
+    SumAssumption,
     SystemKeys,
     evaluation_policy,
     row_bytes,
@@ -111,11 +112,11 @@ def test_each_evaluation_session_has_one_release_and_pays_anew():
         assert page.account().spent.mu == pytest.approx(0.6 * math.sqrt(2), rel=1e-12)
 
 
-@pytest.mark.parametrize("fields", [{}, {"trust": "secure-aggregation", "min_honest": 4, "min_cohort": 5}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"trust": "secure-aggregation", "sums": SumAssumption(4, 5)}], ids=str)
 def test_the_noise_is_that_of_its_sensitivity_and_its_mu(fields):
     for mu, width in itertools.product((0.02, 0.3, 2.0), (2, 34)):
         plan = evaluation_policy(mu, **fields).plan(width)
-        share = math.sqrt(fields.get("min_honest", 1))
+        share = math.sqrt(fields["sums"].min_honest if fields else 1)
         assert plan.mu == mu
         assert plan.loss.worst_case.mu == pytest.approx(mu * share, rel=1e-3)
         assert math.sqrt(2) / mu < plan.noise_std * share < 1.01 * math.sqrt(2) / mu

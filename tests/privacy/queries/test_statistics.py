@@ -13,6 +13,7 @@ from murmurfl.privacy import (
     RefusedError,
     SimulatedKeys,
     StatisticsRows,
+    SumAssumption,
     row_bytes,
     statistics_policy,
 )
@@ -53,11 +54,11 @@ def test_replacing_a_record_moves_the_sum_by_the_sensitivity(columns):
     assert np.linalg.norm(made, axis=1).max() == pytest.approx(1.0, abs=1e-12)
 
 
-@pytest.mark.parametrize("fields", [{}, {"trust": "secure-aggregation", "min_honest": 4, "min_cohort": 5}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"trust": "secure-aggregation", "sums": SumAssumption(4, 5)}], ids=str)
 @pytest.mark.parametrize("mu", [0.02, 0.3, 2.0])
 def test_the_noise_is_that_of_its_sensitivity_and_its_mu(mu, fields):
     plan = statistics_policy(mu, **fields).plan(257)
-    share = math.sqrt(fields.get("min_honest", 1))
+    share = math.sqrt(fields["sums"].min_honest if fields else 1)
     assert plan.mu == mu
     assert plan.loss.worst_case.mu == pytest.approx(mu * share, rel=1e-3)
     assert ROOT_OF_TWO / mu < plan.noise_std * share < 1.01 * ROOT_OF_TWO / mu

@@ -18,6 +18,7 @@ from murmurfl.privacy import (
     PrivacyPolicy,
     Release,
     Roster,
+    SumAssumption,
     add_mask,
     checked_header,
 )
@@ -55,7 +56,7 @@ KEYS = {name: HelperKey.simulated(SEED, name) for name in HELPERS}
 
 def policy(**changes):
     options = {"trust": "secure-aggregation", "clip_norm": 1.0, "batch_size": 2, "max_participations": 9, "mu": 1.0}
-    return PrivacyPolicy(**{**options, "min_honest": 2, "min_cohort": 3, **changes})
+    return PrivacyPolicy(**{**options, "sums": SumAssumption(2, 3), **changes})
 
 
 def released(counts, release=1, ack=0):
@@ -226,9 +227,9 @@ def test_a_machine_that_is_not_in_the_roster_or_under_another_key_cannot_mask():
 
 def test_a_policy_that_the_roster_cannot_serve_is_refused():
     own = Masking("a", key_of("a"), ROSTER)
-    own.check_policy(policy(min_cohort=len(MACHINES)))
+    own.check_policy(policy(sums=SumAssumption(2, len(MACHINES))))
     with pytest.raises(ConfigurationError, match="no sum could ever be opened"):
-        own.check_policy(policy(min_cohort=len(MACHINES) + 1))
+        own.check_policy(policy(sums=SumAssumption(2, len(MACHINES) + 1)))
     with pytest.raises(ConfigurationError, match="trust 'secure-aggregation'"):
         own.mask(released(np.zeros(D)), "s", PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=9, mu=1.0))
 
@@ -443,7 +444,7 @@ def test_a_seal_is_for_the_helpers_name_behind_its_length_and_the_header():
 def test_masks_with_real_keys_work_as_well():
     key, helper = MachineKey.generate(), HelperKey.generate()
     roster = Roster({"m": key.public}, (helper.entry("h"),))
-    out = Masking("m", key, roster).mask(released(np.arange(D)), "s", policy(min_honest=1, min_cohort=1))
+    out = Masking("m", key, roster).mask(released(np.arange(D)), "s", policy(sums=SumAssumption(1, 1)))
     header = checked_header(out.sealed, roster)
     add_mask(out.counts, opened_seal(out.sealed, header, "h", helper), subtract=True)
     assert (out.counts.astype(np.int64) == np.arange(D)).all()

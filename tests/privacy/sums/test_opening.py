@@ -27,6 +27,7 @@ from murmurfl.privacy import (
     SimulatedKeys,
     SQLiteLedger,
     SQLiteOpeningRecord,
+    SumAssumption,
     is_opening,
     protocol,
     row_bytes,
@@ -642,7 +643,7 @@ def test_a_helper_that_was_started_again_refuses_what_it_refused(tmp_path, name)
 
 def policy(**changes):
     options = {"trust": "secure-aggregation", "clip_norm": 1.0, "batch_size": 1, "max_participations": 12, "mu": 1.0}
-    return PrivacyPolicy(**{**options, "min_honest": 2, "min_cohort": 3, **changes})
+    return PrivacyPolicy(**{**options, "sums": SumAssumption(2, 3), **changes})
 
 
 class Federation:
@@ -690,7 +691,7 @@ def test_the_sums_are_those_without_masks_to_the_last_bit_whatever_is_lost(mecha
         asked = generator.choice(MACHINES, size=5, replace=False)
         releases = {name: federation.release(name) for name in asked}
         came = [name for name in asked if generator.random() < 0.7]
-        if len(came) < federation.policy.min_cohort:
+        if len(came) < federation.policy.sums.min_cohort:
             continue
         total = federation.opened(str(server_round), [federation.masked(name, releases[name]) for name in came])
         assert (total == sum(releases[name].counts for name in came)).all()

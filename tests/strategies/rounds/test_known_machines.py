@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from murmurfl.clients import CorrelatedNoiseMod, FullBatchClient, Label, Part, Schema, UpdatePolicy, numpy_client_app
-from murmurfl.privacy import ConfigurationError, SQLiteLedger, protocol
+from murmurfl.privacy import ConfigurationError, SQLiteLedger, SumAssumption, protocol
 from murmurfl.strategies import (
     CorrelatedFedAvg,
     FullBatch,
@@ -30,7 +30,7 @@ from tests.harness.machines import Labelled, simulated_app, training_config
 pytestmark = pytest.mark.usefixtures("no_result_folder")
 
 START = ArrayRecord({"w": Array(np.zeros(3))})
-SUMS = {"trust": "secure-aggregation", "min_honest": 2, "min_cohort": 2}
+SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(2, 2)}
 FOR_EVER = 600.0
 
 

@@ -10,6 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
+from murmurfl.privacy import SumAssumption
 from murmurfl.strategies import CorrelatedFedAvg, SecureAggregation
 
 from tests.harness.grid import NodesGrid
@@ -35,7 +36,7 @@ def standing_still(**options):
 def trained(mu, *, rounds=ROUNDS, cap=ROUNDS, size=D, per_round=MACHINES, **changes):
     policy = UpdatePolicy(clip_norm=CLIP, mu=mu, max_participations=cap, **changes)
     sums = policy.trust == "secure-aggregation"
-    secure = SecureAggregation(min_cohort=policy.min_cohort, helpers=1) if sums else None
+    secure = SecureAggregation(min_cohort=policy.sums.min_cohort, helpers=1) if sums else None
     strategy = CorrelatedFedAvg(
         num_clients=MACHINES, clients_per_round=per_round, seed=1, sampling="balanced", secure_aggregation=secure
     )
@@ -48,7 +49,7 @@ KINDS = {
     "all data of a machine": {},
     "two passes": {"releases_per_pass": 2},
     "fewer rounds than the cap": {"cap": 2 * ROUNDS},
-    "sums": {"trust": "secure-aggregation", "min_honest": 4, "min_cohort": 5},
+    "sums": {"trust": "secure-aggregation", "sums": SumAssumption(4, 5)},
 }
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 from murmurfl.clients import NoisySGDClient
-from murmurfl.privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, SimulatedKeys
+from murmurfl.privacy import MECHANISMS, ConfigurationError, PrivacyPolicy, SimulatedKeys, SumAssumption
 from murmurfl.strategies import (
     CorrelatedFedAvg,
     DelayedMomentum,
@@ -321,5 +321,5 @@ def test_no_strategy_looks_at_single_releases_of_sums_and_in_no_simulation(grid)
     with pytest.raises(ConfigurationError, match="only sums can be seen"):
         trained(build(Suspicious, secure={}), grid())
     assert trained(
-        build(Suspicious), DirectCohort(machines(masked=False, trust="untrusted-server", min_honest=1, min_cohort=1))
+        build(Suspicious), DirectCohort(machines(masked=False, trust="untrusted-server", sums=SumAssumption(1, 1)))
     ).acks
