@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from .accounting.guarantee import policy_guarantee as policy_guarantee
     from .accounting.guarantee import rounded_up as rounded_up
     from .accounting.guarantee import server_guarantee as server_guarantee
-    from .accounting.loss import NOTHING_ASSUMED as NOTHING_ASSUMED
     from .accounting.loss import Curve as Curve
     from .accounting.loss import Gaussian as Gaussian
     from .accounting.loss import Loss as Loss

@@ -18,7 +18,6 @@ from ...clients import UpdatePolicy
 from ...clients.adapters.update_policy import update_guarantee
 from ...privacy import (
     MECHANISMS,
-    NOTHING_ASSUMED,
     SCHEDULES,
     ConfigurationError,
     Forecast,
@@ -35,7 +34,7 @@ from ...privacy import (
     stated_noise,
 )
 from ...privacy.accounting.amplification import amplification_of
-from ...privacy.accounting.loss import Gaussian, Loss, Profile, weakest_loss
+from ...privacy.accounting.loss import NOTHING_ASSUMED, Gaussian, Loss, Profile, weakest_loss
 from ...privacy.machine.policy import MOST_MACHINES, ClipUnit, ReleaseRule
 from ...privacy.mechanisms import DECODERS, WORKLOADS, noise_stands_alone
 from ...privacy.noise import range_problem, summed_range_problem

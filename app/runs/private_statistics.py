@@ -19,7 +19,6 @@ from ...clients.messages import GRADIENTS
 from ...clients.records.machine_records import Items, check_columns, file_items, items_of
 from ...clients.records.schema import text_of
 from ...privacy import (
-    NOTHING_ASSUMED,
     SIMULATED,
     ConfigurationError,
     Guarantee,
@@ -35,6 +34,7 @@ from ...privacy import (
     statistics_policy,
 )
 from ...privacy.accounting.gdp import check_count
+from ...privacy.accounting.loss import NOTHING_ASSUMED
 from ...privacy.errors import MisfitError
 from ...strategies import (
     Outcome,

@@ -21,13 +21,12 @@ from ...privacy import (
     CENTRING_SHARE,
     MECHANISMS,
     NO_NOISE,
-    NOTHING_ASSUMED,
     ConfigurationError,
     SumAssumption,
     Trust,
     gdp_mu,
 )
-from ...privacy.accounting.loss import MOST_SUMMED
+from ...privacy.accounting.loss import MOST_SUMMED, NOTHING_ASSUMED
 from ...privacy.machine.policy import MOST_MACHINES
 from ...privacy.machine.tables import HELD_OUT, PRIVATE, SHUFFLED
 from ...privacy.setting import Setting, flat, mu_and_epsilon, refusal, settings, settings_of, unknown_key

@@ -20,7 +20,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from ...privacy import NOTHING_ASSUMED, ConfigurationError, PrivacyPolicy, SQLiteLedger, SumAssumption, Trust, protocol
+from ...privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, SumAssumption, Trust, protocol
+from ...privacy.accounting.loss import NOTHING_ASSUMED
 from ...privacy.errors import formerly
 from ...privacy.machine.policy import OF_SUMS
 from ...privacy.sums.masking import Masking

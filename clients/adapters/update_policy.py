@@ -6,7 +6,6 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 
 from ...privacy import (
     NO_NOISE,
-    NOTHING_ASSUMED,
     SIMULATED,
     ConfigurationError,
     Guarantee,
@@ -17,7 +16,7 @@ from ...privacy import (
     policy_guarantee,
 )
 from ...privacy.accounting.gdp import asked_mu, check_count
-from ...privacy.accounting.loss import Loss, as_loss
+from ...privacy.accounting.loss import NOTHING_ASSUMED, Loss, as_loss
 from ...privacy.errors import formerly
 from ...privacy.machine.policy import OF_SUMS
 from ...privacy.mechanisms import noise_stands_alone

@@ -31,14 +31,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..accounting.noise_plan import NoisePlan, epoch_words
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, formerly
 from ..ledger.ledger_records import Ledger
 from ..noise import LARGEST_NORMAL, NONCE_BYTES, NoiseKeys, NoiseQuality, derived_seed, row_key, standard_normal_rows
 from .admission import Admission
 from .clipping import clip_contributions
 from .known_samples import RowBytes
 from .ledgered_machine import LedgeredMachine, Release
-from .policy import NO_NOISE, PrivacyPolicy
+from .policy import NO_NOISE, OF_SUMS, PrivacyPolicy
 from .prefix_sums import RowCache
 
 Accounting = Literal["amplified", "composed"]
@@ -141,6 +141,7 @@ def step_noise(key: bytes, steps: int, size: int, noise_std: float, quality: Noi
         yield from noise_std * standard_normal_rows(keys, size, quality).astype(np.float64)
 
 
+@formerly(min_honest=OF_SUMS, min_cohort=OF_SUMS)
 @dataclass(frozen=True)
 class ShuffledPolicy(PrivacyPolicy):
     """A machine's own decisions for shuffled gradients.

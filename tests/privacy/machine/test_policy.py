@@ -1,6 +1,7 @@
 """From a machine's policy to its noise: what is charged, what is promised, what is refused."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption, gdp_epsilon
