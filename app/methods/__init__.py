@@ -1,43 +1,16 @@
 """Methods: one object for each ``strategy`` that a run configuration can name."""
 
+from ...clients.algorithms import ALGORITHMS
 from ..settings.registry import Registry
-from .full_batch_method import FullBatchMethod, OneShotMethod, TrustedFullBatchMethod
-from .gradient_methods import (
-    AcceleratedIsrlDpMethod,
-    CorrelatedMomentumMethod,
-    IsrlDpMethod,
-    NoisySgdMethod,
-    OnlineMethod,
-    ReducedTreeMomentumMethod,
-    ShuffledMethod,
-    TreeMomentumMethod,
-    TrustedSgdMethod,
-)
+from . import full_batch_method, gradient_methods, mu2_methods  # noqa: F401 - makes the methods of algorithms
 from .method import AutoMethod, Method
-from .mu2_methods import DelayedMomentumMethod, Mu2Method, TrustedMu2Method
 from .presets import Hyperparameters, Problem
 
 METHODS: Registry[Method] = Registry(
     "strategy",
     Method,
-    (
-        Mu2Method(),
-        TrustedMu2Method(),
-        DelayedMomentumMethod(),
-        FullBatchMethod(),
-        TrustedFullBatchMethod(),
-        NoisySgdMethod(),
-        IsrlDpMethod(),
-        AcceleratedIsrlDpMethod(),
-        TreeMomentumMethod(),
-        ReducedTreeMomentumMethod(),
-        CorrelatedMomentumMethod(),
-        TrustedSgdMethod(),
-        OneShotMethod(),
-        OnlineMethod(),
-        ShuffledMethod(),
-        AutoMethod(),
-    ),
+    (*(Method.built_in[name]() for name in ALGORITHMS if name in Method.built_in), AutoMethod()),
 )
+"""In the order of the registry of algorithms, of which some are for apps alone."""
 
 __all__ = ["METHODS", "Hyperparameters", "Method", "Problem"]

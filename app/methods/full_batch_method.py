@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...clients import CountedGradients, FullBatchClient, OneShotClient, PrivateClient
-from ...clients.adapters.sample_methods import MOMENTUM, Scale
+from ...clients import CountedGradients, OneShotClient, PrivateClient
+from ...clients.algorithms import MOMENTUM, Scale
 from ...clients.one_shot_client import LabelledFeatures
 from ...privacy import PrivacyPolicy
 from ...privacy.machine.clipping import Moments
@@ -127,22 +127,15 @@ class Descent(Hyperparameters):
     l2: float = 0.0  # lambda
 
 
-class FullBatchMethod(Method):
+class FullBatchMethod(Method, algorithm="full-batch"):
     """Full-batch gradient descent with an untrusted server, or one that sees sums alone."""
 
-    name = "full-batch"
     sentence = "Full batches: all samples in each of few rounds, fresh noise, momentum; the server is not trusted."
     keys = frozenset({"strategy.momentum", "strategy.average", "strategy.l2", "strategy.shares"}) | QUANTILE | BOUNDING
-    mechanisms = ("independent",)
-    default_mechanism = "independent"
-    # A gradient at a model that is gone is no use: a release stands alone.
-    release_rule = "paper"
     sums_suffice = True
     with_trusted_server = "trusted-full-batch"
-    sums_samples = True
     samples_return = False
     on_real_nodes = True
-    client_type = FullBatchClient
     strategy_type = FullBatch
 
     def check(self, config: RunConfig) -> None:
@@ -216,10 +209,6 @@ class FullBatchMethod(Method):
             sums=config.sums,
         )
 
-    def machine_policy(self, **fields: Any) -> PrivacyPolicy:
-        """The policy of a machine that releases sums over all samples, of which there is one kind."""
-        return super().machine_policy(**{**fields, "order": "all"})
-
     def release_size(self, problem: Problem) -> int:
         return super().release_size(problem) + bool(problem.config.quantile)
 
@@ -242,16 +231,14 @@ class FullBatchMethod(Method):
         return {**own, **(counted if config.quantile else {})}
 
 
-class TrustedFullBatchMethod(FullBatchMethod):
+class TrustedFullBatchMethod(FullBatchMethod, algorithm="trusted-full-batch"):
     """Full-batch gradient descent with a trusted server."""
 
-    name = "trusted-full-batch"
     sentence = "Full batches with a server that is trusted with the machines' sums and adds the noise for everybody."
     keys = FullBatchMethod.keys - QUANTILE
     trusted = True
     sums_suffice = False
     with_trusted_server = ""
-    mechanisms = ()
     strategy_type = TrustedFullBatch
 
     def noise_mu(self, config: RunConfig, sizes: Sequence[int]) -> float:
@@ -312,22 +299,15 @@ CONSTANT = 0.3
 """The value appended where the model has a bias, relative to the features' bound."""
 
 
-class OneShotMethod(Method):
+class OneShotMethod(Method, algorithm="one-shot"):
     """One release of second moments, and a linear model from their sum."""
 
-    name = "one-shot"
     sentence = "One round: noisy second moments of all samples, and ridge regression; the server is not trusted."
     keys = frozenset({"strategy.class-weight", "strategy.ridge"})
-    mechanisms = ("independent",)
-    default_mechanism = "independent"
-    clip_units = ("moments",)
-    release_rule = "paper"
     sums_suffice = True
-    sums_samples = True
     samples_return = False
     takes_steps = False
     on_real_nodes = True
-    client_type = OneShotClient
     strategy_type = OneShot
 
     def check(self, config: RunConfig) -> None:
@@ -371,7 +351,7 @@ class OneShotMethod(Method):
         )
 
     def machine_policy(self, **fields: Any) -> PrivacyPolicy:
-        once = {"order": "all", "batch_size": 1, "max_participations": 1}
+        once = {"batch_size": 1, "max_participations": 1}
         return super().machine_policy(**{**fields, **once})
 
     def policy_of_model(self, model: Model) -> Mapping[str, Any]:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients import IsrlDpClient, NoisySGDClient, OnlineClient, ShuffledClient
 from ...clients.adapters.per_sample_gradients import gradients_at
 from ...privacy import NO_NOISE, ConfigurationError, PrivacyPolicy, ShuffledPolicy, epoch_words
 from ...privacy.setting import refusal
@@ -48,20 +47,14 @@ from .presets import (
 )
 
 
-class NoisySgdMethod(Method):
+class NoisySgdMethod(Method, algorithm="noisy-sgd"):
     """Noisy SGD, the baseline of reshef-levy-2025."""
 
-    name = "noisy-sgd"
     sentence = "Noisy SGD: fresh noise in every release, the server is not trusted."
     keys = Method.keys | {"strategy.projection-radius", "batch-selection"} | BOUNDING
-    mechanisms = ("independent",)
-    default_mechanism = "independent"
-    # SGD has nothing to carry over: a lost gradient belongs to a model that is gone.
-    release_rule = "paper"
     presets = ("practical", "paper")
     sums_suffice = True
     on_real_nodes = True
-    client_type = NoisySGDClient
     strategy_type = NoisySGD
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
@@ -73,18 +66,16 @@ class NoisySgdMethod(Method):
         return Hyperparameters(constants.lipschitz, eta, constants.diameter, "uniform", "balanced")
 
 
-class IsrlDpMethod(NoisySgdMethod):
+class IsrlDpMethod(NoisySgdMethod, algorithm="isrl-dp"):
     """ISRL-DP minibatch SGD, after Lowy and Razaviyayn 2023, on batches that are dealt.
 
     The "other work" of reshef-levy-2025 is theirs: machines draw every batch anew, in rounds that grow with epsilon.
     """
 
-    name = "isrl-dp"
     sentence = "ISRL-DP minibatch SGD: fresh noise, an average of the iterates, the server is not trusted."
     keys = NoisySgdMethod.keys - {"batch-selection"}
     sums_suffice = False
     on_real_nodes = False
-    client_type = IsrlDpClient
     strategy_type = IsrlDp
     variant = "minibatch"
 
@@ -99,10 +90,9 @@ class IsrlDpMethod(NoisySgdMethod):
         return Hyperparameters(constants.lipschitz, eta, constants.diameter, "uniform", "balanced")
 
 
-class AcceleratedIsrlDpMethod(IsrlDpMethod):
+class AcceleratedIsrlDpMethod(IsrlDpMethod, algorithm="isrl-dp-accelerated"):
     """ISRL-DP with the accelerated steps of AC-SA."""
 
-    name = "isrl-dp-accelerated"
     sentence = "ISRL-DP with accelerated steps (AC-SA), the server is not trusted."
     variant = "accelerated"
 
@@ -127,18 +117,14 @@ _SCORES = 300.0
 """How far they move the scores of the longest row, where no constants were chosen."""
 
 
-class TreeMomentumMethod(Method):
+class TreeMomentumMethod(Method, algorithm="tree-momentum"):
     """Tree-aggregated momentum with normalised steps (algorithm 1)."""
 
-    name = "tree-momentum"
     sentence = "Tree-aggregated momentum with normalised steps; the server is trusted."
     keys = Method.keys | {"strategy.alpha"} | BOUNDING
     trusted = True
-    mechanisms = ()
-    release_rule = "paper"
     presets = ("practical", "paper")
     everybody = True
-    client_type = NoisySGDClient
     strategy_type = TreeMomentum
 
     def mechanism(self, config: RunConfig) -> str:
@@ -166,10 +152,9 @@ class TreeMomentumMethod(Method):
         return "tree"
 
 
-class ReducedTreeMomentumMethod(TreeMomentumMethod):
+class ReducedTreeMomentumMethod(TreeMomentumMethod, algorithm="reduced-tree-momentum"):
     """Momentum of less sensitivity (algorithm 2)."""
 
-    name = "reduced-tree-momentum"
     sentence = "Tree-aggregated momentum of less sensitivity, for smooth losses; the server is trusted."
     # Automatic clipping moves two gradients further apart than they were; it may not.
     keys = TreeMomentumMethod.keys - BOUNDING
@@ -181,10 +166,9 @@ class ReducedTreeMomentumMethod(TreeMomentumMethod):
         return {**super().strategy_options(problem), "smoothness": smoothness}
 
 
-class CorrelatedMomentumMethod(TreeMomentumMethod):
+class CorrelatedMomentumMethod(TreeMomentumMethod, algorithm="correlated-momentum"):
     """Momentum with any correlated noise."""
 
-    name = "correlated-momentum"
     sentence = "Momentum with correlated noise of the server, normalised steps; the server is trusted."
     mechanisms = MOMENTUM_MECHANISMS
     default_server_mechanism = "blt"
@@ -202,7 +186,7 @@ class CorrelatedMomentumMethod(TreeMomentumMethod):
         return known_mechanism(config.mechanism) or self.default_server_mechanism
 
 
-class TrustedSgdMethod(TreeMomentumMethod):
+class TrustedSgdMethod(TreeMomentumMethod, algorithm="trusted-sgd"):
     """Noisy SGD with a trusted server and no sampling, to compare with.
 
     DP-SGD (Abadi et al. 2016) draws every batch by Poisson sampling, which amplifies. Here samples are in a fixed
@@ -210,7 +194,6 @@ class TrustedSgdMethod(TreeMomentumMethod):
     tran-cutkosky-2022 with 6,000 samples (docs/results.md).
     """
 
-    name = "trusted-sgd"
     sentence = "SGD with fresh noise of the server and no sampling, to compare with; the server is trusted."
     keys = Method.keys | BOUNDING
     strategy_type = CorrelatedMomentum
@@ -229,19 +212,16 @@ _UPDATE_CLIP, _UPDATE_TRAVEL = 0.1, 7.5
 """Of whole updates: S / R, since gradients along the steps hardly agree, and eta L tau."""
 
 
-class OnlineMethod(Method):
+class OnlineMethod(Method, algorithm="online"):
     """Online federated SGD: local steps on samples as they come."""
 
-    name = "online"
     sentence = "Locally private online learning: machines take local steps, the server is not trusted."
     keys = Method.keys | {"clip-unit", "strategy.global-learning-rate", "strategy.release-rule"}
-    clip_units = ("update", "contractive")
     local_steps = True
     has_regret = True
     centres = False
     sums_suffice = True
     on_real_nodes = True
-    client_type = OnlineClient
     strategy_type = OnlineFedSGD
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
@@ -271,10 +251,9 @@ def regularization(config: RunConfig) -> tuple[Regularizer, float]:
     return kind, config.regularizer_strength or strength  # type: ignore[return-value]
 
 
-class ShuffledMethod(Method):
+class ShuffledMethod(Method, algorithm="shuffled"):
     """Shuffled gradient methods whose intermediate iterates stay on the machine."""
 
-    name = "shuffled"
     sentence = "Shuffled gradients: noise on every step of an epoch on the machine, public samples on either side."
     keys = frozenset(
         {
@@ -282,12 +261,9 @@ class ShuffledMethod(Method):
             *("strategy.regularizer", "strategy.regularizer-strength", "strategy.accounting"),
         }
     )
-    mechanisms = ()
-    default_mechanism = "independent"
     uses_public = True
     centres = False
     evaluates = False
-    client_type = ShuffledClient
     strategy_type = ShuffledAvg
 
     def check(self, config: RunConfig) -> None:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 from numpy.typing import NDArray
 
 from ...clients import Mu2Client, PrivateClient
+from ...clients.algorithms import ALGORITHMS, Algorithm
 from ...privacy import (
     NO_NOISE,
     ConfigurationError,
@@ -94,6 +95,23 @@ class Method(ABC):
     on_real_nodes: ClassVar[bool] = False
     client_type: ClassVar[type[PrivateClient]]
     strategy_type: ClassVar[type[ReleaseStrategy[Any]]]
+    built_in: ClassVar[dict[str, type[Method]]] = {}
+    """The classes of methods that are made for an algorithm of the registry, by its name."""
+
+    def __init_subclass__(cls, *, algorithm: str = "", **options: Any) -> None:
+        """Take the client's half from the registry of algorithms: ``class Mu2Method(Method, algorithm="mu2")``."""
+        super().__init_subclass__(**options)
+        if algorithm:
+            cls.of_algorithm(ALGORITHMS[algorithm])
+
+    @classmethod
+    def of_algorithm(cls, known: Algorithm) -> None:
+        """Be the method of an algorithm."""
+        Method.built_in[known.name] = cls
+        cls.name, cls.client_type, cls.default_mechanism = known.name, known.client, known.mechanism
+        cls.clip_units, cls.release_rule, cls.sums_samples = known.clip_units, known.release_rule, known.sums_samples
+        if "mechanisms" not in vars(cls):  # a server's own
+            cls.mechanisms = known.mechanisms
 
     def check(self, config: RunConfig) -> None:
         """Refuse a run configuration whose keys this method cannot serve."""
@@ -267,6 +285,8 @@ class Method(ABC):
         """
         if trust and trust not in self.trusts:
             raise refusal("trust", f"one of {', '.join(map(repr, self.trusts))} with strategy {self.name!r}", trust)
+        if self.sums_samples:
+            fields["order"] = "all"
         return PrivacyPolicy(
             mechanism=mechanism or self.default_mechanism,
             clip_unit=clip_unit or self.clip_units[0],  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...clients import DelayedMomentumClient, Mu2Client
 from ...privacy.setting import refusal
 from ...strategies import AnytimeMu2, DelayedMomentum, Mu2, ReleaseStrategy, TrustedMu2
 from ..models.model import Model
@@ -38,18 +37,15 @@ _CORRELATED = frozenset(
 _ANYTIME = frozenset({"strategy.steps", "strategy.window"})
 
 
-class Mu2Method(Method):
+class Mu2Method(Method, algorithm="mu2"):
     """DP-mu^2-FL with an untrusted server (reshef-levy-2025)."""
 
-    name = "mu2"
     sentence = "DP-mu^2-FL: the machines' noise cancels itself, the server is not trusted and runs mu^2-SGD."
     keys = Method.keys | _CORRELATED | _ANYTIME | BOUNDING
     presets = ("practical", "paper")
-    default_mechanism = "decay"
     sums_suffice = True
     with_trusted_server = "trusted-mu2"
     on_real_nodes = True
-    client_type = Mu2Client
     strategy_type = Mu2
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
@@ -106,19 +102,15 @@ class Mu2Method(Method):
         return min(eta, 1 / (8 * constants.smoothness * num_rounds))
 
 
-class TrustedMu2Method(Mu2Method):
+class TrustedMu2Method(Mu2Method, algorithm="trusted-mu2"):
     """DP-mu^2-FL with a trusted server (reshef-levy-2024)."""
 
-    name = "trusted-mu2"
     sentence = "DP-mu^2-FL with a server that is trusted with the machines' gradients and adds the noise for everybody."
     keys = Method.keys | {"strategy.projection-radius", "strategy.release-rule"} | BOUNDING
     trusted = True
-    default_mechanism = "cancelling"
     sums_suffice = False
     with_trusted_server = ""
-    mechanisms = ()
     samples_return = False
-    client_type = Mu2Client
     strategy_type = TrustedMu2
 
     def noise_mu(self, config: RunConfig) -> float:
@@ -132,17 +124,14 @@ class TrustedMu2Method(Mu2Method):
         return min(eta, 1 / (4 * constants.smoothness * num_rounds))
 
 
-class DelayedMomentumMethod(Mu2Method):
+class DelayedMomentumMethod(Mu2Method, algorithm="delayed-momentum"):
     """Delayed momentum (reshef-levy-2025, appendix G)."""
 
-    name = "delayed-momentum"
     sentence = "Delayed momentum: machines keep momenta of their own, which are averaged over those that are asked."
     keys = Method.keys | {"strategy.projection-radius", "mechanism.schedule"} | BOUNDING
-    release_rule = "acknowledged"
     sums_suffice = False
     with_trusted_server = ""
     on_real_nodes = False
-    client_type = DelayedMomentumClient
     strategy_type = DelayedMomentum
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:

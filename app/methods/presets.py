@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
-from ...clients.adapters.sample_methods import MU2, MU2_ROUNDS, SGD, Scale
+from ...clients.algorithms import MU2, MU2_ROUNDS, SGD, Scale
 from ...privacy import ConfigurationError, derived_seed
 from ...privacy.sums.roster import Roster
 from ...strategies import SecureAggregation

@@ -11,21 +11,22 @@ import inspect
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from ...privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, SumAssumption, Trust, protocol
+from ...privacy import ConfigurationError, PrivacyPolicy, RefusedError, SQLiteLedger, SumAssumption, Trust, protocol
 from ...privacy.accounting.loss import NOTHING_ASSUMED
 from ...privacy.errors import formerly
 from ...privacy.machine.policy import OF_SUMS
 from ...privacy.sums.masking import Masking
-from ..messages import answer, in_simulation
+from ..algorithms import Algorithm, app_method
+from ..messages import answer, in_simulation, malformed
 from ..nodes.machine_file import SampleNode
 from ..nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from ..private_client import PrivateClient, handled
@@ -34,8 +35,8 @@ from ..records.drafting import inferred
 from ..records.machine_records import Items, OwnerGradients, Records, file_items, items_of
 from ..records.schema import Schema
 from ..simulation.simulated_machines import SimulatedSums, simulated_machine
+from .machine_model import MachineModel, statistics_model
 from .per_sample_gradients import GRADIENT_MEMORY_MIB
-from .sample_methods import MachineModel, SampleMethod, read_request, sample_method, statistics_model
 
 logger = logging.getLogger(__name__)
 SamplesOf = Callable[[Context], Any]
@@ -62,7 +63,7 @@ class PrivateClientApp(ClientApp):
     def __init__(
         self,
         model: MachineModel,
-        method: SampleMethod,
+        method: Algorithm,
         samples: Any,
         policy: PrivacyPolicy,
         *,
@@ -161,7 +162,7 @@ class PrivateClientApp(ClientApp):
 
     def _content(self, message: Message, context: Context) -> RecordDict:
         layout = list(zip(self.model.names, self.model.gradients.shapes, strict=True))
-        kind, content = read_request(message, self.method, layout)
+        kind, content = _read_request(message, self.method, layout)
         return handled(self._client, kind, content, context)
 
     def _client(self, context: Context) -> PrivateClient:
@@ -205,7 +206,7 @@ class PrivateClientApp(ClientApp):
         nothing of a run configuration is looked at. ``node_config`` is the SuperNode's own, from the operator's command
         line. An audit brings a ``ledger``, and ``items`` that it makes up.
         """
-        if self.method is not sample_method(node.method):
+        if self.method is not app_method(node.method):
             raise ConfigurationError(
                 f"Expected method = {self.method.name!r}, which the app is made for, got {node.method!r}.",
                 kind="mismatch",
@@ -366,7 +367,7 @@ def private_client_app(
     nobody's data.
     Proof: docs/proofs/release-rule.md, docs/proofs/records.md.
     """
-    chosen = sample_method(method)
+    chosen = app_method(method)
     if samples is None:
         raise ConfigurationError(
             "Expected samples, got none: pass a function of Flower's context that gives (inputs, targets).",
@@ -427,3 +428,61 @@ def _is_function(samples: Any) -> bool:
 
 def _not_a_helper(message: Message, context: Context) -> Message:  # noqa: ARG001 - Flower's interface
     return Message(Error(protocol.OPENING_REFUSED, "this node is no helper"), reply_to=message)
+
+
+_RECORDS = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)
+_Layout = Sequence[tuple[str, tuple[int, ...]]]
+"""Names and shapes of a model's arrays, in order."""
+
+
+def _read_request(message: Message, method: Algorithm, layout: _Layout) -> tuple[str, RecordDict]:
+    """The kind of a request ("train", "evaluate" or "query") and its content under the protocol's record keys.
+
+    Refuses a request of another method's strategy or about another model; the texts depend on the request alone.
+    """
+    kind = message.metadata.message_type.split(".")[0]
+    if kind == MessageType.EVALUATE:
+        return kind, message.content
+    entries = _entries(message.content, method)
+    if kind == MessageType.TRAIN and entries.get(protocol.ASK) == protocol.ASK_SEAL:
+        return kind, RecordDict({protocol.CONFIG: entries})
+    if kind == MessageType.TRAIN and protocol.ASK in entries:
+        _check_asked_as(method, updates=True)
+        return MessageType.QUERY, RecordDict({protocol.CONFIG: entries})
+    if kind == MessageType.QUERY:
+        _check_asked_as(method, updates=False)
+        return kind, RecordDict({protocol.CONFIG: entries})
+    records = [record for record in message.content.array_records.values() if len(record)]
+    if protocol.RELEASE_OF not in entries and len(records) != method.client.query_points:
+        raise malformed(
+            f"expected {method.client.query_points} models, got {len(records)}: this machine is for {method.strategy}"
+        )
+    numbered = [(str(i), shape) for i, (_, shape) in enumerate(layout)]
+    for record in records:
+        if [(name, tuple(array.shape)) for name, array in record.items()] not in (list(layout), numbered):
+            raise malformed(
+                "expected the arrays of what is trained: start the strategy with "
+                "murmurfl.clients.trainable_arrays(module), not with a whole state_dict, or with initial_arrays() of a "
+                "LinearEstimator"
+            )
+    content: dict[str, Any] = dict(zip(_RECORDS, records, strict=False))
+    return kind, RecordDict({**content, protocol.CONFIG: entries})
+
+
+def _entries(content: RecordDict, method: Algorithm) -> ConfigRecord:
+    """The record in murmurfl's protocol, under whatever key."""
+    found = [record for record in content.config_records.values() if protocol.VERSION in record]
+    if len(found) != 1:
+        raise RefusedError(
+            protocol.PROTOCOL_MISMATCH,
+            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states "
+            f"{'several versions' if found else 'no version'}: the server must use murmurfl's {method.strategy}",
+        )
+    return found[0]
+
+
+def _check_asked_as(method: Algorithm, *, updates: bool) -> None:
+    """CorrelatedFedAvg asks in messages of training, the other strategies in queries: a machine answers its own."""
+    if method.updates != updates:
+        evaluation = ", or PrivateEvaluation(of_updates=True)" if method.updates else ""
+        raise malformed(f"this machine is for {method.strategy}{evaluation}, and another strategy asks")

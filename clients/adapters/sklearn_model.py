@@ -25,8 +25,8 @@ from ...privacy.accounting.gdp import check_count
 from ...privacy.machine.clipping import DenseContributions, StackedContributions
 from ..queries import Measure
 from ..records.schema import Label, Part, Schema
+from .machine_model import MachineModel
 from .per_sample_gradients import OuterProducts, PulledOuterProducts, combined_gradients
-from .sample_methods import MachineModel
 
 Scores = NDArray[np.float64]
 Labels = NDArray[np.intp]

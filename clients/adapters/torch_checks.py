@@ -20,8 +20,8 @@ from ...privacy import ConfigurationError, derived_seed
 from ...privacy.errors import OF_DATA, check_installed
 from ..queries import Measure
 from ..records.schema import Schema
+from .machine_model import MachineModel, measured_bound
 from .per_sample_gradients import GRADIENT_MEMORY_MIB
-from .sample_methods import MachineModel, measured_bound
 from .torch_model import (
     ModuleGradients,
     ModuleMeasure,

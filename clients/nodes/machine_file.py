@@ -21,8 +21,8 @@ from ...privacy.accounting.gdp import asked_mu
 from ...privacy.machine import tables
 from ...privacy.setting import Declaration, Setting, Value, hyphenated, refusal, settings, settings_of
 from ...privacy.sums.masking import Masking
-from ..adapters.sample_methods import SAMPLE_METHODS, sample_method
 from ..adapters.update_policy import UpdatePolicy
+from ..algorithms import APP_METHODS, app_method
 from ..queries import EvaluationShare
 from .operators_file import OperatorsFile, covering_budget
 from .roster_files import read_machine_key, read_roster
@@ -211,7 +211,7 @@ class SampleNode(RecordsFile):
     trust: tables.TrustModel = "untrusted-server"
     min_cohort: tables.MinCohort = 1
     min_honest: MinHonest = 1
-    method: Annotated[str, Declaration("What it takes part in, the app's own.", choices=tuple(SAMPLE_METHODS))] = ""
+    method: Annotated[str, Declaration("What it takes part in, the app's own.", choices=APP_METHODS)] = ""
     app: App = ""
     run_config: AppConfig = field(default_factory=dict)
     node_config: AppNodeConfig = field(default_factory=dict)
@@ -236,7 +236,7 @@ class SampleNode(RecordsFile):
 
     def _policy(self, **terms: Any) -> PrivacyPolicy:
         own: dict[str, Any] = {"mechanism": self.mechanism} if self.mechanism else {}
-        return sample_method(self.method).policy(
+        return app_method(self.method).policy(
             batch_size=self.batch_size or None,
             clip_norm=self.clip_norm,
             max_participations=self.max_participations,

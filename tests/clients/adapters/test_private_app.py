@@ -270,7 +270,7 @@ def test_epsilon_is_kept_exactly_and_the_policy_says_everything_else():
         ({"rounds": None}, "Expected rounds"),
         ({"batch_size": 3}, "batch_size to be left out with method 'full-batch'"),
         ({"method": "mu2"}, "batch_size to be set with method 'mu2'"),
-        ({"method": "sgd"}, "method one of 'full-batch', 'mu2', 'noisy-sgd', 'fedavg'"),
+        ({"method": "sgd"}, "method one of 'mu2', 'full-batch', 'noisy-sgd', 'fedavg'"),
         ({"policy": PrivacyPolicy(1.0, 1, 3, 1.0)}, "Expected policy or mu, clip_norm, rounds, got both"),
         ({"chunk": 0}, "chunk"),
         ({"helpers": 0, "trust": "secure-aggregation", "sums": SumAssumption(1, 2)}, "helpers"),
