@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..privacy import ClipUnit, ConfigurationError, PrivacyPolicy, Trust
+from ..privacy import ClipUnit, ConfigurationError, PrivacyPolicy
+from ..privacy.machine.policy import check_own_noise
 from .baseline_clients import DelayedMomentumClient, IsrlDpClient, NoisySGDClient
 from .full_batch_client import FullBatchClient
 from .gradient_update_client import GradientUpdateClient
@@ -20,8 +21,6 @@ from .one_shot_client import OneShotClient, StatisticsClient
 from .online_client import OnlineClient
 from .private_client import PrivateClient
 from .shuffled_client import ShuffledClient
-
-_OF_APPS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
 
 
 @dataclass(frozen=True)
@@ -122,13 +121,7 @@ class Algorithm:
 
     def check(self, policy: PrivacyPolicy) -> None:
         """Refuse a policy that an app's clients cannot keep, or under which they would add no noise."""
-        if policy.trust not in _OF_APPS:
-            raise ConfigurationError(
-                f"Expected trust one of {_OF_APPS}, got {policy.trust!r}: this machine's noise is its own.",
-                kind="unknown-name",
-                setting="trust",
-                got=policy.trust,
-            )
+        check_own_noise(policy)
         self.client.check_policy(policy)
 
     def steps(self, clip_norm: float, bound: float, rounds: int) -> dict[str, float]:

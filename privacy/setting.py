@@ -12,7 +12,9 @@ the same key as ``mechanism``.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from functools import cache, cached_property
 from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_args, get_type_hints
@@ -288,6 +290,24 @@ def refusal(name: str, expected: str, got: Any, *, kind: ErrorKind = "conflict")
     """The error that names a key, what was expected and what came."""
     name = hyphenated(name)
     return ConfigurationError(f"Expected {name} to be {expected}, got {got!r}.", kind=kind, setting=name, got=got)
+
+
+_OF_A_POLICY = {"sample_participations": "passes"}
+"""Fields of a policy that settings have under another name."""
+_FIELD = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
+
+
+@contextmanager
+def named_by_key(known: Iterable[Setting]) -> Iterator[None]:
+    """Name settings by their keys in errors of what is made from them, such as a policy, which checks its fields."""
+    keys = {one.attribute: one.name for one in known}
+    keys |= {field: key for field, key in _OF_A_POLICY.items() if key in keys}
+    try:
+        yield
+    except ConfigurationError as error:
+        told = error.reworded(_FIELD.sub(lambda found: keys.get(found[0], found[0]), str(error)))
+        told.setting = keys.get(error.setting or "", error.setting)
+        raise told from None
 
 
 def unknown_name(key: str, name: object, known: Iterable[str]) -> str:

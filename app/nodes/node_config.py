@@ -36,7 +36,7 @@ from ...privacy.machine import tables
 from ...privacy.machine.tables import CENTRINGS, PRIVATE, SHUFFLED
 from ...privacy.queries.clipped_share import COUNTED_CLIP_NORM
 from ...privacy.queries.mean_of_features import CENTRING_CONSTANT, CENTRING_SHARE
-from ...privacy.setting import Declaration, refusal, settings, unknown_name
+from ...privacy.setting import Declaration, named_by_key, refusal, settings, unknown_name
 from ..data.loading import load_dataset, load_shards
 from ..data.partition import OwnedShards
 from ..methods import METHODS, Method
@@ -57,6 +57,9 @@ from ..settings.run_keys import (
     StrategyName,
     TaskName,
 )
+
+_ANY_DELTA, _FEWEST_CLASSES = 0.5, 2
+"""Public facts of a ledger and a model that are not known yet where a file is read."""
 
 
 def node_strategies() -> list[str]:
@@ -137,6 +140,7 @@ class NodeConfig(RecordsFile):
         self._check_method(self.method)
         self._check_data()
         self._check_sides(self.method)
+        self._check_policy(self.method)
 
     def _check_method(self, method: Method) -> None:
         """Refuse settings that the strategy cannot have."""
@@ -146,7 +150,6 @@ class NodeConfig(RecordsFile):
         reason = "every release has all samples" if method.sums_samples else "its server counts every sample once"
         self._check("passes", once, f"1 {named}: {reason}")
         if method.sums_samples:
-            self._check("batch_size", self.batch_size == 1, f"1 {named}, which has no batches")
             rounds = f"the number of rounds {named}, which uses all samples in each of them"
             self._check("max_participations", self.max_participations >= 1, rounds)
         steps = "set" if method.local_steps else "unset, for its machines take no steps of their own,"
@@ -157,12 +160,15 @@ class NodeConfig(RecordsFile):
             able = "clipping.quantile-share" in keys and self.clipping != "automatic"
             self._check("quantile_share", able, f"0 {named} and clipping = {self.clipping!r}")
             self._check("clip_norm", self.clip_norm == COUNTED_CLIP_NORM, "1 with a clipping.quantile-share")
-        trusts = f"{' or '.join(map(repr, method.trusts))} {named}"
-        self._check("trust", self.trust in ("", *method.trusts), trusts)
-        unused = self.secure or not self.budget_local_mu
-        self._check("budget_local_mu", unused, "unset, for it is read with trust = 'secure-aggregation' only")
-        honest = not self.secure or self.min_honest <= self.min_cohort
-        self._check("min_honest", honest, f"from 1 to trust.min-cohort = {self.min_cohort}")
+
+    def _check_policy(self, method: Method) -> None:
+        """Refuse what no policy can be, whatever its ledger, samples and model are."""
+        mu = asked_mu(self.mu, self.epsilon or None, self.delta or _ANY_DELTA)
+        decided = {"mu": mu, "delta": self.delta or _ANY_DELTA, "budget_mu": mu, "trust": self.trust}
+        decided |= {"budget_local_mu": self.budget_local_mu or None} | self._of_sums(self.budget_local_mu or None)
+        of_model = {"classes": _FEWEST_CLASSES} if "moments" in method.clip_units else {}
+        policy = self._policy(self.batch_size * max(self.max_participations, 1), decided, **of_model)
+        method.client_type.check_policy(policy)
 
     def _check_data(self) -> None:
         """Refuse data that are not there, or there twice."""
@@ -258,19 +264,20 @@ class NodeConfig(RecordsFile):
         shares = self._mean_share + self.private_evaluation
         if shares:
             terms["mu"] = divided_mu(terms["mu"], shares)[1]
-        policy = self.method.machine_policy(
-            clip_norm=self.clip_norm,
-            batch_size=self.batch_size,
-            max_participations=self.max_participations or max(self.passes * separation, 1),
-            mechanism=known_mechanism(self.mechanism),
-            sample_participations=self.passes,
-            min_separation=separation if self.passes > 1 else 1,
-            noise_quality="exact",
-            **bounding(self, self.method.keys),
-            **of_model,
-            **({"order": "secret"} if self.secret_order else {}),
-            **terms,
-        )
+        with named_by_key(self.settings().values()):
+            policy = self.method.machine_policy(
+                clip_norm=self.clip_norm,
+                batch_size=self.batch_size,
+                max_participations=self.max_participations or max(self.passes * separation, 1),
+                mechanism=known_mechanism(self.mechanism),
+                sample_participations=self.passes,
+                min_separation=separation if self.passes > 1 else 1,
+                noise_quality="exact",
+                **bounding(self, self.method.keys),
+                **of_model,
+                **({"order": "secret"} if self.secret_order else {}),
+                **terms,
+            )
         return beside_queries(policy, terms["budget_mu"]) if self.centred or self.private_evaluation else policy
 
     def client(self, ledger: SQLiteLedger | None = None) -> PrivateClient:

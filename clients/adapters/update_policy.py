@@ -18,10 +18,8 @@ from ...privacy import (
 from ...privacy.accounting.gdp import asked_mu, check_count
 from ...privacy.accounting.loss import NOTHING_ASSUMED, Loss, as_loss
 from ...privacy.errors import formerly
-from ...privacy.machine.policy import OF_SUMS
+from ...privacy.machine.policy import OF_SUMS, check_own_noise
 from ...privacy.mechanisms import noise_stands_alone
-
-_TRUSTS: tuple[Trust, ...] = ("untrusted-server", "secure-aggregation")
 
 
 @formerly(min_honest=OF_SUMS, min_cohort=OF_SUMS)
@@ -110,14 +108,7 @@ class UpdatePolicy:
                 setting="mechanism",
                 got=self.mechanism,
             )
-        if self.trust not in _TRUSTS:
-            raise ConfigurationError(
-                f"Expected trust one of {_TRUSTS}, got {self.trust!r}: this machine's noise is its own.",
-                kind="unknown-name",
-                setting="trust",
-                got=self.trust,
-            )
-        self.privacy_policy()
+        check_own_noise(self.privacy_policy())
 
     @property
     def unit(self) -> Unit:

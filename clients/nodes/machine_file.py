@@ -19,7 +19,7 @@ import pydantic
 from ...privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, SumAssumption, gdp_mu, protocol
 from ...privacy.accounting.gdp import asked_mu
 from ...privacy.machine import tables
-from ...privacy.setting import Declaration, Setting, Value, hyphenated, refusal, settings, settings_of
+from ...privacy.setting import Declaration, Setting, Value, hyphenated, named_by_key, refusal, settings, settings_of
 from ...privacy.sums.masking import Masking
 from ..adapters.update_policy import UpdatePolicy
 from ..algorithms import APP_METHODS, app_method
@@ -236,14 +236,15 @@ class SampleNode(RecordsFile):
 
     def _policy(self, **terms: Any) -> PrivacyPolicy:
         own: dict[str, Any] = {"mechanism": self.mechanism} if self.mechanism else {}
-        return app_method(self.method).policy(
-            batch_size=self.batch_size or None,
-            clip_norm=self.clip_norm,
-            max_participations=self.max_participations,
-            samples_per_owner=self.samples_per_owner,
-            **own,
-            **terms,
-        )
+        with named_by_key(self.settings().values()):
+            return app_method(self.method).policy(
+                batch_size=self.batch_size or None,
+                clip_norm=self.clip_norm,
+                max_participations=self.max_participations,
+                samples_per_owner=self.samples_per_owner,
+                **own,
+                **terms,
+            )
 
 
 _OF_THE_LEDGER = ("budget_mu", "delta", "budget_local_mu")
@@ -362,7 +363,9 @@ class UpdateNode(MachineFile):
         names = [one.name for one in fields(UpdatePolicy) if one.name not in _OF_THE_LEDGER]
         updates = {name: found.pop(name) for name in names if name in found}
         updates["sums"] = SumAssumption(**{one.name: found.pop(one.name, one.default) for one in fields(SumAssumption)})
-        return cls(updates=UpdatePolicy(**updates, epsilon=found.get("epsilon")), **found)
+        with named_by_key(cls.settings().values()):
+            policy = UpdatePolicy(**updates, epsilon=found.get("epsilon"))
+        return cls(updates=policy, **found)
 
     def known_by(self, node_config: Mapping[str, Any]) -> bytes:
         """Bytes by which the ledger knows the ClientApp's data; empty for a client-level guarantee.

@@ -242,14 +242,14 @@ class PrivacyPolicy:
                 got=self.clip_unit,
             )
         if self.order == "all":
-            if self.batch_size != 1 or self.min_separation != 1:
-                raise ConfigurationError(
-                    "Expected batch_size and min_separation 1 with order 'all', whose releases are sums over all "
-                    f"samples, got {self.batch_size} and {self.min_separation}.",
-                    kind="conflict",
-                    setting="batch_size",
-                    got=self.batch_size,
-                )
+            for name in ("batch_size", "min_separation"):
+                if (value := getattr(self, name)) != 1:
+                    raise ConfigurationError(
+                        f"Expected {name} 1 with order 'all', whose releases are sums over all samples, got {value}.",
+                        kind="conflict",
+                        setting=name,
+                        got=value,
+                    )
             if self.sample_participations not in (1, self.max_participations):
                 raise ConfigurationError(
                     f"Expected sample_participations left out with order 'all', got {self.sample_participations}: "
@@ -722,6 +722,17 @@ def check_sums(policy: PrivacyPolicy) -> None:
         )
     if policy.budget_local_mu is not None:
         check_positive("budget_local_mu", policy.budget_local_mu)
+
+
+def check_own_noise(policy: PrivacyPolicy) -> None:
+    """Raise if the client trusts a server with its noise, and no server here can make it."""
+    if policy.trust == "trusted-server":
+        raise ConfigurationError(
+            f"Expected trust one of {TRUST_MODELS[:2]}, got {policy.trust!r}: this machine's noise is its own.",
+            kind="unknown-name",
+            setting="trust",
+            got=policy.trust,
+        )
 
 
 def check_moments(policy: PrivacyPolicy) -> None:

@@ -91,7 +91,7 @@ def forget(monkeypatch):
             {"strategy": "tree-momentum"},
             "Expected strategy to be one for real nodes, one of mu2, trusted-mu2, ",
         ),
-        ({"strategy": "full-batch"}, "Expected batch-size to be 1 with strategy = 'full-batch', which has no batches"),
+        ({**FULL_BATCH, "batch-size": 2}, "Expected batch-size 1 with order 'all', whose releases are sums"),
         (
             {"strategy": "full-batch", "batch-size": 1},
             "Expected max-participations to be the number of rounds with strategy = 'full-batch'",

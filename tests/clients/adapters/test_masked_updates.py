@@ -307,7 +307,7 @@ def test_simulated_options_say_nothing_on_a_real_machine(node):
         ('roster = "roster.json"\n', "", "Expected roster to be set"),
         ('signing-key = "machine.key"\n', "", "Expected signing-key"),
         (f'roster-digest = "{ROSTER.digest}"\n', "", "Expected roster-digest"),
-        ("min-cohort = 3", "min-cohort = 1", "min_honest <= min_cohort"),
+        ("min-cohort = 3", "min-cohort = 1", "trust.min-honest <= trust.min-cohort"),
         (
             'trust.kind = "secure-aggregation"\ntrust.min-honest = 2\ntrust.min-cohort = 3\n',
             "",
