@@ -62,28 +62,46 @@ def check_layers(module: torch.nn.Module) -> None:
 
 
 def _unfit_layers(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, str]]:
+    for name, layer in module.named_modules():
+        if (fault := _writes_of(layer) or _statistics_of(layer) or _draws_of(layer)) is not None:
+            yield name, layer, *fault
+
+
+def _statistics_of(layer: torch.nn.Module) -> tuple[str, str] | None:
+    """Return why a layer that normalises depends on other samples, and what to use; None if it does not."""
+    from torch.nn.modules import batchnorm, instancenorm
+
+    tracking = getattr(layer, "track_running_stats", True)
+    if isinstance(layer, instancenorm._InstanceNorm):
+        remembers = "remembers statistics of samples", "use track_running_stats=False, or GroupNorm"
+        return remembers if layer.training and tracking else None
+    if isinstance(layer, batchnorm._BatchNorm) and (layer.training or not tracking):
+        return "takes statistics over a batch", _INSTEAD_OF_BATCH_NORM
+    return None
+
+
+def _draws_of(layer: torch.nn.Module) -> tuple[str, str] | None:
+    """Return why a layer draws at random, and what to do; None if it does not."""
     from torch import nn
-    from torch.nn.modules import batchnorm, dropout, instancenorm
+    from torch.nn.modules import dropout
+
+    if isinstance(layer, dropout._DropoutNd) and layer.training and layer.p > 0:
+        return "draws at random", _INSTEAD_OF_DROPOUT
+    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.training and layer.dropout > 0:
+        return "has dropout, which draws at random", _INSTEAD_OF_DROPOUT
+    return None
+
+
+def _writes_of(layer: torch.nn.Module) -> tuple[str, str] | None:
+    """Return why a layer makes or writes its parameters when it is called, and what to do; None if it does not."""
+    from torch import nn
     from torch.nn.parameter import is_lazy
 
-    for name, layer in module.named_modules():
-        tracking = getattr(layer, "track_running_stats", True)
-        if any(map(is_lazy, layer.parameters(recurse=False))):
-            yield name, layer, "has no parameters yet", "run the module once before the app is made"
-        elif isinstance(layer, instancenorm._InstanceNorm):
-            if layer.training and tracking:
-                yield name, layer, "remembers statistics of samples", "use track_running_stats=False, or GroupNorm"
-        elif isinstance(layer, batchnorm._BatchNorm):
-            if layer.training or not tracking:
-                yield name, layer, "takes statistics over a batch", _INSTEAD_OF_BATCH_NORM
-        elif isinstance(layer, dropout._DropoutNd):
-            if layer.training and layer.p > 0:
-                yield name, layer, "draws at random", _INSTEAD_OF_DROPOUT
-        elif isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
-            if layer.training and layer.dropout > 0:
-                yield name, layer, "has dropout, which draws at random", _INSTEAD_OF_DROPOUT
-        elif isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
-            yield name, layer, "writes to its weights when it is called (max_norm)", "leave max_norm out"
+    if any(map(is_lazy, layer.parameters(recurse=False))):
+        return "has no parameters yet", "run the module once before the app is made"
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+        return "writes to its weights when it is called (max_norm)", "leave max_norm out"
+    return None
 
 
 def check_loss(loss: Callable[..., Any]) -> None:

@@ -335,20 +335,27 @@ class ModuleState:
             yield found.__dict__, f"{place}."
             yield from ((one, f"{place}.<cache>") for one in _results(found))
         elif (access := _access(found)) is not None:
-            read, write = access
-            before = read()
-            self._values.append(_Value(place, read, before, functools.partial(write, before)))
-            if isinstance(found, np.ndarray):
-                if found.dtype.hasobject:
-                    yield found.ravel().tolist(), place
-                if isinstance(found.base, np.ndarray | torch.Tensor | bytearray | array.array):
-                    yield found.base, f"{place}.base"
+            yield from self._visit_value(found, place, *access)
         elif issubclass(kind, torch.nn.Module) or not _is_left_alone(kind) or _is_lost(found):
             if issubclass(kind, torch.Tensor) and id(found) not in self._trained and not found.is_inference():
                 # Trained parameters are handed in anew for every sample; inference tensors cannot be written to.
                 self._tensors.append((place, found, found.detach().clone()))
                 self._tensor_versions.append(found._version)
             yield from self._visit_object(found, place)
+
+    def _visit_value(
+        self, found: Any, place: str, read: Callable[[], Any], write: Callable[[Any], Any]
+    ) -> Iterator[tuple[Any, str]]:
+        """Visit what can be read and written as a whole, such as an array."""
+        import torch
+
+        before = read()
+        self._values.append(_Value(place, read, before, functools.partial(write, before)))
+        if isinstance(found, np.ndarray):
+            if found.dtype.hasobject:
+                yield found.ravel().tolist(), place
+            if isinstance(found.base, np.ndarray | torch.Tensor | bytearray | array.array):
+                yield found.base, f"{place}.base"
 
     def _visit_object(self, found: Any, place: str) -> Iterator[tuple[Any, str]]:
         """Visit an object with attributes or items, or an opaque one."""
@@ -370,11 +377,7 @@ class ModuleState:
         else:
             if _is_lost(found) or (type(attributes) is not dict and not slots):
                 _check_put_back(found, place)
-            for one in gc.get_referents(found):
-                if type(one) is not dict or (kind in _OF_A_DICT and "__module__" not in one):
-                    yield one, place
-                else:  # a dict internal to C code, which writing may break
-                    yield from ((value, place) for value in one.values())
+            yield from ((one, place) for one in _referents(found))
         yield kind, f"{place}.<class {kind.__name__}>"
 
     def _visit_mapping(self, found: dict[Any, Any], place: str) -> Iterator[tuple[Any, str]]:
@@ -519,6 +522,15 @@ def _results(cached: functools._lru_cache_wrapper[Any]) -> list[Any]:
         return list(next(one for one in found if type(one) is dict).values())
     links = "_lru_list_elem"
     return [one for one in found if type(one) is not dict or all(type(e).__name__ != links for e in one.values())]
+
+
+def _referents(found: Any) -> Iterator[Any]:
+    """Yield what an opaque object refers to, and the values of dicts internal to C code, which writing may break."""
+    for one in gc.get_referents(found):
+        if type(one) is not dict or (type(found) in _OF_A_DICT and "__module__" not in one):
+            yield one
+        else:
+            yield from one.values()
 
 
 def _access(found: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None:
