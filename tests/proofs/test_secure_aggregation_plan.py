@@ -143,7 +143,7 @@ def test_a_masked_session_follows_its_headers_and_keeps_mu():
             masked = masking[name].mask(release, "s", chosen)
             header = checked_header(masked.sealed, roster)
             made.append(header)
-            if name in cohort and len(cohort) >= chosen.min_cohort:
+            if name in cohort and len(cohort) >= chosen.sums.min_cohort:
                 hidden += masked.counts
                 plain += release.counts
                 sealed.append((masked.sealed, header))
