@@ -164,7 +164,7 @@ class NodeConfig(RecordsFile):
     def _check_policy(self, method: Method) -> None:
         """Refuse what no policy can be, whatever its ledger, samples and model are."""
         mu = asked_mu(self.mu, self.epsilon or None, self.delta or _ANY_DELTA)
-        decided = {"mu": mu, "delta": self.delta or _ANY_DELTA, "budget_mu": mu, "trust": self.trust}
+        decided: dict[str, Any] = {"mu": mu, "delta": self.delta or _ANY_DELTA, "budget_mu": mu, "trust": self.trust}
         decided |= {"budget_local_mu": self.budget_local_mu or None} | self._of_sums(self.budget_local_mu or None)
         of_model = {"classes": _FEWEST_CLASSES} if "moments" in method.clip_units else {}
         policy = self._policy(self.batch_size * max(self.max_participations, 1), decided, **of_model)
