@@ -131,8 +131,6 @@ class NodeConfig(RecordsFile):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.delta:
-            asked_mu(self.mu, self.epsilon or None, self.delta)
         for name in ("model", "features", "partition"):
             registry(name)[getattr(self, name)]  # refuses an unknown name
         if self.mechanism and known_mechanism(self.mechanism) not in MECHANISMS:
