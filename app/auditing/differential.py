@@ -315,7 +315,7 @@ class _Audit:
         if isinstance(config, NodeConfig):
             changed |= {"budget_local_mu": 0.0, "budget_mu": 0.0}
             sums_samples, passes = config.method.sums_samples, config.passes
-        if config.sums:
+        if config.secure:
             changed |= {name: getattr(type(config), name) for name in ("trust", *config.of_sums)}
         batch = min(config.batch_size, MOST_BATCH // 3 if self._schema.owner else MOST_BATCH)
         held_out = math.ceil(config.held_out * changed["rows"]) if config.private_evaluation else 0

@@ -101,7 +101,7 @@ def check_node(
         made = Preflight(checks=[Check("configuration", "failed", _told(error))])
     else:
         made = _machine_checks(config, run_every_days, clock())
-        made.checks.extend([*(_roster(path) if config.sums else []), *_data(config), *_runs(runs)])
+        made.checks.extend([*(_roster(path) if config.secure else []), *_data(config), *_runs(runs)])
     return Preflight(made.description, [*made.checks, *_connection(path, given, clock)], made.allowance)
 
 
