@@ -155,7 +155,7 @@ def test_a_file_that_breaks_the_rule_is_noticed(name, path, text):
     ("room", "line"),
     [
         ("privacy/mechanisms/__init__.py", "MECHANISMS"),
-        ("app/methods/__init__.py", "METHODS"),
+        ("clients/algorithms.py", "ALGORITHMS"),
         ("app/data/__init__.py", "TASKS"),
         ("app/data/features/__init__.py", "FEATURES"),
         ("app/data/partition.py", "PARTITIONS"),
