@@ -83,6 +83,25 @@ class Together:
     note: State | None = None
 
 
+def _check_kind(kind: type[PrivateClient], name: str, policy: PrivacyPolicy) -> None:
+    """Refuse an impossible name, and sums of releases where a class does not say that it serves them."""
+    if not 0 < len(name) <= protocol.LONGEST_MACHINE_NAME:
+        raise ConfigurationError(
+            f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}.",
+            kind="malformed",
+            setting="name",
+            got=name,
+        )
+    # Not in check_policy: a subclass that overrides it without super() must not lose this.
+    if policy.trust == "secure-aggregation" and not vars(kind).get("summable", False):
+        raise ConfigurationError(
+            f"Expected a kind of machine that serves trust 'secure-aggregation', got {kind.__name__}: its "
+            "server needs more than sums of releases, or nobody has said otherwise (summable = True in the class).",
+            kind="conflict",
+            setting="trust",
+        )
+
+
 class PrivateClient(NumPyClient):
     """A machine that answers with private releases and nothing else.
 
@@ -147,21 +166,7 @@ class PrivateClient(NumPyClient):
         queries: Sequence[ClientQuery] = (),
     ) -> None:
         super().__init__()
-        if not 0 < len(name) <= protocol.LONGEST_MACHINE_NAME:
-            raise ConfigurationError(
-                f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}.",
-                kind="malformed",
-                setting="name",
-                got=name,
-            )
-        # Not in check_policy: a subclass that overrides it without super() must not lose this.
-        if policy.trust == "secure-aggregation" and not vars(type(self)).get("summable", False):
-            raise ConfigurationError(
-                f"Expected a kind of machine that serves trust 'secure-aggregation', got {type(self).__name__}: its "
-                "server needs more than sums of releases, or nobody has said otherwise (summable = True in the class).",
-                kind="conflict",
-                setting="trust",
-            )
+        _check_kind(type(self), name, policy)
         self.check_policy(policy)
         check_owned(policy, samples)
         check_masking(policy, masking, name, simulated=keys.simulated)
@@ -188,11 +193,16 @@ class PrivateClient(NumPyClient):
         """Their machines."""
         self.giver = next((part for part in self.parts.values() if part.query.gives), None)
         """The part whose answer later requests bring back, such as a centre."""
+        self._set_fits(policy, keys)
+
+    def _set_fits(self, policy: PrivacyPolicy, keys: NoiseKeys) -> None:
+        """Tell machines which records fit, where they may leave out the others."""
+        samples, owners = self.samples, policy.samples_per_owner
         fits = getattr(samples, "fits", None)
-        vouched = rows_unmixed(gradients) and type(self).contribution is PrivateClient.contribution
-        if vouched and getattr(samples, "stands_in", False) and self.giver is None and not policy.samples_per_owner:
+        vouched = rows_unmixed(self.gradients) and type(self).contribution is PrivateClient.contribution
+        if vouched and getattr(samples, "stands_in", False) and self.giver is None and not owners:
             self.machine.fits, self.machine.together = fits, True
-        if keys.simulated and fits is not None and not policy.samples_per_owner and not fits.all():
+        if keys.simulated and fits is not None and not owners and not fits.all():
             fitting = [part.machine for part in self.parts.values() if not part.asked.counts_misfits]
             for machine in (self.machine, *fitting):
                 if isinstance(machine, PrivateMachine):

@@ -487,16 +487,8 @@ def read_query(config: Mapping[str, Any], parts: Mapping[str, QueryPart]) -> tup
 
     Answer and refusal depend on the request and on what is public of the client; the texts are fixed.
     """
-    said = config.get(protocol.RELEASE_OF)
-    if said is not None and (not isinstance(said, str) or (said not in QUERIES and said not in parts)):
-        raise malformed(f"{protocol.RELEASE_OF} is something this machine does not release")
-    if said is not None and said not in parts:
-        raise RefusedError(protocol.NOT_CONFIGURED, QUERIES[said].not_configured)
-    of = said or GRADIENTS
-    giver = next((part for part in parts.values() if part.query.gives), None)
-    for kind in QUERIES.values():
-        if kind.gives and kind.gives in config and (giver is None or giver.query.gives != kind.gives):
-            raise RefusedError(protocol.NOT_CONFIGURED, kind.not_configured)
+    of = _read_name(config, parts)
+    giver = _read_giver(config, parts)
     if giver is None:
         return of, None
     name, entry = giver.query.name, giver.query.gives
@@ -509,6 +501,25 @@ def read_query(config: Mapping[str, Any], parts: Mapping[str, QueryPart]) -> tup
         text = f"this machine is configured for {giver.query.setting}: a request for gradients must bring a {entry}"
         raise RefusedError(protocol.NOT_CONFIGURED, text)
     return of, giver.asked.read_input(content)
+
+
+def _read_name(config: Mapping[str, Any], parts: Mapping[str, QueryPart]) -> str:
+    """Return the name of what a training request is for; refuse what the client does not release."""
+    said = config.get(protocol.RELEASE_OF)
+    if said is not None and (not isinstance(said, str) or (said not in QUERIES and said not in parts)):
+        raise malformed(f"{protocol.RELEASE_OF} is something this machine does not release")
+    if said is not None and said not in parts:
+        raise RefusedError(protocol.NOT_CONFIGURED, QUERIES[said].not_configured)
+    return said or GRADIENTS
+
+
+def _read_giver(config: Mapping[str, Any], parts: Mapping[str, QueryPart]) -> QueryPart | None:
+    """Return the part whose answer requests bring back, if there is one; refuse another's answer."""
+    giver = next((part for part in parts.values() if part.query.gives), None)
+    for kind in QUERIES.values():
+        if kind.gives and kind.gives in config and (giver is None or giver.query.gives != kind.gives):
+            raise RefusedError(protocol.NOT_CONFIGURED, kind.not_configured)
+    return giver
 
 
 def held_out_samples(samples: int, share: float) -> int:

@@ -412,26 +412,38 @@ def _label(name: str, cells: Sequence[Any]) -> tuple[Label, Sequence[str]]:
     if len(words) > len(present) * (1 - _MOST) or not numbers:
         numbers, present = [], present + [cell for cell in cells if _is_name(cell)]
     spelt = Counter(text_of(cell) for cell in present)
-    names = _usual_spellings(spelt)
-    named: Counter[str] = Counter()
-    for one, count in spelt.items():
-        named[names[one.casefold()]] += count
+    named = _by_usual_spelling(spelt)
     if numbers and (len(named) > _MOST_CLASSES or any(number % 1 for number in numbers)):
         return Label(column=name, bounds=_bounds_of_label(numbers)), ()
     frequent = [one for one, count in named.items() if count >= min(FEWEST_OF_A_CATEGORY, max(len(present) // 10, 1))]
     if not 2 <= len(frequent) <= _MOST_CLASSES:
-        got = f"{len(named):,} values, of which {len(frequent):,} are frequent"
-        if len(named) <= 1:
-            got = "".join(f"{one!r} alone" for one in named) or "no value"
-        plain = "write numbers without signs and commas, or " if words and _all_are(_DRESSED, present) else ""
-        raise ConfigurationError(
-            f"Expected a label of 2 to {_MOST_CLASSES} frequent classes or of numbers in the column {name!r}, got {got}"
-            f": {plain}name another column with --label.",
-            kind="wrong-type",
-            setting="label",
-        )
+        dressed = bool(words) and _all_are(_DRESSED, present)
+        raise _no_label(name, named, frequent, dressed=dressed)
     order = sorted(frequent) if _numbers(frequent)[1] else sorted(frequent, key=float)
     return Label(column=name, classes=tuple(order)), _notes_on_classes(order, spelt, named)
+
+
+def _no_label(name: str, named: Counter[str], frequent: Sequence[str], *, dressed: bool) -> ConfigurationError:
+    """Return the refusal of a column that is neither classes nor numbers."""
+    got = f"{len(named):,} values, of which {len(frequent):,} are frequent"
+    if len(named) <= 1:
+        got = "".join(f"{one!r} alone" for one in named) or "no value"
+    plain = "write numbers without signs and commas, or " if dressed else ""
+    return ConfigurationError(
+        f"Expected a label of 2 to {_MOST_CLASSES} frequent classes or of numbers in the column {name!r}, got {got}"
+        f": {plain}name another column with --label.",
+        kind="wrong-type",
+        setting="label",
+    )
+
+
+def _by_usual_spelling(spelt: Counter[str]) -> Counter[str]:
+    """Return how often each value occurs, by its most common spelling."""
+    names = _usual_spellings(spelt)
+    named: Counter[str] = Counter()
+    for one, count in spelt.items():
+        named[names[one.casefold()]] += count
+    return named
 
 
 def _usual_spellings(spelt: Counter[str]) -> dict[str, str]:

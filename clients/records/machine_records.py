@@ -295,7 +295,6 @@ def items_of(found: Any) -> Items:
         own ``collate_fn`` sees one at a time.
     """
     loader, dataset, iterable = _torch_kinds()
-    items: Any
     collate = None
     if loader and isinstance(found, loader):
         found, collate = found.dataset, found.collate_fn
@@ -305,25 +304,29 @@ def items_of(found: Any) -> Items:
             f"often it was used; {ADVICE}.",
             kind="wrong-type",
         )
-    if isinstance(found, tuple):
-        if len(found) not in (2, 3):
-            raise ConfigurationError(
-                f"Expected a pair (inputs, targets), got {len(found)} parts: {ADVICE}.", kind="wrong-shape"
-            )
-        items = _pairs(*found)
-    elif _is_of("pandas", "DataFrame", found):
-        items = _frame_rows(found)
-    elif isinstance(found, list) or (dataset and isinstance(found, dataset)) or _is_of("datasets", "Dataset", found):
-        items = found
-    elif isinstance(found, Mapping | str | bytes) or not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
-        raise ConfigurationError(f"Expected samples, got {type(found).__name__}: {ADVICE}.", kind="failed")
-    else:
-        items = _batches_of_one(found)
+    items = _one_by_one(found, dataset)
     if collate is not None and getattr(collate, "__module__", "").partition(".")[0] != "torch":
         items = _collated(items, collate)
     if not len(items):
         raise ConfigurationError("Expected at least one sample, got none.", kind="out-of-range")
     return items
+
+
+def _one_by_one(found: Any, dataset: Any) -> Any:
+    """Samples as items, of which ``dataset`` is PyTorch's kind; refuse what has no samples."""
+    if isinstance(found, tuple):
+        if len(found) not in (2, 3):
+            raise ConfigurationError(
+                f"Expected a pair (inputs, targets), got {len(found)} parts: {ADVICE}.", kind="wrong-shape"
+            )
+        return _pairs(*found)
+    if _is_of("pandas", "DataFrame", found):
+        return _frame_rows(found)
+    if isinstance(found, list) or (dataset and isinstance(found, dataset)) or _is_of("datasets", "Dataset", found):
+        return found
+    if isinstance(found, Mapping | str | bytes) or not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+        raise ConfigurationError(f"Expected samples, got {type(found).__name__}: {ADVICE}.", kind="failed")
+    return _batches_of_one(found)
 
 
 def _torch_kinds() -> tuple[Any, Any, Any]:

@@ -156,6 +156,12 @@ class Part(_Said):
         _checked_bounds(self.bounds)
         if any(size < 0 for size in self.shape):
             raise ValueError(f"Expected a shape of sizes >= 0, got {list(self.shape)}.")
+        if self.bounds is not None and self.kind not in ("number", "integer"):
+            raise ValueError(f"Expected bounds of numbers and integers only, got them for {self.kind!r}.")
+        return self
+
+    @model_validator(mode="after")
+    def _of_sequences(self) -> Self:
         sequence = self.kind == "sequence"
         if sequence != (self.length is not None and self.vocabulary is not None) or (sequence and self.shape):
             raise ValueError("Expected length and vocabulary of a sequence, without a shape, and of nothing else.")
@@ -163,8 +169,6 @@ class Part(_Said):
             raise ValueError(f"Expected length and vocabulary >= 1, got {self.length} and {self.vocabulary}.")
         if self.padding is not None and not (sequence and 0 <= self.padding < (self.vocabulary or 0)):
             raise ValueError(f"Expected padding to be a token of a sequence, got {self.padding}.")
-        if self.bounds is not None and self.kind not in ("number", "integer"):
-            raise ValueError(f"Expected bounds of numbers and integers only, got them for {self.kind!r}.")
         return self
 
     @property
@@ -383,12 +387,16 @@ class Schema(_Said):
             raise ValueError("Expected the name of the label's column beside columns, got none.")
         if {self.label.column, self.owner} & set(self.columns):
             raise ValueError("Expected label and owner to be no columns of the inputs.")
+        if len(self.separator) != 1 or self.separator in '"\r\n':
+            raise ValueError(f"Expected separator to be one character, got {self.separator!r}.")
+        return self
+
+    @model_validator(mode="after")
+    def _of_norm(self) -> Self:
         if self.norm is not None and not (math.isfinite(self.norm) and self.norm > 0):
             raise ValueError(f"Expected norm > 0 and finite, got {self.norm}.")
         if self.norm is not None and any(part.kind != "number" for part in self.inputs):
             raise ValueError("Expected norm for columns or inputs of kind 'number' alone, got it beside other inputs.")
-        if len(self.separator) != 1 or self.separator in '"\r\n':
-            raise ValueError(f"Expected separator to be one character, got {self.separator!r}.")
         return self
 
     @classmethod

@@ -140,13 +140,7 @@ class Computing:
         # of another shape differ in their last bits.
         placed.sort(key=lambda entry: entry[0])
         here = np.array([here for *_, here in placed])
-        samples = self.batch([(self.names[i], chosen) for i, _, chosen, here in placed if here])
-        if self.client.giver is not None and self.request.public_input is not None:
-            samples = self.client.giver.asked.seen(samples, self.request.public_input)
-        if not here.all():
-            sampled = np.repeat(here, self.client.machine.policy.batch_size)
-            samples = spread_samples(samples, np.flatnonzero(sampled), len(sampled))
-        stack = self.together.contributions([i for i, *_ in placed], samples)
+        stack = self.together.contributions([i for i, *_ in placed], self._samples(placed, here))
         if len(parts) == 1 and here.all():
             return [stack]
         number = np.array([number for _, number, *_ in placed])
@@ -154,6 +148,16 @@ class Computing:
         chosen = [np.flatnonzero(np.repeat(here & (number == part), share)) for part in range(len(parts))]
         pick = getattr(stack, "chosen", partial(ChosenContributions, stack))
         return [pick(rows) if rows.size else None for rows in chosen]
+
+    def _samples(self, placed: Sequence[Placed], here: NDArray[np.bool_]) -> Any:
+        """The samples of all machines in one batch, as they are seen by a public input."""
+        samples = self.batch([(self.names[i], chosen) for i, _, chosen, is_here in placed if is_here])
+        if self.client.giver is not None and self.request.public_input is not None:
+            samples = self.client.giver.asked.seen(samples, self.request.public_input)
+        if not here.all():
+            sampled = np.repeat(here, self.client.machine.policy.batch_size)
+            samples = spread_samples(samples, np.flatnonzero(sampled), len(sampled))
+        return samples
 
     def _elsewhere(self, placed: Sequence[Placed], parts: Sequence[Part]) -> list[Placed]:
         """The machines that are computed elsewhere: only their places are known."""

@@ -249,12 +249,7 @@ class MachineDirectory:
             enough = bool(self.names) and connected >= (fewest if late else needed)
             if enough and len(self.helpers()) >= helpers:
                 return
-            seen = self._attending(simulated=is_simulation(grid))
-            if not self.several_on_a_node and (why := pointless(wanted, seen)):
-                raise NodesUnavailableError(why)
-            if late:
-                said = no_helpers if enough else shortage
-                raise NodesUnavailableError(said(wanted, seen, self.deadline_s))
+            self._check_hope(self._attending(simulated=is_simulation(grid)), wanted, late=late, enough=enough)
             if enough:
                 meanwhile()
                 self._say(f"helpers: {len(self.helpers())} of {helpers}")
@@ -262,6 +257,14 @@ class MachineDirectory:
                 self._say(f"machines: {connected if begun else len(self._known())} of {needed}")
             self.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _check_hope(self, seen: Attending, wanted: Needed, *, late: bool, enough: bool) -> None:
+        """Raise if there is no point in waiting, or no time left; ``enough``: machines are there, and helpers miss."""
+        if not self.several_on_a_node and (why := pointless(wanted, seen)):
+            raise NodesUnavailableError(why)
+        if late:
+            said = no_helpers if enough else shortage
+            raise NodesUnavailableError(said(wanted, seen, self.deadline_s))
 
     def _attending(self, *, simulated: bool) -> Attending:
         connected = self.node_map() if self.names else self._known()
@@ -303,6 +306,14 @@ class MachineDirectory:
             self._nodes, self._nodes_since = len(connected), now
         self._hosted = {node_id: met for node_id, met in self._hosted.items() if node_id in connected}
         self._strangers = {node_id: kind for node_id, kind in self._strangers.items() if node_id in connected}
+        self._greet(grid, connected, now)
+        self._take_answers(grid)
+        grid.node_names.update({node_id: ", ".join(met.names) for node_id, met in self._hosted.items()})
+        self._report_repeated()
+        self._report_schemas()
+
+    def _greet(self, grid: GuardedGrid, connected: set[int], now: float) -> None:
+        """Greet new nodes, and forget greetings that are too old or of nodes that are gone."""
         # A node that gives no sensible answer is asked again after a while. Nobody waits for it meanwhile.
         before = {message_id for message_id, _ in self._greeted.values() if message_id}
         self._greeted = {
@@ -318,18 +329,19 @@ class MachineDirectory:
             message_ids = list(grid.push_messages(hellos))
             for node_id, message_id in zip(new, message_ids, strict=False):
                 self._greeted[node_id] = (message_id or "", now)
+
+    def _take_answers(self, grid: GuardedGrid) -> None:
+        """Take the answers to greetings that have come, in the order of nodes."""
         waiting = {message_id: node_id for node_id, (message_id, _) in self._greeted.items() if message_id}
-        if waiting:
-            answered = [
-                (node_id, reply)
-                for reply in guarded(grid).pull_messages(list(waiting))
-                if (node_id := waiting.get(reply.metadata.reply_to_message_id)) is not None
-            ]
-            for node_id, reply in sorted(answered, key=lambda pair: pair[0]):
-                self._met(reply, node_id)
-        grid.node_names.update({node_id: ", ".join(met.names) for node_id, met in self._hosted.items()})
-        self._report_repeated()
-        self._report_schemas()
+        if not waiting:
+            return
+        answered = [
+            (node_id, reply)
+            for reply in grid.pull_messages(list(waiting))
+            if (node_id := waiting.get(reply.metadata.reply_to_message_id)) is not None
+        ]
+        for node_id, reply in sorted(answered, key=lambda pair: pair[0]):
+            self._met(reply, node_id)
 
     def _met(self, reply: Message, node_id: int) -> None:
         met, kind = introduction(reply, self._nonces.get(node_id, "")), stranger(reply)

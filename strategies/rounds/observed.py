@@ -86,18 +86,23 @@ def require_progress(history: Sequence[RoundReport], why: Sequence[str] = ()) ->
     asked = [report for report in history if report.asked]
     if not asked or any(report.aggregated for report in asked):
         return
+    rounds = "round" if len(asked) == 1 else "rounds"
+    legacy = any(protocol.REFUSAL_NAMES[protocol.LEGACY_CLIENT_APP] in report.refused for report in asked)
+    raise NothingAggregatedError(
+        f"Expected releases to aggregate, got none in {len(asked)} {rounds}: {'; '.join(_what_came(asked, why))}; see "
+        f"the machines' logs.{_LEGACY if legacy else ''}"
+    )
+
+
+def _what_came(asked: Sequence[RoundReport], why: Sequence[str]) -> list[str]:
+    """What came in the place of releases in some rounds."""
     reasons = sorted({reason for report in asked for reason in report.refused})
     texts = f" ({'; '.join(why)})" if why else ""
-    said = [f"machines refused with {', '.join(reasons)}{texts}"] if reasons else []
-    said += sorted({f"a round was closed ({report.closed})" for report in asked if report.closed})
-    said += [f"{count} replies were malformed"] if (count := sum(report.malformed for report in asked)) else []
-    said += [f"{count} replies were lost"] if (count := sum(report.lost for report in asked)) else []
-    rounds = "round" if len(asked) == 1 else "rounds"
-    legacy = protocol.REFUSAL_NAMES[protocol.LEGACY_CLIENT_APP] in reasons
-    raise NothingAggregatedError(
-        f"Expected releases to aggregate, got none in {len(asked)} {rounds}: {'; '.join(said)}; see the machines' logs."
-        f"{_LEGACY if legacy else ''}"
-    )
+    came = [f"machines refused with {', '.join(reasons)}{texts}"] if reasons else []
+    came += sorted({f"a round was closed ({report.closed})" for report in asked if report.closed})
+    came += [f"{count} replies were malformed"] if (count := sum(report.malformed for report in asked)) else []
+    came += [f"{count} replies were lost"] if (count := sum(report.lost for report in asked)) else []
+    return came
 
 
 _WIDTH = 64

@@ -275,13 +275,10 @@ def read_outcome(
     )
     if not (isinstance(arrays, ArrayRecord) and isinstance(metrics, MetricRecord) and isinstance(config, ConfigRecord)):
         return None
-    name, release, ack = config.get(protocol.MACHINE), metrics.get(protocol.RELEASE), metrics.get(protocol.ACK)
-    if not isinstance(name, str) or nodes.get(name) != message.metadata.src_node_id:
+    name, numbered = config.get(protocol.MACHINE), _read_numbers(metrics)
+    if not isinstance(name, str) or nodes.get(name) != message.metadata.src_node_id or numbered is None:
         return None
-    if metrics.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
-        return None
-    if not isinstance(release, int) or not isinstance(ack, int) or max(release, ack) > protocol.LARGEST_ROUND:
-        return None
+    release, ack = numbered
     parts = _read_parts(arrays, layout)
     contents: Vector | MaskedRelease | None = None
     if parts is not None:
@@ -289,6 +286,16 @@ def read_outcome(
     # Lists are nobody's, and what is read from a number that is too large may overflow.
     numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float) and _is_plain(value)}
     return None if contents is None else Reply(name, release, ack, contents, numbers)
+
+
+def _read_numbers(metrics: MetricRecord) -> tuple[int, int] | None:
+    """Return the numbers of a release and its acknowledgement; None if they are impossible, or of another protocol."""
+    if metrics.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
+        return None
+    release, ack = metrics.get(protocol.RELEASE), metrics.get(protocol.ACK)
+    if not isinstance(release, int) or not isinstance(ack, int) or max(release, ack) > protocol.LARGEST_ROUND:
+        return None
+    return release, ack
 
 
 def is_masked(message: Message) -> bool | None:
@@ -510,11 +517,24 @@ def is_statement(entries: Mapping[str, Any]) -> bool:
         return False
     if math.inf in (value for key, value in entries.items() if key not in (*_STATEMENT_MUS, protocol.MU_LOCAL)):
         return False
+    if any(not isinstance(entries.get(key, ""), str) for key in _STATEMENT_WORDS):
+        return False
+    delta = entries.get(protocol.DELTA, 0.5)
+    if not isinstance(delta, float) or not 0 < delta < 1:
+        return False
+    return _has_counts(entries) and _has_figures(entries)
+
+
+def _has_counts(entries: Mapping[str, Any]) -> bool:
+    """Return True if a statement has all counts, none of them impossible."""
     counts = [entries.get(key) for key in _STATEMENT_COUNTS]
     if any(type(count) is not int or not 0 <= count <= LARGEST_COUNT for count in counts):
         return False
-    if max(counts[:2]) > protocol.LARGEST_ROUND:  # type: ignore[type-var]
-        return False
+    return max(counts[:2]) <= protocol.LARGEST_ROUND  # type: ignore[type-var]
+
+
+def _has_figures(entries: Mapping[str, Any]) -> bool:
+    """Return True if a statement has every mu, and what it rests on."""
     mus = [entries.get(key) for key in _STATEMENT_MUS]
     # Under secure aggregation all three, or none: a mu without what it rests on would be said of anybody.
     sums = [entries.get(key) for key in (protocol.MU_LOCAL, protocol.MIN_HONEST, protocol.MIN_COHORT)]
@@ -522,11 +542,6 @@ def is_statement(entries: Mapping[str, Any]) -> bool:
         mus.append(sums[0])
         if any(type(number) is not int or not 1 <= number <= MOST_SUMMED for number in sums[1:]):
             return False
-    if any(not isinstance(entries.get(key, ""), str) for key in _STATEMENT_WORDS):
-        return False
-    delta = entries.get(protocol.DELTA, 0.5)
-    if not isinstance(delta, float) or not 0 < delta < 1:
-        return False
     return all(isinstance(mu, int | float) and not isinstance(mu, bool) and mu >= 0 for mu in mus)
 
 

@@ -201,28 +201,25 @@ class Screen:
         """The outcomes, with None for a reply that fits no sum, or not the sum of most others."""
         fitting = [self._fitting(outcome) for outcome in outcomes]
         terms = [self._terms_of(outcome) for outcome in fitting]
-        votes: dict[Terms, set[str]] = {}
+        most, room = self._terms or _most_common(fitting, terms), MOST_SUMMED
         for outcome, its in zip(fitting, terms, strict=True):
-            if isinstance(outcome, Reply) and its is not None:
-                votes.setdefault(its, set()).add(outcome.machine)
-            elif isinstance(outcome, SummedReplies):
-                votes.setdefault(("", "", outcome.spacing), set()).update(outcome.machines)
-        room = MOST_SUMMED
-        most = self._terms or max(votes, key=lambda its: len(votes[its]), default=None)  # the first of several
-        for outcome, its in zip(fitting, terms, strict=True):
-            if isinstance(outcome, Reply) and its is not None and most is not None and its != most:
-                self._warn(outcome.machine, _difference(its, most))
-                yield None
-            elif isinstance(outcome, SummedReplies) and most is not None and outcome.spacing != most[2]:
-                for machine in outcome.machines:
-                    self._warn(machine, _difference(("", "", outcome.spacing), most))
-                    yield None
-            elif isinstance(outcome, Reply) and its is not None and not room:
-                self._warn(outcome.machine, f"the sum has {MOST_SUMMED} releases, as many as helpers open")
+            if isinstance(outcome, SummedReplies):
+                yield from self._fitting_sums(outcome, most)
+            elif isinstance(outcome, Reply) and its is not None and (problem := _misfit(its, most, room)):
+                self._warn(outcome.machine, problem)
                 yield None
             else:
                 room -= its is not None
                 yield outcome
+
+    def _fitting_sums(self, replies: SummedReplies, most: Terms | None) -> Iterator[Outcome]:
+        """The sum of several releases, or None for each of them if it does not fit."""
+        if most is None or replies.spacing == most[2]:
+            yield replies
+            return
+        for machine in replies.machines:
+            self._warn(machine, _difference(("", "", replies.spacing), most))
+            yield None
 
     def _terms_of(self, outcome: Outcome) -> Terms | None:
         return terms_of(outcome.contents) if isinstance(outcome, Reply) and not self._is_late(outcome) else None
@@ -267,6 +264,24 @@ class Screen:
         if (machine, problem) not in self._warned:
             self._warned.add((machine, problem))
             logger.warning("Machine %r cannot be summed with the others: %s. Its reply is dropped.", machine, problem)
+
+
+def _most_common(outcomes: Iterable[Outcome], terms: Iterable[Terms | None]) -> Terms | None:
+    """The terms of most machines, the first of several; None without any."""
+    votes: dict[Terms, set[str]] = {}
+    for outcome, its in zip(outcomes, terms, strict=True):
+        if isinstance(outcome, Reply) and its is not None:
+            votes.setdefault(its, set()).add(outcome.machine)
+        elif isinstance(outcome, SummedReplies):
+            votes.setdefault(("", "", outcome.spacing), set()).update(outcome.machines)
+    return max(votes, key=lambda its: len(votes[its]), default=None)
+
+
+def _misfit(terms: Terms, most: Terms | None, room: int) -> str:
+    """Why a release of some terms cannot stand in a sum that has room for so many, or an empty string."""
+    if most is not None and terms != most:
+        return _difference(terms, most)
+    return "" if room else f"the sum has {MOST_SUMMED} releases, as many as helpers open"
 
 
 def _difference(terms: Terms, others: Terms) -> str:
