@@ -74,7 +74,7 @@ def kept(epochs: int) -> dict[str, Any]:
         ("algorithm 1", TreeMomentum(**options)),
         ("algorithm 2", ReducedTreeMomentum(smoothness=SMOOTHNESS, **options)),
     ):
-        arrays = vars(strategy.initial_state(np.zeros(VALUES))).values()
+        arrays = vars(strategy.rule.init(np.zeros(VALUES), [])).values()
         counts[f"{label} keeps"] = sum(values.size // VALUES for values in arrays if values.dtype == np.float64)
     return counts
 

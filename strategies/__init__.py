@@ -78,6 +78,8 @@ if TYPE_CHECKING:
     from .rounds.replies import Reply as Reply
     from .rounds.replies import RoundReport as RoundReport
     from .rounds.replies import RoundRequest as RoundRequest
+    from .rounds.rule import Rule as Rule
+    from .rounds.rule import Turn as Turn
     from .rounds.sampling import sample_machines as sample_machines
     from .rounds.strategy import ReleaseStrategy as ReleaseStrategy
     from .shuffled import REGULARIZERS as REGULARIZERS

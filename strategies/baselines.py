@@ -27,17 +27,19 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
 from .callbacks.callback import Callback
-from .mu2 import ProjectedStrategy, project_to_ball
+from .mu2 import ProjectedRule, project_to_ball
 from .rounds.options import RoundOptions
 from .rounds.participation import LateAnswers, Sampling
-from .rounds.replies import LARGEST_VALUE, Vector
+from .rounds.replies import LARGEST_VALUE, Layout, Vector
+from .rounds.rule import Turn
+from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 
 
@@ -57,7 +59,32 @@ def noisy_sgd_step(
     return NoisySGDState(state.start, project_to_ball(w, state.start, diameter / 2))
 
 
-class NoisySGD(ProjectedStrategy[NoisySGDState]):
+@dataclass(frozen=True)
+class NoisySGDRule(ProjectedRule[NoisySGDState]):
+    """Noisy SGD (:func:`noisy_sgd_step`)."""
+
+    state_type: ClassVar[type[NoisySGDState]] = NoisySGDState
+
+    def init(self, start: Vector, layout: Layout) -> NoisySGDState:
+        return NoisySGDState(start, start)
+
+    def points(self, state: NoisySGDState) -> tuple[Vector, ...]:
+        return (state.w,)
+
+    def update(self, state: NoisySGDState, total: Vector, turn: Turn) -> NoisySGDState:
+        return noisy_sgd_step(
+            state,
+            total,
+            clients_per_round=turn.clients_per_round,
+            learning_rate=self.learning_rate,
+            diameter=self.diameter,
+        )
+
+    def model(self, state: NoisySGDState) -> Vector:
+        return state.w
+
+
+class NoisySGD(ReleaseStrategy[NoisySGDState]):
     """Noisy SGD with an untrusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
 
     Parameters
@@ -110,8 +137,6 @@ class NoisySGD(ProjectedStrategy[NoisySGDState]):
         What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
     """
 
-    state_type: ClassVar[type[NoisySGDState]] = NoisySGDState
-
     def __init__(
         self,
         *,
@@ -162,19 +187,7 @@ class NoisySGD(ProjectedStrategy[NoisySGDState]):
             schema=schema,
             callbacks=callbacks,
         )
-        super().__init__(options, learning_rate=learning_rate, diameter=diameter)
-
-    def initial_state(self, start: Vector) -> NoisySGDState:
-        return NoisySGDState(start, start)
-
-    def query_points(self, state: NoisySGDState) -> tuple[Vector, ...]:
-        return (state.w,)
-
-    def step(self, state: NoisySGDState, release_sum: Vector, server_round: int) -> NoisySGDState:
-        return noisy_sgd_step(state, release_sum, **self.step_options)
-
-    def model(self, state: NoisySGDState) -> Vector:
-        return state.w
+        super().__init__(options, NoisySGDRule(float(learning_rate), float(diameter)))
 
 
 Variant = Literal["minibatch", "accelerated"]
@@ -212,7 +225,46 @@ def isrl_dp_step(
     return IsrlDpState(state.start, w, average, query)
 
 
-class IsrlDp(ProjectedStrategy[IsrlDpState]):
+@dataclass(frozen=True)
+class IsrlDpRule(ProjectedRule[IsrlDpState]):
+    """ISRL-DP (:func:`isrl_dp_step`)."""
+
+    state_type: ClassVar[type[IsrlDpState]] = IsrlDpState
+
+    variant: Variant = "minibatch"
+
+    def __post_init__(self) -> None:
+        if self.variant not in VARIANTS:
+            raise ConfigurationError(
+                f"Expected variant one of {VARIANTS}, got {self.variant!r}.",
+                kind="unknown-name",
+                setting="variant",
+                got=self.variant,
+            )
+        super().__post_init__()
+
+    def init(self, start: Vector, layout: Layout) -> IsrlDpState:
+        return IsrlDpState(start, start, start, start)
+
+    def points(self, state: IsrlDpState) -> tuple[Vector, ...]:
+        return (state.query,)
+
+    def update(self, state: IsrlDpState, total: Vector, turn: Turn) -> IsrlDpState:
+        return isrl_dp_step(
+            state,
+            total,
+            turn.number,
+            variant=self.variant,
+            clients_per_round=turn.clients_per_round,
+            learning_rate=self.learning_rate,
+            diameter=self.diameter,
+        )
+
+    def model(self, state: IsrlDpState) -> Vector:
+        return state.average
+
+
+class IsrlDp(ReleaseStrategy[IsrlDpState]):
     """ISRL-DP minibatch SGD with an untrusted server, for :class:`~murmurfl.clients.IsrlDpClient`.
 
     Parameters
@@ -267,8 +319,6 @@ class IsrlDp(ProjectedStrategy[IsrlDpState]):
         What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
     """
 
-    state_type: ClassVar[type[IsrlDpState]] = IsrlDpState
-
     def __init__(
         self,
         *,
@@ -320,30 +370,7 @@ class IsrlDp(ProjectedStrategy[IsrlDpState]):
             schema=schema,
             callbacks=callbacks,
         )
-        if variant not in VARIANTS:
-            raise ConfigurationError(
-                f"Expected variant one of {VARIANTS}, got {variant!r}.",
-                kind="unknown-name",
-                setting="variant",
-                got=variant,
-            )
-        self.variant: Variant = variant
-        super().__init__(options, learning_rate=learning_rate, diameter=diameter)
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "variant": self.variant}
-
-    def initial_state(self, start: Vector) -> IsrlDpState:
-        return IsrlDpState(start, start, start, start)
-
-    def query_points(self, state: IsrlDpState) -> tuple[Vector, ...]:
-        return (state.query,)
-
-    def step(self, state: IsrlDpState, release_sum: Vector, server_round: int) -> IsrlDpState:
-        return isrl_dp_step(state, release_sum, server_round, variant=self.variant, **self.step_options)
-
-    def model(self, state: IsrlDpState) -> Vector:
-        return state.average
+        super().__init__(options, IsrlDpRule(float(learning_rate), float(diameter), variant))
 
 
 @dataclass(frozen=True)
@@ -372,7 +399,33 @@ def delayed_momentum_step(
     return DelayedMomentumState(state.start, w, (1.0 - a) * state.x + a * w, q)
 
 
-class DelayedMomentum(ProjectedStrategy[DelayedMomentumState]):
+@dataclass(frozen=True)
+class DelayedMomentumRule(ProjectedRule[DelayedMomentumState]):
+    """Delayed momentum (:func:`delayed_momentum_step`)."""
+
+    state_type: ClassVar[type[DelayedMomentumState]] = DelayedMomentumState
+
+    def init(self, start: Vector, layout: Layout) -> DelayedMomentumState:
+        return DelayedMomentumState(start, start, start, np.zeros_like(start))
+
+    def points(self, state: DelayedMomentumState) -> tuple[Vector, ...]:
+        return (state.x,)
+
+    def update(self, state: DelayedMomentumState, total: Vector, turn: Turn) -> DelayedMomentumState:
+        return delayed_momentum_step(
+            state,
+            total,
+            turn.number,
+            clients_per_round=turn.clients_per_round,
+            learning_rate=self.learning_rate,
+            diameter=self.diameter,
+        )
+
+    def model(self, state: DelayedMomentumState) -> Vector:
+        return state.x
+
+
+class DelayedMomentum(ReleaseStrategy[DelayedMomentumState]):
     """Delayed momentum with an untrusted server, for :class:`~murmurfl.clients.DelayedMomentumClient`.
 
     Parameters
@@ -430,7 +483,6 @@ class DelayedMomentum(ProjectedStrategy[DelayedMomentumState]):
     zero in q_t.
     """
 
-    state_type: ClassVar[type[DelayedMomentumState]] = DelayedMomentumState
     acknowledges: ClassVar[bool] = False
     late_answers: ClassVar[LateAnswers] = "dropped"  # the machine's next has all of it again
 
@@ -484,16 +536,4 @@ class DelayedMomentum(ProjectedStrategy[DelayedMomentumState]):
             schema=schema,
             callbacks=callbacks,
         )
-        super().__init__(options, learning_rate=learning_rate, diameter=diameter)
-
-    def initial_state(self, start: Vector) -> DelayedMomentumState:
-        return DelayedMomentumState(start, start, start, np.zeros_like(start))
-
-    def query_points(self, state: DelayedMomentumState) -> tuple[Vector, ...]:
-        return (state.x,)
-
-    def step(self, state: DelayedMomentumState, release_sum: Vector, server_round: int) -> DelayedMomentumState:
-        return delayed_momentum_step(state, release_sum, server_round, **self.step_options)
-
-    def model(self, state: DelayedMomentumState) -> Vector:
-        return state.x
+        super().__init__(options, DelayedMomentumRule(float(learning_rate), float(diameter)))

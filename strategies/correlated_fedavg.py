@@ -42,7 +42,8 @@ from .mu2 import check_finite
 from .rounds.observed import check_evaluations, check_masks
 from .rounds.options import RoundOptions, positive
 from .rounds.participation import Sampling
-from .rounds.replies import LARGEST_VALUE, DirectMachines, Reply, RoundReport, Vector, exchange
+from .rounds.replies import LARGEST_VALUE, DirectMachines, Layout, Reply, RoundReport, Vector, exchange
+from .rounds.rule import Rule, Turn
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 
@@ -251,6 +252,48 @@ def optimizer_step(
     return AverageState(x, moments, state.steps + 1.0)
 
 
+@dataclass(frozen=True)
+class AverageRule(Rule[AverageState]):
+    """Federated averaging, with a server's optimiser if there is one.
+
+    Parameters
+    ----------
+    learning_rate : float
+        eta_g > 0.
+    optimizer : ServerOptimizer, optional
+        Makes a step of the mean update.
+    """
+
+    state_type: ClassVar[type[AverageState]] = AverageState
+    divides_by_cohort: ClassVar[bool] = False
+
+    learning_rate: float
+    optimizer: ServerOptimizer | None = None
+
+    def init(self, start: Vector, layout: Layout) -> AverageState:
+        return AverageState(start, np.zeros((0 if self.optimizer is None else self.optimizer.remembered, start.size)))
+
+    def points(self, state: AverageState) -> tuple[Vector, ...]:
+        return (state.x,)
+
+    def update(self, state: AverageState, total: Vector, turn: Turn) -> AverageState:
+        if not turn.aggregated:
+            return state  # momentum would go on without a word from any machine
+        m, rate = turn.clients_per_round, self.learning_rate
+        if turn.samples > turn.aggregated:  # sums over samples, not updates that count once each
+            total = total * (m / turn.samples)
+        if self.optimizer is None:
+            return average_step(state, total, clients_per_round=m, learning_rate=rate)
+        return optimizer_step(state, total, clients_per_round=m, learning_rate=rate, optimizer=self.optimizer)
+
+    def model(self, state: AverageState) -> Vector:
+        return state.x
+
+    def settings(self) -> dict[str, Any]:
+        own = {} if self.optimizer is None else {"optimizer": self.optimizer.settings}
+        return {"learning_rate": self.learning_rate, **own}
+
+
 class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     """Federated averaging for ClientApps with :class:`~murmurfl.clients.CorrelatedNoiseMod`, in place of FedAvg.
 
@@ -327,7 +370,6 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     server cannot check it. It does not cover evaluations.
     """
 
-    state_type: ClassVar[type[AverageState]] = AverageState
     # A ClientApp that has only `@app.train` hands no other message to its mods.
     message_type_of_queries: ClassVar[str] = MessageType.TRAIN
     client_line: ClassVar[str] = (
@@ -399,42 +441,15 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
                 kind="conflict",
                 setting="evaluate_on_machines",
             )
-        super().__init__(options)
-        self.optimizer = server_optimizer(optimizer)
-        default = 1.0 if self.optimizer is None else self.optimizer.learning_rate
-        self.learning_rate = default if learning_rate is None else learning_rate
+        made = server_optimizer(optimizer)
+        default = 1.0 if made is None else made.learning_rate
+        super().__init__(options, AverageRule(default if learning_rate is None else learning_rate, made))
         self.evaluate_on_machines = evaluate_on_machines
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
         self._fixed: dict[str, Array] = {}
         self._order: list[str] = []
         self._stated: dict[tuple[Unit, float, int], tuple[float, float]] = {}
         self._said_who_evaluates = False
-
-    def settings(self) -> dict[str, Any]:
-        own = {} if self.optimizer is None else {"optimizer": self.optimizer.settings}
-        return {**super().settings(), "learning_rate": self.learning_rate, **own}
-
-    def initial_state(self, start: Vector) -> AverageState:
-        return AverageState(start, np.zeros((0 if self.optimizer is None else self.optimizer.remembered, start.size)))
-
-    def query_points(self, state: AverageState) -> tuple[Vector, ...]:
-        return (state.x,)
-
-    def next_state(self, state: AverageState, release_sum: Vector, report: RoundReport) -> AverageState:
-        if not report.aggregated:
-            return state  # momentum would go on without a word from any machine
-        if report.samples > report.aggregated:  # sums over samples, not updates that count once each
-            release_sum = release_sum * (self.clients_per_round / report.samples)
-        return self.step(state, release_sum, report.server_round)
-
-    def step(self, state: AverageState, release_sum: Vector, server_round: int) -> AverageState:
-        m, rate = self.clients_per_round, self.learning_rate
-        if self.optimizer is None:
-            return average_step(state, release_sum, clients_per_round=m, learning_rate=rate)
-        return optimizer_step(state, release_sum, clients_per_round=m, learning_rate=rate, optimizer=self.optimizer)
-
-    def model(self, state: AverageState) -> Vector:
-        return state.x
 
     def check_reply(self, reply: Reply) -> bool:
         mu, delta = reply.metrics.get(protocol.MU_GUARANTEED), reply.metrics.get(protocol.DELTA)

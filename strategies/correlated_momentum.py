@@ -28,9 +28,10 @@ from ..privacy.noise import NONCE_BYTES
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions
 from .rounds.participation import Sampling
-from .rounds.replies import LARGEST_VALUE, Vector
+from .rounds.replies import LARGEST_VALUE, Layout, Vector
+from .rounds.rule import Turn
 from .sums.secure_aggregation import SecureAggregation
-from .tree_momentum import MomentumStream, TrustedMomentum, normalised_step
+from .tree_momentum import MomentumRule, MomentumStream, TrustedMomentum, normalised_step
 
 MOMENTUM_MECHANISMS = (
     "independent", "decay", "sqrt_toeplitz", "sqrt_normalised", "bisr", "banded", "blt", "optimal",
@@ -133,6 +134,47 @@ class Momentum(MomentumStream):
         return self.mechanism.state_after(server_round - 1, draw, scale)
 
 
+@dataclass(frozen=True, eq=False)
+class CorrelatedMomentumRule(MomentumRule[CorrelatedMomentumState, Momentum]):
+    """Momentum of noisy gradients, with steps that are normalised or not.
+
+    Parameters
+    ----------
+    normalised : bool
+        Whether a step has the length eta or eta times that of the momentum.
+    """
+
+    state_type: ClassVar[type[CorrelatedMomentumState]] = CorrelatedMomentumState
+
+    normalised: bool = True
+
+    def init(self, start: Vector, layout: Layout) -> CorrelatedMomentumState:
+        noise = _packed(self.stream.mechanism.initial_state(len(start)), len(start))
+        nonces = np.zeros((self.stream.num_rounds, NONCE_BYTES), np.uint8)
+        return CorrelatedMomentumState(start, np.zeros_like(start), noise, nonces)
+
+    def points(self, state: CorrelatedMomentumState) -> tuple[Vector, ...]:
+        return (state.w,)
+
+    def update(self, state: CorrelatedMomentumState, total: Vector, turn: Turn) -> CorrelatedMomentumState:
+        noisy, noise, nonces = self.stream.noisy_sum(state, total, turn.number)
+        alpha = self.stream.alpha
+        momentum = (1 - alpha) * state.momentum + alpha * (noisy / turn.clients_per_round)
+        if self.normalised:
+            w = normalised_step(state.w, momentum, self.learning_rate)
+        else:
+            w = state.w - self.learning_rate * momentum
+        return CorrelatedMomentumState(w, momentum, noise, nonces)
+
+    def model(self, state: CorrelatedMomentumState) -> Vector:
+        return state.w
+
+    def settings(self) -> dict[str, Any]:
+        mechanism = self.stream.mechanism
+        own = {"mechanism": mechanism.name, "normalised": self.normalised}
+        return {**super().settings(), **own, "encoder": mechanism.identity().hex()[:64]}
+
+
 class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState, Momentum]):
     """Momentum with correlated noise, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
 
@@ -208,8 +250,6 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState, Momentum]):
     Proof: docs/proofs/returning-samples.md.
     """
 
-    state_type: ClassVar[type[CorrelatedMomentumState]] = CorrelatedMomentumState
-
     def __init__(
         self,
         *,
@@ -275,41 +315,8 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState, Momentum]):
                 got=mechanism,
             )
         made = make_mechanism(mechanism, num_rounds, **(mechanism_options or {}))
-        self.normalised = normalised
-        super().__init__(
-            options,
-            learning_rate=learning_rate,
-            policy=policy,
-            stream=Momentum(alpha, made),
-            num_rounds=num_rounds,
-            noise_keys=noise_keys,
-        )
-
-    def settings(self) -> dict[str, Any]:
-        mechanism = self.stream.mechanism
-        own = {"mechanism": mechanism.name, "normalised": self.normalised}
-        return {**super().settings(), **own, "encoder": mechanism.identity().hex()[:64]}
-
-    def initial_state(self, start: Vector) -> CorrelatedMomentumState:
-        noise = _packed(self.stream.mechanism.initial_state(len(start)), len(start))
-        nonces = np.zeros((self.stream.num_rounds, NONCE_BYTES), np.uint8)
-        return CorrelatedMomentumState(start, np.zeros_like(start), noise, nonces)
-
-    def query_points(self, state: CorrelatedMomentumState) -> tuple[Vector, ...]:
-        return (state.w,)
-
-    def step(self, state: CorrelatedMomentumState, release_sum: Vector, server_round: int) -> CorrelatedMomentumState:
-        noisy, noise, nonces = self.stream.noisy_sum(state, release_sum, server_round)
-        alpha = self.stream.alpha
-        momentum = (1 - alpha) * state.momentum + alpha * (noisy / self.clients_per_round)
-        if self.normalised:
-            w = normalised_step(state.w, momentum, self.learning_rate)
-        else:
-            w = state.w - self.learning_rate * momentum
-        return CorrelatedMomentumState(w, momentum, noise, nonces)
-
-    def model(self, state: CorrelatedMomentumState) -> Vector:
-        return state.w
+        rule = CorrelatedMomentumRule(Momentum(alpha, made), float(learning_rate), normalised)
+        super().__init__(options, rule, policy=policy, num_rounds=num_rounds, noise_keys=noise_keys)
 
 
 def _packed(state: State, size: int) -> NDArray[np.floating]:

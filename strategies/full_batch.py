@@ -30,15 +30,17 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
+from ..privacy.accounting.gdp import check_positive
 from ..privacy.queries.clipped_share import QUANTILE_SHARE, CountedRows
 from .aggregation.noisy import Noisy
 from .aggregation.plain import Aggregator
 from .aggregation.streams import Stream, Sum
 from .callbacks.callback import Callback
 from .mu2 import check_finite
-from .rounds.options import RoundOptions, positive
+from .rounds.options import RoundOptions
 from .rounds.participation import LateAnswers, Sampling
-from .rounds.replies import LARGEST_VALUE, Layout, Reply, RoundReport, Vector, array_record
+from .rounds.replies import LARGEST_VALUE, Layout, Reply, Vector, array_record
+from .rounds.rule import Rule, Turn
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 
@@ -120,6 +122,102 @@ def full_batch_step(
 def next_clip(clip: float, within: float, *, quantile: float, rate: float) -> float:
     """The clip after one at which the share ``within`` was not cut, where it should be ``quantile``: pure."""
     return clip * math.exp(-rate * (within - quantile))
+
+
+@dataclass(frozen=True)
+class FullBatchRule(Rule[FullBatchState]):
+    """Full-batch gradient descent, and a clip that follows the gradients; parameters as in :class:`FullBatch`."""
+
+    state_type: ClassVar[type[FullBatchState]] = FullBatchState
+    divides_by_cohort: ClassVar[bool] = False
+
+    learning_rate: float
+    momentum: float = 0.0
+    nesterov: bool = True
+    average: Average = "last"
+    l2: float = 0.0
+    quantile: float = 0.0
+    quantile_share: float = QUANTILE_SHARE
+    quantile_rate: float = QUANTILE_RATE
+    first_clip: float = 0.0
+    relative_steps: bool = False
+
+    def __post_init__(self) -> None:
+        check_positive("learning_rate", self.learning_rate)
+        check_positive("quantile_rate", self.quantile_rate)
+        if not 0 <= self.momentum < 1:
+            raise ConfigurationError(
+                f"Expected 0 <= momentum < 1, got {self.momentum!r}.",
+                kind="out-of-range",
+                setting="momentum",
+                got=self.momentum,
+            )
+        if not (math.isfinite(self.l2) and self.l2 >= 0):
+            raise ConfigurationError(
+                f"Expected l2 >= 0 and finite, got {self.l2!r}.", kind="out-of-range", setting="l2", got=self.l2
+            )
+        if self.average not in AVERAGES:
+            raise ConfigurationError(
+                f"Expected average one of {AVERAGES}, got {self.average!r}.",
+                kind="unknown-name",
+                setting="average",
+                got=self.average,
+            )
+        if not 0 <= self.quantile < 1:
+            raise ConfigurationError(
+                f"Expected quantile above 0 and below 1, or 0 for none, got {self.quantile!r}.",
+                kind="out-of-range",
+                setting="quantile",
+                got=self.quantile,
+            )
+        if not math.isfinite(self.first_clip) or (self.first_clip > 0) != (self.quantile > 0):
+            expected = "> 0 and finite with a quantile" if self.quantile else "left at 0 without a quantile"
+            raise ConfigurationError(
+                f"Expected first_clip {expected}, got {self.first_clip!r}.",
+                kind="out-of-range",
+                setting="first_clip",
+                got=self.first_clip,
+            )
+
+    def init(self, start: Vector, layout: Layout) -> FullBatchState:
+        return replace(full_batch_start(start), clip=np.asarray(self.first_clip))
+
+    def points(self, state: FullBatchState) -> tuple[Vector, ...]:
+        point = query_point(state, momentum=self.momentum, nesterov=self.nesterov)
+        return (np.append(point, state.clip),) if self.quantile else (point,)
+
+    def update(self, state: FullBatchState, total: Vector, turn: Turn) -> FullBatchState:
+        """Return the state after a step along the mean gradient, or the mean of counted rows."""
+        if not turn.samples:
+            return state  # nothing came
+        mean = total / turn.samples
+        if self.quantile:
+            clip = float(state.clip)
+            mean, within = CountedRows(self.quantile_share).read(mean, clip)
+            rate = self.quantile_rate / (1.0 + float(state.steps)) ** _SLOWING
+            following = next_clip(clip, within, quantile=self.quantile, rate=rate)
+            farthest = 1.0 if self.relative_steps else _FARTHEST
+            following = min(max(following, self.first_clip / _FARTHEST), self.first_clip * farthest)
+            # A clip that was too long let in more noise than there need be: the step is as short as the next one says.
+            mean *= self.first_clip / clip if self.relative_steps else min(1.0, following / clip)
+            state = replace(state, clip=np.asarray(following))
+        return full_batch_step(
+            state,
+            mean,
+            learning_rate=self.learning_rate,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            l2=self.l2,
+        )
+
+    def model(self, state: FullBatchState) -> Vector:
+        return state.average if self.average == "linear" else state.w
+
+    def settings(self) -> dict[str, Any]:
+        names = ["learning_rate", "momentum", "nesterov", "average", "l2"]
+        if self.quantile:
+            names += ["quantile", "quantile_share", "quantile_rate", "first_clip", "relative_steps"]
+        return {name: getattr(self, name) for name in names}
 
 
 class FullBatch(ReleaseStrategy[FullBatchState]):
@@ -206,7 +304,6 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     lie about it spoils the model, as one about gradients does, and nobody's privacy.
     """
 
-    state_type: ClassVar[type[FullBatchState]] = FullBatchState
     late_answers: ClassVar[LateAnswers] = "dropped"  # a gradient at a model that is gone
 
     def __init__(
@@ -268,53 +365,25 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
             schema=schema,
             callbacks=callbacks,
         )
-        self.learning_rate = positive("learning_rate", learning_rate)
-        self.momentum, self.nesterov, self.average, self.l2 = float(momentum), nesterov, average, float(l2)
-        self.quantile, self.quantile_share = float(quantile), float(quantile_share)
-        self.quantile_rate = positive("quantile_rate", quantile_rate)
-        self.first_clip, self.relative_steps = float(first_clip), relative_steps
-        self._check_rule()
+        rule = FullBatchRule(
+            float(learning_rate),
+            float(momentum),
+            nesterov,
+            average,
+            float(l2),
+            float(quantile),
+            float(quantile_share),
+            float(quantile_rate),
+            float(first_clip),
+            relative_steps,
+        )
         if isinstance(aggregator, Noisy):
-            self._check_noise(aggregator)
-        super().__init__(options, aggregator=aggregator)
-        self.counted = CountedRows(self.quantile_share)
+            self._check_noise(aggregator, rule)
+        super().__init__(options, rule, aggregator=aggregator)
+        self.full_batch = rule
+        """The rule."""
 
-    def _check_rule(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise ConfigurationError(
-                f"Expected 0 <= momentum < 1, got {self.momentum!r}.",
-                kind="out-of-range",
-                setting="momentum",
-                got=self.momentum,
-            )
-        if not (math.isfinite(self.l2) and self.l2 >= 0):
-            raise ConfigurationError(
-                f"Expected l2 >= 0 and finite, got {self.l2!r}.", kind="out-of-range", setting="l2", got=self.l2
-            )
-        if self.average not in AVERAGES:
-            raise ConfigurationError(
-                f"Expected average one of {AVERAGES}, got {self.average!r}.",
-                kind="unknown-name",
-                setting="average",
-                got=self.average,
-            )
-        if not 0 <= self.quantile < 1:
-            raise ConfigurationError(
-                f"Expected quantile above 0 and below 1, or 0 for none, got {self.quantile!r}.",
-                kind="out-of-range",
-                setting="quantile",
-                got=self.quantile,
-            )
-        if not math.isfinite(self.first_clip) or (self.first_clip > 0) != (self.quantile > 0):
-            expected = "> 0 and finite with a quantile" if self.quantile else "left at 0 without a quantile"
-            raise ConfigurationError(
-                f"Expected first_clip {expected}, got {self.first_clip!r}.",
-                kind="out-of-range",
-                setting="first_clip",
-                got=self.first_clip,
-            )
-
-    def _check_noise(self, noise: Noisy[Stream]) -> None:
+    def _check_noise(self, noise: Noisy[Stream], rule: FullBatchRule) -> None:
         """Refuse noise that does not cover sums of gradients over all samples, one a round."""
         policy, strategy = noise.policy, type(self).__name__
         if policy.order != "all" or policy.release_rule != "paper" or noise.stream.accumulates:
@@ -326,66 +395,24 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
                 setting="order",
                 got=policy.order,
             )
-        if self.quantile:
+        if rule.quantile:
             raise ConfigurationError(
-                f"Expected quantile 0 for {strategy}, got {self.quantile:g}: its noise is for gradients alone.",
+                f"Expected quantile 0 for {strategy}, got {rule.quantile:g}: its noise is for gradients alone.",
                 kind="conflict",
                 setting="quantile",
-                got=self.quantile,
+                got=rule.quantile,
             )
-
-    def settings(self) -> dict[str, Any]:
-        names = ["learning_rate", "momentum", "nesterov", "average", "l2"]
-        if self.quantile:
-            names += ["quantile", "quantile_share", "quantile_rate", "first_clip", "relative_steps"]
-        return {**super().settings(), **{name: getattr(self, name) for name in names}}
 
     @property
     def release_layout(self) -> Layout:
         model = super().release_layout
-        return [*model, ("clip", (1,), np.dtype(np.float64))] if self.quantile else model
+        return [*model, ("clip", (1,), np.dtype(np.float64))] if self.full_batch.quantile else model
 
     def _asked_at(self, point: Vector) -> ArrayRecord:
         return array_record(point, self.release_layout)
 
     def check_reply(self, reply: Reply) -> bool:
         return reply.samples > 0  # nothing can be divided by what it does not say
-
-    def initial_state(self, start: Vector) -> FullBatchState:
-        return replace(full_batch_start(start), clip=np.asarray(self.first_clip))
-
-    def query_points(self, state: FullBatchState) -> tuple[Vector, ...]:
-        point = query_point(state, momentum=self.momentum, nesterov=self.nesterov)
-        return (np.append(point, state.clip),) if self.quantile else (point,)
-
-    def next_state(self, state: FullBatchState, release_sum: Vector, report: RoundReport) -> FullBatchState:
-        if not report.samples:
-            return state  # nothing came
-        return self.step(state, release_sum / report.samples, report.server_round)
-
-    def step(self, state: FullBatchState, release_sum: Vector, server_round: int) -> FullBatchState:
-        """The step along the mean gradient, or the mean of counted rows, which :meth:`next_state` makes of the sum."""
-        if self.quantile:
-            clip = float(state.clip)
-            release_sum, within = self.counted.read(release_sum, clip)
-            rate = self.quantile_rate / (1.0 + float(state.steps)) ** _SLOWING
-            following = next_clip(clip, within, quantile=self.quantile, rate=rate)
-            farthest = 1.0 if self.relative_steps else _FARTHEST
-            following = min(max(following, self.first_clip / _FARTHEST), self.first_clip * farthest)
-            # A clip that was too long let in more noise than there need be: the step is as short as the next one says.
-            release_sum *= self.first_clip / clip if self.relative_steps else min(1.0, following / clip)
-            state = replace(state, clip=np.asarray(following))
-        return full_batch_step(
-            state,
-            release_sum,
-            learning_rate=self.learning_rate,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            l2=self.l2,
-        )
-
-    def model(self, state: FullBatchState) -> Vector:
-        return state.average if self.average == "linear" else state.w
 
 
 class TrustedFullBatch(FullBatch):

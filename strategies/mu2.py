@@ -42,13 +42,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, protocol
+from ..privacy.accounting.gdp import check_positive
 from .aggregation.noisy import Noisy
 from .aggregation.plain import Aggregator
 from .aggregation.streams import Prefix, Stream
 from .callbacks.callback import Callback
-from .rounds.options import RoundOptions, positive
+from .rounds.options import RoundOptions
 from .rounds.participation import Sampling
-from .rounds.replies import LARGEST_VALUE, Vector
+from .rounds.replies import LARGEST_VALUE, Layout, Vector
+from .rounds.rule import Rule, Turn
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 
@@ -74,25 +76,23 @@ def project_to_ball(point: Vector, centre: Vector, radius: float) -> Vector:
     return point if distance <= radius else centre + offset * (radius / distance)
 
 
-class ProjectedStrategy(ReleaseStrategy[StateT]):
-    """A strategy whose steps are projected onto a ball; a base class.
+@dataclass(frozen=True)
+class ProjectedRule(Rule[StateT]):
+    """A rule whose steps are projected onto a ball; a base class.
 
     Parameters
     ----------
-    options : RoundOptions
-        What every strategy takes.
     learning_rate : float
         eta > 0.
     diameter : float
         D > 0, diameter of the ball K around the initial model; infinite for none.
-    aggregator : Aggregator, optional
-        How the releases of a round become a sum.
     """
 
-    def __init__(
-        self, options: RoundOptions, *, learning_rate: float, diameter: float, aggregator: Aggregator | None = None
-    ) -> None:
-        self.learning_rate, self.diameter = positive("learning_rate", learning_rate), float(diameter)
+    learning_rate: float
+    diameter: float = math.inf
+
+    def __post_init__(self) -> None:
+        check_positive("learning_rate", self.learning_rate)
         if math.isnan(self.diameter) or self.diameter <= 0:
             raise ConfigurationError(
                 f"Expected diameter > 0, got {self.diameter!r}.",
@@ -100,16 +100,6 @@ class ProjectedStrategy(ReleaseStrategy[StateT]):
                 setting="diameter",
                 got=self.diameter,
             )
-        super().__init__(options, aggregator=aggregator)
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "learning_rate": self.learning_rate, "diameter": self.diameter}
-
-    @property
-    def step_options(self) -> dict[str, Any]:
-        """Arguments of the update rule's pure function in every round."""
-        own = {"learning_rate": self.learning_rate, "diameter": self.diameter}
-        return {"clients_per_round": self.clients_per_round, **own}
 
 
 @dataclass(frozen=True)
@@ -171,7 +161,33 @@ def mu2_step(
     return Mu2State(state.start, w, (1.0 - a) * state.x + a * w, state.x, total)
 
 
-class Mu2(ProjectedStrategy[Mu2State]):
+@dataclass(frozen=True)
+class Mu2Rule(ProjectedRule[Mu2State]):
+    """mu^2-SGD, whose model is the query point x (:func:`mu2_step`)."""
+
+    state_type: ClassVar[type[Mu2State]] = Mu2State
+
+    def init(self, start: Vector, layout: Layout) -> Mu2State:
+        return mu2_start(start)
+
+    def points(self, state: Mu2State) -> tuple[Vector, ...]:
+        return state.x, state.x_previous
+
+    def update(self, state: Mu2State, total: Vector, turn: Turn) -> Mu2State:
+        return mu2_step(
+            state,
+            total,
+            turn.number,
+            clients_per_round=turn.clients_per_round,
+            learning_rate=self.learning_rate,
+            diameter=self.diameter,
+        )
+
+    def model(self, state: Mu2State) -> Vector:
+        return state.x
+
+
+class Mu2(ReleaseStrategy[Mu2State]):
     """DP-mu^2-FL with an untrusted server: the machines' noise cancels itself.
 
     Parameters
@@ -235,8 +251,6 @@ class Mu2(ProjectedStrategy[Mu2State]):
     unused though their privacy is spent; the analysis is the same for either.
     """
 
-    state_type: ClassVar[type[Mu2State]] = Mu2State
-
     def __init__(
         self,
         *,
@@ -290,7 +304,7 @@ class Mu2(ProjectedStrategy[Mu2State]):
         )
         if isinstance(aggregator, Noisy):
             self._check_noise(aggregator)
-        super().__init__(options, learning_rate=learning_rate, diameter=diameter, aggregator=aggregator)
+        super().__init__(options, Mu2Rule(float(learning_rate), float(diameter)), aggregator=aggregator)
 
     def _check_noise(self, noise: Noisy[Stream]) -> None:
         """Refuse noise that does not cover a momentum in which every sample counts once."""
@@ -312,18 +326,6 @@ class Mu2(ProjectedStrategy[Mu2State]):
                 kind="conflict",
                 setting="aggregator",
             )
-
-    def initial_state(self, start: Vector) -> Mu2State:
-        return mu2_start(start)
-
-    def query_points(self, state: Mu2State) -> tuple[Vector, ...]:
-        return state.x, state.x_previous
-
-    def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
-        return mu2_step(state, release_sum, server_round, **self.step_options)
-
-    def model(self, state: Mu2State) -> Vector:
-        return state.x
 
 
 @dataclass(frozen=True)
@@ -356,7 +358,58 @@ def anytime_mu2_step(
     return AnytimeMu2State(state.start, w, (1.0 - a) * state.x + a * w, state.x, total, mean_square)
 
 
-class AnytimeMu2(Mu2):
+@dataclass(frozen=True)
+class AnytimeMu2Rule(ProjectedRule[AnytimeMu2State]):
+    """mu^2-SGD with anytime steps, whose model is the iterate w (:func:`anytime_mu2_step`).
+
+    Parameters
+    ----------
+    window : int
+        W, rounds after which the past is forgotten; 0 for never.
+    """
+
+    state_type: ClassVar[type[AnytimeMu2State]] = AnytimeMu2State
+
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 0 or self.window == 1:
+            raise ConfigurationError(
+                f"Expected window of at least 2 rounds, or 0 for none, got {self.window!r}.",
+                kind="out-of-range",
+                setting="window",
+                got=self.window,
+            )
+        super().__post_init__()
+
+    def init(self, start: Vector, layout: Layout) -> AnytimeMu2State:
+        return AnytimeMu2State(start, start, start, start, np.zeros_like(start), np.zeros(1))
+
+    def points(self, state: AnytimeMu2State) -> tuple[Vector, ...]:
+        return state.x, state.x_previous
+
+    def update(self, state: AnytimeMu2State, total: Vector, turn: Turn) -> AnytimeMu2State:
+        return anytime_mu2_step(
+            state,
+            total,
+            turn.number,
+            clients_per_round=turn.clients_per_round,
+            learning_rate=self.learning_rate,
+            diameter=self.diameter,
+            window=self.window,
+        )
+
+    def model(self, state: AnytimeMu2State) -> Vector:
+        return state.w
+
+    def entries(self, turn: int) -> dict[str, Any]:
+        return {protocol.WEIGHED_AS: self.window} if 0 < self.window < turn else {}
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "steps": "anytime"}
+
+
+class AnytimeMu2(ReleaseStrategy[AnytimeMu2State]):
     """DP-mu^2-FL with an untrusted server and steps that need no horizon: for streams whose every model is used.
 
     Parameters
@@ -419,8 +472,6 @@ class AnytimeMu2(Mu2):
     round t publishes what a longer one published then.
     """
 
-    state_type: ClassVar[type[Mu2State]] = AnytimeMu2State
-
     def __init__(
         self,
         *,
@@ -449,17 +500,7 @@ class AnytimeMu2(Mu2):
         schema: str | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        if isinstance(window, bool) or not isinstance(window, int) or window < 0 or window == 1:
-            raise ConfigurationError(
-                f"Expected window of at least 2 rounds, or 0 for none, got {window!r}.",
-                kind="out-of-range",
-                setting="window",
-                got=window,
-            )
-        self.window = window
-        super().__init__(
-            learning_rate=learning_rate,
-            diameter=diameter,
+        options = RoundOptions(
             num_clients=num_clients,
             clients_per_round=clients_per_round,
             fraction_train=fraction_train,
@@ -482,25 +523,7 @@ class AnytimeMu2(Mu2):
             schema=schema,
             callbacks=callbacks,
         )
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "window": self.window, "steps": "anytime"}
-
-    def round_entries(self, server_round: int) -> dict[str, Any]:
-        return {protocol.WEIGHED_AS: self.window} if 0 < self.window < server_round else {}
-
-    def initial_state(self, start: Vector) -> AnytimeMu2State:
-        return AnytimeMu2State(start, start, start, start, np.zeros_like(start), np.zeros(1))
-
-    def step(self, state: Mu2State, release_sum: Vector, server_round: int) -> Mu2State:
-        if not isinstance(state, AnytimeMu2State):
-            raise ConfigurationError(
-                f"Expected a state of anytime steps, got {type(state).__name__}.", kind="wrong-type"
-            )
-        return anytime_mu2_step(state, release_sum, server_round, window=self.window, **self.step_options)
-
-    def model(self, state: Mu2State) -> Vector:
-        return state.w
+        super().__init__(options, AnytimeMu2Rule(float(learning_rate), float(diameter), window))
 
 
 class TrustedMu2(Mu2):

@@ -17,17 +17,19 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
+from ..privacy.accounting.gdp import check_positive
 from ..privacy.machine.clipping import Moments
 from .callbacks.callback import Callback
-from .rounds.options import RoundOptions, positive
+from .rounds.options import RoundOptions
 from .rounds.participation import LateAnswers, Sampling
-from .rounds.replies import LARGEST_VALUE, Layout, RoundReport, Vector
+from .rounds.replies import LARGEST_VALUE, Layout, Vector
+from .rounds.rule import Rule, Turn
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 
@@ -46,6 +48,76 @@ def ridge_scores(gram: NDArray[np.float64], targets: NDArray[np.float64], floor:
     """A_floor^-1 B, shape (k, C), of A = ``gram`` (k, k) and B = ``targets`` (k, C): a pure function."""
     values, vectors = np.linalg.eigh(gram)
     return (vectors / np.maximum(values, floor)) @ (vectors.T @ targets)
+
+
+@dataclass(frozen=True)
+class OneShotRule(Rule[OneShotState]):
+    """The linear model from the sum of moments of one round; parameters as in :class:`OneShot`."""
+
+    state_type: ClassVar[type[OneShotState]] = OneShotState
+    divides_by_cohort: ClassVar[bool] = False
+
+    clip_norm: float
+    class_weight: float
+    noise_std: float
+    ridge: float
+    constant: float
+
+    def __post_init__(self) -> None:
+        check_positive("clip_norm", self.clip_norm)
+        check_positive("ridge", self.ridge)
+        for name, value in (("noise_std", self.noise_std), ("constant", self.constant)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigurationError(
+                    f"Expected {name} >= 0 and finite, got {value!r}.", kind="out-of-range", setting=name, got=value
+                )
+        Moments(2, self.class_weight)  # refuses a weight that is impossible
+
+    def init(self, start: Vector, layout: Layout) -> OneShotState:
+        shapes = [shape for _, shape, _ in layout]
+        weight = shapes[0]
+        expected = [weight, (weight[0],)] if self.constant else [weight]
+        if shapes != expected or not (len(weight) == 2 or (len(weight) == 1 and not self.constant)):
+            raise ConfigurationError(
+                "Expected a model of a weight of shape (C, k), with a bias of shape (C,) if there is a constant, or of "
+                f"shape (k,) for two classes without one, got shapes {shapes} and constant {self.constant:g}.",
+                kind="wrong-shape",
+            )
+        return OneShotState(start)
+
+    def points(self, state: OneShotState) -> tuple[Vector, ...]:
+        return ()
+
+    def update(self, state: OneShotState, total: Vector, turn: Turn) -> OneShotState:
+        if turn.number > 1:
+            raise ConfigurationError(f"Expected one round of one shot, got round {turn.number}.", kind="exhausted")
+        if not turn.aggregated:
+            return state  # nothing came: the initial model
+        moments = self.moments(turn.layout)
+        gram, targets = moments.read(total, self.clip_norm)
+        noise = math.sqrt(turn.aggregated) * self.noise_std
+        floor = max(self.ridge * noise, LEAST_RIDGE * self.clip_norm**2 * max(turn.samples, 1))
+        return OneShotState(self._arranged(moments.classes * ridge_scores(gram, targets, floor), turn.layout))
+
+    def model(self, state: OneShotState) -> Vector:
+        return state.model
+
+    def moments(self, layout: Layout) -> Moments:
+        """Return how moments for a model of these arrays are laid out."""
+        shape = layout[0][1]
+        return Moments(shape[0] if len(shape) == 2 else 2, self.class_weight)
+
+    def width(self, layout: Layout) -> int:
+        """Return the number of features of a sample, the constant among them."""
+        return layout[0][1][-1] + (self.constant > 0)
+
+    def _arranged(self, scores: NDArray[np.float64], layout: Layout) -> Vector:
+        """Scores of shape (k, C) as the model's values."""
+        if self.constant:
+            return np.concatenate([scores[:-1].T.ravel(), self.constant * scores[-1]])
+        if len(layout[0][1]) == 1:
+            return scores[:, 1] - scores[:, 0]
+        return scores.T.ravel()
 
 
 class OneShot(ReleaseStrategy[OneShotState]):
@@ -113,7 +185,6 @@ class OneShot(ReleaseStrategy[OneShotState]):
     (C,) behind it.
     """
 
-    state_type: ClassVar[type[OneShotState]] = OneShotState
     late_answers: ClassVar[LateAnswers] = "refused"  # there is one round
 
     def __init__(
@@ -169,75 +240,11 @@ class OneShot(ReleaseStrategy[OneShotState]):
             schema=schema,
             callbacks=callbacks,
         )
-        self.clip_norm, self.ridge = positive("clip_norm", clip_norm), positive("ridge", ridge)
-        self.noise_std, self.constant = float(noise_std), float(constant)
-        for name, value in (("noise_std", self.noise_std), ("constant", self.constant)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigurationError(
-                    f"Expected {name} >= 0 and finite, got {value!r}.", kind="out-of-range", setting=name, got=value
-                )
-        self.class_weight = float(class_weight)
-        Moments(2, self.class_weight)  # refuses a weight that is impossible
-        super().__init__(options)
-
-    def settings(self) -> dict[str, Any]:
-        names = ("clip_norm", "class_weight", "noise_std", "ridge", "constant")
-        return {**super().settings(), **{name: getattr(self, name) for name in names}}
+        rule = OneShotRule(float(clip_norm), float(class_weight), float(noise_std), float(ridge), float(constant))
+        super().__init__(options, rule)
+        self._one_shot = rule
 
     @property
     def release_layout(self) -> Layout:
-        return [("moments", (self._moments.num_values(self._width),), np.dtype(np.float64))]
-
-    def initial_state(self, start: Vector) -> OneShotState:
-        self._check_layout()
-        return OneShotState(start)
-
-    def query_points(self, state: OneShotState) -> tuple[Vector, ...]:
-        return ()
-
-    def step(self, state: OneShotState, release_sum: Vector, server_round: int) -> OneShotState:
-        raise NotImplementedError("The model depends on how many releases there are: see next_state.")
-
-    def next_state(self, state: OneShotState, release_sum: Vector, report: RoundReport) -> OneShotState:
-        if report.server_round > 1:
-            raise ConfigurationError(
-                f"Expected one round of one shot, got round {report.server_round}.", kind="exhausted"
-            )
-        if not report.aggregated:
-            return state  # nothing came: the initial model
-        gram, targets = self._moments.read(release_sum, self.clip_norm)
-        noise = math.sqrt(report.aggregated) * self.noise_std
-        floor = max(self.ridge * noise, LEAST_RIDGE * self.clip_norm**2 * max(report.samples, 1))
-        return OneShotState(self._arranged(self._moments.classes * ridge_scores(gram, targets, floor)))
-
-    def model(self, state: OneShotState) -> Vector:
-        return state.model
-
-    def _arranged(self, scores: NDArray[np.float64]) -> Vector:
-        """Scores of shape (k, C) as the model's values."""
-        if self.constant:
-            return np.concatenate([scores[:-1].T.ravel(), self.constant * scores[-1]])
-        if len(self._layout[0][1]) == 1:
-            return scores[:, 1] - scores[:, 0]
-        return scores.T.ravel()
-
-    @property
-    def _moments(self) -> Moments:
-        shape = self._layout[0][1]
-        return Moments(shape[0] if len(shape) == 2 else 2, self.class_weight)
-
-    @property
-    def _width(self) -> int:
-        """Features of a sample, the constant among them."""
-        return self._layout[0][1][-1] + (self.constant > 0)
-
-    def _check_layout(self) -> None:
-        shapes = [shape for _, shape, _ in self._layout]
-        weight = shapes[0]
-        expected = [weight, (weight[0],)] if self.constant else [weight]
-        if shapes != expected or not (len(weight) == 2 or (len(weight) == 1 and not self.constant)):
-            raise ConfigurationError(
-                "Expected a model of a weight of shape (C, k), with a bias of shape (C,) if there is a constant, or of "
-                f"shape (k,) for two classes without one, got shapes {shapes} and constant {self.constant:g}.",
-                kind="wrong-shape",
-            )
+        size = self._one_shot.moments(self._layout).num_values(self._one_shot.width(self._layout))
+        return [("moments", (size,), np.dtype(np.float64))]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,8 @@ from ..privacy.accounting.gdp import check_count
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions, positive
 from .rounds.participation import Sampling
-from .rounds.replies import LARGEST_VALUE, Vector
+from .rounds.replies import LARGEST_VALUE, Layout, Vector
+from .rounds.rule import Rule, Turn
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 
@@ -34,6 +35,33 @@ class OnlineState:
 def online_step(state: OnlineState, release_sum: Vector, *, clients_per_round: int, step: float) -> OnlineState:
     """One round with m = ``clients_per_round`` and eta~ = ``step``: a pure function."""
     return OnlineState(state.x - step / clients_per_round * release_sum)
+
+
+@dataclass(frozen=True)
+class OnlineRule(Rule[OnlineState]):
+    """Online federated SGD (:func:`online_step`).
+
+    Parameters
+    ----------
+    step_size : float
+        eta~ > 0.
+    """
+
+    state_type: ClassVar[type[OnlineState]] = OnlineState
+
+    step_size: float
+
+    def init(self, start: Vector, layout: Layout) -> OnlineState:
+        return OnlineState(start)
+
+    def points(self, state: OnlineState) -> tuple[Vector, ...]:
+        return (state.x,)
+
+    def update(self, state: OnlineState, total: Vector, turn: Turn) -> OnlineState:
+        return online_step(state, total, clients_per_round=turn.clients_per_round, step=self.step_size)
+
+    def model(self, state: OnlineState) -> Vector:
+        return state.x
 
 
 class OnlineFedSGD(ReleaseStrategy[OnlineState]):
@@ -95,8 +123,6 @@ class OnlineFedSGD(ReleaseStrategy[OnlineState]):
     The paper asks all clients in every round.
     """
 
-    state_type: ClassVar[type[OnlineState]] = OnlineState
-
     def __init__(
         self,
         *,
@@ -153,21 +179,4 @@ class OnlineFedSGD(ReleaseStrategy[OnlineState]):
             positive("global_learning_rate", global_learning_rate),
         )
         check_count("local_steps", local_steps)
-        super().__init__(options)
-        self.step_size = rate * global_rate * local_steps
-        """eta~."""
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "step_size": self.step_size}
-
-    def initial_state(self, start: Vector) -> OnlineState:
-        return OnlineState(start)
-
-    def query_points(self, state: OnlineState) -> tuple[Vector, ...]:
-        return (state.x,)
-
-    def step(self, state: OnlineState, release_sum: Vector, server_round: int) -> OnlineState:
-        return online_step(state, release_sum, clients_per_round=self.clients_per_round, step=self.step_size)
-
-    def model(self, state: OnlineState) -> Vector:
-        return state.x
+        super().__init__(options, OnlineRule(rate * global_rate * local_steps))

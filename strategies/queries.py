@@ -43,6 +43,7 @@ from .callbacks.callback import Callback, Training
 from .rounds.options import RoundOptions
 from .rounds.participation import LateAnswers
 from .rounds.replies import LARGEST_VALUE, DirectMachines, Layout, Reply, RoundReport, Vector
+from .rounds.rule import Rule, Turn
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 
@@ -62,6 +63,38 @@ class QueryState:
 
     model: Vector
     total: Vector
+
+
+@dataclass(frozen=True)
+class QueryRule(Rule[QueryState]):
+    """The sum of the rows of one round, kept as it is.
+
+    Parameters
+    ----------
+    query : Query
+        What is asked.
+    """
+
+    state_type: ClassVar[type[QueryState]] = QueryState
+    divides_by_cohort: ClassVar[bool] = False
+
+    query: Query[Any]
+
+    def init(self, start: Vector, layout: Layout) -> QueryState:
+        return QueryState(start, np.zeros(self.query.width))
+
+    def points(self, state: QueryState) -> tuple[Vector, ...]:
+        """Return the model, for a query about one."""
+        return (state.model,) if self.query.at_a_model else ()
+
+    def update(self, state: QueryState, total: Vector, turn: Turn) -> QueryState:
+        return QueryState(state.model, total) if turn.samples else state  # else nothing came
+
+    def model(self, state: QueryState) -> Vector:
+        return state.model
+
+    def settings(self) -> dict[str, Any]:
+        return self.query.settings()
 
 
 def noise_on_answers(query: Query[Any], policy: PrivacyPolicy, noise_keys: NoiseKeys | None) -> Noisy[Sum]:
@@ -138,7 +171,6 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
     guaranteed is the clients'.
     """
 
-    state_type: ClassVar[type[QueryState]] = QueryState
     supports_forecast: ClassVar[bool] = False
     late_answers: ClassVar[LateAnswers] = "refused"  # there is one round
 
@@ -184,7 +216,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         )
         self.query = query
         self._noise = None if policy is None else noise_on_answers(query, policy, noise_keys)
-        super().__init__(options, aggregator=self._noise)
+        super().__init__(options, QueryRule(query), aggregator=self._noise)
         if beside:
             self.entries = {**self.entries, protocol.RELEASE_OF: query.name}
         self._resumed = False
@@ -252,28 +284,6 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
     @property
     def release_layout(self) -> Layout:
         return [(self.query.name, (self.query.width,), np.dtype(np.float64))]
-
-    def initial_state(self, start: Vector) -> QueryState:
-        return QueryState(start, np.zeros(self.query.width))
-
-    def query_points(self, state: QueryState) -> tuple[Vector, ...]:
-        """The model, for a query about one."""
-        return (state.model,) if self.query.at_a_model else ()
-
-    def next_state(self, state: QueryState, release_sum: Vector, report: RoundReport) -> QueryState:
-        if not report.samples:
-            return state  # nothing came
-        return self.step(state, release_sum, report.server_round)
-
-    def step(self, state: QueryState, release_sum: Vector, server_round: int) -> QueryState:
-        """The state with the sum of the rows."""
-        return QueryState(state.model, release_sum)
-
-    def model(self, state: QueryState) -> Vector:
-        return state.model
-
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), **self.query.settings()}
 
     def check_reply(self, reply: Reply) -> bool:
         stated = self.query.facts(reply.metrics)

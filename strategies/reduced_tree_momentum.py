@@ -36,9 +36,10 @@ from .callbacks.callback import Callback
 from .momentum_tree import Changes, ReconstructionTrees, best_gamma
 from .rounds.options import RoundOptions, positive
 from .rounds.participation import Sampling
-from .rounds.replies import LARGEST_VALUE, RoundReport, Vector
+from .rounds.replies import LARGEST_VALUE, Layout, RoundReport, Vector
+from .rounds.rule import Turn
 from .sums.secure_aggregation import SecureAggregation
-from .tree_momentum import MomentumStream, TrustedMomentum, normalised_step
+from .tree_momentum import MomentumRule, MomentumStream, TrustedMomentum, normalised_step
 
 # Steps are computed in float64: an epoch leads at most eta N away, and this much more, relatively.
 _ROUNDING = 1e-9
@@ -223,6 +224,50 @@ class ReducedTree(MomentumStream):
         return rows
 
 
+@dataclass(frozen=True, eq=False)
+class ReducedTreeMomentumRule(MomentumRule[ReducedTreeMomentumState, ReducedTree]):
+    """Momentum with normalised steps (:func:`reduced_tree_momentum_step`), whose length the stream's noise rests on."""
+
+    state_type: ClassVar[type[ReducedTreeMomentumState]] = ReducedTreeMomentumState
+
+    def init(self, start: Vector, layout: Layout) -> ReducedTreeMomentumState:
+        wrong = [name for name, _, dtype in layout if dtype != np.float64]
+        if wrong and not math.isinf(self.stream.smoothness):
+            raise ConfigurationError(
+                f"Expected a float64 model where smoothness bounds how far gradients move, got another dtype in "
+                f"{', '.join(wrong)}: steps would be rounded. Convert the initial arrays, or use smoothness = inf.",
+                kind="wrong-type",
+            )
+        nonces = np.zeros((self.stream.num_rounds, NONCE_BYTES), np.uint8)
+        return ReducedTreeMomentumState(start, np.zeros_like(start), nonces)
+
+    def points(self, state: ReducedTreeMomentumState) -> tuple[Vector, ...]:
+        return (state.w,)
+
+    def update(self, state: ReducedTreeMomentumState, total: Vector, turn: Turn) -> ReducedTreeMomentumState:
+        self.stream.check_round(turn.number)
+        nonces, alpha = self.stream.with_nonce(state.nonces, turn.number), self.stream.alpha
+        rate = self.learning_rate
+        momentum = (1 - alpha) * state.momentum + alpha * total
+        noisy = self.stream.rounded(momentum, self.stream.noise(nonces, turn.number, len(total)))
+        after = reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=rate)
+        if not np.linalg.norm(after.w - state.w) <= rate * (1 + _ROUNDING):
+            raise ConfigurationError(
+                f"Expected steps of length {rate:g}, got a longer one: they are too short for float64 at "
+                f"a model of length {np.linalg.norm(state.w):.3g}. Use a larger learning_rate.",
+                kind="out-of-range",
+                setting="learning_rate",
+            )
+        return after
+
+    def model(self, state: ReducedTreeMomentumState) -> Vector:
+        return state.w
+
+    def settings(self) -> dict[str, Any]:
+        smoothness = None if math.isinf(self.stream.smoothness) else self.stream.smoothness
+        return {**super().settings(), "smoothness": smoothness, "gamma": self.stream.gamma}
+
+
 class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState, ReducedTree]):
     """Momentum of less sensitivity, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
 
@@ -313,8 +358,6 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState, ReducedTree]
         "epochs. TreeMomentum can do without."
     )
 
-    state_type: ClassVar[type[ReducedTreeMomentumState]] = ReducedTreeMomentumState
-
     def __init__(
         self,
         *,
@@ -378,55 +421,8 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState, ReducedTree]
             gamma=gamma,
             noise_cache_mib=noise_cache_mib,
         )
-        super().__init__(
-            options,
-            learning_rate=learning_rate,
-            policy=policy,
-            stream=stream,
-            num_rounds=num_rounds,
-            noise_keys=noise_keys,
-        )
-
-    def settings(self) -> dict[str, Any]:
-        return {
-            **super().settings(),
-            "smoothness": None if math.isinf(self.stream.smoothness) else self.stream.smoothness,
-            "gamma": self.stream.gamma,
-        }
-
-    def initial_state(self, start: Vector) -> ReducedTreeMomentumState:
-        wrong = [name for name, _, dtype in self._layout if dtype != np.float64]
-        if wrong and not math.isinf(self.stream.smoothness):
-            raise ConfigurationError(
-                f"Expected a float64 model where smoothness bounds how far gradients move, got another dtype in "
-                f"{', '.join(wrong)}: steps would be rounded. Convert the initial arrays, or use smoothness = inf.",
-                kind="wrong-type",
-            )
-        return ReducedTreeMomentumState(
-            start, np.zeros_like(start), np.zeros((self.stream.num_rounds, NONCE_BYTES), np.uint8)
-        )
-
-    def query_points(self, state: ReducedTreeMomentumState) -> tuple[Vector, ...]:
-        return (state.w,)
-
-    def step(self, state: ReducedTreeMomentumState, release_sum: Vector, server_round: int) -> ReducedTreeMomentumState:
-        self.stream.check_round(server_round)
-        nonces, alpha = self.stream.with_nonce(state.nonces, server_round), self.stream.alpha
-        rate = self.learning_rate
-        momentum = (1 - alpha) * state.momentum + alpha * release_sum
-        noisy = self.stream.rounded(momentum, self.stream.noise(nonces, server_round, len(release_sum)))
-        after = reduced_tree_momentum_step(state, momentum, noisy, nonces, learning_rate=rate)
-        if not np.linalg.norm(after.w - state.w) <= rate * (1 + _ROUNDING):
-            raise ConfigurationError(
-                f"Expected steps of length {rate:g}, got a longer one: they are too short for float64 at "
-                f"a model of length {np.linalg.norm(state.w):.3g}. Use a larger learning_rate.",
-                kind="out-of-range",
-                setting="learning_rate",
-            )
-        return after
-
-    def model(self, state: ReducedTreeMomentumState) -> Vector:
-        return state.w
+        rule = ReducedTreeMomentumRule(stream, float(learning_rate))
+        super().__init__(options, rule, policy=policy, num_rounds=num_rounds, noise_keys=noise_keys)
 
     def check_report(self, report: RoundReport) -> None:
         if report.aggregated < self.num_clients:

@@ -18,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError
+from ..privacy.accounting.gdp import check_positive
 from ..privacy.machine.shuffled_machine import noisy_epoch
 from .callbacks.callback import Callback
-from .rounds.options import RoundOptions, positive
+from .rounds.options import RoundOptions
 from .rounds.participation import LateAnswers, Sampling
-from .rounds.replies import LARGEST_VALUE, Vector
+from .rounds.replies import LARGEST_VALUE, Layout, Vector
+from .rounds.rule import Rule, Turn
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 
@@ -107,6 +109,68 @@ class PublicEpochs:
     clip_norm: float
 
 
+@dataclass(frozen=True)
+class ShuffledRule(Rule[ShuffledState]):
+    """The end of an epoch, private or public; parameters as in :class:`ShuffledAvg`."""
+
+    state_type: ClassVar[type[ShuffledState]] = ShuffledState
+
+    learning_rate: float
+    steps_per_epoch: int
+    regularizer: Regularizer = "none"
+    strength: float = 0.0
+    rounds: range | None = None
+    public: PublicEpochs | None = None
+
+    def __post_init__(self) -> None:
+        check_positive("learning_rate", self.learning_rate)
+        if self.steps_per_epoch < 1:
+            raise ConfigurationError(
+                f"Expected steps_per_epoch >= 1, got {self.steps_per_epoch!r}.",
+                kind="out-of-range",
+                setting="steps_per_epoch",
+                got=self.steps_per_epoch,
+            )
+        if self.regularizer not in REGULARIZERS or (self.regularizer != "none" and not self.strength > 0):
+            raise ConfigurationError(
+                f"Expected regularizer one of {REGULARIZERS} with strength > 0, got {self.regularizer!r}, "
+                f"{self.strength!r}.",
+                kind="unknown-name",
+                setting="regularizer",
+                got=self.regularizer,
+            )
+
+    def init(self, start: Vector, layout: Layout) -> ShuffledState:
+        return ShuffledState(start)
+
+    def points(self, state: ShuffledState) -> tuple[Vector, ...]:
+        return (state.x,)
+
+    def update(self, state: ShuffledState, total: Vector, turn: Turn) -> ShuffledState:
+        if self.rounds is None or turn.number in self.rounds:
+            if not total.any():  # nobody answered: there was no epoch
+                return state
+            total = total / turn.clients_per_round
+        elif self.public is None:
+            raise ConfigurationError(
+                f"Expected public samples for round {turn.number}, which asks no silo; got none.", kind="missing"
+            )
+        else:
+            public, rate = self.public, self.learning_rate
+            total = noisy_epoch(public.gradient, state.x, public.steps, learning_rate=rate, clip_norm=public.clip_norm)
+        end = state.x - self.learning_rate * total
+        weight = self.learning_rate * self.steps_per_epoch
+        return ShuffledState(proximal(self.regularizer, end, self.strength, weight))
+
+    def model(self, state: ShuffledState) -> Vector:
+        return state.x
+
+    def settings(self) -> dict[str, Any]:
+        names = ("learning_rate", "steps_per_epoch", "regularizer", "strength")
+        rounds = [] if self.rounds is None else [self.rounds.start, self.rounds.stop]
+        return {**{name: getattr(self, name) for name in names}, "private_rounds": rounds}
+
+
 class ShuffledAvg(ReleaseStrategy[ShuffledState]):
     """Shuffled gradients over machines, for :class:`~murmurfl.clients.ShuffledClient`.
 
@@ -172,7 +236,6 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
     The proximal step and the epochs on public samples are post-processing of what machines released.
     """
 
-    state_type: ClassVar[type[ShuffledState]] = ShuffledState
     sums_suffice: ClassVar[bool] = False  # an epoch is built on no release before
     late_answers: ClassVar[LateAnswers] = "refused"  # the next epoch goes on from all of this one
 
@@ -230,55 +293,11 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
             schema=schema,
             callbacks=callbacks,
         )
-        self.learning_rate, self.strength = positive("learning_rate", learning_rate), float(strength)
-        if steps_per_epoch < 1:
-            raise ConfigurationError(
-                f"Expected steps_per_epoch >= 1, got {steps_per_epoch!r}.",
-                kind="out-of-range",
-                setting="steps_per_epoch",
-                got=steps_per_epoch,
-            )
-        if regularizer not in REGULARIZERS or (regularizer != "none" and not self.strength > 0):
-            raise ConfigurationError(
-                f"Expected regularizer one of {REGULARIZERS} with strength > 0, got {regularizer!r}, "
-                f"{self.strength!r}.",
-                kind="unknown-name",
-                setting="regularizer",
-                got=regularizer,
-            )
-        self.regularizer: Regularizer = regularizer
-        self.steps_per_epoch, self.rounds, self.public = steps_per_epoch, rounds, public
-        super().__init__(options)
-
-    def settings(self) -> dict[str, Any]:
-        names = ("learning_rate", "steps_per_epoch", "regularizer", "strength")
-        rounds = [] if self.rounds is None else [self.rounds.start, self.rounds.stop]
-        return {**super().settings(), **{name: getattr(self, name) for name in names}, "private_rounds": rounds}
-
-    def initial_state(self, start: Vector) -> ShuffledState:
-        return ShuffledState(start)
-
-    def query_points(self, state: ShuffledState) -> tuple[Vector, ...]:
-        return (state.x,)
-
-    def step(self, state: ShuffledState, release_sum: Vector, server_round: int) -> ShuffledState:
-        if self.asks_machines(server_round):
-            if not release_sum.any():  # nobody answered: there was no epoch
-                return state
-            total = release_sum / self.clients_per_round
-        elif self.public is None:
-            raise ConfigurationError(
-                f"Expected public samples for round {server_round}, which asks no silo; got none.", kind="missing"
-            )
-        else:
-            public, rate = self.public, self.learning_rate
-            total = noisy_epoch(public.gradient, state.x, public.steps, learning_rate=rate, clip_norm=public.clip_norm)
-        end = state.x - self.learning_rate * total
-        weight = self.learning_rate * self.steps_per_epoch
-        return ShuffledState(proximal(self.regularizer, end, self.strength, weight))
-
-    def model(self, state: ShuffledState) -> Vector:
-        return state.x
+        rule = ShuffledRule(
+            float(learning_rate), steps_per_epoch, regularizer, float(strength), rounds=rounds, public=public
+        )
+        super().__init__(options, rule)
+        self._rounds = rounds
 
     def asks_machines(self, server_round: int) -> bool:
-        return self.rounds is None or server_round in self.rounds
+        return self._rounds is None or server_round in self._rounds

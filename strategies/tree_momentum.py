@@ -27,13 +27,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
+from ..privacy.accounting.gdp import check_positive
 from .aggregation.noisy import Noisy
 from .aggregation.streams import Stream
 from .callbacks.callback import Callback
 from .momentum_tree import MomentumTree
-from .rounds.options import RoundOptions, positive
+from .rounds.options import RoundOptions
 from .rounds.participation import LateAnswers, Sampling
-from .rounds.replies import LARGEST_VALUE, Reply, Vector
+from .rounds.replies import LARGEST_VALUE, Layout, Reply, Vector
+from .rounds.rule import Rule, Turn
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 
@@ -85,6 +87,30 @@ class MomentumStream(Stream):
 StreamT = TypeVar("StreamT", bound=MomentumStream)
 
 
+@dataclass(frozen=True, eq=False)
+class MomentumRule(Rule[StateT], Generic[StateT, StreamT]):
+    """A rule of private momentum, one unit with its stream; a base class.
+
+    A step is pure but for the noise, which it asks the stream for.
+
+    Parameters
+    ----------
+    stream : MomentumStream
+        What the server releases of the momentum.
+    learning_rate : float
+        eta > 0.
+    """
+
+    stream: StreamT
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        check_positive("learning_rate", self.learning_rate)
+
+    def settings(self) -> dict[str, Any]:
+        return {"learning_rate": self.learning_rate, "alpha": self.stream.alpha, "epoch": self.stream.epoch}
+
+
 class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, StreamT]):
     """Private momentum, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`; a base class.
 
@@ -92,12 +118,10 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, StreamT]):
     ----------
     options : RoundOptions
         What every strategy takes. Every client is asked in every round: ``clients_per_round`` is ``num_clients``.
-    learning_rate : float
-        eta > 0.
+    rule : MomentumRule
+        The rule, with the stream that the server releases of the momentum.
     policy : PrivacyPolicy
         Policy that all clients were configured with.
-    stream : MomentumStream
-        What the server releases of the momentum, which weight and epoch are part of.
     num_rounds : int
         T, the most rounds of which this server ever publishes a model.
     noise_keys : NoiseKeys, optional
@@ -122,16 +146,14 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, StreamT]):
     def __init__(
         self,
         options: RoundOptions,
+        rule: MomentumRule[StateT, StreamT],
         *,
-        learning_rate: float,
         policy: PrivacyPolicy,
-        stream: StreamT,
         num_rounds: int,
         noise_keys: NoiseKeys | None,
     ) -> None:
-        self.learning_rate = positive("learning_rate", learning_rate)
-        self.stream = stream
-        super().__init__(options, aggregator=Noisy(policy, stream, num_rounds=num_rounds, noise_keys=noise_keys))
+        noise = Noisy(policy, rule.stream, num_rounds=num_rounds, noise_keys=noise_keys)
+        super().__init__(options, rule, aggregator=noise)
 
     def _settle(self, machines: int) -> None:
         super()._settle(machines)
@@ -143,10 +165,6 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, StreamT]):
                 setting="clients_per_round",
                 got=self.clients_per_round,
             )
-
-    def settings(self) -> dict[str, Any]:
-        own = {"learning_rate": self.learning_rate, "alpha": self.stream.alpha, "epoch": self.stream.epoch}
-        return {**super().settings(), **own}
 
     def check_reply(self, reply: Reply) -> bool:
         return reply.release == len(self.history) + 1
@@ -257,6 +275,28 @@ class Tree(MomentumStream):
         return self.rounded(node, self.fresh_normals(server_round, len(node)) * std)
 
 
+@dataclass(frozen=True, eq=False)
+class TreeMomentumRule(MomentumRule[TreeMomentumState, Tree]):
+    """Tree-aggregated momentum with normalised steps (:func:`node_sum`, :func:`tree_momentum_step`)."""
+
+    state_type: ClassVar[type[TreeMomentumState]] = TreeMomentumState
+
+    def init(self, start: Vector, layout: Layout) -> TreeMomentumState:
+        return tree_momentum_start(start, self.stream.num_rounds)
+
+    def points(self, state: TreeMomentumState) -> tuple[Vector, ...]:
+        return (state.w,)
+
+    def update(self, state: TreeMomentumState, total: Vector, turn: Turn) -> TreeMomentumState:
+        alpha, t = self.stream.alpha, turn.number
+        node = node_sum(state, total / turn.clients_per_round, t, alpha)
+        noisy = self.stream.noisy_node(node, t)
+        return tree_momentum_step(state, node, noisy, t, alpha=alpha, learning_rate=self.learning_rate)
+
+    def model(self, state: TreeMomentumState) -> Vector:
+        return state.w
+
+
 class TreeMomentum(TrustedMomentum[TreeMomentumState, Tree]):
     """Tree-aggregated momentum, normalised steps, trusted server, for :class:`~murmurfl.clients.NoisySGDClient`.
 
@@ -326,8 +366,6 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState, Tree]):
     Proof: docs/proofs/sensitivities.md.
     """
 
-    state_type: ClassVar[type[TreeMomentumState]] = TreeMomentumState
-
     def __init__(
         self,
         *,
@@ -381,26 +419,5 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState, Tree]):
             schema=schema,
             callbacks=callbacks,
         )
-        super().__init__(
-            options,
-            learning_rate=learning_rate,
-            policy=policy,
-            stream=Tree(alpha),
-            num_rounds=num_rounds,
-            noise_keys=noise_keys,
-        )
-
-    def initial_state(self, start: Vector) -> TreeMomentumState:
-        return tree_momentum_start(start, self.stream.num_rounds)
-
-    def query_points(self, state: TreeMomentumState) -> tuple[Vector, ...]:
-        return (state.w,)
-
-    def step(self, state: TreeMomentumState, release_sum: Vector, server_round: int) -> TreeMomentumState:
-        alpha = self.stream.alpha
-        node = node_sum(state, release_sum / self.clients_per_round, server_round, alpha)
-        noisy = self.stream.noisy_node(node, server_round)
-        return tree_momentum_step(state, node, noisy, server_round, alpha=alpha, learning_rate=self.learning_rate)
-
-    def model(self, state: TreeMomentumState) -> Vector:
-        return state.w
+        rule = TreeMomentumRule(Tree(alpha), float(learning_rate))
+        super().__init__(options, rule, policy=policy, num_rounds=num_rounds, noise_keys=noise_keys)

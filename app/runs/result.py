@@ -336,13 +336,13 @@ class RunResult:
     def _clip(self) -> dict[str, Any] | None:
         """The first and last clip norm, where it followed the gradients; computed from releases."""
         strategy, config = self.strategy, self.experiment.config
-        if not isinstance(strategy, FullBatch) or not strategy.quantile or strategy.state is None:
+        if not isinstance(strategy, FullBatch) or not strategy.full_batch.quantile or strategy.state is None:
             return None
         last = float(strategy.state.clip)
         return {
             "quantile": config.quantile,
             "share": config.quantile_share,
-            "first": strategy.first_clip,
+            "first": strategy.full_batch.first_clip,
             "last": last,
         }
 

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord
 from flwr.serverapp import Grid
@@ -38,6 +38,7 @@ from .in_flight import InFlightRequests
 from .known_machines import MachineDirectory, is_simulation, plain_names, restored_names
 from .observed import PATIENCE, ClippingWatch, log_forecast, no_progress, require_progress
 from .options import RoundOptions, centre_bytes, refuse_sums, session_of
+from .participation import LateAnswers
 from .preflight import client_statements, foresee, log_absence_costs, log_dropped, wait_for_clients
 from .replies import (
     STATEMENT_TIMEOUT_S,
@@ -50,7 +51,7 @@ from .replies import (
     plain,
     vector_size,
 )
-from .rule import UpdateRule
+from .rule import Rule
 from .sampling import CohortSampler
 
 logger = logging.getLogger("flwr")
@@ -73,8 +74,23 @@ class Run:
     started: float = field(default_factory=time.monotonic)
 
 
-class TrainingLoop(UpdateRule[StateT], Strategy):
+class TrainingLoop(Strategy, Generic[StateT]):
     """The rounds of a training under Flower's interface, whatever happens within one; a base class."""
+
+    acknowledges: ClassVar[bool] = True
+    """Whether machines are told what was aggregated; if not, every release is P_k: all of the machine's prefix sum."""
+    sums_suffice: ClassVar[bool] = True
+    """Whether rounds need only the sum of releases, so that these may come under masks."""
+    late_answers: ClassVar[LateAnswers] = "counted"
+    """What becomes of an answer that comes after its round."""
+    needs_all: ClassVar[bool] = False
+    """Whether the rule's proof needs the answer of every client in every round; one that is off ends a training."""
+    absence_costs: ClassVar[str] = ""
+    """What a missing answer costs for good, said before the first round; empty where the next one mends it."""
+    must_aggregate: ClassVar[bool] = True
+    """Whether a training in which nothing was ever aggregated ends with :class:`NothingAggregatedError`."""
+    supports_forecast: ClassVar[bool] = True
+    """Whether the noise in the model is forecast; not where the rounds make no model."""
 
     options: RoundOptions
     """What every strategy takes."""
@@ -88,8 +104,10 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
     )
     """The ClientApp that machines must have, as code, for error messages."""
 
-    def __init__(self, options: RoundOptions, *, aggregator: Aggregator | None = None) -> None:
+    def __init__(self, options: RoundOptions, rule: Rule[StateT], *, aggregator: Aggregator | None = None) -> None:
         self.options = taken = options
+        self.rule = rule
+        """The server's update, pure functions."""
         self.aggregator = Plain() if aggregator is None else aggregator
         self.session = session_of(taken.permit, taken.session)
         self.machines = MachineDirectory(
@@ -196,6 +214,7 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
             "session": None if self._fresh_session else self.session,
             **self.aggregator.settings(),
             **({"entries": entries} if self.entries else {}),
+            **self.rule.settings(),
         }
 
     @property
@@ -416,6 +435,10 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         if done:
             self.leaving = self.sampler.exhaustion(range(done + 1, num_rounds + 1)).logged()
 
+    def asks_machines(self, server_round: int) -> bool:
+        """Return True if a round asks any machine; for subclasses in which some rounds are the server's own."""
+        return True
+
     def _cohort(self, server_round: int) -> list[str]:
         """The clients of a round; none where it is the server's own."""
         return self.sampler.draw(server_round) if self.asks_machines(server_round) else []
@@ -529,11 +552,11 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         if self.checkpoint is None or not self.checkpoint.exists():
             self.aggregator.load(None, ())
             return 0
-        names = [f.name for f in fields(self.state_type)]
+        names = [f.name for f in fields(self.rule.state_type)]
         expected = {f"state.{name}" for name in names} | set(self._kept()) - {"statements"}  # older ones lack it
         saved = load_checkpoint(self.checkpoint, self._identity(), expected)
         self.aggregator.load(saved, restored_names(saved["machines"]))
-        self.state = self.state_type(**{name: saved[f"state.{name}"] for name in names})
+        self.state = self.rule.state_type(**{name: saved[f"state.{name}"] for name in names})
         self._restore(saved)
         for report in self.history:
             result.train_metrics_clientapp[report.server_round] = report.metrics
@@ -558,12 +581,12 @@ class TrainingLoop(UpdateRule[StateT], Strategy):
         if self.state is None:
             self._layout, start = model_vector(arrays)
             self._start = hashlib.sha256(start.tobytes()).hexdigest()
-            self.state = self.initial_state(start)
+            self.state = self.rule.init(start, self._layout)
             self.aggregator.shape(vector_size(self._layout), vector_size(self.release_layout))
         return self.state
 
     def _published(self) -> Vector:
-        return self.model(self.state)  # type: ignore[arg-type]
+        return self.rule.model(self.state)  # type: ignore[arg-type]
 
     def _record(self, vector: Vector) -> ArrayRecord:
         return array_record(vector, self._layout)

@@ -3,64 +3,70 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
-from .participation import LateAnswers
-from .replies import Reply, RoundReport, Vector
+from .replies import Layout, Vector
 
 StateT = TypeVar("StateT")
 
 
-class UpdateRule(ABC, Generic[StateT]):
-    """The pure part of a strategy: what a server computes from the sum of a round's releases, and what that needs."""
+@dataclass(frozen=True)
+class Turn:
+    """What a rule may know of the round whose step it takes, besides the sum of its releases.
+
+    Parameters
+    ----------
+    number : int
+        t, from 1. A round that was skipped does not count: the next one asks for the same step again.
+    clients_per_round : int
+        m, the clients that a round asks, by which a step divides.
+    aggregated : int
+        Releases in the sum.
+    samples : int
+        Samples in the sum, by clients' own accounts.
+    layout : Layout
+        The arrays of the model.
+    """
+
+    number: int
+    clients_per_round: int
+    aggregated: int = 0
+    samples: int = 0
+    layout: Layout = ()
+
+
+class Rule(ABC, Generic[StateT]):
+    """What a server computes from the sum of a round's releases, as pure functions; usually a frozen dataclass.
+
+    Its fields are settings that a checkpoint must agree on (:meth:`settings`).
+    """
 
     state_type: ClassVar[type[Any]]
-    acknowledges: ClassVar[bool] = True
-    """Whether machines are told what was aggregated; if not, every release is P_k: all of the machine's prefix sum."""
-    sums_suffice: ClassVar[bool] = True
-    """Whether rounds need only the sum of releases, so that these may come under masks."""
-    late_answers: ClassVar[LateAnswers] = "counted"
-    """What becomes of an answer that comes after its round."""
-    needs_all: ClassVar[bool] = False
-    """Whether the rule's proof needs the answer of every client in every round; one that is off ends a training."""
-    absence_costs: ClassVar[str] = ""
-    """What a missing answer costs for good, said before the first round; empty where the next one mends it."""
-    must_aggregate: ClassVar[bool] = True
-    """Whether a training in which nothing was ever aggregated ends with :class:`NothingAggregatedError`."""
-    supports_forecast: ClassVar[bool] = True
-    """Whether the noise in the model is forecast; not where the rounds make no model."""
+    """Frozen dataclass of the state, whose fields are arrays."""
+    divides_by_cohort: ClassVar[bool] = True
+    """Whether a step divides by ``clients_per_round`` whatever came, and not by what came."""
 
     @abstractmethod
-    def initial_state(self, start: Vector) -> StateT:
-        """The state before the first round, from the initial model as one vector."""
+    def init(self, start: Vector, layout: Layout) -> StateT:
+        """Return the state before the first round, from the initial model as one vector."""
 
     @abstractmethod
-    def query_points(self, state: StateT) -> tuple[Vector, ...]:
-        """The points machines are asked to compute gradients at."""
+    def points(self, state: StateT) -> tuple[Vector, ...]:
+        """Return the points that clients are asked to compute gradients at."""
 
     @abstractmethod
-    def step(self, state: StateT, release_sum: Vector, server_round: int) -> StateT:
-        """The next state from the sum of a round's releases: pure."""
-
-    def round_entries(self, server_round: int) -> dict[str, Any]:
-        """Entries of a round's requests beside those that all rounds have; no guarantee depends on them."""
-        return {}
-
-    def next_state(self, state: StateT, release_sum: Vector, report: RoundReport) -> StateT:
-        """The state after a round: :meth:`step`, unless a subclass's step also depends on the report."""
-        return self.step(state, release_sum, report.server_round)
+    def update(self, state: StateT, total: Vector, turn: Turn) -> StateT:
+        """Return the next state from the sum of a round's releases; zeros where none was opened."""
 
     @abstractmethod
     def model(self, state: StateT) -> Vector:
-        """The model to publish."""
+        """Return the model to publish."""
 
-    def asks_machines(self, server_round: int) -> bool:
-        """Whether a round asks any machine; for subclasses in which some rounds are the server's own."""
-        return True
+    def entries(self, turn: int) -> dict[str, Any]:
+        """Return entries of a round's requests beside those that all rounds have; no guarantee depends on them."""
+        return {}
 
-    def check_reply(self, reply: Reply) -> bool:
-        """Whether a well-formed reply may be aggregated; under secure aggregation its release cannot be looked at."""
-        return True
-
-    def check_report(self, report: RoundReport) -> None:
-        """Refuse a round from whose replies the rule must not make a step."""
+    def settings(self) -> dict[str, Any]:
+        """Return what a checkpoint must agree on, plain values."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]

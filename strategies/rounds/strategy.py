@@ -1,6 +1,6 @@
 """A strategy: an update rule, and the rounds of a training around it.
 
-A subclass is the rule (:mod:`.rule`); :mod:`.loop` has what happens between rounds. A round is put together from a
+A subclass has the rule (:mod:`.rule`); :mod:`.loop` has what happens between rounds. A round is put together from a
 sampler (:mod:`.sampling`: whom it asks), the validation of replies (:mod:`.validation`) and an aggregator
 (:mod:`~murmurfl.strategies.aggregation`: how releases become a sum, and whose noise is in it).
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -40,6 +39,7 @@ from .replies import (
     say_unlike,
     vector_size,
 )
+from .rule import Rule, Turn
 from .validation import ReplyValidator
 
 logger = logging.getLogger("flwr")
@@ -54,6 +54,8 @@ class ReleaseStrategy(TrainingLoop[StateT]):
     ----------
     options : RoundOptions
         What every strategy takes; a subclass lists these as parameters of its own.
+    rule : Rule
+        The server's update.
     aggregator : Aggregator, optional
         How the releases of a round become a sum. Default: they are added up, or opened by helpers with
         ``secure_aggregation``.
@@ -73,8 +75,8 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         if "__init__" in vars(cls):
             cls.__init__ = refusing_others(cls.__init__)
 
-    def __init__(self, options: RoundOptions, *, aggregator: Aggregator | None = None) -> None:
-        super().__init__(options, aggregator=aggregator)
+    def __init__(self, options: RoundOptions, rule: Rule[StateT], *, aggregator: Aggregator | None = None) -> None:
+        super().__init__(options, rule, aggregator=aggregator)
         self._validator = ReplyValidator(
             self.aggregator,
             self.acks,
@@ -138,7 +140,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             check_permitted(said[protocol.PERMIT], self.session)  # of a training that was begun under another one
         request = RoundRequest(
             *(server_round, self.session, acks, self.acks if self.acknowledges else {}),
-            *(self.query_points(self.state), {**self.entries, **said, **self._entries_of(server_round)}),
+            *(self.rule.points(self.state), {**self.entries, **said, **self._entries_of(server_round)}),
             sums_suffice=self.sums_suffice and not self.aggregator.adds_noise,
         )
         self.exchange.begin(names, acks)
@@ -152,7 +154,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
 
     def _entries_of(self, server_round: int) -> dict[str, Any]:
         turn = self._turn(server_round)
-        return {**({protocol.WEIGHED_AS: turn} if turn < server_round else {}), **self.round_entries(turn)}
+        return {**({protocol.WEIGHED_AS: turn} if turn < server_round else {}), **self.rule.entries(turn)}
 
     def _before_asking(self) -> None:
         """Write what must be known before a machine is asked."""
@@ -238,21 +240,29 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         self.participation = {name: taken.get(name) for name in outcome.asked} | taken  # late ones, too
         if not isinstance(outcome, Skipped):  # else the next round asks for the same step again
             total = np.zeros(vector_size(self.release_layout)) if total is None else total
-            turn = self._turn(report.server_round)
-            self.state = self.next_state(self.state, total, replace(report, server_round=turn))
+            counts = {"aggregated": report.aggregated, "samples": report.samples}
+            turn = Turn(self._turn(report.server_round), self.clients_per_round, **counts, layout=self._layout)
+            self.state = self.rule.update(self.state, total, turn)
         self.history.append(report)
         return report
 
     def _weight(self, outcome: Opened) -> float:
         """By what a round's sum is multiplied: a step divides by the machines of a round that leaves nobody out."""
         # Other strategies divide by what came; and of streams a sum that weighs more than the next would leave noise.
-        divides = type(self).next_state is ReleaseStrategy.next_state and outcome.stands_alone
+        divides = self.rule.divides_by_cohort and outcome.stands_alone
         if not (self.sampler.left_out and outcome.report.asked and divides):
             return 1.0
         asked = min(
             self.clients_per_round, len(self.sampler.askable) + len(self.sampler.left_out)
         )  # if nobody were left out
         return max(asked / outcome.report.asked, 1.0)
+
+    def check_reply(self, reply: Reply) -> bool:
+        """Return True if a well-formed reply may be aggregated; a masked release cannot be looked at."""
+        return True
+
+    def check_report(self, report: RoundReport) -> None:
+        """Refuse a round from whose replies the rule must not make a step."""
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

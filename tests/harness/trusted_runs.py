@@ -30,6 +30,8 @@ from murmurfl.strategies.aggregation import streams
 from murmurfl.strategies.rounds import loop as rounds
 from murmurfl.strategies.rounds.checkpoint import TrustedCheckpoint
 
+from tests.harness.rules import begun, stepped
+
 MACHINES, BATCHES, PASSES, D = 2, 5, 4, 200
 ROUNDS = BATCHES * PASSES
 CLAIM = 1.0
@@ -112,8 +114,8 @@ class Machines:
 def first_step(subject, size):
     """The state after a first round in which nothing came, with the noise of a trusted server in it."""
     subject.aggregator.shape(size, size)
-    nothing, state = np.zeros(size), subject.initial_state(np.zeros(size))
-    return subject.step(state, subject.aggregator.stream.released(nothing, 1), 1)
+    nothing, state = np.zeros(size), begun(subject, np.zeros(size))
+    return stepped(subject, state, subject.aggregator.stream.released(nothing, 1), 1)
 
 
 class Columns:

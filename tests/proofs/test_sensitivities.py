@@ -18,6 +18,8 @@ from murmurfl.privacy.machine.clipping import LEAST_CLIP, DenseContributions, Ro
 from murmurfl.privacy.machine.shuffled_machine import noisy_epoch
 from murmurfl.strategies import TrustedMu2
 
+from tests.harness.rules import begun, stepped
+
 
 def exact_square(row):
     """The squared norm in rational arithmetic."""
@@ -149,11 +151,13 @@ def trusted_momenta(sign):
         noise_keys=SimulatedKeys(1, "server"),
         session="s",
     )
-    state, momenta, grid = strategy.initial_state(np.zeros(SIZE)), [], policy.plan(SIZE).grid
+    state, momenta, grid = begun(strategy, np.zeros(SIZE)), [], policy.plan(SIZE).grid
     strategy.aggregator.shape(SIZE, SIZE)
     sample = grid.values(grid.counts(sign * np.eye(SIZE)[0]))
     for t in range(1, ROUNDS + 1):
-        after = strategy.step(state, strategy.aggregator.stream.released(sample if t == 1 else np.zeros(SIZE), t), t)
+        after = stepped(
+            strategy, state, strategy.aggregator.stream.released(sample if t == 1 else np.zeros(SIZE), t), t
+        )
         momenta.append(state.w - after.w)
         state = after
     return np.array(momenta), strategy

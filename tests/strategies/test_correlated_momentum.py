@@ -6,6 +6,7 @@ from murmurfl.privacy import ConfigurationError, SimulatedKeys, row_key, standar
 from murmurfl.strategies import MOMENTUM_MECHANISMS, CorrelatedMomentum
 
 from tests.harness import momentum as harness
+from tests.harness.rules import begun, stepped
 
 MACHINES, ROUNDS, EPOCH, D = harness.MACHINES, 70, 10, 5
 
@@ -28,21 +29,21 @@ def test_the_momentum_is_that_of_gradients_with_the_mechanisms_noise(mechanism):
         [standard_normals(row_key(keys.secret_key, keys.nonce("s", t)), D, "exact") for t in range(1, ROUNDS + 1)]
     )
     noise = subject.aggregator.stream.noise_std(D) * (subject.aggregator.stream.mechanism.inverse() @ normals)
-    state, w, momentum = subject.initial_state(np.ones(D)), np.ones(D), np.zeros(D)
+    state, w, momentum = begun(subject, np.ones(D)), np.ones(D), np.zeros(D)
     for t in range(1, ROUNDS + 1):
         gradients = rng.normal(size=D)
-        state = subject.step(state, gradients, t)
+        state = stepped(subject, state, gradients, t)
         momentum = 0.7 * momentum + 0.3 * (gradients / MACHINES + noise[t - 1])
         w = w - 0.05 * momentum / np.linalg.norm(momentum)
         assert state.momentum == pytest.approx(momentum, rel=1e-4, abs=1e-4)
     assert state.w == pytest.approx(w, abs=1e-3)
     with pytest.raises(ConfigurationError, match="calibrated"):
-        subject.step(state, np.zeros(D), ROUNDS + 1)
+        stepped(subject, state, np.zeros(D), ROUNDS + 1)
 
 
 def test_without_momentum_and_normalisation_it_is_dp_sgd():
     subject = strategy(alpha=1.0, normalised=False, policy=policy(mu=1e6))
-    state = subject.step(subject.initial_state(np.ones(D)), np.full(D, 6.0), 1)
+    state = stepped(subject, begun(subject, np.ones(D)), np.full(D, 6.0), 1)
     assert state.w == pytest.approx(1 - 0.05 * 6 / MACHINES, abs=1e-4)
 
 

@@ -19,7 +19,7 @@ from murmurfl.strategies import (
     full_batch_step,
 )
 from murmurfl.strategies.aggregation.streams import Sum
-from murmurfl.strategies.full_batch import next_clip, query_point
+from murmurfl.strategies.full_batch import FullBatchRule, next_clip, query_point
 
 D, T = 5, 6
 POLICY = PrivacyPolicy(
@@ -115,12 +115,12 @@ def test_the_mean_is_over_the_samples_that_came(missing, average):
 
 def test_a_step_along_a_mean_over_machines_is_another_one(monkeypatch):
     """The planted bug: each machine counts the same, however many samples it has."""
-    machines = Machines(SIZES)
+    machines, update = Machines(SIZES), FullBatchRule.update
 
-    def over_machines(self, state, release_sum, report):
-        return self.step(state, release_sum / report.aggregated, report.server_round)
+    def over_machines(rule, state, total, turn):
+        return update(rule, state, total, replace(turn, samples=turn.aggregated))
 
-    monkeypatch.setattr(FullBatch, "next_state", over_machines)
+    monkeypatch.setattr(FullBatchRule, "update", over_machines)
     assert trained(machines)[1] != pytest.approx(descended(means(machines), 0.6)[-1])
 
 

@@ -7,7 +7,8 @@ import pytest
 from flwr.app import ArrayRecord
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.machine.clipping import Moments
-from murmurfl.strategies import OneShot, RoundReport, ridge_scores
+from murmurfl.strategies import OneShot, ridge_scores
+from murmurfl.strategies.rounds.rule import Turn
 
 N, K, C, S = 500, 5, 3, 2.0
 generator = np.random.Generator(np.random.Philox(key=31))
@@ -23,8 +24,8 @@ def taught(arrays, features=FEATURES, labels=LABELS, classes=C, samples=N, machi
     total = Moments(classes).sum(features, np.eye(classes)[labels], S)
     total += noise * np.random.Generator(np.random.Philox(key=4)).normal(size=len(total))
     assert strategy.release_layout[0][1] == total.shape
-    state = strategy.next_state(state, total, RoundReport(1, machines, machines, samples=samples))
-    return strategy._record(strategy.model(state)).to_numpy_ndarrays()
+    state = strategy.rule.update(state, total, Turn(1, machines, machines, samples, strategy._layout))
+    return strategy._record(strategy.rule.model(state)).to_numpy_ndarrays()
 
 
 def test_without_noise_it_is_least_squares_on_the_classes():
@@ -75,11 +76,11 @@ def test_a_gram_matrix_that_noise_made_indefinite_still_gives_finite_scores():
 def test_the_model_stays_what_it_was_if_nothing_came():
     strategy = OneShot(clip_norm=S, num_clients=2, clients_per_round=2)
     state = strategy._ensure_state(ArrayRecord([np.full((C, K), 0.5)]))
-    state = strategy.next_state(state, np.zeros(Moments(C).num_values(K)), RoundReport(1, 2, 0, lost=2))
-    assert (strategy.model(state) == 0.5).all()
-    assert strategy.query_points(state) == ()
+    state = strategy.rule.update(state, np.zeros(Moments(C).num_values(K)), Turn(1, 2))
+    assert (strategy.rule.model(state) == 0.5).all()
+    assert strategy.rule.points(state) == ()
     with pytest.raises(ConfigurationError, match="one round"):
-        strategy.next_state(state, np.zeros(Moments(C).num_values(K)), RoundReport(2, 2, 2))
+        strategy.rule.update(state, np.zeros(Moments(C).num_values(K)), Turn(2, 2, 2))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from murmurfl.strategies import IncompleteRoundError, ReducedTreeMomentum, Reduc
 from tests.harness import momentum as harness
 from tests.harness.callbacks import AfterRound
 from tests.harness.momentum import BATCHES, IMPOSSIBLE, MACHINES, ROUNDS, START, D, data, grid, policy
+from tests.harness.rules import begun, stepped
 
 
 def strategy(kind=ReducedTreeMomentum, **changes):
@@ -84,14 +85,14 @@ def test_what_a_server_keeps_does_not_grow_with_the_trees():
     subject = strategy(
         policy=policy(**options, noise_quality="fast"), num_rounds=rounds, noise_cache_mib=0.0, gamma=0.2
     )
-    state = subject.initial_state(np.zeros(size))
+    state = begun(subject, np.zeros(size))
     assert sum(values.nbytes for values in vars(state).values()) == 2 * 8 * size + 16 * rounds
     nodes = np.count_nonzero(subject.aggregator.stream.trees(size)[1])
     nonces = np.zeros((rounds, 16), np.uint8)
     state = ReducedTreeMomentumState(state.w, state.momentum, nonces)
     tracemalloc.start()
     try:
-        subject.step(state, np.ones(size), 255)
+        stepped(subject, state, np.ones(size), 255)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -118,8 +119,8 @@ def test_kept_and_redrawn_rows_give_equal_noise():
 
 def test_real_keys_never_repeat_noise_for_a_round_that_is_made_again():
     subject = strategy(noise_keys=SystemKeys.generate())
-    state = subject.initial_state(np.zeros(50))
-    once, again = (subject.step(state, np.zeros(50), 1) for _ in range(2))
+    state = begun(subject, np.zeros(50))
+    once, again = (stepped(subject, state, np.zeros(50), 1) for _ in range(2))
     assert np.abs(once.w - again.w).min() > 0
 
 
@@ -143,7 +144,7 @@ def test_a_float32_model_is_refused_where_smoothness_is_used():
 def test_steps_that_float64_would_make_longer_are_refused():
     subject = strategy(learning_rate=1e-9)
     with pytest.raises(ConfigurationError, match="too short"):
-        subject.step(subject.initial_state(np.full(D, 1e5)), np.ones(D), 1)
+        stepped(subject, begun(subject, np.full(D, 1e5)), np.ones(D), 1)
 
 
 def test_bounds_never_exceed_twice_the_clip():

@@ -27,6 +27,8 @@ from murmurfl.strategies import (
 )
 from murmurfl.strategies.mu2 import project_to_ball
 
+from tests.harness.rules import begun, stepped
+
 rng = np.random.Generator(np.random.Philox(key=21))
 
 
@@ -53,15 +55,15 @@ def test_anytime_steps_are_as_long_as_all_momenta_so_far_are_loud(window, loudne
     """Whatever the releases' scale; beyond a window everything of the past fades by 1 - 1 / W."""
     start, m, eta, diameter = rng.normal(size=5), 4, 0.3, 3.0
     strategy = AnytimeMu2(num_clients=m, learning_rate=eta, diameter=diameter, window=window)
-    state, w, x, momenta, past = strategy.initial_state(start), start, start, [], []
+    state, w, x, momenta, past = begun(strategy, start), start, start, [], []
     for t in range(1, 12):
         releases = loudness * rng.normal(size=5)
         forgets = bool(window) and t > window
         past = [(1 - 1 / window) * one for one in past] if forgets else past
         past.append(releases / m)
         momenta.append(np.sum(past, axis=0))
-        assert strategy.query_points(state)[0] is state.x
-        state = strategy.step(state, releases, t)
+        assert strategy.rule.points(state)[0] is state.x
+        state = stepped(strategy, state, releases, t)
         shares = [1 / t] * t
         if window and t > window:
             fading = (1 - 1 / window) ** np.arange(t - window, -1, -1.0)
@@ -74,15 +76,15 @@ def test_anytime_steps_are_as_long_as_all_momenta_so_far_are_loud(window, loudne
         x = (1 - a) * x + a * w
         assert state.w == pytest.approx(w)
         assert state.x == pytest.approx(x)
-        assert strategy.model(state) is state.w
-        assert strategy.round_entries(t) == ({protocol.WEIGHED_AS: window} if forgets else {})
+        assert strategy.rule.model(state) is state.w
+        assert strategy.rule.entries(t) == ({protocol.WEIGHED_AS: window} if forgets else {})
 
 
 def test_anytime_steps_wait_where_nothing_came():
     strategy = AnytimeMu2(num_clients=4, learning_rate=0.1)
-    state = strategy.step(strategy.initial_state(np.ones(3)), np.zeros(3), 1)
+    state = stepped(strategy, begun(strategy, np.ones(3)), np.zeros(3), 1)
     assert (state.w == 1).all()
-    assert np.isfinite(strategy.step(state, np.ones(3), 2).w).all()
+    assert np.isfinite(stepped(strategy, state, np.ones(3), 2).w).all()
 
 
 def test_the_previous_query_point_is_the_one_asked_for_before():
@@ -160,8 +162,8 @@ def test_the_accelerated_variant_is_ac_sa_and_converges_as_such():
 def test_online_learning_steps_by_the_mean_of_what_was_asked_for():
     """x^{r+1} = x^r - eta~ / n sum of replies, eta~ = eta eta_g tau (zhang-2025, algorithm 1)."""
     options = {"num_clients": 4, "clients_per_round": 4, "learning_rate": 0.1, "local_steps": 5}
-    assert OnlineFedSGD(**options).step_size == pytest.approx(0.5)
-    assert OnlineFedSGD(**options, global_learning_rate=3.0).step_size == pytest.approx(1.5)
+    assert OnlineFedSGD(**options).rule.step_size == pytest.approx(0.5)
+    assert OnlineFedSGD(**options, global_learning_rate=3.0).rule.step_size == pytest.approx(1.5)
     state = online_step(OnlineState(np.ones(2)), np.array([4.0, 8.0]), clients_per_round=4, step=0.5)
     assert state.x == pytest.approx([0.5, 0.0])
     for wrong in ({"learning_rate": 0.0}, {"local_steps": 0}, {"global_learning_rate": math.inf}):
@@ -232,11 +234,11 @@ def test_trusted_noise_is_that_of_the_papers():
 def test_trusted_noise_measured_over_rounds_has_that_size_and_is_fresh():
     """9 x 4,000 values: the standard deviation within 5 standard errors, 1.9 % (false alarm 6e-7)."""
     strategy = trusted(noise_keys=SimulatedKeys(5, "server"), seed=1, session="s")
-    state = strategy.initial_state(np.zeros(4000))
+    state = begun(strategy, np.zeros(4000))
     strategy.aggregator.shape(4000, 4000)
     steps = []
     for t in range(1, 10):
-        after = strategy.step(state, strategy.aggregator.stream.released(np.zeros(4000), t), t)
+        after = stepped(strategy, state, strategy.aggregator.stream.released(np.zeros(4000), t), t)
         steps.append((state.w - after.w) / 0.1)
         state = after
     steps = np.array(steps)

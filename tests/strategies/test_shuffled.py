@@ -5,6 +5,8 @@ import pytest
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import PublicEpochs, ShuffledAvg, ShuffledState
 
+from tests.harness.rules import stepped
+
 rng = np.random.Generator(np.random.Philox(key=91))
 
 
@@ -16,14 +18,14 @@ def strategy(**changes):
 def test_the_model_is_the_mean_of_the_ends_and_the_regulariser_follows():
     x, releases = rng.normal(size=3), rng.normal(size=(2, 3))
     ends = x - 0.1 * releases
-    step = strategy(regularizer="l2", strength=0.4).step(ShuffledState(x), releases.sum(axis=0), 1)
+    step = stepped(strategy(regularizer="l2", strength=0.4), ShuffledState(x), releases.sum(axis=0), 1)
     assert step.x == pytest.approx(ends.mean(axis=0) / (1 + 0.1 * 5 * 0.4))
-    assert strategy().step(ShuffledState(x), releases.sum(axis=0), 1).x == pytest.approx(ends.mean(axis=0))
+    assert stepped(strategy(), ShuffledState(x), releases.sum(axis=0), 1).x == pytest.approx(ends.mean(axis=0))
 
 
 def test_an_epoch_nobody_answered_changes_nothing():
     x = rng.normal(size=3)
-    assert (strategy(regularizer="l2", strength=0.4).step(ShuffledState(x), np.zeros(3), 1).x == x).all()
+    assert (stepped(strategy(regularizer="l2", strength=0.4), ShuffledState(x), np.zeros(3), 1).x == x).all()
 
 
 def test_an_epoch_on_public_samples_asks_nobody_and_is_shuffled_gradient_descent():
@@ -33,14 +35,14 @@ def test_an_epoch_on_public_samples_asks_nobody_and_is_shuffled_gradient_descent
     z = x.copy()
     for target in targets:
         z = z - 0.1 * (z - target)
-    assert server.step(ShuffledState(x), np.zeros(3), 1).x == pytest.approx(z)
-    assert server.step(ShuffledState(x), np.zeros(3), 2).x == pytest.approx(x)
+    assert stepped(server, ShuffledState(x), np.zeros(3), 1).x == pytest.approx(z)
+    assert stepped(server, ShuffledState(x), np.zeros(3), 2).x == pytest.approx(x)
     server.machines.restore(["0", "1", "2", "3"])
     server.state = ShuffledState(x)
     asked = [len(server._plan_round(r, None).acks) for r in (1, 2, 3, 4)]
     assert asked == [0, 2, 2, 0]
     with pytest.raises(ConfigurationError, match="public samples"):
-        strategy(rounds=range(2, 4)).step(ShuffledState(x), np.zeros(3), 1)
+        stepped(strategy(rounds=range(2, 4)), ShuffledState(x), np.zeros(3), 1)
 
 
 def test_settings_that_mean_nothing_are_refused():

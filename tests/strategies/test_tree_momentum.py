@@ -12,6 +12,7 @@ from murmurfl.strategies.tree_momentum import tree_momentum
 from tests.harness import momentum as harness
 from tests.harness.grid import NodesGrid
 from tests.harness.momentum import BATCHES, IMPOSSIBLE, MACHINES, ROUNDS, START, D, app, data, grid, policy
+from tests.harness.rules import begun, stepped
 
 strategy = partial(harness.strategy, TreeMomentum)
 
@@ -57,7 +58,7 @@ def test_with_next_to_no_noise_a_run_is_algorithm_1_written_out():
 def test_the_noise_on_every_node_has_the_size_the_tree_asks_for():
     """20 rounds x 4,000 values of a step on nothing: each standard deviation within 5 standard errors (6e-7 x 20)."""
     size, subject = 4000, strategy()
-    stds, state = subject.aggregator.stream.noise_stds(size), subject.initial_state(np.zeros(size))
+    stds, state = subject.aggregator.stream.noise_stds(size), begun(subject, np.zeros(size))
     change = subject.aggregator.policy.plan(size).sensitivity / MACHINES
     expected = MomentumTree(ROUNDS, BATCHES, 0.3).noise_stds(
         change, 2.0, rounding=subject.aggregator.stream.noise_grid(size).charge(size)
@@ -65,14 +66,14 @@ def test_the_noise_on_every_node_has_the_size_the_tree_asks_for():
     assert stds == pytest.approx(expected, rel=1e-9)
     seen = []
     for t in range(1, ROUNDS + 1):
-        state = subject.step(state, np.zeros(size), t)
+        state = stepped(subject, state, np.zeros(size), t)
         height = (t & -t).bit_length() - 1
         seen.append(state.noisy[height])
         assert (state.sums[height] == 0).all()
         assert state.noisy[height].std() == pytest.approx(stds[t - 1], rel=5 / np.sqrt(2 * size))
     assert np.abs(np.corrcoef(seen) - np.eye(ROUNDS)).max() < 5.5 / np.sqrt(size), "fresh on every node"
     with pytest.raises(ConfigurationError, match="calibrated"):
-        subject.step(state, np.zeros(size), ROUNDS + 1)
+        stepped(subject, state, np.zeros(size), ROUNDS + 1)
 
 
 def test_a_machine_out_of_step_is_left_out():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from murmurfl.app.methods import Method
 from murmurfl.clients import PrivateClient
-from murmurfl.strategies import ReleaseStrategy, RoundOptions
+from murmurfl.strategies import ReleaseStrategy, RoundOptions, Rule
 
 
 @dataclass(frozen=True)
@@ -16,30 +16,33 @@ class AveragedState:
     mean: np.ndarray
 
 
-class AveragedSGD(ReleaseStrategy[AveragedState]):
-    """Noisy SGD that publishes the mean of its iterates."""
+@dataclass(frozen=True)
+class AveragedRule(Rule[AveragedState]):
+    """A step along the mean of releases, and the mean of all iterates; pure functions."""
 
     state_type = AveragedState
 
-    def __init__(self, *, learning_rate, **options):
-        super().__init__(RoundOptions(**options))
-        self.learning_rate = learning_rate
+    learning_rate: float
 
-    def settings(self):
-        return {**super().settings(), "learning_rate": self.learning_rate}
-
-    def initial_state(self, start):
+    def init(self, start, layout):
         return AveragedState(start, start)
 
-    def query_points(self, state):
+    def points(self, state):
         return (state.w,)
 
-    def step(self, state, release_sum, server_round):
-        w = state.w - self.learning_rate / self.clients_per_round * release_sum
-        return AveragedState(w, state.mean + (w - state.mean) / server_round)
+    def update(self, state, total, turn):
+        w = state.w - self.learning_rate / turn.clients_per_round * total
+        return AveragedState(w, state.mean + (w - state.mean) / turn.number)
 
     def model(self, state):
         return state.mean
+
+
+class AveragedSGD(ReleaseStrategy[AveragedState]):
+    """Noisy SGD that publishes the mean of its iterates."""
+
+    def __init__(self, *, learning_rate, **options):
+        super().__init__(RoundOptions(**options), AveragedRule(learning_rate))
 
 
 class GradientClient(PrivateClient):

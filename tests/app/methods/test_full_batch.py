@@ -112,7 +112,7 @@ def test_what_is_set_stands_in_the_place_of_the_preset():
     config = replace(BASE, momentum=0.3, average="linear", l2=0.01, shares="average", num_rounds=5, clip_norm=2.5)
     experiment = prepare(config)
     strategy = experiment.strategy()
-    assert (strategy.momentum, strategy.average, strategy.l2) == (0.3, "linear", 0.01)
+    assert (strategy.rule.momentum, strategy.rule.average, strategy.rule.l2) == (0.3, "linear", 0.01)
     policy = experiment.policy()
     assert (policy.clip_norm, policy.max_participations) == (2.5, 5)
     assert dict(policy.mechanism_options) == {"shares": "average"}
@@ -146,7 +146,7 @@ def test_a_cap_ends_a_run_with_refusals_that_change_nothing_further():
     run = run_cohort(replace(BASE, num_rounds=4, max_participations=2, allow_exhaustion=True, give_up_after=0))
     assert [report.aggregated for report in run.strategy.history] == [10, 10, 0, 0]
     assert [report.refusals for report in run.strategy.history] == [0, 0, 10, 10]
-    shorter = run_cohort(replace(BASE, num_rounds=2, momentum=run.strategy.momentum))
+    shorter = run_cohort(replace(BASE, num_rounds=2, momentum=run.strategy.rule.momentum))
     assert all((one == other).all() for one, other in zip(run.parameters, shorter.parameters, strict=True))
 
 
@@ -200,7 +200,7 @@ def test_engines_agree_to_the_last_bit(changes):
     one, other = run_cohort(config), run_in_process(config)
     assert all((a == b).all() for a, b in zip(one.parameters, other.parameters, strict=True))
     assert one.strategy.state.clip.tobytes() == other.strategy.state.clip.tobytes()
-    assert float(one.strategy.state.clip) != one.strategy.first_clip
+    assert float(one.strategy.state.clip) != one.strategy.rule.first_clip
 
 
 def test_closed_sums_of_a_softmax_regression_are_those_of_its_rows():

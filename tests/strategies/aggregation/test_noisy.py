@@ -157,7 +157,7 @@ def test_a_grid_too_fine_for_the_servers_noise_is_made_coarser_and_charged(kind,
     noise = {"trusted-mu2": "w", "tree": "noisy"}.get(kind)
     if noise is not None:
         values = getattr(published, noise)
-        values = values / -subject.learning_rate * MACHINES if noise == "w" else values[0]
+        values = values / -subject.rule.learning_rate * MACHINES if noise == "w" else values[0]
         counts = values / ours.spacing
         assert np.abs(counts - np.rint(counts)).max() < 1e-2, "what is published is on the coarser grid"
         assert np.std(values) > 0

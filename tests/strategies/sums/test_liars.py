@@ -205,7 +205,7 @@ def test_an_attack_costs_rounds_at_most_and_the_training_ends(name, kind, first)
     assert (skipped > 0) == (name in ("garbage counts", "a flipped bit"))
     assert all(one.aggregated >= MIN_COHORT or one.skipped for one in strategy.history)
     assert set(strategy.acks) >= {str(i) for i in range(MACHINES)} - set(LIARS)
-    assert np.isfinite(strategy.model(strategy.state)).all()
+    assert np.isfinite(strategy.rule.model(strategy.state)).all()
 
 
 def silent(replies):

@@ -297,7 +297,7 @@ def assert_skipped(strategy, rounds=ROUNDS):
     assert [report.closed for report in strategy.history] == ["", "", closed, *[""] * (rounds - ROUND)]
     assert (strategy.history[ROUND - 1].skipped, strategy.history[ROUND - 1].aggregated) == (4, 0)
     assert not strategy.aggregator.suspects.left_out, "no machine is left out for what a helper did"
-    assert np.isfinite(strategy.model(strategy.state)).all()
+    assert np.isfinite(strategy.rule.model(strategy.state)).all()
 
 
 HALF_OPEN = {
