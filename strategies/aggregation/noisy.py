@@ -154,6 +154,10 @@ class Noisy(Aggregator, Generic[StreamT]):
         """:attr:`mu`, or infinite where the range of the normals is too small for it (in simulation only)."""
         return self.stream.guaranteed_mu(num_parameters)
 
+    def epsilon(self, delta: float | None = None) -> float:
+        """Epsilon at delta (default the policy's) of all published models together."""
+        return self.stream.epsilon(delta)
+
     # Settings and forecast.
 
     def settings(self) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def test_a_trusted_server_with_a_key_of_its_own_refuses_to_add_none():
             kind(**common, **more)
         made = kind(**common, **more, noise_keys=SimulatedKeys(1, "server"))
         assert math.isinf(made.aggregator.mu)
-        assert math.isinf(made.aggregator.stream.epsilon())
+        assert math.isinf(made.aggregator.epsilon())
 
 
 def test_an_audit_of_it_is_refused():

@@ -184,4 +184,4 @@ def test_a_server_that_cannot_serve_its_mu_refuses_before_a_machine_is_asked(kin
         subject.start(machines, ArrayRecord([np.ones(D)]), num_rounds=ROUNDS)
     assert machines.seen == []
     assert not list(tmp_path.iterdir()), "and leaves no files"
-    assert math.isinf(subject.aggregator.stream.epsilon())
+    assert math.isinf(subject.aggregator.epsilon())
