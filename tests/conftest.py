@@ -1,8 +1,9 @@
-"""The order of the test files, those that start servers first, so that no worker is left alone with one; loggers; a
-disk nobody waits for.
+"""The order of the test files, those that start servers first, so that no worker is left alone with one; garbage;
+loggers; a disk nobody waits for.
 """
 
 import functools
+import gc
 import importlib
 import logging
 import os
@@ -34,6 +35,17 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 os.umask(0o022)
 
 SLOW = ("test_readme.py", "test_deployment.py", "test_ray.py", "test_launch.py")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Look for no garbage among what is imported: a million objects that stay, at a second a look."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest takes out what is marked

@@ -1,4 +1,7 @@
-"""Run a configuration on an engine; each gives the same model for the same seed."""
+"""Run a configuration on an engine; each gives the same model for the same seed.
+
+The one place where engines are named: what carries a run is imported by the function that starts it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,6 @@ from typing import Any
 
 from ...privacy import ConfigurationError
 from ...privacy.setting import spelled_out
-from ..client_app import app
-from ..data.features.learnt import FOLDER, WEIGHTS_VARIABLE
 from ..runs.experiment import prepare
 from ..runs.outcome import RESULT_NAME
 from ..runs.progress import Progress, participant_names
@@ -25,10 +26,7 @@ from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
 from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
 from .device.backend import checked_device
-from .inprocess import InProcessGrid
 from .pool import checked_workers, opened_pool
-from .superlink import run_flower_app
-from .workers import WorkerMachines
 
 ENGINES = ("cohort", "inprocess", "ray")
 
@@ -62,6 +60,9 @@ def run_in_process(
 
     Parameters, result and errors are those of :func:`~murmurfl.app.runs.training_run.run_experiment`.
     """
+    from ..client_app import app
+    from .inprocess import InProcessGrid
+
     prepare(config)
     grid = InProcessGrid(app, num_nodes(config), config.to_mapping())
     return run_experiment(grid, config, on_progress=on_progress, engine="inprocess", rehearsed=rehearsed)
@@ -135,6 +136,8 @@ def run_cohort(
         say=tell,
         data_bytes=experiment.data.train_features.nbytes + experiment.data.test_features.nbytes,
     )
+    from .workers import WorkerMachines
+
     with spread as pool:
         machines = WorkerMachines(experiment, pool, row_cache_mib=row_cache_mib)
         return run_experiment(machines, config, **told)
@@ -148,6 +151,8 @@ def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any
     LaunchError
         If the run did not complete.
     """
+    from .superlink import run_flower_app
+
     with tempfile.TemporaryDirectory() as folder:
         run_config = {**ray_overrides(config), "out-dir": folder, "run-name": "run"}
         run_flower_app(
@@ -168,6 +173,8 @@ def num_nodes(config: RunConfig) -> int:
 
 def ray_environment(config: RunConfig) -> dict[str, str]:
     """Environment variables that Ray's processes need for a run of this configuration."""
+    from ..data.features.learnt import FOLDER, WEIGHTS_VARIABLE
+
     offline = {"HF_HUB_OFFLINE": "1"}  # partitions are made here, without the hub
     return {**offline, WEIGHTS_VARIABLE: str(FOLDER), **environment_for(config)}  # a bundle has no weights
 

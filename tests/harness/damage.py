@@ -33,6 +33,7 @@ ODD_NUMBERS = (
     [],
     [float("nan")],
 )
+LONG, MANY = b"x" * 10_000_000, b"\x0a\x00" * 200_000
 ODD_ENTRIES = (*ODD_NUMBERS, "", "x" * 5000, "\x1b[2J\n\0", "ü" * 300, b"", b"\xff" * 99, ["a"], [b""], [2**62] * 300)
 
 
@@ -80,8 +81,8 @@ def _contents(seed):
         yield f"with body {body[:8]!r}", partial(with_head, body=body)
     for size in (10, 300):
         yield f"with {size} bytes of noise", partial(with_head, body=noise("body", size).bytes(size))
-    yield "with 10 MB of text", partial(with_head, body=b"x" * 10_000_000)
-    yield "with many empty fields", partial(with_head, body=b"\x0a\x00" * 200_000)
+    yield "with 10 MB of text", partial(with_head, body=LONG)
+    yield "with many empty fields", partial(with_head, body=MANY)
     yield "with many numbers", partial(with_head, body=b"\x0a\x80\x80\x20" + b"\x7f" * 2**19)
 
 

@@ -29,7 +29,11 @@ from flwr.proto.runtime_pb2 import (
     PushAppMessagesRequest,
     PushAppMessagesResponse,
 )
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.run import Run
 from flwr.superlink.grid import HttpGrid
@@ -67,10 +71,11 @@ def wire_of(message):
     A SuperLink keeps objects by their digest; here those of two nodes may be damaged one without the other.
     """
     salt = next(_salts)
-    objects = {one: made.deflate() for one, made in get_all_nested_objects(message).items()}
+    with no_object_id_recompute():  # which it would do at every level for all below
+        objects = {one: made.deflate() for one, made in get_all_nested_objects(message).items()}
+        tree = get_object_tree(message)
     own = {one: hashlib.sha256(f"{salt} {one}".encode()).hexdigest() for one in objects}
     header = ProtoMessage(metadata=metadata_to_proto(message.metadata))
-    tree = get_object_tree(message)
     for node in _nodes(tree):
         node.object_id = own[node.object_id]
     header.metadata.message_id = tree.object_id
