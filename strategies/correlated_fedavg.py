@@ -541,7 +541,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     ) -> None:
         if not self.evaluate_on_machines or isinstance(grid, DirectMachines):
             return
-        messages = self.configure_evaluate(server_round, self._record(self._published()), config, grid)
+        messages = self.configure_evaluate(server_round, self._model(), config, grid)
         metrics = self.aggregate_evaluate(server_round, exchange(grid, messages, timeout))
         if metrics is not None:
             logger.info("\t└──> Aggregated MetricRecord: %s", metrics)

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -39,7 +39,14 @@ from .known_machines import MachineDirectory, is_simulation, plain_names, restor
 from .observed import PATIENCE, ClippingWatch, log_forecast, no_progress, require_progress
 from .options import RoundOptions, centre_bytes, refuse_sums, session_of
 from .participation import LateAnswers
-from .preflight import client_statements, foresee, log_absence_costs, log_dropped, wait_for_clients
+from .preflight import (
+    client_statements,
+    foresee,
+    log_absence_costs,
+    log_dropped,
+    plain_statements,
+    wait_for_clients,
+)
 from .replies import (
     STATEMENT_TIMEOUT_S,
     DirectMachines,
@@ -176,11 +183,6 @@ class TrainingLoop(Strategy, Generic[StateT]):
         return self.sampler.clients_per_round
 
     @property
-    def seed(self) -> int:
-        """Seed of the sampler."""
-        return self.sampler.seed
-
-    @property
     def excluded(self) -> Collection[str]:
         """Names of the clients that the operator has taken out."""
         return self.sampler.excluded
@@ -209,7 +211,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         return {
             "strategy": type(self).__name__,
             **self.sampler.config.plain,
-            "seed": None if self.options.seed is None else self.seed,
+            "seed": None if self.options.seed is None else self.sampler.seed,
             "sampling": self.sampler.sampling,
             "session": None if self._fresh_session else self.session,
             **self.aggregator.settings(),
@@ -291,7 +293,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
             self._grid = grid = guarded(grid)
             grid.bounds = ReplyBounds.of(self._layout, self.release_layout)
         self._timeout = timeout
-        self._hooks = self._all_callbacks(grid, evaluate_fn)
+        self._hooks = _between_rounds(self.callbacks, grid, evaluate_fn)
         run = Run(grid, initial_arrays, num_rounds, train_config or ConfigRecord(), evaluate_config or ConfigRecord())
         for server_round in range(self._begin(run) + 1, num_rounds + 1):
             if self.ended:
@@ -363,15 +365,6 @@ class TrainingLoop(Strategy, Generic[StateT]):
     def _requires_progress(self) -> bool:
         return self.must_aggregate and not self._hooks.handles_no_progress
 
-    def _all_callbacks(self, grid: Grid | DirectMachines, evaluate_fn: EvaluateFunction | None) -> CallbackList:
-        """The callbacks of the options, between those that every training has."""
-        first: list[Callback] = [] if evaluate_fn is None else [CentralEvaluation(evaluate_fn)]
-        # A rehearsal's machines are in this process: its rounds are nobody's.
-        file = None if isinstance(grid, DirectMachines) else MetricsFile.from_environment(grid)
-        first += [] if file is None else [file]
-        last = [one for one in default_callbacks() if not any(isinstance(mine, type(one)) for mine in self.callbacks)]
-        return CallbackList([*first, *self.callbacks, *last])
-
     def summary(self) -> None:
         """Log the strategy's settings."""
         logger.info("\t├──> Machines: %s", self.sampler.config.sentence())
@@ -380,30 +373,28 @@ class TrainingLoop(Strategy, Generic[StateT]):
                 logger.info("\t├──> %s: %s", name, value)
         logger.info("\t└──> Checkpoint: %s", self.checkpoint or "none")
 
-    def ask_privacy(self, grid: Grid | DirectMachines, timeout: float | None = None) -> Mapping[str, Mapping[str, Any]]:
+    def ask_privacy(
+        self, grid: Grid | DirectMachines, timeout: float | None = None, *, few: bool = False
+    ) -> Mapping[str, Mapping[str, Any]]:
         """The :class:`~murmurfl.privacy.PrivacyStatement` of each machine that answers, as plain values by name.
 
         Parameters
         ----------
         timeout : float, optional
             Seconds to wait; default the timeout of :meth:`start`, and at most 60.
+        few : bool
+            Whether a few of many machines are enough, spread over all.
 
         Notes
         -----
         Statements come from the machines' own ledgers and are independent of their data; a server cannot check them.
         """
-        return self._statements(grid, min(self._timeout, STATEMENT_TIMEOUT_S) if timeout is None else timeout)
-
-    def _statements(
-        self, grid: Grid | DirectMachines, timeout: float, *, few: bool = False
-    ) -> Mapping[str, Mapping[str, Any]]:
-        """The statements of all connected machines, or of a few of many."""
         return client_statements(
             *(grid, self.machines, self.sampler),
             session=self.session,
             num_parameters=vector_size(self.release_layout),
             message_type=self.message_type_of_queries,
-            timeout=timeout,
+            timeout=min(self._timeout, STATEMENT_TIMEOUT_S) if timeout is None else timeout,
             few=few,
         )
 
@@ -456,7 +447,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         rounds = range(done + 1, num_rounds + 1)
         simulated = isinstance(grid, DirectMachines) or self.machines.several_on_a_node
         # For how long a training lasts all machines matter; for how loud the noise is a few of them will do.
-        statements = self._statements(grid, min(self._timeout, STATEMENT_TIMEOUT_S), few=exhausts and simulated)
+        statements = self.ask_privacy(grid, few=exhausts and simulated)
         # Who is gone since has releases in the model, and its word counts as before.
         self._stated_before = {**self._stated_before, **statements}
         if not exhausts:
@@ -469,27 +460,18 @@ class TrainingLoop(Strategy, Generic[StateT]):
             log_absence_costs(self.sampler, type(self).__name__, self.absence_costs)
         if self.supports_forecast:
             log_dropped(self.exchange, self.sampler)
-            self._forecast(statements, num_rounds)
-
-    def _forecast(self, statements: Statements, num_rounds: int) -> None:
-        """Log how much of the model will be noise."""
-        machines = self.num_clients - len(self.sampler.excluded)
-        self.forecast = forecast_of(
-            self.aggregator.read_noise(statements),
-            num_parameters=vector_size(self.release_layout),
-            machines=machines,
-            per_round=min(self.exchange.heard_per_round, machines),
-            rounds=num_rounds,
-        )
-        if self.forecast is not None:
-            self.forecast = self._hooks.on_forecast(self, self.forecast)
-        log_forecast(self.forecast)
-        if self.forecast is not None and self.secure_aggregation is not None and not self.forecast.alone:
-            logger.info(
-                "A wrong sum is skipped, and machines mend the noise where their mechanism can. After %d the training "
-                "ends with the model it has.",
-                self.secure_aggregation.max_failed_aggregations,
+            machines = self.num_clients - len(self.sampler.excluded)
+            self.forecast = forecast_of(
+                self.aggregator.read_noise(statements),
+                num_parameters=vector_size(self.release_layout),
+                machines=machines,
+                per_round=min(self.exchange.heard_per_round, machines),
+                rounds=num_rounds,
             )
+            if self.forecast is not None:
+                self.forecast = self._hooks.on_forecast(self, self.forecast)
+            sums = self.secure_aggregation
+            log_forecast(self.forecast, 0 if sums is None else sums.max_failed_aggregations)
 
     def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
         """Refuse machines that a subclass cannot work with."""
@@ -509,7 +491,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
     def _publish(self, server_round: int, run: Run) -> MetricRecord | None:
         """Put the model into the result and evaluate it centrally; returns the metrics."""
         result = run.result
-        result.arrays = self._record(self._published())
+        result.arrays = self._model()
         evaluation = self._hooks.evaluate(self, server_round, result.arrays)
         if evaluation is not None:
             # The lines of Flower's own strategies.
@@ -526,20 +508,12 @@ class TrainingLoop(Strategy, Generic[StateT]):
             "server_round": self.history[-1].server_round if self.history else 0,
             "acks": self.acks,
             "machines": plain_names(self.machines.names),
-            "seed": self.seed,
+            "seed": self.sampler.seed,
             "session": self.session,
             "history": [plain(report) for report in self.history],
-            "statements": self._stated_kept(),
+            # For a resumed training of which some clients are gone; without messages nobody is.
+            "statements": {} if self._grid is None else plain_statements(self._stated_before),
             **self.aggregator.state(),
-        }
-
-    def _stated_kept(self) -> dict[str, dict[str, Any]]:
-        """Return what clients stated, for a resumed training of which some are gone; without messages nobody is."""
-        if self._grid is None or isinstance(self._grid, DirectMachines):
-            return {}
-        return {
-            name: {key: value for key, value in statement.items() if isinstance(value, str | int | float)}
-            for name, statement in self._stated_before.items()
         }
 
     def _identity(self) -> dict[str, Any]:
@@ -560,7 +534,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         self._restore(saved)
         for report in self.history:
             result.train_metrics_clientapp[report.server_round] = report.metrics
-        result.arrays = self._record(self._published())
+        result.arrays = self._model()
         logger.info("Resuming after round %d from %s.", saved["server_round"], self.checkpoint)
         if self.aggregator.adds_noise:
             self._save()  # before anybody is asked: it shows that the file can be written, and stops any other server
@@ -585,8 +559,9 @@ class TrainingLoop(Strategy, Generic[StateT]):
             self.aggregator.shape(vector_size(self._layout), vector_size(self.release_layout))
         return self.state
 
-    def _published(self) -> Vector:
-        return self.rule.model(self.state)  # type: ignore[arg-type]
+    def _model(self) -> ArrayRecord:
+        """The model to publish."""
+        return self._record(self.rule.model(self.state))  # type: ignore[arg-type]
 
     def _record(self, vector: Vector) -> ArrayRecord:
         return array_record(vector, self._layout)
@@ -594,3 +569,15 @@ class TrainingLoop(Strategy, Generic[StateT]):
     @abstractmethod
     def _run_round(self, server_round: int, run: Run) -> MetricRecord | None:
         """Ask the clients of a round and take the step; return the counts of the round."""
+
+
+def _between_rounds(
+    callbacks: Sequence[Callback], grid: Grid | DirectMachines, evaluate_fn: EvaluateFunction | None
+) -> CallbackList:
+    """Return a training's callbacks, between those that every training has."""
+    first: list[Callback] = [] if evaluate_fn is None else [CentralEvaluation(evaluate_fn)]
+    # A rehearsal's machines are in this process: its rounds are nobody's.
+    file = None if isinstance(grid, DirectMachines) else MetricsFile.from_environment(grid)
+    first += [] if file is None else [file]
+    last = [one for one in default_callbacks() if not any(isinstance(mine, type(one)) for mine in callbacks)]
+    return CallbackList([*first, *callbacks, *last])

@@ -109,18 +109,24 @@ _WIDTH = 64
 """Width of a line beside Flower's `WARNING :` on a terminal of 80 columns."""
 
 
-def log_forecast(forecast: Forecast | None) -> None:
-    """Log a forecast: as a banner where the model will be noise, else in a line or a few."""
+def log_forecast(forecast: Forecast | None, failed_sums: int = 0) -> None:
+    """Log a forecast: as a banner where the model will be noise, else in a line or a few.
+
+    Under secure aggregation a training ends after ``failed_sums`` wrong sums.
+    """
     if forecast is None:
         return
-    if forecast.is_warning:
-        # A record for each line: `murmurfl run` and others who read this log look for warnings line by line.
-        for line in forecast.banner(_WIDTH):
-            logger.warning("%s", line)
-        return
-    logger.info("%s %s", forecast.sentence, forecast.basis)
-    for line in forecast.advice():
+    # A record for each line: `murmurfl run` and others who read this log look for warnings line by line.
+    for line in forecast.banner(_WIDTH) if forecast.is_warning else ():
+        logger.warning("%s", line)
+    for line in () if forecast.is_warning else (f"{forecast.sentence} {forecast.basis}", *forecast.advice()):
         logger.info("%s", line)
+    if failed_sums and not forecast.alone:
+        logger.info(
+            "A wrong sum is skipped, and machines mend the noise where their mechanism can. After %d the training "
+            "ends with the model it has.",
+            failed_sums,
+        )
 
 
 ALL_MACHINES = ""

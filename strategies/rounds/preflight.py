@@ -92,6 +92,14 @@ def foresee(
     return schedule.logged()
 
 
+def plain_statements(statements: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return clients' statements as a checkpoint has them."""
+    return {
+        name: {key: value for key, value in statement.items() if isinstance(value, str | int | float)}
+        for name, statement in statements.items()
+    }
+
+
 def log_absence_costs(sampler: CohortSampler, strategy: str, costs: str) -> None:
     """Log what becomes of a training when a client is off: it goes on, unless its rule needs everybody."""
     if sampler.machines.several_on_a_node:

@@ -177,7 +177,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             key=lambda outcome: by_length_and_name(outcome.machine) if isinstance(outcome, Reply) else (0, "")
         )
         report = self._take_round(server_round, outcomes)
-        return self._record(self._published()), report.metrics
+        return self._model(), report.metrics
 
     def _take_round(self, server_round: int, outcomes: Iterable[Outcome]) -> RoundReport:
         """Believe what can be believed and take one step of the update rule."""
