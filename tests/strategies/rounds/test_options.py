@@ -195,7 +195,7 @@ NOT_OF_QUERIES = {
 
 
 def test_what_all_strategies_take_is_handed_on_by_each(monkeypatch):
-    def keep(self, options, *, aggregator=None):
+    def keep(self, options, rule, *, aggregator=None):
         self.options, self.entries = options, {}
 
     monkeypatch.setattr(ReleaseStrategy, "__init__", keep)
