@@ -8,7 +8,7 @@ All share the client's ledger, and so its budget. What a query releases and how 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypedDict
@@ -426,8 +426,18 @@ class QueryPart:
             return self.query.rows_of_owners(rows.reshape(owners, most, self.query.width), present)
 
 
-def refuse_queries(kind: type, asked: Iterable[ClientQuery], *, per_owner: bool) -> None:
-    """Raise if a kind of client cannot answer a query, by its ``takes_inputs`` and ``answers_queries``."""
+def refuse_queries(kind: type, asked: Sequence[ClientQuery], *, per_owner: bool) -> None:
+    """Raise if a kind of client cannot answer a query, by its ``takes_inputs`` and ``answers_queries``.
+
+    A request names what it is for, so two queries may not share a name, nor have that of the training.
+    """
+    names = [one.query.name for one in asked]
+    if len({GRADIENTS, *names}) <= len(names):
+        raise ConfigurationError(
+            f"Expected queries with names of their own, other than {GRADIENTS!r}, got {', '.join(map(repr, names))}.",
+            kind="duplicate",
+            setting="queries",
+        )
     for one in asked:
         if per_owner and not one.query.per_owner:
             raise ConfigurationError(

@@ -10,6 +10,7 @@ from murmurfl.clients import (
     Counting,
     FullBatchClient,
     Label,
+    RecordQuery,
     Schema,
     StatisticsClient,
     TableRows,
@@ -28,6 +29,7 @@ from murmurfl.privacy import (
     protocol,
     statistics_policy,
 )
+from murmurfl.privacy.queries.statistics import StatisticsRows
 
 from tests.harness.machines import DurableLedger, FixedNonces, training_config
 
@@ -171,6 +173,22 @@ def beside(records, *, mu=OWN_MU, counting=True, **changes):
     own = [Counting(statistics_policy(mu, budget_mu=1.0, **changes), SCHEMA)] if counting else []
     keys = SimulatedKeys(1, "1")
     return FullBatchClient(Zeros(), records, policy, MemoryLedger(), keys, name="1", queries=own)
+
+
+class NamedAsTheTraining(StatisticsRows):
+    name = "gradients"
+
+
+def test_a_query_with_the_name_of_another_or_of_the_training_is_refused(tmp_path):
+    """A request names what it is for: the last of several would answer for all, or for the training."""
+    records = written(tmp_path, [line.encode() for line in LINES])
+    policy = PrivacyPolicy(1.0, 1, 3, REST_MU, 1.0, order="all", mechanism="independent", release_rule="paper")
+    own = statistics_policy(OWN_MU, budget_mu=1.0)
+    named = RecordQuery(own, NamedAsTheTraining(statistics_columns(SCHEMA)))
+    for queries in ([Counting(own, SCHEMA), Counting(own, SCHEMA)], [named]):
+        with pytest.raises(ConfigurationError) as refusal:
+            FullBatchClient(Zeros(), records, policy, MemoryLedger(), SimulatedKeys(1, "1"), name="1", queries=queries)
+        assert (refusal.value.kind, refusal.value.setting) == ("duplicate", "queries")
 
 
 def asked(session):
