@@ -323,7 +323,9 @@ class RunKeys:
     ] = 0
     over_selection: Annotated[
         float,
-        Declaration("Machines asked in a round, as a multiple of clients-per-round, rounded up.", at_least=1),
+        Declaration(
+            "Machines asked in a round, as a multiple of clients-per-round, rounded up.", at_least=1, at_most=2**31 - 1
+        ),
     ] = 1.0
     num_rounds: Annotated[
         int,

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ...privacy import ConfigurationError
+from ...privacy import ConfigurationError, protocol
 from ...privacy.accounting.gdp import check_count
 
 Sampling = Literal["uniform", "balanced"]
@@ -76,9 +76,10 @@ class ParticipationConfig:
                 setting="quorum",
                 got=self.quorum,
             )
-        if self.over_selection < 1:
+        if not 1 <= self.over_selection <= protocol.LARGEST_ROUND:
             raise ConfigurationError(
-                f"Expected over_selection >= 1, got {self.over_selection!r}: 1 asks clients_per_round clients.",
+                f"Expected over_selection >= 1 and <= {protocol.LARGEST_ROUND}, got {self.over_selection!r}: 1 asks "
+                "clients_per_round clients.",
                 kind="out-of-range",
                 setting="over_selection",
                 got=self.over_selection,

@@ -71,6 +71,7 @@ def test_a_configuration_survives_the_way_through_flower():
         ({"feature-bound": 2.0}, "logistic"),
         ({"mechanism": "blt", "mechanism.schedule": "paper"}, "cancelling"),
         ({"mu": [1.0]}, "mu"),
+        ({"over-selection": 1e308}, "over-selection"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line_naming_the_key(values, expected):

@@ -441,6 +441,7 @@ def test_where_a_late_answer_is_of_no_use_rounds_wait_for_all(make):
         ({"quorum": True}, "quorum to be a finite number"),
         ({"over_selection": 0.9}, "over_selection >= 1"),
         ({"over_selection": math.nan}, "over_selection to be a finite number"),
+        ({"over_selection": 1e308}, "over_selection >= 1 and <= 2147483647"),
         ({"over_selection": 1.5}, "at most 10 machines, got 1.5 x 8"),
         (
             {"quorum": 0.4, "secure_aggregation": SecureAggregation(min_cohort=5, helpers=2)},
