@@ -79,6 +79,9 @@ class Callback:
     Pass callbacks to a strategy as ``callbacks=[...]``. Hooks are called in the order of the list. A hook that raises
     ends the training, which goes on from its checkpoint when it is started again.
 
+    A ``training`` is read as far as :class:`Training` goes. With a trusted server it leads to sums without noise as
+    well, and so does the grid: there only ``arrays`` and ``result`` may be shown to anybody.
+
     Examples
     --------
     A training that ends as soon as its model is good enough::
