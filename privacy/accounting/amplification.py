@@ -63,7 +63,7 @@ from functools import cached_property, lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
+from scipy.optimize import root_scalar
 from scipy.special import ndtr
 
 from ..errors import ConfigurationError
@@ -343,7 +343,8 @@ def allocation_mu(epsilon: float, slots: int, delta: float) -> float:
     while excess(high) <= 0:
         low, high = high, high * _MU_STEP
     digits = Context(prec=3, rounding=ROUND_UP)
-    found = digits.create_decimal(brentq(excess, low, high, xtol=_MU_TOLERANCE * low, rtol=_MU_TOLERANCE))
+    root = root_scalar(excess, bracket=(low, high), method="brentq", xtol=_MU_TOLERANCE * low, rtol=_MU_TOLERANCE).root
+    found = digits.create_decimal(float(root))
     # The root is only a hint, however precise: the mu that is returned has been asked for its own delta,
     # and the next one has a larger delta than is allowed.
     while excess(float(found)) > 0:
