@@ -166,7 +166,6 @@ class RecordsFile(MachineFile):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        asked_mu(self.mu, self.epsilon or None, 0.5)  # at any delta: the ledger's is not known here
         if not self.private_evaluation and (self.held_out, self.score_bins) != (tables.HELD_OUT, 0):
             name, value = (
                 ("score_bins", self.score_bins) if self.held_out == tables.HELD_OUT else ("held_out", self.held_out)

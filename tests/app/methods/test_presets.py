@@ -13,6 +13,15 @@ from murmurfl.app.methods.presets import smoothness
 from murmurfl.app.models import make_model
 from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients.algorithms import ALGORITHMS
+
+
+def test_runs_take_the_clients_half_from_the_registry_of_algorithms():
+    made = {name: (method.client_type, method.strategy_type.__name__) for name, method in METHODS.items()}
+    assert made.pop("auto")
+    assert made == {name: (ALGORITHMS[name].client, ALGORITHMS[name].strategy) for name in made}
+    assert set(ALGORITHMS) - set(made) == {"fedavg", "statistics"}
+
 
 STRATEGIES = {
     "mu2": RunConfig(strategy="mu2"),

@@ -119,6 +119,13 @@ def test_an_impossible_configuration_is_refused_with_one_line(tmp_path, changes,
     assert "\n" not in str(caught.value)
 
 
+def test_a_policys_refusal_names_the_key_of_the_file(tmp_path):
+    path = write(tmp_path, {**BASE, **FULL_BATCH, "batch-size": 2})
+    with pytest.raises(ConfigurationError) as caught:
+        NodeConfig.read(path)
+    assert (caught.value.setting, caught.value.got) == ("batch-size", 2)
+
+
 def test_a_missing_key_is_named(tmp_path):
     path = write(tmp_path, {key: value for key, value in BASE.items() if key != "clip-norm"})
     with pytest.raises(ConfigurationError, match="Expected values for clip-norm, got none"):
