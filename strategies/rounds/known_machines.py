@@ -337,7 +337,7 @@ class MachineDirectory:
             return
         answered = [
             (node_id, reply)
-            for reply in grid.pull_messages(list(waiting))
+            for reply in guarded(grid).pull_messages(list(waiting))
             if (node_id := waiting.get(reply.metadata.reply_to_message_id)) is not None
         ]
         for node_id, reply in sorted(answered, key=lambda pair: pair[0]):

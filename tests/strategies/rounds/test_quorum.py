@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import murmurfl.strategies
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
@@ -396,6 +397,8 @@ def test_every_rule_says_what_a_missing_answer_does():
     def below(kind):
         return {one for sub in kind.__subclasses__() for one in (sub, *below(sub))}
 
+    for name in murmurfl.strategies.__all__:
+        getattr(murmurfl.strategies, name)  # exports are lazy
     refusing = {one for one in below(ReleaseStrategy) if one.late_answers == "refused"}
     needing = {one.__name__ for one in below(ReleaseStrategy) if one.needs_all}
     assert needing == {"ReducedTreeMomentum"}
