@@ -265,7 +265,7 @@ def test_the_result_says_where_the_clip_came_to():
     assert said == {
         "quantile": 0.3,
         "share": 0.02,
-        "first": run.strategy.first_clip,
+        "first": run.strategy.rule.first_clip,
         "last": float(run.strategy.state.clip),
     }
     json.dumps(said)
