@@ -2,10 +2,8 @@
 
 import sys
 
-import datasets
 import numpy as np
 import pytest
-from flwr_datasets.partitioner import IidPartitioner
 from murmurfl.app.data.loading import load_dataset, load_shards
 from murmurfl.app.data.partition import PARTITIONS, Parts, Shards, shard_sizes
 from murmurfl.app.data.task import Dataset, Shard
@@ -31,6 +29,9 @@ def test_partitions_give_every_sample_to_exactly_one_machine(partition):
 def test_an_iid_partition_is_that_of_flwr_datasets(machines):
     """Up to each machine's own order: its shares of the same shuffled data."""
     order = np.random.Generator(np.random.Philox(key=derived_seed("partition", 3))).permutation(1438)
+    import datasets  # more than a second: not for every worker
+    from flwr_datasets.partitioner import IidPartitioner
+
     partitioner = IidPartitioner(num_partitions=machines)
     partitioner.dataset = datasets.Dataset.from_dict({"index": order})
     task = load_dataset(RunConfig())
