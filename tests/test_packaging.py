@@ -137,7 +137,14 @@ def test_the_public_names_are_listed(package):
     assert all(getattr(module, name) is not None for name in listed)
 
 
-LAZY = ("murmurfl.app", "murmurfl.clients", "murmurfl.privacy", "murmurfl.privacy.audit", "murmurfl.strategies")
+LAZY = (
+    "murmurfl.app",
+    "murmurfl.app.engines",
+    "murmurfl.clients",
+    "murmurfl.privacy",
+    "murmurfl.privacy.audit",
+    "murmurfl.strategies",
+)
 
 
 @pytest.mark.parametrize("package", LAZY)
@@ -158,6 +165,7 @@ def test_names_for_type_checkers_are_the_exports_and_can_be_imported(package):
     [
         ("import murmurfl.privacy.mechanisms", 16, {"flwr", "sqlite3", "sklearn", "pydantic"}),
         ("from murmurfl.privacy import gdp_epsilon", 6, {"flwr", "sqlite3", "sklearn", "pydantic"}),
+        ("import murmurfl.app.nodes.supernode", 165, {"torch", "ray", "matplotlib"}),
     ],
 )
 def test_an_import_loads_little_else(statement, most, without):
