@@ -166,6 +166,15 @@ def test_a_ledger_with_a_part_missing_is_not_believed(lost):
         subject.release("s", 1, contribution)
 
 
+@pytest.mark.parametrize("spent", [0.1, 0.3, 0.7, 1.9])
+def test_the_last_session_that_a_budget_is_for_is_admitted_whatever_rounding_makes_of_the_sum(spent):
+    for sessions in range(2, 12):
+        subject = machine(mu=spent, budget_mu=math.sqrt(sessions) * spent, max_participations=1)
+        for number in range(sessions):
+            subject.release(f"s{number}", 0, contribution)
+        refused(protocol.BUDGET_EXHAUSTED, subject, "more", 0)
+
+
 def test_trusted_sessions_are_within_the_budget():
     """2^2 + 2^2 + 1 <= 9 < 9 + 1, with one session before them whose machine added noise of its own."""
     ledger, budget = MemoryLedger(), {"budget_mu": 3.0}

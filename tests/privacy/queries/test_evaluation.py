@@ -216,6 +216,14 @@ def test_a_count_is_near_the_true_one_and_says_of_how_many(keys):
     assert abs(count - holds.sum()) < 5  # ten standard deviations
 
 
+def test_the_counts_of_machines_are_added_up_as_they_are():
+    machines = [counter(2.0, keys=SimulatedKeys(seed, "m")) for seed in (1, 2)]
+    releases = [release_count(one, "s", lambda chosen: np.ones(chosen.stop - chosen.start)) for one in machines]
+    alone = [counted([release])[0] for release in releases]
+    assert counted(releases) == (sum(alone), 2 * len(DATA))
+    assert counted([]) == (0.0, 0)
+
+
 def test_a_count_has_its_place_in_the_budget():
     ledger = DurableLedger()
     holds = np.ones(len(DATA))
