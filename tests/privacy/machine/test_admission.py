@@ -175,6 +175,14 @@ def test_the_last_session_that_a_budget_is_for_is_admitted_whatever_rounding_mak
         refused(protocol.BUDGET_EXHAUSTED, subject, "more", 0)
 
 
+def test_an_acknowledgement_may_be_repeated():
+    subject = machine()
+    subject.release("s", 0, contribution)
+    for _ in range(2):
+        subject.acknowledge("s", 1)
+    assert subject.release("s", 1, contribution).ack == 1
+
+
 def test_trusted_sessions_are_within_the_budget():
     """2^2 + 2^2 + 1 <= 9 < 9 + 1, with one session before them whose machine added noise of its own."""
     ledger, budget = MemoryLedger(), {"budget_mu": 3.0}
