@@ -130,6 +130,9 @@ class MisfitError(MurmurflError):
 
     kind = "invalid-record"
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message)  # without fields: what was received is of a record
+
 
 class RefusedError(MurmurflError):
     """A machine refuses a request; nothing was released and nothing was spent.

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from murmurfl.privacy import (
     SQLiteLedger,
     read_ledger,
 )
+from murmurfl.privacy.errors import ErrorKind
 from murmurfl.strategies import CorrelatedFedAvg
 from typer.testing import CliRunner
 
@@ -293,3 +295,7 @@ def test_the_text_is_the_one_shown_and_following_the_page_mends_it(name, world):
 def test_every_block_of_the_page_belongs_to_an_error_that_is_provoked():
     assert PAGE.read_text().count("```text") == len(SHOWN)
     assert {name.replace("-", "_") for name in SHOWN} <= set(dir(World))
+
+
+def test_the_page_has_every_kind_of_error():
+    assert re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), flags=re.MULTILINE) == sorted(get_args(ErrorKind))

@@ -485,7 +485,12 @@ def write_failure(error: BaseException, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / CHECKPOINT_NAME
     reason = str(error) if isinstance(error, MurmurflError) else f"{type(error).__name__}: {error}"
-    document = {"reason": reason, "checkpoint": str(checkpoint) if checkpoint.exists() else None}
+    document = {
+        "reason": reason,
+        "kind": error.kind if isinstance(error, MurmurflError) else None,
+        "setting": error.setting if isinstance(error, MurmurflError) else None,
+        "checkpoint": str(checkpoint) if checkpoint.exists() else None,
+    }
     (folder / FAILURE_NAME).write_text(json.dumps(document, indent=2) + "\n")
 
 

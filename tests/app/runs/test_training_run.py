@@ -369,9 +369,12 @@ def test_a_real_run_resumes_its_checkpoint_but_no_finished_run(tmp_path):
 
 
 def test_a_failure_leaves_its_reason_until_the_run_is_taken_up_and_ends(tmp_path):
-    write_failure(ConfigurationError("Expected this, got that."), tmp_path)
+    error = ConfigurationError("Expected this, got that.", kind="out-of-range", setting="mu", got=0.0)
+    write_failure(error, tmp_path)
     assert json.loads((tmp_path / FAILURE_NAME).read_text()) == {
         "reason": "Expected this, got that.",
+        "kind": "out-of-range",
+        "setting": "mu",
         "checkpoint": None,
     }
     write_record(run_experiment(grid_of(client_app.app), CONFIG), tmp_path)

@@ -1,0 +1,19 @@
+"""Errors that a test expects, by what programs read of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from murmurfl.privacy import MurmurflError
+from murmurfl.privacy.errors import ErrorKind
+
+
+@contextmanager
+def raises(
+    expected: type[MurmurflError], kind: ErrorKind, setting: str | None = None
+) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """Fail unless the block raises an error of this class, of exactly this kind, about exactly this setting."""
+    with pytest.raises(expected) as caught:
+        yield caught
+    assert (caught.value.kind, caught.value.setting) == (kind, setting), caught.value
