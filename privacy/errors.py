@@ -27,6 +27,7 @@ ANOTHER_FORMAT = (
 
 ErrorT = TypeVar("ErrorT", bound="MurmurflError")
 ErrorKind = Literal[
+    "busy",
     "conflict",
     "damaged",
     "duplicate",
@@ -82,6 +83,15 @@ class MurmurflError(Exception):
         Name of the parameter or key at fault, if it is one.
     got : str, int, float, bool or None
         Value that was received for the setting, if the message shows it. It is never a value of a record.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import ConfigurationError, PrivacyPolicy
+    >>> try:
+    ...     PrivacyPolicy(clip_norm=1.0, batch_size=4, max_participations=5, mu=1.0, delta=2.0)
+    ... except ConfigurationError as error:
+    ...     print(error.kind, error.setting, error.got)
+    out-of-range delta 2.0
     """
 
     kind: ErrorKind = "invalid"

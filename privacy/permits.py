@@ -241,6 +241,7 @@ def public_owner_key(text: Any) -> bytes:
         raise ConfigurationError(
             f"Expected an owner's public key, 64 hexadecimal digits as `murmurfl owner key` says them, got {text!r}.",
             kind="malformed",
+            setting="owners",
         )
     return bytes.fromhex(digits)
 
@@ -251,6 +252,7 @@ def check_bundle_digest(text: Any) -> None:
         raise ConfigurationError(
             f"Expected a bundle's SHA-256, 64 hexadecimal digits as `murmurfl owner bundle` says them, got {text!r}.",
             kind="malformed",
+            setting="bundles",
         )
 
 

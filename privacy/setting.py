@@ -205,7 +205,7 @@ def _as_refusal(error: pydantic.ValidationError, known: Mapping[str, Setting]) -
     name = str(fault["loc"][0]) if fault["loc"] else ""
     if fault["type"] == "missing":
         return ConfigurationError(
-            f"Expected values for {known[name].name}, got none of that name.", kind="unknown-name"
+            f"Expected values for {known[name].name}, got none of that name.", kind="missing", setting=known[name].name
         )
     if name in known:
         return known[name].refused(fault["input"], fault["type"])

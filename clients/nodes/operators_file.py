@@ -164,19 +164,26 @@ def read_values(document: Mapping[str, Any], known: Collection[str], needed: Col
     """The values of a document; refused if a key is unknown, or one that is needed is missing."""
     unknown = sorted(set(document) - set(known))
     if unknown and (now := renamed(unknown[0], known)):
-        raise ConfigurationError(f"Expected known node-config keys, got {unknown[0]}: {now}.", kind="unknown-name")
+        raise ConfigurationError(
+            f"Expected known node-config keys, got {unknown[0]}: {now}.", kind="unknown-name", setting=unknown[0]
+        )
     if unknown:
         raise ConfigurationError(
             f"Expected known node-config keys, got {', '.join(unknown)}: {_meant(unknown, list(known))}expected keys "
             f"among {', '.join(known)}.",
             kind="unknown-name",
+            setting=unknown[0],
         )
     missing = {key for key in needed if key not in document}
     if {"mu", "epsilon"} <= set(known) and not {"mu", "epsilon"} & set(document):
         missing.add("mu")  # one of the two is needed
     if missing:
         named = ["mu or epsilon" if key == "mu" else key for key in known if key in missing]
-        raise ConfigurationError(f"Expected values for {', '.join(named)}, got none of that name.", kind="unknown-name")
+        raise ConfigurationError(
+            f"Expected values for {', '.join(named)}, got none of that name.",
+            kind="missing",
+            setting=next(key for key in known if key in missing),
+        )
     return dict(document)
 
 

@@ -43,6 +43,7 @@ def read_roster(path: Path, digest: str | None) -> Roster:
             f"digest {roster.digest}: it has other machines, helpers or keys. Compare the new digest with the other "
             "operators' by your own means, and pin it only if they are the same; the server's word counts for nothing.",
             kind="mismatch",
+            setting="roster-digest",
         )
     return roster
 

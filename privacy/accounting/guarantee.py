@@ -242,6 +242,7 @@ class Guarantee:
                     f"Expected {' and '.join(given)} only with trust 'secure-aggregation', got {self.loss} and "
                     f"{self.min_honest!r} with {self.trust!r}.",
                     kind="conflict",
+                    setting="min_honest",
                 )
             return
         if missing:

@@ -151,7 +151,7 @@ def read_steadily(path: Path, read: Callable[[Path], Read]) -> Read:
         time.sleep(_PAUSE_S)  # its node wrote to it meanwhile
     raise LedgerError(
         f"Expected a moment in which {path} is not written to, got none in {_ATTEMPTS} attempts; try again.",
-        kind="failed",
+        kind="busy",
     )
 
 

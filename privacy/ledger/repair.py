@@ -88,6 +88,7 @@ def set_local_budget(path: str | Path, budget_local_mu: float, *, timeout_s: flo
                 f"Expected a ledger without a decided budget_local_mu at {path}, got one with "
                 f"{transaction.header.budget_local_mu:g}; it was left alone.",
                 kind="exists",
+                setting="budget_local_mu",
             )
         check_local_budget(budget_local_mu, transaction.header.budget_mu)
         transaction.set_local_budget(budget_local_mu)

@@ -284,7 +284,7 @@ class Store(ABC, Generic[HeaderT, StateT]):
                         f"Expected {self.what} of murmurfl at {self.path}, got another file or one whose making "
                         f"was interrupted; it was left alone. Check the path in the {self.user}'s configuration; "
                         f"{self.done}.",
-                        kind="unreadable",
+                        kind="malformed",
                     )
                 self._check_version(format_of(connection))
             yield connection
@@ -320,7 +320,7 @@ class Store(ABC, Generic[HeaderT, StateT]):
                 raise self.error(
                     f"Expected {self.path} to be free within {self.timeout_s:g} s, but another process is using this "
                     f"{self._noun}. Let only one {self.user} use it, or wait; {self.done}.",
-                    kind="failed",
+                    kind="busy",
                 ) from error
             if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
                 raise self.error(
@@ -393,6 +393,7 @@ class StoreTransaction(Generic[HeaderT, StateT]):
                 f"Expected the high-water mark of {store.path}, got that of another {store.what.split(' ', 1)[1]}. Put "
                 f"the right one back. {store.other_mark}",
                 kind="mismatch",
+                setting="mark",
             )
 
     def is_rolled_back(self, mark: StateT) -> bool:

@@ -485,7 +485,8 @@ class DataDigest:
         if used > available:
             raise LedgerError(
                 f"Expected the {used} rows this ledger was used with, got data of {available} rows. {_WAY_OUT}",
-                kind="mismatch",
+                kind="wrong-shape",
+                setting="data",
             )
         if digest and not hmac.compare_digest(self.of(used), digest):
             raise LedgerError(
@@ -493,6 +494,7 @@ class DataDigest:
                 "the data or their schema were changed, the task, partition or seed is another, or the noise key is. "
                 f"{_WAY_OUT}",
                 kind="mismatch",
+                setting="data",
             )
 
 
@@ -540,6 +542,7 @@ class OwnersDigest:
                 "got others: names were written anew, somebody is gone, the schema's owner, the number of places or "
                 f"samples-per-owner is another, or these were samples. {_OWNERS_WAY_OUT}",
                 kind="mismatch",
+                setting="owners",
             )
         self._found = used, digest
 

@@ -786,4 +786,5 @@ def check_owned(policy: PrivacyPolicy, samples: Any) -> None:
             f"{f'at most {held} of each' if held else 'samples by themselves'}: group them with OwnedSamples, and set "
             "samples_per_owner of the policy to the same number (0 for samples by themselves).",
             kind="mismatch",
+            setting="samples_per_owner",
         )

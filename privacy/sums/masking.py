@@ -206,6 +206,7 @@ class Masking:
                 f"Expected the key of machine {name!r} to be the one in the roster, got another: use the key whose "
                 "card is in the roster, or have the roster made with this one's.",
                 kind="mismatch",
+                setting="key",
             )
         self.name = name
         self.roster = roster

@@ -450,6 +450,7 @@ class Opener:
                 f"Expected the keys of helper {name!r} to be those in the roster, got others: use the keys whose card "
                 "is in the roster, or have the roster made with these.",
                 kind="mismatch",
+                setting="key",
             )
         record.check_helper(entry)
         self.name = name

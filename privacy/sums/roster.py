@@ -319,6 +319,7 @@ def check_name(name: Any) -> None:
             f"Expected names of 1 to {protocol.LONGEST_MACHINE_NAME} characters that can be seen (Unicode's form NFC, "
             f"no space at either end) in a roster, got {name!r}.",
             kind="malformed",
+            setting="name",
         )
 
 
