@@ -33,6 +33,7 @@ from murmurfl.privacy.sums import masking as masking_module
 from murmurfl.privacy.sums.masking import Masking, checked_header
 from murmurfl.privacy.sums.roster import MachineKey
 
+from tests.harness.errors import raises
 from tests.harness.grid import ask
 from tests.harness.machines import DurableLedger, normal_samples, training_config
 from tests.harness.secure import masking_of, roster_of, sealed_of, unmasked
@@ -201,7 +202,7 @@ def test_the_test_above_would_see_a_release_that_was_not_masked(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_released_without_masks_even_in_a_simulation(kind):
     client = machine(*KINDS[kind][:2], masking=None, **KINDS[kind][2])
-    with pytest.raises(ConfigurationError, match="nothing leaves this machine without masks"):
+    with raises(ConfigurationError, "missing", "masking"):
         client.fit(points(client), training_config())
     assert client.statement("s")["releases"] == 0, "nothing was spent on a release that could not be sent"
 
@@ -231,13 +232,13 @@ def test_a_real_machine_is_not_even_made_without_masks():
 
 
 def test_masks_that_belong_to_something_else_are_refused():
-    with pytest.raises(ConfigurationError, match="only with trust 'secure-aggregation'"):
+    with raises(ConfigurationError, "conflict", "masking"):
         machine(chosen=PrivacyPolicy(1.0, 2, 5, 1.0))
     with pytest.raises(ConfigurationError, match="for machine '1', got that of '2'"):
         machine(masking=lambda _, roster: masking_of("2", roster))
-    with pytest.raises(ConfigurationError, match="no sum could ever be opened"):
+    with raises(ConfigurationError, "out-of-range", "min_cohort"):
         machine(chosen=policy(sums=SumAssumption(3, 9)))
-    with pytest.raises(ConfigurationError, match="to be the one in the roster"):
+    with raises(ConfigurationError, "mismatch", "key"):
         machine(masking=lambda name, roster: Masking(name, MachineKey.simulated(1, name), roster))
 
 

@@ -21,6 +21,7 @@ from murmurfl.privacy import (
 from murmurfl.privacy.audit import audit_client
 
 from tests.clients.test_known_data import Mean
+from tests.harness.errors import raises
 from tests.harness.machines import DurableLedger, training_config
 
 D, MOST = 3, 4
@@ -280,7 +281,7 @@ def test_a_policy_of_owners_and_samples_by_themselves_do_not_go_together():
         PrivacyPolicy(**{**COMMON, "samples_per_owner": 0}, batch_size=2),
     )
     for samples, policy in ((rows(20), owned), (Data().owned(), plain), (Data().owned(most=3), owned)):
-        with pytest.raises(ConfigurationError, match="Expected samples grouped by owner, at most"):
+        with raises(ConfigurationError, "mismatch", "samples_per_owner"):
             client(NoisySGDClient, samples, policy)
 
 

@@ -34,6 +34,7 @@ from murmurfl.privacy.sums.masking import Masking
 from murmurfl.privacy.sums.roster import MachineKey, Roster
 from murmurfl.strategies import CorrelatedFedAvg
 
+from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid
 from tests.harness.grid import ask as ask_node
 from tests.harness.machines import DurableLedger, concatenated, training_config
@@ -79,7 +80,7 @@ def request(t=1, ack=0, points=2, value=0.0, **changes):
 
 def test_samples_do_not_return_to_a_trusted_server_that_counts_them_once():
     returning = {"sample_participations": 2, "min_separation": CAP, "trust": "trusted-server"}
-    with pytest.raises(ConfigurationError, match="counts every sample once"):
+    with raises(ConfigurationError, "conflict", "sample_participations"):
         client(**returning)
     client(NoisySGDClient, **returning)  # whose servers count them as often as they return
     client(**{**returning, "trust": "untrusted-server"})

@@ -21,6 +21,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.strategies import CheckpointError, FullBatch, MeanOfFeatures
 
+from tests.harness.errors import raises
 from tests.harness.grid import KilledError, NodesGrid, TamperedNodes, killing
 from tests.harness.machines import Labelled
 
@@ -188,7 +189,7 @@ def test_a_training_around_another_centre_is_another_training(tmp_path):
 
 @pytest.mark.parametrize("centre", [np.array([math.nan] * K), np.full(K, 1e39), np.zeros((2, 2)), np.zeros(0)])
 def test_a_centre_that_machines_would_refuse_is_not_sent(centre):
-    with pytest.raises(ConfigurationError, match="centre of finite values"):
+    with raises(ConfigurationError, "wrong-shape", "centre"):
         FullBatch(num_clients=2, clients_per_round=2, learning_rate=1.0, centre=centre)
 
 

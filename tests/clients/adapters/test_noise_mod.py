@@ -27,6 +27,7 @@ from murmurfl.privacy.audit import audit_client
 from murmurfl.privacy.machine.prefix_sums import Release
 from murmurfl.strategies import CorrelatedFedAvg, NodesUnavailableError, NothingAggregatedError
 
+from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid, Reliable, ask_real_node
 from tests.harness.grid import ask as ask_one
 from tests.harness.machines import concatenated, noise_of, training_config
@@ -710,7 +711,7 @@ def test_an_operators_file_is_the_operators(node, tmp_path):
             UpdateNode.read(path)
     path.chmod(0o600)
     path.write_text(path.read_text().replace("mu = 1.0", "mu = 3.0"))
-    with pytest.raises(ConfigurationError, match="budget of all runs"):
+    with raises(ConfigurationError, "out-of-range", "mu"):
         UpdateNode.read(path).policy(SQLiteLedger(tmp_path / "ledger.sqlite"))
     with pytest.raises(ConfigurationError, match="node configuration"):
         UpdateNode.read(tmp_path / "none.toml")

@@ -13,6 +13,7 @@ from murmurfl.strategies import (
     SecureAggregation,
 )
 
+from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid, ask, ask_real_node
 from tests.harness.machines import each_method, training_config
 
@@ -282,7 +283,7 @@ def test_settings_that_contradict_each_other_are_refused_by_name(changes, said):
 
 
 def test_samples_are_needed_and_must_be_some():
-    with pytest.raises(ConfigurationError, match="Expected samples, got none"):
+    with raises(ConfigurationError, "missing", "samples"):
         private_client_app(make_module, mu=1.0, rounds=2)
     unlabelled, words = [{"img": INPUTS[0][0], "class": 1}], [("a text", 1)]
     for wrong in (

@@ -17,6 +17,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, LogisticR
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid
 from tests.harness.machines import each_method, training_config
 
@@ -450,5 +451,5 @@ def test_a_clip_that_is_given_stays_and_steps_go_with_it():
 def test_without_bounds_the_clip_is_1_and_no_steps_are_known():
     app = made(linear(LogisticRegression()), clip_norm=None)
     assert app.policy.clip_norm == 1.0
-    with pytest.raises(ConfigurationError, match="Expected a schema with bounds"):
+    with raises(ConfigurationError, "missing", "schema"):
         app.steps()

@@ -13,6 +13,8 @@ from murmurfl.clients.records.machine_records import Records, file_items, items_
 from murmurfl.privacy import ConfigurationError, row_bytes
 from murmurfl.privacy.errors import MisfitError
 
+from tests.harness.errors import raises
+
 COLUMNS = {
     "age": Column(kind="integer", bounds=(0, 100)),
     "dose": Column(kind="number", bounds=(0, 1), missing=0.5),
@@ -431,7 +433,7 @@ def test_a_file_that_is_none_of_records_is_refused(name, content, complaint, tmp
 def test_a_table_without_a_column_of_the_schema_is_refused_by_its_name():
     with pytest.raises(ConfigurationError, match="got dose missing or twice"):
         Records(items_of(frame().drop(columns="dose")), SCHEMA)
-    with pytest.raises(ConfigurationError, match="Expected a schema of columns for a table"):
+    with raises(ConfigurationError, "wrong-type", "schema"):
         Records(items_of(frame()), ARRAYS)
 
 

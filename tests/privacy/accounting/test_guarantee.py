@@ -32,6 +32,8 @@ from murmurfl.privacy.accounting.amplification import allocation_delta
 from murmurfl.privacy.accounting.guarantee import plain_meaning, stated_guarantee
 from murmurfl.privacy.accounting.loss import Curve, Loss
 
+from tests.harness.errors import raises
+
 
 @pytest.mark.parametrize("module", [guarantee, noise_plan], ids=["guarantee", "noise_plan"])
 def test_the_examples_of_the_documentation_hold(module):
@@ -173,7 +175,7 @@ def test_a_policys_guarantee_under_secure_aggregation_has_both_figures_of_its_pl
     assert policy_guarantee(policy, 0.0).sentence.startswith("mu = 0 ")
     other = PrivacyPolicy(1.0, 4, 6, 2.0)
     assert not policy_guarantee(other, 2.0).loss.conditional, "one figure where there is one"
-    with pytest.raises(ConfigurationError, match="only with trust 'secure-aggregation'"):
+    with raises(ConfigurationError, "conflict", "min_honest"):
         policy_guarantee(other, Loss.of(1.0, 2.0))
 
 

@@ -33,6 +33,7 @@ from murmurfl.privacy.ledger import sqlite as ledger_page
 from murmurfl.privacy.ledger.ledger_file import LEDGER_MARK, LedgerState, SessionState, budget_left
 from murmurfl.privacy.ledger.ledger_history import read_history
 
+from tests.harness.errors import raises
 from tests.privacy.ledger.nodes import contribution, folder, machine, run
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -159,7 +160,7 @@ def test_a_mark_of_another_format_is_refused_and_says_nothing_of_making_another(
             reader(path)
         assert "new-mark" not in str(refused.value)
     assert "format 1" in read_ledger(path).mark_problem
-    with pytest.raises(LedgerError, match="got one; it was left alone"):
+    with raises(LedgerError, "exists"):
         new_mark(path)
     assert folder(path) == before
     path.unlink()
@@ -291,7 +292,7 @@ def test_asking_for_an_array_too_late_is_an_error(path):
     commit(path, {1: counts(1)})
     with SQLiteLedger(path).exclusive() as page:
         stream = page.stream("s")
-    with pytest.raises(LedgerError, match="in the transaction in which its ledger gave it"):
+    with raises(LedgerError, "wrong-order"):
         stream.pending[1]
 
 

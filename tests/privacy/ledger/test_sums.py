@@ -28,6 +28,7 @@ from murmurfl.privacy import (
 from murmurfl.privacy.ledger.ledger_file import LEDGER_MARK, budget_left
 from murmurfl.privacy.machine.prefix_sums import MOST_PENDING
 
+from tests.harness.errors import raises
 from tests.harness.machines import DurableLedger
 from tests.privacy.ledger.nodes import contribution, folder, machine, stream_of
 
@@ -150,7 +151,7 @@ def test_that_budget_is_decided_once(undecided):
     assert (mark["counter"], mark["budget_local_mu"]) == (before + 1, 3.0)
     release(undecided, "b", mu=0.5)
     for again in (3.0, 4.0):
-        with pytest.raises(LedgerError, match="without a decided budget_local_mu"):
+        with raises(LedgerError, "exists", "budget_local_mu"):
             set_local_budget(undecided, again)
     assert read_ledger(undecided).budget.worst_case.mu == 3.0
 

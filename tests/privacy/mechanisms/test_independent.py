@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from murmurfl.privacy import SHARES, ConfigurationError, PrivacyPolicy, SumAssumption, make_mechanism
 
+from tests.harness.errors import raises
+
 ALL = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper", "clip_norm": 1.0}
 
 
@@ -79,5 +81,5 @@ def test_unknown_shares_and_unshared_machines_are_refused():
         policy("all at once", 4)
     sums = {"trust": "secure-aggregation", "sums": SumAssumption(2, 3)}
     assert policy("uniform", 4, **sums).plan(10).mu == 1.0
-    with pytest.raises(ConfigurationError, match="different numbers of releases"):
+    with raises(ConfigurationError, "conflict", "shares"):
         policy("late", 4, **sums)

@@ -33,6 +33,7 @@ from murmurfl.privacy.sums.masking import (
     opened_seal,
 )
 
+from tests.harness.errors import raises
 from tests.harness.masked_releases import (
     HELPERS,
     MACHINES,
@@ -219,16 +220,16 @@ def test_what_is_no_release_under_secure_aggregation_is_not_masked(release):
 
 
 def test_a_machine_that_is_not_in_the_roster_or_under_another_key_cannot_mask():
-    with pytest.raises(ConfigurationError, match="Expected machine 'z' in the roster"):
+    with raises(ConfigurationError, "missing", "roster"):
         Masking("z", key_of("z"), ROSTER)
-    with pytest.raises(ConfigurationError, match="key of machine 'a' to be the one in the roster"):
+    with raises(ConfigurationError, "mismatch", "key"):
         Masking("a", key_of("b"), ROSTER)
 
 
 def test_a_policy_that_the_roster_cannot_serve_is_refused():
     own = Masking("a", key_of("a"), ROSTER)
     own.check_policy(policy(sums=SumAssumption(2, len(MACHINES))))
-    with pytest.raises(ConfigurationError, match="no sum could ever be opened"):
+    with raises(ConfigurationError, "out-of-range", "min_cohort"):
         own.check_policy(policy(sums=SumAssumption(2, len(MACHINES) + 1)))
     with pytest.raises(ConfigurationError, match="trust 'secure-aggregation'"):
         own.mask(released(np.zeros(D)), "s", PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=9, mu=1.0))
@@ -288,7 +289,7 @@ def other_forms():
 
 @pytest.mark.parametrize(("form", "content"), list(other_forms()))
 def test_a_header_in_another_form_is_none(form, content):
-    with pytest.raises(MaskedReleaseError, match="Expected the header of a masked release"):
+    with raises(MaskedReleaseError, "malformed"):
         Header.from_bytes(content)
 
 
@@ -314,13 +315,13 @@ IMPOSSIBLE = {
 )
 def test_a_header_with_an_impossible_value_is_none(name, value):
     content = json.dumps(vars(replace(header_of("a"), **{name: value})), sort_keys=True, separators=(",", ":"))
-    with pytest.raises(MaskedReleaseError, match="Expected the header of a masked release"):
+    with raises(MaskedReleaseError, "malformed"):
         Header.from_bytes(content.encode())
 
 
 def test_a_number_too_long_to_read_is_no_header():
     content = header_of("a").to_bytes().replace(b'"size":40', b'"size":' + b"9" * 10_000)
-    with pytest.raises(MaskedReleaseError, match="Expected the header of a masked release"):
+    with raises(MaskedReleaseError, "malformed"):
         Header.from_bytes(content)
 
 

@@ -38,6 +38,7 @@ from murmurfl.privacy.sums import opening_rule as opening
 from murmurfl.privacy.sums import opening_rule as opening_record
 from murmurfl.privacy.sums.opening_rule import SignedOpening, is_view
 
+from tests.harness.errors import raises
 from tests.harness.masked_releases import (
     ATTACKS,
     HELPERS,
@@ -275,12 +276,12 @@ def test_two_sessions_know_nothing_of_each_other(opener):
 
 
 def test_a_helper_that_is_not_in_the_roster_or_under_other_keys_opens_nothing():
-    with pytest.raises(ConfigurationError, match="Expected helper 'center' in the roster"):
+    with raises(ConfigurationError, "missing", "roster"):
         Opener("center", LEFT, ROSTER, MemoryOpeningRecord())
-    with pytest.raises(ConfigurationError, match="keys of helper 'right' to be those in the roster"):
+    with raises(ConfigurationError, "mismatch", "key"):
         Opener("right", LEFT, ROSTER, MemoryOpeningRecord())
     half = HelperKey(LEFT.sealing_secret, HelperKey.simulated(SEED, "right").signing_secret)
-    with pytest.raises(ConfigurationError, match="keys of helper 'left' to be those in the roster"):
+    with raises(ConfigurationError, "mismatch", "key"):
         Opener("left", half, ROSTER, MemoryOpeningRecord())
 
 
@@ -755,6 +756,6 @@ def test_an_opening_says_nothing_of_a_single_mask():
 def test_a_real_machine_must_know_the_roster_of_its_sessions(tmp_path):
     ledger = SQLiteLedger.create(tmp_path / "ledger.db", budget_mu=2.0, delta=1e-5)
     chosen, options = policy(budget_mu=2.0), {"data": row_bytes(range(12))}
-    with pytest.raises(ConfigurationError, match="Expected `roster` on a real machine"):
+    with raises(ConfigurationError, "missing", "roster"):
         PrivateMachine(chosen, D, 12, ledger, ledger.keys(), **options)
     PrivateMachine(chosen, D, 12, ledger, ledger.keys(), roster=ROSTER.digest, **options)

@@ -29,6 +29,7 @@ from murmurfl.privacy.ledger import store
 from murmurfl.privacy.sums import opening_rule as opening
 from murmurfl.privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTerms, SignedOpening
 
+from tests.harness.errors import raises
 from tests.harness.kill_points import lethal
 from tests.harness.masked_releases import MACHINES, SEED, id_of, mask_of, opener_of, release_of, round_of
 
@@ -485,7 +486,7 @@ def test_a_record_is_made_where_there_is_none(tmp_path):
     assert mark.exists()
     opener_of(record).open("s", "1", FIRST)
     assert json.loads(mark.read_text())["number"] == 1
-    with pytest.raises(OpeningRecordError, match="got a file; it was left alone"):
+    with raises(OpeningRecordError, "exists"):
         SQLiteOpeningRecord.create(path, helper=CARD)
     path.unlink()
     with pytest.raises(OpeningRecordError, match="counts 1 lines: this helper had an opening record"):

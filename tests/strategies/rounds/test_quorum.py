@@ -29,6 +29,7 @@ from murmurfl.strategies.rounds.strategy import ReleaseStrategy
 from tests.harness import momentum
 from tests.harness import secure as secure_training
 from tests.harness.callbacks import AfterRound, Excluding
+from tests.harness.errors import raises
 from tests.harness.grid import Late, LateGrid, NodesGrid
 from tests.harness.machines import normal_samples, simulated_app
 from tests.harness.models import Data
@@ -377,7 +378,7 @@ def test_rule_that_needs_everybody_says_so_first_and_ends(caplog):
             assert "ReducedTreeMomentum needs every client in every round" in caplog.text, "before the first round"
             return replies[1:]
 
-    with pytest.raises(IncompleteRoundError, match="use TreeMomentum, which can do without"):
+    with raises(IncompleteRoundError, "missing"):
         made().start(Deaf(momentum.app(), momentum.MACHINES), momentum.START, num_rounds=momentum.ROUNDS)
     excluding_one = made(callbacks=[Excluding(lambda rounds: ["0"])])
     with pytest.raises(ConfigurationError, match="Expected at least 3 clients to be left"):

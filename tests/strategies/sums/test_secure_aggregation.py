@@ -18,6 +18,7 @@ from murmurfl.strategies import (
     TrustedMu2,
 )
 
+from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid, reply_is_lost
 from tests.harness.secure import (
     HELPERS,
@@ -271,7 +272,7 @@ def test_impossible_options_are_refused():
         SecureAggregation(3, patience=0)
     with pytest.raises(ConfigurationError, match="Expected roster to be a digest of 64"):
         SecureAggregation(3, roster="abc")
-    with pytest.raises(ConfigurationError, match="to be a SecureAggregation, got int"):
+    with raises(ConfigurationError, "wrong-type", "secure_aggregation"):
         Mu2(num_clients=4, clients_per_round=4, learning_rate=0.1, secure_aggregation=3)
     with pytest.raises(ConfigurationError, match="min_cohort of at most clients_per_round = 4, got 5"):
         build(secure={"min_cohort": 5})
