@@ -27,35 +27,35 @@ ANOTHER_FORMAT = (
 
 ErrorT = TypeVar("ErrorT", bound="MurmurflError")
 ErrorKind = Literal[
-    "busy",
-    "conflict",
-    "damaged",
-    "duplicate",
-    "exhausted",
-    "exists",
-    "failed",
-    "insecure",
-    "invalid",
-    "invalid-record",
-    "malformed",
-    "mismatch",
-    "missing",
-    "not-found",
-    "not-installed",
-    "not-permitted",
-    "other-format",
-    "out-of-range",
-    "refused",
-    "rolled-back",
-    "unknown-name",
-    "unreachable",
-    "unreadable",
-    "unsupported",
-    "wrong-order",
-    "wrong-shape",
-    "wrong-type",
+    "busy",  # another process uses the file, or keeps writing to it
+    "conflict",  # settings exclude each other, or one needs another value of the other
+    "damaged",  # a ledger, a record or a checkpoint contradicts itself
+    "duplicate",  # a name, a key or a column is there more than once
+    "exhausted",  # budget, caps or samples do not last for what is asked
+    "exists",  # something is there where something new is to be made
+    "failed",  # the operating system, another program, or somebody else's code failed
+    "insecure",  # others can read or change a file, or listen on the way
+    "invalid",  # anything else
+    "invalid-record",  # a record does not fit its schema
+    "malformed",  # a text or a document is not of its form
+    "mismatch",  # two things that must agree do not
+    "missing",  # a value, an argument or a reply that is needed is not there
+    "not-found",  # no file, folder, module or device of that name
+    "not-installed",  # a package is missing
+    "not-permitted",  # no owner signed for it, or the permit has ended
+    "other-format",  # another version of murmurfl wrote the file
+    "out-of-range",  # a number is too small, too large or not finite
+    "refused",  # a client or a helper refuses a request
+    "rolled-back",  # a file came back from a backup and has forgotten releases
+    "unknown-name",  # a name is none of the known ones
+    "unreachable",  # a server, nodes or helpers did not answer
+    "unreadable",  # a file cannot be read, or is something else
+    "unsupported",  # a model, a client or a version cannot do this
+    "wrong-order",  # a call comes too early, too late or twice
+    "wrong-shape",  # an array, a key or a list is of another size
+    "wrong-type",  # a value is of another type
 ]
-"""Everything an error's ``kind`` may be. The page *Errors, and what to do* says what each means."""
+"""Everything an error's ``kind`` may be, with what it says."""
 
 
 class MurmurflError(Exception):

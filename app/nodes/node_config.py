@@ -134,7 +134,9 @@ class NodeConfig(RecordsFile):
         for name in ("model", "features", "partition"):
             registry(name)[getattr(self, name)]  # refuses an unknown name
         if self.mechanism and known_mechanism(self.mechanism) not in MECHANISMS:
-            raise ConfigurationError(unknown_name("mechanism", self.mechanism, MECHANISMS))
+            raise ConfigurationError(
+                unknown_name("mechanism", self.mechanism, MECHANISMS), kind="unknown-name", setting="mechanism"
+            )
         self._check_method(self.method)
         self._check_data()
         self._check_sides(self.method)

@@ -97,7 +97,7 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
                 setting="task",
             )
         if ":" not in name:
-            raise ConfigurationError(unknown_name(self.key, name, self._things))
+            raise ConfigurationError(unknown_name(self.key, name, self._things), kind="unknown-name", setting=self.key)
         if name not in self._own:
             self._own[name] = self._made(name)
         return self._own[name]
