@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 
 from ...privacy import ConfigurationError, LedgerError, MurmurflError
 from ...privacy.files import create_private
+from ...strategies.callbacks.metrics_file import FIGURES_VARIABLE
 
 PRIVATE_FIRST_LINE = (
     "PRIVATE: what stands here depends on single rows, and no epsilon covers it. Keep it on this computer.\n"
@@ -221,7 +222,10 @@ def _sink(private_log: Path | None) -> Iterator[int]:
 
 @contextmanager
 def _nothing_said(seal: Seal) -> Iterator[None]:
-    """Hand log records, warnings and errors of threads to the seal alone, whatever handlers anybody has installed."""
+    """Hand log records, warnings and errors of threads to the seal alone, whatever handlers anybody has installed.
+
+    A folder for a monitor's figures, which the environment may name, is unknown meanwhile.
+    """
     written = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handled = logging.Logger.handle
 
@@ -249,6 +253,8 @@ def _nothing_said(seal: Seal) -> Iterator[None]:
             stack.callback(setattr, place, name, getattr(place, name))
             setattr(place, name, sealed)
         warnings.simplefilter("always")
+        if (folder := os.environ.pop(FIGURES_VARIABLE, None)) is not None:  # a monitor's file has times of rounds
+            stack.callback(os.environ.__setitem__, FIGURES_VARIABLE, folder)
         yield
 
 

@@ -34,6 +34,11 @@ from .gdp import gdp_epsilon
 from .guarantee import UNIT_WORDS, rounded_up
 from .noise_plan import NoisePlan
 
+_SHORTEST_RELEASE, _LARGEST_NOISE = 1e-150, 1e100
+"""A client that states something else states nothing: squares and quotients of these are finite."""
+_LARGEST_RATIO = 1e50
+"""Where the noise over the path is larger, or smaller than its inverse, clients state what none has."""
+
 
 @dataclass(frozen=True)
 class StatedNoise:
@@ -77,7 +82,7 @@ class StatedNoise:
             return None
         longest, noise, mu = (float(one) for one in numbers if one is not None)
         delta = statement.get("delta")
-        if not (longest > 0 and math.isfinite(longest) and math.isfinite(noise)):
+        if not (_SHORTEST_RELEASE <= longest <= _LARGEST_NOISE and noise <= _LARGEST_NOISE):
             return None
         if not isinstance(releases, int) or releases < 1 or not isinstance(honest, int) or honest < 1:
             return None
@@ -417,7 +422,7 @@ class Forecast:
 def forecast_of(
     stated: Sequence[StatedNoise], *, num_parameters: int, machines: int, per_round: int, rounds: int, samples: int = 0
 ) -> Forecast | None:
-    """Forecast a training from what its machines state; None if nobody adds noise, or nobody states anything.
+    """Forecast a training from what its machines state; None if nobody adds noise, or what they state makes no sense.
 
     Parameters
     ----------
@@ -436,8 +441,11 @@ def forecast_of(
     path = sum(one.longest * times for one, times in zip(stated, asked, strict=True)) / len(stated)
     most = max(stated, key=lambda one: one.mu)
     heard = min(machines, rounds * per_round)  # of very many machines a short training asks few
+    ratio = math.sqrt(num_parameters / heard) * noise / path
+    if not 1 / _LARGEST_RATIO <= ratio <= _LARGEST_RATIO:
+        return None
     return Forecast(
-        ratio=math.sqrt(num_parameters / heard) * noise / path,
+        ratio=ratio,
         num_parameters=num_parameters,
         machines=machines,
         per_round=per_round,

@@ -37,6 +37,7 @@ from murmurfl.clients.records.machine_records import CsvLines, Records, Rows
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, gdp_epsilon, gdp_mu, rounded_up
 from murmurfl.privacy.ledger.ledger_history import read_ledger
 from murmurfl.privacy.machine.clipping import RowBound
+from murmurfl.strategies.callbacks.metrics_file import FIGURES_VARIABLE
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("small_rehearsals")
@@ -605,6 +606,15 @@ def test_what_is_held_out_of_rows_added_is_mixed_among_them():
     held_out = dealt_order([1000, 2000])[-200:]
     assert held_out.min() >= 1000
     assert 1400 < held_out.mean() < 1600, "of sorted rows some of every kind"
+
+
+def test_a_monitors_file_has_no_times_of_a_real_fit(tmp_path, monkeypatch):
+    table_of(tmp_path / "a", "33,a,1")
+    (tmp_path / "monitor").mkdir()
+    monkeypatch.setenv(FIGURES_VARIABLE, str(tmp_path / "monitor"))
+    fitted(tmp_path / "a")
+    assert not list((tmp_path / "monitor").iterdir())
+    assert os.environ[FIGURES_VARIABLE] == str(tmp_path / "monitor")
 
 
 def test_another_ledger_is_refused_while_the_tables_own_is_there(tmp_path):

@@ -205,6 +205,8 @@ def test_without_noise_there_is_nothing_to_say():
     [
         (protocol.LONGEST_RELEASE, 0.0),
         (protocol.LONGEST_RELEASE, math.inf),
+        (protocol.LONGEST_RELEASE, 5e-324),
+        (protocol.NOISE_IN_ALL, 1e300),
         (protocol.LONGEST_RELEASE, "far"),
         (protocol.NOISE_IN_ALL, -1.0),
         (protocol.NOISE_IN_ALL, math.nan),
@@ -222,6 +224,13 @@ def test_without_noise_there_is_nothing_to_say():
 def test_a_statement_that_is_none_makes_no_forecast(name, value):
     assert stated(UPDATES) is not None
     assert stated(UPDATES, **{name: value}) is None
+
+
+@pytest.mark.parametrize("noise", [1e-300, 1e-90, 1e90])
+def test_noise_that_no_client_has_makes_no_forecast(noise):
+    loud = stated(UPDATES, **{protocol.NOISE_IN_ALL: noise})
+    assert forecast(loud) is None
+    assert forecast(stated(UPDATES)) is not None
 
 
 def test_words_that_nobody_knows_are_taken_for_the_usual_ones():
