@@ -18,6 +18,7 @@ directions. Which part of it a typical training uses (:data:`TYPICAL`), and what
 from __future__ import annotations
 
 import math
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -469,7 +470,7 @@ def shortest(value: float, *, up: bool = False) -> str:
     >>> shortest(0.0461), shortest(36.4), shortest(36.4, up=True), shortest(1234.5)
     ('0.046', '36', '37', '1,200')
     """
-    if not value or not math.isfinite(value):
+    if not (sys.float_info.min <= abs(value) < math.inf):  # also 0, NaN, and what has no second digit
         return f"{value:g}"
     unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
     rounded = (math.ceil(value / unit * (1 - 1e-9)) if up else round(value / unit)) * unit

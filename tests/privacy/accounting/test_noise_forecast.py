@@ -256,8 +256,8 @@ def test_the_typical_machine_of_different_ones_is_their_mean():
 
 
 def test_figures_are_short_and_counts_rounded_away_from_too_few():
-    assert [shortest(x) for x in (0, 0.00123, 0.999, 9.96, 10.4, 54321.0, math.inf)] == [
-        *("0", "0.0012", "1", "10", "10", "54,000", "inf")
+    assert [shortest(x) for x in (0, 5e-324, 0.00123, 0.999, 9.96, 10.4, 54321.0, math.inf)] == [
+        *("0", "4.94066e-324", "0.0012", "1", "10", "10", "54,000", "inf")
     ]
     assert [rounded_count(x) for x in (1, 9, 101, 54321)] == ["1", "9", "110", "55,000"]
     assert rounded_count(199, up=False) == "190"
