@@ -295,7 +295,7 @@ def test_a_machine_of_owners_states_its_unit():
 
 def test_a_mean_of_features_is_refused_beside_owners():
     policy = PrivacyPolicy(**{**COMMON, "budget_mu": 3.0}, batch_size=2)
-    mean: Any = SimpleNamespace(option="centring", query=SimpleNamespace(per_owner=False))
+    mean: Any = SimpleNamespace(option="centring", query=SimpleNamespace(name="mean", per_owner=False))
     with pytest.raises(ConfigurationError, match="which counts samples"):
         NoisySGDClient(
             gradients(), Data().owned(), policy, MemoryLedger(), SimulatedKeys(1, "m"), name="m", queries=[mean]

@@ -330,8 +330,8 @@ def test_without_noise_it_is_least_squares():
 
 def test_no_floor_of_images_reaches_other_data():
     images, table = (prepare(RunConfig(strategy="one-shot", task=task)).strategy() for task in ("digits", "synthetic"))
-    assert (images.ridge, table.ridge) == (11.0, 2.0)
-    assert prepare(RunConfig(strategy="one-shot", task="synthetic", ridge=5.0)).strategy().ridge == 5.0
+    assert (images.rule.ridge, table.rule.ridge) == (11.0, 2.0)
+    assert prepare(RunConfig(strategy="one-shot", task="synthetic", ridge=5.0)).strategy().rule.ridge == 5.0
 
 
 def test_every_machine_has_one_release_of_the_size_of_the_moments():
