@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -147,37 +148,43 @@ def predict(
                 f"Expected a new file, got {target}, which exists: --force overwrites it.", kind="exists"
             )
         rows = table_file(table, trained.schema)
-        if twice := [name for name, count in Counter(rows.columns).items() if count > 1]:
-            raise ConfigurationError(
-                f"Expected each column of {table} once, got several named {', '.join(map(repr, twice))}: rename them, "
-                "for a row is copied by its columns' names.",
-                kind="duplicate",
-            )
-        found, shares = trained.predict(table), None
+        _check_columns_differ(table, rows.columns)
+        found, added = trained.predict(table), [f"predicted_{trained.schema.label.column}"]
+        texts = [[value] for value in found]
         if trained.num_classes == _TWO:  # of two classes a rare one is often never the likelier
             shares = trained.predict_proba(table)[:, 1]
-        columns, unread, left = rows.columns, 0, 0
-        added = [f"predicted_{trained.schema.label.column}"]
-        if shares is not None:
+            texts = [[value, f"{share:.4f}"] for value, share in zip(found, shares, strict=True)]
             added.append(f"probability_{trained.classes[1]}")
         separator = trained.schema.separator if isinstance(rows, CsvLines) else ","
+        left, unread = sum(map(_is_missing, found)), 0
         with target.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, delimiter=separator)
-            writer.writerow([*columns, *added])
-            for number in range(len(rows)):
-                value = found[number]
-                without = value is None or value != value
-                left += without
+            writer.writerow([*rows.columns, *added])
+            for number, text in enumerate(texts):
                 try:
                     row = rows[number]
                 except MisfitError:
                     unread += 1
-                    continue
-                said = [value] if shares is None else [value, f"{shares[number]:.4f}"]
-                writer.writerow([*(row[name] for name in columns), *([""] * len(said) if without else said)])
+                else:
+                    predicted = [""] * len(text) if _is_missing(text[0]) else text
+                    writer.writerow([*(row[name] for name in rows.columns), *predicted])
         say(f"{target}: {len(rows) - unread:,} rows with {' and '.join(added)}")
         if left:
             say(
                 f"{left:,} rows do not fit the model's schema: {unread:,} are no rows of it and were left out, the "
                 "others have no prediction."
             )
+
+
+def _check_columns_differ(table: Path, columns: Sequence[str]) -> None:
+    if twice := [name for name, count in Counter(columns).items() if count > 1]:
+        raise ConfigurationError(
+            f"Expected each column of {table} once, got several named {', '.join(map(repr, twice))}: rename them, "
+            "for a row is copied by its columns' names.",
+            kind="duplicate",
+        )
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a row has no prediction: None, or a number that is none."""
+    return value is None or value != value

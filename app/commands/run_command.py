@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -27,6 +27,9 @@ from ..settings.layers import started_with
 from ..settings.run_config import RunConfig
 from .run_options import AsJson, Assignments, ConfigFile, Details, Device, RayAddress, Verbose, Workers, settings_of
 from .terminal import fail, failing_clearly, say, width
+
+if TYPE_CHECKING:
+    from ..runs.outcome import Outcome
 
 ENGINES = ("ray", "inprocess", "cohort")
 _SHORT = 60.0
@@ -61,29 +64,17 @@ def run(
     Without settings it is a good run on the data that come along. Whoever names another task, strategy, model, preset
     or partition starts from the keys' plain defaults.
     """
-    from ..engines.device.backend import checked_device
-    from ..engines.pool import checked_workers
     from ..runs.experiment import prepare
-    from ..runs.outcome import CHECKPOINT_NAME, RESULT_NAME, Outcome
+    from ..runs.outcome import CHECKPOINT_NAME, RESULT_NAME
     from ..runs.progress import check_trackers
     from ..runs.result import PICTURE_NAME, folder_for
     from ..runs.run_guarantees import expected_guarantee
     from ..runs.run_summary import closing_lines, draw_accuracy, short_lines, summary_lines
-    from ..runs.simulate import add_alone, add_without_noise
 
     with failing_clearly():
         settings = started_with(settings_of(config_file, assignments))
         config = RunConfig.from_mapping(settings)
-        if engine not in ENGINES:
-            fail(f"Expected engine 'ray', 'inprocess' or 'cohort', got {engine!r}.")
-        if engine == "ray":
-            check_installed("ray", "simulation", "engine = 'ray'", load=False)
-        checked_workers(workers, engine, ray)
-        checked_device(device, engine, workers, ray)
-        if device:
-            from ..engines.device.device_block import open_device
-
-            open_device(device)
+        _check_engine(engine, workers, ray, device)
         with folder_for(out.resolve(), name, config.label) as folder:
             if (folder / RESULT_NAME).exists() or (folder / CHECKPOINT_NAME).exists():
                 fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
@@ -98,15 +89,41 @@ def run(
             else:
                 spread = {"workers": workers, "ray_address": ray, "device": device} if engine == "cohort" else {}
                 _run_here(config, guarantee, engine, folder, details, **spread)
-        outcome = Outcome.read(folder) if twin is False else add_alone(folder)
-        if twin or (twin is None and outcome.seconds is not None and outcome.seconds <= _SHORT):
-            outcome = add_without_noise(folder)
+        outcome = _with_baselines(folder, twin)
         if not (folder / PICTURE_NAME).exists():  # drawn once, with the twin where there is one
             draw_accuracy(outcome, folder / PICTURE_NAME)
         typer.echo("")
         whole = [*summary_lines(outcome, folder), *closing_lines(outcome)] if details else []
         for line in whole or short_lines(outcome, _from_here(folder)):
             say(line)
+
+
+def _check_engine(engine: str, workers: int | None, ray: str, device: str) -> None:
+    """Refuse an engine that does not exist, is not installed or does not go with its options; open its device."""
+    from ..engines.device.backend import checked_device
+    from ..engines.pool import checked_workers
+
+    if engine not in ENGINES:
+        fail(f"Expected engine 'ray', 'inprocess' or 'cohort', got {engine!r}.")
+    if engine == "ray":
+        check_installed("ray", "simulation", "engine = 'ray'", load=False)
+    checked_workers(workers, engine, ray)
+    checked_device(device, engine, workers, ray)
+    if device:
+        from ..engines.device.device_block import open_device
+
+        open_device(device)
+
+
+def _with_baselines(folder: Path, twin: bool | None) -> Outcome:
+    """Read a run's outcome, with one machine alone and the run without noise as ``twin`` says; a short run has both."""
+    from ..runs.outcome import Outcome
+    from ..runs.simulate import add_alone, add_without_noise
+
+    outcome = Outcome.read(folder) if twin is False else add_alone(folder)
+    if twin or (twin is None and outcome.seconds is not None and outcome.seconds <= _SHORT):
+        return add_without_noise(folder)
+    return outcome
 
 
 def _from_here(folder: Path) -> Path:

@@ -204,6 +204,19 @@ def say_table(title: str, rows: Sequence[Mapping[str, str]], labels: Sequence[st
     if available is None or sum(natural.values()) + _BETWEEN * len(columns) + _AROUND <= available:
         _print(title, rows, columns, labels, {}, available or _MOST_NATURAL)
         return
+    folded, parts = _in_parts(rows, columns, labels, wide, available)
+    for number, part in enumerate(parts, 1):
+        _print(f"{title} ({number} of {len(parts)})", rows, part, labels, folded, available)
+
+
+def _in_parts(
+    rows: Sequence[Mapping[str, str]],
+    columns: Sequence[str],
+    labels: Sequence[str],
+    wide: Mapping[str, int],
+    available: int,
+) -> tuple[dict[str, int], list[list[str]]]:
+    """Return the widths of columns that are folded, and the columns of each part of a table."""
     own = [name for name in columns if name in labels]
     share = max((available - _AROUND) // (2 * max(len(own), 1)) - _BETWEEN, 6)
     whole = {name: max(_longest_word(text) for text in (name, *(row[name] for row in rows))) for name in own}
@@ -211,8 +224,7 @@ def say_table(title: str, rows: Sequence[Mapping[str, str]], labels: Sequence[st
     room = available - sum(folded.values()) - _BETWEEN * len(own) - _AROUND
     folded |= {name: min(wide[name], room - _BETWEEN) for name in columns if name not in own}
     parts = _parts([name for name in columns if name not in own], folded, room)
-    for number, part in enumerate(parts, 1):
-        _print(f"{title} ({number} of {len(parts)})", rows, [*own, *part], labels, folded, available)
+    return folded, [[*own, *part] for part in parts]
 
 
 def _parts(columns: Sequence[str], wide: Mapping[str, int], room: int) -> list[list[str]]:

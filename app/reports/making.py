@@ -234,16 +234,21 @@ def _differing(groups: Sequence[Group]) -> list[list[str]]:
     """The settings in which the runs differ, but for their seeds, under a heading; of many runs a line for each."""
     if len(groups) < 2:
         return []
+    found = _different_settings(groups)
+    if not found or len(groups) <= _SIDE_BY_SIDE:
+        return [["setting", *(group.name for group in groups)], *([key, *values] for key, values in found.items())]
+    told = (", ".join(f"{key} = {values[at]}" for key, values in found.items()) for at in range(len(groups)))
+    return [["run", "settings"], *([group.name, text] for group, text in zip(groups, told, strict=True))]
+
+
+def _different_settings(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """Return each group's value of the settings in which they differ, and their seeds if one group has several."""
     configs = [group.outcome.config for group in groups]
     keys = dict.fromkeys(key for config in configs for key in config if key not in OF_THE_FOLDER)
     rows = {key: [setting_text(config.get(key, "")) for config in configs] for key in keys}
     several = any(len(group.runs) > 1 for group in groups)
     seeds = {"seed": [", ".join(map(str, group.seeds)) for group in groups]} if several else {}
-    found = {key: values for key, values in {**rows, **seeds}.items() if len(set(values)) > 1 or key in seeds}
-    if not found or len(groups) <= _SIDE_BY_SIDE:
-        return [["setting", *(group.name for group in groups)], *([key, *values] for key, values in found.items())]
-    told = (", ".join(f"{key} = {values[at]}" for key, values in found.items()) for at in range(len(groups)))
-    return [["run", "settings"], *([group.name, text] for group, text in zip(groups, told, strict=True))]
+    return {key: values for key, values in {**rows, **seeds}.items() if len(set(values)) > 1 or key in seeds}
 
 
 def _refusals(outcome: Outcome) -> dict[str, int]:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from ..runs.outcome import Round
+
 _WITHOUT = "without noise, not private"
 _LONGEST = 28
 _MARKED = 40
@@ -77,10 +79,14 @@ def measure_plot(groups: Sequence[Group], measure: str) -> Plot | None:
             axes.set_ylim(0, 100)
         if axes.get_legend_handles_labels()[1]:
             figure.legend(loc="outside lower center", ncols=min(len(axes.get_legend_handles_labels()[1]), 2))
+    return Plot(measure, f"{measure.capitalize()} against rounds", _measure_caption(groups, dotted=known), figure)
+
+
+def _measure_caption(groups: Sequence[Group], *, dotted: bool) -> str:
     said = ["Of the published model, on the test set, which is public."]
     said += ["Bands: one standard deviation over seeds."] if any(len(group.runs) > 1 for group in groups) else []
-    said += ["Dotted: where the same run ended without noise; of a simulation, and not private."] if known else []
-    return Plot(measure, f"{measure.capitalize()} against rounds", " ".join(said), figure)
+    said += ["Dotted: where the same run ended without noise; of a simulation, and not private."] if dotted else []
+    return " ".join(said)
 
 
 def _draw_without_noise(axes: Axes, groups: Sequence[Group], measure: str) -> bool:
@@ -237,9 +243,8 @@ def _each_machine(figure: Figure, axes: Axes, table: NDArray[np.int32], extent: 
     return "Empty: not asked. Nothing aggregated: the reply was lost, refused, late, malformed or not opened."
 
 
-def _replies(run: RecordedRun) -> Plot:
-    figure, axes = new_figure()
-    history = run.outcome.per_round
+def _reply_kinds(history: Sequence[Round]) -> dict[str, tuple[str, list[int]]]:
+    """Return what became of requests, each with its colour and its number in every round; without what never was."""
     kinds = {
         "aggregated": (BLUE, [one.aggregated for one in history]),
         "lost": (RED, [one.lost for one in history]),
@@ -248,14 +253,18 @@ def _replies(run: RecordedRun) -> Plot:
         "malformed": (GREEN, [one.malformed for one in history]),
         "not opened": (SKY, [one.unopened for one in history]),
     }
+    return {kind: found for kind, found in kinds.items() if kind == "aggregated" or any(found[1])}
+
+
+def _replies(run: RecordedRun) -> Plot:
+    figure, axes = new_figure()
+    history = run.outcome.per_round
     groups = np.array_split(np.arange(len(history)), min(len(history), _MOST_BARS))
     rounds = np.array([np.mean([run.rounds[i] for i in group]) for group in groups])
     widths = np.array([(0.92 if len(groups) <= 40 else 1.0) * len(group) for group in groups])
     with figure_style():
         bottom = np.zeros(len(groups))
-        for label, (colour, counts) in kinds.items():
-            if label != "aggregated" and not any(counts):
-                continue
+        for label, (colour, counts) in _reply_kinds(history).items():
             heights = np.array([np.mean([counts[i] for i in group]) for group in groups])
             axes.bar(rounds, heights, widths, bottom=bottom, color=colour, label=label, linewidth=0)
             bottom += heights

@@ -185,12 +185,8 @@ class _Asked:
 def _own_keys(asked: _Asked, schema: Schema) -> dict[str, Value]:
     """The run-config keys that are asked for, checked."""
     epsilon, trust, evaluate, scale = asked.epsilon, asked.trust, asked.evaluate, asked.scale
-    of_numbers = schema.num_classes == 1  # made-up data of which have classes: there is nothing to rehearse
-    own: dict[str, Value] = {
-        "strategy": "full-batch" if of_numbers and trust != "trusted-server" else "auto",
-        "model": "ridge" if of_numbers else "softmax",
-        **by_key(asked.settings, run_keys()),
-    }
+    of_numbers = schema.num_classes == 1
+    own = {**_usual_keys(of_numbers, trust), **by_key(asked.settings, run_keys())}
     if dealt := next((name for name in _DEALT if name in own), ""):
         raise ConfigurationError(
             f"Expected site or machines in the place of {dealt}, got {own[dealt]!r}: these say where a row is.",
@@ -223,6 +219,14 @@ def _own_keys(asked: _Asked, schema: Schema) -> dict[str, Value]:
     return own
 
 
+def _usual_keys(of_numbers: bool, trust: str) -> dict[str, Value]:
+    """Return the strategy and the model of a fit for which none is set."""
+    if not of_numbers:
+        return {"strategy": "auto", "model": "softmax"}
+    # Made-up data of numbers have classes: there is nothing to rehearse.
+    return {"strategy": "auto" if trust == "trusted-server" else "full-batch", "model": "ridge"}
+
+
 def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None) -> RunResult:
     found, own = asked.settled()
     table, site, machines, scale = asked.table, asked.site, asked.machines, asked.scale
@@ -242,16 +246,11 @@ def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None) ->
     if scale:
         return made
     others: list[tuple[str, RunResult]] = []
-    ways: dict[str, dict[str, Value]] = {}
-    worse = is_useless(made.outcome, described) or _alone_does(made.outcome, described)
-    if not found.drafted and _far_too_wide(found.schema, read):
+    too_wide = not found.drafted and _far_too_wide(found.schema, read)
+    if too_wide:
         again = replace(asked, label="", schema=found.schema, evaluate="", scale=PRIVATE)
         others += [(f"--scale {PRIVATE}", _rehearsed(again, on_progress))]
-    elif config.num_clients > 1 and made.guarantee.trust == "untrusted-server" and worse:
-        ways[f"--trust {_SUMS}"] = {"trust": _SUMS}
-    if not made.experiment.is_centred and not config.centring and not of_numbers and _is_off_centre(read):
-        ways[f"--set centring={PRIVATE}"] = {"centring": PRIVATE}
-    for option, changes in ways.items():
+    for option, changes in _worth_a_try(config, made, described, read, too_wide=too_wide):
         with suppress(ConfigurationError), _quiet():  # of what the strategy cannot have
             run = run_cohort(RunConfig.from_mapping({**config.to_mapping(), **changes}), rehearsed=not of_numbers)
             others += [(option, _described(run, found, read, site, beside=False)[0])]
@@ -262,6 +261,19 @@ def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None) ->
     option, outcome, its_table = max(better, key=lambda one: figure(*one[1:]))
     said = f"{option}: {shown_figure(outcome, its_table)}, rehearsed on these rows"
     return _with(made, made.outcome, replace(described, better=said))
+
+
+def _worth_a_try(
+    config: RunConfig, made: RunResult, table: FittedTable, read: ReadRows, *, too_wide: bool
+) -> Iterator[tuple[str, dict[str, Value]]]:
+    """Yield options of `fit` that may do better than a rehearsal did, with the run-config keys that each sets."""
+    outcome = made.outcome
+    alone = config.num_clients > 1 and made.guarantee.trust == "untrusted-server" and not too_wide
+    if alone and (is_useless(outcome, table) or _alone_does(outcome, table)):
+        yield f"--trust {_SUMS}", {"trust": _SUMS}
+    of_numbers = table.schema.num_classes == 1
+    if not made.experiment.is_centred and not config.centring and not of_numbers and _is_off_centre(read):
+        yield f"--set centring={PRIVATE}", {"centring": PRIVATE}
 
 
 def _alone_does(outcome: Outcome, table: FittedTable) -> bool:

@@ -396,14 +396,7 @@ class Outcome(_Part):
             **figures,
             "guarantee": privacy["sentence"],
             "privacy": privacy,
-            "rounds": len(history),
-            "aggregated": sum(report.aggregated for report in history),
-            "refusals": sum(report.refusals for report in history),
-            "lost_replies": sum(report.lost for report in history),
-            "late_replies": sum(report.late for report in history),
-            "malformed_replies": sum(report.malformed for report in history),
-            "closed_rounds": sum(bool(report.closed) and not report.skipped for report in history),
-            "skipped_rounds": sum(bool(report.skipped) for report in history),
+            **_totals(history),
             "per_round": rounds,
         }
         return cls.model_validate({**made, **more})
@@ -457,6 +450,20 @@ class Outcome(_Part):
 
 
 _NEEDED = ("accuracy", "loss", "mu", "epsilon", "delta", "guarantee", "rounds", "num_clients", "config", "per_round")
+
+
+def _totals(history: Sequence[RoundReport]) -> dict[str, int]:
+    """Return what became of all requests, and how many rounds were closed or skipped."""
+    return {
+        "rounds": len(history),
+        "aggregated": sum(report.aggregated for report in history),
+        "refusals": sum(report.refusals for report in history),
+        "lost_replies": sum(report.lost for report in history),
+        "late_replies": sum(report.late for report in history),
+        "malformed_replies": sum(report.malformed for report in history),
+        "closed_rounds": sum(bool(report.closed) and not report.skipped for report in history),
+        "skipped_rounds": sum(bool(report.skipped) for report in history),
+    }
 
 
 def infinite(figure: float | None) -> float:

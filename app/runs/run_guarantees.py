@@ -146,14 +146,7 @@ def _notes(experiment: Experiment, deployed: bool, statements: Statements | None
     """Sentences on what the figure includes and rests on."""
     config = experiment.config
     if config.private and experiment.asked_rounds:
-        for query in experiment.queries:
-            yield query.included if deployed else query.included_share(rounded_up(query.mu))
-        if config.quantile and deployed:
-            yield COUNTED
-        elif config.quantile:  # of what is left after the mean of the features, where there is one
-            part = max(plan.mu for plan in experiment.plans()) * math.sqrt(config.quantile_share)
-            share = 100 * (part / experiment.loss().mu) ** 2
-            yield COUNTED_SHARE.format(mu=rounded_up(part), share=share)
+        yield from _included(experiment, deployed)
     if not deployed:
         yield SIMULATED
         if _one_policy(experiment):
@@ -168,6 +161,19 @@ def _notes(experiment: Experiment, deployed: bool, statements: Statements | None
         yield STATED.format(said=len(statements), all=config.num_clients)
     kinds = {str(one.get(protocol.RECORD, "")) for one in (statements or {}).values()}
     yield from (sentence for kind, sentence in RECORDS.items() if kind in kinds)
+
+
+def _included(experiment: Experiment, deployed: bool) -> Iterator[str]:
+    """Sentences on the queries, and the clipped share, that the figure includes."""
+    config = experiment.config
+    for query in experiment.queries:
+        yield query.included if deployed else query.included_share(rounded_up(query.mu))
+    if config.quantile and deployed:
+        yield COUNTED
+    elif config.quantile:  # of what is left after the mean of the features, where there is one
+        part = max(plan.mu for plan in experiment.plans()) * math.sqrt(config.quantile_share)
+        share = 100 * (part / experiment.loss().mu) ** 2
+        yield COUNTED_SHARE.format(mu=rounded_up(part), share=share)
 
 
 def _one_policy(experiment: Experiment) -> bool:

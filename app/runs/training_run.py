@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 
 from ...privacy import ConfigurationError, Forecast, MurmurflError, protocol
-from ...privacy.accounting.guarantee import stated_figures
+from ...privacy.accounting.guarantee import Figures, Statements, stated_figures
 from ...strategies import Callback, DirectMachines, ReleaseStrategy, RoundReport
 from ...strategies.callbacks.callback import Training
 from ...strategies.rounds.checkpoint import checkpoint_header
@@ -127,33 +127,24 @@ def run_experiment(
         If the configuration is impossible, machines are missing or can make too few releases, nothing could be
         aggregated in ``give-up-after`` rounds in a row, or ever.
     """
-    if deployed:
-        check_deployed(config)
-        config = of_session(config, checkpoint)
-    experiment = prepare(config, deployed=deployed) if experiment is None else experiment
+    experiment = _ready(config, experiment, checkpoint, deployed=deployed)
     config = experiment.config  # of a strategy that was chosen, the chosen one's
-    if not deployed:
-        experiment.check_rounds()
-        _warn_beforehand(experiment)
-    if config.secure and config.private and (why := nothing_gained(config.sums.min_honest)):
-        log(WARNING, why)
     if config.lost_replies and not isinstance(grid, DirectMachines):
         grid = LossyGrid(grid, config.lost_replies, config.seed)
     started = time.perf_counter()
     answers: dict[str, QueryOutcome] = {}
     inputs: dict[str, Any] = {}  # what later requests bring of answers
-    for query in experiment.queries:
-        if query.before:
-            found = answers[query.name] = query.ask(grid, checkpoint, deployed=deployed, inputs=inputs)
-            inputs |= query.inputs(found.answer)
-    folder = checkpoint.parent if deployed and checkpoint is not None else None
-    rehearsing = experiment if rehearsed and config.private else None
-    watch = _Watch(experiment.seen_by(answers), deployed, on_progress, folder, rehearsed=rehearsing)
+    for query in (query for query in experiment.queries if query.before):
+        found = answers[query.name] = query.ask(grid, checkpoint, deployed=deployed, inputs=inputs)
+        inputs |= query.inputs(found.answer)
+    watch = _Watch(
+        experiment.seen_by(answers), deployed, on_progress, checkpoint, rehearsed=experiment if rehearsed else None
+    )
     strategy = experiment.strategy(
         deployed=deployed,
         **inputs,
         checkpoint=checkpoint,
-        evaluate_every=1 if watch.regret is not None else config.evaluate_every,
+        evaluate_every=watch.evaluate_every,
         callbacks=[watch],
     )
     result = strategy.start(
@@ -167,19 +158,14 @@ def run_experiment(
     _refuse_nothing(strategy, watch.progress)
     if not watch.progress:  # resumed after its last round: only the evaluation was left to do
         watch.after_round(strategy, strategy.history[-1], result.evaluate_metrics_serverapp.get(len(strategy.history)))
-    for query in experiment.queries:
-        if not query.before:
-            answers[query.name] = query.ask(
-                grid, checkpoint, deployed=deployed, inputs=inputs, model=result.arrays, trained=strategy
-            )
+    for query in (query for query in experiment.queries if not query.before):
+        answers[query.name] = query.ask(
+            grid, checkpoint, deployed=deployed, inputs=inputs, model=result.arrays, trained=strategy
+        )
     statements = strategy.ask_privacy(grid, timeout=config.round_timeout_s)
-    figures = watch.figures
-    if not experiment.method.trusted:
-        if deployed:
-            # A client that is gone by now has said before the first round what its releases guarantee.
-            figures = stated_figures(figures, {**strategy.stated, **statements}, config.num_clients)
-        else:
-            refuse_untrue(figures, statements)
+    # A real client that is gone by now has said before the first round what its releases guarantee.
+    known = {**strategy.stated, **statements} if deployed else statements
+    figures = _confirmed(watch.figures, experiment, known, deployed=deployed)
     return RunResult(
         experiment=experiment,
         strategy=strategy,
@@ -197,6 +183,31 @@ def run_experiment(
     )
 
 
+def _ready(config: RunConfig, experiment: Experiment | None, checkpoint: Path | None, *, deployed: bool) -> Experiment:
+    """Work a configuration out, unless it is already, refuse what cannot be run, and log what is unwise."""
+    if deployed:
+        check_deployed(config)
+        config = of_session(config, checkpoint)
+    experiment = prepare(config, deployed=deployed) if experiment is None else experiment
+    if not deployed:
+        experiment.check_rounds()
+        _warn_beforehand(experiment)
+    config = experiment.config
+    if config.secure and config.private and (why := nothing_gained(config.sums.min_honest)):
+        log(WARNING, why)
+    return experiment
+
+
+def _confirmed(figures: Figures, experiment: Experiment, statements: Statements, *, deployed: bool) -> Figures:
+    """Return a run's figures as its clients confirm them: real ones state their own, simulated ones have the run's."""
+    if experiment.method.trusted:
+        return figures
+    if deployed:
+        return stated_figures(figures, statements, experiment.config.num_clients)
+    refuse_untrue(figures, statements)
+    return figures
+
+
 def _rehearsal(experiment: Experiment, deployed: bool, forecast: Forecast) -> tuple[float, float] | None:
     """Rehearse a run; that of real machines at the mu that they state, if it is less than was thought."""
     config = experiment.config
@@ -208,8 +219,8 @@ def _rehearsal(experiment: Experiment, deployed: bool, forecast: Forecast) -> tu
 class _Watch(Callback):
     """Observes a run: evaluations, progress, and rounds without a release.
 
-    ``folder`` is where people ask a run on real machines to end, or to exclude clients; ``rehearsed`` is the experiment
-    that is rehearsed before the first round.
+    The folder of ``checkpoint`` is where people ask a run on real machines to end, or to exclude clients; ``rehearsed``
+    is the experiment that is rehearsed before the first round, if it has noise.
     """
 
     handles_no_progress = True  # give-up-after says when a run ends, and what is made of its history
@@ -219,14 +230,15 @@ class _Watch(Callback):
         experiment: Experiment,
         deployed: bool,
         on_progress: Callable[[Progress], None] | None,
-        folder: Path | None,
+        checkpoint: Path | None,
         *,
         rehearsed: Experiment | None,
     ) -> None:
         config = experiment.config
         self.experiment = experiment
         self._looked = 0, False  # the last round in which END_NAME was looked for, and whether it was there
-        self._deployed, self._folder, self._rehearsed = deployed, folder, rehearsed
+        self._deployed, self._rehearsed = deployed, rehearsed
+        self._folder = checkpoint.parent if deployed and checkpoint is not None else None
         self.progress: list[Progress] = []
         self.figures = configured_figures(experiment)
         self.regret = _regret_of(experiment)
@@ -237,9 +249,14 @@ class _Watch(Callback):
         self._times: list[float] = []  # when rounds ended; machines of Ray start in the first
         self._silent: list[RoundReport] = []  # rounds in a row that asked for releases and got none
 
+    @property
+    def evaluate_every(self) -> int:
+        """Rounds from one evaluation to the next: one where every round's model is looked at."""
+        return 1 if self.regret is not None else self.experiment.config.evaluate_every
+
     def on_forecast(self, training: Training, forecast: Forecast) -> Forecast:
         """Return the forecast with what a rehearsal on made-up data found."""
-        if self._rehearsed is None:
+        if self._rehearsed is None or not self._rehearsed.config.private:
             return forecast
         return replace(forecast, rehearsed=_rehearsal(self._rehearsed, self._deployed, forecast))
 

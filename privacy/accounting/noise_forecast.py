@@ -77,15 +77,12 @@ class StatedNoise:
     @classmethod
     def read(cls, statement: Mapping[str, Any]) -> StatedNoise | None:
         """The numbers in a machine's statement; None if it says too little."""
-        numbers = [statement.get(key) for key in (protocol.LONGEST_RELEASE, protocol.NOISE_IN_ALL, "mu-guaranteed")]
-        releases, honest = statement.get("max-participations"), statement.get(protocol.MIN_HONEST, 1)
-        if any(isinstance(one, bool) or not isinstance(one, int | float) or not one >= 0 for one in numbers):
+        longest, noise = (_size(statement.get(key)) for key in (protocol.LONGEST_RELEASE, protocol.NOISE_IN_ALL))
+        mu, delta = _size(statement.get("mu-guaranteed")), statement.get("delta")
+        releases, honest = _count(statement.get("max-participations")), _count(statement.get(protocol.MIN_HONEST, 1))
+        if longest is None or noise is None or mu is None or releases is None or honest is None:
             return None
-        longest, noise, mu = (float(one) for one in numbers if one is not None)
-        delta = statement.get("delta")
         if not (_SHORTEST_RELEASE <= longest <= _LARGEST_NOISE and noise <= _LARGEST_NOISE):
-            return None
-        if not isinstance(releases, int) or releases < 1 or not isinstance(honest, int) or honest < 1:
             return None
         if not isinstance(delta, float) or not 0 < delta < 1:
             return None
@@ -107,6 +104,17 @@ class StatedNoise:
     def after(self, releases: float) -> float:
         """The noise in so many releases; for correlated noise no less than in all of them."""
         return self.noise * math.sqrt(min(releases / self.releases, 1.0)) if self.alone else self.noise
+
+
+def _size(value: Any) -> float | None:
+    """Return a stated number that is not negative, which may be infinite; None for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and value >= 0 else None
+
+
+def _count(value: Any) -> int | None:
+    """Return a stated number of at least one thing; None for anything else."""
+    return value if isinstance(value, int) and value >= 1 else None
 
 
 def stated_noise(policy: PrivacyPolicy, plan: NoisePlan, num_samples: int) -> dict[str, float | str]:
