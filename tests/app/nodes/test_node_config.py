@@ -32,6 +32,7 @@ from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, Syst
 from murmurfl.privacy.files import write_private
 from murmurfl.privacy.setting import by_key, settings_of
 
+from tests.harness.errors import raises
 from tests.harness.grid import ask_real_node
 from tests.harness.machines import training_config
 from tests.harness.schemas import write_samples, write_schema
@@ -157,7 +158,7 @@ def test_without_its_ledger_a_machine_is_refused_and_none_is_made(tmp_path):
 
 def test_the_budget_is_the_ledgers_whatever_the_file_says_later(tmp_path):
     made(tmp_path)
-    with pytest.raises(ConfigurationError, match="Put the ledger's into the configuration"):
+    with raises(ConfigurationError, "mismatch", "budget_mu"):
         NodeConfig.read(write(tmp_path, budget_mu=40.0)).client()
 
 
@@ -483,7 +484,7 @@ def test_reordered_rows_are_refused_and_new_rows_accepted(tmp_path):
             NodeConfig.read(path).client()
     labels[3] = (labels[3] + 1) % 3
     save(np.arange(100))
-    with pytest.raises(LedgerError, match="unchanged and in their order"):
+    with raises(LedgerError, "mismatch", "data"):
         NodeConfig.read(path).client()
 
 
@@ -588,7 +589,7 @@ def test_no_mu_and_no_clip_but_numbers_above_zero(kind, values, value):
 
 @pytest.mark.parametrize(("kind", "values"), KINDS[:3])
 def test_mu_beside_epsilon_is_refused(kind, values):
-    with pytest.raises(ConfigurationError, match="Expected mu or epsilon, got both"):
+    with raises(ConfigurationError, "conflict", "mu"):
         kind.from_mapping({**values, "epsilon": 1.0})
 
 

@@ -15,6 +15,8 @@ from murmurfl.app.data.loading import load_dataset
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
+from tests.harness.errors import raises
+
 
 def test_oriented_gradients_depend_on_their_image_alone_and_have_the_stated_norm():
     images = np.random.Generator(np.random.Philox(key=1)).integers(0, 256, size=(20, 28, 28), dtype=np.uint8)
@@ -118,7 +120,7 @@ def test_they_are_features_of_any_task_with_images():
     features = FEATURES["soft-gradients"]
     assert (features.norm_bound, features.nonnegative) == (1.0, True)
     assert load_dataset(RunConfig(features="soft-gradients")).num_features == 192
-    with pytest.raises(ConfigurationError, match="'pixels' for a task without images"):
+    with raises(ConfigurationError, "conflict", "features"):
         RunConfig(task="synthetic", features="soft-gradients")
 
 
