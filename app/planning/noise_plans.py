@@ -34,7 +34,7 @@ from ...privacy import (
     stated_noise,
 )
 from ...privacy.accounting.amplification import amplification_of
-from ...privacy.accounting.loss import NOTHING_ASSUMED, Gaussian, Loss, Profile, weakest_loss
+from ...privacy.accounting.loss import NOTHING_ASSUMED, Gaussian, Loss, weakest_loss
 from ...privacy.machine.policy import MOST_MACHINES, ClipUnit, ReleaseRule
 from ...privacy.mechanisms import DECODERS, WORKLOADS, noise_stands_alone
 from ...privacy.noise import range_problem, summed_range_problem
@@ -192,25 +192,6 @@ class MechanismPlan:
 
 
 @dataclass(frozen=True)
-class TrustPlan:
-    """One trust model with one mechanism; errors are standard deviations of one value, in units of the clip norm."""
-
-    trust: Trust
-    assumes: str  # What mu rests on, in words
-    worst_case: Profile  # What holds against the server whatever happens
-    noise_std: float  # In front of the mechanism's rows, on each machine; 0 under a trusted server
-    # Noise of the prefix sums of the server's averages. A trusted server is counted as one machine that adds noise
-    # for all of them.
-    server_prefix_rmse: float
-
-    def document(self, delta: float) -> dict[str, Any]:
-        """Return everything as plain values; None where nothing holds against the server."""
-        figures = {"mu_local": self.worst_case.mu, "epsilon_local": self.worst_case.epsilon(delta)}
-        known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-        return {name: value for name, value in vars(self).items() if name != "worst_case"} | known
-
-
-@dataclass(frozen=True)
 class Plan:
     """A request worked out for every mechanism."""
 
@@ -221,7 +202,7 @@ class Plan:
     mechanisms: list[MechanismPlan]
     left_out: dict[str, str]  # Mechanisms that were not worked out, and why
     # What the same mu costs under each trust model, with the mechanism of least error of prefix sums
-    trusts: list[TrustPlan]
+    trusts: dict[Trust, MechanismPlan]
 
     @property
     def best_for_prefix_sums(self) -> str:
@@ -283,8 +264,8 @@ def make_plan(request: NoiseRequest) -> Plan:
     if not plans:
         raise ConfigurationError(next(iter(left_out.values())))
     made = [one for _, one in plans.values()]
-    mechanism, _, value = min(made, key=lambda one: one.prefix_rmse).name.partition(" ")
-    trusts = _compared_trusts(request, mechanism, {_VARIANTS[mechanism][0]: value} if value else {})
+    best = min(made, key=lambda one: one.prefix_rmse)
+    trusts = _compared_trusts(request, best.name)
     sensitivity = max(0.0, *(plan.sensitivity for plan, _ in plans.values()))
     return Plan(request, request.mu, request.releases, sensitivity, made, left_out, trusts)
 
@@ -322,25 +303,29 @@ def _rms(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
     return float(np.sqrt(np.mean(values**2)))
 
 
-def _compared_trusts(request: NoiseRequest, mechanism: str, options: dict[str, str]) -> list[TrustPlan]:
-    """The trust models with a mechanism, each for the request's mu; one whose noise cannot be planned is left out.
+def _compared_trusts(request: NoiseRequest, name: str) -> dict[Trust, MechanismPlan]:
+    """Return a mechanism's plan under each trust model, all for the request's mu, without those that have none.
 
-    For a trusted server it is the same noise once, in the place of once a machine.
+    A trusted server adds noise once, in the place of once for each machine, on which there is none.
     """
-    made: list[TrustPlan] = []
-    for trust in ("untrusted-server", SECURE):
+    mechanism, _, value = name.partition(" ")
+    options = {_VARIANTS[mechanism][0]: value} if value else {}
+    made: dict[Trust, MechanismPlan] = {}
+    trusts: tuple[Trust, ...] = ("untrusted-server", SECURE)
+    for trust in trusts:
         asked = request.trusting(trust)
         try:
-            plan = asked.policy(mechanism, options).plan(asked.parameters)
+            policy = asked.policy(mechanism, options)
+            made[trust] = _mechanism_plan(name, asked, policy, policy.plan(asked.parameters))
         except ConfigurationError:
             continue
-        error = math.sqrt(asked.machines) / asked.per_round * _rms(_prefix_errors(plan))
-        assumed = f"1 helper and {asked.sums.min_honest} of {asked.sums.min_cohort} machines of each sum are honest"
-        words = assumed if asked.secure else "nothing"
-        made.append(TrustPlan(trust, words, plan.loss.worst_case, plan.noise_std, error))
-    if made and made[0].trust == "untrusted-server":
-        once = made[0].server_prefix_rmse / math.sqrt(request.machines)
-        made.append(TrustPlan("trusted-server", "the server is honest", Gaussian(math.inf), 0.0, once))
+    if (alone := made.get("untrusted-server")) is not None:
+        made["trusted-server"] = replace(
+            alone,
+            loss=Loss(alone.loss.assumed, Gaussian(math.inf)),
+            noise_std=0.0,
+            server_prefix_rmse=alone.server_prefix_rmse / math.sqrt(request.machines),
+        )
     return made
 
 

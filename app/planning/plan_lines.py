@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ...privacy import Forecast, gdp_epsilon, rounded_up
+from ...privacy import Forecast, Trust, gdp_epsilon, rounded_up
 from ...privacy.accounting.loss import plain_fields
 from ...privacy.accounting.noise_forecast import rounded_count, shortest
 from ..methods import METHODS
@@ -410,10 +410,28 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         **asdict(plan),
         "request": plain_fields(plan.request),
         "mechanisms": [one.document(delta) for one in plan.mechanisms],
-        "trusts": [one.document(delta) for one in plan.trusts],
+        "trusts": [_trust_document(plan, trust) for trust in plan.trusts],
         "best_for_prefix_sums": plan.best_for_prefix_sums,
         "best_for_mu2": plan.best_for_mu2,
         "guarantee": plan.guarantee.document(),
+    }
+
+
+def _trust_document(plan: Plan, trust: Trust) -> dict[str, Any]:
+    """Return the noise and the worst case under a trust model as plain values; None if nothing holds in that case."""
+    made, asked = plan.trusts[trust], plan.request.trusting(trust)
+    assumed: dict[Trust, str] = {
+        "untrusted-server": "nothing",
+        SECURE: f"1 helper and {asked.sums.min_honest} of {asked.sums.min_cohort} machines of each sum are honest",
+        "trusted-server": "the server is honest",
+    }
+    worst = {"mu_local": made.loss.worst_case.mu, "epsilon_local": made.loss.worst_case.epsilon(asked.delta)}
+    return {
+        "trust": trust,
+        "assumes": assumed[trust],
+        "noise_std": made.noise_std,
+        "server_prefix_rmse": made.server_prefix_rmse,
+        **{name: value if math.isfinite(value) else None for name, value in worst.items()},
     }
 
 
@@ -495,9 +513,8 @@ _TRUST_COLUMNS = (
 def compared_table(plan: Plan) -> Table:
     """The noise of the same mu under each trust model."""
     title = f"The same mu, by who is trusted ({plan.best_for_prefix_sums})"
-    return Table(
-        title, _TRUST_COLUMNS, [row.document(plan.request.delta) for row in plan.trusts], plan.guarantee.sentence
-    )
+    rows = [_trust_document(plan, trust) for trust in plan.trusts]
+    return Table(title, _TRUST_COLUMNS, rows, plan.guarantee.sentence)
 
 
 # Updates of a project's own.

@@ -13,7 +13,14 @@ from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.planning import rehearsal
 from murmurfl.app.planning.noise_plans import BESIDE_MEAN, NoiseRequest, UpdateRequest, make_plan
 from murmurfl.app.planning.plan_answers import request_of
-from murmurfl.app.planning.plan_lines import late_lines, plan_document, plan_lines, plan_table, update_lines
+from murmurfl.app.planning.plan_lines import (
+    compared_table,
+    late_lines,
+    plan_document,
+    plan_lines,
+    plan_table,
+    update_lines,
+)
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import UpdatePolicy
@@ -253,19 +260,21 @@ def test_under_secure_aggregation_every_machine_adds_a_share_and_both_figures_ar
 
 
 def test_a_plan_compares_trust_models_at_the_same_mu(plan):
-    untrusted, sums, trusted = plan.trusts
-    assert [one.trust for one in plan.trusts] == ["untrusted-server", "secure-aggregation", "trusted-server"]
-    assert sums.assumes == "1 helper and 2 of 4 machines of each sum are honest"  # half of the 5 that are asked
+    assert list(plan.trusts) == ["untrusted-server", "secure-aggregation", "trusted-server"]
+    untrusted, sums, trusted = plan.trusts.values()
+    assumed = [row["assumes"] for row in compared_table(plan).rows]
+    assert assumed[1] == "1 helper and 2 of 4 machines of each sum are honest"  # half of the 5 that are asked
     assert untrusted.server_prefix_rmse == pytest.approx(
         next(made.server_prefix_rmse for made in plan.mechanisms if made.name == plan.best_for_prefix_sums)
     )
     assert sums.server_prefix_rmse == pytest.approx(untrusted.server_prefix_rmse / math.sqrt(2), rel=1e-3)
     assert trusted.server_prefix_rmse == pytest.approx(untrusted.server_prefix_rmse / math.sqrt(10))
-    assert sums.worst_case.mu == pytest.approx(math.sqrt(2) * untrusted.worst_case.mu, rel=1e-6)
-    assert math.isinf(trusted.worst_case.mu)
-    of_sums = make_plan(SUMS).trusts
-    assert of_sums[0] == untrusted
-    assert of_sums[1].assumes == "1 helper and 4 of 5 machines of each sum are honest"
+    worst = [made.loss.worst_case.mu for made in (untrusted, sums, trusted)]
+    assert worst[1] == pytest.approx(math.sqrt(2) * worst[0], rel=1e-6)
+    assert math.isinf(worst[2])
+    of_sums = make_plan(SUMS)
+    assert of_sums.trusts["untrusted-server"] == untrusted
+    assert compared_table(of_sums).rows[1]["assumes"] == "1 helper and 4 of 5 machines of each sum are honest"
 
 
 def test_what_no_helper_would_open_is_left_out_of_a_plan():
