@@ -15,12 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.size import page_words
 from tests.harness.imports import FOLDERS, Imports, parsed
 
 ROOT = Path(__file__).parents[1]
-WORDS, START_WORDS = 50_000, 12_000
-"""The most of all pages, and of the landing page with those that it lists under "Start"."""
 HOUSE, INDEX = ((ROOT / "docs" / name).read_text() for name in ("house.md", "index.md"))
 TOPS = {path.name for path in ROOT.iterdir()}
 # docs/glossary.md: one name for a thing. These are the papers' own words, and those of jiang-2026's guarantee.
@@ -68,20 +65,6 @@ def other_words(path: Path, text: str) -> Iterable[str]:
     return (line for line in lines if not PAPERS_WORDS.search(line.lower()))
 
 
-def too_many_words(path: Path, text: str) -> Iterable[str]:
-    """Parts of the site that are longer than they may be, with this page."""
-    counted = page_words() | {path.as_posix(): len(text.split())}
-    landing = text if path.name == "index.md" else INDEX
-    listed = re.search(r"^:caption: Start\n:hidden:\n\n(.*?)^```", landing, flags=re.DOTALL | re.MULTILINE)
-    start = [f"docs/{name}.md" for name in ("index", *(listed[1] if listed else "").split())]
-    if len(start) == 1:
-        yield "no page is for those who start"
-    if sum(counted.values()) > WORDS:
-        yield f"{sum(counted.values())} words, at most {WORDS}"
-    if sum(counted[name] for name in start) > START_WORDS:
-        yield f"{start} are longer than {START_WORDS} words"
-
-
 @dataclass(frozen=True)
 class Rule:
     """What must not be found in some files, and texts in which it is: a file that would have each."""
@@ -116,18 +99,6 @@ RULES = {
         (("docs/house.md", HOUSE.replace("app/models", "app/data")),),
     ),
     "links lead somewhere": Rule(PAGES, dead_links, (("docs/start.md", "[it](gone.md)"),)),
-    "pages are read in an afternoon": Rule(
-        ("docs/index.md",),
-        too_many_words,
-        (
-            ("docs/other.md", "word " * WORDS),
-            (
-                "docs/index.md",
-                INDEX.replace("concepts\n", "concepts\ndeployment\nswap-in\noperations\nproofs/sensitivities\n"),
-            ),
-            ("docs/index.md", INDEX.replace(":caption: Start", ":caption: Begin")),
-        ),
-    ),
     "a machine is called a machine": Rule(PAGES, other_words, (("docs/start.md", "Each silo trains."),)),
 }
 

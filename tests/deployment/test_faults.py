@@ -100,7 +100,7 @@ def test_a_killed_node_comes_back_and_the_run_completes(tmp_path):
         document = result(folder)
         recorded = {name: ledger(running, name).sessions[0].releases for name in running.nodes}
     assert document["rounds"] == 6
-    assert sum(recorded.values()) >= document["aggregated"] >= 10
+    assert sum(recorded.values()) >= document["aggregated"] >= 8, "of 12; nobody waits for one that was missed"
     assert all(recorded[name] >= statement["releases"] for name, statement in document["machines"].items())
     assert document["accuracy"] > 0.4
 

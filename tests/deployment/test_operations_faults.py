@@ -229,7 +229,7 @@ def rotate_keys_of_sums(fleet):
     for who in names:
         fleet.halt(fleet.folder / who)
         fleet.start_again(fleet.folder / who)
-    (submit,) = [block for block in blocks("deployment.md", "sh") if "trust=" in block]
+    (submit,) = [block for block in blocks("deployment.md", "sh") if "trust.kind=" in block]
     fleet.run(fleet.text(submit, "server").replace('"sums"', '"sums-2"'), Path(__file__).parents[2])
     for helper, sets in {"auditor": ("openings-2.sqlite", 3), "ward": ("openings.sqlite", 6)}.items():
         record = fleet.folder / helper / "lib" / "murmurfl" / sets[0]

@@ -84,7 +84,7 @@ def test_updates_from_gradients_train_under_secure_aggregation_between_real_proc
                 key: keys[key]
                 for key in ("trust", "trust.min-honest", "trust.min-cohort", "roster", "roster-digest", "signing-key")
             }
-            more = "\n".join(f"{key} = {json.dumps(value)}" for key, value in own.items())
+            more = "\n".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in own.items())
             written(files, name, number, method="fedavg", app="updates", more=more)
         for name in (*running.helpers, *running.nodes):
             running.start_node(name)
