@@ -23,12 +23,14 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from ..clients import ContextLedger, PrivateClient
 from ..clients.messages import in_simulation, kept_by_node, state_travels
 from ..clients.nodes.operators_file import operators_file
-from ..clients.private_client import serving
-from ..clients.simulation.simulated_machines import TravellingLedger, answer_simulated_helper
-from ..privacy import ConfigurationError, Ledger, MemoryLedger, RowCache, protocol
+from ..clients.private_client import PrivateClient, serving
+from ..clients.simulation.simulated_machines import ContextLedger, TravellingLedger, answer_simulated_helper
+from ..privacy import protocol
+from ..privacy.errors import ConfigurationError
+from ..privacy.ledger.ledger_records import Ledger, MemoryLedger
+from ..privacy.machine.prefix_sums import RowCache
 from .nodes.flower_internals import ClientAppCallable
 from .nodes.node_config import configured_client
 from .runs.experiment import prepare

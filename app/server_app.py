@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from ..privacy import ConfigurationError, MurmurflError
+from ..privacy.errors import ConfigurationError, MurmurflError
 from .methods.presets import the_task
 from .models.trained_model import MODEL
 from .nodes.flower_internals import simulation_grid

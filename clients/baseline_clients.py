@@ -27,8 +27,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import NO_NOISE, ConfigurationError, LedgerError, PrivacyPolicy, Release
+from ..privacy.errors import ConfigurationError, LedgerError
 from ..privacy.machine.clipping import StackedContributions
+from ..privacy.machine.ledgered_machine import Release
+from ..privacy.machine.policy import NO_NOISE, PrivacyPolicy
 from ..privacy.mechanisms import State
 from .adapters.per_sample_gradients import combined_gradients, flat_point, stacked_gradients, unflatten
 from .private_client import PrivateClient, Request, Together

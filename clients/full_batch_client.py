@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import NO_NOISE, ConfigurationError, PrivacyPolicy
+from ..privacy.errors import ConfigurationError
 from ..privacy.machine.clipping import DenseContributions, StackedContributions
+from ..privacy.machine.policy import NO_NOISE, PrivacyPolicy
 from ..privacy.mechanisms import noise_stands_alone
 from ..privacy.queries.clipped_share import COUNTED_CLIP_NORM, QUANTILE_SHARE, CountedRows
 from .adapters.per_sample_gradients import PerSampleGradients, rows_unmixed, stacked_gradients

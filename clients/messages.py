@@ -25,22 +25,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from ..privacy import (
-    ConfigurationError,
-    LedgeredMachine,
-    LedgerError,
-    PrivacyPolicy,
-    PrivacyStatement,
-    RefusedError,
-    Release,
-    StatedNoise,
-    forecast_of,
-    protocol,
-    stated_noise,
-)
-from ..privacy.accounting.noise_forecast import rounded_count, shortest
-from ..privacy.errors import is_interrupt
+from ..privacy import protocol
+from ..privacy.accounting.noise_forecast import StatedNoise, forecast_of, rounded_count, shortest, stated_noise
+from ..privacy.errors import ConfigurationError, LedgerError, RefusedError, is_interrupt
 from ..privacy.machine.clipping import TrainingFigures, observer_around
+from ..privacy.machine.ledgered_machine import LedgeredMachine, PrivacyStatement, Release
+from ..privacy.machine.policy import PrivacyPolicy
 from ..privacy.protocol import dtype_name, write_array
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import unflatten

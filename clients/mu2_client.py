@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ..privacy import ConfigurationError, PrivacyPolicy
+from ..privacy.errors import ConfigurationError
+from ..privacy.machine.policy import PrivacyPolicy
 from .private_client import PrivateClient
 
 

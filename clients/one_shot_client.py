@@ -15,9 +15,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import NO_NOISE, ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, RowCache, protocol
+from ..privacy import protocol
+from ..privacy.errors import ConfigurationError
+from ..privacy.ledger.ledger_records import Ledger
 from ..privacy.machine.clipping import Moments
+from ..privacy.machine.policy import NO_NOISE, PrivacyPolicy
+from ..privacy.machine.prefix_sums import RowCache
 from ..privacy.mechanisms import noise_stands_alone
+from ..privacy.noise import NoiseKeys
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import PerSampleGradients, Samples
 from .messages import Request

@@ -25,9 +25,13 @@ from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Ledger, NoiseKeys, PrivacyPolicy, Release, RowCache
+from ..privacy.errors import ConfigurationError
+from ..privacy.ledger.ledger_records import Ledger
 from ..privacy.machine.clipping import DenseContributions, StackedContributions, clip_contributions
-from ..privacy.machine.policy import CONTRACTIVE_ROUNDING
+from ..privacy.machine.ledgered_machine import Release
+from ..privacy.machine.policy import CONTRACTIVE_ROUNDING, PrivacyPolicy
+from ..privacy.machine.prefix_sums import RowCache
+from ..privacy.noise import NoiseKeys
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at, pick
 from .messages import malformed

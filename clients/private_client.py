@@ -20,22 +20,16 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
-from ..privacy import (
-    ConfigurationError,
-    Ledger,
-    LedgeredMachine,
-    NoiseKeys,
-    PrivacyPolicy,
-    PrivateMachine,
-    RefusedError,
-    Release,
-    RowCache,
-    protocol,
-)
+from ..privacy import protocol
+from ..privacy.errors import ConfigurationError, RefusedError
+from ..privacy.ledger.ledger_records import Ledger
 from ..privacy.machine.clipping import StackedContributions, observing
 from ..privacy.machine.known_samples import known_by
-from ..privacy.machine.policy import check_owned
+from ..privacy.machine.ledgered_machine import LedgeredMachine, Release
+from ..privacy.machine.policy import PrivacyPolicy, check_owned
+from ..privacy.machine.prefix_sums import PrivateMachine, RowCache
 from ..privacy.mechanisms import State
+from ..privacy.noise import NoiseKeys
 from ..privacy.protocol import read_array
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import (

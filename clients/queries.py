@@ -16,25 +16,18 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import (
-    ConfigurationError,
-    Ledger,
-    LedgeredMachine,
-    NoiseKeys,
-    PrivacyPolicy,
-    PrivateMachine,
-    Query,
-    RefusedError,
-    Release,
-    divided_mu,
-    evaluation_policy,
-    protocol,
-)
+from ..privacy import protocol
+from ..privacy.errors import ConfigurationError, RefusedError
+from ..privacy.ledger.ledger_records import Ledger
 from ..privacy.machine.known_samples import Owners, RowBytes
-from ..privacy.machine.policy import check_owned
+from ..privacy.machine.ledgered_machine import LedgeredMachine, Release
+from ..privacy.machine.policy import PrivacyPolicy, check_owned
+from ..privacy.machine.prefix_sums import PrivateMachine
+from ..privacy.noise import NoiseKeys
 from ..privacy.queries import QUERIES
-from ..privacy.queries.evaluation import EVALUATION_SHARE, SCORES_SHARE, EvaluationRows, Measured
+from ..privacy.queries.evaluation import EVALUATION_SHARE, SCORES_SHARE, EvaluationRows, Measured, evaluation_policy
 from ..privacy.queries.mean_of_features import CENTRING_CONSTANT, MeanRows, centred
+from ..privacy.queries.query import Query, divided_mu
 from ..privacy.queries.statistics import StatisticsRows
 from .adapters.per_sample_gradients import Samples
 from .messages import GRADIENTS, Request, malformed

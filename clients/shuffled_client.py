@@ -18,19 +18,21 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import (
-    NO_NOISE,
+from ..privacy.errors import ConfigurationError
+from ..privacy.ledger.ledger_records import Ledger
+from ..privacy.machine.ledgered_machine import Release
+from ..privacy.machine.policy import NO_NOISE, PrivacyPolicy
+from ..privacy.machine.prefix_sums import RowCache
+from ..privacy.machine.shuffled_machine import (
+    ITERATION_ROUNDING,
     ORDERS,
-    ConfigurationError,
-    Ledger,
-    NoiseKeys,
-    PrivacyPolicy,
-    Release,
-    RowCache,
+    Order,
     ShuffledMachine,
     ShuffledPolicy,
+    epoch_order,
+    noisy_epoch,
 )
-from ..privacy.machine.shuffled_machine import ITERATION_ROUNDING, Order, epoch_order, noisy_epoch
+from ..privacy.noise import NoiseKeys
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, gradients_at
 from .online_client import (

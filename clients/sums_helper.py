@@ -15,15 +15,10 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ..privacy import (
-    Opener,
-    OpeningRecordError,
-    OpeningRefusedError,
-    RefusedError,
-    Sealed,
-    protocol,
-)
-from ..privacy.sums.opening_rule import SignedOpening
+from ..privacy import protocol
+from ..privacy.errors import RefusedError
+from ..privacy.sums.masking import Sealed
+from ..privacy.sums.opening_rule import Opener, OpeningRecordError, OpeningRefusedError, SignedOpening
 from .messages import answer, check_version, malformed
 
 logger = logging.getLogger(__name__)

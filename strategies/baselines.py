@@ -32,7 +32,7 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError
+from ..privacy.errors import ConfigurationError
 from .callbacks.callback import Callback
 from .mu2 import ProjectedRule, project_to_ball
 from .rounds.options import RoundOptions

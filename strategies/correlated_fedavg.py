@@ -34,9 +34,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Guarantee, Unit, protocol
+from ..privacy import protocol
 from ..privacy.accounting.gdp import check_positive
+from ..privacy.accounting.guarantee import Guarantee, Unit
 from ..privacy.accounting.loss import Loss
+from ..privacy.errors import ConfigurationError
 from .callbacks.callback import Callback
 from .mu2 import check_finite
 from .rounds.observed import check_evaluations, check_masks

@@ -22,9 +22,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, Mechanism, NoiseKeys, PrivacyPolicy, make_mechanism
-from ..privacy.mechanisms import State
-from ..privacy.noise import NONCE_BYTES
+from ..privacy.errors import ConfigurationError
+from ..privacy.machine.policy import PrivacyPolicy
+from ..privacy.mechanisms import Mechanism, State, make_mechanism
+from ..privacy.noise import NONCE_BYTES, NoiseKeys
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions
 from .rounds.participation import Sampling

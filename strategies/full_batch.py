@@ -29,8 +29,10 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
 from ..privacy.accounting.gdp import check_positive
+from ..privacy.errors import ConfigurationError
+from ..privacy.machine.policy import PrivacyPolicy
+from ..privacy.noise import NoiseKeys
 from ..privacy.queries.clipped_share import QUANTILE_SHARE, CountedRows
 from .aggregation.noisy import Noisy
 from .aggregation.plain import Aggregator

@@ -41,8 +41,11 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy, protocol
+from ..privacy import protocol
 from ..privacy.accounting.gdp import check_positive
+from ..privacy.errors import ConfigurationError
+from ..privacy.machine.policy import PrivacyPolicy
+from ..privacy.noise import NoiseKeys
 from .aggregation.noisy import Noisy
 from .aggregation.plain import Aggregator
 from .aggregation.streams import Prefix, Stream

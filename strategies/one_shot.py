@@ -22,8 +22,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError
 from ..privacy.accounting.gdp import check_positive
+from ..privacy.errors import ConfigurationError
 from ..privacy.machine.clipping import Moments
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions

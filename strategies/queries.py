@@ -21,21 +21,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from ..privacy import (
-    ConfigurationError,
-    EvaluationRows,
-    MurmurflError,
-    NoiseKeys,
-    PrivacyPolicy,
-    Query,
-    QuerySum,
-    StatisticsRows,
-    protocol,
-)
-from ..privacy.queries.evaluation import SCORES_SHARE, EvaluationResult
+from ..privacy import protocol
+from ..privacy.errors import ConfigurationError, MurmurflError
+from ..privacy.machine.policy import PrivacyPolicy
+from ..privacy.noise import NoiseKeys
+from ..privacy.queries.evaluation import SCORES_SHARE, EvaluationResult, EvaluationRows
 from ..privacy.queries.mean_of_features import MeanRows
+from ..privacy.queries.query import Query, QuerySum
 from ..privacy.queries.statistics import ColumnStatistics as ColumnStatistics
-from ..privacy.queries.statistics import CountedColumn, TableStatistics
+from ..privacy.queries.statistics import CountedColumn, StatisticsRows, TableStatistics
 from ..privacy.queries.statistics import Estimate as Estimate
 from .aggregation.noisy import Noisy
 from .aggregation.streams import Sum

@@ -30,8 +30,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, MurmurflError, NoiseKeys, PrivacyPolicy
-from ..privacy.noise import NONCE_BYTES
+from ..privacy.errors import ConfigurationError, MurmurflError
+from ..privacy.machine.policy import PrivacyPolicy
+from ..privacy.noise import NONCE_BYTES, NoiseKeys
 from .callbacks.callback import Callback
 from .momentum_tree import Changes, ReconstructionTrees, best_gamma
 from .rounds.options import RoundOptions, positive

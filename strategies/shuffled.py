@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError
 from ..privacy.accounting.gdp import check_positive
+from ..privacy.errors import ConfigurationError
 from ..privacy.machine.shuffled_machine import noisy_epoch
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions

@@ -26,8 +26,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import ConfigurationError, NoiseKeys, PrivacyPolicy
 from ..privacy.accounting.gdp import check_positive
+from ..privacy.errors import ConfigurationError
+from ..privacy.machine.policy import PrivacyPolicy
+from ..privacy.noise import NoiseKeys
 from .aggregation.noisy import Noisy
 from .aggregation.streams import Stream
 from .callbacks.callback import Callback

@@ -29,17 +29,20 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from ...clients import PrivateClient
 from ...clients.adapters.private_app import PrivateClientApp
 from ...clients.messages import Answers
 from ...clients.nodes.machine_file import SampleNode
+from ...clients.private_client import PrivateClient
 from ...clients.records.drafting import document
 from ...clients.records.machine_records import items_of
 from ...clients.records.schema import Schema
-from ...privacy import ConfigurationError, LedgeredMachine, NoiseKeys, SQLiteLedger, protocol, read_ledger
+from ...privacy import protocol
 from ...privacy.accounting.gdp import asked_mu
-from ...privacy.errors import is_interrupt
-from ...privacy.noise import NONCE_BYTES, derived_bytes
+from ...privacy.errors import ConfigurationError, is_interrupt
+from ...privacy.ledger.ledger_history import read_ledger
+from ...privacy.ledger.sqlite import SQLiteLedger
+from ...privacy.machine.ledgered_machine import LedgeredMachine
+from ...privacy.noise import NONCE_BYTES, NoiseKeys, derived_bytes
 from ..engines.inprocess import InProcessGrid
 from ..nodes.journal import LogSettings, lines_of_log
 from ..nodes.node_app import OwnNode, client_of, describe, installed_app

@@ -23,23 +23,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients import Cohort
 from ...clients.records.machine_records import OwnedSamples
-from ...privacy import (
-    ConfigurationError,
-    Guarantee,
-    MemoryLedger,
-    RefusedError,
-    Release,
-    RowCache,
-    derived_seed,
-    rounded_up,
-)
+from ...clients.simulation.cohort_machines import Cohort
 from ...privacy.accounting.amplification import amplification_of
+from ...privacy.accounting.guarantee import Guarantee, rounded_up
 from ...privacy.accounting.loss import Loss
 from ...privacy.audit import Answers, AuditResult, audit_client, audit_secret_order, likelihood_weights, prefix_sums
+from ...privacy.errors import ConfigurationError, RefusedError
+from ...privacy.ledger.ledger_records import MemoryLedger
 from ...privacy.machine.clipping import clip_per_sample
 from ...privacy.machine.known_samples import Owners
+from ...privacy.machine.ledgered_machine import Release
+from ...privacy.machine.prefix_sums import RowCache
+from ...privacy.noise import derived_seed
 from ...privacy.sums.masking import Sealed
 from ...privacy.sums.opening_rule import MemoryOpeningRecord, Opener, OpeningRefusedError
 from ...privacy.sums.roster import HelperKey

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...privacy import ConfigurationError, Roster, read_ledger, rounded_up
+from ...privacy.accounting.guarantee import rounded_up
 from ...privacy.accounting.loss import Gaussian, Profile
+from ...privacy.errors import ConfigurationError
 from ...privacy.files import create_private
+from ...privacy.ledger.ledger_history import read_ledger
 from ...privacy.permits import OwnerKey, PermitError, read_permit, shown_time, verified_permit
+from ...privacy.sums.roster import Roster
 from ..fleet.federation.keys_and_cards import read_owner_key, write_owner_key
 from .node_command import Checked, HealthAddress, LogJSON, MetricsAddress, Serving, take_part
 from .run_options import AsJson, Verbose, settings_of

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...privacy import ConfigurationError
+from ...privacy.errors import ConfigurationError
 from .run_options import AsJson, Assignments
 from .terminal import fail, failing_clearly, say
 

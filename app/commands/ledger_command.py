@@ -8,17 +8,11 @@ from typing import Annotated
 
 import typer
 
-from ...privacy import (
-    ConfigurationError,
-    LedgerSummary,
-    SQLiteLedger,
-    accept_rollback,
-    gdp_mu,
-    new_mark,
-    read_ledger,
-    set_local_budget,
-)
-from ...privacy.ledger.ledger_history import LedgerHistory, read_history
+from ...privacy.accounting.gdp import gdp_mu
+from ...privacy.errors import ConfigurationError
+from ...privacy.ledger.ledger_history import LedgerHistory, LedgerSummary, read_history, read_ledger
+from ...privacy.ledger.repair import accept_rollback, new_mark, set_local_budget
+from ...privacy.ledger.sqlite import SQLiteLedger
 from ..nodes.ledger_views import (
     LOCAL_COLUMNS,
     ledger_document,

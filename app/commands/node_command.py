@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...privacy import ConfigurationError, MurmurflError
+from ...privacy.errors import ConfigurationError, MurmurflError
 from .run_options import Assignments, ConfigFile, Verbose, settings_of
 from .terminal import FAILED, INTERRUPTED, fail, failing_clearly, say, system_error
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...privacy import gdp_mu
+from ...privacy.accounting.gdp import gdp_mu
 from ..settings.run_config import RunConfig
 from .run_options import AsJson, Assignments, ConfigFile, Details, given_settings, setting_options, settings_of
 from .terminal import CLAIM_REFUTED, MISUSED, aligned, fail, failing_clearly, say, say_command, say_table

@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ...privacy import ConfigurationError, Guarantee, caption
+from ...privacy.accounting.guarantee import Guarantee, caption
+from ...privacy.errors import ConfigurationError
 from ..papers import PAPERS
 from ..reports.finding import FoundRun, find_runs
 from ..runs.outcome import Outcome

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from ...privacy import Guarantee
+from ...privacy.accounting.guarantee import Guarantee
 from ...privacy.errors import check_installed
 from ...strategies.rounds.observed import log_forecast
 from ..runs.progress import RoundLine

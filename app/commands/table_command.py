@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...privacy import ConfigurationError
+from ...privacy.errors import ConfigurationError
 from .run_options import AsJson
 from .terminal import aligned, failing_clearly, say
 
 if TYPE_CHECKING:
     from ...clients.records.drafting import Draft
-    from ...strategies import ColumnStatistics, TableStatistics
+    from ...strategies.queries import ColumnStatistics, TableStatistics
 
 
 _WIDTH = 100
@@ -119,8 +119,8 @@ def statistics(
     as_json: AsJson = False,
 ) -> None:
     """Rehearse private counts, means, quantiles and histograms of a table's columns on one computer."""
-    from ...clients import Schema
     from ...clients.records.drafting import Draft, draft
+    from ...clients.records.schema import Schema
     from ..runs.private_statistics import private_statistics
 
     logging.getLogger("flwr").setLevel(logging.WARNING)

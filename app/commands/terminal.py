@@ -58,7 +58,7 @@ def failing_clearly() -> Iterator[None]:
     except KeyboardInterrupt:
         fail("Interrupted.", INTERRUPTED)
     except Exception as error:
-        from ...privacy import MurmurflError  # takes longer than a command's help
+        from ...privacy.errors import MurmurflError  # takes longer than a command's help
 
         if isinstance(error, MurmurflError):
             fail(str(error))

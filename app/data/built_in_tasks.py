@@ -18,8 +18,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, derived_seed
-from ...privacy.errors import check_installed
+from ...privacy.errors import ConfigurationError, check_installed
+from ...privacy.noise import derived_seed
 from ..settings.run_config import RunConfig
 from .loading import data_file, table_rows
 from .task import SYNTHETIC_FEATURE_BOUND, Dataset, Images, ImageTask, Task, Tuned

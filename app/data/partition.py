@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.records.machine_records import OwnedSamples
-from ...privacy import ConfigurationError, derived_seed
-from ...privacy.errors import check_installed
+from ...privacy.errors import ConfigurationError, check_installed
 from ...privacy.machine.known_samples import Owners
-from ...privacy.noise import derived_bytes
+from ...privacy.noise import derived_bytes, derived_seed
 from ..settings.registry import Named, Registry
 from ..settings.run_config import RunConfig
 from .task import Dataset, Shard, settings

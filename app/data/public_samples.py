@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import derived_seed
+from ...privacy.noise import derived_seed
 from ..settings.run_config import RunConfig
 from .built_in_tasks import read_mnist
 from .loading import data_file, table_rows

@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from ...clients.records.drafting import Draft, draft, draft_of_rows
 from ...clients.records.machine_records import Records, Rows, check_columns, table_file, table_rows
 from ...clients.records.schema import Schema, is_missing, text_of
-from ...privacy import ConfigurationError, derived_seed, gdp_epsilon, rounded_up
-from ...privacy.errors import MisfitError
+from ...privacy.accounting.gdp import gdp_epsilon
+from ...privacy.accounting.guarantee import rounded_up
+from ...privacy.errors import ConfigurationError, MisfitError
+from ...privacy.noise import derived_seed
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
 from .task import Dataset, Task

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.records.schema import Schema
-from ...privacy import ConfigurationError
-from ...strategies import Regularizer
+from ...privacy.errors import ConfigurationError
+from ...strategies.shuffled import Regularizer
 from ..settings.registry import Named, registry
 from ..settings.run_config import RunConfig
 

@@ -22,19 +22,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients import Cohort
 from ...clients.adapters.per_sample_gradients import OuterProducts
-from ...clients.simulation.cohort_machines import BlockAnswer, PartAnswer, stacked_samples
-from ...privacy import Ledger, RefusedError, Release, RowCache, SimulatedKeys, protocol
-from ...privacy.ledger.ledger_records import BlockLedger, Counts, StreamBlock
+from ...clients.simulation.cohort_machines import BlockAnswer, Cohort, PartAnswer, stacked_samples
+from ...privacy import protocol
+from ...privacy.errors import RefusedError
+from ...privacy.ledger.ledger_records import BlockLedger, Counts, Ledger, StreamBlock
 from ...privacy.machine.clipping import StackedContributions, observe_releases, observing
+from ...privacy.machine.ledgered_machine import Release
 from ...privacy.machine.machine_block import RowByRow
-from ...privacy.machine.prefix_sums import Past, ReleaseRule
+from ...privacy.machine.prefix_sums import Past, ReleaseRule, RowCache
 from ...privacy.mechanisms import CancellingNoise
-from ...privacy.noise import KEY_BYTES, MARK, NoiseQuality, each_normal_row, row_key, standard_normal_rows
-from ...strategies import Outcome, Refusal, Reply, RoundRequest
+from ...privacy.noise import (
+    KEY_BYTES,
+    MARK,
+    NoiseQuality,
+    SimulatedKeys,
+    each_normal_row,
+    row_key,
+    standard_normal_rows,
+)
 from ...strategies.rounds.known_machines import NumberedNames
-from ...strategies.rounds.replies import LARGEST_COUNT, SummedReplies
+from ...strategies.rounds.replies import LARGEST_COUNT, Outcome, Refusal, Reply, RoundRequest, SummedReplies
 from ..data.partition import Shards
 from ..data.task import Shard
 from ..runs.experiment import Experiment, reply_is_lost

@@ -24,7 +24,7 @@ from types import FrameType
 
 import psutil
 
-from ...privacy import ConfigurationError, MurmurflError
+from ...privacy.errors import ConfigurationError, MurmurflError
 
 MARKER = "MURMURFL_LAUNCH"
 """Environment variable that marks a launch's processes."""

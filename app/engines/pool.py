@@ -28,8 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...privacy import ConfigurationError, MurmurflError
-from ...privacy.errors import check_installed
+from ...privacy.errors import ConfigurationError, MurmurflError, check_installed
 from ..version import __version__
 from .loopback import MARKER, Processes, interrupts_as_keyboard_interrupt, scratch_parent
 

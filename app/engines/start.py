@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...privacy import ConfigurationError
+from ...privacy.errors import ConfigurationError
 from ...privacy.setting import spelled_out
 from ..runs.experiment import prepare
 from ..runs.outcome import RESULT_NAME

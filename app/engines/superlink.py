@@ -31,8 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ...privacy import ConfigurationError
-from ...privacy.errors import check_installed
+from ...privacy.errors import ConfigurationError, check_installed
 from ...privacy.files import write_private
 from ...privacy.permits import LONGEST_LOGIN_S, OwnerKey
 from .loopback import (

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import MemoryLedger, protocol
+from ...privacy import protocol
+from ...privacy.ledger.ledger_records import MemoryLedger
 from ...privacy.machine.clipping import ObservedFigures, TrainingFigures
 from ...privacy.machine.ledgered_machine import Release
-from ...strategies import Outcome, Refusal, Reply, RoundRequest
 from ...strategies.rounds.known_machines import NumberedNames
-from ...strategies.rounds.replies import SummedReplies
+from ...strategies.rounds.replies import Outcome, Refusal, Reply, RoundRequest, SummedReplies
 from ..data.task import Dataset, Shard
 from ..runs.experiment import Experiment, model_of
 from ..runs.machine_statements import GroupedStatements, Statement

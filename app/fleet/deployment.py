@@ -21,19 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from ...clients.nodes.roster_files import write_roster
-from ...privacy import (
-    ConfigurationError,
-    LedgerError,
-    LedgerSummary,
-    OpeningRecordError,
-    SQLiteLedger,
-    SQLiteOpeningRecord,
-    read_ledger,
-    rounded_up,
-)
+from ...privacy.accounting.guarantee import rounded_up
 from ...privacy.accounting.loss import Profile
+from ...privacy.errors import ConfigurationError, LedgerError
 from ...privacy.files import write_private
+from ...privacy.ledger.ledger_history import LedgerSummary, read_ledger
+from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.setting import spelled_out
+from ...privacy.sums.opening_file import SQLiteOpeningRecord
+from ...privacy.sums.opening_rule import OpeningRecordError
 from ..engines.loopback import LaunchError, Scalar, executable, interrupts_as_keyboard_interrupt, toml_document
 from ..engines.start import app_folder
 from ..engines.superlink import CONNECTION_NAME, Launch, override_document

@@ -32,8 +32,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ...privacy import ConfigurationError, LedgerError, protocol, read_ledger
+from ...privacy import protocol
+from ...privacy.errors import ConfigurationError, LedgerError
 from ...privacy.ledger.ledger_file import BudgetLeft, budget_left
+from ...privacy.ledger.ledger_history import read_ledger
 from ..nodes import diagnosis as causes
 from ..nodes.connection import expiries
 from ..nodes.journal import Entry, Journal

@@ -16,13 +16,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...clients import PrivateClient, Schema, UpdateNode
-from ...clients.nodes.machine_file import SampleNode
+from ...clients.nodes.machine_file import SampleNode, UpdateNode
 from ...clients.nodes.operators_file import operators_values
 from ...clients.nodes.roster_files import pinned_digest, read_machine_key, read_roster
+from ...clients.private_client import PrivateClient
 from ...clients.records.machine_records import Records, file_items
-from ...privacy import ConfigurationError, MurmurflError, Roster, SQLiteLedger, SumAssumption, read_ledger
+from ...clients.records.schema import Schema
+from ...privacy.accounting.loss import SumAssumption
+from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.files import exposure
+from ...privacy.ledger.ledger_history import read_ledger
+from ...privacy.ledger.sqlite import SQLiteLedger
+from ...privacy.sums.roster import Roster
 from ..nodes.connection import Connection, expiries, utc
 from ..nodes.diagnosis import AHEAD_S, BEHIND_S, Diagnosis, diagnose
 from ..nodes.ledger_views import DAY_S, Allowance, Costs, allowance_of

@@ -16,15 +16,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...clients import CountedGradients, OneShotClient, PrivateClient
 from ...clients.algorithms import MOMENTUM, Scale
-from ...clients.one_shot_client import LabelledFeatures
-from ...privacy import PrivacyPolicy
+from ...clients.full_batch_client import CountedGradients
+from ...clients.one_shot_client import LabelledFeatures, OneShotClient
+from ...clients.private_client import PrivateClient
 from ...privacy.machine.clipping import Moments
+from ...privacy.machine.policy import PrivacyPolicy
 from ...privacy.queries.clipped_share import COUNTED_CLIP_NORM
 from ...privacy.setting import refusal
-from ...strategies import FullBatch, OneShot, ReleaseStrategy, TrustedFullBatch
+from ...strategies.full_batch import FullBatch, TrustedFullBatch
+from ...strategies.one_shot import OneShot
 from ...strategies.rounds.sampling import most_requests
+from ...strategies.rounds.strategy import ReleaseStrategy
 from ..models.model import Model
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys

@@ -13,22 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.adapters.per_sample_gradients import gradients_at
-from ...privacy import NO_NOISE, ConfigurationError, PrivacyPolicy, ShuffledPolicy, epoch_words
+from ...privacy.accounting.noise_plan import epoch_words
+from ...privacy.errors import ConfigurationError
+from ...privacy.machine.policy import NO_NOISE, PrivacyPolicy
+from ...privacy.machine.shuffled_machine import ShuffledPolicy
 from ...privacy.setting import refusal
-from ...strategies import (
-    MOMENTUM_MECHANISMS,
-    CorrelatedMomentum,
-    IsrlDp,
-    NoisySGD,
-    OnlineFedSGD,
-    PublicEpochs,
-    ReducedTreeMomentum,
-    Regularizer,
-    ShuffledAvg,
-    TreeMomentum,
-    private_rounds,
-)
-from ...strategies.shuffled import penalty
+from ...strategies.baselines import IsrlDp, NoisySGD
+from ...strategies.correlated_momentum import MOMENTUM_MECHANISMS, CorrelatedMomentum
+from ...strategies.online import OnlineFedSGD
+from ...strategies.reduced_tree_momentum import ReducedTreeMomentum
+from ...strategies.shuffled import PublicEpochs, Regularizer, ShuffledAvg, penalty, private_rounds
+from ...strategies.tree_momentum import TreeMomentum
 from ..data.loading import public_shard
 from ..models.model import Model
 from ..settings.registry import known_mechanism, registry

@@ -15,24 +15,19 @@ from typing import Any, ClassVar, Protocol
 
 from numpy.typing import NDArray
 
-from ...clients import Mu2Client, PrivateClient
 from ...clients.algorithms import ALGORITHMS, Algorithm
-from ...privacy import (
-    NO_NOISE,
-    ConfigurationError,
-    Guarantee,
-    NoisePlan,
-    PrivacyPolicy,
-    SimulatedKeys,
-    SumAssumption,
-    Trust,
-    policy_guarantee,
-    server_guarantee,
-)
+from ...clients.mu2_client import Mu2Client
+from ...clients.private_client import PrivateClient
 from ...privacy.accounting.amplification import Amplification, amplification_of_all
-from ...privacy.accounting.loss import Loss, as_loss
+from ...privacy.accounting.guarantee import Guarantee, policy_guarantee, server_guarantee
+from ...privacy.accounting.loss import Loss, SumAssumption, as_loss
+from ...privacy.accounting.noise_plan import NoisePlan
+from ...privacy.errors import ConfigurationError
+from ...privacy.machine.policy import NO_NOISE, PrivacyPolicy, Trust
+from ...privacy.noise import SimulatedKeys
 from ...privacy.setting import refusal
-from ...strategies import Mu2, ReleaseStrategy
+from ...strategies.mu2 import Mu2
+from ...strategies.rounds.strategy import ReleaseStrategy
 from ..models.model import Model
 from ..settings.registry import known_mechanism, registry
 from ..settings.run_config import SECURE, RunConfig, refused_trust, run_keys

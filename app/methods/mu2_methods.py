@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...privacy.setting import refusal
-from ...strategies import AnytimeMu2, DelayedMomentum, Mu2, ReleaseStrategy, TrustedMu2
+from ...strategies.baselines import DelayedMomentum
+from ...strategies.mu2 import AnytimeMu2, Mu2, TrustedMu2
+from ...strategies.rounds.strategy import ReleaseStrategy
 from ..models.model import Model
 from ..settings.run_config import RunConfig
 from .method import BOUNDING, Method

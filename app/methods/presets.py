@@ -16,9 +16,10 @@ from functools import cached_property, partial
 from typing import Any
 
 from ...clients.algorithms import MU2, MU2_ROUNDS, SGD, Scale
-from ...privacy import ConfigurationError, derived_seed
+from ...privacy.errors import ConfigurationError
+from ...privacy.noise import derived_seed
 from ...privacy.sums.roster import Roster
-from ...strategies import SecureAggregation
+from ...strategies.sums.secure_aggregation import SecureAggregation
 from ..data.partition import shard_sizes
 from ..data.task import SYNTHETIC_FEATURE_BOUND, Dataset, Shard, Task, Tuned
 from ..models.model import Model

@@ -22,35 +22,21 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from ...clients import Centring, ClientQuery, Evaluation
-from ...clients.queries import held_out_samples
-from ...privacy import (
-    NO_NOISE,
-    ConfigurationError,
-    Measured,
-    MurmurflError,
-    NoisePlan,
-    PrivacyPolicy,
-    SimulatedKeys,
-    centring_policy,
-    divided_mu,
-    evaluation_policy,
-)
+from ...clients.queries import Centring, ClientQuery, Evaluation, held_out_samples
 from ...privacy.accounting.loss import Loss
+from ...privacy.accounting.noise_plan import NoisePlan
+from ...privacy.errors import ConfigurationError, MurmurflError
+from ...privacy.machine.policy import NO_NOISE, PrivacyPolicy
 from ...privacy.machine.tables import NONE, PRIVATE
+from ...privacy.noise import SimulatedKeys
 from ...privacy.permits import read_permit
-from ...privacy.queries.evaluation import EVALUATION_FIGURES, EvaluationRows
-from ...privacy.queries.mean_of_features import MeanRows
-from ...strategies import (
-    DirectMachines,
-    MeanOfFeatures,
-    PrivateEvaluation,
-    QueryRound,
-    ReleaseStrategy,
-    RoundReport,
-    SecureAggregation,
-)
-from ...strategies.queries import noise_on_answers
+from ...privacy.queries.evaluation import EVALUATION_FIGURES, EvaluationRows, Measured, evaluation_policy
+from ...privacy.queries.mean_of_features import MeanRows, centring_policy
+from ...privacy.queries.query import divided_mu
+from ...strategies.queries import MeanOfFeatures, PrivateEvaluation, QueryRound, noise_on_answers
+from ...strategies.rounds.replies import DirectMachines, RoundReport
+from ...strategies.rounds.strategy import ReleaseStrategy
+from ...strategies.sums.secure_aggregation import SecureAggregation
 from ..data.partition import shard_sizes
 from ..data.task import Dataset, Shard
 from ..models.model import CENTRE_ARRAY, CONSTANT_ARRAY, Model

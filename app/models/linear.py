@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.adapters.per_sample_gradients import OuterProducts
-from ...privacy import ConfigurationError
+from ...privacy.errors import ConfigurationError
 from ...privacy.machine.clipping import clip_per_sample
 from ..settings.run_keys import RunKeys
 from .model import Batch, Model, ModelKind, Parameters

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.adapters.per_sample_gradients import GRADIENT_MEMORY_MIB
-from ...privacy import ConfigurationError, derived_seed
+from ...privacy.errors import ConfigurationError
+from ...privacy.noise import derived_seed
 from ..settings.registry import Named, registry
 from ..settings.run_keys import RunKeys
 

@@ -23,12 +23,12 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from ...clients import TorchGradients
 from ...clients.adapters.per_sample_gradients import combined_gradients
 from ...clients.adapters.torch_checks import check_layers
-from ...privacy import ConfigurationError, derived_seed
-from ...privacy.errors import check_installed
+from ...clients.adapters.torch_model import TorchGradients
+from ...privacy.errors import ConfigurationError, check_installed
 from ...privacy.machine.clipping import DenseContributions
+from ...privacy.noise import derived_seed
 from .model import SAMPLES_AT_A_TIME, Batch, Model, ModelKind, Parameters, uniform_parameters
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from ...clients.records.drafting import document
 from ...clients.records.machine_records import Rows, table_file, table_rows
 from ...clients.records.schema import Schema
-from ...privacy import ConfigurationError
-from ...privacy.errors import MisfitError
+from ...privacy.errors import ConfigurationError, MisfitError
 from ...privacy.queries.mean_of_features import centred
 from . import make_model
 from .model import CENTRE_ARRAY, CONSTANT_ARRAY, Model

@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ...clients.nodes.operators_file import CONNECTION_TABLE, named_values, operators_values
-from ...privacy import ConfigurationError
+from ...privacy.errors import ConfigurationError
 from ...privacy.setting import Setting
 
 

@@ -40,7 +40,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 
-from ...privacy import ConfigurationError
+from ...privacy.errors import ConfigurationError
 from .connection import (
     CERTIFICATE_CAUSES,
     NO_SERVER_BEHIND,

@@ -29,8 +29,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from flwr.app import ConfigRecord, Context, Message, MessageType
 
-from ...privacy import ConfigurationError, MurmurflError, protocol
-from ...privacy.errors import MisfitError
+from ...privacy import protocol
+from ...privacy.errors import ConfigurationError, MisfitError, MurmurflError
 
 if TYPE_CHECKING:
     from ...clients.messages import Answers

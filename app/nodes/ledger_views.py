@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...clients import PrivateClient, UpdateNode
 from ...clients.adapters.noise_mod import machine_behind
 from ...clients.adapters.update_policy import UpdatePolicy
-from ...privacy import Guarantee, LedgerSummary, SessionSummary, Unit, rotate_key, rounded_up
-from ...privacy.accounting.guarantee import SAME_OWNER, SESSION
+from ...clients.nodes.machine_file import UpdateNode
+from ...clients.private_client import PrivateClient
+from ...privacy.accounting.guarantee import SAME_OWNER, SESSION, Guarantee, Unit, rounded_up
 from ...privacy.accounting.loss import NO_LOSS, Loss, Profile
-from ...privacy.ledger.ledger_history import LedgerHistory, ReleaseLine
+from ...privacy.ledger.ledger_history import LedgerHistory, LedgerSummary, ReleaseLine, SessionSummary
+from ...privacy.ledger.repair import rotate_key
 from ...privacy.machine.admission import ROUNDING
 from .node_app import OwnNode, client_of
 from .node_config import NodeConfig

@@ -14,17 +14,20 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from ...clients import CorrelatedNoiseMod, PrivateClient, UpdateNode, numpy_client_app
+from ...clients.adapters.noise_mod import CorrelatedNoiseMod
 from ...clients.adapters.private_app import PrivateClientApp
 from ...clients.adapters.update_policy import update_guarantee
 from ...clients.messages import Answers
-from ...clients.nodes.machine_file import SampleNode
+from ...clients.nodes.machine_file import SampleNode, UpdateNode
 from ...clients.nodes.operators_file import operators_values
+from ...clients.private_client import PrivateClient, numpy_client_app
 from ...clients.records.machine_records import Items
-from ...privacy import ConfigurationError, Opener, SQLiteLedger, policy_guarantee, rounded_up
 from ...privacy.accounting.amplification import amplification_of
-from ...privacy.accounting.guarantee import RECORDS
+from ...privacy.accounting.guarantee import RECORDS, policy_guarantee, rounded_up
+from ...privacy.errors import ConfigurationError
+from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.setting import flat
+from ...privacy.sums.opening_rule import Opener
 from .node_config import HelperConfig, NodeConfig
 
 OwnNode = UpdateNode | SampleNode

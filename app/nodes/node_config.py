@@ -15,28 +15,27 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients import ClientQuery, PerSampleGradients, PrivateClient, Samples, Schema
-from ...clients.adapters.per_sample_gradients import check_rows_alone
+from ...clients.adapters.per_sample_gradients import PerSampleGradients, Samples, check_rows_alone
 from ...clients.nodes.machine_file import Pinned, RecordsFile
 from ...clients.nodes.roster_files import read_helper_key, read_roster
+from ...clients.private_client import PrivateClient
+from ...clients.queries import ClientQuery
 from ...clients.records.machine_records import OwnerGradients, Records, file_items
-from ...privacy import (
-    MECHANISMS,
-    ConfigurationError,
-    HelperKey,
-    Opener,
-    PrivacyPolicy,
-    SQLiteLedger,
-    SQLiteOpeningRecord,
-    divided_mu,
-    gdp_mu,
-)
-from ...privacy.accounting.gdp import asked_mu
+from ...clients.records.schema import Schema
+from ...privacy.accounting.gdp import asked_mu, gdp_mu
+from ...privacy.errors import ConfigurationError
+from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.machine import tables
+from ...privacy.machine.policy import PrivacyPolicy
 from ...privacy.machine.tables import CENTRINGS, PRIVATE, SHUFFLED
+from ...privacy.mechanisms import MECHANISMS
 from ...privacy.queries.clipped_share import COUNTED_CLIP_NORM
 from ...privacy.queries.mean_of_features import CENTRING_CONSTANT, CENTRING_SHARE
+from ...privacy.queries.query import divided_mu
 from ...privacy.setting import Declaration, named_by_key, refusal, settings, unknown_name
+from ...privacy.sums.opening_file import SQLiteOpeningRecord
+from ...privacy.sums.opening_rule import Opener
+from ...privacy.sums.roster import HelperKey
 from ..data.loading import load_dataset, load_shards
 from ..data.partition import OwnedShards
 from ..methods import METHODS, Method

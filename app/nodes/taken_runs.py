@@ -19,7 +19,8 @@ from flwr.app import ConfigRecord, Context, Error, Message
 
 from ...clients.messages import Answers
 from ...clients.nodes.operators_file import RUNS_TABLE, named_values, operators_values
-from ...privacy import ConfigurationError, protocol
+from ...privacy import protocol
+from ...privacy.errors import ConfigurationError
 from ...privacy.permits import PermitError, check_bundle_digest, public_owner_key, shown_time, verified_permit
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")

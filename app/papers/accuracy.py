@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...privacy import ConfigurationError, rounded_up
+from ...privacy.accounting.guarantee import rounded_up
+from ...privacy.errors import ConfigurationError
 from ..reports.figures import empty_figure
 from ..reports.table import Column, Row, Table
 from ..settings.run_config import NO_NOISE, RunConfig

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...privacy import rounded_up
+from ...privacy.accounting.guarantee import rounded_up
 from ..reports.table import Column, Row, Table, statistics
 from ..settings.run_config import NO_NOISE
 from .accuracy import (

@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ...privacy import gdp_mu, rounded_up
+from ...privacy.accounting.gdp import gdp_mu
+from ...privacy.accounting.guarantee import rounded_up
 from ..reports.table import Column, Marked, Row, Table, curve_statistics, short, spread, statistics
 from ..settings.run_config import RunConfig
 from .accuracy import (

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ...privacy import NO_NOISE, gdp_mu
+from ...privacy.accounting.gdp import gdp_mu
+from ...privacy.machine.policy import NO_NOISE
 from ...privacy.setting import by_key
 from ..settings.run_config import RunConfig, run_keys, without_unread
 from .accuracy import TableKind

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...privacy import SIMULATED, ConfigurationError, Guarantee, caption
 from ...privacy.accounting.amplification import Amplification
+from ...privacy.accounting.guarantee import SIMULATED, Guarantee, caption
 from ...privacy.accounting.loss import Loss
+from ...privacy.errors import ConfigurationError
 from ..data.loading import give, loaded, wanted_by
 from ..data.task import Dataset, Shard
 from ..engines.pool import HerePool, Pool, WorkerState, checked_workers, computing_alone, opened_pool, say_nothing

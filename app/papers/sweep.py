@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, SimulatedKeys, row_key
 from ...privacy.accounting.loss import Loss
+from ...privacy.errors import ConfigurationError
 from ...privacy.machine.shuffled_machine import epoch_order, step_noise
-from ...strategies import proximal
-from ...strategies.shuffled import penalty
+from ...privacy.noise import SimulatedKeys, row_key
+from ...strategies.shuffled import penalty, proximal
 from ..data.loading import public_shard
 from ..methods import METHODS
 from ..methods.gradient_methods import regularization

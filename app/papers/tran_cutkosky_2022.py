@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...privacy import ConfigurationError, gdp_mu
+from ...privacy.accounting.gdp import gdp_mu
+from ...privacy.errors import ConfigurationError
 from ..reports.figures import empty_figure
 from ..reports.table import Column, Row, Table, curve_statistics, short, spread, statistics
 from ..settings.run_config import RunConfig

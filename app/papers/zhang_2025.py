@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...privacy import gdp_mu
+from ...privacy.accounting.gdp import gdp_mu
 from ..reports.figures import empty_figure
 from ..reports.table import Column, curve_statistics
 from .accuracy import (

@@ -18,8 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...privacy import ConfigurationError, NoisePlan, Trust
 from ...privacy.accounting.amplification import Amplification
+from ...privacy.accounting.noise_plan import NoisePlan
+from ...privacy.errors import ConfigurationError
+from ...privacy.machine.policy import Trust
 from ...privacy.mechanisms import noise_stands_alone
 from ...privacy.setting import Value
 from ..data.task import Dataset

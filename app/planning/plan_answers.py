@@ -11,8 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from ...privacy import TRUST_MODELS, ConfigurationError, Guarantee, PrivacyPolicy, gdp_epsilon
 from ...privacy.accounting.amplification import allocation_mu
+from ...privacy.accounting.gdp import gdp_epsilon
+from ...privacy.accounting.guarantee import Guarantee
+from ...privacy.errors import ConfigurationError
+from ...privacy.machine.policy import TRUST_MODELS, PrivacyPolicy
 from ...privacy.machine.tables import SHUFFLED
 from ...privacy.setting import Value
 from ..methods import METHODS

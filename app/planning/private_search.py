@@ -17,8 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, Guarantee, PrivacyPolicy, PrivateMachine, SimulatedKeys
+from ...privacy.accounting.guarantee import Guarantee
 from ...privacy.accounting.loss import Loss
+from ...privacy.errors import ConfigurationError
+from ...privacy.machine.policy import PrivacyPolicy
+from ...privacy.machine.prefix_sums import PrivateMachine
+from ...privacy.noise import SimulatedKeys
 from ...privacy.queries.evaluation import counted, counting_policy, release_count
 from ..engines.pool import Pool, WorkerState, opened_pool, say_nothing
 from ..engines.workers import EXPERIMENT, LEDGERS, WorkerMachines, shared_samples

@@ -23,10 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients import Cohort
-from ...privacy import MemoryLedger, RefusedError, derived_seed, protocol
+from ...clients.simulation.cohort_machines import Cohort
+from ...privacy import protocol
+from ...privacy.errors import RefusedError
+from ...privacy.ledger.ledger_records import MemoryLedger
+from ...privacy.noise import derived_seed
 from ...privacy.setting import by_key
-from ...strategies import Outcome, Refusal, Reply, RoundRequest
+from ...strategies.rounds.replies import Outcome, Refusal, Reply, RoundRequest
 from ..data.task import Dataset, Shard
 from ..methods import METHODS, Problem
 from ..methods.presets import WorkedOut, the_task, usual_squared_norm, wanted_mu

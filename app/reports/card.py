@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ...privacy import caption, rounded_up
-from ...privacy.accounting.guarantee import AGAINST, GIVEN_SCHEMA, UNIT_WORDS, right_at_most
+from ...privacy.accounting.guarantee import AGAINST, GIVEN_SCHEMA, UNIT_WORDS, caption, right_at_most, rounded_up
 from ..engines.start import ENGINES
 from ..planning.noise_plans import Person
 from ..runs.outcome import Outcome

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import gdp_epsilon
+from ...privacy.accounting.gdp import gdp_epsilon
 from ..runs.outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Outcome, ReportError, read_json, what_is_there
 from ..runs.result import MACHINES_NAME
 

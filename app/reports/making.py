@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...privacy import gdp_epsilon, rounded_up
+from ...privacy.accounting.gdp import gdp_epsilon
+from ...privacy.accounting.guarantee import rounded_up
 from ..runs.outcome import Outcome, ReportError, infinite
 from ..runs.result import WORKED_OUT
 from ..runs.run_summary import loss_text, shown, shown_accuracy, shown_evaluation, shown_query

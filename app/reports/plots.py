@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import rounded_up
+from ...privacy.accounting.guarantee import rounded_up
 from .figures import (
     BLUE,
     GREEN,

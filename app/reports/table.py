@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from ...privacy import ConfigurationError
+from ...privacy.errors import ConfigurationError
 
 Row = Mapping[str, Any]
 

@@ -16,16 +16,21 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 from numpy.typing import NDArray
 
-from ...clients import PrivateClient
+from ...clients.private_client import PrivateClient
 from ...clients.records.machine_records import OwnerGradients
-from ...privacy import ConfigurationError, Ledger, NoisePlan, PrivacyPolicy, RowCache, SimulatedKeys, derived_seed
 from ...privacy.accounting.loss import NO_LOSS, Loss, weakest_loss
-from ...privacy.machine.policy import check_federation
+from ...privacy.accounting.noise_plan import NoisePlan
+from ...privacy.errors import ConfigurationError
+from ...privacy.ledger.ledger_records import Ledger
+from ...privacy.machine.policy import PrivacyPolicy, check_federation
+from ...privacy.machine.prefix_sums import RowCache
+from ...privacy.noise import SimulatedKeys, derived_seed
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.roster import MachineKey
-from ...strategies import ReleaseStrategy, ResultFolder
+from ...strategies.callbacks.result_folder import ResultFolder
 from ...strategies.rounds.exhaustion import exhaustion_schedule
 from ...strategies.rounds.sampling import sample_numbers
+from ...strategies.rounds.strategy import ReleaseStrategy
 from ..data.loading import load_dataset, load_shards
 from ..data.partition import shard_sizes
 from ..data.task import Dataset

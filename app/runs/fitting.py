@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ...clients.records.schema import Schema
-from ...privacy import ConfigurationError, Guarantee
+from ...privacy.accounting.guarantee import Guarantee
+from ...privacy.errors import ConfigurationError
 from ...privacy.machine.tables import PRIVATE
 from ...privacy.setting import Value, by_key
 from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out

@@ -19,10 +19,12 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
-from ...privacy import RELATIONS, TRUST_MODELS, UNITS, Guarantee, MurmurflError
+from ...privacy.accounting.guarantee import RELATIONS, UNITS, Guarantee
 from ...privacy.accounting.loss import Loss
 from ...privacy.accounting.noise_forecast import VERDICTS
-from ...strategies import RoundReport
+from ...privacy.errors import MurmurflError
+from ...privacy.machine.policy import TRUST_MODELS
+from ...strategies.rounds.replies import RoundReport
 from ..settings.catalogue import key_schema
 from ..settings.registry import registry
 from ..settings.run_config import run_keys

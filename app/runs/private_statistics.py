@@ -14,38 +14,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients import Cohort, Schema, StatisticsClient, TableRows
 from ...clients.messages import GRADIENTS
+from ...clients.one_shot_client import StatisticsClient
 from ...clients.records.machine_records import Items, check_columns, file_items, items_of
-from ...clients.records.schema import text_of
-from ...privacy import (
-    SIMULATED,
-    ConfigurationError,
-    Guarantee,
-    MemoryLedger,
-    PrivacyPolicy,
-    RefusedError,
-    SimulatedKeys,
-    SumAssumption,
-    Trust,
-    policy_guarantee,
-    protocol,
-    server_guarantee,
-    statistics_policy,
-)
+from ...clients.records.places import TableRows
+from ...clients.records.schema import Schema, text_of
+from ...clients.simulation.cohort_machines import Cohort
+from ...privacy import protocol
 from ...privacy.accounting.gdp import check_count
-from ...privacy.accounting.loss import NOTHING_ASSUMED
-from ...privacy.errors import MisfitError
-from ...strategies import (
-    Outcome,
-    Refusal,
-    Reply,
-    RoundRequest,
-    SecureAggregation,
-    Statistics,
-    TableStatistics,
-)
-from ...strategies.queries import noise_on_answers
+from ...privacy.accounting.guarantee import SIMULATED, Guarantee, policy_guarantee, server_guarantee
+from ...privacy.accounting.loss import NOTHING_ASSUMED, SumAssumption
+from ...privacy.errors import ConfigurationError, MisfitError, RefusedError
+from ...privacy.ledger.ledger_records import MemoryLedger
+from ...privacy.machine.policy import PrivacyPolicy, Trust
+from ...privacy.noise import SimulatedKeys
+from ...privacy.queries.statistics import statistics_policy
+from ...strategies.queries import Statistics, TableStatistics, noise_on_answers
+from ...strategies.rounds.replies import Outcome, Refusal, Reply, RoundRequest
+from ...strategies.sums.secure_aggregation import SecureAggregation
 
 _SESSION = "statistics"
 

@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...privacy import Guarantee, MurmurflError, rounded_up
+from ...privacy.accounting.guarantee import Guarantee, rounded_up
 from ...privacy.accounting.loss import Loss
-from ...strategies import RoundReport
+from ...privacy.errors import MurmurflError
+from ...strategies.rounds.replies import RoundReport
 from ..settings.run_config import RunConfig, helper_names
 from .outcome import Outcome
 from .run_summary import shown_accuracy

@@ -20,29 +20,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients import StatisticsClient, TableRows, numpy_client_app, statistics_columns
+from ...clients.one_shot_client import StatisticsClient
+from ...clients.private_client import numpy_client_app
 from ...clients.queries import check_beside
 from ...clients.records.machine_records import Records, Rows
-from ...clients.records.places import RecordPlaces
+from ...clients.records.places import RecordPlaces, TableRows, statistics_columns
 from ...clients.records.schema import Schema
-from ...privacy import (
-    EVALUATION_SHARE,
-    ConfigurationError,
-    LedgerError,
-    PrivacyPolicy,
-    SQLiteLedger,
-    derived_seed,
-    gdp_epsilon,
-    gdp_mu,
-    rounded_up,
-    statistics_policy,
-)
+from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
+from ...privacy.accounting.guarantee import rounded_up
 from ...privacy.accounting.loss import NO_LOSS, Loss
-from ...privacy.errors import MisfitError
+from ...privacy.errors import ConfigurationError, LedgerError, MisfitError
+from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.machine.admission import ROUNDING
 from ...privacy.machine.ledgered_machine import LedgeredMachine
+from ...privacy.machine.policy import PrivacyPolicy
+from ...privacy.noise import derived_seed
+from ...privacy.queries.evaluation import EVALUATION_SHARE
+from ...privacy.queries.statistics import statistics_policy
 from ...privacy.setting import Value
-from ...strategies import Statistics
+from ...strategies.queries import Statistics
 from ..data.table_task import ReadTable, TableTask, model_inputs, of_nobody, scaled_labels
 from ..data.task import Dataset
 from ..engines.inprocess import InProcessGrid

@@ -20,14 +20,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, Forecast, Guarantee, MurmurflError
+from ...privacy.accounting.guarantee import Guarantee
+from ...privacy.accounting.noise_forecast import Forecast
+from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.files import not_written, replace_durably
 from ...privacy.machine.clipping import TrainingFigures
 from ...privacy.machine.tables import NONE, PRIVATE
 from ...privacy.queries.evaluation import EvaluationRows
-from ...strategies import EvaluationResult, FullBatch, ReleaseStrategy
+from ...strategies.full_batch import FullBatch
+from ...strategies.queries import EvaluationResult
 from ...strategies.rounds.checkpoint import checkpoint_header
 from ...strategies.rounds.known_machines import restored_names
+from ...strategies.rounds.strategy import ReleaseStrategy
 from ..data.partition import shard_sizes
 from ..methods.presets import constant_feature, feature_bound, the_task
 from ..methods.queries import QueryOutcome

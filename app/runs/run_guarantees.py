@@ -11,18 +11,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import overload
 
-from ...privacy import (
-    SIMULATED,
-    ConfigurationError,
-    Guarantee,
-    SumAssumption,
-    gdp_epsilon,
-    protocol,
-    rounded_up,
-    stated_words,
-)
-from ...privacy.accounting.guarantee import RECORDS, SAME_OWNER, Figures, Statements
-from ...privacy.accounting.loss import NO_LOSS, Loss, weakest_loss
+from ...privacy import protocol
+from ...privacy.accounting.gdp import gdp_epsilon
+from ...privacy.accounting.guarantee import RECORDS, SAME_OWNER, SIMULATED, Figures, Guarantee, Statements, rounded_up
+from ...privacy.accounting.loss import NO_LOSS, Loss, SumAssumption, weakest_loss
+from ...privacy.accounting.noise_plan import stated_words
+from ...privacy.errors import ConfigurationError
 from ..settings.run_config import RunConfig
 from .experiment import Experiment, prepare
 from .machine_statements import statement_groups

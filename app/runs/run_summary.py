@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...privacy import NO_NOISE, rounded_up
-from ...privacy.accounting.guarantee import plain_meaning
+from ...privacy.accounting.guarantee import plain_meaning, rounded_up
 from ...privacy.accounting.noise_forecast import HELD, shortest
 from ...privacy.errors import ConfigurationError
+from ...privacy.machine.policy import NO_NOISE
 from ..reports.figures import empty_figure
 from .outcome import Alone, EvaluationFigures, Outcome, Twin, infinite
 

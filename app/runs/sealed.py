@@ -27,7 +27,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...privacy import ConfigurationError, LedgerError, MurmurflError
+from ...privacy.errors import ConfigurationError, LedgerError, MurmurflError
 from ...privacy.files import create_private
 from ...strategies.callbacks.metrics_file import FIGURES_VARIABLE
 

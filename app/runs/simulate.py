@@ -12,11 +12,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
-from ...privacy import ConfigurationError
+from ...privacy.errors import ConfigurationError
 from ...privacy.setting import Value, by_key, flat
-from ..engines import run_cohort, run_in_process
 from ..engines.pool import checked_workers
-from ..engines.start import ENGINES, checked_device
+from ..engines.start import ENGINES, checked_device, run_cohort, run_in_process
 from ..nodes.flower_internals import without_log
 from ..settings.layers import layered, names_own, search_here
 from ..settings.registry import registry

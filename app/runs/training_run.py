@@ -14,12 +14,15 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from ...privacy import ConfigurationError, Forecast, MurmurflError, protocol
+from ...privacy import protocol
 from ...privacy.accounting.guarantee import Figures, Statements, stated_figures
-from ...strategies import Callback, DirectMachines, ReleaseStrategy, RoundReport
-from ...strategies.callbacks.callback import Training
+from ...privacy.accounting.noise_forecast import Forecast
+from ...privacy.errors import ConfigurationError, MurmurflError
+from ...strategies.callbacks.callback import Callback, Training
 from ...strategies.rounds.checkpoint import checkpoint_header
 from ...strategies.rounds.guarded_grid import GuardedGrid
+from ...strategies.rounds.replies import DirectMachines, RoundReport
+from ...strategies.rounds.strategy import ReleaseStrategy
 from ..methods.method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
 from ..methods.queries import QueryOutcome, check_permit

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...privacy import ConfigurationError
+from ...privacy.errors import ConfigurationError
 from ...privacy.setting import Value, flat, key_of, mu_and_epsilon, unknown_key
 from .run_config import RunConfig, run_keys
 

@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ...privacy import MECHANISMS, NO_NOISE, ConfigurationError, Mechanism, register_mechanism
+from ...privacy.errors import ConfigurationError
+from ...privacy.machine.policy import NO_NOISE
+from ...privacy.mechanisms import MECHANISMS, Mechanism, register_mechanism
 from ...privacy.setting import unknown_name
 
 ThingT = TypeVar("ThingT")

@@ -17,18 +17,13 @@ from collections.abc import Iterable, Mapping
 from functools import cache, cached_property, lru_cache
 from typing import Any
 
-from ...privacy import (
-    CENTRING_SHARE,
-    MECHANISMS,
-    NO_NOISE,
-    ConfigurationError,
-    SumAssumption,
-    Trust,
-    gdp_mu,
-)
-from ...privacy.accounting.loss import MOST_SUMMED, NOTHING_ASSUMED
-from ...privacy.machine.policy import MOST_MACHINES
+from ...privacy.accounting.gdp import gdp_mu
+from ...privacy.accounting.loss import MOST_SUMMED, NOTHING_ASSUMED, SumAssumption
+from ...privacy.errors import ConfigurationError
+from ...privacy.machine.policy import MOST_MACHINES, NO_NOISE, Trust
 from ...privacy.machine.tables import HELD_OUT, PRIVATE, SHUFFLED
+from ...privacy.mechanisms import MECHANISMS
+from ...privacy.queries.mean_of_features import CENTRING_SHARE
 from ...privacy.setting import Setting, flat, mu_and_epsilon, refusal, settings, settings_of, unknown_key
 from ...strategies.rounds.participation import ParticipationConfig
 from .registry import mechanism_options_of, registry

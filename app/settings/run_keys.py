@@ -9,13 +9,18 @@ from functools import partial
 from typing import Annotated
 
 from ...clients.adapters.per_sample_gradients import GRADIENT_MEMORY_MIB
-from ...privacy import ACCOUNTINGS, CLIP_UNITS, NOISE_QUALITIES, ORDERS, RELEASE_RULES, SCHEDULES, SHARES
 from ...privacy.machine import tables
+from ...privacy.machine.policy import CLIP_UNITS, RELEASE_RULES
+from ...privacy.machine.shuffled_machine import ACCOUNTINGS, ORDERS
+from ...privacy.mechanisms import SCHEDULES, SHARES
+from ...privacy.noise import NOISE_QUALITIES
 from ...privacy.queries.clipped_share import QUANTILE_SHARE
 from ...privacy.queries.mean_of_features import CENTRING_SHARE
 from ...privacy.setting import Declaration, settings
 from ...privacy.sums.roster import MOST_HELPERS
-from ...strategies import AVERAGES, REGULARIZERS, SAMPLINGS, VARIANTS
+from ...strategies.full_batch import AVERAGES
+from ...strategies.rounds.participation import SAMPLINGS
+from ...strategies.shuffled import REGULARIZERS, VARIANTS
 from ...strategies.sums.secure_aggregation import MOST_BYZANTINE
 from .registry import registry
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError
+from ...privacy.errors import ConfigurationError
 from ..queries import Measure
 from ..records.places import TableRows
 from ..records.schema import Schema

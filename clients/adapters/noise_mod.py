@@ -20,21 +20,23 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Message
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from ...privacy import (
+from ...privacy import protocol
+from ...privacy.errors import (
+    OF_DATA,
+    PUBLIC,
     ConfigurationError,
-    Ledger,
     LedgerError,
     MurmurflError,
-    NoiseKeys,
-    PrivateMachine,
     RefusedError,
-    Release,
-    SQLiteLedger,
-    any_data,
-    protocol,
+    is_interrupt,
 )
-from ...privacy.errors import OF_DATA, PUBLIC, is_interrupt
+from ...privacy.ledger.ledger_records import Ledger
+from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.machine.clipping import TrainingFigures, observing
+from ...privacy.machine.known_samples import any_data
+from ...privacy.machine.ledgered_machine import Release
+from ...privacy.machine.prefix_sums import PrivateMachine
+from ...privacy.noise import NoiseKeys
 from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Masking
 from ..messages import (

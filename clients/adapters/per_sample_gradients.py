@@ -17,8 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError
-from ...privacy.errors import OF_DATA, MisfitError, is_interrupt
+from ...privacy.errors import OF_DATA, ConfigurationError, MisfitError, is_interrupt
 from ...privacy.machine.clipping import DenseContributions, StackedContributions, squared_lengths
 
 logger = logging.getLogger(__name__)

@@ -20,10 +20,11 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from ...privacy import ConfigurationError, PrivacyPolicy, RefusedError, SQLiteLedger, SumAssumption, Trust, protocol
-from ...privacy.accounting.loss import NOTHING_ASSUMED
-from ...privacy.errors import formerly
-from ...privacy.machine.policy import OF_SUMS
+from ...privacy import protocol
+from ...privacy.accounting.loss import NOTHING_ASSUMED, SumAssumption
+from ...privacy.errors import ConfigurationError, RefusedError, formerly
+from ...privacy.ledger.sqlite import SQLiteLedger
+from ...privacy.machine.policy import OF_SUMS, PrivacyPolicy, Trust
 from ...privacy.sums.masking import Masking
 from ..algorithms import Algorithm, app_method
 from ..messages import answer, in_simulation, malformed

@@ -20,9 +20,10 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, Measured
 from ...privacy.accounting.gdp import check_count
+from ...privacy.errors import ConfigurationError
 from ...privacy.machine.clipping import DenseContributions, StackedContributions
+from ...privacy.queries.evaluation import Measured
 from ..queries import Measure
 from ..records.schema import Label, Part, Schema
 from .machine_model import MachineModel

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, derived_seed
-from ...privacy.errors import OF_DATA, check_installed
+from ...privacy.errors import OF_DATA, ConfigurationError, check_installed
+from ...privacy.noise import derived_seed
 from ..queries import Measure
 from ..records.schema import Schema
 from .machine_model import MachineModel, measured_bound

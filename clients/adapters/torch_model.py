@@ -15,10 +15,10 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, Measured
 from ...privacy.accounting.gdp import check_count
-from ...privacy.errors import check_installed
+from ...privacy.errors import ConfigurationError, check_installed
 from ...privacy.machine.clipping import DenseContributions, StackedContributions, squared_lengths
+from ...privacy.queries.evaluation import Measured
 from .per_sample_gradients import (
     GRADIENT_MEMORY_MIB,
     MOST_TOGETHER,

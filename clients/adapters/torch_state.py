@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ...privacy import ConfigurationError
+from ...privacy.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import torch

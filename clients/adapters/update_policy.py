@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, InitVar, dataclass
 
-from ...privacy import (
-    NO_NOISE,
-    SIMULATED,
-    ConfigurationError,
-    Guarantee,
-    PrivacyPolicy,
-    SumAssumption,
-    Trust,
-    Unit,
-    policy_guarantee,
-)
 from ...privacy.accounting.gdp import asked_mu, check_count
-from ...privacy.accounting.loss import NOTHING_ASSUMED, Loss, as_loss
-from ...privacy.errors import formerly
-from ...privacy.machine.policy import OF_SUMS, check_own_noise
+from ...privacy.accounting.guarantee import SIMULATED, Guarantee, Unit, policy_guarantee
+from ...privacy.accounting.loss import NOTHING_ASSUMED, Loss, SumAssumption, as_loss
+from ...privacy.errors import ConfigurationError, formerly
+from ...privacy.machine.policy import NO_NOISE, OF_SUMS, PrivacyPolicy, Trust, check_own_noise
 from ...privacy.mechanisms import noise_stands_alone
 
 

@@ -16,9 +16,13 @@ from typing import Annotated, Any, ClassVar, Self, get_type_hints
 
 import pydantic
 
-from ...privacy import ConfigurationError, PrivacyPolicy, SQLiteLedger, SumAssumption, gdp_mu, protocol
-from ...privacy.accounting.gdp import asked_mu
+from ...privacy import protocol
+from ...privacy.accounting.gdp import asked_mu, gdp_mu
+from ...privacy.accounting.loss import SumAssumption
+from ...privacy.errors import ConfigurationError
+from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.machine import tables
+from ...privacy.machine.policy import PrivacyPolicy
 from ...privacy.setting import Declaration, Setting, Value, hyphenated, named_by_key, refusal, settings, settings_of
 from ...privacy.sums.masking import Masking
 from ..adapters.update_policy import UpdatePolicy

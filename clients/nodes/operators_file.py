@@ -14,8 +14,9 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from ...privacy import ConfigurationError, SQLiteLedger
+from ...privacy.errors import ConfigurationError
 from ...privacy.files import open_folder
+from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.setting import Setting, flat, refusal, renamed, settings, settings_of
 
 NODE_CONFIG_VARIABLE = "MURMURFL_NODE_CONFIG"

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...privacy import ConfigurationError
-from ...privacy.errors import check_format
+from ...privacy.errors import ConfigurationError, check_format
 from ...privacy.files import check_private, create_private
 from ...privacy.sums.roster import HelperKey, MachineKey, Roster
 

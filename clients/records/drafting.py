@@ -18,8 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError
-from ...privacy.errors import MisfitError
+from ...privacy.errors import ConfigurationError, MisfitError
 from .machine_records import CsvLines, Items, Rows, check_ending, npz_rows, parquet_rows
 from .schema import MISSING_WORDS, OTHER, Column, Label, Part, Schema, array_of, is_missing, number_of, text_of
 

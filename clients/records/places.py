@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError
-from ...privacy.errors import MisfitError, is_interrupt
+from ...privacy.errors import ConfigurationError, MisfitError, is_interrupt
 from ...privacy.queries.statistics import CountedColumn, StatisticsRows
 from .machine_records import Records
 from .schema import OTHER, Column, Label, Schema, is_missing, number_of, text_of

@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ...privacy import ConfigurationError
-from ...privacy.errors import MisfitError
+from ...privacy.errors import ConfigurationError, MisfitError
 
 OTHER = "other"
 """The category of every value that a column does not name."""

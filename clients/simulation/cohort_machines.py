@@ -19,11 +19,13 @@ from typing import Any, Protocol, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, NoiseKeys, PrivateMachine, RefusedError, Release
+from ...privacy.errors import ConfigurationError, RefusedError
 from ...privacy.ledger.ledger_records import BlockLedger
 from ...privacy.machine.clipping import ChosenContributions, StackedContributions
+from ...privacy.machine.ledgered_machine import Release
 from ...privacy.machine.machine_block import BlockAdmission, BlockArithmetic, BlockReleases, MachineBlock
-from ...privacy.machine.prefix_sums import ReleaseRule
+from ...privacy.machine.prefix_sums import PrivateMachine, ReleaseRule
+from ...privacy.noise import NoiseKeys
 from ..adapters.per_sample_gradients import Samples
 from ..private_client import PrivateClient, Request, Together
 from ..queries import QueryPart, read_query

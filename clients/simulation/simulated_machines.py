@@ -18,27 +18,24 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
-from ...privacy import (
-    Account,
-    ConfigurationError,
-    HelperEntry,
-    Ledger,
-    LedgerError,
-    LedgerTransaction,
+from ...privacy import protocol
+from ...privacy.accounting.loss import SumAssumption
+from ...privacy.errors import ANOTHER_FORMAT, ConfigurationError, LedgerError
+from ...privacy.ledger.ledger_records import Account, Ledger, LedgerTransaction, StreamRecord
+from ...privacy.noise import SimulatedKeys
+from ...privacy.protocol import read_array
+from ...privacy.sums.masking import Masking
+from ...privacy.sums.opening_rule import (
+    LastOpened,
     MemoryOpeningRecord,
+    OpenedSession,
+    OpenedSet,
     Opener,
     OpeningRecordError,
     OpeningTransaction,
-    SimulatedKeys,
-    StreamRecord,
-    SumAssumption,
-    protocol,
+    SessionTerms,
 )
-from ...privacy.errors import ANOTHER_FORMAT
-from ...privacy.protocol import read_array
-from ...privacy.sums.masking import Masking
-from ...privacy.sums.opening_rule import LastOpened, OpenedSession, OpenedSet, SessionTerms
-from ...privacy.sums.roster import HelperKey, MachineKey, Roster
+from ...privacy.sums.roster import HelperEntry, HelperKey, MachineKey, Roster
 from ..messages import answer, array_record, in_simulation, own_array, plain_record
 from ..sums_helper import answer_helper
 

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.serverapp import Grid as FlowerGrid
 
-from ...privacy import ConfigurationError, Grid
 from ...privacy.accounting.loss import MOST_SUMMED
+from ...privacy.errors import ConfigurationError
+from ...privacy.noise import Grid
 from ..rounds.known_machines import Awaited, MachineDirectory
 from ..rounds.replies import Outcome, RoundReport, RoundRequest, Vector, vector_size
 from ..sums.lost_noise import LostNoise

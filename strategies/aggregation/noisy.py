@@ -18,10 +18,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from ...privacy import NO_NOISE, ConfigurationError, NoiseKeys, PrivacyPolicy, SystemKeys, protocol
+from ...privacy import protocol
 from ...privacy.accounting.loss import plain_fields
 from ...privacy.accounting.noise_forecast import StatedNoise, stated_noise
+from ...privacy.errors import ConfigurationError
 from ...privacy.machine.clipping import BLOCK_ROWS
+from ...privacy.machine.policy import NO_NOISE, PrivacyPolicy
+from ...privacy.noise import NoiseKeys, SystemKeys
 from ..rounds.checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
 from ..rounds.replies import Outcome, Reply, RoundRequest
 from .plain import Aggregator, Count, Opened, RoundContext, RoundOutcome

@@ -17,18 +17,21 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import (
-    NO_NOISE,
-    ConfigurationError,
+from ...privacy.accounting.gdp import gdp_epsilon
+from ...privacy.errors import ConfigurationError
+from ...privacy.machine.policy import NO_NOISE, PrivacyPolicy
+from ...privacy.mechanisms import IndependentNoise
+from ...privacy.noise import (
+    FINEST_GRID,
     Grid,
     NoiseKeys,
-    PrivacyPolicy,
-    gdp_epsilon,
+    ideal_mu,
+    power_of_two_at_most,
+    range_problem,
     row_key,
+    standard_normal_rows,
     standard_normals,
 )
-from ...privacy.mechanisms import IndependentNoise
-from ...privacy.noise import FINEST_GRID, ideal_mu, power_of_two_at_most, range_problem, standard_normal_rows
 from ..rounds.replies import Vector
 
 

@@ -13,9 +13,9 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from ...privacy import ConfigurationError
 from ...privacy.accounting.guarantee import Statements
 from ...privacy.accounting.noise_forecast import Forecast
+from ...privacy.errors import ConfigurationError
 from ..rounds.replies import DirectMachines, RoundReport
 from ..sums.secure_aggregation import SecureAggregation
 

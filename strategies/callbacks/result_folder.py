@@ -9,8 +9,8 @@ from pathlib import Path
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from ...privacy import MurmurflError
 from ...privacy.accounting.guarantee import stated_guarantee
+from ...privacy.errors import MurmurflError
 from ..rounds.replies import DirectMachines
 from .callback import Callback, Training
 

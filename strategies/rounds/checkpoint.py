@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from ...privacy import MurmurflError
+from ...privacy.errors import MurmurflError
 from ...privacy.files import check_private, create_private, not_written
 from ...privacy.ledger.store import MarkFormat, mark_path
 from ...privacy.noise import KEY_BYTES

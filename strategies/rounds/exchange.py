@@ -12,7 +12,7 @@ from dataclasses import replace
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from ...privacy import ConfigurationError
+from ...privacy.errors import ConfigurationError
 from .in_flight import JUST_BEHIND, RoundReplies
 from .participation import LateAnswers
 from .replies import UNREACHED, RoundReport, exchange

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, protocol
+from ...privacy import protocol
+from ...privacy.errors import ConfigurationError
 from .known_machines import NumberedNames
 
 logger = logging.getLogger("flwr")

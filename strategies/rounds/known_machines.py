@@ -25,7 +25,8 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from ...privacy import MurmurflError, protocol
+from ...privacy import protocol
+from ...privacy.errors import MurmurflError
 from .guarded_grid import GuardedGrid, guarded
 
 logger = logging.getLogger("flwr")

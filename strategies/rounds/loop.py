@@ -19,9 +19,10 @@ from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from ...privacy import ConfigurationError, protocol
+from ...privacy import protocol
 from ...privacy.accounting.guarantee import Statements
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
+from ...privacy.errors import ConfigurationError
 from ...privacy.machine.clipping import TrainingFigures
 from ..aggregation.masked import Masked
 from ..aggregation.plain import Aggregator, Plain

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...privacy import ConfigurationError, MurmurflError, protocol
+from ...privacy import protocol
 from ...privacy.accounting.noise_forecast import Forecast
+from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.machine.clipping import FAR_BEYOND, TrainingFigures, times
 from .replies import RoundReport
 

@@ -20,8 +20,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, protocol
+from ...privacy import protocol
 from ...privacy.accounting.gdp import check_count, check_positive
+from ...privacy.errors import ConfigurationError
 from ...privacy.permits import read_permit, shown_time
 from ..callbacks.callback import Callback, check_callbacks
 from ..sums.secure_aggregation import SecureAggregation

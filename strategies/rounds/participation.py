@@ -11,8 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ...privacy import ConfigurationError, protocol
+from ...privacy import protocol
 from ...privacy.accounting.gdp import check_count
+from ...privacy.errors import ConfigurationError
 
 Sampling = Literal["uniform", "balanced"]
 SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)

@@ -19,9 +19,11 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, Release, protocol
+from ...privacy import protocol
 from ...privacy.accounting.loss import MOST_SUMMED
+from ...privacy.errors import ConfigurationError
 from ...privacy.machine.clipping import TrainingFigures
+from ...privacy.machine.ledgered_machine import Release
 from ...privacy.protocol import dtype_name, read_array, write_array
 from ...privacy.sums.masking import MaskedRelease, Sealed
 from .guarded_grid import guarded

@@ -17,7 +17,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, derived_seed
+from ...privacy.errors import ConfigurationError
+from ...privacy.noise import derived_seed
 from ..aggregation.plain import Aggregator
 from .exhaustion import ExhaustionSchedule, RemainingReleases, capped, exhaustion_schedule, numbers_of
 from .in_flight import InFlightRequests

@@ -16,7 +16,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from ...privacy import ConfigurationError, protocol
+from ...privacy import protocol
+from ...privacy.errors import ConfigurationError
 from ...privacy.machine.clipping import TrainingFigures, observing
 from ..aggregation.plain import Aggregator, Opened, RoundContext, RoundOutcome, Skipped
 from ..sums.summation import Summation

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
 
-from ...privacy import ConfigurationError, protocol
+from ...privacy import protocol
 from ...privacy.accounting.guarantee import Statements
+from ...privacy.errors import ConfigurationError
 from ...privacy.machine.clipping import TrainingFigures
 from ..aggregation.plain import Aggregator
 from ..sums.summation import Summation

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ...privacy import MECHANISMS, make_mechanism
 from ...privacy.accounting.noise_forecast import lasting_noise
+from ...privacy.mechanisms import MECHANISMS, make_mechanism
 from .summation import CohortSet
 
 _MOST_RELEASES = 2048  # for which a mechanism's matrix is made, to say what skipped sums left behind

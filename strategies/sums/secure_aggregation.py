@@ -24,8 +24,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, MurmurflError, protocol
+from ...privacy import protocol
 from ...privacy.accounting.loss import MOST_SUMMED
+from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Header
 from ...privacy.sums.opening_rule import Opening, SignedOpening, View, is_opening, is_view, set_digest

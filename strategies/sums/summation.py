@@ -16,8 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy import ConfigurationError, Grid, Release, protocol
+from ...privacy import protocol
 from ...privacy.accounting.loss import MOST_SUMMED
+from ...privacy.errors import ConfigurationError
+from ...privacy.machine.ledgered_machine import Release
+from ...privacy.noise import Grid
 from ...privacy.sums.masking import (
     NOTHING_OPENED,
     Header,

@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ....privacy import ConfigurationError
+from ....privacy.errors import ConfigurationError
 from ...settings.registry import Named, registry
 from ...settings.run_config import RunConfig
 

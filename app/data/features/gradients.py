@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ....privacy import ConfigurationError
+from ....privacy.errors import ConfigurationError
 from ...settings.registry import registry
 from ...settings.run_config import RunConfig
 from .feature_map import Features, OfImages, in_unit_range, unit_rows

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....privacy import ConfigurationError
+from ....privacy.errors import ConfigurationError
 from .feature_map import FloatT, OfImages, in_unit_range, kept, unit_rows
 
 SIDE = 28

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....privacy import ConfigurationError
-from ....privacy.errors import check_installed
+from ....privacy.errors import ConfigurationError, check_installed
 from ...settings.run_config import RunConfig
 from .feature_map import Features, OfImages, in_unit_range, kept, unit_rows
 

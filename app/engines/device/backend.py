@@ -9,7 +9,7 @@ import importlib
 import re
 from typing import TYPE_CHECKING, Any
 
-from ....privacy import ConfigurationError
+from ....privacy.errors import ConfigurationError
 
 
 class _ImportedLate:

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ....clients import PrivateClient
-from ....privacy import ConfigurationError, MemoryLedger
-from ....privacy.errors import check_installed
-from ....privacy.ledger.ledger_records import StreamBlock
+from ....clients.private_client import PrivateClient
+from ....privacy.errors import ConfigurationError, check_installed
+from ....privacy.ledger.ledger_records import MemoryLedger, StreamBlock
 from ....privacy.machine.clipping import StackedContributions
 from ....privacy.machine.prefix_sums import ReleaseRule
 from ...runs.experiment import Experiment

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ....clients.adapters.per_sample_gradients import LEAST_SQUARES
 from ....clients.adapters.torch_model import ModuleGradients
-from ....privacy import ConfigurationError
+from ....privacy.errors import ConfigurationError
 from ....privacy.machine.clipping import RowBound, observe_releases
 from ....privacy.noise import MARK, Grid
 from ...data.partition import PerMachine

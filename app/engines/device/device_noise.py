@@ -36,8 +36,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....privacy import ConfigurationError
 from ....privacy.accounting.noise_plan import NoisePlan
+from ....privacy.errors import ConfigurationError
 from ....privacy.mechanisms import Mechanism
 from ....privacy.noise import KEY_BYTES, LARGEST_NORMAL, MARK, NONCE_BYTES, row_key
 from .backend import torch

@@ -27,13 +27,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-from ....clients import Schema
-from ....privacy import ConfigurationError, MurmurflError, Roster
-from ....privacy.errors import check_format
+from ....clients.records.schema import Schema
+from ....privacy.errors import ConfigurationError, MurmurflError, check_format
 from ....privacy.files import replace_durably, write_private
 from ....privacy.permits import OwnerKey
 from ....privacy.setting import Value
-from ....privacy.sums.roster import MOST_HELPERS, check_name
+from ....privacy.sums.roster import MOST_HELPERS, Roster, check_name
 from ...engines.loopback import toml_document
 from ...nodes.connection import Connection
 from ...nodes.node_config import NodeConfig

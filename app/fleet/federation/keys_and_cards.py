@@ -21,12 +21,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ....clients.nodes.roster_files import write_helper_key, write_machine_key
-from ....privacy import ConfigurationError, HelperEntry, HelperKey, MachineKey, Roster, SQLiteOpeningRecord
-from ....privacy.errors import check_format
+from ....privacy.errors import ConfigurationError, check_format
 from ....privacy.files import check_private, create_private, write_private
 from ....privacy.machine.policy import MOST_MACHINES
 from ....privacy.permits import OwnerKey
-from ....privacy.sums.roster import MOST_HELPERS, check_name
+from ....privacy.sums.opening_file import SQLiteOpeningRecord
+from ....privacy.sums.roster import MOST_HELPERS, HelperEntry, HelperKey, MachineKey, Roster, check_name
 
 _CARD_KIND = "murmurfl-card"
 _CARD_FORMAT = 1

@@ -17,8 +17,11 @@ from statistics import NormalDist
 import httpx
 
 from ....clients.nodes.roster_files import pinned_digest, read_helper_key, read_machine_key
-from ....privacy import NO_NOISE, ConfigurationError, SQLiteLedger, rounded_up
+from ....privacy.accounting.guarantee import rounded_up
+from ....privacy.errors import ConfigurationError
 from ....privacy.files import create_private, replace_durably, write_private
+from ....privacy.ledger.sqlite import SQLiteLedger
+from ....privacy.machine.policy import NO_NOISE
 from ....privacy.setting import spelled_out
 from ...nodes.connection import tls_context
 from ...nodes.node_config import HelperConfig, NodeConfig

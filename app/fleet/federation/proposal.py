@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ....clients import Schema
-from ....privacy import ConfigurationError, PrivacyPolicy
+from ....clients.records.schema import Schema
+from ....privacy.errors import ConfigurationError
+from ....privacy.machine.policy import PrivacyPolicy
 from ....privacy.setting import Value, spelled_out
 from ...data.table_task import SchemaTask
 from ...engines.loopback import toml_document

@@ -35,7 +35,7 @@ from flwr.supercore.credential_store import get_credential_store
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-from ....privacy import ConfigurationError, MurmurflError
+from ....privacy.errors import ConfigurationError, MurmurflError
 from ....privacy.permits import LONGEST_LOGIN_S, OwnerKey
 from ...nodes.connection import name_of, server_name, tls_context
 from ...nodes.flower_internals import keep_login

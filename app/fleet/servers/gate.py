@@ -24,7 +24,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....privacy import ConfigurationError
+from ....privacy.errors import ConfigurationError
 from ....privacy.files import exposure
 from ....privacy.permits import OwnerKey, PermitError, public_owner_key, verified_login
 from ...nodes.journal import plain

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
-from ....privacy import ConfigurationError
+from ....privacy.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from uvicorn.config import Config

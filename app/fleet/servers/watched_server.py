@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ....privacy import ConfigurationError, MurmurflError
+from ....privacy.errors import ConfigurationError, MurmurflError
 from ....privacy.files import create_private, exposure
 from ....strategies.callbacks.metrics_file import FIGURES_VARIABLE, ServerFigures, read_figures
 from ...engines.loopback import interrupts_as_keyboard_interrupt, without_proxy

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ....privacy import derived_seed
+from ....privacy.noise import derived_seed
 
 SIDE = 28
 """Pixels of an image's side."""
