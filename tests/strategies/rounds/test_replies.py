@@ -10,8 +10,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.supercore.task_identity import TaskIdentity
 from murmurfl.privacy import Release, protocol
 from murmurfl.strategies import Reply
+from murmurfl.strategies.aggregation.plain import Plain
 from murmurfl.strategies.rounds import replies as requests
 from murmurfl.strategies.rounds.replies import RoundRequest, SummedReplies, is_statement, request_messages
+from murmurfl.strategies.rounds.validation import ReplyValidator
 from murmurfl.strategies.sums.summation import ReleaseSum
 
 from tests.harness.records import shown
@@ -149,3 +151,22 @@ def test_one_machine_cannot_spoil_a_runs_figures_with_something_that_is_none(nam
 @pytest.mark.parametrize("change", [{"min-honest": 0}, {"min-cohort": 0}, {"min-honest": 2.5}, {"min-honest": 5000}])
 def test_numbers_of_machines_are_whole_and_possible(change):
     assert not is_statement(PLAIN | SUMS | change)
+
+
+@pytest.mark.parametrize(("release", "accepted", "counts"), [(3, True, True), (4, True, False), (3, False, False)])
+def test_a_reply_beyond_its_clients_cap_or_that_the_rule_refuses_is_malformed(release, accepted, counts):
+    said = []
+    validator = ReplyValidator(
+        Plain(),
+        {},
+        acknowledges=True,
+        comes_too_late=lambda name: False,
+        check_reply=lambda reply: accepted,
+        say_malformed=lambda name, problem: said.append(name),
+    )
+    total = ReleaseSum(2)
+    statements = {"0": {"max-participations": 3}}
+    tally = validator.add_valid([Reply("0", release, 0, np.array([1.0, 2.0]), {})], total, statements, {})
+    assert (tally.malformed, len(said)) == (int(not counts), int(not counts))
+    assert tally.aggregated == ({"0": release} if counts else {})
+    assert total.total().tolist() == ([1.0, 2.0] if counts else [0.0, 0.0])
