@@ -14,29 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from ...clients import UpdatePolicy
-from ...clients.adapters.update_policy import update_guarantee
-from ...privacy import (
-    MECHANISMS,
-    SCHEDULES,
-    ConfigurationError,
-    Forecast,
-    Guarantee,
-    NoisePlan,
-    PrivacyPolicy,
-    StatedNoise,
-    SumAssumption,
-    Trust,
-    forecast_of,
-    gdp_epsilon,
-    gdp_mu,
-    person_loss,
-    stated_noise,
-)
+from ...clients.adapters.update_policy import UpdatePolicy, update_guarantee
 from ...privacy.accounting.amplification import amplification_of
-from ...privacy.accounting.loss import NOTHING_ASSUMED, Gaussian, Loss, weakest_loss
-from ...privacy.machine.policy import MOST_MACHINES, ClipUnit, ReleaseRule
-from ...privacy.mechanisms import DECODERS, WORKLOADS, noise_stands_alone
+from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
+from ...privacy.accounting.guarantee import Guarantee, person_loss
+from ...privacy.accounting.loss import NOTHING_ASSUMED, Gaussian, Loss, SumAssumption, weakest_loss
+from ...privacy.accounting.noise_forecast import Forecast, StatedNoise, forecast_of, stated_noise
+from ...privacy.accounting.noise_plan import NoisePlan
+from ...privacy.errors import ConfigurationError
+from ...privacy.machine.policy import MOST_MACHINES, ClipUnit, PrivacyPolicy, ReleaseRule, Trust
+from ...privacy.mechanisms import DECODERS, MECHANISMS, SCHEDULES, WORKLOADS, noise_stands_alone
 from ...privacy.noise import range_problem, summed_range_problem
 from ..settings.run_config import SECURE, sum_assumption
 

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ...privacy import Forecast, Trust, gdp_epsilon, rounded_up
+from ...privacy.accounting.gdp import gdp_epsilon
+from ...privacy.accounting.guarantee import rounded_up
 from ...privacy.accounting.loss import plain_fields
-from ...privacy.accounting.noise_forecast import rounded_count, shortest
+from ...privacy.accounting.noise_forecast import Forecast, rounded_count, shortest
+from ...privacy.machine.policy import Trust
 from ..methods import METHODS
 from ..reports.table import Column, Table
 from ..settings.run_config import SECURE, RunConfig, nothing_gained, run_keys
