@@ -691,7 +691,7 @@ def test_in_simulation_a_mod_without_a_policy_refuses(caplog):
     [
         ("budget-mu = 9.0", "expected keys among"),
         ('mechanism = "loud"', "mechanism to be a known name"),
-        ("releases-per-pass = 0", "releases_per_pass"),
+        ("releases-per-pass = 0", "releases-per-pass to be an integer"),
         ('allow-evaluation = "yes"', "allow-evaluation"),
         ("mechanism = ", "valid TOML"),
     ],

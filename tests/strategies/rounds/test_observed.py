@@ -118,7 +118,7 @@ def test_a_training_that_is_over_is_not_forecast_again(tmp_path, caplog):
 
 
 def test_machines_that_state_nothing_are_not_guessed_at(monkeypatch):
-    monkeypatch.setattr(CorrelatedFedAvg, "_statements", lambda *_, **__: {"0": {"releases": 0}, "1": {}})
+    monkeypatch.setattr(loop, "client_statements", lambda *_, **__: {"0": {"releases": 0}, "1": {}})
     strategy, model = trained(2.0)
     assert strategy.forecast is None
     assert math.isfinite(np.linalg.norm(model))
