@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.privacy import SumAssumption
 from murmurfl.strategies import CorrelatedFedAvg, SecureAggregation
+from murmurfl.strategies.rounds import loop
 
 from tests.harness.grid import NodesGrid
 
