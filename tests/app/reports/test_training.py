@@ -42,9 +42,9 @@ def app_with(**policy):
 def trained():
     """A training of four machines, and what they state after it."""
 
-    def train(nodes=4, sums=None, folder=None, **policy):
+    def train(nodes=4, summed=None, folder=None, **policy):
         grid = InProcessGrid(app_with(clip_norm=1.0, mu=1.0, max_participations=3, **policy), nodes, {})
-        strategy = CorrelatedFedAvg(num_clients=4, secure_aggregation=sums, callbacks=[ResultFolder(folder)])
+        strategy = CorrelatedFedAvg(num_clients=4, secure_aggregation=summed, callbacks=[ResultFolder(folder)])
         result = strategy.start(
             grid,
             ArrayRecord([np.zeros(5)]),
