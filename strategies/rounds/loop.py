@@ -307,7 +307,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
             # Before anybody sees the new model: a round that is repeated after a crash was never published.
             self._save()
             self._after_round(server_round, grid, run.evaluate_config, timeout, run.result)
-            if self._is_last(server_round, run):
+            if self._conclude_round(server_round, run):
                 break
         self._end(run)
         return run.result
@@ -323,13 +323,13 @@ class TrainingLoop(Strategy, Generic[StateT]):
         if not done and (metrics := self._hooks.evaluate(self, 0, run.initial_arrays)) is not None:
             logger.info("Initial global evaluation results: %s", metrics)
             run.result.evaluate_metrics_serverapp[0] = metrics
-        stops = done < run.num_rounds
-        self.ended = self.aggregator.should_stop(self.history, self.skipped_noise) if stops else ""
-        if done >= run.num_rounds or self.ended:
+        is_over = done >= run.num_rounds
+        self.ended = "" if is_over else self.aggregator.should_stop(self.history, self.skipped_noise)
+        if is_over or self.ended:
             self._publish(done, run)
         return done
 
-    def _is_last(self, server_round: int, run: Run) -> bool:
+    def _conclude_round(self, server_round: int, run: Run) -> bool:
         """Publish and evaluate the model of a round, and call back; return True if the training ends with it."""
         evaluation, last, every = None, server_round == run.num_rounds, self.options.evaluate_every
         self.ended = "" if last else self.aggregator.should_stop(self.history, self.skipped_noise)
