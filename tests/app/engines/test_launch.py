@@ -342,14 +342,6 @@ def test_an_error_in_the_callers_hook_stops_everything_and_comes_through(stand_i
 
 
 @pytest.mark.long
-def test_processes_are_found_without_proc_too(stand_ins, monkeypatch, tmp_path):
-    monkeypatch.setattr(processes, "_PROC", tmp_path / "no-proc")
-    error, lines = stand_ins("hang", timeout_s=2.0)
-    assert "within 2 s" in error.reason
-    assert any(line.startswith("child ") for line in lines)
-
-
-@pytest.mark.long
 def test_without_the_stopping_the_daemon_stays(stand_ins, monkeypatch):
     """The sibling that plants the bug: what these tests look at does notice a launch that stops nothing."""
     stop = launch.Launch.stop
