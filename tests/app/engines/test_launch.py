@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from murmurfl.app.engines import loopback as processes
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.loopback import LaunchError, is_listening, toml_document
 from murmurfl.app.engines.superlink import override_document, run_flower_app
