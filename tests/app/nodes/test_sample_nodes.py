@@ -357,7 +357,7 @@ def test_an_evaluation_has_its_share_and_the_log_says_what_both_come_to(folder):
         (("mu = 10.0", "mu = 20.0"), "Expected mu <= 10, the budget of all runs"),
         (("mu = 10.0", "mu = 10.0\nepsilon = 2.0"), "Expected mu or epsilon, got both"),
         (("mu = 10.0", ""), "Expected values for mu or epsilon"),
-        (("mu = 10.0", "mu = 10.0\nbatch-size = 2"), "batch_size to be left out"),
+        (("mu = 10.0", "mu = 10.0\nbatch-size = 2"), "batch-size to be left out"),
         (("mu = 10.0", 'mu = 10.0\nmechanism = "cancelling"'), "mechanism 'independent'"),
         (("mu = 10.0", 'mu = 10.0\ntrust = "trusted-server"'), "trust"),
         (("mu = 10.0", 'mu = 10.0\nroster = "r"'), "roster"),
