@@ -25,7 +25,8 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,6 +179,7 @@ class Launch:
             self.check_time()
             time.sleep(1.0)
         self._earlier.add(str(runs[0].get("run-id")))
+        self._complete_log(str(runs[0].get("run-id")))
         if status != "finished:completed":
             raise LaunchError(self._reason(status, str(runs[0].get("status-details", ""))), self.log)
         return int(runs[0]["run-id"]), status
@@ -260,6 +262,24 @@ class Launch:
             self.lines.append(line)
             self.on_line(line)
 
+    def _complete_log(self, run_id: str) -> None:
+        """Pass on the lines of a finished run's log that its stream, which Flower may end early, did not bring."""
+        process = self.start_process(
+            [executable("flwr"), "log", run_id, CONNECTION_NAME, "--show"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=self.scratch(),
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        answer = ""
+        with suppress(subprocess.TimeoutExpired):
+            answer, _ = process.communicate(timeout=_STATUS_TIMEOUT_S)
+        for line in missing_lines(self.lines, _ANSI.sub("", answer).splitlines()):
+            self.lines.append(line)
+            self.on_line(line)
+
     def _runs(self) -> list[dict]:
         """The accepted runs of this launch's SuperLink."""
         limit = min(self.deadline, time.monotonic() + _STATUS_TIMEOUT_S)
@@ -325,6 +345,15 @@ class Launch:
             if re.match(r"(?:\w+\.)*[A-Za-z_]\w*(?:: |$)", text) and text.endswith(first):
                 return f"The run failed: {text}"
         return f"The run failed: {first or prefix}"
+
+
+def missing_lines(streamed: Sequence[str], log: Sequence[str]) -> list[str]:
+    """Return the lines of a log behind those that were streamed; lines of ``flwr`` itself may stand between."""
+    remaining = deque(log)
+    for line in streamed:
+        if remaining and line == remaining[0]:
+            remaining.popleft()
+    return list(remaining)
 
 
 @dataclass(frozen=True)

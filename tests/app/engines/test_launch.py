@@ -242,6 +242,9 @@ import os, signal, subprocess, sys, time
 if sys.argv[1] == "ls":
     print(os.environ["FAKE_LS"])
     sys.exit()
+if sys.argv[1] == "log":
+    print(*os.environ["FAKE_LOG"].split("|"), sep=os.linesep)
+    sys.exit()
 print("home", os.environ["FLWR_HOME"])
 stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
 if os.environ["FAKE_RUN"] == "hang":
@@ -272,7 +275,7 @@ def stand_ins(tmp_path, monkeypatch):
     app = write_app(tmp_path / "app")
     marker = secrets.token_hex(8)
 
-    def run(log="", runs=(COMPLETED,), *, superlink="", on_line=None, timeout_s=30.0):
+    def run(log="", runs=(COMPLETED,), *, kept="", superlink="", on_line=None, timeout_s=30.0):
         lines = []
 
         def line_seen(line):
@@ -282,6 +285,7 @@ def stand_ins(tmp_path, monkeypatch):
 
         listing = json.dumps({"success": True, "runs": list(runs)})
         environment = {MARKER: marker, "FAKE_RUN": log, "FAKE_LS": listing, "FAKE_SUPERLINK": superlink}
+        environment["FAKE_LOG"] = kept or log
         try:
             outcome = run_flower_app(
                 app, num_supernodes=2, environment=environment, on_line=line_seen, timeout_s=timeout_s
@@ -402,6 +406,13 @@ def test_colours_are_taken_out_and_all_else_is_left(stand_ins):
     result, lines = stand_ins("\x1b[92mINFO \x1b[0m:      \t└──> done  ")
     assert lines[-1] == "INFO :      \t└──> done  "
     assert result.log.endswith(lines[-1])
+
+
+def test_lines_that_a_stream_lost_follow_when_the_run_has_ended(stand_ins):
+    kept = "one|two|two||three"
+    result, lines = stand_ins("of flwr itself|one|two", kept=kept)
+    assert lines[1:] == ["of flwr itself", *kept.split("|")]
+    assert result.log.splitlines()[1:] == lines[1:]
 
 
 def test_an_app_that_flower_would_rewrite_is_refused_before_anything_starts(tmp_path):
