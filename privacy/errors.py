@@ -25,6 +25,10 @@ ANOTHER_FORMAT = (
 """The way out from a file of another format that says what a machine's data have spent."""
 
 
+MOST_COUNTED = 2**31 - 1
+"""The largest number of releases, samples or parts of a setting: arrays are made of so many, and numpy refuses more
+in its own words."""
+
 ErrorT = TypeVar("ErrorT", bound="MurmurflError")
 ErrorKind = Literal[
     "busy",  # another process uses the file, or keeps writing to it

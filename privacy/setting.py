@@ -148,6 +148,8 @@ class Setting(Declaration):
             value = tuple(value)
         if value == self.default and type(value) is type(self.default):
             return value
+        if self.kind not in (bool, *_NUMBERS) and not _is_unicode(value):
+            raise refusal(self.name, f"{_WORDS[self.kind]} in Unicode", value, kind="malformed")
         try:
             return self.reader.validate_python(value)
         except pydantic.ValidationError as error:
@@ -286,6 +288,19 @@ def hyphenated(name: str) -> str:
     return name.replace("_", "-")
 
 
+def _is_unicode(value: Any) -> bool:
+    """Return False for a text that has no UTF-8, or for a list or table with one in it: pydantic ends on them."""
+    match value:
+        case str():
+            return not _SURROGATE.search(value)
+        case list() | tuple():
+            return all(map(_is_unicode, value))
+        case Mapping():
+            return all(_is_unicode(part) for pair in value.items() for part in pair)
+        case _:
+            return True
+
+
 def refusal(name: str, expected: str, got: Any, *, kind: ErrorKind = "conflict") -> ConfigurationError:
     """The error that names a key, what was expected and what came."""
     name = hyphenated(name)
@@ -294,6 +309,8 @@ def refusal(name: str, expected: str, got: Any, *, kind: ErrorKind = "conflict")
 
 _OF_A_POLICY = {"sample_participations": "passes"}
 """Fields of a policy that settings have under another name."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""What Python reads bytes of a command line as that are no UTF-8."""
 _FIELD = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 
 

@@ -331,6 +331,10 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         return super()._resume(result)
 
 
+_LARGEST_FEATURE = 1e30
+"""The largest magnitude in a release of a mean: a float32 holds the sum over a hundred million clients."""
+
+
 class MeanOfFeatures(QueryRound[NDArray[np.float32]]):
     """The mean of the features in one round, for clients configured for centring.
 
@@ -357,7 +361,7 @@ class MeanOfFeatures(QueryRound[NDArray[np.float32]]):
     checkpoint : Path or str, optional
         File of this round's own, written before clients are asked and after they have answered.
     largest_value : float
-        Largest magnitude of a value in an honest release; a reply beyond it is malformed.
+        Largest magnitude of a value in an honest release, at most 1e30; a reply beyond it is malformed.
     secure_aggregation : SecureAggregation, optional
         Clients release under masks, and helpers open only sums.
     permit : str, optional
@@ -410,7 +414,7 @@ class MeanOfFeatures(QueryRound[NDArray[np.float32]]):
             session=session,
             node_deadline_s=node_deadline_s,
             checkpoint=checkpoint,
-            largest_value=largest_value,
+            largest_value=min(largest_value, _LARGEST_FEATURE),
             secure_aggregation=secure_aggregation,
             permit=permit,
             schema=schema,

@@ -24,7 +24,7 @@ from typing import Any
 
 from scipy.special import log_ndtr, ndtr
 
-from ..errors import ConfigurationError
+from ..errors import MOST_COUNTED, ConfigurationError
 
 _BISECTIONS = 200
 
@@ -218,8 +218,11 @@ def check_positive(name: str, value: Any) -> None:
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raise unless a value is an integer above 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    """Raise unless a value is an integer from 1 to ``MOST_COUNTED``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_COUNTED:
         raise ConfigurationError(
-            f"Expected {name} to be an integer >= 1, got {value!r}.", kind="out-of-range", setting=name, got=value
+            f"Expected {name} to be an integer >= 1 and <= {MOST_COUNTED}, got {value!r}.",
+            kind="out-of-range",
+            setting=name,
+            got=value,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from ..errors import MOST_COUNTED
 from ..mechanisms import MECHANISMS
 from ..setting import Declaration
 from .clipping import CLIPPINGS
@@ -98,7 +99,12 @@ Passes = Annotated[
 ]
 MaxParticipations = Annotated[
     int,
-    Declaration("K, the cap of a machine's releases.", at_least=0, zero="as many as rounds and samples allow"),
+    Declaration(
+        "K, the cap of a machine's releases.",
+        at_least=0,
+        at_most=MOST_COUNTED,
+        zero="as many as rounds and samples allow",
+    ),
 ]
 BatchSelection = Annotated[
     str,

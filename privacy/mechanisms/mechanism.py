@@ -56,7 +56,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigurationError
+from ..errors import MOST_COUNTED, ConfigurationError
 
 Pattern = Literal["separated", "epochs"]
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
@@ -218,9 +218,10 @@ class Mechanism(ABC):
     it). A subclass does not inherit it (:func:`noise_stands_alone`), because it may add noise otherwise."""
 
     def __init__(self, num_releases: int) -> None:
-        if isinstance(num_releases, bool) or int(num_releases) != num_releases or num_releases < 1:
+        whole = not isinstance(num_releases, bool) and int(num_releases) == num_releases
+        if not (whole and 1 <= num_releases <= MOST_COUNTED):
             raise ConfigurationError(
-                f"Expected num_releases to be an integer >= 1, got {num_releases!r}.",
+                f"Expected num_releases to be an integer >= 1 and <= {MOST_COUNTED}, got {num_releases!r}.",
                 kind="out-of-range",
                 setting="num_releases",
                 got=num_releases,

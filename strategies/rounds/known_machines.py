@@ -339,7 +339,7 @@ class MachineDirectory:
         answered = [
             (node_id, reply)
             for reply in guarded(grid).pull_messages(list(waiting))
-            if (node_id := waiting.get(reply.metadata.reply_to_message_id)) is not None
+            if (node_id := waiting.pop(reply.metadata.reply_to_message_id, None)) is not None  # the first answer counts
         ]
         for node_id, reply in sorted(answered, key=lambda pair: pair[0]):
             self._met(reply, node_id)

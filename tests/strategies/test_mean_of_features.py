@@ -106,6 +106,21 @@ def test_a_reply_without_its_sample_number_is_dropped():
     assert strategy.history[0].malformed == 1
 
 
+def test_a_reply_that_no_centre_could_hold_is_dropped():
+    """A centre is of float32 values: one client's 1e50 would make it infinite, and end the training around it."""
+
+    def forged(reply):
+        if reply.metadata.src_node_id == NodesGrid.first_node:
+            reply.content[protocol.ARRAYS] = ArrayRecord({"0": Array(np.full(K, 1e50))})
+        return reply
+
+    strategy, others = mean_of(), list(SIZES)[1:]
+    centre = strategy.collect(nodes_of(forged=forged))
+    assert (strategy.history[0].malformed, strategy.history[0].aggregated) == (1, MACHINES - 1)
+    expected = np.concatenate([samples_of(name).features for name in others]).mean(axis=0)
+    assert centre == pytest.approx(expected, abs=noise_bound(others))
+
+
 def test_a_training_goes_on_around_it_and_machines_see_nothing_else():
     grid = nodes_of(mechanism="none")
     centre = mean_of().collect(grid)

@@ -21,6 +21,8 @@ from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption
 from murmurfl.privacy.setting import by_key, spelled_out
 
+from tests.harness.errors import raises
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -34,6 +36,21 @@ def test_pyproject_states_every_key_with_its_default():
 def test_a_configuration_survives_the_way_through_flower():
     config = RunConfig(mu=2.0, num_clients=20, task="mnist", features="oriented-gradients", lost_replies=0.1)
     assert RunConfig.from_mapping(config.to_mapping()) == config
+
+
+@pytest.mark.parametrize("key", [name for name, one in run_keys().items() if one.kind is str])
+def test_a_text_that_is_not_unicode_is_refused_by_its_key(key):
+    """Bytes of a command line that are no UTF-8, as Python reads them; pydantic ends on them in words of its own."""
+    attribute = run_keys()[key].attribute
+    for made in (lambda: RunConfig.from_mapping({key: "\udcff"}), lambda: RunConfig(**{attribute: "\udcff"})):
+        with raises(ConfigurationError, "malformed", key):
+            made()
+
+
+def test_a_cap_that_no_array_is_made_for_is_refused_by_its_key():
+    for cap in (2**31, 2**63, 2**100):
+        with raises(ConfigurationError, "out-of-range", "max-participations"):
+            RunConfig(strategy="full-batch", max_participations=cap)
 
 
 @pytest.mark.parametrize(

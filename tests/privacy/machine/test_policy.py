@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption, gdp_epsilon
 
+from tests.harness.errors import raises
+
 
 def policy(**changes):
     return PrivacyPolicy(**{"clip_norm": 2.0, "batch_size": 4, "max_participations": 30, "mu": 1.0, **changes})
@@ -110,6 +112,13 @@ def test_local_budget_allows_what_a_share_of_noise_leaves():
 def test_impossible_policies_are_refused(changes):
     with pytest.raises(ConfigurationError, match="Expected"):
         policy(**changes)
+
+
+@pytest.mark.parametrize("name", ["batch_size", "max_participations", "sample_participations", "min_separation"])
+def test_counts_that_no_array_is_made_for_are_refused_by_name(name):
+    for count in (2**31, 2**63, 2**100):
+        with raises(ConfigurationError, "out-of-range", name):
+            policy(**{name: count}, mechanism="independent")
 
 
 def test_a_mu_beyond_exact_arithmetic_is_refused():

@@ -35,6 +35,8 @@ from murmurfl.privacy.mechanisms import (
 )
 from murmurfl.privacy.mechanisms.mechanism import gram_sensitivity, pattern_bound, worst_pattern
 
+from tests.harness.errors import raises
+
 CASES = {
     "independent": ("independent", {}),
     "independent, average": ("independent", {"shares": "average"}),
@@ -68,6 +70,13 @@ mechanisms = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def make(case, releases):
     name, options = case
     return make_mechanism(name, releases, **options)
+
+
+@mechanisms
+def test_more_releases_than_arrays_are_made_for_are_refused(case):
+    for releases in (2**63, 2**100):
+        with raises(ConfigurationError, "out-of-range", "num_releases"):
+            make(case, releases)
 
 
 @pytest.mark.few_cases(6)

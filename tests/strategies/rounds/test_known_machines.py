@@ -117,6 +117,16 @@ def test_simulated_nodes_are_waited_for_as_they_start(monkeypatch):
         run(0.0)
 
 
+def test_a_grid_that_hands_over_each_answer_twice_counts_each_once():
+    class Repeating(NodesGrid):
+        def pull_messages(self, message_ids):
+            return [reply for reply in super().pull_messages(message_ids) for _ in range(2)]
+
+    strategy = CorrelatedFedAvg(num_clients=4, node_deadline_s=FOR_EVER, seed=1)
+    strategy.start(Repeating(with_mod(), 4), START, num_rounds=2)
+    assert [(report.asked, report.aggregated) for report in strategy.history] == [(4, 4), (4, 4)]
+
+
 @pytest.mark.parametrize("simulated", [True, False])
 @pytest.mark.parametrize("kind", [CorrelatedFedAvg, Mu2])
 def test_a_foreign_client_is_named_with_the_line_to_write(simulated, kind, request):
