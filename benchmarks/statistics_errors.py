@@ -11,7 +11,7 @@ import logging
 from typing import Any
 
 import numpy as np
-from murmurfl.app.runs.private_statistics import CountedMachines
+from murmurfl.app.runs.private_statistics import counted_clients
 from murmurfl.clients import Column, Label, Schema, TableRows
 from murmurfl.privacy import SumAssumption, Trust, statistics_policy
 from murmurfl.strategies import SecureAggregation, Statistics
@@ -50,7 +50,7 @@ def errors(columns: int, trust: Trust, sums: dict[str, SumAssumption]) -> tuple[
     options: dict[str, Any] = {"secure_aggregation": SecureAggregation(MACHINES, 1)} if sums else {}
     strategy = Statistics(columns=rows.rows.columns, num_clients=MACHINES, seed=1, session="statistics", **options)
     places = data * (rows.rows.columns[0].places - 1)
-    found = strategy.collect(CountedMachines(rows, [places[one::MACHINES] for one in range(MACHINES)], policy, 1))
+    found = strategy.collect(counted_clients(rows, [places[one::MACHINES] for one in range(MACHINES)], policy, 1))
     means, ranks, beside = [], [], 1.0 / (rows.rows.columns[0].places - 1)
     for number, one in enumerate(found.columns):
         mean = one.mean

@@ -14,7 +14,7 @@ mu sqrt(h).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from statistics import fmean
@@ -23,14 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients.simulation.cohort_machines import Cohort
-from ...privacy import protocol
-from ...privacy.errors import RefusedError
 from ...privacy.ledger.ledger_records import MemoryLedger
 from ...privacy.noise import derived_seed
 from ...privacy.setting import by_key
-from ...strategies.rounds.replies import Outcome, Refusal, Reply, RoundRequest
 from ..data.task import Dataset, Shard
+from ..engines.direct import DirectClients
 from ..methods import METHODS, Problem
 from ..methods.presets import WorkedOut, the_task, usual_squared_norm, wanted_mu
 from ..models.fitted_linear import discriminant, ridge
@@ -297,36 +294,10 @@ _LEFT = ("mechanism.schedule", "sampling")
 _OF_ANY = ("strategy", "task", "features", "model", "mechanism", "delta", "preset", "model.gradient-memory-mib")
 
 
-class _Machines:
-    """The machines of a rehearsal, which a strategy asks without messages."""
-
-    def __init__(self, run: Any) -> None:
-        self._names = [str(number) for number in range(run.config.num_clients)]
-        self._cohort = Cohort(self._names, lambda name: run.client(int(name), MemoryLedger()))
-        self._shapes = [values.shape for values in run.model.initial_parameters(run.config.seed)]
-
-    def names(self) -> Sequence[str]:
-        return self._names
-
-    def answer(self, request: RoundRequest) -> Iterator[Outcome]:
-        points = [self._arrays(point) for point in request.points]
-        weighed_as = request.entries.get(protocol.WEIGHED_AS, request.server_round)
-        asked = (weighed_as, request.session, request.acks, points, request.entries)
-        for name, outcome in self._cohort.releases(*asked):
-            if isinstance(outcome, RefusedError):
-                yield Refusal(outcome.code)
-                continue
-            told = self._cohort.client(name).public_entries("gradients")
-            yield Reply(name, outcome.release, outcome.ack, outcome, {**told, protocol.NUM_EXAMPLES: outcome.samples})
-
-    def statements(self, session: str, names: Sequence[str] | None = None) -> Mapping[str, Mapping[str, Any]]:
-        return {}
-
-    def _arrays(self, point: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-        ends = np.cumsum([math.prod(shape) for shape in self._shapes])
-        parts = np.split(point, ends)
-        arrays = [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=False)]
-        return [*arrays, *(part for part in parts[len(self._shapes) :] if part.size)]
+def direct_clients(run: Any) -> DirectClients:
+    """Return the clients of an experiment, which a strategy asks without messages."""
+    shapes = [values.shape for values in run.model.initial_parameters(run.config.seed)]
+    return DirectClients(run.config.num_clients, lambda name: run.client(int(name), MemoryLedger()), shapes)
 
 
 @lru_cache(maxsize=1024)
@@ -336,7 +307,7 @@ def _score(config: RunConfig, made: MadeUp, groups: int, worked_out: WorkedOut) 
     parts = np.split(np.arange(len(data.train_labels)), groups)
     run: Any = worked_out(config, data, [Shard(data, part) for part in parts])
     with without_log():
-        result = run.strategy().start(_Machines(run), run.initial_arrays(), num_rounds=run.num_rounds)
+        result = run.strategy().start(direct_clients(run), run.initial_arrays(), num_rounds=run.num_rounds)
     parameters, samples = result.arrays.to_numpy_ndarrays(), (data.test_features, data.test_labels)
     if made.majority:
         return mean_auc(np.asarray(run.model.logits(parameters, data.test_features), np.float64), data.test_labels)

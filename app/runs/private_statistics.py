@@ -6,7 +6,7 @@ same by the strategy :class:`~murmurfl.strategies.Statistics`, each from a ledge
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,56 +14,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients.messages import GRADIENTS
 from ...clients.one_shot_client import StatisticsClient
 from ...clients.records.machine_records import Items, check_columns, file_items, items_of
 from ...clients.records.places import TableRows
 from ...clients.records.schema import Schema, text_of
-from ...clients.simulation.cohort_machines import Cohort
-from ...privacy import protocol
 from ...privacy.accounting.gdp import check_count
 from ...privacy.accounting.guarantee import SIMULATED, Guarantee, policy_guarantee, server_guarantee
 from ...privacy.accounting.loss import NOTHING_ASSUMED, SumAssumption
-from ...privacy.errors import ConfigurationError, MisfitError, RefusedError
+from ...privacy.errors import ConfigurationError, MisfitError
 from ...privacy.ledger.ledger_records import MemoryLedger
 from ...privacy.machine.policy import PrivacyPolicy, Trust
 from ...privacy.noise import SimulatedKeys
 from ...privacy.queries.statistics import statistics_policy
 from ...strategies.queries import Statistics, TableStatistics, noise_on_answers
-from ...strategies.rounds.replies import Outcome, Refusal, Reply, RoundRequest
 from ...strategies.sums.secure_aggregation import SecureAggregation
+from ..engines.direct import DirectClients
 
 _SESSION = "statistics"
 
 
-class CountedMachines:
-    """Simulated machines that release statistics, asked without messages: sums need no masks where nothing is sent."""
+def counted_clients(
+    rows: TableRows, parts: Sequence[NDArray[np.float64]], policy: PrivacyPolicy, seed: int
+) -> DirectClients:
+    """Return simulated clients that release statistics of their parts of a table."""
 
-    def __init__(self, rows: TableRows, parts: Sequence[NDArray[np.float64]], policy: PrivacyPolicy, seed: int) -> None:
-        def machine(name: str) -> StatisticsClient:
-            keys = SimulatedKeys(seed, name)
-            return StatisticsClient(rows, parts[int(name)], policy, MemoryLedger(), keys, name=name)
+    def client(name: str) -> StatisticsClient:
+        keys = SimulatedKeys(seed, name)
+        return StatisticsClient(rows, parts[int(name)], policy, MemoryLedger(), keys, name=name)
 
-        self._cohort = Cohort([str(number) for number in range(len(parts))], machine)
-
-    def names(self) -> Sequence[str]:
-        return self._cohort.names()
-
-    def answer(self, request: RoundRequest) -> Iterator[Outcome]:
-        """The outcomes of a round's request."""
-        asked = (request.server_round, request.session, request.acks, (), request.entries)
-        for name, outcome in self._cohort.releases(*asked):
-            if isinstance(outcome, RefusedError):
-                yield Refusal(outcome.code)
-                continue
-            entries = self._cohort.client(name).public_entries(GRADIENTS)
-            metrics = {**entries, protocol.NUM_EXAMPLES: outcome.samples}
-            yield Reply(name, outcome.release, outcome.ack, outcome, metrics)
-
-    def statements(self, session: str, names: Sequence[str] | None = None) -> Mapping[str, Mapping[str, Any]]:
-        """What each machine has spent."""
-        chosen = self.names() if names is None else names
-        return {name: self._cohort.client(name).statement(session) for name in chosen}
+    return DirectClients(len(parts), client)
 
 
 def private_statistics(
@@ -149,7 +128,7 @@ def private_statistics(
     if trust == "trusted-server":
         options |= {"policy": policy, "noise_keys": keys}
     strategy = Statistics(**options)
-    found = strategy.collect(CountedMachines(rows, [places[part] for part in parts], policy, seed))
+    found = strategy.collect(counted_clients(rows, [places[part] for part in parts], policy, seed))
     return replace(found, guarantee=_guarantee(policy, strategy, keys))
 
 

@@ -126,7 +126,7 @@ def test_one_machine_has_the_noise_of_all_that_a_round_asks(settings, monkeypatc
         for seed in range(12):
             run = worked_out(replace(config, seed=seed), zeros, [rehearsal.Shard(zeros, part) for part in parts])
             strategy = run.strategy()
-            result = strategy.start(rehearsal._Machines(run), run.initial_arrays(), num_rounds=run.num_rounds)
+            result = strategy.start(rehearsal.direct_clients(run), run.initial_arrays(), num_rounds=run.num_rounds)
             found.append(result.arrays.to_numpy_ndarrays()[0].ravel())
         return float(np.std(np.concatenate(found)))  # rows of zeros: weights move by noise alone
 
