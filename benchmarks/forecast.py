@@ -17,7 +17,8 @@ from typing import Any
 from murmurfl.clients import UpdatePolicy
 from murmurfl.clients.adapters.update_policy import update_guarantee
 from murmurfl.privacy import Forecast, Guarantee, PrivacyPolicy, caption, gdp_mu, policy_guarantee
-from murmurfl.privacy.accounting.noise_forecast import TYPICAL, kept_share, rounded_count
+from murmurfl.privacy.accounting.noise_forecast import TYPICAL, kept_share
+from murmurfl.privacy.forecast_text import rounded_count
 
 from .small_trainings import RATIOS, SAMPLES, UPDATES, SampleTraining, UpdateTraining
 

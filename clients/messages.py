@@ -26,8 +26,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from numpy.typing import NDArray
 
 from ..privacy import protocol
-from ..privacy.accounting.noise_forecast import StatedNoise, forecast_of, rounded_count, shortest, stated_noise
+from ..privacy.accounting.noise_forecast import StatedNoise, forecast_of, stated_noise
 from ..privacy.errors import ConfigurationError, LedgerError, RefusedError, is_interrupt
+from ..privacy.forecast_text import own_forecast_sentence
 from ..privacy.machine.clipping import TrainingFigures, observer_around
 from ..privacy.machine.ledgered_machine import LedgeredMachine, PrivacyStatement, Release
 from ..privacy.machine.policy import PrivacyPolicy
@@ -465,9 +466,4 @@ def own_forecast(machine: LedgeredMachine, *, unit: str = "") -> str:
     alone = read and forecast_of(
         [read], num_parameters=machine.num_parameters, machines=1, per_round=1, rounds=read.releases
     )
-    if alone is None:
-        return ""
-    return (
-        f"By itself, over all its releases, its noise is {shortest(alone.ratio)} times as long as its longest update; "
-        f"an average over {rounded_count(alone.machines_needed)} machines like it is likely to be useful, an estimate."
-    )
+    return "" if alone is None else own_forecast_sentence(alone)

@@ -10,7 +10,15 @@ from typing import Any
 from ...privacy.accounting.gdp import gdp_epsilon
 from ...privacy.accounting.guarantee import rounded_up
 from ...privacy.accounting.loss import plain_fields
-from ...privacy.accounting.noise_forecast import Forecast, rounded_count, shortest
+from ...privacy.accounting.noise_forecast import Forecast
+from ...privacy.forecast_text import (
+    forecast_advice,
+    forecast_basis,
+    forecast_document,
+    forecast_sentence,
+    rounded_count,
+    shortest,
+)
 from ...privacy.machine.policy import Trust
 from ..methods import METHODS
 from ..reports.table import Column, Table
@@ -526,7 +534,7 @@ def update_document(request: UpdateRequest) -> dict[str, Any]:
     """The forecast of updates, as plain values."""
     return {
         "request": asdict(request),
-        "forecast": request.forecast().document(),
+        "forecast": forecast_document(request.forecast()),
         "guarantee": request.guarantee.document(),
         "table": [_update_row(*one) for one in by_epsilon(request)],
     }
@@ -541,9 +549,9 @@ def update_lines(request: UpdateRequest) -> list[str]:
         f"{sums if policy.trust == SECURE else ''}"
     )
     return [
-        forecast.sentence,
-        forecast.basis,
-        *forecast.advice(),
+        forecast_sentence(forecast),
+        forecast_basis(forecast),
+        *forecast_advice(forecast),
         f"Guarantee: {request.guarantee.sentence}",
         "Run it:",
         f"    CorrelatedNoiseMod(simulation=UpdatePolicy({given}))",

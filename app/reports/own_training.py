@@ -14,6 +14,7 @@ from typing import Any
 from flwr.serverapp.strategy import Result
 
 from ...privacy.accounting.guarantee import Statements, stated_guarantee, stated_values
+from ...privacy.forecast_text import forecast_document
 from ...privacy.queries.evaluation import EvaluationResult
 from ...strategies.callbacks.callback import Training
 from ..runs.outcome import MEASURES, Outcome
@@ -76,7 +77,7 @@ def record_training(
         _central(result),
         min_cohort=max(stated_values(statements, "min-cohort"), default=None) if guarantee.min_honest else None,
         helpers=None if sums is None else sums.helpers,
-        forecast=None if strategy.forecast is None else strategy.forecast.document(),
+        forecast=None if strategy.forecast is None else forecast_document(strategy.forecast),
         num_clients=strategy.num_clients,
         releases=sum(int(one["releases"]) for one in statements.values()),
         num_parameters=sum(array.numpy().size for array in result.arrays.values()),

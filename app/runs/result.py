@@ -24,6 +24,7 @@ from ...privacy.accounting.guarantee import Guarantee
 from ...privacy.accounting.noise_forecast import Forecast
 from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.files import not_written, replace_durably
+from ...privacy.forecast_text import forecast_document
 from ...privacy.machine.clipping import TrainingFigures
 from ...privacy.machine.tables import NONE, PRIVATE
 from ...privacy.queries.evaluation import EvaluationRows
@@ -289,7 +290,7 @@ class RunResult:
             epsilon_local=self.epsilon_local,
             helpers=config.helpers if config.secure else None,
             delta=config.delta,
-            forecast=None if self.forecast is None else self.forecast.document(),
+            forecast=None if self.forecast is None else forecast_document(self.forecast),
             num_clients=config.num_clients,
             releases=releases_made(self.statements),
             num_parameters=experiment.model.num_parameters,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...privacy.accounting.guarantee import plain_meaning, rounded_up
-from ...privacy.accounting.noise_forecast import HELD, shortest
 from ...privacy.errors import ConfigurationError
+from ...privacy.forecast_text import HELD, shortest
 from ...privacy.machine.policy import NO_NOISE
 from ..reports.figures import empty_figure
 from .outcome import Alone, EvaluationFigures, Outcome, Twin, infinite

@@ -18,8 +18,6 @@ directions. Which part of it a typical training uses (:data:`TYPICAL`), and what
 from __future__ import annotations
 
 import math
-import sys
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -32,7 +30,6 @@ from ..machine.shuffled_machine import ShuffledPolicy
 from ..mechanisms import noise_stands_alone
 from ..mechanisms.mechanism import Mechanism
 from .gdp import gdp_epsilon
-from .guarantee import UNIT_WORDS, rounded_up
 from .noise_plan import NoisePlan
 
 _SHORTEST_RELEASE, _LARGEST_NOISE = 1e-150, 1e100
@@ -184,8 +181,6 @@ with each other far more than gradients do, which shrink while a training goes o
 USEFUL_SHARE, LEAST_SHARE = 0.5, 0.25
 """A run is called useful if it keeps half of what can be learnt, in the middle of what is rehearsed, and useless if it
 does not keep a quarter."""
-HELD = "which held in 4 of 5 other situations"
-"""How often a rehearsed range held (docs/tuning.md)."""
 MOST_USEFUL = 1.0
 """Up to this ratio of the noise to a typical update a training is called useful: it keeps nine tenths."""
 LEAST_USELESS = 5.0
@@ -198,16 +193,6 @@ _SAMPLES = 100
 """Samples of a machine, where nobody says how many there are."""
 _LEAST_HONEST = 2
 _FEWEST_VALUES = 10
-_LITTLE = 20.0
-_NEXT_TO_NOTHING = 3.0
-_DIGITS_BEFORE = 10
-
-
-_NOT_KNOWN = (
-    "Whether these steps learn enough without noise it cannot know:",
-    "see that first, in a simulation on public data, epsilon=1000.",
-)
-"""Advice where one release is one step of gradients: a user of many local steps a round easily has too few."""
 
 
 def kept_share(ratio: float) -> float:
@@ -224,11 +209,26 @@ def kept_share(ratio: float) -> float:
     return 1.0 / (1.0 + (ratio / _HALF_LEFT) ** 2)
 
 
-class Change(NamedTuple):
-    """A change that would lessen the noise, in words, and the ratio of noise to a typical update it would lead to."""
+ChangeKind = Literal["sample", "sums", "both", "machines", "samples", "parameters", "epsilon"]
 
-    words: str
+
+class Change(NamedTuple):
+    """A change that would lessen the noise.
+
+    Parameters
+    ----------
+    kind : str
+        What is changed: ``sample`` protects one sample in place of all of a client's, ``sums`` is secure aggregation
+        with half of the clients honest, ``both`` is the two together, and the others change that number.
+    ratio : float
+        The ratio of noise to a typical update that it would lead to.
+    amount : float
+        The new number; of ``samples`` how many times as many.
+    """
+
+    kind: ChangeKind
     ratio: float
+    amount: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,8 @@ class Forecast:
     """What a training's model will be made of, as far as public numbers tell.
 
     The ratio to the longest update is arithmetic on what machines state; everything about a typical update is an
-    estimate, and called one. No data are looked at.
+    estimate, and called one. No data are looked at. It has figures alone; :mod:`murmurfl.privacy.forecast_text` says
+    them to people.
 
     Parameters
     ----------
@@ -323,27 +324,24 @@ class Forecast:
         return self.typical_ratio / MOST_USEFUL
 
     def changes(self) -> list[Change]:
-        """Changes that would lessen the noise, each by itself, those without a larger epsilon first."""
-        found, samples, summed = [], self.samples or _SAMPLES, self.summed()
+        """Return changes that would lessen the noise, each by itself, those without a larger epsilon first."""
+        found: list[Change] = []
+        summed = self.summed()
         if self._excess <= 1 and self.rehearsed is not None:
             return found  # it is not the noise that keeps it from learning
         if self.unit == "machine":
-            found.append(Change(f"privacy for one sample instead, {samples:,} a machine", self.per_sample()))
+            found.append(Change("sample", self.per_sample(), self.samples or _SAMPLES))
         if summed is not None:
-            best = "" if self.alone else ", at best"
-            found.append(Change(f"secure aggregation, half of the machines honest{best}", summed.typical_ratio))
+            found.append(Change("sums", summed.typical_ratio))
             if self.unit == "machine":
                 found.append(Change("both", summed.per_sample()))
-        found.append(Change(f"{rounded_count(self.machines_needed)} machines like these", MOST_USEFUL))
+        found.append(Change("machines", MOST_USEFUL, self.machines_needed))
         if self.clip_unit == "sample":
-            times = shortest(max(self._excess, 1.0), up=True)
-            found.append(Change(f"{times} times as many samples on each machine", MOST_USEFUL))
+            found.append(Change("samples", MOST_USEFUL, max(self._excess, 1.0)))
         if self.parameters_needed >= _FEWEST_VALUES:
-            few = rounded_count(self.parameters_needed, up=False)
-            found.append(Change(f"{few} values to train (frozen features)", MOST_USEFUL))
+            found.append(Change("parameters", MOST_USEFUL, self.parameters_needed))
         if math.isfinite(self.epsilon_needed):  # a simulation may have noise that nothing can be vouched for
-            little = ", which protects little" if self.epsilon_needed > _LITTLE else ""
-            found.append(Change(f"epsilon = {shortest(self.epsilon_needed, up=True)}{little}", MOST_USEFUL))
+            found.append(Change("epsilon", MOST_USEFUL, self.epsilon_needed))
         return found
 
     def summed(self) -> Forecast | None:
@@ -358,7 +356,7 @@ class Forecast:
         return self.ratio / (self.samples or _SAMPLES) / TYPICAL["sample"]
 
     def document(self) -> dict[str, Any]:
-        """Everything as plain values; a number that is infinite or that nobody needs is None."""
+        """Return the figures as plain values; a number that is infinite or that nobody needs is None."""
         return {
             "verdict": self.verdict,
             "warning": self.is_warning,
@@ -370,62 +368,7 @@ class Forecast:
             "machines_needed": self.machines_needed,
             "parameters_needed": self.parameters_needed,
             "epsilon_needed": self.epsilon_needed,
-            "sentence": self.sentence,
-            "changes": [] if self.verdict == "useful" else [change._asdict() for change in self.changes()],
         }
-
-    @property
-    def sentence(self) -> str:
-        """What to expect, in one sentence or two."""
-        if self.rehearsed is not None:
-            low, high = (100 * share for share in self.rehearsed)
-            return (
-                f"Forecast before the first round: {self.verdict}. Rehearsed on made-up data of its shape, with its "
-                f"noise, the run keeps {low:.0f} to {high:.0f} % of what can be learnt beyond always giving the usual "
-                f"answer: an estimate, {HELD}. The noise in the average of all releases is {shortest(self.ratio)} "
-                "times as long as the longest update."
-            )
-        percent = 100 * self.kept
-        left = "next to nothing" if percent < _NEXT_TO_NOTHING else f"about {percent:.0f} %"
-        return (
-            f"Forecast before the first round: {self.verdict}. Over the whole training the noise in the average is "
-            f"{shortest(self.ratio)} times as long as the longest update it can have, and an estimated "
-            f"{shortest(self.typical_ratio)} times as long as a typical one; of what would be learnt without noise "
-            f"{left} is likely to be left, an estimate too."
-        )
-
-    @property
-    def basis(self) -> str:
-        """The sentence with the numbers behind the forecast; mu is shown as an epsilon too."""
-        epsilon = ""
-        if math.isfinite(self.mu):
-            epsilon = f" (epsilon = {rounded_up(gdp_epsilon(self.mu, self.delta))} at delta = {self.delta:g})"
-        honest = f", of which {self.honest:,} are honest" if self.trust == "secure-aggregation" else ""
-        return (
-            f"From {self.num_parameters:,} values, {self.machines:,} machines ({self.per_round:,} a round{honest}), "
-            f"{self.rounds:,} rounds and noise for mu = {shortest(self.mu, up=True)}{epsilon} to protect "
-            f"{UNIT_WORDS[self.unit]}."
-        )
-
-    def lines(self, width: int = 80) -> list[str]:
-        """Sentence, basis and advice, in lines of at most ``width`` characters."""
-        return [*textwrap.wrap(self.sentence, width), *textwrap.wrap(self.basis, width), *self.advice()]
-
-    def advice(self) -> list[str]:
-        """Return what to change first, one change a line; of a useful model only what no forecast knows."""
-        if self.verdict == "useful":
-            return list(_NOT_KNOWN) if self.clip_unit == "sample" else []
-        rows = [(one.words, shortest(one.ratio)) for one in (Change("as it is", self.typical_ratio), *self.changes())]
-        room = max(len(words) for words, _ in rows)
-        told = (f"  {words:<{room}}  {ratio}" for words, ratio in rows)
-        return ["What would help, each alone: the noise over a typical update", *told]
-
-    def banner(self, width: int = 80) -> list[str]:
-        """The lines of a warning that cannot be missed."""
-        useless = self.verdict == "useless"
-        title = "THIS MODEL IS LIKELY TO BE USELESS" if useless else "MUCH OF THIS MODEL WILL BE NOISE"
-        bar = "=" * width
-        return [bar, title.center(width).rstrip(), bar, *self.lines(width), bar]
 
 
 def forecast_of(
@@ -468,24 +411,3 @@ def forecast_of(
         alone=all(one.alone for one in stated),
         samples=samples,
     )
-
-
-def shortest(value: float, *, up: bool = False) -> str:
-    """A figure in two digits, for people; thousands and more with commas.
-
-    Examples
-    --------
-    >>> shortest(0.0461), shortest(36.4), shortest(36.4, up=True), shortest(1234.5)
-    ('0.046', '36', '37', '1,200')
-    """
-    if not (sys.float_info.min <= abs(value) < math.inf):  # also 0, NaN, and what has no second digit
-        return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
-    rounded = (math.ceil(value / unit * (1 - 1e-9)) if up else round(value / unit)) * unit
-    return f"{rounded:,.0f}" if rounded >= _DIGITS_BEFORE else f"{rounded:.2g}"
-
-
-def rounded_count(value: float, *, up: bool = True) -> str:
-    """A number of things for people, in two digits, rounded up or down."""
-    unit = 10 ** max(math.floor(math.log10(max(value, 1))) - 1, 0)
-    return f"{(math.ceil(value / unit) if up else math.floor(value / unit)) * unit:,}"

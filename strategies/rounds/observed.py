@@ -13,6 +13,7 @@ from typing import Any
 from ...privacy import protocol
 from ...privacy.accounting.noise_forecast import Forecast
 from ...privacy.errors import ConfigurationError, MurmurflError
+from ...privacy.forecast_text import forecast_advice, forecast_banner, forecast_basis, forecast_sentence
 from ...privacy.machine.clipping import FAR_BEYOND, TrainingFigures, times
 from .replies import RoundReport
 
@@ -118,10 +119,13 @@ def log_forecast(forecast: Forecast | None, failed_sums: int = 0) -> None:
     if forecast is None:
         return
     # A record for each line: `murmurfl run` and others who read this log look for warnings line by line.
-    for line in forecast.banner(_WIDTH) if forecast.is_warning else ():
-        logger.warning("%s", line)
-    for line in () if forecast.is_warning else (f"{forecast.sentence} {forecast.basis}", *forecast.advice()):
-        logger.info("%s", line)
+    if forecast.is_warning:
+        level, lines = logging.WARNING, forecast_banner(forecast, _WIDTH)
+    else:
+        sentences = f"{forecast_sentence(forecast)} {forecast_basis(forecast)}"
+        level, lines = logging.INFO, [sentences, *forecast_advice(forecast)]
+    for line in lines:
+        logger.log(level, "%s", line)
     if failed_sums and not forecast.alone:
         logger.info(
             "A wrong sum is skipped, and machines mend the noise where their mechanism can. After %d the training "

@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.privacy import SumAssumption
+from murmurfl.privacy.forecast_text import forecast_basis, forecast_sentence
 from murmurfl.strategies import CorrelatedFedAvg, SecureAggregation
 from murmurfl.strategies.rounds import loop
 
@@ -91,7 +92,7 @@ def test_much_noise_is_a_warning_too_and_little_noise_is_a_line(caplog):
     strategy, _ = trained(8.0, size=4)
     assert strategy.forecast.verdict == "useful"
     assert [r.getMessage() for r in caplog.records if "Forecast" in r.getMessage()] == [
-        f"{strategy.forecast.sentence} {strategy.forecast.basis}"
+        f"{forecast_sentence(strategy.forecast)} {forecast_basis(strategy.forecast)}"
     ]
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
