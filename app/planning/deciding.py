@@ -33,7 +33,7 @@ from ..methods.queries import trained_samples
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
 from .noise_plans import Person, Plan
-from .rehearsal import kept_beside_alone, mean_kept
+from .rehearsal import against_local_baseline, mean_retained_utility
 
 SAMPLE_USES = {"once": 1, "few": 4, "any": None}
 """The most releases of a sample, by the run-config key ``strategy.sample-uses``; None for any number."""
@@ -155,21 +155,21 @@ class Candidate:
     uses: int  # In how many releases a sample is
     # How much more than the usual way it must keep to be taken: by so much what is kept differs from one kind of data
     # to the next
-    handicap: float = 0.0
+    prior_penalty: float = 0.0
     # What differs from the decision's: `taken`, `default`, `strategy`, `rounds`, `batch`, `order` or `trust`
     varied: str = ""
     mark: str = ""  # What it is to whoever reads a list of them; often empty
     accuracy: float | None = None  # On the test set, where it was tried out
 
     @cached_property
-    def kept(self) -> float:
+    def retained_utility(self) -> float:
         """What it keeps of what can be learnt, on average over made-up data; 0 where it cannot be rehearsed."""
-        return mean_kept(self.problem, self.worked_out)
+        return mean_retained_utility(self.problem, self.worked_out)
 
     @cached_property
-    def beside_alone(self) -> tuple[float, float] | None:
+    def against_local_baseline(self) -> tuple[float, float] | None:
         """What it keeps, by more rehearsals, and one machine without the others and noise; None without a rehearsal."""
-        return kept_beside_alone(self.problem, self.worked_out)
+        return against_local_baseline(self.problem, self.worked_out)
 
     @property
     def measure(self) -> str:
@@ -180,8 +180,8 @@ class Candidate:
 
     @property
     def score(self) -> float:
-        """The rank of a candidate, less is better: the share that is lost, and the handicap."""
-        return 1.0 - self.kept + self.handicap
+        """The rank of a candidate, less is better: the share that is lost, and the prior_penalty."""
+        return 1.0 - self.retained_utility + self.prior_penalty
 
     @property
     def whole(self) -> bool:
@@ -321,15 +321,15 @@ _FULL_ROUNDS = (6, 12)
 FEW_POINTS = 0.05
 """Shares that differ by less are the same: made-up data differ by more."""
 _OTHER = 0.05
-"""What a way is behind by that is not the usual one."""
+"""Prior penalty of what is not the usual strategy."""
 _OTHER_ROUNDS, _OTHER_ROUNDS_OF_A_PASS = 0.1, 0.15
-"""What other rounds are behind by: the usual ones are near the best in all but the loudest noise."""
+"""Prior penalty of other rounds: the usual ones are near the best in all but the loudest noise."""
 _ONE_STEP = 0.3
-"""What one step along the mean gradient is behind by where more are usual: of Gaussian classes it tells nearly all."""
+"""Prior penalty of one step along the mean gradient where more are usual: of Gaussian classes it tells nearly all."""
 _ONCE = 0.3
-"""What using samples once is behind by where they may be used in every round: the theorem says that it needs more."""
+"""Prior penalty of using samples once where they may be used in every round: the theorem says that it needs more."""
 _GAUSSIAN = 0.5
-"""What one shot is behind by: of Gaussian classes second moments tell everything, of real ones less."""
+"""Prior penalty of one shot: of Gaussian classes second moments tell everything, of real ones less."""
 
 
 class _Way(NamedTuple):
@@ -337,7 +337,7 @@ class _Way(NamedTuple):
 
     strategy: str
     settings: Settings
-    handicap: float = _OTHER
+    prior_penalty: float = _OTHER
     ruled_out: str = ""
 
 
@@ -357,7 +357,7 @@ def _ways(request: PlanRequest) -> list[_Way]:
         return [*_one_pass(request, cancelling, usual=True), *_one_pass(request, fresh), *_refused(full, shot, why)]
     if uses is None:
         passes = [way for name in (cancelling, fresh) for way in _one_pass(request, name)]
-        once = [way._replace(handicap=_ONCE) for way in passes]
+        once = [way._replace(prior_penalty=_ONCE) for way in passes]
         return [*whole, *shot, *once]
     return [*_one_pass(request, cancelling, usual=True), *_one_pass(request, fresh), *whole, *shot]
 
@@ -388,7 +388,7 @@ def _refused(full: str, shot: list[_Way], why: str) -> list[_Way]:
 
 
 def _one_pass(request: PlanRequest, strategy: str, *, usual: bool = False) -> list[_Way]:
-    """One pass over all samples, cut into rounds; the usual number of them has no handicap where the strategy is."""
+    """One pass over all samples, cut into rounds; the usual number has no penalty of its own."""
     share, most = request.asked / request.machines, request.most_rounds
     known = tuned(replace(request.config, features=_features(request, strategy))) is not None
     made: dict[int, _Way] = {}
@@ -405,9 +405,9 @@ def _one_pass(request: PlanRequest, strategy: str, *, usual: bool = False) -> li
     numbers = {batch: int(way.settings["num-rounds"]) for batch, way in made.items()}
     wanted = _usual_rounds(request, strategy, max(made))
     best = min(numbers, key=lambda batch: abs(math.log(numbers[batch] / wanted)))
-    handicaps = {at: _ONE_STEP if rounds == 1 else _OTHER_ROUNDS_OF_A_PASS for at, rounds in numbers.items()}
-    handicaps[best] = 0.0
-    return [way._replace(handicap=handicaps[batch] + (0.0 if usual else _OTHER)) for batch, way in made.items()]
+    penalties = {at: _ONE_STEP if rounds == 1 else _OTHER_ROUNDS_OF_A_PASS for at, rounds in numbers.items()}
+    penalties[best] = 0.0
+    return [way._replace(prior_penalty=penalties[batch] + (0.0 if usual else _OTHER)) for batch, way in made.items()]
 
 
 def _usual_rounds(request: PlanRequest, strategy: str, batch: int) -> int:
@@ -434,7 +434,7 @@ def candidates_of(request: PlanRequest) -> tuple[list[Candidate], dict[str, str]
             continue
         settings = {**way.settings, "features": _features(request, way.strategy)}
         try:
-            candidate = tried(request, way.strategy, settings, handicap=way.handicap)
+            candidate = tried(request, way.strategy, settings, prior_penalty=way.prior_penalty)
         except ConfigurationError as error:
             refused.setdefault(way.strategy, str(error))
         else:
@@ -453,7 +453,7 @@ def _features(request: PlanRequest, strategy: str) -> str:
     return (known or list(found))[0]
 
 
-def tried(request: PlanRequest, strategy: str, settings: Settings, *, handicap: float = 0.0) -> Candidate:
+def tried(request: PlanRequest, strategy: str, settings: Settings, *, prior_penalty: float = 0.0) -> Candidate:
     """A strategy with some settings, in as many rounds as it takes and as are possible."""
 
     def made(**more: Value) -> Candidate:
@@ -470,7 +470,7 @@ def tried(request: PlanRequest, strategy: str, settings: Settings, *, handicap: 
         own = {name: value for name, value in chosen.items() if name != "strategy" and known[name] != value}
         policy = METHODS[strategy].policy(problem.trained, min(problem.sizes))
         uses = policy.participations + problem.uses_beside
-        return Candidate(strategy, own, problem, request.worked_out, noise_to_signal_of(problem), uses, handicap)
+        return Candidate(strategy, own, problem, request.worked_out, noise_to_signal_of(problem), uses, prior_penalty)
 
     if strategy not in METHODS:
         raise ConfigurationError(
@@ -537,8 +537,8 @@ class PlanResult:
         """Return why a candidate that is possible was not taken."""
         favoured = "" if METHODS[candidate.strategy].takes_steps else ", whose Gaussian classes favour it,"
         return (
-            f"on made-up data{favoured} it keeps {100 * candidate.kept:.0f} % of what can be learnt, "
-            f"{self.chosen.strategy} {100 * self.chosen.kept:.0f} %"
+            f"on made-up data{favoured} it keeps {100 * candidate.retained_utility:.0f} % of what can be learnt, "
+            f"{self.chosen.strategy} {100 * self.chosen.retained_utility:.0f} %"
         )
 
 

@@ -78,7 +78,7 @@ def decision_document(result: PlanResult) -> dict[str, Any]:
     """Return the decision as plain values: what was chosen, why, and why not the others."""
     others = [{**_candidate_document(one), "why_not": result.why_not(one)} for one in result.others]
     others += [{"strategy": name, "possible": False, "why_not": why} for name, why in result.impossible.items()]
-    beside = result.chosen.beside_alone
+    beside = result.chosen.against_local_baseline
     alone = {"kept_alone": None if beside is None else beside[1]}
     return {
         "chosen": {**_candidate_document(result.chosen), **alone},
@@ -98,7 +98,7 @@ def _candidate_document(candidate: Candidate) -> dict[str, Any]:
         "features": candidate.features,
         "centring": "private" if candidate.problem.is_centred else "none",
         "noise_to_signal": candidate.noise_to_signal,
-        "kept": candidate.kept,
+        "kept": candidate.retained_utility,
         "settings": dict(candidate.settings),
     }
 
@@ -143,9 +143,9 @@ def _often(candidate: Candidate) -> str:
 
 def worth_lines(chosen: Candidate) -> list[str]:
     """Whether federating is worth it, by rehearsal; empty where nothing was rehearsed."""
-    if chosen.beside_alone is None:
+    if chosen.against_local_baseline is None:
         return []
-    kept, alone = chosen.beside_alone
+    kept, alone = chosen.against_local_baseline
     figures = f"on made-up data it keeps {100 * kept:.0f} % of what can be learnt{chosen.measure}"
     sizes = chosen.problem.sizes
     of = " of average size" if max(sizes) >= 2 * min(sizes) else ""
@@ -161,11 +161,11 @@ def worth_lines(chosen: Candidate) -> list[str]:
 def longer_lines(result: PlanResult) -> list[str]:
     """Whether twice as many rounds would learn more, by rehearsal; empty where they cannot be had."""
     chosen, longer = result.chosen, result.longer
-    if longer is None or not longer.kept:
+    if longer is None or not longer.retained_utility:
         return []
-    gained = longer.kept - chosen.kept
+    gained = longer.retained_utility - chosen.retained_utility
     more = "learn more" if gained > FEW_POINTS else "learn less" if gained < -FEW_POINTS else "gain little"
-    return [f"More rounds would {more}, likely: twice as many keep {100 * longer.kept:.0f} %."]
+    return [f"More rounds would {more}, likely: twice as many keep {100 * longer.retained_utility:.0f} %."]
 
 
 def late_lines(config: RunConfig) -> list[str]:
@@ -275,7 +275,7 @@ def rows_of(rows: Sequence[Candidate]) -> list[dict[str, str]]:
             "batch": str(row.batch),
             "rounds": str(row.rounds),
             "noise": f"{row.noise_to_signal:.2f}",
-            "keeps": f"{100 * row.kept:.0f} %",
+            "keeps": f"{100 * row.retained_utility:.0f} %",
             "accuracy": "" if row.accuracy is None else f"{100 * row.accuracy:.1f} %",
         }
         for number, row in enumerate(rows, 1)
@@ -322,9 +322,10 @@ def _why_not_default(taken: Candidate, default: Candidate, numbers: Mapping[int,
     name = "the default" if DEFAULT in default.mark else "what is set"
     if default.score <= taken.score:
         return []
-    why = f"on made-up data it keeps {100 * default.kept:.0f} % of what can be learnt, row {numbers[id(taken)]} keeps "
+    why = f"on made-up data it keeps {100 * default.retained_utility:.0f} % of what can be learnt, "
+    why += f"row {numbers[id(taken)]} keeps {100 * taken.retained_utility:.0f} %"
     tried = "" if taken.accuracy is None or default.accuracy is None else f" Tried out: {_accuracies(default, taken)}."
-    return [f"Why {name} is not the best: {why}{100 * taken.kept:.0f} %.{tried}"]
+    return [f"Why {name} is not the best: {why}.{tried}"]
 
 
 def _accuracies(one: Candidate, other: Candidate) -> str:
@@ -372,7 +373,9 @@ def _batches(rows: Sequence[Candidate]) -> list[str]:
 
 
 def _kept_by(candidates: Mapping[int, Candidate]) -> str:
-    return ", ".join(f"{100 * candidates[number].kept:.0f} % with {number}" for number in sorted(candidates))
+    return ", ".join(
+        f"{100 * candidates[number].retained_utility:.0f} % with {number}" for number in sorted(candidates)
+    )
 
 
 def _secret_orders(rows: Sequence[Candidate], numbers: Mapping[int, int]) -> list[str]:

@@ -41,8 +41,8 @@ MOST_FEATURES = 256
 TEST_SAMPLES = 1000
 
 
-class Member(NamedTuple):
-    """A kind of made-up data."""
+class SyntheticProfile(NamedTuple):
+    """Profile of a kind of synthetic data."""
 
     between: float  # share of the variance that is between classes
     falls: float  # how quickly the spectrum within them falls
@@ -50,22 +50,22 @@ class Member(NamedTuple):
     length: float  # of a long sample, beside the bound
 
 
-USUAL = (Member(0.15, 0.5, 1.0, 1.0), Member(0.15, 1.2, 1.0, 0.8))
+USUAL = (SyntheticProfile(0.15, 0.5, 1.0, 1.0), SyntheticProfile(0.15, 1.2, 1.0, 0.8))
 """Neither hard nor easy to learn from."""
 FAMILY = (
-    Member(0.08, 0.0, 1.0, 1.0),
-    Member(0.08, 0.5, 3.0, 0.5),
+    SyntheticProfile(0.08, 0.0, 1.0, 1.0),
+    SyntheticProfile(0.08, 0.5, 3.0, 0.5),
     *USUAL,
-    Member(0.15, 1.2, 3.0, 0.5),
-    Member(0.4, 0.5, 1.0, 1.0),
+    SyntheticProfile(0.15, 1.2, 3.0, 0.5),
+    SyntheticProfile(0.4, 0.5, 1.0, 1.0),
 )
 _TWO, _OF_TWO = 2, 0.25
 """What is left of ``between`` for two classes: those of people overlap, and a linear model tells 7 to 8 of 10."""
 
 
 @dataclass(frozen=True)
-class Played:
-    """A run on one kind of made-up data."""
+class DryRunScore:
+    """Score of a run on one kind of synthetic data, between its floor and its ceiling."""
 
     # Accuracy of the run, of always naming the most frequent class, and of central training without noise; with a
     # declared majority, which accuracy hardly sees beyond, the AUC, a mean over classes, and 1/2 for the floor; for a
@@ -75,17 +75,17 @@ class Played:
     ceiling: float
 
     @property
-    def kept(self) -> float:
+    def retained_utility(self) -> float:
         """The share of what central training learns beyond the floor; 0 where that is nothing."""
         learnt = self.ceiling - self.floor
         return (self.score - self.floor) / learnt if learnt else 0.0
 
 
 @dataclass(frozen=True)
-class MadeUp:
-    """Made-up data."""
+class SyntheticData:
+    """Synthetic data of a profile, always the same for the same fields."""
 
-    member: Member
+    profile: SyntheticProfile
     samples: int
     features: int
     classes: int  # 1 for a regression
@@ -96,13 +96,13 @@ class MadeUp:
     @cached_property
     def dataset(self) -> Dataset:
         """The data, always the same."""
-        generator = np.random.Generator(np.random.Philox(key=derived_seed("rehearsal", *self.member, self.seed)))
+        generator = np.random.Generator(np.random.Philox(key=derived_seed("rehearsal", *self.profile, self.seed)))
         rows, labels = self._rows(generator, self.samples + TEST_SAMPLES)
         spread = math.sqrt(float(np.square(rows).sum(axis=1).mean()))
         mean = generator.standard_normal(self.features)
-        rows += self.member.offset * spread * mean / np.linalg.norm(mean)
+        rows += self.profile.offset * spread * mean / np.linalg.norm(mean)
         lengths = np.linalg.norm(rows, axis=1)
-        rows *= self.member.length * self.norm / np.quantile(lengths, 0.9)
+        rows *= self.profile.length * self.norm / np.quantile(lengths, 0.9)
         rows *= np.minimum(1.0, self.norm / np.linalg.norm(rows, axis=1))[:, None]
         x, test = rows.astype(np.float32), slice(None, TEST_SAMPLES)
         train = slice(TEST_SAMPLES, None)
@@ -110,9 +110,9 @@ class MadeUp:
 
     def _rows(self, generator: np.random.Generator, count: int) -> tuple[NDArray[np.float64], NDArray[Any]]:
         """Samples around 0, and their labels."""
-        scale = np.arange(1, self.features + 1) ** (-self.member.falls / 2)
+        scale = np.arange(1, self.features + 1) ** (-self.profile.falls / 2)
         scale /= np.linalg.norm(scale)
-        share = self.member.between * (_OF_TWO if self.classes == _TWO else 1.0)
+        share = self.profile.between * (_OF_TWO if self.classes == _TWO else 1.0)
         if self.classes == 1:
             rows = generator.standard_normal((count, self.features)) * scale
             slope = generator.standard_normal(self.features)
@@ -182,27 +182,27 @@ def mean_auc(scores: NDArray[np.floating], labels: NDArray[Any]) -> float:
 
 _RIDGES = (0.001, 0.1, 1.0, 10.0, 100.0)
 """Of which the best is taken: a machine with hardly more rows than columns knows nothing by the first."""
-made_up = lru_cache(maxsize=32)(MadeUp)
+synthetic_data = lru_cache(maxsize=32)(SyntheticData)
 
 
-def mean_kept(problem: Problem, worked_out: WorkedOut) -> float:
+def mean_retained_utility(problem: Problem, worked_out: WorkedOut) -> float:
     """What a run keeps of what can be learnt, on average over :data:`FAMILY`; 0 where it cannot be rehearsed."""
-    played = rehearse(problem, worked_out)
-    return fmean(one.kept for one in played) if played else 0.0
+    scores = rehearse(problem, worked_out)
+    return fmean(one.retained_utility for one in scores) if scores else 0.0
 
 
-def kept_beside_alone(problem: Problem, worked_out: WorkedOut) -> tuple[float, float] | None:
+def against_local_baseline(problem: Problem, worked_out: WorkedOut) -> tuple[float, float] | None:
     """What a run keeps, and one machine alone without noise, on average over :data:`FAMILY` and more seeds.
 
     None where the run cannot be rehearsed.
     """
-    played = rehearse(problem, worked_out, seeds=_BESIDE_SEEDS)
-    if not played:
+    scores = rehearse(problem, worked_out, seeds=_BESIDE_SEEDS)
+    if not scores:
         return None
     samples = max(round(sum(problem.sizes) / len(problem.sizes)), 1)
-    made = [_made_up_for(problem, member, seed) for member in FAMILY for seed in _BESIDE_SEEDS]
+    made = [_made_up_for(problem, profile, seed) for profile in FAMILY for seed in _BESIDE_SEEDS]
     alone = [(one.learnt(samples) - floor) / (ceiling - floor) for one in made for floor, ceiling in [one.bounds]]
-    return fmean(one.kept for one in played), fmean(alone)
+    return fmean(one.retained_utility for one in scores), fmean(alone)
 
 
 def foretold(problem: Problem, worked_out: WorkedOut) -> tuple[float, float] | None:
@@ -211,10 +211,10 @@ def foretold(problem: Problem, worked_out: WorkedOut) -> tuple[float, float] | N
     An estimate: around what it keeps of :data:`USUAL` made-up data, as wide as four of five situations need
     (docs/tuning.md).
     """
-    played = rehearse(problem, worked_out, members=USUAL, seeds=_SEEDS)
-    if not played:
+    scores = rehearse(problem, worked_out, profiles=USUAL, seeds=_SEEDS)
+    if not scores:
         return None
-    middle = min(max(fmean(one.kept for one in played), 0.0), 1.0)
+    middle = min(max(fmean(one.retained_utility for one in scores), 0.0), 1.0)
     return max(middle - _AROUND, 0.0), min(middle + _AROUND, 1.0)
 
 
@@ -226,25 +226,29 @@ _SEEDS, _BESIDE_SEEDS = (1, 2), (1, 2, 3)
 
 
 def rehearse(
-    problem: Problem, worked_out: WorkedOut, *, members: Sequence[Member] = FAMILY, seeds: Sequence[int] = (1,)
-) -> list[Played]:
+    problem: Problem,
+    worked_out: WorkedOut,
+    *,
+    profiles: Sequence[SyntheticProfile] = FAMILY,
+    seeds: Sequence[int] = (1,),
+) -> list[DryRunScore]:
     """Try a run on made-up data; empty where its model cannot learn from them, or that would take minutes."""
     if problem.num_rounds > _MOST_ROUNDS or problem.model.num_parameters * problem.num_rounds > _MOST_UPDATES:
         return []
     try:
-        return [_played(problem, worked_out, member, seed) for member in members for seed in seeds]
+        return [_dry_run(problem, worked_out, profile, seed) for profile in profiles for seed in seeds]
     except Exception:  # a model of the user's own may do anything with rows that are not its records
         return []
 
 
-def _made_up_for(problem: Problem, member: Member, seed: int) -> MadeUp:
+def _made_up_for(problem: Problem, profile: SyntheticProfile, seed: int) -> SyntheticData:
     """Made-up data of a run's shape, with the samples of the machines that stand for those of a round."""
     config, model = problem.trained.config, problem.model
     norm = math.sqrt(usual_squared_norm(config, model) - ("bias" in model.names))
-    member = member._replace(offset=0.0) if problem.is_centred else member
+    profile = profile._replace(offset=0.0) if problem.is_centred else profile
     features = min(problem.data.num_features, MOST_FEATURES)
     samples = _own_samples(problem) * _groups(problem)
-    return made_up(member, samples, features, problem.data.num_classes, norm, seed, the_task(config).majority)
+    return synthetic_data(profile, samples, features, problem.data.num_classes, norm, seed, the_task(config).majority)
 
 
 def _groups(problem: Problem) -> int:
@@ -258,15 +262,15 @@ def _own_samples(problem: Problem) -> int:
     return max(round(min(samples, MOST_SAMPLES / _groups(problem))), 2)
 
 
-def _played(problem: Problem, worked_out: WorkedOut, member: Member, seed: int) -> Played:
+def _dry_run(problem: Problem, worked_out: WorkedOut, profile: SyntheticProfile, seed: int) -> DryRunScore:
     config, method = problem.trained.config, METHODS[problem.config.strategy]
     asked, groups, own = config.asked_per_round, _groups(problem), _own_samples(problem)
     samples = sum(problem.sizes) / len(problem.sizes)
     batch = min(max(round(config.batch_size * own / samples), 1), own)
     less = own / samples if method.sums_samples else batch / config.batch_size
-    data = _made_up_for(problem, member, seed)
+    data = _made_up_for(problem, profile, seed)
     known = config.to_mapping()
-    kept = {name: known[name] for name in (*_OF_ANY, *method.keys) if name in known}
+    shared = {name: known[name] for name in (*_OF_ANY, *method.keys) if name in known}
     settled_values = {field.name: getattr(problem.values, field.name) for field in fields(problem.values)}
     values = by_key({**settled_values, "projection_radius": problem.values.diameter / 2}, run_keys())
     settled = {name: value for name, value in values.items() if name in known and name not in _LEFT and value}
@@ -283,11 +287,11 @@ def _played(problem: Problem, worked_out: WorkedOut, member: Member, seed: int) 
     }
     if config.private:
         own_settings["mu"] = wanted_mu(config) * (asked if method.trusted else math.sqrt(asked)) / less
-    if "batch-size" in kept:
-        kept["batch-size"] = batch
+    if "batch-size" in shared:
+        shared["batch-size"] = batch
     finite = {name: value for name, value in settled.items() if value != math.inf}
-    made = RunConfig.from_mapping({**kept, **finite, **own_settings})
-    return Played(_score(made, data, groups, worked_out), *data.bounds)
+    made = RunConfig.from_mapping({**shared, **finite, **own_settings})
+    return DryRunScore(_score(made, data, groups, worked_out), *data.bounds)
 
 
 _LEFT = ("mechanism.schedule", "sampling")
@@ -301,7 +305,7 @@ def direct_clients(run: Any) -> DirectClients:
 
 
 @lru_cache(maxsize=1024)
-def _score(config: RunConfig, made: MadeUp, groups: int, worked_out: WorkedOut) -> float:
+def _score(config: RunConfig, made: SyntheticData, groups: int, worked_out: WorkedOut) -> float:
     """Accuracy on the test set, AUC or R^2, of a run trained to the end."""
     data = made.dataset
     parts = np.split(np.arange(len(data.train_labels)), groups)

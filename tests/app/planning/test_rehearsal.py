@@ -11,7 +11,7 @@ from murmurfl.app import simulate
 from murmurfl.app.data.task import Dataset, own_task
 from murmurfl.app.planning import decide, rehearsal
 from murmurfl.app.planning.plan_lines import longer_lines, worth_lines
-from murmurfl.app.planning.rehearsal import FAMILY, MadeUp, foretold, mean_auc, mean_kept, rehearse
+from murmurfl.app.planning.rehearsal import FAMILY, SyntheticData, foretold, mean_auc, mean_retained_utility, rehearse
 from murmurfl.app.runs.experiment import plan_request_of, prepare, worked_out
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Label, Part, Schema
@@ -26,10 +26,10 @@ def experiment(**settings):
 
 
 @pytest.mark.few_cases(2)
-@pytest.mark.parametrize("member", FAMILY)
-def test_made_up_rows_keep_to_the_bound_and_are_always_the_same(member):
-    made = MadeUp(member, **SHAPE)
-    data, again = made.dataset, MadeUp(member, **SHAPE).dataset
+@pytest.mark.parametrize("profile", FAMILY)
+def test_made_up_rows_keep_to_the_bound_and_are_always_the_same(profile):
+    made = SyntheticData(profile, **SHAPE)
+    data, again = made.dataset, SyntheticData(profile, **SHAPE).dataset
     for rows in (data.train_features, data.test_features):
         assert np.linalg.norm(rows, axis=1).max() <= 2.0 * (1 + 1e-6)
     np.testing.assert_array_equal(data.train_features, again.train_features)
@@ -40,7 +40,7 @@ def test_made_up_rows_keep_to_the_bound_and_are_always_the_same(member):
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_a_declared_majority_is_that_of_the_made_up_data_and_judged_by_auc(classes):
-    made = MadeUp(FAMILY[2], **{**SHAPE, "classes": classes, "samples": 4000}, majority=0.9)
+    made = SyntheticData(FAMILY[2], **{**SHAPE, "classes": classes, "samples": 4000}, majority=0.9)
     shares = np.bincount(made.dataset.train_labels) / 4000
     # Off by 0.03 in fewer than 1 of a million.
     np.testing.assert_allclose(shares, [0.9, *[0.1 / (classes - 1)] * (classes - 1)], atol=0.03)
@@ -76,18 +76,18 @@ def test_the_schema_of_a_task_says_the_majority_that_is_rehearsed(monkeypatch):
 
 
 def test_classes_that_lie_farther_apart_are_easier():
-    ceilings = [MadeUp(FAMILY[1]._replace(between=share), **SHAPE).bounds[1] for share in (0.02, 0.15, 0.5)]
+    ceilings = [SyntheticData(FAMILY[1]._replace(between=share), **SHAPE).bounds[1] for share in (0.02, 0.15, 0.5)]
     assert ceilings == sorted(ceilings)
     assert ceilings[-1] > ceilings[0] + 0.2
 
 
 def test_two_classes_overlap_as_those_of_people_do():
-    _, told = MadeUp(FAMILY[2], **{**SHAPE, "classes": 2, "samples": 4000}).bounds
+    _, told = SyntheticData(FAMILY[2], **{**SHAPE, "classes": 2, "samples": 4000}).bounds
     assert 0.65 < told < 0.8  # recidivism 0.68, made-up people 0.78
 
 
 def test_one_machine_alone_is_no_worse_than_the_usual_number_in_a_regression():
-    made = MadeUp(FAMILY[2], **{**SHAPE, "classes": 1, "features": 120, "samples": 2000})
+    made = SyntheticData(FAMILY[2], **{**SHAPE, "classes": 1, "features": 120, "samples": 2000})
     assert -0.1 < made.learnt(150) < made.bounds[1]  # nearly as few rows as columns
 
 
@@ -112,7 +112,7 @@ def test_one_machine_has_the_noise_of_all_that_a_round_asks(settings, monkeypatc
     monkeypatch.setattr(rehearsal, "MOST_SAMPLES", 10**6)
     made = {}
     monkeypatch.setattr(rehearsal, "_score", lambda config, *rest: made.setdefault("config", config) and 0.5)
-    rehearse(whole, worked_out, members=FAMILY[:1])
+    rehearse(whole, worked_out, profiles=FAMILY[:1])
     config = made["config"]
     zeros = Dataset(
         *(np.zeros((2000, 20), np.float32), np.zeros(2000, np.int64)),
@@ -138,7 +138,7 @@ def test_one_machine_has_the_noise_of_all_that_a_round_asks(settings, monkeypatc
 
 
 def test_less_noise_keeps_more_and_the_range_says_so():
-    kept = [mean_kept(experiment(strategy="full-batch", mu=mu), worked_out) for mu in (0.01, 0.1, 2.0)]
+    kept = [mean_retained_utility(experiment(strategy="full-batch", mu=mu), worked_out) for mu in (0.01, 0.1, 2.0)]
     assert kept[0] < 0.3 < kept[2]
     assert kept == sorted(kept)
     low, high = foretold(experiment(strategy="full-batch", mu=10.0), worked_out)
@@ -152,7 +152,7 @@ def test_whether_federating_is_worth_it_depends_on_what_a_machine_has_alone(samp
     chosen = decide(plan_request_of(RunConfig.from_mapping(settings))).chosen
     (line,) = worth_lines(chosen)
     assert line.startswith("Worth federating" if worth else "Not worth federating")
-    assert f"{100 * chosen.beside_alone[0]:.0f} % of what can be learnt" in line
+    assert f"{100 * chosen.against_local_baseline[0]:.0f} % of what can be learnt" in line
     assert "one machine alone" in line
 
 
@@ -173,7 +173,9 @@ def test_plan_says_whether_more_rounds_would_learn_more(asked, said):
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize(("kept", "word"), [(0.6, "gain little"), (0.7, "learn more"), (0.5, "learn less")])
 def test_twice_as_many_rounds_are_compared_by_what_they_keep(kept, word):
-    decision = SimpleNamespace(chosen=SimpleNamespace(kept=0.6), longer=SimpleNamespace(kept=kept))
+    decision = SimpleNamespace(
+        chosen=SimpleNamespace(retained_utility=0.6), longer=SimpleNamespace(retained_utility=kept)
+    )
     assert longer_lines(decision) == [f"More rounds would {word}, likely: twice as many keep {100 * kept:.0f} %."]
 
 
@@ -187,7 +189,7 @@ def test_a_model_that_cannot_learn_from_made_up_rows_is_not_rehearsed(monkeypatc
     monkeypatch.setattr(rehearsal, "_score", lambda *_: math.nan / 0)
     assert rehearse(experiment(strategy="full-batch"), worked_out) == []
     assert foretold(experiment(strategy="full-batch"), worked_out) is None
-    assert mean_kept(experiment(strategy="full-batch"), worked_out) == 0
+    assert mean_retained_utility(experiment(strategy="full-batch"), worked_out) == 0
 
 
 @pytest.mark.parametrize(("mu", "verdict"), [(0.003, "useless"), (3.0, "useful")])

@@ -156,8 +156,8 @@ def test_a_default_that_keeps_less_is_told_by_how_much():
     found = variations_of(choice_of_run(settings), settings, mark=AS_SET)
     (why,) = (line for line in reasons(found, made_up=False) if line.startswith("Why"))
     marked = {row.mark: row for row in found if row.mark}
-    assert f"it keeps {100 * marked[AS_SET].kept:.0f} % of what can be learnt" in why
-    assert f"keeps {100 * marked['taken'].kept:.0f} %." in why
+    assert f"it keeps {100 * marked[AS_SET].retained_utility:.0f} % of what can be learnt" in why
+    assert f"keeps {100 * marked['taken'].retained_utility:.0f} %." in why
 
 
 def test_rows_that_only_seem_better_than_what_is_taken_are_explained():
