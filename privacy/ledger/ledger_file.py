@@ -100,9 +100,9 @@ def key_check(key: bytes) -> bytes:
 class SessionState:
     """How far one session has come."""
 
-    mu: float
+    mu: float = 0.0
     """Reserved, with a minus sign under a trusted server (:class:`~murmurfl.privacy.Account`)."""
-    releases: int
+    releases: int = 0
     digest: str = ""
     """Digest of the session's whole stream; empty if it has none."""
     local: float | None = None

@@ -116,7 +116,7 @@ class SQLiteTransaction(LedgerTransaction):
 
     def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
         with self._errors():
-            before = self.state.sessions.get(session, SessionState(0.0, 0))
+            before = self.state.sessions.get(session, SessionState())
             self._check_forward(session, before, stream, account)
             self._write_stream(session, stream)
             self._reserve(account.reserved, account.reserved_local)
@@ -129,7 +129,7 @@ class SQLiteTransaction(LedgerTransaction):
         """Count as spent whatever the mark knows of, and close every session; returns how many."""
         with self._errors():
             known = {**self.state.sessions, **mark.sessions}
-            pairs = {name: [s.sessions.get(name, SessionState(0.0, 0)) for s in (self.state, mark)] for name in known}
+            pairs = {name: [s.sessions.get(name, SessionState()) for s in (self.state, mark)] for name in known}
             self._decide(mark.budget_local_mu)  # the copy may be from before it was decided
             self._reserve(
                 {name: _larger(ours.mu, theirs.mu) for name, (ours, theirs) in pairs.items()},
@@ -190,11 +190,12 @@ class SQLiteTransaction(LedgerTransaction):
 
     def _check_forward(self, session: str, before: SessionState, stream: StreamRecord, account: Account) -> None:
         local, past = account.reserved_local, self.state.sessions
+        summed = {name: state.loss.worst_case.mu for name, state in past.items() if _summed(state)}
         if (
             account.samples_used < self.state.samples_used
             or stream.release < before.releases
             or any(_forgets(account.reserved.get(name, 0.0), state.mu) for name, state in past.items())
-            or any(local.get(name, -1.0) < state.loss.worst_case.mu for name, state in past.items() if _summed(state))
+            or any(name not in local or local[name] < mu for name, mu in summed.items())
             # Without its name a release cannot be shown to be what the next one is built on.
             or (session in local and not stream.ids.keys() >= stream.pending.keys())
         ):

@@ -537,7 +537,7 @@ class LedgeredMachine:
         return self._orders[session]
 
     def _check_data(self, account: Account) -> None:
-        if self._data is not None and account.samples_used:
+        if self._data is not None:
             self._data.check(account.samples_used, account.data, self.num_rows)
 
     def _digest_of(self, rows: int, otherwise: str = "") -> str:

@@ -151,6 +151,7 @@ def test_a_ledger_never_forgets_that_a_session_was_under_a_trusted_server(tmp_pa
         for reserved in ({"s": 1.0}, {"s": 3.0}, {"s": -0.5}, {}):
             with pytest.raises(LedgerError, match="forgets nothing"):
                 page.commit("s", StreamRecord("f", release=2), Account(4, reserved))
+        page.commit("s", StreamRecord("f", release=2), Account(4, {"s": -1.0}))
     with SQLiteLedger(tmp_path / "second").exclusive() as page:
         assert page.account().unbounded
         assert page.account().spent.mu == 1.0

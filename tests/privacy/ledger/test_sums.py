@@ -161,6 +161,8 @@ def test_an_impossible_budget_of_that_kind_makes_nothing(tmp_path):
         with pytest.raises(ConfigurationError, match="budget_local_mu >= budget_mu"):
             SQLiteLedger.create(tmp_path / "ledger.db", budget_mu=2.0, delta=1e-5, budget_local_mu=budget)
     assert not list(tmp_path.iterdir())
+    alone = SQLiteLedger.create(tmp_path / "ledger.db", budget_mu=2.0, delta=1e-5, budget_local_mu=2.0)
+    assert alone.budget_local_mu == 2.0
 
 
 def test_a_policy_must_have_the_ledgers_budget_if_it_has_one(path):
@@ -189,6 +191,13 @@ def test_a_commit_that_forgets_a_local_figure_or_a_name_is_refused(path, past):
         with pytest.raises(LedgerError, match="forgets nothing"):
             page.commit("s", *past(stream, account))
     assert folder(path) == before
+
+
+def test_a_small_local_figure_is_not_forgotten_either(path):
+    with SQLiteLedger(path).exclusive() as page:
+        page.commit("s", StreamRecord("f", release=1), Account(2, {"s": 0.1}, "", {"s": 0.2}))
+        with raises(LedgerError, "mismatch"):
+            page.commit("s", StreamRecord("f", release=2), Account(4, {"s": 0.1}))
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,20 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SystemKeys, protocol
+from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SumAssumption, SystemKeys, protocol
+from murmurfl.privacy.machine.clipping import MOST_ROWS
 
+from tests.harness.errors import raises
 from tests.privacy.machines import (
+    DATA,
     D,
     DurableLedger,
     contribution,
     machine,
     refused,
 )
+
+ALL = {"order": "all", "mechanism": "independent", "release_rule": "paper"}
 
 
 def test_failing_contribution_records_nothing_in_simulation():
@@ -47,7 +52,7 @@ def test_session_of_another_policy_states_its_reserved_mu(changes):
 
 
 def test_a_machine_of_one_sample_releases_once():
-    for more in ({}, {"order": "all", "mechanism": "independent", "release_rule": "paper"}):
+    for more in ({}, ALL):
         subject = machine(batch_size=1, max_participations=1, num_samples=1, **more)
         assert subject.release("s", 0, contribution).samples == 1
 
@@ -59,6 +64,51 @@ def test_real_machine_needs_exact_noise_and_enough_samples():
         machine(num_samples=39)
     with pytest.raises(ConfigurationError, match="shape"):
         machine().release("s", 0, lambda samples: np.zeros((2, D + 1)))
+
+
+def test_a_real_machine_adds_noise():
+    with raises(ConfigurationError, "conflict", "mechanism"):
+        machine(keys=SystemKeys.generate(), mechanism="none")
+
+
+def test_a_machine_has_the_samples_of_one_pass():
+    """Samples that return must last for ``min_separation`` releases, fresh ones for all of them."""
+    returning = {"batch_size": 3, "max_participations": 8, "sample_participations": 2, "min_separation": 4}
+    assert machine(num_samples=12, **returning).num_samples == 12
+    with raises(ConfigurationError, "out-of-range", "batch_size"):
+        machine(num_samples=11, **returning)
+
+
+def test_sums_over_all_samples_are_of_as_many_as_can_be_counted():
+    whole = {"batch_size": 1, "max_participations": 1, **ALL}
+    assert machine(num_samples=MOST_ROWS, **whole).num_samples == MOST_ROWS
+    for samples in (0, MOST_ROWS + 1):
+        with raises(ConfigurationError, "out-of-range", "num_samples"):
+            machine(num_samples=samples, **whole)
+
+
+def test_the_server_counts_a_release_for_all_samples_or_for_a_batch():
+    assert machine(batch_size=1, max_participations=1, **ALL).release("s", 0, contribution).samples == len(DATA)
+    assert machine(batch_size=5).release("s", 0, contribution).samples == 5
+
+
+def test_a_release_cannot_be_changed_under_its_ledger():
+    """The ledger in memory may hold the very array: what is built on it would have another base."""
+    release = machine(mechanism="independent").release("s", 0, contribution)
+    with pytest.raises(ValueError, match="read-only"):
+        release.counts[0] += 1
+
+
+def test_a_closed_session_s_figure_rests_on_what_the_machine_s_rests_on():
+    """A figure that holds in the worst case is its own worst case, and says so only where sums are assumed."""
+    ledger = DurableLedger()
+    opened = machine(ledger, budget_mu=10.0)
+    opened.release("s", 0, contribution)
+    alone = machine(ledger, budget_mu=10.0, clip_norm=0.5).statement("s").guaranteed
+    sums = {"trust": "secure-aggregation", "sums": SumAssumption(4, 6), "budget_local_mu": 40.0}
+    summed = machine(ledger, budget_mu=10.0, **sums).statement("s").guaranteed
+    assert (alone.conditional, summed.conditional) == (False, True)
+    assert alone.mu == summed.mu == summed.worst_case.mu == opened.plan.mu
 
 
 def test_a_real_machine_insists_on_a_ledger_that_lasts():

@@ -336,6 +336,16 @@ def test_another_record_in_its_place_is_noticed(path):
         running.open("s", "1", FIRST)
 
 
+def test_a_last_line_that_changes_under_a_running_helper_is_noticed(path):
+    running = helper(path)
+    running.open("s", "1", FIRST)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE log SET line = line || ' ' WHERE number = 1")
+        connection.commit()
+    with raises(OpeningRecordError, "damaged"):
+        running.open("s", "2", SECOND)
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"x" * 5000, b"SQLite format 3\x00" + bytes(5000)], ids=["none", "x", "zeros"]
 )
