@@ -9,7 +9,7 @@ ARGS ?=
 SINCE ?= main
 
 .PHONY: help install run test test-changed test-cases test-long test-base mutants golden test-deployment test-docs test-examples test-flower \
-  test-processes test-frameworks deploy-demo docs lint format types bench wheels clean
+  test-processes test-frameworks deploy-demo docs package lint format types bench wheels clean
 
 help:
 	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
@@ -29,6 +29,7 @@ help:
 	@echo "make test-examples  the examples through \`flwr run\` and real nodes"
 	@echo "make lint     ruff, the type checker, who imports whom, and no merge markers"
 	@echo "make docs     the pages of docs/ as a site in build/docs"
+	@echo "make package  wheel and sdist in build/package, checked as the registry would"
 	@echo "make bench    benchmarks; ratios measured in one run"
 	@echo "make wheels   asks the registry whether every base dependency has a wheel for aarch64"
 	@echo "make install  the virtual environment in $(VENV) alone"
@@ -134,6 +135,12 @@ test-examples: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html"
+
+# Wheel and sdist, as they would be published (CONTRIBUTING.md). Needs the network: the build has an environment of its own.
+package: $(STAMP)
+	rm -rf build/package
+	$(BIN)/python -m build --outdir build/package >build/package.log 2>&1 || { cat build/package.log; exit 1; }
+	$(BIN)/python -m twine check --strict build/package/*
 
 # The type checker reads the standard library of each Python that is declared; ruff knows the oldest.
 PYTHONS ?= 3.11 3.12 3.13
