@@ -4,9 +4,10 @@ A class of settings is a frozen pydantic dataclass that lists its settings, each
 configurations and operators' files share declarations. Checks, help, completion, the JSON schema and the documentation
 follow from them.
 
-Options of a choice have a dotted key behind the choice's own: ``mechanism.bands`` is read by ``mechanism = "banded"``.
-In a TOML file they stand in a table, ``[mechanism]`` with ``kind = "banded"`` and ``bands = 8``: ``mechanism.kind`` is
-the same key as ``mechanism``.
+A choice is a union of kinds (:class:`Kind`), each a small model of the options that it reads:
+``Banded(kind="banded", bands=8)``. Options have dotted keys, such as ``mechanism.bands``. In a TOML file they stand in
+a table, ``[mechanism]`` with ``kind = "banded"`` and ``bands = 8``: ``mechanism.kind`` is the same key as
+``mechanism``. Python programs may write ``mechanism="banded", bands=8`` as well.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, MISSING, dataclass, fields
+from dataclasses import KW_ONLY, MISSING, dataclass, fields, replace
 from functools import cache, cached_property
-from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, Union, cast, dataclass_transform, get_args, get_type_hints
 
 import pydantic
 from pydantic_core import CoreSchema, core_schema
@@ -39,6 +40,46 @@ _WORDS: Mapping[Any, str] = {
     Mapping[str, Value]: "a table of numbers, texts and booleans",
 }
 _NUMBERS = (int, float)
+
+
+def hyphenated(name: str) -> str:
+    """Return the name of a field as it is typed."""
+    return name.replace("_", "-")
+
+
+class Kind(pydantic.BaseModel):
+    """One kind of a choice: its name or names in ``kind``, a ``Literal``, and the options that it reads.
+
+    A union of kinds is the type of a choice. A kind whose ``kind`` is a plain ``str`` stands for every other name.
+    """
+
+    model_config: ClassVar[pydantic.ConfigDict] = {
+        **_STRICT,
+        "frozen": True,
+        "alias_generator": hyphenated,
+        "populate_by_name": True,
+        "json_schema_extra": {"required": ["kind"]},
+    }
+
+    @property
+    def name(self) -> str:
+        """The name of this kind."""
+        return vars(self)["kind"]
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the kind's names; none if it stands for every other name."""
+        return get_args(cls.model_fields["kind"].annotation)
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, by the names of fields."""
+        return {name: value for name, value in self.model_dump(exclude_defaults=True).items() if name != "kind"}
+
+
+def kinds_of(choice: Any) -> tuple[type[Kind], ...]:
+    """Return the kinds in a union of kinds; none for any other type."""
+    kinds = get_args(choice)
+    return kinds if kinds and all(isinstance(one, type) and issubclass(one, Kind) for one in kinds) else ()
 
 
 @dataclass(frozen=True)
@@ -89,6 +130,8 @@ class Declaration:
 
     def __get_pydantic_core_schema__(self, kind: Any, handler: pydantic.GetCoreSchemaHandler) -> CoreSchema:
         """The schema of the type within the range, or of a text among the choices."""
+        if kinds := kinds_of(kind):
+            return handler(_discriminated(kinds))
         if kind in _NUMBERS:
             bounds = pydantic.Field(ge=self.at_least, gt=self.above, le=self.at_most, lt=self.below)
             return handler(Annotated[kind, bounds])
@@ -96,10 +139,28 @@ class Declaration:
             return handler(kind)  # who imports a thing refuses what cannot be imported
         return core_schema.no_info_after_validator_function(self._chosen, handler(kind))
 
+    def __get_pydantic_json_schema__(self, schema: Any, handler: pydantic.GetJsonSchemaHandler) -> dict[str, Any]:
+        """The JSON schema of the type within the range, with choices and sentence."""
+        choices = {"enum": list(self.known)} if self.choices and not (self.own or self.names) else {}
+        return {**handler(schema), **choices, "description": self.sentence}
+
     def _chosen(self, value: str) -> str:
         if value in self.known or (self.own and ":" in value):
             return value
         raise ValueError("unknown name")
+
+
+def _discriminated(kinds: tuple[type[Kind], ...]) -> Any:
+    """Return the union of kinds that pydantic tells apart by their names."""
+    tags = {name: one.__name__ for one in kinds for name in one.names()}
+    other = next((one.__name__ for one in kinds if not one.names()), None)
+
+    def tag_of(value: Any) -> str | None:
+        name = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", None)
+        return tags.get(cast("str", name), other)
+
+    tagged = tuple(cast("Any", Annotated)[one, pydantic.Tag(one.__name__)] for one in kinds)
+    return cast("Any", Annotated)[cast("Any", Union)[tagged], pydantic.Discriminator(tag_of)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,17 +177,47 @@ class Setting(Declaration):
         The type of its values.
     default : bool, int, float, str, tuple or mapping
         Its value where nothing is said; it may lie out of range.
+    choice : str
+        The field that holds the chosen kind, of a choice and of its options; empty for any other setting.
+    kinds : tuple of str
+        The kinds that read an option, by name; empty for any other setting.
+    union : type, optional
+        Of a choice, the union of its kinds.
     """
 
     name: str
     attribute: str
     kind: Any
     default: Any
+    choice: str = ""
+    kinds: tuple[str, ...] = ()
+    union: Any = None
+
+    def of(self, values: Any) -> Any:
+        """Return this setting's value in an object of settings; the default if the chosen kind does not read it."""
+        if not self.choice:
+            return getattr(values, self.attribute)
+        chosen = getattr(values, self.choice)
+        return getattr(chosen, self.attribute, self.default) if self.kinds else chosen.name
+
+    @property
+    def table(self) -> str:
+        """The key of its choice, or its own."""
+        return self.name.partition(".")[0]
+
+    def read_with(self, kind: str) -> bool:
+        """Return True unless it is an option that a kind of the choice does not read."""
+        return not self.kinds or kind in self.kinds
 
     @cached_property
     def reader(self) -> pydantic.TypeAdapter[Any]:
         """The validator of its type and range."""
         return pydantic.TypeAdapter(cast("Any", Annotated)[self.kind, self], config=_STRICT)
+
+    def table_schema(self) -> dict[str, Any]:
+        """Return the JSON schema of a choice as a table: one of its kinds, each with the options that it reads."""
+        declared = cast("Any", Annotated)[self.union, self]
+        return pydantic.TypeAdapter(declared).json_schema()
 
     @property
     def expected(self) -> str:
@@ -187,28 +278,55 @@ def settings(kind: SettingsT) -> SettingsT:
 
     def __init__(self: Any, **values: Any) -> None:  # noqa: N807 - that of the class
         known = {one.attribute: one for one in settings_of(type(self)).values()}
-        read = {name: known[name].read(value) if name in known else value for name, value in values.items()}
-        given = {name: value for name, value in read.items() if name not in known or value != known[name].default}
+        read = {
+            name: known[name].read(value) if name in known and not isinstance(value, Kind) else value
+            for name, value in values.items()
+        }
+        by_field = _by_field(read, known)
         try:
-            validated(self, **given)
+            validated(self, **by_field)
         except pydantic.ValidationError as error:
-            raise _as_refusal(error, known) from None
+            raise _as_refusal(error, known, by_field) from None
 
     made.__init__ = __init__
     return made
 
 
-def _as_refusal(error: pydantic.ValidationError, known: Mapping[str, Setting]) -> Exception:
+def _by_field(given: Mapping[str, Any], known: Mapping[str, Setting]) -> dict[str, Any]:
+    """Return the values of fields that differ from their defaults, with options in the choices that they belong to.
+
+    Options replace those of a kind that is given as a whole, as in ``dataclasses.replace(config, bands=8)``.
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        one = known.get(name)
+        if one is None or not (one.choice or value == one.default):
+            found[name] = value
+    for name in dict.fromkeys(known[name].choice for name in given if name in known and known[name].choice):
+        kind = given.get(name, known[name].default)
+        options = kind.options() if isinstance(kind, Kind) else {}
+        options |= {one: given[one] for one, option in known.items() if option.choice == name != one and one in given}
+        chosen = {hyphenated(one): value for one, value in options.items() if value != known[one].default}
+        found[name] = {"kind": kind.name if isinstance(kind, Kind) else kind, **chosen}
+    return found
+
+
+def _as_refusal(error: pydantic.ValidationError, known: Mapping[str, Setting], given: Mapping[str, Any]) -> Exception:
     """The error of ours that a class of settings refused with, or that says what pydantic did."""
     fault = error.errors(include_url=False)[0]
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, ConfigurationError):
         return cause
     name = str(fault["loc"][0]) if fault["loc"] else ""
+    choice = known.get(name)
+    if choice is not None and len(fault["loc"]) > 1:  # an option, behind its choice and the class of the kind
+        name = next((one.attribute for one in known.values() if one.name == f"{choice.name}.{fault['loc'][-1]}"), "")
     if fault["type"] == "missing":
         return ConfigurationError(
             f"Expected values for {known[name].name}, got none of that name.", kind="missing", setting=known[name].name
         )
+    if fault["type"] == "extra_forbidden" and choice is not None and name in known:
+        return not_read(known[name], fault["input"], choice.name, given[choice.attribute]["kind"], known[name].kinds)
     if name in known:
         return known[name].refused(fault["input"], fault["type"])
     return unknown_key(hyphenated(name), [one.name for one in known.values()])
@@ -223,9 +341,37 @@ def settings_of(kind: Any) -> Mapping[str, Setting]:
         declaration = next((mark for mark in marks if isinstance(mark, Declaration)), None)
         if declaration is None:
             continue
-        default = one.default_factory() if one.default_factory is not MISSING else one.default
+        default: Any = one.default_factory() if one.default_factory is not MISSING else one.default
         name = declaration.key or hyphenated(one.name)
-        found[name] = Setting(name=name, attribute=one.name, kind=kind_of, default=default, **vars(declaration))
+        if kinds_of(kind_of):
+            found |= _of_choice(name, one.name, kind_of, declaration, default.name)
+        else:
+            found[name] = Setting(name=name, attribute=one.name, kind=kind_of, default=default, **vars(declaration))
+    return found
+
+
+def _of_choice(name: str, field: str, union: Any, declaration: Declaration, default: str) -> dict[str, Setting]:
+    """Return the settings of a choice, by name: its own, and each option of its kinds with the kinds that read it."""
+    kinds = kinds_of(union)
+    names = tuple(known for kind in kinds for known in kind.names())
+    words: dict[str, Any] = vars(declaration) | {"choices": declaration.choices or names}
+    found = {name: Setting(name=name, attribute=field, kind=str, default=default, choice=field, union=union, **words)}
+    for kind in kinds:
+        for option, info in kind.model_fields.items():
+            key = f"{name}.{hyphenated(option)}"
+            if option == "kind":
+                continue
+            if key in found:
+                found[key] = replace(found[key], kinds=(*found[key].kinds, *kind.names()))
+                continue
+            [declared] = (mark for mark in info.metadata if isinstance(mark, Declaration))
+            one: dict[str, Any] = {
+                "kind": info.annotation,
+                "default": info.default,
+                "choice": field,
+                "kinds": kind.names(),
+            }
+            found[key] = Setting(name=key, attribute=option, **one, **vars(declared))
     return found
 
 
@@ -283,11 +429,6 @@ def by_key(values: Mapping[str, Any], known: Mapping[str, Setting]) -> dict[str,
     return flat({keys.get(name, hyphenated(name)): value for name, value in values.items()}, known)
 
 
-def hyphenated(name: str) -> str:
-    """Return the name of a field as it is typed."""
-    return name.replace("_", "-")
-
-
 def _is_unicode(value: Any) -> bool:
     """Return False for a text that has no UTF-8, or for a list or table with one in it: pydantic ends on them."""
     match value:
@@ -305,6 +446,26 @@ def refusal(name: str, expected: str, got: Any, *, kind: ErrorKind = "conflict")
     """The error that names a key, what was expected and what came."""
     name = hyphenated(name)
     return ConfigurationError(f"Expected {name} to be {expected}, got {got!r}.", kind=kind, setting=name, got=got)
+
+
+def not_read(one: Setting, value: Any, by: str, named: str, readers: Iterable[str]) -> ConfigurationError:
+    """The error for a setting that is set although what ``by`` names does not read it."""
+    able = " or ".join(name for name in readers if name)
+    if able and not named:
+        return ConfigurationError(
+            f"Expected {by} = {able} beside {one.name} = {value}, got no {by}: set it too, or leave {one.name} out.",
+            kind="missing",
+            setting=one.name,
+            got=value,
+        )
+    read = f"; it is read by {by} = {able}" if able else ""
+    return ConfigurationError(
+        f"Expected {one.name} to be left at {one.default!r} with {by} = {named!r}, which does not read it, got "
+        f"{value!r}{read}.",
+        kind="conflict",
+        setting=one.name,
+        got=value,
+    )
 
 
 _OF_A_POLICY = {"sample_participations": "passes"}

@@ -240,7 +240,7 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
     if not config.private or config.noise_quality != "exact" or policy.mechanism_options:
         raise ConfigurationError(
             "Expected a mechanism without options and exact noise on real nodes, got "
-            f"mechanism = {config.mechanism!r}, noise-quality = {config.noise_quality!r}.",
+            f"mechanism = {config.mechanism.kind!r}, noise-quality = {config.noise_quality!r}.",
             kind="conflict",
             setting="mechanism",
         )
@@ -262,7 +262,7 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         "mu": config.mu,
         "budget-mu": policy.budget_mu or config.mu,
         "delta": policy.delta,
-        "mechanism": config.mechanism or ("" if own else policy.mechanism),
+        "mechanism": config.mechanism.kind or ("" if own else policy.mechanism),
     }
     if policy.clipping != "clip":
         settings |= {"clipping": policy.clipping, "clipping.stability": policy.clip_stability}

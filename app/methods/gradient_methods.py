@@ -178,7 +178,7 @@ class CorrelatedMomentumMethod(TreeMomentumMethod, algorithm="correlated-momentu
         return {**super().strategy_options(problem), "mechanism": mechanism, "mechanism_options": options}
 
     def server_noise(self, config: RunConfig) -> str:
-        return known_mechanism(config.mechanism) or self.default_server_mechanism
+        return known_mechanism(config.mechanism.kind) or self.default_server_mechanism
 
 
 class TrustedSgdMethod(TreeMomentumMethod, algorithm="trusted-sgd"):

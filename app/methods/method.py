@@ -126,13 +126,14 @@ class Method(ABC):
 
     def _check_choices(self, config: RunConfig) -> None:
         """Refuse a preset, a mechanism or a unit of clipping that this method does not have."""
-        choices = [("preset", self.presets), ("clip_unit", ("", *self.clip_units))]
-        if self.mechanisms is not None:
-            choices.insert(1, ("mechanism", ("", NO_NOISE, *self.mechanisms)))
-        for name, known in choices:
-            if getattr(config, name) not in known:
-                expected = f"one of {', '.join(map(repr, known))} with this strategy"
-                raise refusal(name, expected, getattr(config, name))
+        mechanisms = (config.mechanism.kind,) if self.mechanisms is None else ("", NO_NOISE, *self.mechanisms)
+        for name, value, known in (
+            ("preset", config.preset, self.presets),
+            ("mechanism", config.mechanism.kind, mechanisms),
+            ("clip_unit", config.clip_unit, ("", *self.clip_units)),
+        ):
+            if value not in known:
+                raise refusal(name, f"one of {', '.join(map(repr, known))} with this strategy", value)
 
     def _check_participation(self, config: RunConfig) -> None:
         """Refuse fewer clients in a round than this method needs, lost replies and late ones that it cannot use."""
@@ -170,7 +171,7 @@ class Method(ABC):
 
     def mechanism(self, config: RunConfig) -> str:
         """The mechanism of the machines' noise: the one that is set, or this method's own."""
-        return NO_NOISE if not config.private else known_mechanism(config.mechanism) or self.default_mechanism
+        return NO_NOISE if not config.private else known_mechanism(config.mechanism.kind) or self.default_mechanism
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
         """Clip, step, ball, schedule and sampling where the run configuration leaves them open.

@@ -86,7 +86,7 @@ class Mu2Method(Method, algorithm="mu2"):
     def mechanism(self, config: RunConfig) -> str:
         # The papers' noise, where their constants or one of its schedules are asked for by name.
         papers = config.preset == "paper" or config.schedule
-        return "cancelling" if papers and not config.mechanism else super().mechanism(config)
+        return "cancelling" if papers and not config.mechanism.kind else super().mechanism(config)
 
     def noise_mu(self, config: RunConfig) -> float:
         """The mu that the noise of a sum of releases would give each machine for itself: what a tuned step is for."""

@@ -126,7 +126,7 @@ def with_chosen_steps(cells: Sequence[Cell], choices: Choices) -> list[Cell]:
 
 WITHOUT = "without noise"
 """The twin's name among the algorithms of its cell."""
-_OF_NOISE = ("mechanism.schedule", "batch-selection", "epsilon")
+_OF_NOISE = ("batch-selection", "epsilon")
 """Keys beside the mechanisms' own that mean nothing without noise."""
 
 
@@ -155,7 +155,7 @@ def _twin(shared: Overrides, options: Overrides) -> Settings | None:
     Mu is that of the default, so that cells that differ in it alone share their runs.
     """
     keys, settings = run_keys(), {**shared, **options}
-    of_mechanisms = [one.name for one in keys.values() if one.read_by == "mechanism"]
+    of_mechanisms = [one.name for one in keys.values() if one.choice == "mechanism"]
     unset = {name: keys[name].default for name in (*of_mechanisms, *_OF_NOISE) if name in settings}
     own: Settings = {**options, **unset, "mu": RunConfig.mu, "mechanism": NO_NOISE}
     try:

@@ -254,7 +254,7 @@ def request_of(config: RunConfig, *, check_rounds: bool = True) -> NoiseRequest:
     experiment = prepare(config)
     policy = experiment.policy()
     if not policy.adds_noise or "batch-size" not in experiment.method.keys:
-        got = f"strategy = {config.strategy!r}" + ("" if config.private else f", mechanism = {config.mechanism!r}")
+        got = f"strategy = {config.strategy!r}" + ("" if config.private else f", mechanism = {config.mechanism.kind!r}")
         raise ConfigurationError(
             f"Expected machines that add noise to a stream of releases, each of a batch, got {got}: a plan compares "
             "mechanisms for such noise.",

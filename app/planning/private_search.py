@@ -209,8 +209,8 @@ def _check(config: RunConfig, candidates: Sequence[Mapping[str, float]]) -> None
     if config.trust_model != "untrusted-server" or not config.private or config.secret_order:
         raise ConfigurationError(
             "Expected an untrusted server, noise, and no secret order for a search, got trust = "
-            f"{config.trust_model!r}, mechanism = {config.mechanism!r}, batch-selection = {config.batch_selection!r}: "
-            "its sessions share ledgers whose budget is against the server.",
+            f"{config.trust_model!r}, mechanism = {config.mechanism.kind!r}, batch-selection = "
+            f"{config.batch_selection!r}: its sessions share ledgers whose budget is against the server.",
             kind="conflict",
         )
     if config.samples_per_owner:

@@ -165,7 +165,7 @@ _OF_FILES = ("track", "out-dir", "run-name", "checkpoint", "gradient-norm")
 """Keys that say what a run leaves, and where: this one leaves nothing."""
 _STEPS = 2
 """Configurations that differ in their steps alone: the preset's for no noise, and the run's own. The better counts."""
-_OF_NOISE = ("epsilon", "noise-quality", "mechanism.schedule", "batch-selection")
+_OF_NOISE = ("epsilon", "noise-quality", "batch-selection")
 
 
 def configs_without_noise(outcome: Outcome) -> list[RunConfig]:
@@ -206,7 +206,7 @@ def configs_without_noise(outcome: Outcome) -> list[RunConfig]:
 
 def _noiseless(settings: Mapping[str, Value]) -> dict[str, Value]:
     """Settings of a run without noise that leaves nothing, and without what belongs to the noise."""
-    of_noise = [one.name for one in run_keys().values() if one.read_by == "mechanism"]
+    of_noise = [one.name for one in run_keys().values() if one.choice == "mechanism"]
     plain = {name: run_keys()[name].default for name in (*of_noise, *_OF_NOISE, *_OF_FILES)}
     return {**settings, **plain, "mechanism": NO_NOISE, "evaluate-every": _FINAL_ONLY}
 

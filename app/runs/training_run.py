@@ -62,9 +62,9 @@ def check_deployed(config: RunConfig) -> None:
         raise refuse_unsettled()
     if not config.private:
         raise ConfigurationError(
-            f"Expected a noise mechanism on real machines, got mechanism = {config.mechanism!r}: runs without noise "
-            "are for simulation only, and a machine's noise is its operator's business. Leave mechanism empty; to see "
-            "what noise costs, use `murmurfl run --engine cohort --set mechanism=none`.",
+            f"Expected a noise mechanism on real machines, got mechanism = {config.mechanism.kind!r}: runs without "
+            "noise are for simulation only, and a machine's noise is its operator's business. Leave mechanism empty; "
+            "to see what noise costs, use `murmurfl run --engine cohort --set mechanism=none`.",
             kind="conflict",
             setting="mechanism",
         )

@@ -127,11 +127,15 @@ def key_toml() -> str:
 
 
 def config_schema() -> Mapping[str, Any]:
-    """A run configuration as a JSON schema: any of its keys, and no others."""
+    """A run configuration as a JSON schema: any of its keys, and no others; a choice is a name, or a table by kind."""
+    properties = {name: key_schema(one) for name, one in run_keys().items()}
+    tables = {name: one.table_schema() for name, one in run_keys().items() if one.union}
+    definitions = {known: made for table in tables.values() for known, made in table.pop("$defs").items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A run configuration of murmurfl",
         "type": "object",
         "additionalProperties": False,
-        "properties": {name: key_schema(one) for name, one in run_keys().items()},
+        "properties": properties | {name: {"anyOf": [properties[name], table]} for name, table in tables.items()},
+        "$defs": definitions,
     }

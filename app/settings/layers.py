@@ -121,7 +121,7 @@ def started_with(settings: Mapping[str, Value]) -> dict[str, Value]:
         return dict(settings)
     own: dict[str, Value] = {**DEFAULT_RUN, "batch-size": _batch_size(settings)}
     if "mechanism" in settings:  # and with it go its options
-        own = {name: value for name, value in own.items() if run_keys()[name].read_by != "mechanism"}
+        own = {name: value for name, value in own.items() if run_keys()[name].choice != "mechanism"}
     return layered(own, settings)
 
 

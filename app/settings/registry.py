@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.policy import NO_NOISE
 from ...privacy.mechanisms import MECHANISMS, Mechanism, register_mechanism
 from ...privacy.setting import unknown_name
 
@@ -202,8 +201,7 @@ def known_mechanism(name: str) -> str:
     return kind.name
 
 
-def mechanism_options_of(name: str) -> Iterable[str]:
-    """The options a mechanism takes."""
-    if not name or name == NO_NOISE:
-        return ()
-    return inspect.signature(MECHANISMS[known_mechanism(name)].__init__).parameters
+def own_mechanism_options(name: str) -> Iterable[str]:
+    """The options that a mechanism of one's own takes; none for any other."""
+    kind = MECHANISMS.get(known_mechanism(name))
+    return () if kind is None else inspect.signature(kind.__init__).parameters

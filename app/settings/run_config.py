@@ -22,11 +22,10 @@ from ...privacy.accounting.loss import MOST_SUMMED, NOTHING_ASSUMED, SumAssumpti
 from ...privacy.errors import ConfigurationError
 from ...privacy.machine.policy import MOST_MACHINES, NO_NOISE, Trust
 from ...privacy.machine.tables import HELD_OUT, PRIVATE, SHUFFLED
-from ...privacy.mechanisms import MECHANISMS
 from ...privacy.queries.mean_of_features import CENTRING_SHARE
-from ...privacy.setting import Setting, flat, mu_and_epsilon, refusal, settings, settings_of, unknown_key
+from ...privacy.setting import Setting, flat, mu_and_epsilon, not_read, refusal, settings, settings_of, unknown_key
 from ...strategies.rounds.participation import ParticipationConfig
-from .registry import mechanism_options_of, registry
+from .registry import own_mechanism_options, registry
 from .run_keys import PRESETS as PRESETS
 from .run_keys import RunKeys
 
@@ -96,9 +95,7 @@ class RunConfig(RunKeys):
             )
         if self.run_name:
             check_run_name(self.run_name)
-        chosen = {
-            one.name: registry(one.name)[getattr(self, one.attribute)] for one in run_keys().values() if one.names
-        }
+        chosen = {one.name: registry(one.name)[one.of(self)] for one in run_keys().values() if one.names}
         refuse_unread(self, frozenset().union(*(thing.keys for thing in chosen.values())))
         if self.trust == SECURE:
             check_cohorts(self)
@@ -141,7 +138,12 @@ class RunConfig(RunKeys):
     @property
     def private(self) -> bool:
         """Whether anything is private: nothing is without noise."""
-        return self.mechanism != NO_NOISE
+        return self.mechanism.kind != NO_NOISE
+
+    @property
+    def schedule(self) -> str:
+        """The noise schedule of the cancelling mechanism; empty for the preset's."""
+        return getattr(self.mechanism, "schedule", "")
 
     @property
     def trust_model(self) -> Trust:
@@ -179,8 +181,7 @@ class RunConfig(RunKeys):
     @property
     def mechanism_options(self) -> dict[str, str | int | float]:
         """The mechanism's options that are set."""
-        names = [one.attribute for one in run_keys().values() if one.read_by == "mechanism"]
-        return {name: getattr(self, name) for name in names if getattr(self, name)}
+        return {name: value for name, value in self.mechanism.options().items() if name != "schedule"}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RunConfig:
@@ -200,7 +201,7 @@ class RunConfig(RunKeys):
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
         """The configuration with hyphenated keys."""
-        return {name: getattr(self, one.attribute) for name, one in run_keys().items()}
+        return {name: one.of(self) for name, one in run_keys().items()}
 
     def shown(self) -> dict[str, bool | int | float | str]:
         """The configuration with hyphenated keys, a permit by its digest: whoever has a permit may use it."""
@@ -220,24 +221,15 @@ def _from_items(items: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> 
 
 
 def refuse_unread(config: RunConfig, reads: frozenset[str]) -> None:
-    """Refuse a key that is set although nothing that the configuration names reads it."""
+    """Refuse a key that is set although nothing that the configuration names reads it.
+
+    ``reads`` are the keys that methods and other things read; of options of a choice, the kind that is chosen knows.
+    """
+    values = config.to_mapping()
     for one in run_keys().values():
-        value = getattr(config, one.attribute)
-        if value == one.default or _is_read(one, config.mechanism, config.trust, reads):
-            continue
-        readers = readers_of(one)
-        if readers and not getattr(config, one.read_by):
-            raise ConfigurationError(
-                f"Expected {one.read_by} = {' or '.join(readers)} beside {one.name} = {value}, got no {one.read_by}: "
-                f"set it too, or leave {one.name} out.",
-                kind="missing",
-            )
-        by = f"; it is read by {one.read_by} = {', '.join(readers)}" if readers else ""
-        raise ConfigurationError(
-            f"Expected {one.name} to be left at {one.default!r} with {one.read_by} = {getattr(config, one.read_by)!r}, "
-            f"which does not read it, got {value!r}{by}.",
-            kind="conflict",
-        )
+        if values[one.name] != one.default and not _is_read(one, values, reads):
+            by = one.read_by or one.table
+            raise not_read(one, values[one.name], by, str(values[by]), readers_of(one))
 
 
 def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,30 +241,25 @@ def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
     known = run_keys()
     named = (registry(one.name)[str(values.get(one.name, one.default))] for one in known.values() if one.names)
     reads = frozenset[str]().union(*(thing.keys for thing in named))
-    mechanism, trust = str(values.get("mechanism", "")), str(values.get("trust", ""))
-    return {
-        name: value
-        for name, value in values.items()
-        if name not in known or _is_read(known[name], mechanism, trust, reads)
-    }
+    return {name: value for name, value in values.items() if name not in known or _is_read(known[name], values, reads)}
 
 
-def _is_read(one: Setting, mechanism: str, trust: str, reads: frozenset[str]) -> bool:
-    """Whether a key is read by a mechanism, by a trust model, or by other things, which read the keys ``reads``."""
-    if one.read_by == "mechanism":
-        return one.attribute in mechanism_options_of(mechanism)
+def _is_read(one: Setting, values: Mapping[str, Any], reads: frozenset[str]) -> bool:
+    """Return True if a key is read by the kind of its choice, or by other things, which read the keys ``reads``."""
     if one.read_by == "trust":
-        return trust == SECURE
+        return values.get("trust") == SECURE
+    if one.choice:
+        kind = str(values.get(one.table, run_keys()[one.table].default))
+        if not one.read_with(kind) and one.attribute not in own_mechanism_options(kind):
+            return False
     return not one.read_by or one.name in reads
 
 
 def readers_of(one: Setting) -> list[str]:
     """The built-in names of those that read a key; empty for one that every run reads."""
-    if one.read_by == "mechanism":
-        return [name for name in MECHANISMS if one.attribute in mechanism_options_of(name)]
     if one.read_by == "trust":
         return [SECURE]
-    return registry(one.read_by).reading(one.name) if one.read_by else []
+    return registry(one.read_by).reading(one.name) if one.read_by else list(one.kinds)
 
 
 SECURE: Trust = "secure-aggregation"

@@ -12,7 +12,7 @@ from ...clients.adapters.per_sample_gradients import GRADIENT_MEMORY_MIB
 from ...privacy.machine import tables
 from ...privacy.machine.policy import CLIP_UNITS, RELEASE_RULES
 from ...privacy.machine.shuffled_machine import ACCOUNTINGS, ORDERS
-from ...privacy.mechanisms import SCHEDULES, SHARES
+from ...privacy.mechanisms import SHARES
 from ...privacy.noise import NOISE_QUALITIES
 from ...privacy.queries.clipped_share import QUANTILE_SHARE
 from ...privacy.queries.mean_of_features import CENTRING_SHARE
@@ -415,56 +415,7 @@ class RunKeys:
             read_by="strategy",
         ),
     ] = 0.0
-    mechanism: tables.MechanismName = ""
-    decay: Annotated[
-        float,
-        Declaration(
-            "Share of its previous noise that a release removes.",
-            key="mechanism.decay",
-            at_least=0,
-            at_most=1,
-            zero="the best",
-            read_by="mechanism",
-        ),
-    ] = 0.0
-    decoder: Annotated[
-        str, Declaration("Decoder of the tree.", key="mechanism.decoder", zero="its default", read_by="mechanism")
-    ] = ""
-    workload: Annotated[
-        str,
-        Declaration(
-            "Workload that the noise is optimal for.", key="mechanism.workload", zero="its default", read_by="mechanism"
-        ),
-    ] = ""
-    bands: Annotated[
-        int,
-        Declaration(
-            "Non-zero diagonals of the encoder or of its inverse.",
-            key="mechanism.bands",
-            at_least=0,
-            zero="its default",
-            read_by="mechanism",
-        ),
-    ] = 0
-    buffers: Annotated[
-        int,
-        Declaration(
-            "Buffers of the linear recurrence.",
-            key="mechanism.buffers",
-            at_least=0,
-            zero="its default",
-            read_by="mechanism",
-        ),
-    ] = 0
-    schedule: Annotated[
-        str,
-        Declaration(
-            "Noise schedule of the cancelling mechanism; empty for the preset's.",
-            key="mechanism.schedule",
-            choices=("", *SCHEDULES),
-            read_by="strategy",
-        ),
-    ] = ""
+    mechanism: tables.Mechanism = tables.OwnOfMethod()
     shares: Annotated[
         str,
         Declaration(

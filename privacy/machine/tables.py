@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
+
+import pydantic
 
 from ..errors import MOST_COUNTED
-from ..mechanisms import MECHANISMS
-from ..setting import Declaration
+from ..mechanisms import DECODERS, MECHANISMS, SCHEDULES, WORKLOADS
+from ..setting import Declaration, Kind
 from .clipping import CLIPPINGS
 from .policy import NO_NOISE, TRUST_MODELS
 
@@ -63,14 +65,96 @@ QuantileShare = Annotated[
         read_by="strategy",
     ),
 ]
-MechanismName = Annotated[
+_MECHANISM = Declaration(
+    "How noise is correlated over releases; empty for the method's own. `none` adds no noise anywhere, to see what "
+    "noise costs: nothing is private then, mu stands for the largest there is, and real machines refuse it.",
+    choices=_mechanisms,
+    own=True,
+)
+MechanismName = Annotated[str, _MECHANISM]
+_Schedule = Annotated[
     str,
     Declaration(
-        "How noise is correlated over releases; empty for the method's own. `none` adds no noise anywhere, to see what "
-        "noise costs: nothing is private then, mu stands for the largest there is, and real machines refuse it.",
-        choices=_mechanisms,
-        own=True,
+        "Noise schedule of the cancelling mechanism; empty for the preset's.",
+        choices=("", *SCHEDULES),
+        read_by="strategy",
     ),
+]
+_Workload = Annotated[
+    str, Declaration("Workload that the noise is optimal for; empty for its default.", choices=("", *WORKLOADS))
+]
+
+
+class OwnOfMethod(Kind):
+    """The mechanism that a method has where none is named."""
+
+    kind: Literal[""] = ""
+    schedule: _Schedule = ""
+
+
+class WithoutOptions(Kind):
+    """A mechanism that has no options."""
+
+    kind: Literal["none", "independent", "sqrt_toeplitz", "sqrt_normalised"]
+
+
+class Cancelling(Kind):
+    """Options of :class:`~murmurfl.privacy.mechanisms.CancellingNoise`."""
+
+    kind: Literal["cancelling"] = "cancelling"
+    schedule: _Schedule = ""
+
+
+class Decay(Kind):
+    """Options of :class:`~murmurfl.privacy.mechanisms.DecayNoise`."""
+
+    kind: Literal["decay"] = "decay"
+    decay: Annotated[
+        float,
+        Declaration("Share of its previous noise that a release removes.", at_least=0, at_most=1, zero="the best"),
+    ] = 0.0
+    workload: _Workload = ""
+
+
+class Optimal(Kind):
+    """Options of :class:`~murmurfl.privacy.mechanisms.OptimalNoise`."""
+
+    kind: Literal["optimal"] = "optimal"
+    workload: _Workload = ""
+
+
+class Tree(Kind):
+    """Options of :class:`~murmurfl.privacy.mechanisms.TreeNoise`."""
+
+    kind: Literal["tree"] = "tree"
+    decoder: Annotated[str, Declaration("Decoder of the tree; empty for its default.", choices=("", *DECODERS))] = ""
+
+
+class Banded(Kind):
+    """Options of :class:`~murmurfl.privacy.mechanisms.BandedNoise` and of ``BisrNoise``."""
+
+    kind: Literal["banded", "bisr"] = "banded"
+    bands: Annotated[
+        int,
+        Declaration("Non-zero diagonals of the encoder or of its inverse.", at_least=0, zero="its default"),
+    ] = 0
+
+
+class Blt(Kind):
+    """Options of :class:`~murmurfl.privacy.mechanisms.BltNoise`."""
+
+    kind: Literal["blt"] = "blt"
+    buffers: Annotated[int, Declaration("Buffers of the linear recurrence.", at_least=0, zero="its default")] = 0
+
+
+class OwnMechanism(Decay, Tree, Banded, Blt):
+    """A mechanism of one's own, which reads the options that its class takes."""
+
+    kind: Annotated[MechanismName, pydantic.Field(json_schema_extra={"pattern": ":"})]  # type: ignore[assignment]
+
+
+Mechanism = Annotated[
+    OwnOfMethod | WithoutOptions | Cancelling | Decay | Tree | Banded | Blt | Optimal | OwnMechanism, _MECHANISM
 ]
 BatchSize = Annotated[
     int,

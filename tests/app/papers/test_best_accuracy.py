@@ -57,7 +57,7 @@ def test_the_cells_cover_features_methods_mus_and_partitions():
         if key.algorithm == SECURE:
             assert (config.sums.min_honest, config.sums.min_cohort) == (70, 100)
         if key.algorithm == ONE_PASS:
-            assert (config.mechanism, config.passes) == ("decay", 1)
+            assert (config.mechanism.kind, config.passes) == ("decay", 1)
         if key.algorithm != WITHOUT:
             assert not config.clip_norm, "presets as they are"
             assert not config.learning_rate

@@ -147,7 +147,7 @@ def test_a_terminal_has_a_bar_and_a_file_has_none(monkeypatch, capsys):
 def test_a_run_without_noise_is_no_worse_and_has_no_noise(settings):
     outcome = run_cohort(RunConfig.from_mapping(settings)).outcome
     for config in configs_without_noise(outcome):
-        assert config.mechanism == NO_NOISE
+        assert config.mechanism.kind == NO_NOISE
         assert (config.seed, config.task, config.strategy) == (1, "digits", outcome.config["strategy"])
     made = without_noise(outcome)
     assert made.note == NOTE

@@ -1,5 +1,6 @@
 """A run configuration is checked before the first round, its trust and its sums among others."""
 
+import inspect
 import math
 import re
 import tomllib
@@ -19,6 +20,7 @@ from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.layers import parse_assignments
 from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption
+from murmurfl.privacy.mechanisms import MECHANISMS
 from murmurfl.privacy.setting import by_key, spelled_out
 
 from tests.harness.errors import raises
@@ -441,3 +443,42 @@ def test_a_choice_with_options_is_a_table_or_dotted_keys():
 def test_fewest_connected_clients_are_no_more_than_there_are():
     with pytest.raises(ConfigurationError, match="min-available-nodes to be at most num-clients = 10, got 11"):
         RunConfig(min_available_nodes=11)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("cancelling", {"schedule": "harmonic"}),
+        ("decay", {"decay": 0.3, "workload": "prefix-sum"}),
+        ("tree", {"decoder": "dyadic"}),
+        ("banded", {"bands": 3}),
+        ("bisr", {"bands": 3}),
+        ("blt", {"buffers": 2}),
+        ("optimal", {"workload": "mu2"}),
+    ],
+)
+def test_mechanism_reads_the_options_of_its_kind_and_no_others(kind, options):
+    every = {name: one for name, one in run_keys().items() if one.table == "mechanism" and one.kinds}
+    assert {one.attribute for one in every.values() if one.read_with(kind)} == set(options)
+    config = RunConfig(mechanism=kind, **options)
+    assert (config.mechanism.kind, config.mechanism.options()) == (kind, options)
+    assert RunConfig.from_mapping(config.to_mapping()) == config
+    values = {"schedule": "paper", "decay": 0.5, "workload": "mu2", "decoder": "dyadic", "bands": 2, "buffers": 2}
+    for name, one in every.items():
+        if one.attribute not in options:
+            with raises(ConfigurationError, "conflict", name):
+                RunConfig(mechanism=kind, **{one.attribute: values[one.attribute]})
+
+
+def test_declared_options_are_those_that_the_mechanisms_take():
+    options = {one.attribute for one in run_keys().values() if one.table == "mechanism" and one.kinds}
+    for name, kind in MECHANISMS.items():
+        taken = options & set(inspect.signature(kind.__init__).parameters)
+        assert taken == {one.attribute for one in run_keys().values() if one.kinds and name in one.kinds}, name
+
+
+def test_replaced_option_keeps_the_others_of_its_kind():
+    config = RunConfig(mechanism="decay", decay=0.3, workload="mu2")
+    assert replace(config, decay=0.4).mechanism.options() == {"decay": 0.4, "workload": "mu2"}
+    assert replace(config, decay=0.0).mechanism.options() == {"workload": "mu2"}
+    assert replace(config, mechanism="tree").mechanism.options() == {}
