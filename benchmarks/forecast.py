@@ -85,7 +85,13 @@ def _caption() -> str:
     """What the table's epsilons are true of: any epsilon of it, for ten updates or full batches."""
     rounds = 10
     updates = {"clip_norm": 1.0, "mu": 1.0, "max_participations": rounds, "delta": _DELTA}
-    samples = {**updates, "order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
+    samples = {
+        **updates,
+        "batch_selection": "full_batch",
+        "batch_size": 1,
+        "mechanism": "independent",
+        "release_rule": "paper",
+    }
     told: list[tuple[str, Guarantee]] = [
         ("all data of a machine", update_guarantee(UpdatePolicy(**updates), 1.0)),
         ("one sample", policy_guarantee(PrivacyPolicy(**samples), 1.0)),

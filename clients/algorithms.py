@@ -134,7 +134,11 @@ class Algorithm:
 
 
 _INDEPENDENT = ("independent",)
-_EVERY_SAMPLE: Mapping[str, Any] = {"order": "all", "mechanism": "independent", "release_rule": "paper"}
+_EVERY_SAMPLE: Mapping[str, Any] = {
+    "batch_selection": "full_batch",
+    "mechanism": "independent",
+    "release_rule": "paper",
+}
 
 _KNOWN = (
     Algorithm("mu2", Mu2Client, "Mu2", "decay", scale=MU2, batched={"mechanism": "cancelling"}),

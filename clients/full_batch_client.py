@@ -99,9 +99,10 @@ class CountedGradients:
 class FullBatchClient(PrivateClient):
     """A machine of full batches, for :class:`~murmurfl.strategies.FullBatch`.
 
-    Parameters are those of :class:`~murmurfl.clients.PrivateClient`. The policy has ``order="all"`` (and so a batch of
-    1), ``clip_unit="sample"``, the mechanism ``independent`` (or ``none``) and ``release_rule="paper"``, under which
-    every release stands alone. With :class:`CountedGradients` releases also say how many gradients are clipped.
+    Parameters are those of :class:`~murmurfl.clients.PrivateClient`. The policy has ``batch_selection="full_batch"``
+    (and so a batch of 1), ``clip_unit="sample"``, the mechanism ``independent`` (or ``none``) and
+    ``release_rule="paper"``, under which every release stands alone. With :class:`CountedGradients` releases also say
+    how many gradients are clipped.
 
     Notes
     -----
@@ -122,7 +123,7 @@ class FullBatchClient(PrivateClient):
                 setting="mechanism",
                 got=policy.mechanism,
             )
-        for name, expected in (("order", "all"), ("clip_unit", "sample"), ("release_rule", "paper")):
+        for name, expected in (("batch_selection", "full_batch"), ("clip_unit", "sample"), ("release_rule", "paper")):
             if getattr(policy, name) != expected:
                 raise ConfigurationError(
                     f"Expected {name} {expected!r} for full batches, got {getattr(policy, name)!r}: every release is "

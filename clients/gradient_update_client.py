@@ -21,8 +21,8 @@ class GradientUpdateClient(PrivateClient):
 
     Notes
     -----
-    With ``order="all"`` a release is a sum, and says of how many samples; otherwise it is a mean over a batch and
-    counts once.
+    With ``batch_selection="full_batch"`` a release is a sum, and says of how many samples; otherwise it is a mean over
+    a batch and counts once.
 
     **Formal guarantees.** Under the trust of its policy all releases of a session together are mu-GDP, those of all
     sessions budget_mu-GDP, for replacement of one sample (of all samples of one owner by others of that

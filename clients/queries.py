@@ -454,19 +454,19 @@ def check_beside(own: PrivacyPolicy, policy: PrivacyPolicy, *, beside: str, rele
     release is for ("centring") and ``release`` what it is ("the mean of features").
     """
     short = release.split(" of ")[0]
-    if policy.order == "in-turn" and policy.sample_participations == 1:
+    if policy.batch_selection == "once" and policy.sample_participations == 1:
         raise ConfigurationError(
-            f"Expected order 'again' beside {beside}, got 'in-turn': {short} takes every sample, and none would be "
-            "left that no session has used.",
+            f"Expected batch_selection 'cyclic' beside {beside}, got 'once': {short} takes every sample, and none "
+            "would be left that no session has used.",
             kind="conflict",
-            setting="order",
+            setting="batch_selection",
         )
-    if policy.order == "secret":
+    if policy.batch_selection == "shuffled":
         raise ConfigurationError(
-            f"Expected another order than 'secret' beside {beside}, got it: what a secret order is worth is counted "
-            f"for samples that show nowhere else, and {short} is of all of them.",
+            f"Expected another batch_selection than 'shuffled' beside {beside}, got it: what a secret order is worth "
+            f"is counted for samples that show nowhere else, and {short} is of all of them.",
             kind="conflict",
-            setting="order",
+            setting="batch_selection",
         )
     for name in _IN_COMMON:
         ours, theirs = getattr(own, name), getattr(policy, name)
@@ -601,8 +601,12 @@ class EvaluationShare:
         The evaluation takes samples that a training may have used, so an order that uses each once, ever, becomes one
         in which the budget counts sessions together.
         """
-        once = policy.order == "in-turn" and policy.sample_participations == 1
-        return replace(policy, mu=divided_mu(policy.mu, self.share)[1], order="again" if once else policy.order)
+        once = policy.batch_selection == "once" and policy.sample_participations == 1
+        return replace(
+            policy,
+            mu=divided_mu(policy.mu, self.share)[1],
+            batch_selection="cyclic" if once else policy.batch_selection,
+        )
 
     def evaluation(self, policy: PrivacyPolicy, measure: Measure | None, samples: Samples) -> Evaluation:
         """A machine's evaluation, from the policy of a training and an evaluation together."""

@@ -388,14 +388,14 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     def _check_noise(self, noise: Noisy[Stream], rule: FullBatchRule) -> None:
         """Refuse noise that does not cover sums of gradients over all samples, one a round."""
         policy, strategy = noise.policy, type(self).__name__
-        if policy.order != "all" or policy.release_rule != "paper" or noise.stream.accumulates:
+        if policy.batch_selection != "full_batch" or policy.release_rule != "paper" or noise.stream.accumulates:
             raise ConfigurationError(
-                f"Expected a policy with order 'all' and release_rule 'paper' for {strategy}, got "
-                f"{policy.order!r} and {policy.release_rule!r}: the noise is for sums over all samples, each "
+                f"Expected a policy with batch_selection 'full_batch' and release_rule 'paper' for {strategy}, got "
+                f"{policy.batch_selection!r} and {policy.release_rule!r}: the noise is for sums over all samples, each "
                 "of which stands alone.",
                 kind="conflict",
-                setting="order",
-                got=policy.order,
+                setting="batch_selection",
+                got=policy.batch_selection,
             )
         if rule.quantile:
             raise ConfigurationError(
@@ -423,7 +423,7 @@ class TrustedFullBatch(FullBatch):
     Parameters
     ----------
     policy : PrivacyPolicy
-        Policy that all clients were configured with, with ``order="all"``.
+        Policy that all clients were configured with, with ``batch_selection="full_batch"``.
     num_rounds : int
         T, the most rounds of which this server ever publishes a model.
     noise_keys : NoiseKeys, optional

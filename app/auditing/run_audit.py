@@ -114,7 +114,7 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
         claimed = plan.loss.under_weaker(math.sqrt(policy.sums.min_honest / summed)).mu
         result = measure.of(summed=summed, claimed_mu=claimed)
         local = measure.of(claimed_mu=plan.loss.worst_case.mu)
-        if policy.builds_on == "last-opened" and policy.max_participations > 1 and opens_without_acks(experiment):
+        if policy.release_mode == "cumulative" and policy.max_participations > 1 and opens_without_acks(experiment):
             unacknowledged = measure.of(summed=summed, claimed_mu=claimed, ignored=True)
     else:
         result = measure.of()
@@ -171,7 +171,7 @@ class _Measurement:
         self._seed, self._runs, self._scene = config.seed, runs, Scene(experiment)
         self._policy = policy = self._scene.policy
         self.plan = policy.plan(experiment.method.release_size(experiment))
-        self._secret = policy.order == "secret"
+        self._secret = policy.batch_selection == "shuffled"
         last = policy.min_separation if policy.sample_participations > 1 else policy.max_participations
         first = [1] if self._secret else sorted({1, min(2, last), last})
         self.shifts = {f"first {policy.unit} of release {k}": self._scene.shift(k) for k in first}
@@ -342,7 +342,7 @@ class Scene:
         pair = [self.streams(canary, range(1), self._experiment.config.seed) for canary in (0, release)]
         without, present = (prefix_sums(answers, 1, self.policy.max_participations)[0] for answers in pair)
         moved = present - without
-        return np.tile(moved[-1], (len(moved), 1)) if self.policy.order == "secret" else moved
+        return np.tile(moved[-1], (len(moved), 1)) if self.policy.batch_selection == "shuffled" else moved
 
     def streams(self, canary: int, numbers: range, seed: int, *, summed: int = 1, ignored: bool = False) -> Answers:
         """Return the answers of several runs whose second canary is in release ``canary``, or in none if 0.
@@ -351,7 +351,7 @@ class Scene:
         alone is told that none of its releases arrived.
         """
         order = np.arange(self._samples)
-        step = 1 if self.policy.order == "secret" else self.policy.batch_size
+        step = 1 if self.policy.batch_selection == "shuffled" else self.policy.batch_size
         order[::step] = self._samples  # the first sample of each release is a canary; in a secret order every sample is
         other = self._shard(order.copy())
         if canary:

@@ -247,7 +247,7 @@ class Method(ABC):
             noise_quality=config.noise_quality,
             release_rule=config.release_rule,
             trust=config.trust_model,
-            order="secret" if config.secret_order else "in-turn",
+            batch_selection="shuffled" if config.secret_order else "once",
             sums=config.sums,
             **bounding(config, self.keys),
         )
@@ -282,7 +282,7 @@ class Method(ABC):
         if trust and trust not in self.trusts:
             raise refusal("trust", f"one of {', '.join(map(repr, self.trusts))} with strategy {self.name!r}", trust)
         if self.sums_samples:
-            fields["order"] = "all"
+            fields["batch_selection"] = "full_batch"
         return PrivacyPolicy(
             mechanism=mechanism or self.default_mechanism,
             clip_unit=clip_unit or self.clip_units[0],  # type: ignore[arg-type]
@@ -406,7 +406,7 @@ class Method(ABC):
 
     def brief_words(self, policy: PrivacyPolicy) -> str:
         """A policy's words for the caption of many runs, which may differ in their number of rounds."""
-        if policy.order != "all":
+        if policy.batch_selection != "full_batch":
             return policy.words
         often = f"every sample in up to {policy.participations} releases"
         return policy.words.replace(often, "every sample in every release")
@@ -461,7 +461,7 @@ def worth_of_order(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Am
     as the orders stay secret.
     """
     known = list(dict.fromkeys(policies))
-    if not all(policy.order == "secret" and policy.adds_noise for policy in known):
+    if not all(policy.batch_selection == "shuffled" and policy.adds_noise for policy in known):
         return None
     return amplification_of_all([(policy, policy.plan(num_parameters)) for policy in known])
 

@@ -144,8 +144,8 @@ def beside_queries(policy: PrivacyPolicy, budget_mu: float) -> PrivacyPolicy:
     **Formal guarantees.** A sample is in several sessions then, a query's and another, which the budget counts
     together: everything is budget_mu-GDP for replacement of one sample.
     """
-    once = policy.order == "in-turn" and policy.sample_participations == 1
-    return replace(policy, budget_mu=budget_mu, order="again" if once else policy.order)
+    once = policy.batch_selection == "once" and policy.sample_participations == 1
+    return replace(policy, budget_mu=budget_mu, batch_selection="cyclic" if once else policy.batch_selection)
 
 
 def features_bound(task: str, features: str, num_features: int, feature_bound: float) -> tuple[float, bool]:

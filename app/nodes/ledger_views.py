@@ -18,6 +18,7 @@ from ...privacy.accounting.loss import NO_LOSS, Loss, Profile
 from ...privacy.ledger.ledger_history import LedgerHistory, LedgerSummary, ReleaseLine, SessionSummary
 from ...privacy.ledger.repair import rotate_key
 from ...privacy.machine.admission import ROUNDING
+from ...privacy.machine.policy import RECORDED_SELECTIONS
 from .node_app import OwnNode, client_of
 from .node_config import NodeConfig
 
@@ -279,7 +280,8 @@ def _rounded(mu: float) -> str:
 
 def _samples(terms: Mapping[str, Any]) -> int | None:
     """Number of samples of a release; None if it uses all, or an unknown number."""
-    counted = terms.get("order", "in-turn") not in ("all", "secret") and terms.get("clip_unit") != "update"
+    every = RECORDED_SELECTIONS["full_batch"], RECORDED_SELECTIONS["shuffled"]
+    counted = terms.get("order") not in every and terms.get("clip_unit") != "update"
     return terms.get("batch_size") if counted else None
 
 
@@ -329,7 +331,7 @@ class Costs:
         machine, beside = client.machine, client.beside
         policy, trusted = machine.policy, machine.policy.trust == "trusted-server"
         losses = [Loss.of(one.policy.mu) if trusted else one.plan.loss for one in (machine, *beside)]
-        fresh = policy.order == "in-turn" and policy.sample_participations == 1
+        fresh = policy.batch_selection == "once" and policy.sample_participations == 1
         return cls(
             loss=NO_LOSS.compose(*losses),
             releases=policy.max_participations,
@@ -337,7 +339,7 @@ class Costs:
             trusted=trusted,
             samples=machine.num_samples if fresh else None,
             batch_size=policy.batch_size,
-            once=policy.order == "secret",
+            once=policy.batch_selection == "shuffled",
         )
 
     @classmethod

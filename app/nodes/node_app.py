@@ -174,7 +174,7 @@ def describe(client: PrivateClient) -> str:
         else f" Budget of all runs: mu = {budget}."
     )
     rows, counted = ("owners", "places of owners") if most else ("samples", "samples")
-    each = f"the sum of all {rows}" if policy.order == "all" else f"{policy.batch_size} {counted}"
+    each = f"the sum of all {rows}" if policy.batch_selection == "full_batch" else f"{policy.batch_size} {counted}"
     return f"{name}: up to {releases} releases of {each} a run, {guarantee.sentence}{sums}{kept}"
 
 

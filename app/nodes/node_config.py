@@ -274,7 +274,7 @@ class NodeConfig(RecordsFile):
                 noise_quality="exact",
                 **bounding(self, self.method.keys),
                 **of_model,
-                **({"order": "secret"} if self.secret_order else {}),
+                **({"batch_selection": "shuffled"} if self.secret_order else {}),
                 **terms,
             )
         return beside_queries(policy, terms["budget_mu"]) if self.centred or self.private_evaluation else policy

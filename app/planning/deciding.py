@@ -301,9 +301,9 @@ def noise_to_signal_of(problem: Problem) -> float:
         asked=config.asked_per_round,
         machines=config.num_clients,
         # Correlated noise is taken out again whatever a release is built on.
-        stands_alone=policy.builds_on == "nothing" and noise_stands_alone(policy.mechanism),
+        stands_alone=policy.release_mode == "independent" and noise_stands_alone(policy.mechanism),
         # In a secret order a release is a sum over b, which about b samples are in.
-        samples_summed=sum(problem.sizes) / len(problem.sizes) if policy.order == "all" else 1.0,
+        samples_summed=sum(problem.sizes) / len(problem.sizes) if policy.batch_selection == "full_batch" else 1.0,
     )
     return found / together
 

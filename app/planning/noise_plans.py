@@ -148,7 +148,7 @@ class NoiseRequest:
             trust=self.trust,
             sums=self.sums,
             samples_per_owner=self.samples_per_owner,
-            order="secret" if self.secret_order and self.trust != "trusted-server" else "in-turn",
+            batch_selection="shuffled" if self.secret_order and self.trust != "trusted-server" else "once",
         )
 
 

@@ -10,7 +10,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import lru_cache, partial
 from typing import Any, NoReturn, TypedDict
 
@@ -290,7 +289,7 @@ class ContextOpeningRecord(MemoryOpeningRecord):
         known = self.session(opened.session)
         self._state[self._prefix + opened.session] = ConfigRecord(
             {
-                "terms": json.dumps(known.terms and asdict(known.terms)),
+                "terms": json.dumps(known.terms and known.terms.to_values()),
                 "lock": known.lock.to_bytes() if known.lock else b"",
                 "voids": [one.to_bytes() for one in known.voids],
                 "openings": list(known.sets),

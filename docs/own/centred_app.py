@@ -45,7 +45,7 @@ def client_fn(context):
         budget_mu=MU,
         mechanism="independent",
         release_rule="paper",
-        order="all",
+        batch_selection="full_batch",
     )
     mean = centring_policy(1.0, nonnegative=True, mu=mean_mu, budget_mu=MU)
     return FullBatchClient(

@@ -456,7 +456,11 @@ def amplification_of_all(machines: Sequence[tuple[PrivacyPolicy, NoisePlan]]) ->
 def _is_hidden(policy: PrivacyPolicy, plan: NoisePlan) -> bool:
     """Whether a policy has a secret order of which anything is known."""
     # A release that stands alone hides in a sum behind h noises; of one that builds on others nothing is worked out.
-    return policy.order == "secret" and math.isfinite(plan.mu) and (plan.sums is None or plan.sums.stands_alone)
+    return (
+        policy.batch_selection == "shuffled"
+        and math.isfinite(plan.mu)
+        and (plan.sums is None or plan.sums.stands_alone)
+    )
 
 
 def zero_out_shift(policy: PrivacyPolicy, plan: NoisePlan) -> float:

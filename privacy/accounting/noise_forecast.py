@@ -124,9 +124,9 @@ def stated_noise(policy: PrivacyPolicy, plan: NoisePlan, num_samples: int) -> di
     if isinstance(policy, ShuffledPolicy):
         steps = policy.steps  # a release is the sum of clipped steps, each with noise of its own
         longest *= steps
-    elif policy.order == "all":
+    elif policy.batch_selection == "full_batch":
         longest *= num_samples
-    elif policy.order == "secret":  # on average over the releases: each sample is in one of them
+    elif policy.batch_selection == "shuffled":  # on average over the releases: each sample is in one of them
         longest *= num_samples / (releases * policy.batch_size)
     noise = plan.noise_std * plan.mechanism.row_std(releases) * math.sqrt(steps)
     return {

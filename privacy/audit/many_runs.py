@@ -413,7 +413,7 @@ def audit_secret_order(
     Parameters
     ----------
     policy : PrivacyPolicy
-        With ``order="secret"``.
+        With ``batch_selection="shuffled"``.
     streams : callable
         Makes the machines of some runs, with the canary (any name) or, None, with its replacement.
     move : ndarray of shape (parameters,)
@@ -430,12 +430,13 @@ def audit_secret_order(
     **Formal guarantees.** With probability at least ``confidence`` over the runs' keys, the measured bounds are not
     above the true mu and epsilon for replacement of one sample. What is claimed: docs/proofs/secret-order.md.
     """
-    if policy.order != "secret" or not np.any(move):
+    if policy.batch_selection != "shuffled" or not np.any(move):
         raise ConfigurationError(
-            f"Expected a policy with order 'secret' and a canary that moves something, got {policy.order!r}.",
+            "Expected a policy with batch_selection 'shuffled' and a canary that moves something, got "
+            f"{policy.batch_selection!r}.",
             kind="conflict",
-            setting="order",
-            got=policy.order,
+            setting="batch_selection",
+            got=policy.batch_selection,
         )
     check_runs(runs, confidence)
     plan = policy.plan(len(move))

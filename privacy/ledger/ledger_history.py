@@ -38,7 +38,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..accounting.loss import NO_LOSS, Loss, SumAssumption, total_loss, weakest_loss
 from ..accounting.noise_plan import NoisePlan
 from ..errors import LedgerError, MurmurflError
-from ..machine.policy import PrivacyPolicy
+from ..machine.policy import PrivacyPolicy, read_fields
 from ..machine.shuffled_machine import ShuffledPolicy
 from ..noise import NOISE_VERSION
 from .ledger_file import CLOSED, LedgerFile, LedgerStore, read_reserved
@@ -380,7 +380,8 @@ def plan_of(session: SessionSummary) -> NoisePlan | None:
         return None
     kind = ShuffledPolicy if "private_steps" in terms else PrivacyPolicy
     try:
-        known = {f.name: _hashable(terms[f.name]) for f in fields(kind) if f.name in terms}
+        found = read_fields(terms)
+        known = {f.name: _hashable(found[f.name]) for f in fields(kind) if f.name in found}
         of_sums = {f.name: terms[f.name] for f in fields(SumAssumption) if f.name in terms}
         policy = kind(**known, sums=SumAssumption(**of_sums))
         plan = policy.plan(size)

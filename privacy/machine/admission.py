@@ -180,7 +180,7 @@ class AdmissionRule:
         refused: dict[int, RefusedError] = {}
         self._check(streams, accounts, machines.fingerprints)
         self._open(streams, accounts, machines, refused)
-        if self.policy.order == "secret":
+        if self.policy.batch_selection == "shuffled":
             self._order(streams, accounts, machines, refused)
         for row, (theirs, ours) in enumerate(zip(streams.fingerprint, machines.fingerprints, strict=True)):
             if theirs != ours and row not in refused:
@@ -217,13 +217,13 @@ class AdmissionRule:
                 f"{accounts.samples_used[row]}: the ledger is damaged. Restore it from a backup or retire this "
                 "machine's data; nothing was released."
             )
-        summed = self.policy.trust == "secure-aggregation" and self.policy.builds_on != "nothing"
-        if not summed and self.policy.order != "secret":
+        summed = self.policy.trust == "secure-aggregation" and self.policy.release_mode != "independent"
+        if not summed and self.policy.batch_selection != "shuffled":
             return
         for row, fingerprint in enumerate(streams.fingerprint):
             if fingerprint != fingerprints[row]:
                 continue
-            if self.policy.order == "secret" and streams.release[row] > 0 and not streams.order[row]:
+            if self.policy.batch_selection == "shuffled" and streams.release[row] > 0 and not streams.order[row]:
                 raise LedgerError(
                     "Expected a session's secret order in the ledger, got none: it is damaged. Restore it from a "
                     "backup or retire this machine's data; nothing was released."
@@ -262,8 +262,8 @@ class AdmissionRule:
     def _check_alone(self, machines: Asked, row: int, account: Account) -> None:
         """Refuse a new session that would reuse samples of a secret order, or hide samples that others have used."""
         # What a secret order is worth is counted for samples that show nowhere else.
-        secret = self.policy.order == "secret"
-        returning = self.policy.order != "in-turn" or self.policy.sample_participations > 1
+        secret = self.policy.batch_selection == "shuffled"
+        returning = self.policy.batch_selection != "once" or self.policy.sample_participations > 1
         if (secret and account.samples_used) or (returning and machines.has_secret_order(row, account)):
             raise RefusedError(*_NO_SAMPLES)
 
@@ -286,7 +286,7 @@ class AdmissionRule:
         if self.policy.sums_samples:
             return np.zeros_like(num_samples), num_samples
         start, batch = accounts.samples_used.copy(), self.policy.batch_size
-        if self.policy.order == "again":
+        if self.policy.batch_selection == "cyclic":
             start = streams.release * batch
         elif self.policy.sample_participations > 1:
             start = streams.release % self.policy.min_separation * batch
@@ -332,7 +332,7 @@ class AdmissionRule:
         if stream is not None and stream.fingerprint != fingerprint:
             return 0
         left = self.policy.max_participations - (0 if stream is None else stream.release)
-        if self.policy.order != "in-turn" or self.policy.sample_participations > 1:
+        if self.policy.batch_selection != "once" or self.policy.sample_participations > 1:
             return left  # the session goes through samples that others may have used
         return min(left, (num_samples - account.samples_used) // self.policy.batch_size)
 

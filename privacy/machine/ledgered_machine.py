@@ -151,7 +151,7 @@ def release_of(
 def samples_counted(policy: PrivacyPolicy, num_samples: int) -> int:
     """The number of samples the server counts a release for: public."""
     # Of a secret order nobody learns how many samples there are in a release: the constant b stands for them.
-    return num_samples if policy.order == "all" else policy.batch_size
+    return num_samples if policy.batch_selection == "full_batch" else policy.batch_size
 
 
 def check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | Owners | None, roster: str) -> None:
@@ -247,8 +247,8 @@ def check_samples(policy: PrivacyPolicy, num_samples: int) -> None:
     if policy.sums_samples:
         if not 1 <= num_samples <= MOST_ROWS:
             raise ConfigurationError(
-                f"Expected 1 to {MOST_ROWS} samples with order {policy.order!r}, got {num_samples}: counts of their "
-                "sum would not be exact.",
+                f"Expected 1 to {MOST_ROWS} samples with batch_selection {policy.batch_selection!r}, got "
+                f"{num_samples}: counts of their sum would not be exact.",
                 kind="out-of-range",
                 setting="num_samples",
                 got=num_samples,

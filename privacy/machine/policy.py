@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from ..accounting.gdp import asked_mu, check_count, check_positive
 from ..accounting.loss import MOST_SUMMED, NOTHING_ASSUMED, Loss, SumAssumption, plain_fields
@@ -36,14 +36,27 @@ from ..noise import (
 )
 from .clipping import CLIPPINGS, MOST_ROWS, SUMMING_ERROR, Clipping, Moments, RowBound
 
+NameT = TypeVar("NameT", bound=str)
+
 ReleaseRule = Literal["acknowledged", "paper"]
 RELEASE_RULES: tuple[ReleaseRule, ...] = get_args(ReleaseRule)
 Trust = Literal["untrusted-server", "secure-aggregation", "trusted-server"]
 TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
 ClipUnit = Literal["sample", "update", "contractive", "nonnegative", "moments"]
 CLIP_UNITS: tuple[ClipUnit, ...] = get_args(ClipUnit)
-Order = Literal["in-turn", "again", "all", "secret"]
-ORDERS_OF_SAMPLES: tuple[Order, ...] = get_args(Order)
+BatchSelection = Literal["once", "cyclic", "full_batch", "shuffled"]
+BATCH_SELECTIONS: tuple[BatchSelection, ...] = get_args(BatchSelection)
+ReleaseMode = Literal["cumulative", "independent"]
+RELEASE_MODES: tuple[ReleaseMode, ...] = get_args(ReleaseMode)
+RECORDED_SELECTIONS: Mapping[BatchSelection, str] = {
+    "once": "in-turn",
+    "cyclic": "again",
+    "full_batch": "all",
+    "shuffled": "secret",
+}
+"""Words for ``batch_selection``, under ``order``, in ledgers, fingerprints and checkpoints, whose bytes stay."""
+RECORDED_MODES: Mapping[ReleaseMode, str] = {"cumulative": "last-opened", "independent": "nothing"}
+"""Words for ``release_mode``, under ``builds_on``, in signed headers, records and checkpoints, whose bytes stay."""
 CONTRACTIVE_ROUNDING = 1e-6
 """How much, relatively, float64 rounding of a contractive update's local iterates may add; where it could be more, a
 machine refuses (:func:`murmurfl.clients.online_client.farthest_point`)."""
@@ -51,9 +64,10 @@ machine refuses (:func:`murmurfl.clients.online_client.farthest_point`)."""
 
 OF_SUMS = "sums=SumAssumption(min_honest=..., min_cohort=...)"
 """What takes the place of ``min_honest`` and ``min_cohort`` by themselves."""
+_OF_ORDER = f"batch_selection ({', '.join(f'{now!r} for {word!r}' for now, word in RECORDED_SELECTIONS.items())})"
 
 
-@formerly(min_honest=OF_SUMS, min_cohort=OF_SUMS)
+@formerly(min_honest=OF_SUMS, min_cohort=OF_SUMS, order=_OF_ORDER)
 @dataclass(frozen=True)
 class PrivacyPolicy:
     """A machine's own decisions; none of them ever comes from a message.
@@ -87,13 +101,14 @@ class PrivacyPolicy:
         as ``sample``, with negative entries of every row set to zero first, Delta = sqrt(2) S / b: for sums of features
         that have none (:mod:`~murmurfl.privacy.machine.clipping`). ``moments``: each sample's features are clipped,
         and the machine makes rows of second moments and class from them, Delta = S^2 sqrt(2 + 2 a^2 + a^4 / 2); only
-        with order ``all`` (:mod:`~murmurfl.privacy.machine.clipping`).
-    order : {"in-turn", "again", "all", "secret"}
-        Which samples a release is made from. ``in-turn``: the next b that no session has used, so that each is used
-        once, ever (or ``sample_participations`` times in a session). ``again``: each session goes through the samples
-        from the first one; the budget counts sessions together. ``all``: every sample in every release, and the release
-        is their *sum*: batch_size must be 1, and sample_participations follows from max_participations. ``secret``:
-        each sample in one release, which the machine draws; a release is the sum of its samples divided by b.
+        with ``batch_selection`` ``full_batch`` (:mod:`~murmurfl.privacy.machine.clipping`).
+    batch_selection : {"once", "cyclic", "full_batch", "shuffled"}
+        Which samples a release is made from. ``once``: the next b that no session has used, so that each is used
+        once, ever (or ``sample_participations`` times in a session). ``cyclic``: each session goes through the samples
+        from the first one; the budget counts sessions together. ``full_batch``: every sample in every release, and the
+        release is their *sum*: batch_size must be 1, and sample_participations follows from max_participations.
+        ``shuffled``: each sample in one release, which the machine draws and keeps secret; a release is the sum of its
+        samples divided by b.
     clipping, clip_stability : {"clip", "automatic"}, float
         ``automatic``: a row g becomes S g / (||g|| + gamma), whatever its length, with gamma the stability; only where
         samples are clipped.
@@ -162,7 +177,7 @@ class PrivacyPolicy:
     trust: Trust = "untrusted-server"
     sums: SumAssumption = NOTHING_ASSUMED
     budget_local_mu: float | None = None
-    order: Order = "in-turn"
+    batch_selection: BatchSelection = "once"
     clipping: Clipping = "clip"
     clip_stability: float = 0.01
     classes: int = 0
@@ -193,7 +208,7 @@ class PrivacyPolicy:
             ("noise_quality", NOISE_QUALITIES),
             ("release_rule", RELEASE_RULES),
             ("trust", TRUST_MODELS),
-            ("order", ORDERS_OF_SAMPLES),
+            ("batch_selection", BATCH_SELECTIONS),
             ("clipping", CLIPPINGS),
         ):
             if getattr(self, name) not in allowed:
@@ -201,7 +216,7 @@ class PrivacyPolicy:
                     f"Expected {name} one of {allowed}, got {getattr(self, name)!r}.", kind="unknown-name", setting=name
                 )
         object.__setattr__(self, "mechanism_options", tuple(sorted(dict(self.mechanism_options).items())))
-        self._check_order()
+        self._check_batch_selection()
         covered = self.sample_participations * self.min_separation
         if self.sample_participations == 1 and self.min_separation != 1:
             raise ConfigurationError(
@@ -222,8 +237,8 @@ class PrivacyPolicy:
         check_owners(self)
         self.make_mechanism()
 
-    def _check_order(self) -> None:
-        """Raise if order of samples and clipping contradict the rest; settle what ``all`` settles."""
+    def _check_batch_selection(self) -> None:
+        """Raise if batch selection and clipping contradict the rest; settle what ``full_batch`` settles."""
         check_positive("clip_stability", self.clip_stability)
         check_moments(self)
         _ = self.bound  # refuses a stability that norms are not precise to
@@ -234,49 +249,53 @@ class PrivacyPolicy:
                 setting="clip_unit",
                 got=self.clip_unit,
             )
-        if self.order in ("all", "secret") and not self.clips_samples:
+        if self.batch_selection in ("full_batch", "shuffled") and not self.clips_samples:
             raise ConfigurationError(
-                f"Expected a clip_unit of single samples with order {self.order!r}, got {self.clip_unit!r}.",
+                f"Expected a clip_unit of single samples with batch_selection {self.batch_selection!r}, got "
+                f"{self.clip_unit!r}.",
                 kind="conflict",
                 setting="clip_unit",
                 got=self.clip_unit,
             )
-        if self.order == "all":
+        if self.batch_selection == "full_batch":
             for name in ("batch_size", "min_separation"):
                 if (value := getattr(self, name)) != 1:
                     raise ConfigurationError(
-                        f"Expected {name} 1 with order 'all', whose releases are sums over all samples, got {value}.",
+                        f"Expected {name} 1 with batch_selection 'full_batch', whose releases are sums over all "
+                        f"samples, got {value}.",
                         kind="conflict",
                         setting=name,
                         got=value,
                     )
             if self.sample_participations not in (1, self.max_participations):
                 raise ConfigurationError(
-                    f"Expected sample_participations left out with order 'all', got {self.sample_participations}: "
-                    "every sample is in every release.",
+                    "Expected sample_participations left out with batch_selection 'full_batch', got "
+                    f"{self.sample_participations}: every sample is in every release.",
                     kind="conflict",
                     setting="sample_participations",
                     got=self.sample_participations,
                 )
             object.__setattr__(self, "sample_participations", self.max_participations)
-        elif self.order == "secret" and self.trust == "trusted-server":
+        elif self.batch_selection == "shuffled" and self.trust == "trusted-server":
             raise ConfigurationError(
-                "Expected order 'in-turn' under a trusted server, got 'secret': its noise does not count on one.",
+                "Expected batch_selection 'once' under a trusted server, got 'shuffled': its noise does not count on "
+                "a secret order.",
                 kind="conflict",
-                setting="order",
+                setting="batch_selection",
             )
-        elif self.order != "in-turn" and self.sample_participations > 1:
+        elif self.batch_selection != "once" and self.sample_participations > 1:
             raise ConfigurationError(
-                f"Expected sample_participations 1 with order {self.order!r}, got {self.sample_participations}.",
+                f"Expected sample_participations 1 with batch_selection {self.batch_selection!r}, got "
+                f"{self.sample_participations}.",
                 kind="conflict",
                 setting="sample_participations",
                 got=self.sample_participations,
             )
 
     @property
-    def builds_on(self) -> Literal["last-opened", "nothing"]:
-        """Whether a release is built on the last one that counted, or on nothing, with noise that stands alone."""
-        return "nothing" if self.release_rule == "paper" else "last-opened"
+    def release_mode(self) -> ReleaseMode:
+        """``cumulative`` if a release builds on the last one that counted; ``independent`` if it stands alone."""
+        return "independent" if self.release_rule == "paper" else "cumulative"
 
     @property
     def budget(self) -> Loss:
@@ -340,7 +359,7 @@ class PrivacyPolicy:
     @cached_property
     def sums_samples(self) -> bool:
         """Whether a release is a weighted sum over all of the machine's samples, and not over b of them."""
-        return self.order in ("all", "secret")
+        return self.batch_selection in ("full_batch", "shuffled")
 
     @cached_property
     def rows_per_release(self) -> int:
@@ -381,7 +400,7 @@ class PrivacyPolicy:
             participations=self.participations,
             masked=self.trust == "secure-aggregation",
             clipping="" if self.clipping == "clip" else self.clipping,
-            secret=self.order == "secret",
+            secret=self.batch_selection == "shuffled",
             per_owner=self.samples_per_owner,
         )
 
@@ -479,8 +498,8 @@ def _largest_contribution(policy: PrivacyPolicy, num_parameters: int, grid: Grid
     """The largest magnitude of the values of a release's contributions."""
     # A release that stands alone has one contribution, and a prefix sum those of all; in a secret order every sample is
     # in one of them.
-    alone = policy.sums_samples and policy.builds_on == "nothing"
-    contributions = 1 if alone or policy.order == "secret" else policy.max_participations
+    alone = policy.sums_samples and policy.release_mode == "independent"
+    contributions = 1 if alone or policy.batch_selection == "shuffled" else policy.max_participations
     rows = MOST_ROWS / policy.batch_size if policy.sums_samples else 1.0
     if policy.samples_per_owner and not policy.sums_samples:  # all owners may be in the places of one batch
         contributions, rows = policy.participations, MOST_ROWS / policy.batch_size
@@ -491,7 +510,7 @@ def _sums(policy: PrivacyPolicy) -> Summing | None:
     """The sums this policy's releases are seen in; None if each is seen by itself."""
     if policy.trust != "secure-aggregation":
         return None
-    return Summing(policy.sums.min_honest, stands_alone=policy.builds_on == "nothing")
+    return Summing(policy.sums.min_honest, stands_alone=policy.release_mode == "independent")
 
 
 def _with_figures(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
@@ -546,6 +565,44 @@ def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_paramet
     return NoisePlan(mechanism, grid, sensitivity, 0.0, loss, fingerprint, largest, policy.pattern)
 
 
+def recorded_fields(policy: PrivacyPolicy) -> dict[str, Any]:
+    """Return a policy's fields as ledgers, fingerprints and checkpoints have them, in the words of their format."""
+    recorded = {"batch_selection": ("order", RECORDED_SELECTIONS[policy.batch_selection])}
+    return dict(recorded.get(name, (name, value)) for name, value in plain_fields(policy).items())
+
+
+def read_fields(terms: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a policy's fields from the terms in a ledger; raise ValueError for a word of no batch selection."""
+    found = dict(terms)
+    if "order" in found:
+        found["batch_selection"] = _meaning(RECORDED_SELECTIONS, found.pop("order"))
+    return found
+
+
+def recorded_mode(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with a ``release_mode`` as signed headers and records have them, in the words of their format."""
+    recorded = {"release_mode": ("builds_on", RECORDED_MODES[values["release_mode"]])}
+    return dict(recorded.get(name, (name, value)) for name, value in values.items())
+
+
+def read_mode(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that :func:`recorded_mode` wrote; raise ValueError for a word of no release mode."""
+    values = dict(recorded)
+    return {"release_mode": release_mode_of(values.pop("builds_on", None)), **values}
+
+
+def release_mode_of(word: object) -> ReleaseMode:
+    """Return the release mode of a recorded word; raise ValueError if it is none."""
+    return _meaning(RECORDED_MODES, word)
+
+
+def _meaning(recorded: Mapping[NameT, str], word: object) -> NameT:
+    for name, known in recorded.items():
+        if word == known:
+            return name
+    raise ValueError(f"expected one of {', '.join(recorded.values())}")
+
+
 def _fingerprint(
     policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise_std: float, identity: bytes = b""
 ) -> str:
@@ -556,7 +613,7 @@ def _fingerprint(
 
 def _settled(policy: PrivacyPolicy) -> dict[str, Any]:
     """Return a policy's fields without newer ones at their defaults, so that older sessions go on."""
-    fields = plain_fields(policy)
+    fields = recorded_fields(policy)
     if policy.trust != "secure-aggregation":
         for name in ("min_honest", "min_cohort", "budget_local_mu"):
             del fields[name]
@@ -583,7 +640,7 @@ def _shared_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
         policy.mechanism,
         sorted(options.arguments.items()),
         policy.noise_quality,
-        policy.builds_on,
+        RECORDED_MODES[policy.release_mode],
         NOISE_VERSION,
     )
     return hashlib.sha256(repr(shared).encode() + plan.mechanism.identity()).hexdigest()
@@ -666,7 +723,7 @@ def check_federation(policy: PrivacyPolicy, machines: int) -> None:
     A plan pays for the normals of 2^11 machines. A sample in several releases of one chain may meet as many in each of
     its sums (docs/proofs/secure-aggregation.md, step 15).
     """
-    returns = policy.builds_on == "last-opened" and policy.participations > 1
+    returns = policy.release_mode == "cumulative" and policy.participations > 1
     if policy.trust == "secure-aggregation" and returns and machines > MOST_SUMMED:
         raise ConfigurationError(
             f"Expected at most {MOST_SUMMED} machines under secure aggregation where samples return in releases that "
@@ -748,12 +805,12 @@ def check_moments(policy: PrivacyPolicy) -> None:
             )
         return
     Moments(policy.classes, policy.class_weight)
-    if policy.order != "all":
+    if policy.batch_selection != "full_batch":
         raise ConfigurationError(
-            f"Expected order 'all' with clip_unit 'moments', got {policy.order!r}.",
+            f"Expected batch_selection 'full_batch' with clip_unit 'moments', got {policy.batch_selection!r}.",
             kind="conflict",
-            setting="order",
-            got=policy.order,
+            setting="batch_selection",
+            got=policy.batch_selection,
         )
 
 

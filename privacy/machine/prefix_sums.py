@@ -327,7 +327,7 @@ class ReleaseRule:
     @cached_property
     def mends(self) -> int:
         """The most contributions of a release whose sum was skipped and whose noise the next one takes out; 0: none."""
-        chained = self.policy.trust == "secure-aggregation" and self.policy.builds_on == "last-opened"
+        chained = self.policy.trust == "secure-aggregation" and self.policy.release_mode == "cumulative"
         return self.noise.plan.mechanism.mends if chained and self.noise.plan.noise_std > 0.0 else 0
 
     def advance_mending(
@@ -578,7 +578,7 @@ class PrivateMachine(LedgeredMachine):
 
     def _weights(self, admission: Admission) -> NDArray[np.float64] | None:
         """Return weight 1 for samples in a release of a secret order; None where all samples are."""
-        if self.policy.order != "secret":
+        if self.policy.batch_selection != "shuffled":
             return None
         drawn = self._keys.secret_key, admission.streams.order[0]
         asked = self.policy.max_participations, admission.release

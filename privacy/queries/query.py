@@ -76,7 +76,7 @@ def query_policy(
         "mu": mu,
         "batch_size": 1,
         "max_participations": 1,
-        "order": "all",
+        "batch_selection": "full_batch",
         "release_rule": "paper",
     }
     return PrivacyPolicy(**{**fields, **settled})
@@ -85,7 +85,7 @@ def query_policy(
 def is_query_policy(policy: PrivacyPolicy) -> bool:
     """Return True if :func:`query_policy` can have made a policy."""
     alone = policy.release_rule == "paper" and (policy.mechanism == NO_NOISE or noise_stands_alone(policy.mechanism))
-    return alone and (policy.order, policy.max_participations, policy.clipping) == ("all", 1, "clip")
+    return alone and (policy.batch_selection, policy.max_participations, policy.clipping) == ("full_batch", 1, "clip")
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ class Query(ABC, Generic[Answer]):
         if not (bounded and is_query_policy(policy)):
             bound = "" if self.bound is None else f"clip_norm {self.bound[0]:g}, clip_unit {self.bound[1]!r}, "
             raise ConfigurationError(
-                f"Expected for {self.what} a policy with {bound}order 'all', max_participations 1, clipping 'clip', "
-                "mechanism 'independent' and release_rule 'paper', got another: make it with "
+                f"Expected for {self.what} a policy with {bound}batch_selection 'full_batch', max_participations 1, "
+                "clipping 'clip', mechanism 'independent' and release_rule 'paper', got another: make it with "
                 f"{self.policy_maker}.",
                 kind="conflict",
             )

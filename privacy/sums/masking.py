@@ -19,7 +19,7 @@ import math
 import re
 import secrets
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -32,14 +32,11 @@ from .. import protocol
 from ..accounting.loss import MOST_SUMMED
 from ..errors import ConfigurationError, MurmurflError
 from ..machine.ledgered_machine import Release
-from ..machine.policy import PrivacyPolicy, check_federation
+from ..machine.policy import PrivacyPolicy, ReleaseMode, check_federation, read_mode, recorded_mode
 from .roster import HelperKey, MachineKey, Roster, is_signed, name_proof
 
 MASKING_VERSION = 1
 """The version of header, seal and mask."""
-
-BuildsOn = Literal["last-opened", "nothing"]
-BUILDS_ON: tuple[BuildsOn, ...] = get_args(BuildsOn)
 
 SEED_BYTES = 32
 ID_BYTES = 16
@@ -75,7 +72,7 @@ class Header:
     session: str
     machine: str
     """The machine's name in the roster."""
-    builds_on: BuildsOn
+    release_mode: ReleaseMode
     """Whether the release carries on from the machine's last opened one, or stands alone with noise of its own."""
     release: int
     """k."""
@@ -101,7 +98,7 @@ class Header:
 
     def to_bytes(self) -> bytes:
         """The one way to write this header."""
-        return json.dumps(vars(self), sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(recorded_mode(vars(self)), sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Header:
@@ -110,9 +107,9 @@ class Header:
             if len(content) > LONGEST_HEADER:
                 raise ValueError("too long for a header")
             values = json.loads(content)
-            if set(values) != {field.name for field in fields(cls)}:
+            if set(values) != _RECORDED_FIELDS:
                 raise ValueError("other fields")
-            header = cls(**{**values, "helpers": tuple(values["helpers"])})
+            header = cls(**{**read_mode(values), "helpers": tuple(values["helpers"])})
             header._check()
             if header.to_bytes() != content:
                 raise ValueError("written in another way")
@@ -130,7 +127,6 @@ class Header:
             and all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
             and isinstance(self.spacing, float)
             and self.version == MASKING_VERSION
-            and self.builds_on in BUILDS_ON
             and 0 < len(self.session) <= protocol.LONGEST_SESSION_NAME
             and 0 < len(self.machine) <= protocol.LONGEST_MACHINE_NAME
             and 1 <= self.release <= protocol.LARGEST_ROUND
@@ -138,13 +134,16 @@ class Header:
             and 1 <= self.min_cohort <= MOST_SUMMED
             and bool(_ID.fullmatch(self.release_id) and _ID.fullmatch(self.ack_id))
             and self.release_id not in (self.ack_id, NOTHING_OPENED.hex())
-            and (self.builds_on == "last-opened" or self.ack_id == NOTHING_OPENED.hex())
+            and (self.release_mode == "cumulative" or self.ack_id == NOTHING_OPENED.hex())
             and bool(_DIGEST.fullmatch(self.roster) and _DIGEST.fullmatch(self.terms))
             and math.isfinite(self.spacing)
             and self.spacing > 0
         )
         if not right:
             raise ValueError("impossible values")
+
+
+_RECORDED_FIELDS = {field.name for field in fields(Header)} - {"release_mode"} | {"builds_on"}
 
 
 @dataclass(frozen=True)
@@ -249,10 +248,10 @@ class Masking:
         header = Header(
             session=session,
             machine=self.name,
-            builds_on=policy.builds_on,
+            release_mode=policy.release_mode,
             release=release.release,
             release_id=release.release_id.hex(),
-            ack_id=(release.ack_id if policy.builds_on == "last-opened" else NOTHING_OPENED).hex(),
+            ack_id=(release.ack_id if policy.release_mode == "cumulative" else NOTHING_OPENED).hex(),
             size=release.counts.size,
             spacing=release.spacing,
             min_cohort=policy.sums.min_cohort,

@@ -369,4 +369,4 @@ def _next_link(before: bytes, line: bytes) -> bytes:
 
 
 def _terms_text(terms: SessionTerms) -> str:
-    return json.dumps(asdict(terms), sort_keys=True)
+    return json.dumps(terms.to_values(), sort_keys=True)

@@ -5,10 +5,11 @@ sum over U of the helper's keystreams, with which it can take that helper's mask
 nothing else. The helper answers only if
 
 * all of U are in the roster, distinct, signed, and sealed for this helper;
-* session, d, spacing, roster, helpers, terms and ``builds_on`` are one in all of U, and those of the session for good;
+* session, d, spacing, roster, helpers, terms and ``release_mode`` are one in all of U, and those of the session for
+  good;
 * U has at least as many releases as the largest ``min_cohort`` in U, and at most 2^11;
 * k rises strictly for each machine and session;
-* with ``builds_on = last-opened``, the ack is the id of the last release of that machine which *this helper* opened;
+* with ``release_mode = cumulative``, the ack is the id of the last release of that machine which *this helper* opened;
 * no other set was opened, or is void, under the same session and name. The same bytes again get the same answer;
 * the helper has not promised another set of the session (*lock*), and this very set is not *void*;
 * d, the number of releases, and what was opened in the last day are within the helper's own bounds.
@@ -48,6 +49,7 @@ from numpy.typing import NDArray
 from .. import protocol
 from ..accounting.loss import MOST_SUMMED
 from ..errors import ConfigurationError, LedgerError, RefusedError
+from ..machine.policy import ReleaseMode, read_mode, recorded_mode
 from .masking import (
     LARGEST_SIZE,
     NOTHING_OPENED,
@@ -69,7 +71,7 @@ class OpeningRecordError(LedgerError):
 class SessionTerms:
     """The part of a header that all releases of a session share, for good."""
 
-    builds_on: str
+    release_mode: ReleaseMode
     size: int
     spacing: float
     roster: str
@@ -79,12 +81,16 @@ class SessionTerms:
     @classmethod
     def of(cls, header: Header) -> SessionTerms:
         """The terms of one release."""
-        return cls(header.builds_on, header.size, header.spacing, header.roster, header.helpers, header.terms)
+        return cls(header.release_mode, header.size, header.spacing, header.roster, header.helpers, header.terms)
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> SessionTerms:
         """Terms from plain values, as JSON has them."""
-        return cls(**{**values, "helpers": tuple(values["helpers"])})
+        return cls(**{**read_mode(values), "helpers": tuple(values["helpers"])})
+
+    def to_values(self) -> dict[str, Any]:
+        """The plain values of :meth:`from_values`."""
+        return recorded_mode(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ class OpenedSet:
             self.session,
             self.opening,
             self.set_digest,
-            asdict(self.terms),
+            self.terms.to_values(),
             [[name, last.release, last.release_id] for name, last in self.machines.items()],
             *([] if self.kind == protocol.VIEW_OPENED else [self.kind]),
         ]
@@ -326,7 +332,7 @@ class MemoryOpeningRecord(OpeningRecord, OpeningTransaction):
 logger = logging.getLogger(__name__)
 
 _REFUSAL = "this helper does not open this set of releases; its own log says why"
-_OTHER_TERMS = "the session was opened with another d, spacing, roster, terms or builds_on"
+_OTHER_TERMS = "the session was opened with another d, spacing, roster, terms or release mode"
 _DAY_S = 86_400.0
 _OPENING_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 _SET_LABEL = b"murmurfl set 1\x00"
@@ -411,7 +417,7 @@ class Opener:
     -----
     **Formal guarantees.** Of one helper that keeps its keys and its record: for every session, what it ever opens are
     sums of at least as many releases of distinct machines of the roster as the most careful of them asks for; a release
-    is opened at most once; under ``last-opened`` the opened and the void releases of a machine are a chain, each opened
+    is opened at most once; under ``cumulative`` the opened and the void releases of a machine are a chain, each opened
     one built on the one before; of each name of a set there is one set; and of a void set nothing is opened from then
     on. By this a sample moves the sums once and for good, which is the
     second step of docs/proofs/secure-aggregation.md. It holds whatever the server, other helpers and other machines do.
@@ -710,7 +716,7 @@ def _check_follows(header: Header, last: LastOpened | None) -> None:
             "last opened one"
         )
     expected = NOTHING_OPENED.hex() if last is None else last.release_id
-    if header.builds_on == "last-opened" and header.ack_id != expected:
+    if header.release_mode == "cumulative" and header.ack_id != expected:
         raise OpeningRefusedError(
             f"release {header.release} of machine {header.machine!r} is not built on its last opened one"
         )

@@ -17,7 +17,7 @@ from ..rounds.known_machines import Awaited, MachineDirectory
 from ..rounds.replies import Outcome, RoundReport, RoundRequest, Vector, vector_size
 from ..sums.lost_noise import LostNoise
 from ..sums.secure_aggregation import Helpers, SecureAggregation, SkippedSumError, WrongSumError
-from ..sums.summation import CohortSet, CohortSum, Screen, Terms
+from ..sums.summation import CohortSet, CohortSum, Screen, Terms, plain_terms, read_terms
 from ..sums.suspects import Suspects
 from .agreement import CohortAgreement
 from .plain import Aggregator, Closed, Count, Opened, RoundContext, RoundOutcome, Skipped
@@ -173,7 +173,7 @@ class Masked(Aggregator):
         self.suspects.lets_in = self.noise.is_none(self.option.max_byzantine)
         self.suspects.correct()
         self._build_on(held)
-        return Opened(report, held.asked, total, held.releases, stands_alone=held.terms[0] != "last-opened")
+        return Opened(report, held.asked, total, held.releases, stands_alone=held.terms[0] != "cumulative")
 
     def _closed(self, held: CohortSet, why: str) -> Closed:
         """Note a round of which nothing was opened."""
@@ -255,7 +255,7 @@ class Masked(Aggregator):
         return ""
 
     def state(self) -> dict[str, Any]:
-        terms = None if self._terms is None else list(self._terms)
+        terms = None if self._terms is None else plain_terms(self._terms)
         opened = {"ids": self._ids, "terms": terms, **self.noise.plain(), "suspects": self.suspects.plain()}
         kept: dict[str, Any] = {"opened": opened, "held": None}
         if self.pending_cohort is not None:
@@ -268,7 +268,7 @@ class Masked(Aggregator):
         opened, held = saved["opened"], saved["held"]
         self._ids = {str(name): str(one) for name, one in opened["ids"].items()}
         terms = opened["terms"]
-        self._terms = None if terms is None else (str(terms[0]), str(terms[1]), float(terms[2]))
+        self._terms = None if terms is None else read_terms(terms)
         if "suspects" in opened:  # else it is older
             self.suspects.restore(opened["suspects"])
             self.noise.restore(opened)

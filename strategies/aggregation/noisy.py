@@ -19,11 +19,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from ...privacy import protocol
-from ...privacy.accounting.loss import plain_fields
 from ...privacy.accounting.noise_forecast import StatedNoise, stated_noise
 from ...privacy.errors import ConfigurationError
 from ...privacy.machine.clipping import BLOCK_ROWS
-from ...privacy.machine.policy import NO_NOISE, PrivacyPolicy
+from ...privacy.machine.policy import NO_NOISE, PrivacyPolicy, recorded_fields
 from ...privacy.noise import NoiseKeys, SystemKeys
 from ..rounds.checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
 from ..rounds.replies import Outcome, Reply, RoundRequest
@@ -170,7 +169,7 @@ class Noisy(Aggregator, Generic[StreamT]):
 
     def identity(self) -> dict[str, Any]:
         # All of the policy: with noise calibrated to another policy, a resumed training would not keep its claim.
-        policy = {f"policy.{name}": value for name, value in plain_fields(self.policy).items()}
+        policy = {f"policy.{name}": value for name, value in recorded_fields(self.policy).items()}
         return {**policy, "noise": self.policy.plan(self.stream.num_parameters).fingerprint}
 
     def read_noise(self, statements: Mapping[str, Mapping[str, Any]]) -> Sequence[StatedNoise]:

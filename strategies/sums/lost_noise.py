@@ -8,9 +8,10 @@ release mends that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ...privacy.accounting.noise_forecast import lasting_noise
+from ...privacy.machine.policy import ReleaseMode
 from ...privacy.mechanisms import MECHANISMS, make_mechanism
 from .summation import CohortSet
 
@@ -56,7 +57,7 @@ class LostNoise:
         return sum(map(bool, self.lost.values())) <= liars
 
     def variance(
-        self, builds_on: str, statements: Iterable[Mapping[str, Any]], acks: Mapping[str, int]
+        self, release_mode: ReleaseMode | Literal[""], statements: Iterable[Mapping[str, Any]], acks: Mapping[str, int]
     ) -> float | None:
         """Return the variance of the noise in the sum of all sums over that of one in which no sum was wrong.
 
@@ -64,7 +65,7 @@ class LostNoise:
         """
         if not self.lost:
             return None
-        if builds_on == "nothing":
+        if release_mode == "independent":
             return 1.0
         said = {(one.get("mechanism"), one.get("max-participations")) for one in statements}
         mechanism, releases = said.pop() if len(said) == 1 else (None, None)

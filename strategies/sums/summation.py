@@ -8,10 +8,10 @@ the name of the machine and what is different about it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from ...privacy import protocol
 from ...privacy.accounting.loss import MOST_SUMMED
 from ...privacy.errors import ConfigurationError
 from ...privacy.machine.ledgered_machine import Release
+from ...privacy.machine.policy import RECORDED_MODES, ReleaseMode, release_mode_of
 from ...privacy.noise import Grid
 from ...privacy.sums.masking import (
     NOTHING_OPENED,
@@ -34,8 +35,9 @@ from ..rounds.replies import LARGEST_COUNT, Outcome, Reply, SummedReplies, Vecto
 
 logger = logging.getLogger("flwr")
 
-Terms = tuple[str, str, float]
-"""Terms that all releases of a session's sums share: what they build on, the noise's terms, the grid's spacing."""
+Terms = tuple[ReleaseMode | Literal[""], str, float]
+"""Terms that all releases of a session's sums share: release mode, the noise's terms, the grid's spacing. Releases of
+clients that were asked without messages have no header, and empty words."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class CohortSet:
         return {
             "server_round": self.server_round,
             "releases": self.releases,
-            "terms": list(self.terms),
+            "terms": plain_terms(self.terms),
             "min_cohort": self.min_cohort,
             "sealed": sealed,
             "ids": self.ids,
@@ -80,9 +82,8 @@ class CohortSet:
             Sealed(bytes.fromhex(header), tuple(map(bytes.fromhex, seals)), bytes.fromhex(signature))
             for header, seals, signature in plain["sealed"]
         )
-        builds_on, terms, spacing = plain["terms"]
         names = {key: tuple(plain.get(key, ())) for key in ("asked", "mended")}
-        settled = {"sealed": sealed, "terms": (builds_on, terms, float(spacing)), **names}
+        settled = {"sealed": sealed, "terms": read_terms(plain["terms"]), **names}
         return cls(**{**plain, **settled}, total=total)
 
 
@@ -149,11 +150,23 @@ class CohortSum:
         return [name for name in self.headers if name not in wanted]
 
 
+def plain_terms(terms: Terms) -> list[str | float]:
+    """Return terms as a checkpoint has them, with the word of its format for the release mode."""
+    mode, noise, spacing = terms
+    return [mode and RECORDED_MODES[mode], noise, spacing]
+
+
+def read_terms(plain: Sequence[Any]) -> Terms:
+    """Return the terms that :func:`plain_terms` wrote."""
+    word, noise, spacing = plain
+    return release_mode_of(word) if word else "", str(noise), float(spacing)
+
+
 def terms_of(contents: Any) -> Terms:
     """The terms of a release."""
     if isinstance(contents, MaskedRelease):
         header = _header(contents.sealed.header)
-        return header.builds_on, header.terms, header.spacing
+        return header.release_mode, header.terms, header.spacing
     return "", "", float(contents.spacing)
 
 
@@ -259,7 +272,7 @@ class Screen:
         if header.min_cohort > self._most:
             return f"it insists on sums of at least {header.min_cohort} releases, and a round has at most {self._most}"
         built_on = NOTHING_OPENED.hex()
-        if header.builds_on == "last-opened":
+        if header.release_mode == "cumulative":
             built_on = self._opened.get(header.machine, built_on)
         return "" if header.ack_id == built_on else "its release is not built on the last one that was opened"
 

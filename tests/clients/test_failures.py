@@ -124,7 +124,7 @@ def shuffled(**changes):
 
 
 PUBLIC = np.ones((COUNT, D)) / 2
-ALL = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
+ALL = {"batch_selection": "full_batch", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
 KINDS = {
     "mu2": (Mu2Client, policy(), {}),
     "full-batch": (FullBatchClient, policy(**ALL), {}),

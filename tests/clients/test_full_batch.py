@@ -12,7 +12,7 @@ from tests.harness.machines import training_config
 from tests.harness.models import Quadratic
 
 D, K, N = 4, 3, 17
-POLICY = PrivacyPolicy(0.5, 1, K, 1.0, order="all", mechanism="independent", release_rule="paper")
+POLICY = PrivacyPolicy(0.5, 1, K, 1.0, batch_selection="full_batch", mechanism="independent", release_rule="paper")
 SAMPLES = np.random.Generator(np.random.Philox(key=8)).normal(size=(N, D))
 
 
@@ -84,7 +84,7 @@ def test_rounds_beyond_the_cap_are_refused(requests):
     ("changes", "said"),
     [
         ({"mechanism": "cancelling"}, "mechanism 'independent'"),
-        ({"order": "in-turn", "sample_participations": 1}, "order 'all'"),
+        ({"batch_selection": "once", "sample_participations": 1}, "batch_selection 'full_batch'"),
         ({"release_rule": "acknowledged"}, "release_rule 'paper'"),
         ({"clip_unit": "nonnegative"}, "clip_unit 'sample'"),
     ],
@@ -126,7 +126,7 @@ def test_torch_sums_do_not_depend_on_pieces():
 
 
 WIDE, COUNT, SHARE = 3, 9, 0.2
-COUNTING = PrivacyPolicy(1.0, 1, 2, 1.0, order="all", mechanism="independent", release_rule="paper")
+COUNTING = PrivacyPolicy(1.0, 1, 2, 1.0, batch_selection="full_batch", mechanism="independent", release_rule="paper")
 HOSTILE = [0.7, 1e-300, 1e-320, 0.0, -0.0, -1.0, -1e300, 1e300]
 EDGES = [0.0, 1e-310, 1e-170, 0.7, 0.70001, 3.0, 1e200]
 POINTS = np.random.Generator(np.random.Philox(key=8)).normal(size=(COUNT, WIDE))

@@ -55,7 +55,7 @@ def policy(**changes):
 
 
 RETURNING = {"sample_participations": 2, "min_separation": 3, "mechanism": "independent"}
-ALL = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
+ALL = {"batch_selection": "full_batch", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
 KINDS = {
     "mu2": (Mu2Client, policy(), {}),
     "full-batch": (FullBatchClient, policy(**ALL), {}),

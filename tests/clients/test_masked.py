@@ -60,7 +60,7 @@ def policy(**changes):
     return PrivacyPolicy(**{**fields, "sums": SumAssumption(3, 5), **changes})
 
 
-ALL = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
+ALL = {"batch_selection": "full_batch", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
 KINDS = {
     "mu2": (Mu2Client, policy(), {}),
     "mu2, blt": (Mu2Client, policy(mechanism="blt"), {}),
@@ -96,7 +96,7 @@ def test_a_reply_is_the_recorded_release_under_masks(kind):
         assert [values.shape for values in arrays] == SHAPES
         assert (header.machine, header.release, header.session, header.size) == ("1", k, "s", SIZE)
         assert (header.min_cohort, header.roster) == (5, ROSTER.digest)
-        assert header.builds_on == KINDS[kind][1].builds_on
+        assert header.release_mode == KINDS[kind][1].release_mode
         assert num_examples == (10 if kind == "full-batch" else 2)
         assert (entries[protocol.RELEASE], entries[protocol.ACK]) == (k, ack)
 
@@ -111,7 +111,7 @@ def sealing(release, ack, **changes):
     }
 
 
-@pytest.mark.parametrize("kind", [name for name in KINDS if KINDS[name][1].builds_on == "last-opened"])
+@pytest.mark.parametrize("kind", [name for name in KINDS if KINDS[name][1].release_mode == "cumulative"])
 def test_a_release_is_sealed_again_under_fresh_masks_and_spends_nothing(kind):
     client = machine(*KINDS[kind][:2], **KINDS[kind][2])
     client.fit(points(client), training_config(1, 0))

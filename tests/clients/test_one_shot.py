@@ -23,7 +23,7 @@ def client(keys=None, ledger=None, constant=0.0, labels=LABELS, features=FEATURE
         "mu": 10.0,
         "mechanism": "independent",
         "release_rule": "paper",
-        "order": "all",
+        "batch_selection": "full_batch",
         "clip_unit": "moments",
         "classes": C,
         **changes,

@@ -33,7 +33,7 @@ COMMON = {
     "mechanism": "independent",
     "samples_per_owner": MOST,
 }
-ALL = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
+ALL = {"batch_selection": "full_batch", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
 
 
 def rows(count, key=3):
@@ -112,14 +112,18 @@ def test_an_owners_row_is_the_mean_over_the_owners_samples_and_clipped_once():
     assert len(set(places_of(Data().owned(), Data().names).values())) < 10  # several in a place, and none in others
 
 
-@pytest.mark.parametrize("order", ["in-turn", "all", "secret"])
-def test_a_real_machine_adds_whoever_falls_into_a_batch_over_the_public_number(order):
+@pytest.mark.parametrize("selection", ["once", "full_batch", "shuffled"])
+def test_a_real_machine_adds_whoever_falls_into_a_batch_over_the_public_number(selection):
     """What is made before noise, of machines with keys of their own and other secrets."""
     data, means = Data(), Data().means()
     for number in range(20):
         samples = data.owned(secret=bytes([number]) * 16, places=8)
-        own = {"batch_size": 1 if order == "all" else 2, "max_participations": 4, "order": order}
-        own |= {"noise_quality": "exact", "release_rule": "paper" if order == "secret" else "acknowledged"}
+        own = {
+            "batch_size": 1 if selection == "full_batch" else 2,
+            "max_participations": 4,
+            "batch_selection": selection,
+        }
+        own |= {"noise_quality": "exact", "release_rule": "paper" if selection == "shuffled" else "acknowledged"}
         policy = PrivacyPolicy(**{**COMMON, **own})
         machine = client(NoisySGDClient, samples, policy, DurableLedger(), SystemKeys.generate()).machine
         made = []
@@ -136,15 +140,17 @@ def test_a_real_machine_adds_whoever_falls_into_a_batch_over_the_public_number(o
             return gradients()([np.full(D, 0.25)], samples[chosen])
 
         counted = [machine.release("s", k, contribution).samples for k in range(4)]
-        assert counted == [8 if order == "all" else 2] * 4
+        assert counted == [8 if selection == "full_batch" else 2] * 4
         found, places = machine.plan.grid.values(np.array(made)), places_of(samples, data.names)
         batches = np.zeros((4, D))
         for owner, place in places.items():
             batches[place // 2] += means[owner] / 2
-        if order == "in-turn":
+        if selection == "once":
             assert np.allclose(found, batches, atol=1e-4)
         else:
-            assert np.allclose(found.sum(axis=0), batches.sum(axis=0) * (8 if order == "all" else 1), atol=1e-4)
+            assert np.allclose(
+                found.sum(axis=0), batches.sum(axis=0) * (8 if selection == "full_batch" else 1), atol=1e-4
+            )
 
 
 def test_an_owner_without_fitting_samples_counts_as_zero():

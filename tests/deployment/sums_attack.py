@@ -235,7 +235,7 @@ class SumsAttack:
                 {"release": header.release + 1},
                 {"session": self.one_of(SESSIONS)},
                 {"machine": other.machine},
-                {"builds_on": "nothing"},
+                {"release_mode": "independent"},
             ]
         )
         return Sealed(replace(header, **changed).to_bytes(), sealed.seals, sealed.signature)

@@ -234,7 +234,7 @@ def opened_sets(headers: Sequence[Sequence[Header]], made: Iterable[Header] = ()
             Opened(
                 header.machine,
                 header.release,
-                numbers[header.ack_id] if header.builds_on == "last-opened" else header.release - 1,
+                numbers[header.ack_id] if header.release_mode == "cumulative" else header.release - 1,
                 header.session,
             )
             for header in members

@@ -110,7 +110,7 @@ def test_one_pass_has_the_noise_of_as_many_full_batches(releases):
     shared = {"clip_norm": 1.5, "max_participations": releases, "mu": 0.5, "delta": 1e-5}
     one_pass = PrivacyPolicy(batch_size=samples // releases, mechanism="cancelling", **shared).plan(size)
     estimate = one_pass.noise_std * one_pass.mechanism.row_std(releases) / releases  # of q_T / T
-    full = PrivacyPolicy(batch_size=1, mechanism="independent", order="all", **shared).plan(size)
+    full = PrivacyPolicy(batch_size=1, mechanism="independent", batch_selection="full_batch", **shared).plan(size)
     assert estimate == pytest.approx(full.noise_std / samples, rel=1e-4)
     assert estimate == pytest.approx(2 * 1.5 * np.sqrt(releases) / (samples * 0.5), rel=1e-4)
 

@@ -344,7 +344,9 @@ def test_in_a_sum_over_all_owners_each_is_rounded_alone(keys):
     """Then an owner more or less moves one rounding, and nobody to another block."""
     names, values = file(chance(8))
     owners = by_place(names, MOST)
-    policy = PrivacyPolicy(1.0, 1, 3, mu=1.0, order="all", mechanism="independent", samples_per_owner=MOST)
+    policy = PrivacyPolicy(
+        1.0, 1, 3, mu=1.0, batch_selection="full_batch", mechanism="independent", samples_per_owner=MOST
+    )
     machine = PrivateMachine(policy, D, PLACES, DurableLedger(), keys, data=owners)
     rows = policy.bound.rows(means(owners, values)(slice(0, len(owners))))
     alone = np.sum([machine.plan.grid.counts(row) for row in rows], axis=0)

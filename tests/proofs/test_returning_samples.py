@@ -64,7 +64,7 @@ class CountsOneTurn(PrivateMachine):
 
 @pytest.mark.parametrize("shares", SHARES)
 def test_samples_in_every_release_cost_mu_whatever_is_lost(shares, reader):
-    common = {"mechanism": "independent", "release_rule": "paper", "order": "all"}
+    common = {"mechanism": "independent", "release_rule": "paper", "batch_selection": "full_batch"}
     policy = reader.policy(**common, mechanism_options={"shares": shares})
     for acks in LOSSES:
         sent = reader.sent(policy, requests(acks), num_samples=1)

@@ -23,7 +23,7 @@ POLICY = PrivacyPolicy(
     max_participations=SLOTS,
     mu=2.0,
     mechanism="independent",
-    order="secret",
+    batch_selection="shuffled",
     release_rule="paper",
 )
 

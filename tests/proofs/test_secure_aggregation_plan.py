@@ -108,7 +108,7 @@ def test_releases_that_stand_alone_are_charged_exactly(participations, separatio
     chosen = policy(
         "independent", release_rule="paper", sample_participations=participations, min_separation=separation
     )
-    assert chosen.builds_on == "nothing"
+    assert chosen.release_mode == "independent"
     plan, machines = chosen.plan(D), [str(i) for i in range(COHORT)]
     sets = sums(generator(3), machines, COHORT, K, stands_alone=True)
     whole = Transcript(Stream.of_plan(plan), sets, machines[HONEST:])

@@ -98,8 +98,8 @@ def test_the_covariance_is_that_of_the_releases_that_machines_really_make(name, 
 
 
 def test_headers_give_the_sets_and_their_ids_the_acknowledgements():
-    def header(machine, release, identity, ack, builds_on="last-opened"):
-        return Header("t", machine, builds_on, release, identity * 32, ack, 3, 0.5, 2, "r", ("h",), "terms")
+    def header(machine, release, identity, ack, release_mode="cumulative"):
+        return Header("t", machine, release_mode, release, identity * 32, ack, 3, 0.5, 2, "r", ("h",), "terms")
 
     nothing = NOTHING_OPENED.hex()
     first, lost, third = header("a", 1, "1", nothing), header("a", 2, "2", "1" * 32), header("a", 3, "3", "1" * 32)

@@ -25,7 +25,7 @@ from tests.harness.errors import raises
 
 D, T = 5, 6
 POLICY = PrivacyPolicy(
-    0.5, 1, T, 1.0, order="all", mechanism="independent", release_rule="paper", trust="trusted-server"
+    0.5, 1, T, 1.0, batch_selection="full_batch", mechanism="independent", release_rule="paper", trust="trusted-server"
 )
 OPTIONS = {"num_clients": 3, "clients_per_round": 3, "learning_rate": 0.3, "seed": 1, "session": "s"}
 
@@ -244,11 +244,11 @@ def test_a_trusted_server_makes_no_more_rounds_than_its_noise_is_for():
         trained(Machines(SIZES), trusted(), rounds=T + 1)
 
 
-@pytest.mark.parametrize("changes", [{"order": "in-turn"}, {"release_rule": "acknowledged"}])
+@pytest.mark.parametrize("changes", [{"batch_selection": "once"}, {"release_rule": "acknowledged"}])
 def test_a_trusted_server_refuses_policies_of_other_releases(changes):
     fields_of = {field.name: getattr(POLICY, field.name) for field in fields(POLICY)}
     other = PrivacyPolicy(**{**fields_of, "sample_participations": 1, **changes})
-    with raises(ConfigurationError, "conflict", "order"):
+    with raises(ConfigurationError, "conflict", "batch_selection"):
         trusted(policy=other)
 
 

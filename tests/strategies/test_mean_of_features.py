@@ -54,7 +54,7 @@ def mean_policy(**changes):
 
 
 def client_of(name, state, *, centring=True, mechanism="", **trust):
-    rest = {"order": "all", "release_rule": "paper", "mechanism": mechanism or "independent", **trust}
+    rest = {"batch_selection": "full_batch", "release_rule": "paper", "mechanism": mechanism or "independent", **trust}
     policy = PrivacyPolicy(1.0, 1, 3, REST_MU, MU, **rest)
     own = {"queries": [Centring(mean_policy(mechanism=mechanism, **trust), K)]} if centring else {}
     ledger, keys = ContextLedger(state, name), SimulatedKeys(3, name)
@@ -233,7 +233,11 @@ def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
     assert centre == pytest.approx(ALL.mean(axis=0) + std * normals / len(ALL), abs=1e-4)
     assert strategy.aggregator.guaranteed_mu(K) == MEAN_MU
     with pytest.raises(ConfigurationError, match="centring_policy"):
-        trusted(policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", order="all", mechanism="independent"))
+        trusted(
+            policy=PrivacyPolicy(
+                1.0, 1, 3, 1.0, trust="trusted-server", batch_selection="full_batch", mechanism="independent"
+            )
+        )
 
 
 def test_a_trusted_server_drops_oversized_contributions():

@@ -188,7 +188,7 @@ class Model:
 
 
 def client_of(name, state, *, masking=None, evaluates=True, mechanism="", bins=BINS, held_out=0, share=0.5, **trust):
-    rest = {"order": "all", "release_rule": "paper", "mechanism": mechanism or "independent", **trust}
+    rest = {"batch_selection": "full_batch", "release_rule": "paper", "mechanism": mechanism or "independent", **trust}
     policy = PrivacyPolicy(1.0, 1, 3, REST_MU, MU, **rest)
     own = {}
     if evaluates:
@@ -415,7 +415,11 @@ def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
     assert found.right_std == strategy.query.right_std(std)
     assert strategy.aggregator.guaranteed_mu(width) == OWN_MU
     with pytest.raises(ConfigurationError, match="evaluation_policy"):
-        trusted(policy=PrivacyPolicy(1.0, 1, 3, 1.0, trust="trusted-server", order="all", mechanism="independent"))
+        trusted(
+            policy=PrivacyPolicy(
+                1.0, 1, 3, 1.0, trust="trusted-server", batch_selection="full_batch", mechanism="independent"
+            )
+        )
 
 
 def test_a_trusted_server_drops_oversized_contributions():

@@ -194,8 +194,8 @@ def check_on_device(experiment: Experiment) -> None:
         if policy.sums_samples or not policy.clips_samples or policy.bound.moments is not None:
             raise ConfigurationError(
                 "Expected machines that release the mean of a batch of clipped gradients on a device, got "
-                f"order {policy.order!r} and clip-unit {policy.clip_unit!r}: sums over all samples and whole updates "
-                f"are computed on the processor. Choose another strategy, {_WITHOUT}.",
+                f"batch_selection {policy.batch_selection!r} and clip-unit {policy.clip_unit!r}: sums over all samples "
+                f"and whole updates are computed on the processor. Choose another strategy, {_WITHOUT}.",
                 kind="conflict",
                 setting="device",
             )

@@ -23,7 +23,7 @@ def private(mechanism: str = "independent", **trust: object) -> ClientApp:
         batch_size=1,
         max_participations=ROUNDS,
         epsilon=4.0,
-        order="all",  # every customer in every release
+        batch_selection="full_batch",  # every customer in every release
         mechanism=mechanism,
         release_rule="paper",
         **trust,

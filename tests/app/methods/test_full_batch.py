@@ -337,7 +337,12 @@ def test_no_floor_of_images_reaches_other_data():
 def test_every_machine_has_one_release_of_the_size_of_the_moments():
     experiment = prepare(RunConfig(strategy="one-shot"))
     policy = experiment.policy()
-    assert (policy.order, policy.max_participations, policy.clip_unit, policy.classes) == ("all", 1, "moments", 10)
+    assert (policy.batch_selection, policy.max_participations, policy.clip_unit, policy.classes) == (
+        "full_batch",
+        1,
+        "moments",
+        10,
+    )
     assert experiment.client(0, MemoryLedger()).machine.num_parameters == 65 * 66 // 2 + 65 * 9
 
 

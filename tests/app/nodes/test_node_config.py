@@ -92,7 +92,10 @@ def forget(monkeypatch):
             {"strategy": "tree-momentum"},
             "Expected strategy to be one for real nodes, one of mu2, trusted-mu2, ",
         ),
-        ({**FULL_BATCH, "batch-size": 2}, "Expected batch-size 1 with order 'all', whose releases are sums"),
+        (
+            {**FULL_BATCH, "batch-size": 2},
+            "Expected batch-size 1 with batch-selection 'full_batch', whose releases are sums",
+        ),
         (
             {"strategy": "full-batch", "batch-size": 1},
             "Expected max-participations to be the number of rounds with strategy = 'full-batch'",
@@ -192,7 +195,7 @@ def test_a_machine_that_trusts_its_server_says_that_it_adds_no_noise(tmp_path):
 def test_a_machine_of_full_batches_says_that_every_sample_is_in_every_release(tmp_path):
     client = made(tmp_path, **FULL_BATCH).client()
     policy = client.machine.policy
-    assert (policy.order, policy.max_participations, policy.builds_on) == ("all", 7, "nothing")
+    assert (policy.batch_selection, policy.max_participations, policy.release_mode) == ("full_batch", 7, "independent")
     assert policy.sensitivity == pytest.approx(2 * 2.0)  # 2 S, whatever the number of samples
     assert "up to 7 releases of the sum of all samples a run" in describe(client)
 

@@ -75,7 +75,14 @@ def test_noise_to_signal_is_that_of_the_sums_it_is_defined_by():
     """2 S sqrt(T) / (n mu sqrt(M)) in one value, for T full batches and for one pass of mu^2 in T rounds."""
     size, machines, dimension, rounds = 600, 100, 1000, 20
     whole = PrivacyPolicy(
-        0.5, 1, rounds, 1.0, order="all", mechanism="independent", release_rule="paper", noise_quality="fast"
+        0.5,
+        1,
+        rounds,
+        1.0,
+        batch_selection="full_batch",
+        mechanism="independent",
+        release_rule="paper",
+        noise_quality="fast",
     )
     turn = PrivacyPolicy(8.0, size // rounds, rounds, 1.0, noise_quality="fast")
     expected = 2 * math.sqrt(rounds) / (size * math.sqrt(machines)) * math.sqrt(dimension)

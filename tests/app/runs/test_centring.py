@@ -81,7 +81,7 @@ def test_every_method_either_takes_it_or_refuses_it_by_name():
         elif name not in own:
             experiment = prepare(RunConfig(**SETTINGS, strategy=name, batch_size=RunConfig().batch_size))
             assert experiment.is_centred
-            assert experiment.policy().order != "in-turn"
+            assert experiment.policy().batch_selection != "once"
             assert experiment.loss().mu == pytest.approx(3.0, rel=1e-9)
     assert not prepare(RunConfig(**{**SETTINGS, "strategy": "noisy-sgd", "batch_selection": "shuffled"})).is_centred
 

@@ -103,7 +103,7 @@ def test_every_method_either_takes_it_or_refuses_it_by_name():
                 RunConfig(**settings)
         elif name != "auto":
             experiment = prepare(RunConfig(**settings))
-            assert experiment.policy().order != "in-turn"
+            assert experiment.policy().batch_selection != "once"
             assert experiment.loss().mu == pytest.approx(3.0, rel=1e-9)
             assert experiment.query("evaluation").of_machine(0).policy.budget_mu == 3.0
 

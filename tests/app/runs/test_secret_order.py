@@ -58,7 +58,7 @@ def test_the_machine_with_the_fewest_releases_counts():
 def test_a_machine_has_a_release_for_every_batch_whatever_is_asked_for():
     policies = [prepare(config).policy(0) for config in (NOISY, replace(NOISY, max_participations=3))]
     assert [policy.max_participations for policy in policies] == [len(prepare(NOISY).shards[0]) // 30, 3]
-    assert {policy.order for policy in policies} == {"secret"}
+    assert {policy.batch_selection for policy in policies} == {"shuffled"}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_an_operator_decides_it_for_a_real_machine(tmp_path):
         return NodeConfig.read(path)
 
     client = made(strategy="noisy-sgd").client()
-    assert client.machine.policy.order == "secret"
+    assert client.machine.policy.batch_selection == "shuffled"
     assert "While nobody learns which of 11 releases a sample is in, epsilon = " in describe(client)
     assert "no guarantee" in describe(made().client())
     with pytest.raises(ConfigurationError, match="batch-selection to be left out"):

@@ -181,12 +181,16 @@ def test_the_log_says_both_figures(caplog):
 def test_where_data_return_and_noise_is_independent_releases_stand_alone():
     """Releases that build on each other would cost sqrt(K) times as much in sums."""
     chosen = policy(mechanism="", releases_per_pass=1, max_participations=16).privacy_policy()
-    assert (chosen.mechanism, chosen.builds_on) == ("independent", "nothing")
+    assert (chosen.mechanism, chosen.release_mode) == ("independent", "independent")
     plain = UpdatePolicy(clip_norm=1.0, mu=2.0, max_participations=16).privacy_policy()
     assert chosen.plan(D).noise_std == pytest.approx(plain.plan(D).noise_std / np.sqrt(2), rel=1e-5)
-    assert policy(mechanism="", releases_per_pass=16, max_participations=16).privacy_policy().builds_on == "last-opened"
-    assert policy(mechanism="independent").privacy_policy().builds_on == "last-opened", "nothing returns: carried over"
-    assert UpdatePolicy(clip_norm=1.0, mu=2.0, max_participations=16).privacy_policy().builds_on == "last-opened"
+    assert (
+        policy(mechanism="", releases_per_pass=16, max_participations=16).privacy_policy().release_mode == "cumulative"
+    )
+    assert policy(mechanism="independent").privacy_policy().release_mode == "cumulative", (
+        "nothing returns: carried over"
+    )
+    assert UpdatePolicy(clip_norm=1.0, mu=2.0, max_participations=16).privacy_policy().release_mode == "cumulative"
 
 
 def test_a_trusted_server_gets_nothing_from_the_mod():

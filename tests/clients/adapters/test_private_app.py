@@ -258,7 +258,7 @@ def test_no_more_releases_than_rounds_and_no_second_session():
 
 def test_epsilon_is_kept_exactly_and_the_policy_says_everything_else():
     assert made(mu=None, epsilon=2.0, delta=1e-6).policy.mu == gdp_mu(2.0, 1e-6)
-    policy = PrivacyPolicy(0.7, 1, 3, 1.5, order="all", mechanism="independent", release_rule="paper")
+    policy = PrivacyPolicy(0.7, 1, 3, 1.5, batch_selection="full_batch", mechanism="independent", release_rule="paper")
     assert private_client_app(make_module, samples=load, policy=policy).policy is policy
 
 

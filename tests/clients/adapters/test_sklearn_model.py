@@ -442,8 +442,8 @@ def test_a_clip_that_is_given_stays_and_steps_go_with_it():
     declared = Schema(**{**schema.model_dump(), "norm": 1.0})
     assert made(model, clip_norm=None, schema=declared).policy.clip_norm == pytest.approx(0.1 * 2**0.5)
     policy = PrivacyPolicy(
-        clip_norm=3.0, batch_size=1, max_participations=5, mu=2.0, order="all", mechanism="independent",
-        release_rule="paper",
+        clip_norm=3.0, batch_size=1, max_participations=5, mu=2.0, batch_selection="full_batch",
+        mechanism="independent", release_rule="paper",
     )  # fmt: skip
     assert private_client_app(model, samples=load(2), policy=policy, schema=schema).policy.clip_norm == 3.0
 

@@ -110,7 +110,7 @@ def moved(made):
             batch_size=1,
             max_participations=1,
             mu=1.0,
-            order="all",
+            batch_selection="full_batch",
             mechanism="independent",
             release_rule="paper",
         )

@@ -51,9 +51,9 @@ def mean_policy(**changes):
 
 
 def rest_policy(kind, **changes):
-    own = {"order": "again", "batch_size": 2, "max_participations": 4}
+    own = {"batch_selection": "cyclic", "batch_size": 2, "max_participations": 4}
     if kind is FullBatchClient:
-        own = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
+        own = {"batch_selection": "full_batch", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
     return PrivacyPolicy(
         **{"clip_norm": 5.0, "max_participations": 4, "mu": REST_MU, "budget_mu": MU, **own, **changes}
     )
@@ -231,8 +231,8 @@ def test_the_mean_leaves_under_masks_only():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"order": "in-turn"}, "order 'again'"),
-        ({"order": "secret"}, "another order than 'secret'"),
+        ({"batch_selection": "once"}, "batch_selection 'cyclic'"),
+        ({"batch_selection": "shuffled"}, "another batch_selection than 'shuffled'"),
         ({"budget_mu": 3.0}, "one budget_mu"),
         ({"delta": 1e-6}, "one delta"),
         ({"trust": "trusted-server"}, "one trust"),
@@ -259,7 +259,7 @@ def test_only_a_mean_has_a_centring_policy():
 
 
 def test_a_training_whose_samples_return_in_turn_leaves_some_to_the_mean():
-    turns = {"order": "in-turn", "sample_participations": 2, "min_separation": 2}
+    turns = {"batch_selection": "once", "sample_participations": 2, "min_separation": 2}
     Centring(mean_policy(), K).check_beside(rest_policy(Mu2Client, **turns))
-    with pytest.raises(ConfigurationError, match="order 'again'"):
-        Centring(mean_policy(), K).check_beside(rest_policy(Mu2Client, order="in-turn"))
+    with pytest.raises(ConfigurationError, match="batch_selection 'cyclic'"):
+        Centring(mean_policy(), K).check_beside(rest_policy(Mu2Client, batch_selection="once"))

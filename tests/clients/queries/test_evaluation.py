@@ -85,9 +85,9 @@ def measure(parameters, samples):
 
 
 def rest_policy(kind=FullBatchClient, **changes):
-    own = {"order": "again", "batch_size": 2, "max_participations": 4}
+    own = {"batch_selection": "cyclic", "batch_size": 2, "max_participations": 4}
     if kind is FullBatchClient:
-        own = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
+        own = {"batch_selection": "full_batch", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
     return PrivacyPolicy(
         **{"clip_norm": 1.0, "max_participations": 4, "mu": REST_MU, "budget_mu": MU, **own, **changes}
     )
@@ -374,8 +374,8 @@ def test_a_model_of_other_shapes_than_the_gradients_is_evaluated_in_its_own():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"order": "in-turn"}, "order 'again' beside an evaluation"),
-        ({"order": "secret"}, "another order than 'secret'"),
+        ({"batch_selection": "once"}, "batch_selection 'cyclic' beside an evaluation"),
+        ({"batch_selection": "shuffled"}, "another batch_selection than 'shuffled'"),
         ({"budget_mu": 3.0}, "one budget_mu"),
         ({"delta": 1e-6}, "one delta"),
         ({"trust": "trusted-server"}, "one trust"),
@@ -615,10 +615,14 @@ def test_values_that_make_no_sense_are_refused():
 
 
 def test_a_policy_that_says_everything_is_of_both():
-    policy = PrivacyPolicy(1.0, 4, 5, 2.0, order="in-turn")
+    policy = PrivacyPolicy(1.0, 4, 5, 2.0, batch_selection="once")
     share = EvaluationShare(0.25)
     trained = share.training(policy)
-    assert (trained.mu, trained.budget_mu, trained.order) == (pytest.approx(2.0 * math.sqrt(0.75)), 2.0, "again")
+    assert (trained.mu, trained.budget_mu, trained.batch_selection) == (
+        pytest.approx(2.0 * math.sqrt(0.75)),
+        2.0,
+        "cyclic",
+    )
     own = share.evaluation(policy, lambda parameters, samples: None, range(100))
     assert (own.policy.mu, own.policy.budget_mu, own.held_out) == (1.0, 2.0, 10)
     own.check_beside(trained)

@@ -169,7 +169,9 @@ class Zeros:
 
 
 def beside(records, *, mu=OWN_MU, counting=True, **changes):
-    policy = PrivacyPolicy(1.0, 1, 3, REST_MU, 1.0, order="all", mechanism="independent", release_rule="paper")
+    policy = PrivacyPolicy(
+        1.0, 1, 3, REST_MU, 1.0, batch_selection="full_batch", mechanism="independent", release_rule="paper"
+    )
     own = [Counting(statistics_policy(mu, budget_mu=1.0, **changes), SCHEMA)] if counting else []
     keys = SimulatedKeys(1, "1")
     return FullBatchClient(Zeros(), records, policy, MemoryLedger(), keys, name="1", queries=own)
@@ -182,7 +184,9 @@ class NamedAsTheTraining(StatisticsRows):
 def test_a_query_with_the_name_of_another_or_of_the_training_is_refused(tmp_path):
     """A request names what it is for: the last of several would answer for all, or for the training."""
     records = written(tmp_path, [line.encode() for line in LINES])
-    policy = PrivacyPolicy(1.0, 1, 3, REST_MU, 1.0, order="all", mechanism="independent", release_rule="paper")
+    policy = PrivacyPolicy(
+        1.0, 1, 3, REST_MU, 1.0, batch_selection="full_batch", mechanism="independent", release_rule="paper"
+    )
     own = statistics_policy(OWN_MU, budget_mu=1.0)
     named = RecordQuery(own, NamedAsTheTraining(statistics_columns(SCHEMA)))
     for queries in ([Counting(own, SCHEMA), Counting(own, SCHEMA)], [named]):
@@ -219,9 +223,16 @@ def test_a_machine_that_is_not_configured_for_statistics_says_so(tmp_path):
 @pytest.mark.parametrize(
     "policy",
     [
-        PrivacyPolicy(1.0, 1, 1, 1.0, order="all", mechanism="independent", release_rule="paper"),
+        PrivacyPolicy(1.0, 1, 1, 1.0, batch_selection="full_batch", mechanism="independent", release_rule="paper"),
         PrivacyPolicy(
-            2.0, 1, 1, 1.0, order="all", mechanism="independent", release_rule="paper", clip_unit="nonnegative"
+            2.0,
+            1,
+            1,
+            1.0,
+            batch_selection="full_batch",
+            mechanism="independent",
+            release_rule="paper",
+            clip_unit="nonnegative",
         ),
     ],
     ids=["sample", "longer"],

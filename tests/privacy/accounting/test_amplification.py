@@ -221,7 +221,7 @@ D = 50
 
 
 def policy(**changes):
-    common = {"clip_norm": 1.0, "batch_size": 4, "max_participations": 20, "mu": 1.0, "order": "secret"}
+    common = {"clip_norm": 1.0, "batch_size": 4, "max_participations": 20, "mu": 1.0, "batch_selection": "shuffled"}
     return PrivacyPolicy(**{**common, "mechanism": "independent", **changes})
 
 
@@ -267,8 +267,8 @@ def test_correlated_noise_has_an_estimate_and_no_other_has_any():
     assert 0 < found.error < 0.05 * found.epsilon
     assert amplified(max_participations=10).epsilon < found.epsilon < gdp_epsilon(1.0, 1e-5)
     assert amplified(mechanism="tree", max_participations=10) is None
-    assert amplified(order="in-turn") is None
-    assert amplified(mechanism="none", order="secret") is None
+    assert amplified(batch_selection="once") is None
+    assert amplified(mechanism="none", batch_selection="shuffled") is None
     assert amplified(mechanism="cancelling", max_participations=600) is None
 
 
@@ -286,7 +286,7 @@ def test_of_several_machines_the_one_with_the_fewest_releases_counts():
     found, alone = amplification_of_all(machines), amplification_of(*machines[1])
     assert found.slots == 10
     assert alone.epsilon <= found.epsilon < 1.001 * alone.epsilon
-    turn = policy(order="in-turn")
+    turn = policy(batch_selection="once")
     assert amplification_of_all([*machines, (turn, turn.plan(D))]) is None
     assert amplification_of_all([]) is None
 
@@ -311,7 +311,7 @@ def test_an_estimate_is_never_the_epsilon_of_a_guarantee():
 
 def test_a_caption_says_what_a_secret_order_rests_on_and_what_it_is_without():
     hidden = policy_guarantee(policy(), 1.0, amplified=Amplification(0.3663, 100, proved=True))
-    said = caption([("hidden", hidden), ("known", policy_guarantee(policy(order="in-turn"), 0.1))])
+    said = caption([("hidden", hidden), ("known", policy_guarantee(policy(batch_selection="once"), 0.1))])
     assert (
         "Of hidden: While nobody learns which of 100 releases a sample is in, epsilon = 0.3663 at the same delta, and "
         "4.378 for somebody who learns it." in said
@@ -335,7 +335,7 @@ def test_secret_order_adds_nothing_without_a_guarantee():
 
 
 def test_a_secret_order_costs_a_policy_no_noise():
-    secret, turn = policy(), policy(order="in-turn")
+    secret, turn = policy(), policy(batch_selection="once")
     assert secret.plan(D).noise_std == pytest.approx(turn.plan(D).noise_std, rel=1e-6)
     assert secret.plan(D).mu == turn.plan(D).mu == 1.0
-    assert replace(secret, order="in-turn") == turn
+    assert replace(secret, batch_selection="once") == turn

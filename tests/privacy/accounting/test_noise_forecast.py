@@ -70,7 +70,9 @@ def test_machines_that_are_never_asked_do_not_help():
 
 
 def test_full_batches_are_divided_by_all_samples():
-    found = forecast(stated({**FULL, "order": "all", "release_rule": "paper"}, samples=30), machines=20)
+    found = forecast(
+        stated({**FULL, "batch_selection": "full_batch", "release_rule": "paper"}, samples=30), machines=20
+    )
     assert found.ratio == pytest.approx(2 * math.sqrt(D * 20) / (20 * 30 * MU), rel=ROUNDING)
 
 
@@ -98,11 +100,11 @@ def test_an_epoch_of_noisy_steps_is_the_sum_of_them():
 
 
 def test_a_sample_of_a_secret_order_is_in_one_release():
-    policy = PrivacyPolicy(**{**FULL, "order": "secret", "batch_size": 5})
+    policy = PrivacyPolicy(**{**FULL, "batch_selection": "shuffled", "batch_size": 5})
     assert stated_noise(policy, policy.plan(D), 80)[protocol.LONGEST_RELEASE] == pytest.approx(2.0 * 80 / (K * 5))
 
 
-@pytest.mark.parametrize("settings", [UPDATES, {**FULL, "order": "all"}])
+@pytest.mark.parametrize("settings", [UPDATES, {**FULL, "batch_selection": "full_batch"}])
 @pytest.mark.parametrize("mu", [0.1, 1.0, 4.0])
 def test_the_numbers_that_are_needed_are_just_enough(settings, mu):
     found = forecast(stated({**settings, "mu": mu}, samples=30))

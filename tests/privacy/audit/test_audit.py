@@ -266,7 +266,7 @@ def client_streams(kind, policy, half=False, **options):
 
 CLIENTS = {
     "mu2": (Mu2Client, policy_of("blt", batch_size=2), {}),
-    "full batches": (FullBatchClient, policy_of("independent", release_rule="paper", order="all"), {}),
+    "full batches": (FullBatchClient, policy_of("independent", release_rule="paper", batch_selection="full_batch"), {}),
     "noisy sgd": (NoisySGDClient, policy_of("independent", release_rule="paper"), {}),
     "online": (OnlineClient, policy_of("banded", clip_unit="update"), {"learning_rate": 0.1}),
 }
@@ -413,7 +413,7 @@ POLICY = PrivacyPolicy(
     mu=3.0,
     delta=0.2,
     mechanism="independent",
-    order="secret",
+    batch_selection="shuffled",
 )
 
 
@@ -531,7 +531,9 @@ def test_in_correlated_noise_an_order_shows_less_than_when_it_is_known(mechanism
 
 
 def test_what_is_no_secret_order_is_refused():
-    with pytest.raises(ConfigurationError, match="order 'secret'"):
-        audit_secret_order(replace(POLICY, order="in-turn"), machines(PrivateMachine), DIRECTION, claimed_epsilon=1.0)
+    with pytest.raises(ConfigurationError, match="batch_selection 'shuffled'"):
+        audit_secret_order(
+            replace(POLICY, batch_selection="once"), machines(PrivateMachine), DIRECTION, claimed_epsilon=1.0
+        )
     with pytest.raises(ConfigurationError, match="runs >= 20"):
         audit_secret_order(POLICY, machines(PrivateMachine), DIRECTION, claimed_epsilon=1.0, runs=3)

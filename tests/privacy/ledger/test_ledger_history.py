@@ -30,8 +30,8 @@ KINDS = [
     {"mechanism": "banded", "mechanism_options": {"bands": 2}},
     {"mechanism": "blt"},
     {"mechanism": "optimal"},
-    {"mechanism": "independent", "order": "all", "batch_size": 1},
-    {"mechanism": "cancelling", "order": "secret"},
+    {"mechanism": "independent", "batch_selection": "full_batch", "batch_size": 1},
+    {"mechanism": "cancelling", "batch_selection": "shuffled"},
     {"mechanism": "cancelling", "clip_unit": "update", "batch_size": 1},
     {"trust": "secure-aggregation", "sums": SumAssumption(3, 4), "mechanism": "cancelling"},
     {"trust": "secure-aggregation", "sums": SumAssumption(3, 4), "mechanism": "blt", **TURNS},
@@ -148,7 +148,7 @@ def test_sessions_add_up_in_squares_in_whatever_order_they_take_turns():
 
 
 def test_clock_put_back_keeps_releases_in_order():
-    policy = policy_of(mechanism="cancelling", order="again")
+    policy = policy_of(mechanism="cancelling", batch_selection="cyclic")
     back = [ReleaseRow("s", k, 100.0 - 10 * k, 20) for k in range(1, K + 1)]
     lines = history_of([session_of(policy)], back).lines
     assert [line.release for line in lines] == list(range(1, K + 1))
@@ -163,6 +163,7 @@ WHOLE = {
     "of noise of another version": {"terms": {**session_of(policy_of()).terms, "noise_version": 1}},
     "with terms that were changed": {"terms": {**session_of(policy_of()).terms, "noise_std": 1.0}},
     "with another mu than its terms give": {"loss": Loss.of(1.6)},
+    "of a batch selection that is not known": {"terms": {**session_of(policy_of()).terms, "order": "sideways"}},
     "of a policy that is not known": {"terms": {**session_of(policy_of()).terms, "mechanism": "magic"}},
     "with more releases than its cap": {"releases": K + 1},
 }

@@ -415,9 +415,9 @@ def test_nothing_is_left_of_the_old_key_only_because_it_is_overwritten(path, mon
 
 
 def test_samples_of_a_secret_order_stay_out_of_every_other_session(path):
-    secret = {"order": "secret", "mechanism": "independent", "batch_size": 10}
+    secret = {"batch_selection": "shuffled", "mechanism": "independent", "batch_size": 10}
     machine(SQLiteLedger(path), **secret).release("s", 0, contribution)
     rotated(path)
-    for order in (secret, {"order": "again", "max_participations": 5}):
+    for order in (secret, {"batch_selection": "cyclic", "max_participations": 5}):
         subject = machine(SQLiteLedger(path), **order)
         assert refusal_of(subject, "next") == protocol.SAMPLES_USED_UP

@@ -23,7 +23,7 @@ from murmurfl.privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTer
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 CARD = HelperKey.simulated(3, "h").entry("h")
-TERMS = SessionTerms("last-opened", 5, 0.25, "roster", ("h",), "terms")
+TERMS = SessionTerms("cumulative", 5, 0.25, "roster", ("h",), "terms")
 
 
 class Ledgers:

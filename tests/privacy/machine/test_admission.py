@@ -223,7 +223,7 @@ def test_a_second_session_of_returning_samples_spends_its_own_budget():
         subject.release("c", 0, contribution)
 
 
-ALL = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
+ALL = {"batch_selection": "full_batch", "batch_size": 1, "mechanism": "independent", "release_rule": "paper"}
 
 
 def noise_of(subject, session="s"):
@@ -265,7 +265,13 @@ def test_a_failing_sample_counts_as_zero_in_the_sum():
 
 def test_a_session_that_begins_again_uses_samples_of_sessions_before_it():
     ledger = DurableLedger()
-    again = {"order": "again", "mechanism": "independent", "budget_mu": 3.0, "mu": 2.0, "max_participations": 4}
+    again = {
+        "batch_selection": "cyclic",
+        "mechanism": "independent",
+        "budget_mu": 3.0,
+        "mu": 2.0,
+        "max_participations": 4,
+    }
     for session in ("one", "two"):
         subject = machine(ledger=ledger, **again)
         assert subject.admits(session, 0) == slice(0, 2)
@@ -280,7 +286,7 @@ def test_no_fresh_samples_after_a_release_of_all():
     machine(ledger=ledger, **ALL, max_participations=1, mu=1.0, budget_mu=3.0).release("all", 0, contribution)
     with pytest.raises(RefusedError, match="no fresh samples"):
         machine(ledger=ledger, mu=1.0, budget_mu=3.0).release("turn", 0, contribution)
-    again = machine(ledger=ledger, order="again", mu=1.0, budget_mu=3.0)
+    again = machine(ledger=ledger, batch_selection="cyclic", mu=1.0, budget_mu=3.0)
     assert again.release("again", 0, contribution).samples == 2
     assert D == 6
 

@@ -197,12 +197,12 @@ def test_blocks_are_the_same_whoever_asks():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"order": "all", "batch_size": 2},
-        {"order": "all", "clip_unit": "update"},
-        {"order": "all", "sample_participations": 3},
-        {"order": "secret", "sample_participations": 2},
-        {"order": "again", "sample_participations": 2},
-        {"order": "sideways"},
+        {"batch_selection": "full_batch", "batch_size": 2},
+        {"batch_selection": "full_batch", "clip_unit": "update"},
+        {"batch_selection": "full_batch", "sample_participations": 3},
+        {"batch_selection": "shuffled", "sample_participations": 2},
+        {"batch_selection": "cyclic", "sample_participations": 2},
+        {"batch_selection": "sideways"},
         {"clipping": "automatic", "clip_unit": "update"},
         {"clipping": "soft"},
         {"clip_stability": 0.0},
@@ -215,7 +215,7 @@ def test_a_policy_refuses_orders_and_clippings_that_contradict_the_rest(changes)
 
 
 def test_full_batches_cost_root_rounds_times_row_distance():
-    fields = {"clip_norm": 0.5, "batch_size": 1, "mu": 1.0, "mechanism": "independent", "order": "all"}
+    fields = {"clip_norm": 0.5, "batch_size": 1, "mu": 1.0, "mechanism": "independent", "batch_selection": "full_batch"}
     for rounds, unit, distance in ((1, "sample", 1.0), (9, "sample", 1.0), (9, "nonnegative", math.sqrt(0.5))):
         policy = PrivacyPolicy(max_participations=rounds, clip_unit=unit, release_rule="paper", **fields)
         assert policy.sensitivity >= distance * (1 + SUMMING_ERROR)
@@ -227,7 +227,13 @@ def test_full_batches_cost_root_rounds_times_row_distance():
 S = 1.5
 CASES = [(2, 0.5), (2, 1.0), (3, 1.0), (10, 1.0), (10, math.sqrt(2))]
 cases = pytest.mark.parametrize(("classes", "weight"), CASES)
-ALL = {"order": "all", "batch_size": 1, "max_participations": 1, "mechanism": "independent", "release_rule": "paper"}
+ALL = {
+    "batch_selection": "full_batch",
+    "batch_size": 1,
+    "max_participations": 1,
+    "mechanism": "independent",
+    "release_rule": "paper",
+}
 
 
 def bound_of(classes=3, weight=1.0):
@@ -352,7 +358,7 @@ def test_the_numbers_of_features_and_of_values_belong_together():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"order": "in-turn"},
+        {"batch_selection": "once"},
         {"clip_unit": "sample"},
         {"classes": 1},
         {"class_weight": 0.0},

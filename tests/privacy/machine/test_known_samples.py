@@ -393,7 +393,13 @@ def test_a_persons_figure_says_what_it_needs():
 
 
 SLOTS = 10
-HIDDEN = {"order": "secret", "mechanism": "independent", "max_participations": SLOTS, "batch_size": 20, "mu": 2.0}
+HIDDEN = {
+    "batch_selection": "shuffled",
+    "mechanism": "independent",
+    "max_participations": SLOTS,
+    "batch_size": 20,
+    "mu": 2.0,
+}
 KEY, NONCE = b"k" * 32, b"n" * 16
 CLIPPED = np.clip(1 / np.linalg.norm(DATA, axis=1), None, 1)[:, None] * DATA
 
@@ -520,11 +526,11 @@ def test_an_order_lies_on_the_disk_and_is_found_there_again(tmp_path):
         assert page.stream("s").order == drawn
 
 
-@pytest.mark.parametrize("order", ["again", "all", "secret"])
-def test_samples_of_a_secret_order_are_in_no_other_session(order):
+@pytest.mark.parametrize("selection", ["cyclic", "full_batch", "shuffled"])
+def test_samples_of_a_secret_order_are_in_no_other_session(selection):
     ledger = DurableLedger()
     machine(ledger=ledger, keys=SystemKeys(KEY), **HIDDEN, budget_mu=9.0).release("s", 0, contribution)
-    other = {**HIDDEN, "order": order, "batch_size": 1, "max_participations": 2}
+    other = {**HIDDEN, "batch_selection": selection, "batch_size": 1, "max_participations": 2}
     subject = machine(ledger=ledger, keys=SystemKeys(KEY), **other, budget_mu=9.0)
     refused(protocol.SAMPLES_USED_UP, subject, "t", 0)
     with ledger.exclusive() as transaction:  # a damaged ledger, which no longer tells what the order was
@@ -589,7 +595,7 @@ def test_a_ledger_that_lost_an_order_is_damaged():
 
 
 def test_a_trusted_server_and_samples_that_return_have_no_secret_order():
-    policy = {"clip_norm": 1.0, "batch_size": 2, "max_participations": 3, "mu": 1.0, "order": "secret"}
+    policy = {"clip_norm": 1.0, "batch_size": 2, "max_participations": 3, "mu": 1.0, "batch_selection": "shuffled"}
     with pytest.raises(ConfigurationError, match="trusted server"):
         PrivacyPolicy(**policy, trust="trusted-server")
     with pytest.raises(ConfigurationError, match="sample_participations 1"):

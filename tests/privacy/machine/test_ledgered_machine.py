@@ -17,7 +17,7 @@ from tests.privacy.machines import (
     refused,
 )
 
-ALL = {"order": "all", "mechanism": "independent", "release_rule": "paper"}
+ALL = {"batch_selection": "full_batch", "mechanism": "independent", "release_rule": "paper"}
 
 
 def test_failing_contribution_records_nothing_in_simulation():

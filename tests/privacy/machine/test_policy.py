@@ -1,10 +1,12 @@
 """From a machine's policy to its noise: what is charged, what is promised, what is refused."""
 
+import json
 import math
 from dataclasses import replace
 
 import pytest
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption, gdp_epsilon
+from murmurfl.privacy.machine.policy import read_fields
 
 from tests.harness.errors import raises
 
@@ -139,3 +141,36 @@ def test_names_of_before_are_refused_with_the_new_one():
             replace(PrivacyPolicy(1.0, 1, 1, 1.0), **{name: 2})
     with pytest.raises(ConfigurationError, match=r"sums=SumAssumption\(min_honest"):
         PrivacyPolicy(1.0, 1, 1, 1.0, trust="secure-aggregation", sums=(2, 3))
+    for made in (lambda: PrivacyPolicy(1.0, 1, 1, 1.0, order="all"), lambda: replace(policy(), order="all")):
+        with raises(ConfigurationError, "unknown-name", "order") as caught:
+            made()
+        assert "'full_batch' for 'all'" in str(caught.value)
+
+
+DIGESTS = [
+    "582429602e9970ab9a947e25c3ca7669e01305dba7162868d020dff3943f1310",
+    "493bae976ad0619769ce3d9c91928e8ae31f6c97b688d9225ce97fc3f11765c2",
+]
+"""Of policies of an earlier version: machines of both versions may share a sum, and a session goes on."""
+SELECTIONS = [("once", "in-turn"), ("cyclic", "again"), ("full_batch", "all"), ("shuffled", "secret")]
+
+
+@pytest.mark.parametrize(("selection", "word"), SELECTIONS)
+def test_a_ledger_keeps_its_words_for_the_batch_selection(selection, word):
+    terms = json.loads(policy(mechanism="independent", batch_size=1, batch_selection=selection).terms(10))
+    assert "batch_selection" not in terms
+    assert terms.get("order", "in-turn") == word
+    assert read_fields({**terms, "order": word})["batch_selection"] == selection
+
+
+@pytest.mark.parametrize("word", ["sideways", "full_batch", None, ["all"]])
+def test_a_word_of_no_batch_selection_is_not_read(word):
+    with pytest.raises(ValueError, match="in-turn"):
+        read_fields({"order": word})
+
+
+def test_the_digest_of_shared_terms_stays_what_it_was():
+    sums = {"trust": "secure-aggregation", "sums": SumAssumption(2, 3), "mechanism": "independent", "batch_size": 1}
+    modes = [policy(**sums), policy(**sums, release_rule="paper")]
+    assert [one.release_mode for one in modes] == ["cumulative", "independent"]
+    assert [one.shared_terms(10) for one in modes] == DIGESTS

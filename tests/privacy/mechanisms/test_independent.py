@@ -9,7 +9,13 @@ from murmurfl.privacy import SHARES, ConfigurationError, PrivacyPolicy, SumAssum
 
 from tests.harness.errors import raises
 
-ALL = {"order": "all", "batch_size": 1, "mechanism": "independent", "release_rule": "paper", "clip_norm": 1.0}
+ALL = {
+    "batch_selection": "full_batch",
+    "batch_size": 1,
+    "mechanism": "independent",
+    "release_rule": "paper",
+    "clip_norm": 1.0,
+}
 
 
 def policy(shares, releases, **changes):

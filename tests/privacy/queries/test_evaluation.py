@@ -73,7 +73,7 @@ def test_rows_that_somebody_else_made_are_bounded_as_well():
     bounded = machine(3, mechanism="none")
     assert largest_move(bounded, hostile) <= bounded.plan.sensitivity
     # The bug that would be: rows that may be negative, charged as if they were not.
-    policy = PrivacyPolicy(1.0, 1, 1, 1.0, mechanism="none", order="all", release_rule="paper")
+    policy = PrivacyPolicy(1.0, 1, 1, 1.0, mechanism="none", batch_selection="full_batch", release_rule="paper")
     planted = PrivateMachine(policy, 3, 3, MemoryLedger(), SimulatedKeys(1, "a"))
     assert largest_move(planted, hostile) > machine(3).plan.sensitivity
 
@@ -173,7 +173,7 @@ def test_policies_of_an_evaluation_are_known_and_others_are_not():
         {"clip_norm": 2.0},
         {"clip_unit": "sample"},
         {"max_participations": 2, "sample_participations": 2},
-        {"order": "again"},
+        {"batch_selection": "cyclic"},
         {"release_rule": "acknowledged"},
         {"mechanism": "cancelling"},
     ):

@@ -90,9 +90,9 @@ def test_rounds_follow_each_other_with_any_machines(opener):
 
 def test_releases_that_stand_alone_follow_each_other_whatever_was_opened(opener):
     for k in (1, 2, 5):
-        opener.open("s", str(k), round_of(release=k, builds_on="nothing"))
+        opener.open("s", str(k), round_of(release=k, release_mode="independent"))
     with pytest.raises(OpeningRefusedError):
-        opener.open("s", "6", round_of(release=5, builds_on="nothing"))
+        opener.open("s", "6", round_of(release=5, release_mode="independent"))
 
 
 def test_the_same_set_gets_the_same_answer_at_any_later_time(opener):
@@ -563,7 +563,7 @@ def test_a_helper_that_does_not_look_at_acks_would_be_noticed(monkeypatch):
     real = opening._check_follows
 
     def unchecked(header, last):
-        real(replace(header, builds_on="nothing"), last)
+        real(replace(header, release_mode="independent"), last)
 
     monkeypatch.setattr(opening, "_check_follows", unchecked)
     assert let_through() == {

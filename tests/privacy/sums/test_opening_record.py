@@ -69,7 +69,7 @@ def elsewhere(name, releases):
 
 
 def set_of(name="1", release=1, session="s", machines=MACHINES):
-    terms = SessionTerms("last-opened", 40, 2.0**-20, "a" * 64, ("left", "right"), "5" * 64)
+    terms = SessionTerms("cumulative", 40, 2.0**-20, "a" * 64, ("left", "right"), "5" * 64)
     return OpenedSet(
         session, name, "d" * 64, terms, {one: LastOpened(release, id_of(one, release)) for one in machines}
     )

@@ -73,11 +73,11 @@ def test_oversized_contributions_to_a_trusted_server_are_rejected():
     """Configured for full batches it states the same sensitivity, and at an optimum its sums are no longer than S."""
     batches = PrivacyPolicy(1.0, 1, CAP, 1.0, mechanism="independent", release_rule="paper", trust="trusted-server")
     ledger, keys, rows = MemoryLedger(), SimulatedKeys(1, "0"), np.tile([[0.5, 0, 0, 0], [-0.5, 0, 0, 0]], (20, 1))
-    machine = PrivateMachine(replace(batches, order="all"), SIZE, len(rows), ledger, keys)
+    machine = PrivateMachine(replace(batches, batch_selection="full_batch"), SIZE, len(rows), ledger, keys)
     release = machine.release("s", 0, lambda samples: rows[samples])
     stated = {protocol.SENSITIVITY: machine.plan.sensitivity, protocol.NUM_EXAMPLES: release.samples}
     sent = Reply("0", 1, 0, release, stated)
-    assert honest(sent, 1, replace(batches, order="all"))
+    assert honest(sent, 1, replace(batches, batch_selection="full_batch"))
     assert not honest(sent, 1, batches)
     assert honest(replace(sent, metrics=stated | {protocol.NUM_EXAMPLES: 1}), 1, batches), "nothing else is wrong"
 

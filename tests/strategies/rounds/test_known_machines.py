@@ -302,7 +302,12 @@ def app(others=()):
         samples.record_kind = "row"
         return samples
 
-    standing = {"order": "all", "mechanism": "independent", "release_rule": "paper", "max_participations": 2}
+    standing = {
+        "batch_selection": "full_batch",
+        "mechanism": "independent",
+        "release_rule": "paper",
+        "max_participations": 2,
+    }
     return simulated_app(FullBatchClient, Gradients(), data, **standing)
 
 

@@ -144,7 +144,7 @@ REQUIRED = {
         max_participations=1,
         mu=1.0,
         trust="trusted-server",
-        order="all",
+        batch_selection="full_batch",
         release_rule="paper",
     ),
 }

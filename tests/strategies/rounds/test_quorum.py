@@ -41,7 +41,12 @@ SHAPES = [(2, 3), (4,)]
 D, CLIENTS, ROUNDS = 10, 5, 10
 START = ArrayRecord([np.zeros(shape) for shape in SHAPES])
 FAST, TIMEOUT = 3.0, 100.0
-FULL = {"order": "all", "mechanism": "independent", "release_rule": "paper", "sample_participations": 60}
+FULL = {
+    "batch_selection": "full_batch",
+    "mechanism": "independent",
+    "release_rule": "paper",
+    "sample_participations": 60,
+}
 KINDS = {
     Mu2: (Mu2Client, {}),
     NoisySGD: (NoisySGDClient, {"mechanism": "independent"}),

@@ -459,7 +459,7 @@ MOMENTUM = {
     "blt": (CorrelatedMomentum, {"mechanism": "blt"}),
     "sqrt_toeplitz": (CorrelatedMomentum, {"mechanism": "sqrt_toeplitz"}),
 }
-ALL = {"order": "all", "release_rule": "paper", "mechanism": "independent"}
+ALL = {"batch_selection": "full_batch", "release_rule": "paper", "mechanism": "independent"}
 TREE = {"trust": "trusted-server", "release_rule": "paper", "mechanism": "independent"}
 
 

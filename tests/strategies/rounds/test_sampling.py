@@ -389,7 +389,12 @@ def test_a_machine_that_comes_back_on_another_node_is_asked_at_once():
 
 
 def test_full_batches_drop_gradients_of_older_models(caplog):
-    policy = {"order": "all", "mechanism": "independent", "release_rule": "paper", "sample_participations": 20}
+    policy = {
+        "batch_selection": "full_batch",
+        "mechanism": "independent",
+        "release_rule": "paper",
+        "sample_participations": 20,
+    }
     slow = LateGrid(app(4, kind=FullBatchClient, max_participations=20, **policy), 5, twelve_seconds)
     strategy = trained(slow, 8, kind=FullBatch, quorum=0.8)
     assert sum(report.overdue for report in strategy.history) >= 1

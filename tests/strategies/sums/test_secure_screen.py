@@ -85,7 +85,7 @@ def reformatted(masked):
         (header(terms="1" * 64), "its noise has other terms"),
         (header(spacing=2.0), "its grid has the spacing 2"),
         (header(spacing=0.3), "power of two"),
-        (header(builds_on="nothing", ack_id="0" * 32), "build on something else"),
+        (header(release_mode="independent", ack_id="0" * 32), "build on something else"),
         (header(ack_id="7" * 32), "not built on the last one that was opened"),
         (header(min_cohort=7), "insists on sums of at least 7 releases, and a round has at most 6"),
     ],
@@ -476,6 +476,9 @@ def test_a_set_for_a_checkpoint_is_what_it_was():
         report=vars(RoundReport(4)),
         asked=("3", "4"),
     )
-    again = CohortSet.from_plain(json.loads(json.dumps(held.plain())), total.counts)
+    plain = json.loads(json.dumps(held.plain()))
+    assert plain["terms"] == ["last-opened", *held.terms[1:]], "the words of the format"
+    again = CohortSet.from_plain(plain, total.counts)
     assert again == held
+    assert again.terms[0] == "cumulative"
     assert held.opening == "4"
