@@ -422,6 +422,8 @@ def _proxy(named: str) -> str:
 class _KeyError(ConfigurationError):
     """A node's key cannot be used."""
 
+    kind = "unreadable"
+
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """A node's private key, from an OpenSSH file without a passphrase."""

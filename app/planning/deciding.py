@@ -562,7 +562,7 @@ def decide(request: PlanRequest) -> PlanResult:
         for strategy, why in refused.items():
             reasons.setdefault(why, []).append(strategy)
         if len(reasons) == 1 and (why := next(iter(reasons))).startswith("Expected"):  # and says what to do
-            raise ConfigurationError(why)
+            raise ConfigurationError(why, kind="conflict")
         said = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
         raise ConfigurationError(
             f"Expected a situation that some strategy can serve, got none ({said}). Ask fewer machines a round, use "

@@ -249,7 +249,7 @@ def make_plan(request: NoiseRequest) -> Plan:
                 else:
                     plans[name] = plan, _mechanism_plan(name, request, policy, plan)
     if not plans:
-        raise ConfigurationError(next(iter(left_out.values())))
+        raise ConfigurationError(next(iter(left_out.values())), kind="out-of-range")
     made = [one for _, one in plans.values()]
     best = min(made, key=lambda one: one.prefix_rmse)
     trusts = _compared_trusts(request, best.name)

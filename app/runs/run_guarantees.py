@@ -69,9 +69,11 @@ def refuse_untrue(figures: Figures, statements: Statements) -> None:
     honest = [int(one.get("min-honest", 1)) for one in released]
     cohorts = [int(one.get("min-cohort", 1)) for one in released]
     if max(honest, default=0) > sums.min_honest:
-        raise ConfigurationError(_rests_on(f"rests on {sums.min_honest} honest machines of a sum", max(honest)))
+        claimed = f"rests on {sums.min_honest} honest machines of a sum"
+        raise ConfigurationError(_rests_on(claimed, max(honest)), kind="mismatch")
     if min(cohorts, default=math.inf) < sums.min_cohort:
-        raise ConfigurationError(_rests_on(f"is for sums of at least {sums.min_cohort} releases", min(cohorts)))
+        claimed = f"is for sums of at least {sums.min_cohort} releases"
+        raise ConfigurationError(_rests_on(claimed, min(cohorts)), kind="mismatch")
 
 
 def _rests_on(claimed: str, found: int) -> str:

@@ -177,7 +177,7 @@ def closed_form(estimator: Any, num_classes: int, num_samples: int | None) -> tu
             )
         penalised = _is_l2(estimator, settings["penalty"], settings)
         return one_against_the_rest(known[settings["loss"]]), settings["alpha"] * penalised, _scores(num_classes)
-    raise ConfigurationError(_other(estimator))
+    raise ConfigurationError(_other(estimator), kind="unsupported")
 
 
 def _scores(num_classes: int) -> int:

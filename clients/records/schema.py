@@ -373,7 +373,7 @@ class Schema(_Said):
         try:
             super().__init__(**said)
         except ValidationError as error:
-            raise ConfigurationError(_one_line(error)) from None
+            raise _refusal(error) from None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -791,15 +791,22 @@ def _made_up_label(label: Label, number: int, random: np.random.Generator) -> An
     return random.uniform(*(label.bounds or (0.0, 1.0)), size=label.shape)
 
 
-def _one_line(error: ValidationError) -> str:
-    """The first of pydantic's findings, in the words of our messages."""
+def _refusal(error: ValidationError) -> ConfigurationError:
+    """The error for the first of pydantic's findings, in the words of our messages."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
-    said = first["msg"].removeprefix("Value error, ")
+    said, setting = first["msg"].removeprefix("Value error, "), place or None
     if said.startswith("Expected"):
-        return f"{place}: {said}" if place else said
+        cause = first.get("ctx", {}).get("error")
+        kind = cause.kind if isinstance(cause, ConfigurationError) else None
+        return ConfigurationError(f"{place}: {said}" if place else said, kind=kind, setting=setting)
     if first["type"] == "extra_forbidden":
-        return f"Expected no key {place!r} in a schema, got one: look for a typo."
+        unknown = f"Expected no key {place!r} in a schema, got one: look for a typo."
+        return ConfigurationError(unknown, kind="unknown-name", setting=setting)
     if first["type"] == "missing":
-        return f"Expected {place} in a schema, got none."
-    return f"Expected another value of {place} in a schema ({said.lower()}), got {first['input']!r}."
+        return ConfigurationError(f"Expected {place} in a schema, got none.", kind="missing", setting=setting)
+    return ConfigurationError(
+        f"Expected another value of {place} in a schema ({said.lower()}), got {first['input']!r}.",
+        kind="unknown-name" if first["type"] == "literal_error" else "wrong-type",
+        setting=setting,
+    )

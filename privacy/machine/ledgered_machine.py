@@ -205,7 +205,7 @@ def check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | Owners | 
 def check_plan(policy: PrivacyPolicy, plan: NoisePlan, ledger: Ledger) -> None:
     """Raise if the noise cannot serve the policy, or the local budget cannot cover one session."""
     if problem := plan.problem or plan.local_problem:
-        raise ConfigurationError(problem)
+        raise ConfigurationError(problem, kind="out-of-range")
     needed, budget = plan.loss.worst_case.mu * (1 + ROUNDING), policy.budget.worst_case.mu
     if policy.trust == "secure-aggregation" and plan.loss.worst_case.mu > budget * (1 + ROUNDING):
         raise ConfigurationError(

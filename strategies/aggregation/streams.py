@@ -137,7 +137,7 @@ class Stream(ABC):
         values = num_parameters * self.num_rounds
         problem = self._range_problem(num_parameters)
         if problem and not self.keys.simulated:
-            raise ConfigurationError(problem)
+            raise ConfigurationError(problem, kind="out-of-range")
         ideal = ideal_mu(self.mu, values, self.noise_grid(num_parameters).spacing / noise_std)
         if math.isnan(ideal):
             raise ConfigurationError(

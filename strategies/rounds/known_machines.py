@@ -106,7 +106,11 @@ _SEVERAL_NAMES = "more names than one, which a real node may not have"
 
 
 class NodesUnavailableError(MurmurflError):
-    """Too few machines were connected when the deadline passed."""
+    """Too few machines were connected when the deadline passed, or it is certain that there will be too few.
+
+    Its kind is ``unreachable`` where more nodes may come, ``unsupported`` where the ClientApp of those that are there
+    does not know murmurfl, and ``conflict`` where server and nodes were started with settings that do not fit.
+    """
 
     kind = "unreachable"
 
@@ -261,11 +265,11 @@ class MachineDirectory:
 
     def _check_hope(self, seen: Attending, wanted: Needed, *, late: bool, enough: bool) -> None:
         """Raise if there is no point in waiting, or no time left; ``enough``: machines are there, and helpers miss."""
-        if not self.several_on_a_node and (why := pointless(wanted, seen)):
-            raise NodesUnavailableError(why)
+        if not self.several_on_a_node and (in_vain := pointless(wanted, seen)):
+            raise in_vain
         if late:
-            said = no_helpers if enough else shortage
-            raise NodesUnavailableError(said(wanted, seen, self.deadline_s))
+            error = no_helpers if enough else shortage
+            raise error(wanted, seen, self.deadline_s)
 
     def _attending(self, *, simulated: bool) -> Attending:
         connected = self.node_map() if self.names else self._known()
@@ -539,24 +543,24 @@ class Needed:
         return self.machines + self.helpers
 
 
-def pointless(needed: Needed, seen: Attending) -> str:
-    """Why there is no point in waiting; empty where there may be."""
+def pointless(needed: Needed, seen: Attending) -> NodesUnavailableError | None:
+    """The error if there is no point in waiting; None where there may be."""
     strangers = sum(seen.strangers.values())
     if not seen.simulated:
         nobody = not (seen.silent or seen.machines or seen.helpers)
-        return _foreign(needed, seen) if strangers >= needed.machines and nobody else ""
+        return _foreign(needed, seen) if strangers >= needed.machines and nobody else None
     if seen.nodes < needed.nodes:
         return _small(needed, seen)
     if seen.nodes - strangers < needed.nodes and strangers:
         return _foreign(needed, seen)
     if seen.silent:
-        return ""
+        return None
     if len(seen.machines) < needed.machines:
         return shortage(needed, seen)
-    return no_helpers(needed, seen) if len(seen.helpers) < needed.helpers else ""
+    return no_helpers(needed, seen) if len(seen.helpers) < needed.helpers else None
 
 
-def shortage(needed: Needed, seen: Attending, deadline_s: float | None = None) -> str:
+def shortage(needed: Needed, seen: Attending, deadline_s: float | None = None) -> NodesUnavailableError:
     """The error of too few machines, after a wait of ``deadline_s`` or none."""
     if seen.strangers:
         return _foreign(needed, seen)
@@ -570,69 +574,79 @@ def shortage(needed: Needed, seen: Attending, deadline_s: float | None = None) -
     )
     said = f"Expected {needed.machines} machines{within}, got {len(seen.machines)}{missing}{seen.said}{doubles}."
     if seen.helpers and not needed.helpers:
-        return (
+        return NodesUnavailableError(
             f"{said} {len(seen.helpers)} of the nodes are helpers, which open sums of masked releases: give the "
-            "strategy secure_aggregation=SecureAggregation(...)."
+            "strategy secure_aggregation=SecureAggregation(...).",
+            kind="conflict",
+            setting="secure_aggregation",
         )
     if deadline_s is None:
-        return f"{said} The log above has what the nodes say of it."
+        return NodesUnavailableError(f"{said} The log above has what the nodes say of it.")
     why = " Nodes that answered so say in their own logs what is wrong." if seen.said else ""
     if needed.resumable:
-        return (
+        return NodesUnavailableError(
             f"{said}{why} Nothing is lost: start these nodes and resume from the checkpoint; or resume with a smaller "
             "min-available-nodes (min_available_nodes), or a larger node-deadline-s."
         )
-    return (
+    return NodesUnavailableError(
         f"{said}{why} Nothing was asked of anybody yet: start more nodes, raise node-deadline-s, or begin with a "
         "smaller num-clients."
     )
 
 
-def no_helpers(needed: Needed, seen: Attending, deadline_s: float | None = None) -> str:
+def no_helpers(needed: Needed, seen: Attending, deadline_s: float | None = None) -> NodesUnavailableError:
     """The error of too few helpers, after a wait of ``deadline_s`` or none."""
     names = f" ({', '.join(map(repr, sorted(seen.helpers)))})" if seen.helpers else ""
     if deadline_s is None:
-        return (
+        return NodesUnavailableError(
             f"Expected {needed.helpers} helpers, got {len(seen.helpers)}{names}: without every helper no sum can be "
             "opened. Have the machines release under masks, UpdatePolicy(..., trust='secure-aggregation', "
             "sums=SumAssumption(min_honest=..., min_cohort=...)), with CorrelatedNoiseMod(..., "
-            f"helpers={needed.helpers})."
+            f"helpers={needed.helpers}).",
+            kind="conflict",
+            setting="trust",
         )
-    return (
+    return NodesUnavailableError(
         f"Expected {needed.helpers} helpers within {deadline_s:g} s, got {len(seen.helpers)}{names}{seen.said}. Start "
         "them (murmurfl helper; in a simulation CorrelatedNoiseMod(helpers=...)), or raise node-deadline-s; without "
         "every helper no sum can be opened."
     )
 
 
-def _small(needed: Needed, seen: Attending) -> str:
+def _small(needed: Needed, seen: Attending) -> NodesUnavailableError:
     """The error of a simulation with too few nodes."""
     what = f"{needed.machines} machines"
     if needed.helpers:
         what = f"{needed.nodes} nodes, for {what} and {needed.helpers} helpers"
-    return (
+    return NodesUnavailableError(
         f"Expected a simulation of {what}, got {seen.nodes} nodes (Flower's default is 2). Start it with as many: flwr "
-        f'run . --federation-config "num-supernodes={needed.nodes}". Or ask for fewer: lower num_clients.'
+        f'run . --federation-config "num-supernodes={needed.nodes}". Or ask for fewer: lower num_clients.',
+        kind="conflict",
+        setting="num-supernodes",
+        got=seen.nodes,
     )
 
 
-def _foreign(needed: Needed, seen: Attending) -> str:
+def _foreign(needed: Needed, seen: Attending) -> NodesUnavailableError:
     """The error of nodes whose ClientApp does not know murmurfl."""
     strangers = sum(seen.strangers.values())
     there = f"{strangers} of {seen.nodes} nodes"
     if seen.strangers.get(LEGACY):
-        return (
+        return NodesUnavailableError(
             f"Expected ClientApps that speak murmurfl's protocol, got Flower's legacy ClientApp(client_fn) on {there}. "
-            f"No model was sent to them. Write {needed.client.replace('ClientApp(', 'numpy_client_app(client_fn, ', 1)}"
+            "No model was sent to them. Write "
+            f"{needed.client.replace('ClientApp(', 'numpy_client_app(client_fn, ', 1)}",
+            kind="unsupported",
         )
     real = (
         "" if seen.simulated else " On a real node the operator's file decides the policy, and murmurfl node reads it."
     )
     # A mod answers for CorrelatedFedAvg alone: under other strategies Flower does not even call it.
     lacks = "it has no mod of murmurfl's around it" if "Mod(" in needed.client else "it is none of this strategy's"
-    return (
+    return NodesUnavailableError(
         f"Expected ClientApps that speak murmurfl's protocol, got {there} whose ClientApp does not: {lacks}. No model "
-        f"was sent to them. Write {needed.client}{real}"
+        f"was sent to them. Write {needed.client}{real}",
+        kind="unsupported",
     )
 
 

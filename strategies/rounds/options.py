@@ -221,6 +221,8 @@ def check_permitted(permit: str, session: str) -> None:
 class UnexpectedArgumentError(ConfigurationError, TypeError):
     """An argument that a strategy does not take; a ``TypeError`` as well, as of any other function."""
 
+    kind = "unsupported"
+
 
 _EVALUATION = (
     "machines are not asked to evaluate, for what they would measure has no noise. Give start(..., evaluate_fn=...), "

@@ -41,7 +41,7 @@ def wait_for_clients(
     elif not begun:
         names = in_order(grid.names())
         if len(names) < needed:
-            raise NodesUnavailableError(f"Expected {needed} machines, got {len(names)}.")
+            raise NodesUnavailableError(f"Expected {needed} machines, got {len(names)}.", kind="conflict")
         machines.restore(names[: sampler.config.num_clients])
 
 

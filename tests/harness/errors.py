@@ -11,9 +11,12 @@ from murmurfl.privacy.errors import ErrorKind
 
 @contextmanager
 def raises(
-    expected: type[MurmurflError], kind: ErrorKind, setting: str | None = None
+    expected: type[MurmurflError], kind: ErrorKind, setting: str | None = None, *, match: str | None = None
 ) -> Iterator[pytest.ExceptionInfo[Any]]:
-    """Fail unless the block raises an error of this class, of exactly this kind, about exactly this setting."""
-    with pytest.raises(expected) as caught:
+    """Fail unless the block raises an error of this class, of exactly this kind, about exactly this setting.
+
+    ``match`` is for a figure, a name or a line to write that the message promises.
+    """
+    with pytest.raises(expected, match=match) as caught:
         yield caught
     assert (caught.value.kind, caught.value.setting) == (kind, setting), caught.value

@@ -285,7 +285,7 @@ def _connection(name: str | None) -> tuple[str, Path | None, bool]:
     try:
         found = read_superlink_connection(name)
     except click.ClickException as error:
-        raise ConfigurationError(error.message) from error
+        raise ConfigurationError(error.message, kind="failed") from error
     if not found.address:
         raise ConfigurationError(
             f"Expected a connection with an address, got {found.name!r} without: name one of Flower's config.toml.",

@@ -101,7 +101,7 @@ def read_owners(path: Path) -> dict[bytes, str]:
     try:
         others_may, sentence = exposure(path, _WHAT)
         if others_may == "write":
-            raise ConfigurationError(sentence)
+            raise ConfigurationError(sentence, kind="insecure")
         lines = _content(path).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(

@@ -189,7 +189,7 @@ def _keep_private(database: Path) -> None:
     for file in (database, database.with_name(f"{database.name}-wal"), database.with_name(f"{database.name}-journal")):
         others_may, sentence = exposure(file, _DATABASE) if file.exists() else ("", "")
         if others_may == "write":
-            raise ServerError(sentence)
+            raise ServerError(sentence, kind="insecure")
         if others_may:
             logger.warning("%s It holds what nodes send.", sentence)
 
