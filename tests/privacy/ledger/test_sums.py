@@ -116,6 +116,19 @@ def test_the_budget_of_what_holds_whatever_happens_ends_a_machine_too(path):
         release(path, "d", mu=1.0, **{**SUMS, "sums": SumAssumption(1, 6)})
 
 
+@pytest.mark.parametrize(("short", "opens"), [(1e-10, True), (1e-8, False)])
+def test_that_budget_has_room_for_rounding_and_for_nothing_else(tmp_path, short, opens):
+    path = tmp_path / "ledger.db"
+    alone = machine(DurableLedger(), SimulatedKeys(1, "m"), **SUMS).plan.loss.worst_case.mu
+    SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, budget_local_mu=math.sqrt(2.0) * alone * (1.0 - short))
+    release(path, "a", **SUMS)
+    if opens:
+        assert [one.release for one in release(path, "b", **SUMS)] == [1]
+    else:
+        with pytest.raises(RefusedError, match="without anybody's honesty"):
+            release(path, "b", **SUMS)
+
+
 def test_releases_that_are_seen_by_themselves_count_in_both_budgets(tmp_path):
     path = tmp_path / "ledger.db"
     SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, budget_local_mu=2.1)
@@ -340,3 +353,13 @@ def test_names_are_kept_of_releases_that_may_still_be_acknowledged():
     with ledger.exclusive() as transaction:
         stream = transaction.stream("s")
     assert stream.ids.keys() == stream.pending.keys() == {3, 4, 5, 6}
+
+
+def test_an_acknowledgement_forgets_the_names_and_sums_before_it(path):
+    subject = machine(SQLiteLedger(path), **SUMS)
+    for _ in range(3):
+        subject.release("s", 0, contribution)
+    assert list(stream_of(path).ids) == [1, 2, 3]
+    subject.acknowledge("s", 2)
+    stream = stream_of(path)
+    assert (stream.ack, list(stream.pending), list(stream.ids)) == (2, [3], [2, 3])

@@ -138,7 +138,15 @@ def test_a_release_that_was_given_up_cannot_be_acknowledged_any_more():
 def test_a_session_belongs_to_the_policy_it_was_opened_with():
     ledger = MemoryLedger()
     machine(ledger, budget_mu=10.0).release("s", 0, contribution)
-    refused(protocol.POLICY_CHANGED, machine(ledger, clip_norm=0.5, budget_mu=10.0), "s", 1)
+    other = machine(ledger, clip_norm=0.5, budget_mu=10.0)
+    refused(protocol.POLICY_CHANGED, other, "s", 1)
+    with pytest.raises(RefusedError, match="under another privacy policy or key"):
+        other.release("s", 1, contribution)
+
+
+def test_a_shuffled_session_beyond_the_budget_is_refused_for_the_budget():
+    shuffled = {"batch_selection": "shuffled", "mechanism": "independent", "batch_size": 10}
+    refused(protocol.BUDGET_EXHAUSTED, machine(MemoryLedger(), budget_mu=1.0, **shuffled), "s", 0)
 
 
 def test_a_session_belongs_to_the_key_it_was_opened_with():

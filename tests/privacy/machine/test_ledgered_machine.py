@@ -135,7 +135,9 @@ def test_after_a_trusted_server_no_other_session_opens():
 def test_a_delta_the_noise_cannot_deliver_is_refused():
     with pytest.raises(ConfigurationError, match="delta"):
         machine(keys=SystemKeys(bytes(32)), delta=1e-100)
-    assert math.isinf(machine(delta=1e-100).plan.mu), "in simulation nothing is guaranteed"
+    simulated = machine(delta=1e-100)
+    assert math.isinf(simulated.plan.mu), "in simulation nothing is guaranteed"
+    assert simulated.release("s", 0, contribution).release == 1
 
 
 def test_what_is_left_of_a_session_is_stated():
