@@ -793,7 +793,7 @@ def check_own_noise(policy: PrivacyPolicy) -> None:
 
 
 def check_moments(policy: PrivacyPolicy) -> None:
-    """Raise if moments have no classes, or their sums are not over all samples."""
+    """Raise if only some of what moments need is there; :attr:`PrivacyPolicy.bound` refuses what they cannot be."""
     if policy.clip_unit != "moments":
         if (policy.classes, policy.class_weight) != (0, 1.0):
             raise ConfigurationError(
@@ -804,7 +804,6 @@ def check_moments(policy: PrivacyPolicy) -> None:
                 got=policy.classes,
             )
         return
-    Moments(policy.classes, policy.class_weight)
     if policy.batch_selection != "full_batch":
         raise ConfigurationError(
             f"Expected batch_selection 'full_batch' with clip_unit 'moments', got {policy.batch_selection!r}.",

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption, gdp_epsilon
-from murmurfl.privacy.machine.policy import read_fields
+from murmurfl.privacy.accounting.loss import MOST_SUMMED
+from murmurfl.privacy.machine.policy import check_federation, read_fields
 
 from tests.harness.errors import raises
 
@@ -121,6 +122,28 @@ def test_counts_that_no_array_is_made_for_are_refused_by_name(name):
     for count in (2**31, 2**63, 2**100):
         with raises(ConfigurationError, "out-of-range", name):
             policy(**{name: count}, mechanism="independent")
+
+
+@pytest.mark.parametrize(("mu", "parameters", "setting"), [(1.0, 0, "num_parameters"), (1e-310, 10, "mu")])
+def test_there_is_no_plan_without_parameters_or_finite_noise(mu, parameters, setting):
+    with raises(ConfigurationError, "out-of-range", setting):
+        policy(mu=mu).plan(parameters)
+
+
+def test_sums_account_for_so_many_machines_where_samples_return():
+    sums = {"trust": "secure-aggregation", "sums": SumAssumption(2, 2)}
+    twice = {"sample_participations": 2, "min_separation": 15}
+    check_federation(policy(**sums, **twice), MOST_SUMMED)
+    with raises(ConfigurationError, "out-of-range", "machines"):
+        check_federation(policy(**sums, **twice), MOST_SUMMED + 1)
+    for others in (sums, twice, {**sums, **twice, "mechanism": "independent", "release_rule": "paper"}):
+        check_federation(policy(**others), MOST_SUMMED + 1)
+
+
+def test_the_resolution_of_fast_noise_is_not_counted():
+    for trust in ({}, {"trust": "secure-aggregation", "sums": SumAssumption(2, 2)}):
+        assert policy(noise_quality="fast", **trust).plan(10).resolution_mu == 0.0
+        assert policy(**trust).plan(10).resolution_mu > 0.0
 
 
 def test_a_mu_beyond_exact_arithmetic_is_refused():
