@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
@@ -19,9 +16,7 @@ from murmurfl.clients import UpdateNode
 from murmurfl.clients.nodes.machine_file import SampleNode
 
 from benchmarks import forecast
-
-PUBLIC: Mapping[str, Mapping[str, str]] = json.loads((Path(__file__).parent / "public.json").read_text("utf-8"))
-"""The version since which each name of each public package is public; what does not stand here is not public."""
+from docs import site_pages
 
 
 def result_table() -> str:
@@ -69,20 +64,11 @@ RELEASES_OF_UPDATES = {
 """What only :class:`~murmurfl.clients.UpdatePolicy` says."""
 
 
-def name_table(package: str) -> str:
-    """The public names of a package, since when, and the first line of what they say of themselves."""
-    module = importlib.import_module(package)
-    lines = ["| name | since | what it is |", "|---|---|---|"]
-    for name, since in PUBLIC[package].items():
-        lines.append(f"| `{name}` | {since} | {_first_line(getattr(module, name))} |")
-    return "\n".join(lines)
-
-
-def _first_line(thing: Any) -> str:
-    if not inspect.isclass(thing) and not inspect.isroutine(thing):
-        return ""
-    line = (inspect.getdoc(thing) or "").partition("\n")[0].replace("``", "`").replace("|", "\\|")
-    return re.sub(r":[\w:]+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", line)
+def first_steps() -> str:
+    """Return the README's first Python example."""
+    return re.findall(
+        r"^```python\n.*?^```$", (site_pages.ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )[0]
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -91,7 +77,10 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "files": file_table,
     "forecast": lambda: forecast.table(json.loads(forecast.DEFAULT.read_text("utf-8"))),
     "machines-needed": forecast.needed,
-    **{package: lambda package=package: name_table(package) for package in PUBLIC},
+    "first-steps": first_steps,
+    "commands": site_pages.command_table,
+    "modules": site_pages.module_table,
+    **{package: lambda package=package: site_pages.name_table(package) for package in site_pages.PUBLIC},
 }
 
 

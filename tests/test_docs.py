@@ -163,7 +163,7 @@ def shlex_pairs(text):
 def test_blocks_are_found_and_of_a_language_that_is_checked():
     assert len(ALL) == sum(len(re.findall(r"^ *```\S", page.read_text(), flags=re.MULTILINE)) for page in PAGES)
     assert {block.language for block in ALL} <= {*COMMANDS, *SITE, OUTPUT, "python", "toml", "ini", "json"}
-    assert {block.page for block in ALL if block.language == OUTPUT} <= {"errors.md", "start.md", *RUN_BY}
+    assert {block.page for block in ALL if block.language == OUTPUT} <= {"errors.md", "index.md", "start.md", *RUN_BY}
 
 
 @pytest.mark.parametrize("page", [page.name for page in PAGES if page.name in RUN_BY])
@@ -228,6 +228,14 @@ def test_the_output_shown_to_beginners_is_what_they_get(tmp_path):
         return re.sub(r"left \S+|files +\S+", "", " ".join(text.split()))
 
     assert told(shown) == told(printed)
+
+
+def test_the_first_page_shows_what_the_readmes_example_prints(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,) = (block.text for block in blocks(ROOT / "README.md") if block.language == "python")
+    (shown,) = (block.text for block in blocks(ROOT / "docs" / "index.md") if block.language == OUTPUT)
+    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out.split() == shown.split()
 
 
 @pytest.mark.few_cases(6)

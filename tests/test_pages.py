@@ -76,7 +76,9 @@ def test_the_sites_tables_are_those_of_the_declarations():
     assert set(rows) == {f"| `{name}`" for name in run_keys()}
     assert rows["| `mu`"].startswith("`4` | a number > 0 | every run | ")
     assert "| `per_round[].refused` | object | " in reference.filled("<!-- generated: result -->")
-    assert "| `gdp_epsilon` | 0.1 | " in reference.filled("<!-- generated: murmurfl.privacy -->")
+    assert "| [`gdp_epsilon`](generated/api/murmurfl.privacy.gdp_epsilon.rst) | 0.1 | " in reference.filled(
+        "<!-- generated: murmurfl.privacy -->"
+    )
 
 
 def test_every_mark_of_a_generated_table_is_known():
