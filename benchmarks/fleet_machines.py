@@ -102,7 +102,7 @@ class Machines:
             "ledger": str(self._ledger(name)),
             "samples": str(samples),
             "schema": str(schema),
-            "rows": told.samples,
+            "num-records": told.samples,
             "clip-norm": told.clip_norm,
             "batch-size": 1,
             "max-participations": told.samples,

@@ -283,7 +283,7 @@ def measure_one(features: int, idle_s: float = IDLE_S, *, growth: bool = True) -
         with deployment(folder / "run", timeout_s=600) as running:
             (folder / "schema.toml").write_text(schema_text(features))
             files = {key: str(folder / file) for key, file in (("samples", "samples.npz"), ("schema", "schema.toml"))}
-            running.add_nodes({"node": {**policy, **files, "rows": len(data)}})
+            running.add_nodes({"node": {**policy, **files, "num-records": len(data)}})
             relay = Relay(running.port or 0)
             node = _started(running, "node", relay.port)
             time.sleep(SETTLE_S)
@@ -330,7 +330,7 @@ def main(grid, context):
         print(reply.error.reason if reply.has_error() else len(reply.content["arrays"]["total"].data), file=file)
 """
 HELPERS = ("helper", "other")
-LARGEST = HelperConfig.largest_model
+LARGEST = HelperConfig.max_model_size
 # Releases of a set, and how many values their headers say: the most that a helper opens by itself.
 SETS = ((20, 7_850), (20, 10**5), (20, LARGEST), (2**11, 7_850), (20, LARGEST + 1), (20, 2**32))
 _SMALL = 1_000

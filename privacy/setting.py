@@ -526,6 +526,10 @@ _RENAMED = {
     "centring-norm": "centring.norm",
     "centring-nonnegative": "centring.nonnegative",
     "private-evaluation": "evaluation.share",
+    "rows": "num-records",
+    "largest-model": "max-model-size",
+    "sessions-a-day": "max-sessions-per-day",
+    "sets-a-day": "max-sums-per-day",
 }
 """Keys by their names of before, but for those that only moved into a table of the same key."""
 _ALTERED = {"strategy.projection-radius": ", half of what it was", "batch-selection": ", `shuffled` for true"}

@@ -208,7 +208,7 @@ def audit_app(name: str) -> DifferentialAudit:
         ledger="none",
         method=app.method.name,
         schema="none",
-        rows=ROWS,
+        num_records=ROWS,
         clip_norm=policy.clip_norm,
         max_participations=policy.max_participations,
         mu=policy.mu,
@@ -313,7 +313,7 @@ class _Audit:
         SQLiteLedger.create(home / "fresh" / "ledger.sqlite", budget_mu=self._mu, delta=self._delta)
         config = self._config
         changed: dict[str, Any] = {"ledger": str(home / "ledger.sqlite"), "schema": str(home / "schema.toml")}
-        changed["rows"] = OWNERS if self._schema.owner else ROWS
+        changed["num_records"] = OWNERS if self._schema.owner else ROWS
         sums_samples, passes = False, 1
         if isinstance(config, NodeConfig):
             changed |= {"budget_local_mu": 0.0, "budget_mu": 0.0}
@@ -321,10 +321,10 @@ class _Audit:
         if config.secure:
             changed |= {name: getattr(type(config), name) for name in ("trust", *config.of_sums)}
         batch = min(config.batch_size, MOST_BATCH // 3 if self._schema.owner else MOST_BATCH)
-        held_out = math.ceil(config.held_out * changed["rows"]) if config.private_evaluation else 0
+        held_out = math.ceil(config.held_out * changed["num_records"]) if config.private_evaluation else 0
         most = MOST_RELEASES
         if batch and not sums_samples:
-            most = min(most, passes * ((changed["rows"] - held_out) // batch))
+            most = min(most, passes * ((changed["num_records"] - held_out) // batch))
         releases = min(config.max_participations or most, most)
         self._small = replace(config, batch_size=batch, max_participations=releases, **changed)
 

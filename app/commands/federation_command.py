@@ -51,7 +51,9 @@ def new(
     schema: Annotated[Path, typer.Option(help="What a record is, reviewed by a person.", show_default=False)],
     machines: Annotated[int, typer.Option(help="How many machines with data.")] = 5,
     helpers: Annotated[int, typer.Option(help="How many helpers; 0: no secure aggregation.")] = 2,
-    rows: Annotated[int, typer.Option(help="About how many records a machine has: rounds are planned for it.")] = 1000,
+    num_records: Annotated[
+        int, typer.Option(help="About how many records a machine has: rounds are planned for it.")
+    ] = 1000,
     address: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where members reach the server.", show_default="this host, 8000")
     ] = "",
@@ -70,7 +72,7 @@ def new(
             schema=schema,
             address=address or f"{socket.getfqdn()}:8000",
             settings=settings_of(None, assignments),
-            rows=rows,
+            num_records=num_records,
         )
         terms = made.federation.terms
     say(f"made      {made.folder}: keys of the server and of an owner; keep this folder as secret as they are")
@@ -79,7 +81,8 @@ def new(
         say(f"chosen    {reason}")
     proposed = ", ".join(f"{name} = {value}" for name, value in terms.settings.items())
     say(f"proposed  {proposed}")
-    say(f"run       {made.folder / RUN_NAME}: for `flwr run`, planned for {rows:,} records a machine; yours to edit")
+    planned = f"planned for {num_records:,} records a machine"
+    say(f"run       {made.folder / RUN_NAME}: for `flwr run`, {planned}; yours to edit")
     say(f"kits      {made.folder / 'kits'}: send each member its own; nothing in a kit is secret")
     say("Each member types: murmurfl federation join NAME.kit, and sends the answer back.")
 
@@ -118,7 +121,7 @@ def join(
     say(f"terms     {terms.digest[:16]}: federation {terms.name!r}, server {terms.address}")
     if found.role == MACHINE:
         say(f"a run     {cost_of_a_run(terms)}; mus add in squares")
-        say(f"edit      {member.file}: samples, rows and budgets are yours to say")
+        say(f"edit      {member.file}: samples, num-records and budgets are yours to say")
     say(f"answer    {member.answer}: send it to the coordinator; it has public keys only")
 
 

@@ -176,14 +176,16 @@ class NodeConfig(RecordsFile):
             self._check(
                 "schema", bool(self.schema), "the path of the schema of `samples` (`murmurfl schema` drafts one)"
             )
-            self._check("rows", self.rows >= 1, "the public number of records of `samples`, an integer >= 1")
+            self._check(
+                "num_records", self.num_records >= 1, "the public number of records of `samples`, an integer >= 1"
+            )
             return
         # What a function of one's own makes of a file is read as a whole: one record could decide over all others.
         built_in = ":" not in self.task and not registry("task").is_file(self.task)
         self._check("task", built_in, "a built-in one; data of one's own belong in `samples`")
         registry("task")[self.task]
         self._check("schema", not self.schema, "unset with a built-in task")
-        self._check("rows", self.rows == 0, "unset with a built-in task")
+        self._check("num_records", self.num_records == 0, "unset with a built-in task")
         self._check("num_partitions", self.num_partitions >= 1, "the number of parts of the task, an integer >= 1")
         parts = f"from 0 to num-partitions - 1 = {self.num_partitions - 1}"
         self._check("partition_id", 0 <= self.partition_id < self.num_partitions, parts)
@@ -413,12 +415,12 @@ class NodeConfig(RecordsFile):
             )
         items = file_items(Path(self.samples), schema)
         if not self.samples_per_owner:
-            records = Records(items, schema, count=self.rows, prepared=_flat)
+            records = Records(items, schema, count=self.num_records, prepared=_flat)
             records.log()
             return records
         records = Records(items, schema, prepared=_flat, together=True)
         records.log()
-        return records.by_owner(self.samples_per_owner, places=self.rows, secret=secret)
+        return records.by_owner(self.samples_per_owner, places=self.num_records, secret=secret)
 
 
 def _flat(inputs: NDArray[Any]) -> NDArray[np.float32]:
@@ -458,7 +460,7 @@ class HelperConfig(Pinned):
         ),
     ]
     key: Annotated[str, Declaration("Path of its private keys.", file=True)]
-    largest_model: Annotated[
+    max_model_size: Annotated[
         int,
         Declaration(
             "The most values of a release that it takes memory for, some 30 bytes each, whatever a header says.",
@@ -469,11 +471,11 @@ class HelperConfig(Pinned):
         int,
         Declaration("The fewest releases of a sum that it opens; machines have such a number too.", at_least=1),
     ] = 2
-    sessions_a_day: Annotated[
+    max_sessions_per_day: Annotated[
         int,
         Declaration("The most sessions that it begins in 24 hours of its clock; a run takes one to three.", at_least=1),
     ] = 100
-    sets_a_day: Annotated[
+    max_sums_per_day: Annotated[
         int,
         Declaration("The most sums that it opens in 24 hours of its clock; a round takes one.", at_least=1),
     ] = 10_000
@@ -500,8 +502,8 @@ class HelperConfig(Pinned):
             self.keys(),
             roster,
             SQLiteOpeningRecord(Path(self.record)),
-            largest_model=self.largest_model,
+            max_model_size=self.max_model_size,
             min_cohort=self.min_cohort,
-            sessions_a_day=self.sessions_a_day,
-            sets_a_day=self.sets_a_day,
+            max_sessions_per_day=self.max_sessions_per_day,
+            max_sums_per_day=self.max_sums_per_day,
         )

@@ -219,12 +219,12 @@ class PrivateClientApp(ClientApp):
         schema = Schema.read_file(Path(node.schema))
         schema.check_for_real_nodes()
         items = file_items(Path(node.samples), schema) if node.samples else items
-        records = self.records(context, schema, items, count=node.rows, evaluated=node.evaluation is not None)
+        records = self.records(context, schema, items, count=node.num_records, evaluated=node.evaluation is not None)
         # Never made here: a fresh one would have forgotten what was spent.
         ledger = SQLiteLedger(node.ledger) if ledger is None else ledger
         policy = node.policy(ledger)
         own: dict[str, Any] = {"ledger": ledger, "keys": ledger.keys(), "name": node.machine}
-        own["places"] = node.rows if node.samples_per_owner else None
+        own["places"] = node.num_records if node.samples_per_owner else None
         client = self.machine(records, policy, masking=node.masking(), evaluation=node.evaluation, **own)
         client.machine.check_data()  # before the node says that it is ready
         return client

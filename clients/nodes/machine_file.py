@@ -146,7 +146,7 @@ class RecordsFile(MachineFile):
         str,
         Declaration("Path of the schema of the records: what one is, in public, reviewed by a person.", file=True),
     ] = ""
-    rows: Annotated[
+    num_records: Annotated[
         int,
         Declaration(
             "N, how many records there are, or with samples-per-owner owners: public, and the same whatever is in "
@@ -210,7 +210,9 @@ class SampleNode(RecordsFile):
     Proof: docs/proofs/release-rule.md.
     """
 
-    required: ClassVar[frozenset[str]] = frozenset({"schema", "rows", "clip-norm", "max-participations", "method"})
+    required: ClassVar[frozenset[str]] = frozenset(
+        {"schema", "num-records", "clip-norm", "max-participations", "method"}
+    )
     trust: tables.TrustModel = "untrusted-server"
     min_cohort: tables.MinCohort = 1
     min_honest: MinHonest = 1

@@ -48,7 +48,7 @@ from numpy.typing import NDArray
 
 from .. import protocol
 from ..accounting.loss import MOST_SUMMED
-from ..errors import ConfigurationError, LedgerError, RefusedError
+from ..errors import ConfigurationError, LedgerError, RefusedError, formerly
 from ..machine.policy import ReleaseMode, read_mode, recorded_mode
 from .masking import (
     LARGEST_SIZE,
@@ -410,6 +410,7 @@ class View:
     """The helper's, on all of this and on the session."""
 
 
+@formerly(largest_model="max_model_size", sessions_a_day="max_sessions_per_day", sets_a_day="max_sums_per_day")
 class Opener:
     """A helper: its name and keys in the roster that its operator pinned, and the one record of what they opened.
 
@@ -426,9 +427,9 @@ class Opener:
     What :meth:`view` says before shows which seals open and which releases follow: nothing of a seed or of any counts.
     Timing is not protected.
 
-    ``largest_model`` and ``min_cohort`` are the helper's own bounds on the values of a release, before it takes memory
-    for them, and on the releases of a set; ``sessions_a_day`` and ``sets_a_day`` on what it begins and opens in 24
-    hours of its own clock, 0 for none. What was opened is answered again whatever they are.
+    ``max_model_size`` and ``min_cohort`` are the helper's own bounds on the values of a release, before it takes memory
+    for them, and on the releases of a set; ``max_sessions_per_day`` and ``max_sums_per_day`` on what it begins and
+    opens in 24 hours of its own clock, 0 for none. What was opened is answered again whatever they are.
     """
 
     def __init__(
@@ -438,10 +439,10 @@ class Opener:
         roster: Roster,
         record: OpeningRecord,
         *,
-        largest_model: int = LARGEST_SIZE,
+        max_model_size: int = LARGEST_SIZE,
         min_cohort: int = 1,
-        sessions_a_day: int = 0,
-        sets_a_day: int = 0,
+        max_sessions_per_day: int = 0,
+        max_sums_per_day: int = 0,
     ) -> None:
         entry = next((one for one in roster.helpers if one.name == name), None)
         if entry is None:
@@ -461,8 +462,8 @@ class Opener:
         record.check_helper(entry)
         self.name = name
         self.roster = roster
-        self.largest_model, self.min_cohort = largest_model, min_cohort
-        self.sessions_a_day, self.sets_a_day = sessions_a_day, sets_a_day
+        self.max_model_size, self.min_cohort = max_model_size, min_cohort
+        self.max_sessions_per_day, self.max_sums_per_day = max_sessions_per_day, max_sums_per_day
         self._key = key
         self._record = record
 
@@ -595,9 +596,9 @@ class Opener:
             raise OpeningRefusedError("a release is another session's")
         if len({SessionTerms.of(header) for header in headers}) > 1:
             raise OpeningRefusedError("its releases differ in d, spacing, terms or what they build on")
-        if own_bounds and headers[0].size > self.largest_model:
+        if own_bounds and headers[0].size > self.max_model_size:
             raise OpeningRefusedError(
-                f"its releases have {headers[0].size} values, and this helper's largest-model is {self.largest_model}"
+                f"its releases have {headers[0].size} values, and this helper's max-model-size is {self.max_model_size}"
             )
         if own_bounds and len(headers) < self.min_cohort:
             raise OpeningRefusedError(
@@ -612,15 +613,17 @@ class Opener:
 
     def _too_much_today(self, transaction: OpeningTransaction, session: str) -> str:
         """Which bound a further set of this session would pass, or an empty string."""
-        sessions = self.sessions_a_day if transaction.terms(session) is None else 0
-        if not (sessions or self.sets_a_day):
+        sessions = self.max_sessions_per_day if transaction.terms(session) is None else 0
+        if not (sessions or self.max_sums_per_day):
             return ""
-        begun, opened = transaction.times(sessions, self.sets_a_day)
+        begun, opened = transaction.times(sessions, self.max_sums_per_day)
         yesterday = time.time() - _DAY_S
         if opened > yesterday:
-            return f"this helper's sets-a-day is {self.sets_a_day}, and it opened as many in the last 24 hours"
+            return (
+                f"this helper's max-sums-per-day is {self.max_sums_per_day}, and it opened as many in the last 24 hours"
+            )
         if begun > yesterday:
-            return f"this helper's sessions-a-day is {sessions}, and as many began in the last 24 hours"
+            return f"this helper's max-sessions-per-day is {sessions}, and as many began in the last 24 hours"
         return ""
 
     def _seed(self, sealed: Sealed, header: Header) -> bytes:

@@ -179,7 +179,7 @@ def test_four_hospitals_train_on_their_tables_by_the_page_and_beat_the_usual_ans
     The limit, 5 points above the usual answer's 57 %, is 30 of their standard deviations away.
     """
     kept, held = patients
-    site = Site(tmp_path, tuple(kept), " --helpers 0 --machines 4 --rows 180 --set num-rounds=6")
+    site = Site(tmp_path, tuple(kept), " --helpers 0 --machines 4 --num-records 180 --set num-rounds=6")
     (tmp_path / "coordinator" / "schema.toml").write_text(HEART_SCHEMA)
     for member, rows in kept.items():
         with (tmp_path / member / "patients.csv").open("w", newline="") as file:
@@ -222,7 +222,7 @@ def edit(folder, rows, edited):
     text = (folder / "node.toml").read_text()
     for line in edited.strip().splitlines():
         name, _, value = line.partition("#")[0].partition(" = ")
-        value = {"samples": '"patients.csv"', "rows": str(rows)}.get(name.strip(), value.strip())
+        value = {"samples": '"patients.csv"', "num-records": str(rows)}.get(name.strip(), value.strip())
         text, count = re.subn(rf"(?m)^{name.strip()} = .*$", f"{name.strip()} = {value}", text)
         assert count == (1 if name.strip() != "budget-local-mu" else "secure-aggregation" in text), name
     (folder / "node.toml").write_text(text)

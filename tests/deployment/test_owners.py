@@ -28,7 +28,7 @@ NODE = {
     "strategy": "full-batch",
     "samples": "samples.npz",
     "schema": "schema.toml",
-    "rows": OWNERS,
+    "num-records": OWNERS,
     "samples-per-owner": MOST,
     "batch-size": 1,
     "max-participations": ROUNDS,

@@ -24,7 +24,7 @@ mu = {mu}
 max-participations = 3
 app = "sampled.client_app:{app}"
 schema = "schema.toml"
-rows = {rows}
+num-records = {rows}
 {more}
 
 [run-config]

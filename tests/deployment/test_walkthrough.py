@@ -65,7 +65,7 @@ class Machines:
             "fl.example.org:8000": f"localhost:{self.port}",
             "fl.example.org": "localhost",
             "clinic-0": f"clinic-{number}",
-            "rows = 5410": f"rows = {len(samples_of(number)[0])}",
+            "num-records = 5410": f"num-records = {len(samples_of(number)[0])}",
         }.items():
             text = text.replace(there, here)
         return text

@@ -22,7 +22,7 @@ def write_samples(folder, features, labels, *, samples="samples.npz", **said):
     """Samples and their schema in a folder, and what an operator's file there says of them."""
     np.savez(folder / samples, features=features, labels=labels)
     write_schema(folder / "schema.toml", np.shape(features)[1:], **said)
-    return {"samples": str(folder / samples), "schema": str(folder / "schema.toml"), "rows": len(features)}
+    return {"samples": str(folder / samples), "schema": str(folder / "schema.toml"), "num-records": len(features)}
 
 
 def write_table(folder, features, labels):

@@ -110,7 +110,7 @@ class Terms:
         sums: dict[str, Value] = {}
         if self.sums:
             sums = {"signing-key": "roster.key", "roster": "roster.json", "roster-digest": roster_digest}
-        own: dict[str, Value] = {"samples": "records.csv", "schema": "schema.toml", "rows": 1}
+        own: dict[str, Value] = {"samples": "records.csv", "schema": "schema.toml", "num-records": 1}
         return {"machine": machine, "ledger": "ledger.sqlite", **own, **sums, **self.settings}
 
     @property
@@ -392,7 +392,7 @@ class Coordinator:
     members: dict[str, Joining] = field(default_factory=dict)  # accepted
     left: tuple[str, ...] = ()  # node keys that are no member's any more
     awaited: tuple[str, ...] = ()  # names of kits that nobody has answered
-    rows: int = DEFAULT_ROWS  # records of each machine that the training was planned for
+    num_records: int = DEFAULT_ROWS  # records of each machine that the training was planned for
     counts: Mapping[str, int] = field(default_factory=dict)  # as they were last written into the run settings
     changes: tuple[str, ...] = ()  # what the last change did that its operator must know of, in lines
 
@@ -552,11 +552,11 @@ class Coordinator:
         federation = Federation(self.federation.terms, tuple(members[name] for name in sorted(members)))
         federation.roster  # noqa: B018 - refuses two members with one key
         machines = sum(one.card.kind == MACHINE for one in members.values())
-        now = counts(machines, len(members) - machines, self.rows)
+        now = counts(machines, len(members) - machines, self.num_records)
         changes = [*said, *self._count(now)]
         gone = tuple(dict.fromkeys([*self.left, *left]))
         awaited = tuple(name for name in self.awaited if name not in members)
-        done = Coordinator(self.folder, dict(members), gone, awaited, self.rows, now, tuple(changes))
+        done = Coordinator(self.folder, dict(members), gone, awaited, self.num_records, now, tuple(changes))
         done._publish(federation)
         done._write_members()
         return done
@@ -578,7 +578,8 @@ class Coordinator:
     def _write_members(self) -> None:
         members: list[dict[str, Any]] = [one.document for one in self.members.values()]
         document = {"members": members, "left": list(self.left), "awaited": list(self.awaited)}
-        write_document(self.folder / MEMBERS_NAME, {**document, "rows": self.rows, "counts": dict(self.counts)})
+        # "rows": a folder of an earlier version is read by the same words.
+        write_document(self.folder / MEMBERS_NAME, {**document, "rows": self.num_records, "counts": dict(self.counts)})
 
     def renew_certificate(self) -> None:
         """Make a new certificate of the server, with its key and its authority, for another year."""
@@ -608,13 +609,13 @@ def new_federation(
     schema: Path,
     address: str,
     settings: Mapping[str, Value],
-    rows: int = DEFAULT_ROWS,
+    num_records: int = DEFAULT_ROWS,
 ) -> Coordinator:
     """Make a federation's folder, or nothing: certificates, keys of the server and of an owner, kits, run settings.
 
     Parameters
     ----------
-    rows : int
+    num_records : int
         About how many records each machine has: method and rounds are planned for it.
     settings : mapping
         Run-config keys that are not left to the plan.
@@ -626,7 +627,7 @@ def new_federation(
         )
     records = Schema.read_file(schema)
     records.check_for_real_nodes()
-    proposal = propose(records, machines, helpers, rows, settings)
+    proposal = propose(records, machines, helpers, num_records, settings)
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:
@@ -660,11 +661,11 @@ def new_federation(
     ]
     for name, role in places:
         write_document(folder / _KITS / f"{name}.kit", Kit(name, role, terms).document)
-    planned = counts(machines, helpers, rows)
+    planned = counts(machines, helpers, num_records)
     task = {"task": str((folder / _SCHEMA).absolute()), "schema": records.digest}
     write_private(folder / RUN_NAME, run_text({**planned, **task, **proposal.run}))
     awaited = tuple(name for name, _ in places)
-    made = Coordinator(folder, awaited=awaited, rows=rows, counts=planned, changes=(proposal.reason,))
+    made = Coordinator(folder, awaited=awaited, num_records=num_records, counts=planned, changes=(proposal.reason,))
     made._publish(Federation(terms, ()))
     made._write_members()
     return made

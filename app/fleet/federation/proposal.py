@@ -64,8 +64,8 @@ class Proposal:
     """Why this method, in a sentence; empty where the coordinator set it."""
 
 
-def propose(records: Schema, machines: int, helpers: int, rows: int, settings: Mapping[str, Value]) -> Proposal:
-    """Return the settings for a federation of ``machines`` with ``rows`` records each; ``settings`` win over defaults.
+def propose(records: Schema, machines: int, helpers: int, num_records: int, settings: Mapping[str, Value]) -> Proposal:
+    """Return the settings for a federation of ``machines`` with so many records each; ``settings`` win over defaults.
 
     Raises
     ------
@@ -92,12 +92,12 @@ def propose(records: Schema, machines: int, helpers: int, rows: int, settings: M
             "it into node.toml, and you into run.settings.",
             kind="unknown-name",
         )
-    if not rows >= 1:
+    if not num_records >= 1:
         raise ConfigurationError(
-            f"Expected --rows >= 1, about how many records a machine has, got {rows}.",
+            f"Expected --num-records >= 1, about how many records a machine has, got {num_records}.",
             kind="out-of-range",
-            setting="rows",
-            got=rows,
+            setting="num-records",
+            got=num_records,
         )
     if names := sorted(name for name, value in settings.items() if isinstance(value, str) and ":" in value):
         raise ConfigurationError(
@@ -108,7 +108,7 @@ def propose(records: Schema, machines: int, helpers: int, rows: int, settings: M
     counts: dict[str, Value] = {"num-clients": machines, "clients-per-round": machines}
     given = layered(_defaults(records, settings), _sums(machines, helpers, settings), settings)
     config = RunConfig.from_mapping({**given, **counts, "task": SchemaTask(records).name})
-    problem, reason = _chosen(config, records, rows)
+    problem, reason = _chosen(config, records, num_records)
     return Proposal(_members(problem), _run(problem), reason)
 
 
@@ -148,9 +148,9 @@ def _sums(machines: int, helpers: int, settings: Mapping[str, Value]) -> dict[st
     }
 
 
-def _chosen(config: RunConfig, records: Schema, rows: int) -> tuple[Problem, str]:
+def _chosen(config: RunConfig, records: Schema, num_records: int) -> tuple[Problem, str]:
     """The run worked out on sizes, and why its strategy was chosen, if it was."""
-    sizes = (rows,) * config.num_clients
+    sizes = (num_records,) * config.num_clients
     situation = PlanRequest(config, sizes, records.num_features, records.num_classes, worked_out)
     if config.strategy != AUTO:
         return situation.problem({"strategy": config.strategy}), ""
@@ -203,9 +203,9 @@ def rounded(clip_norm: float) -> float:
     return float(f"{clip_norm:.{_DIGITS}g}")
 
 
-def counts(machines: int, helpers: int, rows: int) -> dict[str, int]:
+def counts(machines: int, helpers: int, num_records: int) -> dict[str, int]:
     """Run-config keys that the number of members decides."""
-    made = {"num-clients": machines, "clients-per-round": machines, "training-samples": machines * rows}
+    made = {"num-clients": machines, "clients-per-round": machines, "training-samples": machines * num_records}
     return {**made, "trust.helpers": helpers} if helpers else made
 
 

@@ -39,7 +39,14 @@ IMAGES_TABLE = Schema(
     reviewed=True,
 )
 """The same as a table, which says whose a row is."""
-BASE = {"machine": "clinic", "ledger": "none.sqlite", "schema": "schema.toml", "rows": 24, "mu": 1.0, "clip-norm": 1.0}
+BASE = {
+    "machine": "clinic",
+    "ledger": "none.sqlite",
+    "schema": "schema.toml",
+    "num-records": 24,
+    "mu": 1.0,
+    "clip-norm": 1.0,
+}
 BATCHES = {"batch-size": 3}
 SUMS = {"batch-size": 1, "max-participations": 3}
 OF_STRATEGY = {

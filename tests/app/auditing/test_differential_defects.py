@@ -54,7 +54,13 @@ def node(folder, samples="clinic.npz", *, owner="", **changes):
     """An operator's file; there are no data and there is no ledger, which an audit does not need."""
     schema = ARRAYS if samples.endswith(".npz") else TABLE
     (folder / "schema.toml").write_text(schema.format(owner=f'owner = "{owner}"' if owner else ""))
-    values = {"machine": "clinic", "ledger": "ledger.sqlite", "samples": samples, "schema": "schema.toml", "rows": 500}
+    values = {
+        "machine": "clinic",
+        "ledger": "ledger.sqlite",
+        "samples": samples,
+        "schema": "schema.toml",
+        "num-records": 500,
+    }
     values |= {"clip-norm": 1.0, "batch-size": 40, "mu": 1.0}
     (folder / "node.toml").write_text(toml_document({**values, **changes}))
     return read_node(folder / "node.toml")

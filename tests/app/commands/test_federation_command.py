@@ -223,7 +223,7 @@ def test_a_check_and_a_status_make_no_ledger_and_say_what_is_not_there(here, mon
         patch.setattr(Member, "published", lambda self: federation)
         invoke("start", "machine-1", "--check", "--digest", federation.digest, code=1)
     file = here / "machine-1" / "node.toml"
-    file.write_text(file.read_text().replace("rows = 0", "rows = 4"))
+    file.write_text(file.read_text().replace("num-records = 0", "num-records = 4"))
     shown = " ".join(invoke("status", "machine-1", code=1).split())
     assert "Expected the federation's server at localhost:1" in shown
     assert "the first start makes the ledger" in shown

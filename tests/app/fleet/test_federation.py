@@ -58,7 +58,7 @@ def coordinator(tmp_path):
 def made(folder, schema, *, helpers=2, **settings):
     """A federation whose method is named: to choose one takes seconds."""
     settings = {"strategy": "full-batch", "num-rounds": 4, **settings}
-    whole = {"machines": 3, "helpers": helpers, "schema": schema, "address": "localhost:8000", "rows": 40}
+    whole = {"machines": 3, "helpers": helpers, "schema": schema, "address": "localhost:8000", "num_records": 40}
     return new_federation(folder, **whole, settings=settings)
 
 
@@ -91,7 +91,7 @@ def test_the_operators_file_is_complete_but_for_data_and_budgets(coordinator, me
     member = members["machine-1"]
     federation = accepted(coordinator, members).federation
     member.pin(federation, federation.digest)
-    with pytest.raises(ConfigurationError, match="rows"):
+    with pytest.raises(ConfigurationError, match="num-records"):
         member.make_ledger()
     fill(member, budget=0.0)
     with pytest.raises(ConfigurationError, match="Expected budget-mu and budget-local-mu"):
@@ -105,7 +105,7 @@ def test_the_operators_file_is_complete_but_for_data_and_budgets(coordinator, me
 
 def fill(member, budget):
     text = member.file.read_text()
-    for name, value in {"rows": 40, "budget-mu": budget, "budget-local-mu": 1.5 * budget}.items():
+    for name, value in {"num-records": 40, "budget-mu": budget, "budget-local-mu": 1.5 * budget}.items():
         text = "\n".join(f"{name} = {value}" if line.startswith(f"{name} =") else line for line in text.split("\n"))
     member.file.write_text(text)
 
@@ -344,7 +344,7 @@ def test_run_settings_train_the_members_tables_on_a_server_that_knows_the_schema
         members.append(join(Kit.read(plain.folder / "kits" / f"{name}.kit"), tmp_path / name))
         write_table(tmp_path / name, *rows_of(number, 100))
         text = members[-1].file.read_text()
-        for line in ('samples = "patients.csv"', "rows = 100", "budget-mu = 6.0"):
+        for line in ('samples = "patients.csv"', "num-records = 100", "budget-mu = 6.0"):
             text = re.sub(rf"(?m)^{line.split()[0]} = .*$", line, text)
         members[-1].file.write_text(text)
     digest = accepted(plain, dict(zip(PLACES, members, strict=False))).federation.digest

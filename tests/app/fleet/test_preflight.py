@@ -32,6 +32,7 @@ from murmurfl.privacy import ConfigurationError, SQLiteLedger
 from murmurfl.privacy.files import exposure, write_private
 from typer.testing import CliRunner
 
+from tests.harness.errors import raises
 from tests.harness.schemas import write_samples, write_schema
 
 FEATURES = 5
@@ -240,7 +241,9 @@ def test_how_many_records_fit_their_schema_is_said_to_the_operator(run, node, wr
 
 
 def test_rows_behind_the_operators_number_are_left_out_and_it_is_said(tmp_path):
-    assert "Rows behind them are left out: 10." in Node(tmp_path, rows=30).checked()[1]["records"].sentence
+    assert (
+        "Rows behind them are left out: 10." in Node(tmp_path, **{"num-records": 30}).checked()[1]["records"].sentence
+    )
 
 
 def test_records_of_owners_are_counted_one_by_one_too(tmp_path):
@@ -250,7 +253,7 @@ def test_records_of_owners_are_counted_one_by_one_too(tmp_path):
     labels[:5] = 7
     np.savez(tmp_path / "samples.npz", features=features, labels=labels, owners=np.arange(40) % 8)
     write_schema(tmp_path / "schema.toml", (FEATURES,), owner="owners")
-    owned = {**FILE, **node.own, "rows": 16, "samples-per-owner": 3}
+    owned = {**FILE, **node.own, "num-records": 16, "samples-per-owner": 3}
     node.config.write_text(toml_document(owned))
     _, checks = node.checked()
     assert checks["configuration"].state == "ok", checks["configuration"].sentence
@@ -277,7 +280,7 @@ def test_files_of_an_own_app_are_those_that_its_file_names(tmp_path):
     tables = {"run_config": {"rows": str(tmp_path / "b.csv"), "epochs": 2, "device": "cpu"}}
     tables["node_config"] = {"long": "x" * 5000, "none": "\0", "folder": str(tmp_path), "c": str(tmp_path / "c.csv")}
     of_samples = SampleNode(
-        **place, **tables, schema="s", rows=4, method="full-batch", clip_norm=1.0, max_participations=1, mu=1.0
+        **place, **tables, schema="s", num_records=4, method="full-batch", clip_norm=1.0, max_participations=1, mu=1.0
     )
     assert [file.name for file in _data_files(of_samples)] == ["b.csv", "c.csv"]
     of_file = replace(of_samples, samples=str(tmp_path / "a.npz"))
@@ -371,7 +374,10 @@ def write_helper(tmp_path):
 
 
 def test_a_helper_keeps_to_the_bounds_of_its_operators_file(tmp_path):
-    values, bounds = write_helper(tmp_path), {"largest-model": 7, "min-cohort": 5, "sessions-a-day": 3, "sets-a-day": 9}
+    values, bounds = (
+        write_helper(tmp_path),
+        {"max-model-size": 7, "min-cohort": 5, "max-sessions-per-day": 3, "max-sums-per-day": 9},
+    )
     config = tmp_path / "helper.toml"
     write_private(config, toml_document({**values, **bounds}))
     opener = HelperConfig.read(config).opener()
@@ -379,6 +385,22 @@ def test_a_helper_keeps_to_the_bounds_of_its_operators_file(tmp_path):
     for name in bounds:
         with pytest.raises(ConfigurationError, match=f"Expected {name} "):
             replace(HelperConfig.read(config), **{name.replace("-", "_"): 0})
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("largest-model", "max-model-size"),
+        ("sessions-a-day", "max-sessions-per-day"),
+        ("sets-a-day", "max-sums-per-day"),
+    ],
+)
+def test_a_helpers_key_of_before_is_refused_with_the_new_one(before, now, tmp_path):
+    config = tmp_path / "helper.toml"
+    write_private(config, toml_document({**write_helper(tmp_path), before: 3}))
+    with raises(ConfigurationError, "unknown-name", before) as caught:
+        HelperConfig.read(config)
+    assert repr(now) in str(caught.value)
 
 
 def test_a_helper_is_checked_the_same_way_and_its_record_is_as_it_was(run, tmp_path):

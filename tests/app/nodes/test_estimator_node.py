@@ -36,7 +36,7 @@ clip-norm = 2.0
 mu = 10.0
 max-participations = 1
 schema = "schema.toml"
-rows = 60
+num-records = 60
 app = "{app}"
 """
 

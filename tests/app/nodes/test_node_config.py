@@ -214,7 +214,7 @@ def test_an_operators_own_samples(tmp_path):
 
 
 FEATURES, LABELS = np.arange(12, dtype=float).reshape(6, 2) / 6, np.arange(6) % 2
-OF_ARRAYS = {"samples": "mine.npz", "schema": "schema.toml", "rows": 6, **FULL_BATCH}
+OF_ARRAYS = {"samples": "mine.npz", "schema": "schema.toml", "num-records": 6, **FULL_BATCH}
 
 
 def made_of(folder, **arrays):
@@ -293,11 +293,12 @@ def test_the_operators_number_of_rows_stands_whatever_is_in_the_file(tmp_path, r
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"rows": 0}, "Expected rows to be the public number of records"),
+        ({"num-records": 0}, "Expected num-records to be the public number of records"),
         ({"schema": ""}, "Expected schema to be the path of the schema of `samples`"),
         ({"samples": "mine.txt"}, "Expected a file that ends in .csv"),
         ({"schema": "none.toml"}, "`murmurfl schema FILE` drafts one"),
         ({"num-classes": 2}, "Expected known node-config keys, got num-classes"),
+        ({"rows": 6}, "Expected known node-config keys, got rows: it is called 'num-records'"),
         ({"samples-per-owner": 2, "strategy": "mu2", "max-participations": 0}, "with a schema that names an owner"),
     ],
 )
@@ -513,7 +514,15 @@ def test_a_file_with_neither_mu_nor_epsilon_says_that_one_is_missing(tmp_path):
 
 PLACE = {"machine": "clinic", "ledger": "ledger"}
 NODE = {**PLACE, "task": "digits", "num-partitions": 4, "partition-id": 1, "batch-size": 4, "clip-norm": 1.0, "mu": 1.0}
-OF_SAMPLES = {**PLACE, "app": "a:b", "method": "mu2", "schema": "s", "rows": 20, "batch-size": 4, "clip-norm": 1.0}
+OF_SAMPLES = {
+    **PLACE,
+    "app": "a:b",
+    "method": "mu2",
+    "schema": "s",
+    "num-records": 20,
+    "batch-size": 4,
+    "clip-norm": 1.0,
+}
 OF_SAMPLES |= {"max-participations": 5, "mu": 1.0}
 OF_UPDATES = {**PLACE, "app": "a:b", "clip-norm": 1.0, "max-participations": 5, "mu": 1.0}
 HELPER = {"helper": "ward", "record": "r", "key": "k", "roster": "list", "roster-digest": "ab"}

@@ -27,7 +27,7 @@ BASE = {
     "mu": 1.0,
     "samples": "samples.npz",
     "schema": "schema.toml",
-    "rows": OWNERS,
+    "num-records": OWNERS,
     "samples-per-owner": 3,
 }
 
@@ -154,7 +154,7 @@ def test_what_would_count_samples_is_refused_beside_owners(tmp_path, changes, co
 
 
 def test_owners_of_a_built_in_task_are_for_simulation(tmp_path):
-    task = {"samples": "", "schema": "", "rows": 0, "task": "digits", "num-partitions": 4, "partition-id": 1}
+    task = {"samples": "", "schema": "", "num-records": 0, "task": "digits", "num-partitions": 4, "partition-id": 1}
     with pytest.raises(ConfigurationError, match="Expected data that say whose they are with samples-per-owner = 3"):
         made(tmp_path, **task)
 

@@ -36,7 +36,7 @@ epsilon = 0.5
 max-participations = {releases}
 samples = "patients.csv"
 schema = "schema.toml"
-rows = 4
+num-records = 4
 app = "{app}"
 """
 

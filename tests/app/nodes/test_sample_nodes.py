@@ -101,7 +101,7 @@ clip-norm = 0.5
 mu = 10.0
 max-participations = 3
 schema = "schema.toml"
-rows = 6
+num-records = 6
 app = "{app}"
 
 [run-config]
@@ -232,7 +232,9 @@ def test_a_file_of_records_is_read_in_the_place_of_the_apps_samples(folder):
     features, labels = np.array([[i, 1.0] for i in range(6)]), np.arange(6) % 2
     labels[4] = 7
     write_samples(folder[0], features, labels, bounds=(0, 10))
-    answers, client = client_of(read_node(write(folder, FILE.replace("rows =", 'samples = "samples.npz"\nrows ='))))
+    answers, client = client_of(
+        read_node(write(folder, FILE.replace("num-records =", 'samples = "samples.npz"\nnum-records =')))
+    )
     assert client.machine.num_samples == 6
     assert sent(asked(answers)) == pytest.approx(clipped_sum([0, 1, 2, 3, 5]), abs=0.05)
     assert not (folder[0] / "seen.json").exists(), "the app's own were not asked for"
@@ -240,7 +242,7 @@ def test_a_file_of_records_is_read_in_the_place_of_the_apps_samples(folder):
 
 @pytest.mark.parametrize(("rows", "counted"), [(4, range(4)), (6, range(6)), (9, range(6))])
 def test_the_operators_number_of_rows_stands_whatever_the_app_gives(folder, rows, counted):
-    answers, client = client_of(read_node(write(folder, FILE.replace("rows = 6", f"rows = {rows}"))))
+    answers, client = client_of(read_node(write(folder, FILE.replace("num-records = 6", f"num-records = {rows}"))))
     assert client.machine.num_samples == rows
     reply = asked(answers)
     assert reply.content["metrics"]["num-examples"] == rows
@@ -363,11 +365,14 @@ def test_an_evaluation_has_its_share_and_the_log_says_what_both_come_to(folder):
         (("mu = 10.0", 'mu = 10.0\nroster = "r"'), "roster"),
         (("local-epochs = 2", "local-epochs = [2]"), "Expected run-config to be a table"),
         (("clip-norm", "clip-nrom"), "perhaps clip-nrom for clip-norm"),
-        (("rows = 6\n", ""), "Expected values for rows"),
-        (("rows = 6", "rows = 0"), "Expected rows to be"),
+        (("num-records = 6\n", ""), "Expected values for num-records"),
+        (("num-records = 6", "num-records = 0"), "Expected num-records to be"),
         (("schema.toml", "none.toml"), "`murmurfl schema FILE` drafts one"),
-        (("rows = 6", "rows = 6\nsamples-per-owner = 2"), "with a schema that names an owner"),
-        (("rows = 6", 'rows = 6\nsamples = "none.csv"'), "Expected a schema of columns|Expected a CSV file"),
+        (("num-records = 6", "num-records = 6\nsamples-per-owner = 2"), "with a schema that names an owner"),
+        (
+            ("num-records = 6", 'num-records = 6\nsamples = "none.csv"'),
+            "Expected a schema of columns|Expected a CSV file",
+        ),
     ],
 )
 def test_a_file_that_is_none_is_refused_before_anything_starts(folder, change, complaint):
@@ -382,7 +387,9 @@ def test_another_client_app_is_not_taken_for_one_of_samples(folder):
 
 
 def test_a_file_for_updates_is_not_taken_for_one_of_samples(folder):
-    path = write(folder, FILE.replace('method = "full-batch"\n', "").replace('schema = "schema.toml"\nrows = 6\n', ""))
+    path = write(
+        folder, FILE.replace('method = "full-batch"\n', "").replace('schema = "schema.toml"\nnum-records = 6\n', "")
+    )
     node = read_node(path)
     assert isinstance(node, UpdateNode)
     with raises(ConfigurationError, "missing", "method"):

@@ -228,7 +228,7 @@ batch-size = 2
 mu = 1.0
 samples = "samples.npz"
 schema = "schema.toml"
-rows = 8
+num-records = 8
 max-participations = 2
 strategy = "noisy-sgd"
 """

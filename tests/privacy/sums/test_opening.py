@@ -161,11 +161,11 @@ def test_a_view_names_whose_seals_do_not_open_and_whose_releases_do_not_follow(o
 def test_a_helper_has_bounds_of_its_own_before_it_takes_memory(monkeypatch):
     """A signed header may name any size: 618 bytes once made a helper take 2 GiB."""
     record = MemoryOpeningRecord()
-    small = Opener("left", LEFT, ROSTER, record, largest_model=D, min_cohort=4)
+    small = Opener("left", LEFT, ROSTER, record, max_model_size=D, min_cohort=4)
     small.open("s", "1", round_of("abcd"))
     monkeypatch.setattr(opening.np, "zeros", lambda *_: pytest.fail("took memory"))
     for releases, why in (
-        (round_of("abcd", session="t", size=2**32), "largest-model is"),
+        (round_of("abcd", session="t", size=2**32), "max-model-size is"),
         (round_of("abc", session="t"), "min-cohort is 4"),
     ):
         for ask in (small.view, small.open):
@@ -176,11 +176,16 @@ def test_a_helper_has_bounds_of_its_own_before_it_takes_memory(monkeypatch):
         small.open("t", "1", [replace(one, header=bytes(2**14 + 1)) for one in round_of("abcd")])
 
 
+def test_a_bound_by_its_name_of_before_is_refused():
+    with raises(ConfigurationError, "unknown-name", "largest_model"):
+        Opener("left", LEFT, ROSTER, MemoryOpeningRecord(), largest_model=D)
+
+
 @pytest.mark.parametrize("opener", ["memory", "file"], indirect=True)  # a simulated helper has no bounds a day
-@pytest.mark.parametrize(("bounds", "why"), [((2, 0), "sessions-a-day is 2"), ((0, 2), "sets-a-day is 2")])
+@pytest.mark.parametrize(("bounds", "why"), [((2, 0), "max-sessions-per-day is 2"), ((0, 2), "max-sums-per-day is 2")])
 def test_a_helper_bounds_what_it_begins_and_opens_in_a_day(opener, monkeypatch, caplog, bounds, why):
     """A server that asks without end would fill a disk. What was opened is answered again."""
-    opener.sessions_a_day, opener.sets_a_day = bounds
+    opener.max_sessions_per_day, opener.max_sums_per_day = bounds
     now = 1e9
     monkeypatch.setattr(opening_record.time, "time", lambda: now)
     begun = [(session, round_of(session=session, terms=digit * 64)) for session, digit in (("s", "5"), ("t", "6"))]
@@ -207,7 +212,7 @@ def test_bounds_a_day_need_a_record_that_keeps_times():
     state.times = lambda *given: opening_record.OpeningTransaction.times(state, *given)
     opener = opener_of(state)
     opener.open("s", "1", round_of())
-    opener.sets_a_day = 10
+    opener.max_sums_per_day = 10
     with pytest.raises(OpeningRecordError, match="Expected a record that keeps times"):
         opener.open("s", "2", round_of(release=2, ack=1))
 
@@ -536,7 +541,7 @@ def test_a_corrupt_helper_cannot_have_machines_moved_on_to_what_they_did_not_sig
 
 
 def test_a_helpers_own_bounds_do_not_keep_it_from_a_set_that_others_opened():
-    small = Opener("left", LEFT, ROSTER, MemoryOpeningRecord(), largest_model=D - 1, min_cohort=5)
+    small = Opener("left", LEFT, ROSTER, MemoryOpeningRecord(), max_model_size=D - 1, min_cohort=5)
     first = round_of("abc")
     assert small.void("s", "1", first, opened_by_right("1", first)).would_open == "void"
 
