@@ -8,6 +8,7 @@ import pytest
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption, gdp_epsilon
 from murmurfl.privacy.accounting.loss import MOST_SUMMED
 from murmurfl.privacy.machine.policy import check_federation, read_fields
+from murmurfl.privacy.noise import LARGEST_NORMAL
 
 from tests.harness.errors import raises
 
@@ -124,10 +125,11 @@ def test_counts_that_no_array_is_made_for_are_refused_by_name(name):
             policy(**{name: count}, mechanism="independent")
 
 
-@pytest.mark.parametrize(("mu", "parameters", "setting"), [(1.0, 0, "num_parameters"), (1e-310, 10, "mu")])
-def test_there_is_no_plan_without_parameters_or_finite_noise(mu, parameters, setting):
-    with raises(ConfigurationError, "out-of-range", setting):
-        policy(mu=mu).plan(parameters)
+def test_there_is_no_plan_without_parameters_or_finite_noise():
+    with raises(ConfigurationError, "out-of-range", "num_parameters"):
+        policy().plan(0)
+    with raises(ConfigurationError, "out-of-range", "mu", match="too small"):
+        policy(mu=1e-310, noise_quality="fast").plan(10)
 
 
 def test_sums_account_for_so_many_machines_where_samples_return():
@@ -138,6 +140,13 @@ def test_sums_account_for_so_many_machines_where_samples_return():
         check_federation(policy(**sums, **twice), MOST_SUMMED + 1)
     for others in (sums, twice, {**sums, **twice, "mechanism": "independent", "release_rule": "paper"}):
         check_federation(policy(**others), MOST_SUMMED + 1)
+
+
+@pytest.mark.parametrize("mechanism", ["independent", "cancelling", "tree", "decay"])
+def test_the_largest_value_of_a_release_is_no_smaller_than_its_noise_may_be(mechanism):
+    plan = policy(mechanism=mechanism, mu=0.01).plan(10)
+    largest = max(plan.mechanism.row_std(release) for release in range(1, 31))
+    assert plan.largest_value > 2 * LARGEST_NORMAL * plan.noise_std * largest
 
 
 def test_the_resolution_of_fast_noise_is_not_counted():
