@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...privacy.accounting.gdp import gdp_mu
 from ..settings.run_config import RunConfig
 from .run_options import AsJson, Assignments, ConfigFile, Details, given_settings, setting_options, settings_of
 from .terminal import CLAIM_REFUTED, MISUSED, aligned, fail, failing_clearly, say, say_command, say_table
@@ -45,18 +44,8 @@ _PARAMETERS = 1000
 _DETAILED = ("batch", "passes", "batch_selection")
 """Options about what only the details say."""
 
-_OF_UPDATES = {
-    "machines": "machines",
-    "parameters": "parameters",
-    "per_round": "per_round",
-    "rounds": "rounds",
-    "clip": "clip_norm",
-    "trust": "trust",
-    "colluders": "colluders",
-    "samples": "samples",
-    "delta": "delta",
-}
-"""The field of a request about updates that an option stands for; epsilon and mu beside."""
+_OF_UPDATES = ("machines", "per_round", "rounds", "clip", "trust", "colluders", "epsilon", "mu", "delta", *_SIZES)
+"""Options about updates of whole machines."""
 
 
 @setting_options(_KEYS)
@@ -163,7 +152,7 @@ def _show_updates(unit: str, given: Mapping[str, Any], *, of_run: bool, as_json:
         fail(f"Expected --unit to be sample or machine, got {unit!r}.", MISUSED)
     if of_run:
         fail("Expected --unit machine without a run's configuration: what a run protects is one sample.", MISUSED)
-    unread = [f"--{name.replace('_', '-')}" for name in given if name not in (*_OF_UPDATES, "epsilon", "mu")]
+    unread = [f"--{name.replace('_', '-')}" for name in given if name not in _OF_UPDATES]
     if unread:
         fail(f"Expected no {', '.join(unread)} with --unit machine: nothing there reads it.", MISUSED)
     missing = [f"--{name}" for name in ("machines", "parameters") if name not in given]
@@ -172,10 +161,10 @@ def _show_updates(unit: str, given: Mapping[str, Any], *, of_run: bool, as_json:
     if missing:
         fail(f"Expected {', '.join(missing)} as well.", MISUSED)
     from ..planning import plan_lines as told
-    from ..planning.noise_plans import UpdateRequest
+    from ..planning.plan_answers import request_of_updates
 
-    mu = given["mu"] if "mu" in given else gdp_mu(given["epsilon"], given.get("delta", UpdateRequest.delta))
-    request = UpdateRequest(mu=mu, **{_OF_UPDATES[name]: given[name] for name in given if name in _OF_UPDATES})
+    keys = {_KEYS[name][0]: value for name, value in given.items() if name in _KEYS}
+    request = request_of_updates(given.get("samples", 0), given["parameters"], keys)
     if as_json:
         typer.echo(json.dumps(told.update_document(request), indent=2, allow_nan=False))
         return

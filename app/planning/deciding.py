@@ -17,11 +17,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...privacy.accounting.amplification import Amplification
+from ...privacy.accounting.amplification import Amplification, amplification_of
+from ...privacy.accounting.loss import Gaussian, Loss
 from ...privacy.accounting.noise_plan import NoisePlan
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.policy import Trust
+from ...privacy.machine.policy import PrivacyPolicy, Trust
 from ...privacy.mechanisms import noise_stands_alone
 from ...privacy.setting import Value
 from ..data.task import Dataset
@@ -32,7 +34,6 @@ from ..methods.presets import WorkedOut, the_task, tuned
 from ..methods.queries import trained_samples
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
-from .noise_plans import Person, Plan
 from .rehearsal import against_local_baseline, mean_retained_utility
 
 SAMPLE_USES = {"once": 1, "few": 4, "any": None}
@@ -54,13 +55,16 @@ class PlanRequest:
     # `strategy.stream`, and how many
     # rounds are possible in `num-rounds`, 0 for any number
     config: RunConfig
-    sizes: tuple[int, ...]  # Samples of each machine
-    num_features: int  # Of the data as they are, before any features are made of them
-    num_classes: int
-    worked_out: WorkedOut
+    sizes: tuple[int, ...] = ()  # Samples of each machine; none where all data of a machine are one unit
+    num_features: int = 0  # Of the data as they are, before any features are made of them
+    num_classes: int = 0
+    worked_out: WorkedOut | None = None  # Works out a run; needed to choose a strategy
+    num_parameters: int = 0  # Values of a project's own updates, for which no strategy is chosen
 
     def __post_init__(self) -> None:
         config = self.config
+        if self.num_parameters and not self.sizes:
+            return
         if len(self.sizes) != config.num_clients or min(self.sizes, default=0) < 1:
             raise ConfigurationError(
                 f"Expected sizes of num-clients = {config.num_clients} machines, each of 1 sample at least, got "
@@ -133,7 +137,14 @@ class PlanRequest:
         width, empty = self._width(config), np.zeros(0, np.int64)
         none = np.zeros((0, width), np.float32)
         outline = Dataset(none, empty, none, empty, self.num_classes)
-        return self.worked_out(config, outline, [range(size) for size in self.sizes])
+        return self.work_out(config, outline, [range(size) for size in self.sizes])
+
+    @property
+    def work_out(self) -> WorkedOut:
+        """What works out a run."""
+        if self.worked_out is None:
+            raise ConfigurationError("Expected worked_out in a request for a strategy.", kind="missing")
+        return self.worked_out
 
     def _width(self, config: RunConfig) -> int:
         """Values of a sample's features: the map says it of a blank image."""
@@ -143,33 +154,44 @@ class PlanRequest:
         return int(registry("features")[config.features](np.zeros((1, *shape), np.uint8), 255).shape[1])
 
 
+_MOST_DENSE = 2048
+"""Releases beyond which B is too large to write out."""
+
+
 @dataclass(frozen=True)
 class Candidate:
-    """A strategy with the settings that it would be run with, worked out on sizes and tried on made-up data."""
+    """One plan: a strategy with its settings, or one mechanism for the releases of a run, and its figures.
 
+    Figures of noise are standard deviations of one value, in the units of the clip norm. There are two errors: of the
+    prefix sums that a client releases, and of the sums of these, by which DP-mu^2-FL moves its model (its momentum is a
+    prefix sum, its model a sum of momenta).
+    """
+
+    request: PlanRequest
     strategy: str
     settings: Mapping[str, Value]  # Run-config keys that it sets beyond the request's own
     problem: Problem  # The run, worked out on sizes
-    worked_out: WorkedOut
-    noise_to_signal: float
-    uses: int  # In how many releases a sample is
-    # How much more than the usual way it must keep to be taken: by so much what is kept differs from one kind of data
-    # to the next
+    # A client's; of a mechanism under a trusted server that of one client, whose noise the server makes
+    policy: PrivacyPolicy
+    num_values: int  # Values of a release, d
+    samples: int  # Of the client that the policy is for
+    # How much more than the usual strategy it must keep to be taken: by so much what is kept differs from one kind of
+    # data to the next
     prior_penalty: float = 0.0
-    # What differs from the decision's: `taken`, `default`, `strategy`, `rounds`, `batch`, `order` or `trust`
+    # What differs from the decision's: `taken`, `default`, `strategy`, `rounds`, `batch`, `order`, `trust`, `mechanism`
     varied: str = ""
-    mark: str = ""  # What it is to whoever reads a list of them; often empty
+    mark: str = ""  # What it is to whoever reads a list of them, such as a mechanism's name; often empty
     accuracy: float | None = None  # On the test set, where it was tried out
 
     @cached_property
     def retained_utility(self) -> float:
         """What it keeps of what can be learnt, on average over made-up data; 0 where it cannot be rehearsed."""
-        return mean_retained_utility(self.problem, self.worked_out)
+        return mean_retained_utility(self.problem, self.request.work_out)
 
     @cached_property
     def against_local_baseline(self) -> tuple[float, float] | None:
         """What it keeps, by more rehearsals, and one machine without the others and noise; None without a rehearsal."""
-        return against_local_baseline(self.problem, self.worked_out)
+        return against_local_baseline(self.problem, self.request.work_out)
 
     @property
     def measure(self) -> str:
@@ -216,7 +238,17 @@ class Candidate:
     @property
     def training_uses(self) -> int:
         """The number of training releases that a sample is in."""
-        return self.uses - self.problem.uses_beside
+        return self.policy.participations
+
+    @property
+    def uses(self) -> int:
+        """The number of releases that a sample is in."""
+        return self.policy.participations + self.problem.uses_beside
+
+    @cached_property
+    def noise_to_signal(self) -> float:
+        """The noise in the mean gradient of the last step (:func:`noise_to_signal`)."""
+        return noise_to_signal_of(self.problem)
 
     @cached_property
     def amplification(self) -> Amplification | None:
@@ -224,6 +256,94 @@ class Candidate:
         problem, method = self.problem, METHODS[self.strategy]
         policies = [method.policy(problem.trained, size) for size in problem.sizes]
         return worth_of_order(policies, method.release_size(problem))
+
+    @cached_property
+    def noise(self) -> NoisePlan:
+        """The noise plan of the policy."""
+        return self.policy.plan(self.num_values)
+
+    @property
+    def _trusted(self) -> bool:
+        """Whether a trusted server makes the noise, once for all clients of a round."""
+        return self.settings.get("trust") == "trusted-server"
+
+    @property
+    def loss(self) -> Loss:
+        """The loss of all K releases; a trusted server guarantees nothing against itself."""
+        return Loss(self.noise.loss.assumed, Gaussian(math.inf)) if self._trusted else self.noise.loss
+
+    @property
+    def noise_std(self) -> float:
+        """The standard deviation on each client, in front of the mechanism's rows."""
+        return 0.0 if self._trusted else self.noise.noise_std
+
+    @cached_property
+    def _prefix_errors(self) -> NDArray[np.float64]:
+        """Standard deviations of a client's prefix sums, release by release."""
+        releases = range(1, self.noise.mechanism.num_releases + 1)
+        return np.array([self.noise.mechanism.row_std(release) for release in releases]) * self.noise.noise_std
+
+    @cached_property
+    def _mu2_errors(self) -> NDArray[np.float64] | None:
+        """Standard deviations of the sums of the prefix sums; None for too many releases to write B out."""
+        if self.policy.max_participations > _MOST_DENSE:
+            return None
+        decoder = self.noise.mechanism.decoder()
+        return np.linalg.norm(np.cumsum(decoder, axis=0), axis=1) * self.noise.noise_std
+
+    @property
+    def prefix_rmse(self) -> float:
+        """The noise of a client's released prefix sums: root mean square over its releases."""
+        return _rms(self._prefix_errors)
+
+    @property
+    def prefix_last(self) -> float:
+        """The noise of a client's last prefix sum."""
+        return float(self._prefix_errors[-1])
+
+    @property
+    def mu2_rmse(self) -> float | None:
+        """The noise of the sums of the prefix sums, root mean square."""
+        return None if self._mu2_errors is None else _rms(self._mu2_errors)
+
+    @property
+    def mu2_last(self) -> float | None:
+        """The noise of the last sum of prefix sums."""
+        return None if self._mu2_errors is None else float(self._mu2_errors[-1])
+
+    @property
+    def server_prefix_rmse(self) -> float:
+        """The noise of the prefix sums of the server's averages over m clients."""
+        return self._at_server(self.prefix_rmse)
+
+    @property
+    def server_mu2_rmse(self) -> float | None:
+        """The noise of the sums of the prefix sums of the server's averages."""
+        return None if self.mu2_rmse is None else self._at_server(self.mu2_rmse)
+
+    def _at_server(self, error: float) -> float:
+        """Return an error of one client's sums as that of the server's running sums of averages.
+
+        Each of the M clients has a prefix in them, divided by m; a trusted server has one noise for all of them.
+        """
+        every = math.sqrt(self.config.num_clients)
+        found = every / self.config.asked_per_round * error
+        return found / every if self._trusted else found
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the mechanism makes a stream remember between releases."""
+        return self.noise.mechanism.memory_bytes(self.num_values)
+
+    @cached_property
+    def amplified(self) -> Amplification | None:
+        """What a secret order makes of this mechanism's epsilon; None without one, and where nothing is known of it."""
+        return amplification_of(self.policy, self.noise)
+
+
+def _rms(values: NDArray[np.float64]) -> float:
+    """Return the root of the mean square."""
+    return float(np.sqrt(np.mean(values**2)))
 
 
 def noise_to_signal(
@@ -469,8 +589,10 @@ def tried(request: PlanRequest, strategy: str, settings: Settings, *, prior_pena
         known = request.config.to_mapping()
         own = {name: value for name, value in chosen.items() if name != "strategy" and known[name] != value}
         policy = METHODS[strategy].policy(problem.trained, min(problem.sizes))
-        uses = policy.participations + problem.uses_beside
-        return Candidate(strategy, own, problem, request.worked_out, noise_to_signal_of(problem), uses, prior_penalty)
+        values, samples = METHODS[strategy].release_size(problem), min(problem.sizes)
+        found = Candidate(request, strategy, own, problem, policy, values, samples, prior_penalty)
+        found.noise_to_signal  # noqa: B018 - refused if there is no such noise
+        return found
 
     if strategy not in METHODS:
         raise ConfigurationError(
@@ -502,13 +624,30 @@ class PlanResult:
     made_up: bool = False  # Whether its task stands in for data that nobody has named
     # The choice next to other passes, batches and trust, and to the run that would be made if nobody decided
     ways: Sequence[Candidate] = ()
-    noise: Plan | None = None  # Of every mechanism; None where machines release no stream with noise
-    persons: Sequence[Person] = ()
+    noise: PlanResult | None = None  # Of every mechanism; None where machines release no stream with noise
+    # Loss of a person by machines and samples on each
+    persons: Mapping[tuple[int, int], Loss] = field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, Value]:
         """The run-config keys that the choice sets."""
         return {"strategy": self.chosen.strategy, **self.chosen.settings}
+
+    @property
+    def mechanisms(self) -> list[Candidate]:
+        """The candidates that differ in their mechanism."""
+        return [one for one in self.ways if one.varied == "mechanism"]
+
+    @property
+    def trusts(self) -> dict[str, Candidate]:
+        """The candidates that differ in whom clients trust."""
+        return {str(one.settings["trust"]): one for one in self.ways if one.varied == "trust"}
+
+    @property
+    def best_for_mu2(self) -> str | None:
+        """The mechanism with the least error of the sums of prefix sums."""
+        known = [(one.mu2_rmse, one.mark) for one in self.mechanisms if one.mu2_rmse is not None]
+        return min(known)[1] if known else None
 
     @property
     def reason(self) -> str:

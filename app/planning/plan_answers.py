@@ -16,7 +16,6 @@ from ...privacy.accounting.gdp import gdp_epsilon
 from ...privacy.accounting.guarantee import Guarantee
 from ...privacy.errors import ConfigurationError
 from ...privacy.machine.policy import TRUST_MODELS, PrivacyPolicy
-from ...privacy.machine.tables import SHUFFLED
 from ...privacy.setting import Value
 from ..methods import METHODS
 from ..methods.method import AUTO
@@ -26,7 +25,14 @@ from ..runs.run_guarantees import configured_figures, run_guarantee
 from ..settings.layers import layered, started_with
 from ..settings.run_config import RunConfig, run_keys, without_unread
 from .deciding import Candidate, PlanRequest, PlanResult, decide, tried
-from .noise_plans import NoiseRequest, make_plan, persons_of
+from .noise_plans import (
+    check_batch,
+    check_rounds,
+    compare_mechanisms,
+    losses_of_persons,
+    mechanism_base,
+    noise_guarantee,
+)
 
 TAKEN, DEFAULT, AS_SET = "taken", "the default", "as it is set"
 _OF_FILES = ("out-dir", "run-name", "track", "data-root")
@@ -230,6 +236,18 @@ def guarantee_of(result: PlanResult) -> Guarantee:
     return run_guarantee(experiment, configured_figures(experiment))
 
 
+def protects_owners(result: PlanResult) -> bool:
+    """Return True if the mechanisms are compared for a run whose samples have owners."""
+    return result.noise is not None and result.noise.chosen.policy.samples_per_owner > 0
+
+
+def guarantee_for_persons(result: PlanResult) -> Guarantee:
+    """Return the guarantee that persons' losses are for: of the chosen run, or of owners where it has some."""
+    if result.noise is not None and protects_owners(result):
+        return noise_guarantee(result.noise)
+    return guarantee_of(result)
+
+
 def policy_of(result: PlanResult) -> PrivacyPolicy:
     """Return the training policy of the client with the most samples.
 
@@ -249,8 +267,8 @@ def _noise_values(result: PlanResult) -> int:
     return experiment.method.release_size(experiment) * rows
 
 
-def request_of(config: RunConfig, *, check_rounds: bool = True) -> NoiseRequest:
-    """The request of a run: its machine with the most samples, its clip norm and its model, on its data."""
+def base_of_run(config: RunConfig, *, samples: int = 0, num_values: int = 0) -> Candidate:
+    """Return a run whose mechanisms are compared, with other numbers of samples and values where these are not 0."""
     experiment = prepare(config)
     policy = experiment.policy()
     if not policy.adds_noise or "batch-size" not in experiment.method.keys:
@@ -260,50 +278,48 @@ def request_of(config: RunConfig, *, check_rounds: bool = True) -> NoiseRequest:
             "mechanisms for such noise.",
             kind="conflict",
         )
-    if check_rounds:
+    if not samples:
         experiment.check_rounds()
-    # With centring what is left for the stream, after the mean of the features.
-    return _request(experiment, epsilon=gdp_epsilon(policy.mu, config.delta), cap=config.max_participations)
+    base = mechanism_base(
+        plan_request_of(config),
+        experiment,
+        samples=samples,
+        num_values=num_values,
+        # With centring what is left for the stream, after the mean of the features.
+        epsilon=gdp_epsilon(policy.mu, config.delta),
+        cap=config.max_participations,
+    )
+    if samples or num_values:
+        check_rounds(base)
+    return base
 
 
-def request_of_decided(experiment: Experiment) -> NoiseRequest | None:
-    """The request of a run that was decided; None where its machines release no stream with noise."""
+def base_of_decided(result: PlanResult) -> Candidate | None:
+    """Return the chosen run, to compare its mechanisms; None where its clients release no stream with noise."""
+    experiment = experiment_of(result)
     policy = experiment.policy()
     if not policy.adds_noise or policy.clip_unit == "moments":
         return None
-    return _request(experiment, epsilon=0.0, cap=policy.max_participations)
+    return mechanism_base(result.request, experiment, cap=policy.max_participations)
 
 
-def _request(experiment: Experiment, *, epsilon: float, cap: int) -> NoiseRequest:
-    config, policy = experiment.config, experiment.policy()
-    # Machines that share sums all have the cap of the one with the fewest samples.
-    samples = min(experiment.sizes) if config.secure else max(experiment.sizes)
-    return NoiseRequest(
-        machines=config.num_clients,
-        samples=samples,
-        rounds=experiment.num_rounds,
-        batch_size=config.batch_size if "batch-size" in experiment.method.keys else samples,
-        epsilon=epsilon,
-        delta=config.delta,
-        per_round=config.asked_per_round,
-        passes=policy.participations,
-        clip_norm=policy.clip_norm,
-        parameters=experiment.method.release_size(experiment),
-        mu=policy.mu,
-        cap=cap,
-        clip_unit=policy.clip_unit,
-        release_rule=policy.release_rule,
-        trust=policy.trust,
-        sums=policy.sums,
-        secret_order=config.secret_order,
-        after_mean=experiment.is_centred,
-        samples_per_owner=policy.samples_per_owner,
-    )
+def base_of_numbers(samples: int, parameters: int, settings: Mapping[str, Any]) -> Candidate:
+    """Return a run of a few numbers whose mechanisms are compared: releases of a batch, clipped to 1 by default."""
+    machines, batch, passes = settings["num-clients"], settings["batch-size"], settings.get("passes", 1)
+    per_round = settings.get("clients-per-round") or machines
+    check_batch(batch, samples)
+    rounds = settings.get("num-rounds") or passes * machines * (samples // max(batch, 1)) // per_round
+    asked = {"clip-norm": 1.0, **settings, "clients-per-round": per_round, "num-rounds": rounds}
+    request = _request_of_numbers(samples, parameters, asked)
+    problem = request.problem({})
+    base = mechanism_base(request, problem, num_values=parameters, epsilon=settings.get("epsilon", 0.0))
+    check_rounds(base)
+    return base
 
 
 def answer(
     result: PlanResult,
-    request: NoiseRequest | None,
+    base: Candidate | None,
     settings: Mapping[str, Value],
     *,
     tries: int = 0,
@@ -318,17 +334,18 @@ def answer(
     """
     guarantee, values = guarantee_of(result), _noise_values(result)
     if not details:
-        return replace(result, persons=persons_of(guarantee, values, *person) if any(person) else ())
+        return replace(result, persons=losses_of_persons(guarantee, values, *person)) if any(person) else result
     strategy = settings.get("strategy", AUTO)
     named = strategy not in (AUTO, RunConfig.strategy)
     left = {"strategy": RunConfig.strategy if strategy == AUTO else strategy}  # where nobody decides
     default = result.asked if result.made_up else started_with({**result.asked, **settings, **left})
     ways = variations_of(result, default, mark=AS_SET if named else DEFAULT)
-    noise = None if request is None else make_plan(request)
-    if noise is not None and noise.guarantee.unit == "owner":
-        guarantee, values = noise.guarantee, noise.noise_values
-    persons = persons_of(guarantee, values, *person)
-    return replace(result, ways=tried_out(ways, tries) if tries else ways, noise=noise, persons=persons)
+    noise = None if base is None else compare_mechanisms(base)
+    result = replace(result, noise=noise)
+    if noise is not None and protects_owners(result):
+        values = noise.chosen.num_values * noise.chosen.policy.max_participations
+    persons = losses_of_persons(guarantee_for_persons(result), values, *person)
+    return replace(result, ways=tried_out(ways, tries) if tries else ways, persons=persons)
 
 
 def choice_of_run(settings: Mapping[str, Value]) -> PlanResult:
@@ -341,70 +358,83 @@ def choice_of_run(settings: Mapping[str, Value]) -> PlanResult:
     return replace(decide(plan_request_of(RunConfig.from_mapping(wanted))), asked=wanted)
 
 
-def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Value]) -> PlanResult:
-    """The decision for a few numbers.
-
-    ``samples`` are those of each machine, ``parameters`` is d, and ``settings`` say machines, mu and trust.
-    """
+def _request_of_numbers(samples: int, parameters: int, settings: Mapping[str, Any]) -> PlanRequest:
+    """Return the request of a few numbers, on made-up data that stand in for the user's."""
     for name, value in (("samples", samples), ("parameters", parameters)):
         if value < 1:
             raise ConfigurationError(
                 f"Expected {name} >= 1, got {value}.", kind="out-of-range", setting=name, got=value
             )
-    features = max(round(parameters / _CLASSES) - 1, 1)
+    made_up = _made_up(samples, parameters, settings)
     machines = int(settings["num-clients"])
-    made_up = {"task": "synthetic", "task.samples": machines * samples, "task.features": features}
-    asked: dict[str, Value] = {**made_up, **settings}
-    config = RunConfig.from_mapping({**asked, "strategy": AUTO})
-    request = PlanRequest(config, (samples,) * machines, features, _CLASSES, worked_out)
+    config = RunConfig.from_mapping({**made_up, **settings})
+    return PlanRequest(config, (samples,) * machines, int(made_up["task.features"]), _CLASSES, worked_out)
+
+
+def _made_up(samples: int, parameters: int, settings: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the settings of made-up data of these sizes."""
+    features = max(round(parameters / _CLASSES) - 1, 1)
+    return {"task": "synthetic", "task.samples": settings["num-clients"] * samples, "task.features": features}
+
+
+def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Value]) -> PlanResult:
+    """The decision for a few numbers.
+
+    ``samples`` are those of each machine, ``parameters`` is d, and ``settings`` say machines, mu and trust.
+    """
+    request = _request_of_numbers(samples, parameters, {**settings, "strategy": AUTO})
+    asked = {**_made_up(samples, parameters, settings), **settings}
     return replace(decide(request), asked=asked, made_up=True)
 
 
 def asked_of_numbers(
     samples: int, parameters: int, settings: Mapping[str, Any], of_batches: Mapping[str, Any]
-) -> tuple[PlanResult, NoiseRequest | None]:
+) -> tuple[PlanResult, Candidate | None]:
     """The choice for a few numbers, and what mechanisms are compared for: the chosen run, or releases of a batch.
 
     ``of_batches`` has ``batch-size`` if it is given, and beside it ``passes`` and ``batch-selection``: they settle the
     comparison, and not the decision.
     """
-    request, machines = None, settings["num-clients"]
-    per_round = settings.get("clients-per-round") or machines
+    base = None
     if "batch-size" in of_batches:
-        batch, passes = of_batches["batch-size"], of_batches.get("passes", 1)
-        request = NoiseRequest(
-            machines=machines,
-            samples=samples,
-            rounds=settings.get("num-rounds") or passes * machines * (samples // max(batch, 1)) // per_round,
-            batch_size=batch,
-            epsilon=settings.get("epsilon", 0.0),
-            mu=settings.get("mu", 0.0),
-            delta=settings.get("delta", 1e-5),
-            per_round=per_round,
-            passes=passes,
-            clip_norm=settings.get("clip-norm", 1.0),
-            parameters=parameters,
-            secret_order=of_batches.get("batch-selection") == SHUFFLED,
-        )
-        request.check_rounds()
+        base = base_of_numbers(samples, parameters, {**_without(settings, _NOT_OF_A_BATCH), **of_batches})
+    per_round = settings.get("clients-per-round") or settings["num-clients"]
     choice = choice_of_numbers(samples, parameters, {**settings, "clients-per-round": per_round})
-    return choice, request or request_of_decided(experiment_of(choice))
+    return choice, base or base_of_decided(choice)
+
+
+def request_of_updates(samples: int, parameters: int, settings: Mapping[str, Value]) -> PlanRequest:
+    """Return the request of a project's own updates, of machines with so many samples each; 0 where it is not known."""
+    rounds = int(settings.get("num-rounds", 1))
+    for name, value, least in (("samples", samples, 0), ("parameters", parameters, 1), ("rounds", rounds, 1)):
+        if value < least:
+            raise ConfigurationError(
+                f"Expected {name} >= {least}, got {value}.", kind="out-of-range", setting=name, got=value
+            )
+    per_round = settings.get("clients-per-round") or settings["num-clients"]
+    config = RunConfig.from_mapping({**settings, "clients-per-round": per_round})
+    return PlanRequest(config, (samples,) * config.num_clients if samples else (), num_parameters=parameters)
+
+
+_NOT_OF_A_BATCH = ("trust", "trust.colluders", "strategy.sample-uses", "strategy.stream")
+"""Keys that settle the decision alone where mechanisms are compared for releases of a batch."""
+
+
+def _without(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in names}
 
 
 def asked_of_run(
     settings: Mapping[str, Value], changes: Mapping[str, Value], sizes: Mapping[str, int]
-) -> tuple[PlanResult, NoiseRequest | None]:
+) -> tuple[PlanResult, Candidate | None]:
     """The choice for a run, and what mechanisms are compared for: that run, or the chosen one where it is open."""
     merged = layered(settings, changes)
     if merged.get("strategy") == AUTO:
         choice = choice_of_run(merged)
-        return choice, request_of_decided(experiment_of(choice))
-    plain = {name: value for name, value in merged.items() if name not in _OF_DECISIONS}
-    request = request_of(RunConfig.from_mapping(plain), check_rounds="samples" not in sizes)
-    if sizes:
-        request = replace(request, **sizes)
-        request.check_rounds()
-    return choice_of_run(merged), request
+        return choice, base_of_decided(choice)
+    config = RunConfig.from_mapping(_without(merged, _OF_DECISIONS))
+    base = base_of_run(config, samples=sizes.get("samples", 0), num_values=sizes.get("parameters", 0))
+    return choice_of_run(merged), base
 
 
 _OF_DECISIONS = ("strategy.sample-uses", "strategy.stream")

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from ...privacy.accounting.gdp import gdp_epsilon
-from ...privacy.accounting.guarantee import rounded_up
-from ...privacy.accounting.loss import plain_fields
+from ...privacy.accounting.guarantee import Guarantee, rounded_up
+from ...privacy.accounting.loss import Loss
 from ...privacy.accounting.noise_forecast import Forecast
 from ...privacy.forecast_text import (
     forecast_advice,
@@ -19,13 +19,28 @@ from ...privacy.forecast_text import (
     rounded_count,
     shortest,
 )
-from ...privacy.machine.policy import Trust
 from ..methods import METHODS
 from ..reports.table import Column, Table
 from ..settings.run_config import SECURE, RunConfig, nothing_gained, run_keys
-from .deciding import FEW_POINTS, Candidate, PlanResult
-from .noise_plans import Person, Plan, UpdateRequest, by_epsilon
-from .plan_answers import DEFAULT, TAKEN, command_of_candidate, command_of_result, guarantee_of, policy_of
+from .deciding import FEW_POINTS, Candidate, PlanRequest, PlanResult
+from .noise_plans import (
+    forecasts_by_epsilon,
+    guarantee_of_updates,
+    noise_guarantee,
+    update_forecast,
+    update_policy,
+    update_rounds,
+)
+from .plan_answers import (
+    DEFAULT,
+    TAKEN,
+    command_of_candidate,
+    command_of_result,
+    guarantee_for_persons,
+    guarantee_of,
+    policy_of,
+    protects_owners,
+)
 
 
 def result_document(result: PlanResult) -> dict[str, Any]:
@@ -37,7 +52,7 @@ def result_document(result: PlanResult) -> dict[str, Any]:
         "made_up_data": result.made_up,
         "guarantee": guarantee_of(result).document(),
         "ways": [_way_document(way) for way in result.ways],
-        "persons": [person_document(person) for person in result.persons],
+        "persons": persons_document(result),
     }
     return {**({} if result.noise is None else plan_document(result.noise)), "decision": decision}
 
@@ -51,7 +66,7 @@ def short_lines(result: PlanResult) -> list[str]:
         *longer_lines(result),
         f"Guarantee: {guarantee_of(result).sentence}",
         *late_lines(chosen.config),
-        *person_lines(result.persons),
+        *([person_line(guarantee_for_persons(result), result.persons)] if result.persons else []),
         *command_lines(result),
         "More, with --details: other ways to run it, every mechanism, other trust.",
     ]
@@ -59,12 +74,11 @@ def short_lines(result: PlanResult) -> list[str]:
 
 def result_lines(result: PlanResult) -> list[str]:
     """Return the lines above the table of ways."""
-    owners = result.noise is not None and result.noise.guarantee.unit == "owner"
     return [
         *decision_lines(result),
         *late_lines(result.chosen.config),
-        *([_OWNERS_UNDECIDED] if owners else []),
-        *person_lines(result.persons),
+        *([_OWNERS_UNDECIDED] if protects_owners(result) else []),
+        *([person_line(guarantee_for_persons(result), result.persons)] if result.persons else []),
     ]
 
 
@@ -188,30 +202,32 @@ def late_lines(config: RunConfig) -> list[str]:
 # Persons.
 
 
-def person_document(person: Person) -> dict[str, Any]:
-    """A person's figures as plain values; None for what nothing is vouched for."""
-    figures = person.loss.document(person.guarantee.delta)
-    return {"machines": person.machines, "samples": person.samples, **figures}
+def persons_document(result: PlanResult) -> list[dict[str, Any]]:
+    """Return the figures of persons as plain values; None for what nothing is vouched for."""
+    delta = guarantee_for_persons(result).delta
+    return [
+        {"machines": machines, "samples": samples, **loss.document(delta)}
+        for (machines, samples), loss in result.persons.items()
+    ]
 
 
-def person_lines(persons: Sequence[Person]) -> list[str]:
-    """One line with each person's samples, machines, mu and epsilon."""
-    return [f"Somebody {'; '.join(map(_person_words, persons))}."] if persons else []
+def person_line(guarantee: Guarantee, losses: Mapping[tuple[int, int], Loss]) -> str:
+    """Return a line with each person's samples, machines, mu and epsilon."""
+    words = []
+    for (machines, samples), loss in losses.items():
+        held = "all samples" if guarantee.unit == "owner" else _counted(samples, "sample")
+        each = "each of " if machines > 1 else ""
+        figures = _vouched(loss.mu, guarantee.delta)
+        if loss.conditional:
+            figures += f", whatever happens {_vouched(loss.worst_case.mu, guarantee.delta)}"
+        words.append(f"with {held} on {each}{_counted(machines, 'machine')}: {figures}")
+    return f"Somebody {'; '.join(words)}."
 
 
-def _person_words(person: Person) -> str:
-    held = "all samples" if person.guarantee.unit == "owner" else _counted(person.samples, "sample")
-    each = "each of " if person.machines > 1 else ""
-    figures = _person_figures(person, person.loss.mu)
-    if person.loss.conditional:
-        figures += f", whatever happens {_person_figures(person, person.loss.worst_case.mu)}"
-    return f"with {held} on {each}{_counted(person.machines, 'machine')}: {figures}"
-
-
-def _person_figures(person: Person, mu: float) -> str:
+def _vouched(mu: float, delta: float) -> str:
     if math.isinf(mu):
         return "more than this noise can be vouched for"
-    return f"mu = {rounded_up(mu)} (epsilon = {rounded_up(person.epsilon(mu))})"
+    return f"mu = {rounded_up(mu)} (epsilon = {rounded_up(gdp_epsilon(mu, delta))})"
 
 
 def _counted(number: int, thing: str) -> str:
@@ -416,34 +432,91 @@ def _trusts(taken: Candidate, rows: Sequence[Candidate], numbers: Mapping[int, i
 # Mechanisms and trust.
 
 
-def plan_document(plan: Plan) -> dict[str, Any]:
+def plan_document(plan: PlanResult) -> dict[str, Any]:
     """Every mechanism of a plan, as plain values."""
-    delta = plan.request.delta
+    policy = plan.chosen.policy
     return {
-        **asdict(plan),
-        "request": plain_fields(plan.request),
-        "mechanisms": [one.document(delta) for one in plan.mechanisms],
-        "trusts": [_trust_document(plan, trust) for trust in plan.trusts],
-        "best_for_prefix_sums": plan.best_for_prefix_sums,
+        "request": _compared_document(plan.chosen),
+        "mu": policy.mu,
+        "releases": policy.max_participations,
+        "sensitivity": _sensitivity(plan),
+        "mechanisms": [_mechanism_document(one) for one in plan.mechanisms],
+        "left_out": dict(plan.impossible),
+        "trusts": [_trust_document(*one) for one in plan.trusts.items()],
+        "best_for_prefix_sums": plan.chosen.mark,
         "best_for_mu2": plan.best_for_mu2,
-        "guarantee": plan.guarantee.document(),
+        "guarantee": noise_guarantee(plan).document(),
     }
 
 
-def _trust_document(plan: Plan, trust: Trust) -> dict[str, Any]:
+def _sensitivity(plan: PlanResult) -> float:
+    return max(0.0, *(one.noise.sensitivity for one in plan.mechanisms))
+
+
+def _compared_document(base: Candidate) -> dict[str, Any]:
+    """Return the run whose mechanisms are compared as plain values."""
+    policy, config = base.policy, base.config
+    return {
+        "machines": config.num_clients,
+        "samples": base.samples,
+        "rounds": base.rounds,
+        "batch_size": policy.batch_size,
+        "epsilon": base.settings["epsilon"],
+        "delta": policy.delta,
+        "per_round": config.asked_per_round,
+        "passes": policy.sample_participations,
+        "clip_norm": policy.clip_norm,
+        "parameters": base.num_values,
+        "mu": policy.mu,
+        "cap": base.settings["max-participations"],
+        "clip_unit": policy.clip_unit,
+        "release_rule": policy.release_rule,
+        "trust": policy.trust,
+        **asdict(policy.sums),
+        "secret_order": config.secret_order,
+        "after_mean": base.problem.is_centred,
+        "samples_per_owner": policy.samples_per_owner,
+    }
+
+
+_FIGURES = (
+    "noise_std",
+    "prefix_rmse",
+    "prefix_last",
+    "mu2_rmse",
+    "mu2_last",
+    "server_prefix_rmse",
+    "server_mu2_rmse",
+    "memory_bytes",
+)
+
+
+def _mechanism_document(one: Candidate) -> dict[str, Any]:
+    """Return a mechanism's figures as plain values; None for what is infinite or not known."""
+    amplified = one.amplified
+    return {
+        "name": one.mark,
+        **{name: getattr(one, name) for name in _FIGURES},
+        "epsilon_amplified": None if amplified is None else amplified.epsilon,
+        "amplified_proved": None if amplified is None else amplified.proved,
+        **one.loss.document(one.policy.delta),
+    }
+
+
+def _trust_document(trust: str, one: Candidate) -> dict[str, Any]:
     """Return the noise and the worst case under a trust model as plain values; None if nothing holds in that case."""
-    made, asked = plan.trusts[trust], plan.request.trusting(trust)
-    assumed: dict[Trust, str] = {
+    sums, worst_case = one.policy.sums, one.loss.worst_case
+    assumed = {
         "untrusted-server": "nothing",
-        SECURE: f"1 helper and {asked.sums.min_honest} of {asked.sums.min_cohort} machines of each sum are honest",
+        SECURE: f"1 helper and {sums.min_honest} of {sums.min_cohort} machines of each sum are honest",
         "trusted-server": "the server is honest",
     }
-    worst = {"mu_local": made.loss.worst_case.mu, "epsilon_local": made.loss.worst_case.epsilon(asked.delta)}
+    worst = {"mu_local": worst_case.mu, "epsilon_local": worst_case.epsilon(one.policy.delta)}
     return {
         "trust": trust,
         "assumes": assumed[trust],
-        "noise_std": made.noise_std,
-        "server_prefix_rmse": made.server_prefix_rmse,
+        "noise_std": one.noise_std,
+        "server_prefix_rmse": one.server_prefix_rmse,
         **{name: value if math.isfinite(value) else None for name, value in worst.items()},
     }
 
@@ -479,37 +552,38 @@ _AMPLIFIED = Column(
 )
 
 
-def plan_table(plan: Plan) -> Table:
+def plan_table(plan: PlanResult) -> Table:
     """A row for each mechanism, least error of prefix sums first."""
-    rows = [made.document(plan.request.delta) for made in sorted(plan.mechanisms, key=lambda made: made.prefix_rmse)]
-    columns = (*_COLUMNS, _AMPLIFIED) if plan.request.secret_order else _COLUMNS
-    return Table("Noise of one value", columns, rows, plan.guarantee.sentence)
+    rows = [_mechanism_document(one) for one in sorted(plan.mechanisms, key=lambda one: one.prefix_rmse)]
+    columns = (*_COLUMNS, _AMPLIFIED) if plan.chosen.config.secret_order else _COLUMNS
+    return Table("Noise of one value", columns, rows, noise_guarantee(plan).sentence)
 
 
-def plan_lines(plan: Plan) -> tuple[list[str], list[str]]:
+def plan_lines(plan: PlanResult) -> tuple[list[str], list[str]]:
     """The lines above the table, and those below it."""
-    request = plan.request
-    often = f"in at most {request.passes} of them" if request.passes > 1 else "in one of them"
+    policy, config, guarantee = plan.chosen.policy, plan.chosen.config, noise_guarantee(plan)
+    uses, rounds = policy.sample_participations, plan.chosen.rounds
+    often = f"in at most {uses} of them" if uses > 1 else "in one of them"
     before = [
-        f"Cap: {plan.releases} releases a machine, every sample {often}; a release changes by at most "
-        f"{plan.sensitivity:.6g} when one {plan.guarantee.unit} does.",
-        f"Guarantee: {plan.guarantee.sentence}",
+        f"Cap: {policy.max_participations} releases a machine, every sample {often}; a release changes by at most "
+        f"{_sensitivity(plan):.6g} when one {guarantee.unit} does.",
+        f"Guarantee: {guarantee.sentence}",
     ]
-    if request.per_round < request.machines:
-        asked = request.rounds * request.per_round / request.machines
+    if config.asked_per_round < config.num_clients:
+        asked = rounds * config.asked_per_round / config.num_clients
         before.insert(
             1,
             f"Asked: each machine for {asked:.4g} releases on average. With sampling = uniform some are asked for more "
             "(`murmurfl run` says how many rounds that leaves), with balanced all equally often.",
         )
-    after = [f"Least noise on prefix sums: {plan.best_for_prefix_sums}."]
-    if request.secret_order:
+    after = [f"Least noise on prefix sums: {plan.chosen.mark}."]
+    if config.secret_order:
         after.insert(0, AMPLIFIED_MEANS)
     if plan.best_for_mu2 is not None:
         after.append(f"Least noise on their sums, which move DP-mu^2-FL's model: {plan.best_for_mu2}.")
-    if request.secure and (why := nothing_gained(request.sums.min_honest)):
+    if policy.trust == SECURE and (why := nothing_gained(policy.sums.min_honest)):
         after.append(why)
-    after += [f"Left out: {name}, {why}." for name, why in plan.left_out.items()]
+    after += [f"Left out: {name}, {why}." for name, why in plan.impossible.items()]
     return before, after
 
 
@@ -523,29 +597,42 @@ _TRUST_COLUMNS = (
 )
 
 
-def compared_table(plan: Plan) -> Table:
+def compared_table(plan: PlanResult) -> Table:
     """The noise of the same mu under each trust model."""
-    title = f"The same mu, by who is trusted ({plan.best_for_prefix_sums})"
-    rows = [_trust_document(plan, trust) for trust in plan.trusts]
-    return Table(title, _TRUST_COLUMNS, rows, plan.guarantee.sentence)
+    title = f"The same mu, by who is trusted ({plan.chosen.mark})"
+    rows = [_trust_document(*one) for one in plan.trusts.items()]
+    return Table(title, _TRUST_COLUMNS, rows, noise_guarantee(plan).sentence)
 
 
 # Updates of a project's own.
 
 
-def update_document(request: UpdateRequest) -> dict[str, Any]:
+def update_document(request: PlanRequest) -> dict[str, Any]:
     """The forecast of updates, as plain values."""
+    config = request.config
+    asked = {
+        "machines": config.num_clients,
+        "parameters": request.num_parameters,
+        "mu": config.mu,
+        "delta": config.delta,
+        "per_round": config.clients_per_round,
+        "rounds": update_rounds(request),
+        "clip_norm": update_policy(request).clip_norm,
+        "trust": config.trust_model,
+        "colluders": config.colluders,
+        "samples": max(request.sizes, default=0),
+    }
     return {
-        "request": asdict(request),
-        "forecast": forecast_document(request.forecast()),
-        "guarantee": request.guarantee.document(),
-        "table": [_update_row(*one) for one in by_epsilon(request)],
+        "request": asked,
+        "forecast": forecast_document(update_forecast(request)),
+        "guarantee": guarantee_of_updates(request).document(),
+        "table": [_update_row(*one) for one in forecasts_by_epsilon(request)],
     }
 
 
-def update_lines(request: UpdateRequest) -> list[str]:
+def update_lines(request: PlanRequest) -> list[str]:
     """The lines above the table of updates."""
-    policy, forecast = request.policy(), request.forecast()
+    policy, forecast = update_policy(request), update_forecast(request)
     sums = f", trust={policy.trust!r}, sums={policy.sums}"
     given = (
         f"clip_norm={policy.clip_norm:g}, {_wanted(request)}, max_participations={policy.max_participations}"
@@ -555,7 +642,7 @@ def update_lines(request: UpdateRequest) -> list[str]:
         forecast_sentence(forecast),
         forecast_basis(forecast),
         *forecast_advice(forecast),
-        f"Guarantee: {request.guarantee.sentence}",
+        f"Guarantee: {guarantee_of_updates(request).sentence}",
         "Run it:",
         f"    CorrelatedNoiseMod(simulation=UpdatePolicy({given}))",
     ]
@@ -564,12 +651,13 @@ def update_lines(request: UpdateRequest) -> list[str]:
 _ROUNDING = 1e-6
 
 
-def _wanted(request: UpdateRequest) -> str:
+def _wanted(request: PlanRequest) -> str:
     """Mu, or the epsilon that it was asked for by, as it is typed: down, so that no more is spent."""
-    epsilon = gdp_epsilon(request.mu, request.delta)
+    mu = request.config.mu
+    epsilon = gdp_epsilon(mu, request.config.delta)
     if math.isclose(epsilon, round(epsilon, 2), rel_tol=_ROUNDING):
         return f"epsilon={round(epsilon, 2):g}"
-    return f"mu={math.floor(request.mu * 1e6) / 1e6}"
+    return f"mu={math.floor(mu * 1e6) / 1e6}"
 
 
 _UPDATE_COLUMNS = (
@@ -583,10 +671,12 @@ _UPDATE_COLUMNS = (
 )
 
 
-def update_table(request: UpdateRequest) -> Table:
+def update_table(request: PlanRequest) -> Table:
     """The noise over a typical update by epsilon, and how many machines would do."""
-    rows = [_update_row(*one) for one in by_epsilon(request)]
-    return Table("Updates, all data of a machine protected", _UPDATE_COLUMNS, rows, request.guarantee.sentence)
+    rows = [_update_row(*one) for one in forecasts_by_epsilon(request)]
+    return Table(
+        "Updates, all data of a machine protected", _UPDATE_COLUMNS, rows, guarantee_of_updates(request).sentence
+    )
 
 
 def _update_row(epsilon: float, forecast: Forecast) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from ...privacy.accounting.gdp import gdp_epsilon
 from ...privacy.accounting.guarantee import AGAINST, GIVEN_SCHEMA, UNIT_WORDS, caption, right_at_most, rounded_up
+from ...privacy.accounting.loss import Loss
 from ..engines.start import ENGINES
-from ..planning.noise_plans import Person
+from ..planning.noise_plans import loss_of_person
 from ..runs.outcome import Outcome
 from ..runs.run_summary import compared_lines, noise_note, plain_words
 from .groups import Group
@@ -56,8 +58,9 @@ def card(groups: Sequence[Group]) -> dict[str, Any]:
 
     Notes
     -----
-    The figures are the guarantee's, and for a person :class:`~murmurfl.app.planning.noise_plans.Person`'s: for that
-    many records on one machine, and where all records on a machine are one unit, for that many machines.
+    The figures are the guarantee's, and for a person those of
+    :func:`~murmurfl.app.planning.noise_plans.loss_of_person`: for that many records on one machine, and where all
+    records on a machine are one unit, for that many machines.
     """
     who: Questions = {"Who is protected": _protected, "From whom": _against, "If honest": _honest, "Given": _given}
     whence: Questions = {"On whose word": _word}
@@ -130,33 +133,33 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(f"{one[0]} to {one[-1]}" if len(one) > 2 else ", ".join(map(str, one)) for one in parts)
 
 
-def persons(outcome: Outcome) -> list[tuple[int, Person]]:
-    """What a run guarantees to a person, by how many records on one machine, or units on as many machines; or none."""
+def persons(outcome: Outcome) -> list[tuple[int, Loss]]:
+    """Return the loss of a person by how many records on one machine, or units on as many machines; or nothing."""
     if (terms := outcome.terms) is None or not math.isfinite(terms.mu):
         return []
     statements = [*(outcome.machines or {}).values(), *(one.statement for one in outcome.machine_groups or ())]
     releases = max((int(one.get("max-participations", 0)) for one in statements), default=0) or outcome.rounds
     values = max(outcome.num_parameters * releases, 1)
     if terms.unit == "sample":
-        return [(count, Person(terms, 1, count, values)) for count in _PEOPLE]
-    return [(count, Person(terms, count, 1, values)) for count in _PEOPLE if count <= outcome.num_clients]
+        return [(count, loss_of_person(terms, values, samples=count)) for count in _PEOPLE]
+    return [(count, loss_of_person(terms, values, machines=count)) for count in _PEOPLE if count <= outcome.num_clients]
 
 
 def _figures(outcome: Outcome) -> list[list[str]]:
     """A row for each number of a person's records, under a heading; nothing where nothing is guaranteed."""
     would = " would be" if status(outcome)[0] == REHEARSAL else ""
     rows = []
-    for count, person in persons(outcome):
-        one, several = _WHOSE[person.guarantee.unit]
+    for count, loss in persons(outcome):
+        one, several = _WHOSE["sample" if outcome.terms is None else outcome.terms.unit]
         row = {
             "for": several.format(count) if count > 1 else one,
-            "ε" + would: rounded_up(person.epsilon(person.mu)),
-            "best guess right at most": right_at_most(person.mu),
+            "ε" + would: rounded_up(gdp_epsilon(loss.mu, outcome.delta)),
+            "best guess right at most": right_at_most(loss.mu),
         }
-        if person.loss.conditional:
-            worst = person.loss.worst_case.mu
+        if loss.conditional:
+            worst = loss.worst_case.mu
             row |= {
-                f"ε{would} whatever happens": rounded_up(person.epsilon(worst)),
+                f"ε{would} whatever happens": rounded_up(gdp_epsilon(worst, outcome.delta)),
                 "best guess then": right_at_most(worst),
             }
         rows.append(row)

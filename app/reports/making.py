@@ -195,7 +195,7 @@ def _summary(groups: Sequence[Group]) -> Table:
                 "one alone": _percent(group.alone),
                 "loss": _loss(group) if _has_loss(outcome) and outcome.accuracy is None else "",
                 "ε": infinite(outcome.epsilon),
-                **{f"ε of {count}": one.epsilon(one.mu) for count, one in persons(outcome) if count > 1},
+                **{f"ε of {count}": gdp_epsilon(one.mu, outcome.delta) for count, one in persons(outcome) if count > 1},
                 "ε local": None if outcome.min_honest is None else infinite(outcome.epsilon_local),
                 "rounds": outcome.rounds,
                 "machines": outcome.num_clients,

@@ -17,8 +17,8 @@ from murmurfl.app.auditing.run_audit import audit_run
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines import run_cohort, run_in_process
 from murmurfl.app.papers import PAPERS
-from murmurfl.app.planning.noise_plans import make_plan
-from murmurfl.app.planning.plan_answers import request_of
+from murmurfl.app.planning.noise_plans import compare_mechanisms
+from murmurfl.app.planning.plan_answers import base_of_run
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.result import write_record
@@ -123,7 +123,7 @@ def test_a_report_is_made_of_a_record_of_them(config, tmp_path):
 
 def test_a_mechanism_of_ones_own_stands_in_the_plan(config):
     assert "half-cancelling" in command(PLAN)
-    plans = {made.name: made for made in make_plan(request_of(config)).mechanisms}
+    plans = {made.mark: made for made in compare_mechanisms(base_of_run(config)).mechanisms}
     ours = plans["half-cancelling"]
     assert ours.prefix_last == pytest.approx(ours.noise_std * np.sqrt(1 + 4 / 4))
     # Its noise in a prefix sum grows like a quarter of what independent noise grows like, from more noise at first.

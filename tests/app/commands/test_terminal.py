@@ -16,7 +16,8 @@ from murmurfl.app.commands.run_command import RunDisplay
 from murmurfl.app.commands.terminal import say_table, system_error, wrapped
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.reproduction import tables_of
-from murmurfl.app.planning.noise_plans import NoiseRequest, make_plan
+from murmurfl.app.planning.noise_plans import compare_mechanisms, noise_guarantee
+from murmurfl.app.planning.plan_answers import base_of_numbers
 from murmurfl.app.runs.progress import RoundLine
 from murmurfl.privacy import Forecast, Guarantee, PrivacyPolicy, PrivateMachine, SQLiteLedger, rounded_up, row_bytes
 from rich.console import Console
@@ -59,15 +60,14 @@ def test_help_fits(command):
 
 def test_a_plan_fits_and_names_every_mechanism_whole():
     text = fits(shown(*PLAN))
-    plan = make_plan(
-        NoiseRequest(machines=10, samples=140, rounds=17, batch_size=8, epsilon=2.0, delta=1e-5, per_round=10)
-    )
+    asked = {"num-clients": 10, "num-rounds": 17, "batch-size": 8, "epsilon": 2.0}
+    plan = compare_mechanisms(base_of_numbers(140, 1000, asked))
     for made in plan.mechanisms:
-        for word in made.name.split():
+        for word in made.mark.split():
             assert word in text
         assert f"{made.server_mu2_rmse:.4g}" in text
         assert f" {made.memory_bytes} " in text
-    assert plan.guarantee.sentence in text
+    assert noise_guarantee(plan).sentence in text
 
 
 def test_a_run_its_report_and_an_audit_fit(tmp_path, monkeypatch):

@@ -118,7 +118,7 @@ def test_what_plan_prints_fits_into_a_terminal_of_80_columns():
         (["--stream", "--rounds", "101"], "Expected rounds <= 100 for a stream of 100 samples a machine"),
         (["--rounds", "60", "--batch", "2"], "Use fewer rounds, smaller batches, more passes"),
         (["--samples", "0"], "Expected samples >= 1, got 0"),
-        (["--batch", "0"], "Expected batch_size >= 1, got 0"),
+        (["--batch", "0"], "Expected batch-size to be an integer >= 1, got 0"),
         (["--mu", "1"], "Expected mu or epsilon, got both"),
     ],
 )

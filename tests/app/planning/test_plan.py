@@ -11,8 +11,15 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.planning import rehearsal
-from murmurfl.app.planning.noise_plans import BESIDE_MEAN, NoiseRequest, UpdateRequest, make_plan
-from murmurfl.app.planning.plan_answers import request_of
+from murmurfl.app.planning.noise_plans import (
+    BESIDE_MEAN,
+    compare_mechanisms,
+    guarantee_of_updates,
+    noise_guarantee,
+    update_forecast,
+    update_policy,
+)
+from murmurfl.app.planning.plan_answers import base_of_numbers, base_of_run, request_of_updates
 from murmurfl.app.planning.plan_lines import (
     compared_table,
     late_lines,
@@ -24,10 +31,10 @@ from murmurfl.app.planning.plan_lines import (
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import UpdatePolicy
-from murmurfl.privacy import ConfigurationError, SumAssumption, gdp_mu, make_mechanism
+from murmurfl.privacy import ConfigurationError, gdp_mu, make_mechanism
 from typer.testing import CliRunner
 
-REQUEST = NoiseRequest(machines=10, samples=96, rounds=30, batch_size=4, epsilon=3.0, delta=1e-5, per_round=5)
+REQUEST = {"num-clients": 10, "clients-per-round": 5, "num-rounds": 30, "batch-size": 4, "epsilon": 3.0}
 OPTIONS = {
     "cancelling uniform": {"schedule": "uniform"},
     "cancelling harmonic": {"schedule": "harmonic"},
@@ -47,26 +54,30 @@ def _not_rehearsed(monkeypatch):
     monkeypatch.setattr(rehearsal, "rehearse", lambda *_, **__: [])
 
 
+def compared(samples=96, parameters=1000, **changes):
+    return compare_mechanisms(base_of_numbers(samples, parameters, {**REQUEST, **changes}))
+
+
 @pytest.fixture(scope="module")
 def plan():
-    return make_plan(REQUEST)
+    return compared()
 
 
 def test_noise_and_errors_are_those_of_dense_algebra(plan):
-    assert plan.releases == 24
+    assert plan.chosen.policy.max_participations == 24
     without = {"independent", "banded", "bisr", "blt", "sqrt_normalised", "sqrt_toeplitz"}
-    assert {made.name for made in plan.mechanisms} >= OPTIONS.keys() | without
+    assert {made.mark for made in plan.mechanisms} >= OPTIONS.keys() | without
     sums = np.tril(np.ones((24, 24)))
     for made in plan.mechanisms:
-        mechanism = make_mechanism(made.name.split()[0], 24, **OPTIONS.get(made.name, {}))
+        mechanism = make_mechanism(made.mark.split()[0], 24, **OPTIONS.get(made.mark, {}))
         encoder = mechanism.materialize(24)
         columns = np.linalg.norm(encoder, axis=0)
-        noise = plan.sensitivity * columns.max() / gdp_mu(3.0, 1e-5)
+        noise = made.noise.sensitivity * columns.max() / gdp_mu(3.0, 1e-5)
         assert made.noise_std >= noise * (1 - 1e-3)  # more only where a schedule is more than is needed
-        if not made.name.startswith("tree"):
+        if not made.mark.startswith("tree"):
             decoder = sums @ np.linalg.inv(encoder)
             errors = np.linalg.norm(decoder, axis=1) * made.noise_std
-            assert made.prefix_rmse == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-6), made.name
+            assert made.prefix_rmse == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-6), made.mark
             assert made.prefix_last == pytest.approx(errors[-1], rel=1e-6)
             errors = np.linalg.norm(sums @ decoder, axis=1) * made.noise_std
             assert made.mu2_rmse == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-6)
@@ -74,7 +85,7 @@ def test_noise_and_errors_are_those_of_dense_algebra(plan):
 
 
 def test_it_says_what_is_best(plan):
-    assert plan.best_for_prefix_sums == "optimal prefix-sum"
+    assert plan.chosen.mark == "optimal prefix-sum"
     assert plan.best_for_mu2 == "optimal mu2"
     assert plan_table(plan).rows[0]["name"] == "optimal prefix-sum"
 
@@ -85,43 +96,36 @@ def test_it_says_what_is_best(plan):
 )
 def test_the_noise_is_what_machines_of_a_run_add(settings, name):
     result = run_cohort(RunConfig.from_mapping({**settings, "clip-norm": 1.0, "mu": gdp_mu(3.0, 1e-5)}))
-    request = NoiseRequest(
-        machines=10,
-        samples=min(len(shard) for shard in result.experiment.shards),
-        rounds=result.experiment.num_rounds,
-        batch_size=8,
-        epsilon=3.0,
-        delta=1e-5,
-        per_round=10,
-        parameters=result.experiment.model.num_parameters,
-    )
-    (made,) = (made for made in make_plan(request).mechanisms if made.name == name)
+    rounds = {"num-rounds": result.experiment.num_rounds, "clients-per-round": 10, "batch-size": 8}
+    samples = min(len(shard) for shard in result.experiment.shards)
+    plan = compared(samples, result.experiment.model.num_parameters, **rounds)
+    (made,) = (made for made in plan.mechanisms if made.mark == name)
     assert {statement["noise-std"] for statement in result.statements.values()} == {made.noise_std}
 
 
 def test_samples_that_return_need_more_noise():
     once, often = (
-        make_plan(NoiseRequest(**{**vars(REQUEST), "samples": 40, "passes": passes, "rounds": 30})) for passes in (1, 3)
+        compared(40, passes=passes, **{"num-rounds": 10 * passes, "clients-per-round": 10}) for passes in (1, 3)
     )
-    assert (once.releases, often.releases) == (10, 30)
-    noise = [{made.name: made.noise_std for made in plan.mechanisms} for plan in (once, often)]
+    assert [plan.chosen.policy.max_participations for plan in (once, often)] == [10, 30]
+    noise = [{made.mark: made.noise_std for made in plan.mechanisms} for plan in (once, often)]
     assert noise[1]["independent"] == pytest.approx(math.sqrt(3) * noise[0]["independent"], rel=1e-3)
 
 
 def test_what_takes_too_long_is_left_out_and_named():
-    plan = make_plan(NoiseRequest(**{**vars(REQUEST), "samples": 3000, "rounds": 2500, "batch_size": 1}))
-    assert set(plan.left_out) == {"optimal prefix-sum", "optimal mu2"}
+    plan = compared(3000, **{"num-rounds": 2500, "batch-size": 1})
+    assert set(plan.impossible) == {"optimal prefix-sum", "optimal mu2"}
     assert plan.best_for_mu2 is None
     assert any("Left out: optimal mu2" in line for line in plan_lines(plan)[1])
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
-    [({"per_round": 11}, "per_round"), ({"batch_size": 97}, "batch_size"), ({"machines": 0}, "machines")],
+    ("key", "value"),
+    [("clients-per-round", 11), ("batch-size", 97), ("passes", 0), ("batch-size", 0)],
 )
-def test_impossible_requests_are_refused(change, named):
-    with pytest.raises(ConfigurationError, match=named):
-        NoiseRequest(**{**vars(REQUEST), **change})
+def test_impossible_requests_are_refused(key, value):
+    with pytest.raises(ConfigurationError, match=key):
+        compared(**{key: value})
 
 
 ARGUMENTS = shlex.split("plan --machines 10 --samples 96 --rounds 30 --batch 4 --per-round 5 --epsilon 3")
@@ -210,7 +214,7 @@ def test_the_plan_of_a_run_has_the_noise_of_its_machines(settings, name, tmp_pat
 @pytest.mark.parametrize("centring", ["none", "private"])
 def test_a_plan_of_what_comes_after_the_mean_of_the_features_says_that_a_run_guarantees_less(centring):
     config = RunConfig(epsilon=2.0, features="soft-gradients", strategy="mu2", centring=centring)
-    guarantee = make_plan(request_of(config)).guarantee
+    guarantee = noise_guarantee(compare_mechanisms(base_of_run(config)))
     whole = math.isclose(guarantee.epsilon, 2.0)
     assert whole == (centring == "none")
     assert (BESIDE_MEAN in guarantee.sentence) == (not whole)
@@ -235,7 +239,7 @@ def test_options_win_over_a_runs_configuration(tmp_path):
         (["--set", "strategy=trusted-mu2"], 1, "strategy = 'trusted-mu2'"),
         (["--set", "mechanism=none"], 1, "mechanism = 'none'"),
         (["--set", "num-rounds=1000"], 1, "Expected num-rounds <= 17, got 1000"),
-        (["--set", "num-clients=10", "--samples", "3"], 1, "Expected batch_size <= the 3 samples of a machine"),
+        (["--set", "num-clients=10", "--samples", "3"], 1, "Expected batch-size <= the 3 samples of a machine"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_one_line(arguments, code, words):
@@ -245,17 +249,17 @@ def test_what_cannot_be_planned_is_said_in_one_line(arguments, code, words):
     assert ran.stderr.count("\n") == 1
 
 
-SUMS = replace(REQUEST, trust="secure-aggregation", sums=SumAssumption(4, 5))
+SUMS = {"trust": "secure-aggregation", "trust.min-cohort": 5, "trust.colluders": 1}  # h = 4 of n = 5
 
 
 def test_under_secure_aggregation_every_machine_adds_a_share_and_both_figures_are_said(plan):
-    sums = make_plan(SUMS)
-    alone = {made.name: made for made in plan.mechanisms}
+    sums = compared(**SUMS)
+    alone = {made.mark: made for made in plan.mechanisms}
     for made in sums.mechanisms:
-        assert made.noise_std == pytest.approx(alone[made.name].noise_std / 2, rel=1e-3), made.name
+        assert made.noise_std == pytest.approx(alone[made.mark].noise_std / 2, rel=1e-3), made.mark
         assert made.loss.worst_case.mu == pytest.approx(2 * made.loss.mu, rel=1e-3)
-        assert not alone[made.name].loss.conditional
-    assert "if one helper and 4 machines of each sum are honest" in sums.guarantee.sentence
+        assert not alone[made.mark].loss.conditional
+    assert "if one helper and 4 machines of each sum are honest" in noise_guarantee(sums).sentence
     assert json.loads(json.dumps(plan_document(sums), allow_nan=False))["guarantee"]["min_honest"] == 4
 
 
@@ -265,28 +269,28 @@ def test_a_plan_compares_trust_models_at_the_same_mu(plan):
     assumed = [row["assumes"] for row in compared_table(plan).rows]
     assert assumed[1] == "1 helper and 2 of 4 machines of each sum are honest"  # half of the 5 that are asked
     assert untrusted.server_prefix_rmse == pytest.approx(
-        next(made.server_prefix_rmse for made in plan.mechanisms if made.name == plan.best_for_prefix_sums)
+        next(made.server_prefix_rmse for made in plan.mechanisms if made.mark == plan.chosen.mark)
     )
     assert sums.server_prefix_rmse == pytest.approx(untrusted.server_prefix_rmse / math.sqrt(2), rel=1e-3)
     assert trusted.server_prefix_rmse == pytest.approx(untrusted.server_prefix_rmse / math.sqrt(10))
     worst = [made.loss.worst_case.mu for made in (untrusted, sums, trusted)]
     assert worst[1] == pytest.approx(math.sqrt(2) * worst[0], rel=1e-6)
     assert math.isinf(worst[2])
-    of_sums = make_plan(SUMS)
-    assert of_sums.trusts["untrusted-server"] == untrusted
+    of_sums = compared(**SUMS)
+    assert of_sums.trusts["untrusted-server"].policy == untrusted.policy
     assert compared_table(of_sums).rows[1]["assumes"] == "1 helper and 4 of 5 machines of each sum are honest"
 
 
 def test_what_no_helper_would_open_is_left_out_of_a_plan():
-    made = make_plan(replace(SUMS, release_rule="paper"))
-    assert [one.name for one in made.mechanisms] == ["independent"]
-    assert "blt" in made.left_out
+    made = compared(**SUMS, **{"strategy.release-rule": "paper", "mechanism": "independent"})
+    assert [one.mark for one in made.mechanisms] == ["independent"]
+    assert "blt" in made.impossible
 
 
 def test_the_noise_of_a_run_under_secure_aggregation_is_the_plans():
     config = RunConfig(trust="secure-aggregation", partition="dirichlet", seed=2, num_clients=6, clients_per_round=6)
-    request = request_of(config)
-    (made,) = (one for one in make_plan(request).mechanisms if one.name == "decay mu2")
+    plan = compare_mechanisms(base_of_run(config))
+    (made,) = (one for one in plan.mechanisms if one.mark == "decay mu2")
     assert {one["noise-std"] for one in run_cohort(config).statements.values()} == {made.noise_std}
 
 
@@ -312,25 +316,29 @@ def test_it_is_the_forecast_of_the_policy_that_it_prints():
     assert machines == sorted(machines, reverse=True)
 
 
+def updates(machines=100, parameters=500, mu=2.0, samples=0, **settings):
+    return request_of_updates(samples, parameters, {"num-clients": machines, "mu": mu, **settings})
+
+
 def test_neither_clip_nor_rounds_change_it():
-    one = UpdateRequest(100, 500, 2.0, rounds=5).forecast().ratio
-    assert UpdateRequest(100, 500, 2.0, rounds=40, clip_norm=7.0).forecast().ratio == pytest.approx(one, rel=1e-3)
+    one = update_forecast(updates(**{"num-rounds": 5})).ratio
+    other = update_forecast(updates(**{"num-rounds": 40, "clip-norm": 7.0})).ratio
+    assert other == pytest.approx(one, rel=1e-3)
 
 
 def test_sums_count_half_of_the_machines_unless_more_of_them_may_work_with_the_server():
-    alone = UpdateRequest(100, 500, 2.0).forecast()
-    summed = UpdateRequest(100, 500, 2.0, trust="secure-aggregation")
-    assert summed.forecast().ratio == pytest.approx(alone.ratio / math.sqrt(50), rel=1e-2)
-    few = UpdateRequest(100, 500, 2.0, trust="secure-aggregation", colluders=70)
-    assert few.policy().sums.min_honest == 10
-    assert summed.guarantee.min_honest == 50
+    alone, summed = update_forecast(updates()), updates(trust="secure-aggregation")
+    assert update_forecast(summed).ratio == pytest.approx(alone.ratio / math.sqrt(50), rel=1e-2)
+    few = updates(trust="secure-aggregation", **{"trust.colluders": 70})
+    assert update_policy(few).sums.min_honest == 10
+    assert guarantee_of_updates(summed).min_honest == 50
 
 
 def test_what_is_printed_is_what_was_asked_for():
-    made = update_lines(UpdateRequest(10, 20, gdp_mu(2.5, 1e-5), rounds=7))
+    made = update_lines(updates(10, 20, gdp_mu(2.5, 1e-5), **{"num-rounds": 7}))
     assert "epsilon=2.5, max_participations=7" in made[-1]
     assert UpdatePolicy(clip_norm=1.0, epsilon=2.5, max_participations=7).mu == pytest.approx(gdp_mu(2.5, 1e-5))
-    assert "mu=1.2345, max" in update_lines(UpdateRequest(10, 20, 1.2345))[-1]
+    assert "mu=1.2345, max" in update_lines(updates(10, 20, 1.2345))[-1]
 
 
 @pytest.mark.few_cases(6)
@@ -344,7 +352,7 @@ def test_what_is_printed_is_what_was_asked_for():
         ([*PLAN[1:], "--mu", "1"], "exactly one of --epsilon and --mu"),
         ([*PLAN[1:], "--batch", "5"], "--batch"),
         ([*PLAN[1:], "--stream"], "--stream"),
-        ([*PLAN[1:], "--per-round", "101"], "per_round <= 100"),
+        ([*PLAN[1:], "--per-round", "101"], "clients-per-round to be at most num-clients = 100"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, said):
@@ -354,9 +362,9 @@ def test_what_makes_no_sense_is_refused(arguments, said):
 
 
 def test_numbers_that_are_none_are_refused():
-    for changes in ({"machines": 0}, {"parameters": 0}, {"rounds": 0}, {"samples": -1}):
+    for changes in ({"machines": 0}, {"parameters": 0}, {"num-rounds": 0}, {"samples": -1}):
         with pytest.raises(ConfigurationError, match="Expected"):
-            UpdateRequest(**{"machines": 5, "parameters": 9, "mu": 1.0, **changes})
+            updates(**{"machines": 5, "parameters": 9, "mu": 1.0, **changes})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from murmurfl.app import simulate
 from murmurfl.app.auditing.run_audit import audit_run
 from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.methods import METHODS
-from murmurfl.app.planning.plan_answers import request_of
+from murmurfl.app.planning.plan_answers import base_of_run
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import result_schema
 from murmurfl.app.runs.result import write_record
@@ -157,6 +157,6 @@ def test_gradient_norms_are_of_what_the_model_is_trained_on(full):
 def test_an_audit_says_how_what_follows_the_mean_is_audited():
     with pytest.raises(ConfigurationError, match=r"--set centring=none --set mu=2\.9240"):
         audit_run(RunConfig(**SETTINGS, num_rounds=2), runs=3)
-    request = request_of(RunConfig(**SETTINGS))
-    assert request.mu == pytest.approx(3.0 * math.sqrt(0.95))
-    assert gdp_epsilon(request.mu, 1e-5) == request.epsilon
+    base = base_of_run(RunConfig(**SETTINGS))
+    assert base.policy.mu == pytest.approx(3.0 * math.sqrt(0.95))
+    assert gdp_epsilon(base.policy.mu, 1e-5) == base.settings["epsilon"]

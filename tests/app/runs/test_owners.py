@@ -13,9 +13,9 @@ from murmurfl.app.data.partition import OwnedShards, Parts
 from murmurfl.app.data.task import Dataset
 from murmurfl.app.engines.device.device_block import check_on_device
 from murmurfl.app.engines.start import run_cohort, run_in_process
-from murmurfl.app.planning.noise_plans import NoiseRequest, Person, make_plan, persons_of
-from murmurfl.app.planning.plan_answers import request_of
-from murmurfl.app.planning.plan_lines import person_document, person_lines, plan_lines
+from murmurfl.app.planning.noise_plans import compare_mechanisms, loss_of_person, losses_of_persons, noise_guarantee
+from murmurfl.app.planning.plan_answers import base_of_numbers, base_of_run
+from murmurfl.app.planning.plan_lines import person_line, plan_lines
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.run_guarantees import configured_figures, run_guarantee
 from murmurfl.app.settings.run_config import RunConfig
@@ -130,43 +130,42 @@ def test_the_audit_replaces_all_samples_of_an_owner(config):
     assert "all samples of one owner on one machine replaced" in audit_lines(found)[0]
 
 
-REQUEST = NoiseRequest(
-    machines=4, samples=20, rounds=5, batch_size=4, epsilon=1.0, delta=1e-5, per_round=4, parameters=10
-)
+REQUEST = {"num-clients": 4, "num-rounds": 5, "batch-size": 4, "epsilon": 1.0}
 
 
 def test_a_plan_of_owners_says_owners():
-    plan = make_plan(replace(REQUEST, samples_per_owner=3))
-    assert plan.guarantee.unit == "owner"
+    plan = compare_mechanisms(base_of_numbers(20, 10, {**REQUEST, "samples-per-owner": 3}))
+    guarantee, values = noise_guarantee(plan), 10 * 5
+    assert guarantee.unit == "owner"
     assert "when one owner does." in plan_lines(plan)[0][0]
-    assert request_of(BASE).samples_per_owner == 3
-    (person,) = persons_of(plan.guarantee, plan.noise_values)
-    assert person_lines([person])[0].startswith("Somebody with all samples on each of 3 machines: mu = ")
-    (person,) = persons_of(plan.guarantee, plan.noise_values, samples=7)  # however many they are, they are one row
-    assert person.mu == plan.mu
+    assert base_of_run(BASE).policy.samples_per_owner == 3
+    found = losses_of_persons(guarantee, values)
+    assert person_line(guarantee, found).startswith("Somebody with all samples on each of 3 machines: mu = ")
+    (loss,) = losses_of_persons(guarantee, values, samples=7).values()  # however many they are, they are one row
+    assert loss.mu == guarantee.mu
 
 
 def test_a_plan_says_what_becomes_of_a_person_with_samples_and_with_machines():
-    plan = make_plan(REQUEST)
-    several, spread = persons_of(plan.guarantee, plan.noise_values)
-    assert several.mu == pytest.approx(3 * plan.mu)
-    assert spread.mu == pytest.approx(math.sqrt(3) * plan.mu)
-    (asked,) = persons_of(plan.guarantee, plan.noise_values, 4, 2)
-    assert asked.mu == pytest.approx(4 * plan.mu)
-    assert person_document(asked)["mu"] == asked.mu
-    assert person_lines([asked])[0].startswith("Somebody with 2 samples on each of 4 machines: mu = ")
+    guarantee = noise_guarantee(compare_mechanisms(base_of_numbers(20, 10, REQUEST)))
+    several, spread = losses_of_persons(guarantee, 50).values()
+    assert several.mu == pytest.approx(3 * guarantee.mu)
+    assert spread.mu == pytest.approx(math.sqrt(3) * guarantee.mu)
+    asked = losses_of_persons(guarantee, 50, 4, 2)
+    assert asked[4, 2].mu == pytest.approx(4 * guarantee.mu)
+    assert person_line(guarantee, asked).startswith("Somebody with 2 samples on each of 4 machines: mu = ")
 
 
 def test_what_noise_does_not_reach_over_is_not_vouched_for():
-    sure, doubtful = (Person(Guarantee(6.0, 1e-5, "noise"), 1, samples, 1000) for samples in (2, 4))
+    known = Guarantee(6.0, 1e-5, "noise")
+    sure, doubtful = (loss_of_person(known, 1000, samples=samples) for samples in (2, 4))
     assert sure.mu == 12.0
     assert math.isinf(doubtful.mu)
-    assert "more than this noise can be vouched for" in person_lines([doubtful])[0]
-    assert person_document(doubtful)["mu"] is None
-    many = Person(Guarantee(3.0, 1e-5, "noise"), 9, 1, 1000)  # each machine's own noise reaches over its own part
-    assert many.mu == 9.0
+    assert "more than this noise can be vouched for" in person_line(known, {(1, 4): doubtful})
+    assert doubtful.document(1e-5)["mu"] is None
+    many = loss_of_person(Guarantee(3.0, 1e-5, "noise"), 1000, machines=9)
+    assert many.mu == 9.0  # each machine's own noise reaches over its own part
     once = Guarantee(3.0, 1e-5, "noise", trust="trusted-server")
-    assert math.isinf(Person(once, 9, 1, 1000).mu)  # one noise must reach over all of it
+    assert math.isinf(loss_of_person(once, 1000, machines=9).mu)  # one noise must reach over all of it
 
 
 @pytest.mark.long

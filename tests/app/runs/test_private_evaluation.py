@@ -10,7 +10,7 @@ from murmurfl.app import simulate
 from murmurfl.app.auditing.run_audit import audit_run
 from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.methods import METHODS
-from murmurfl.app.planning.plan_answers import request_of
+from murmurfl.app.planning.plan_answers import base_of_run
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import Outcome, result_schema
@@ -151,9 +151,9 @@ def test_settings_that_contradict_it_are_refused():
 
 def test_a_plan_is_of_what_is_left_for_the_training():
     config = RunConfig(**SETTINGS)
-    request = request_of(config)
-    assert request.mu == pytest.approx(3.0 * math.sqrt(0.95), rel=1e-12)
-    assert request.samples == max(prepare(config).sizes)
+    base = base_of_run(config)
+    assert base.policy.mu == pytest.approx(3.0 * math.sqrt(0.95), rel=1e-12)
+    assert base.samples == max(prepare(config).sizes)
 
 
 def test_lost_machines_are_missing_and_others_keep_their_model():

@@ -10,7 +10,8 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.nodes.node_app import describe
 from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.app.planning.noise_plans import NoiseRequest, make_plan
+from murmurfl.app.planning.noise_plans import compare_mechanisms, noise_guarantee
+from murmurfl.app.planning.plan_answers import base_of_numbers
 from murmurfl.app.planning.plan_lines import plan_lines, plan_table
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
@@ -100,15 +101,15 @@ def test_an_operator_decides_it_for_a_real_machine(tmp_path):
 
 def test_a_plan_shows_both_and_names_estimates(monkeypatch):
     monkeypatch.setattr("murmurfl.privacy.accounting.amplification._DRAWS", 4000)
-    request = NoiseRequest(5, 20, 4, 5, 0.0, 1e-5, 5, mu=1.0, secret_order=True)
-    plan = make_plan(request)
+    request = {"num-clients": 5, "num-rounds": 4, "batch-size": 5, "mu": 1.0}
+    plan = compare_mechanisms(base_of_numbers(20, 1000, {**request, "batch-selection": "shuffled"}))
     texts = {row["mechanism"]: row["in a secret order"] for row in plan_table(plan).texts()}
-    assert plan.guarantee.epsilon == pytest.approx(gdp_epsilon(1.0, 1e-5))
+    assert noise_guarantee(plan).epsilon == pytest.approx(gdp_epsilon(1.0, 1e-5))
     assert texts["cancelling uniform"].endswith(", estimated")
     assert not texts["independent"].endswith("estimated")
     assert texts["tree dyadic"] == "not known"
     assert any("An estimate guarantees nothing" in line for line in plan_lines(plan)[1])
-    assert make_plan(replace(request, secret_order=False)).mechanisms[0].epsilon_amplified is None
+    assert compare_mechanisms(base_of_numbers(20, 1000, request)).mechanisms[0].amplified is None
 
 
 @pytest.mark.parametrize(("config", "proved"), [(NOISY, True), (BASE, False)], ids=["noisy-sgd", "mu2"])

@@ -13,8 +13,8 @@ from flwr.common.config import flatten_dict
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.methods import METHODS
 from murmurfl.app.methods.mu2_methods import Mu2Method
-from murmurfl.app.planning.noise_plans import make_plan
-from murmurfl.app.planning.plan_answers import request_of
+from murmurfl.app.planning.noise_plans import compare_mechanisms
+from murmurfl.app.planning.plan_answers import base_of_run
 from murmurfl.app.planning.plan_lines import plan_lines
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.layers import parse_assignments
@@ -387,7 +387,7 @@ def test_a_run_that_takes_one_machine_of_a_sum_to_be_honest_is_told_that_masks_s
     config = replace(SUMS, min_cohort=5, colluders=colluders, num_rounds=1)
     run_cohort(config)
     assert any("saves no noise here" in one for one in said) is warned
-    after = plan_lines(make_plan(request_of(config)))[1]
+    after = plan_lines(compare_mechanisms(base_of_run(config)))[1]
     assert any("saves no noise here" in one for one in after) is warned
 
 
