@@ -23,7 +23,6 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext
 exclude_patterns = ["results/*"]
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".markdown": "myst-nb", ".ipynb": "myst-nb"}
 nb_execution_mode = "off"  # the notebooks are executed already: tests/examples/test_notebooks.py
-smartquotes_action = "qe"  # --set stays --set
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 4
 # Attributes of several classes have one name, which the type of a parameter may contain: any of them will do.

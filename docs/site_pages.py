@@ -171,6 +171,7 @@ def command_table() -> str:
     lines = ["| command | what it does |", "|---|---|"]
     for words, command in commands().items():
         sentence = re.split(r"(?<=[.:;])\s", " ".join((command.help or "").split()), maxsplit=1)[0].rstrip(":;")
+        sentence = re.sub(r"(?<![\w`-])(--[a-z][\w-]*)", r"`\1`", sentence)
         lines.append(
             f"| [`murmurfl {words}`](generated/commands/{words.replace(' ', '-')}.rst) | {sentence} |".replace(
                 "``", "`"

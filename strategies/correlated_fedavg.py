@@ -58,7 +58,7 @@ Moments = NDArray[np.float64]
 def momentum_step(
     moments: Moments, update: Vector, *, momentum: float, nesterov: bool = False
 ) -> tuple[Vector, Moments]:
-    """The direction of a momentum step, with ``nesterov`` Delta + beta u, and the new moments u, shape (1, d): pure."""
+    """Return a momentum step's direction (Delta + beta u if ``nesterov``) and the new moments u, shape (1, d): pure."""
     velocity = momentum * moments[0] + update
     return (update + momentum * velocity if nesterov else velocity), velocity[None, :]
 
@@ -66,7 +66,7 @@ def momentum_step(
 def adam_step(
     moments: Moments, update: Vector, steps: int, *, beta_1: float, beta_2: float, tau: float
 ) -> tuple[Vector, Moments]:
-    """The direction of an Adam step after ``steps`` others, and the new moments m and v, shape (2, d): pure.
+    """Return the direction of an Adam step after ``steps`` others, and the new moments m and v, shape (2, d): pure.
 
     The correction is that of Flower's FedAdam, which counts from 2.
     """
@@ -77,7 +77,7 @@ def adam_step(
 
 
 def yogi_step(moments: Moments, update: Vector, *, beta_1: float, beta_2: float, tau: float) -> tuple[Vector, Moments]:
-    """The direction of a Yogi step, Adam whose second moment grows slowly, and the new moments: pure."""
+    """Return the direction of a Yogi step, Adam whose second moment grows slowly, and the new moments: pure."""
     first = beta_1 * moments[0] + (1 - beta_1) * update
     square = update**2
     second = moments[1] - (1 - beta_2) * square * np.sign(moments[1] - square)
@@ -97,7 +97,7 @@ class ServerOptimizer:
     """k, rows of moments."""
 
     def direction(self, moments: Moments, update: Vector, steps: int) -> tuple[Vector, Moments]:
-        """The direction of a step after ``steps`` others, and the new moments, shape (k, d), zeros at first: pure."""
+        """Return a step's direction after ``steps`` others and the new moments, shape (k, d), zeros at first: pure."""
         raise NotImplementedError(f"{type(self).__name__} must define direction.")
 
     @property
@@ -181,7 +181,7 @@ OPTIMIZERS: dict[str, type[ServerOptimizer]] = {"momentum": ServerMomentum, "ada
 
 
 def server_optimizer(stated: ServerOptimizer | str | None) -> ServerOptimizer | None:
-    """An optimiser, by its name or as it is; None for plain averaging."""
+    """Return a server optimiser given by name or as an object; None for plain averaging."""
     if stated is None or isinstance(stated, ServerOptimizer):
         return stated
     if isinstance(stated, str) and stated in OPTIMIZERS:
@@ -470,7 +470,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The requests of :meth:`ReleaseStrategy.configure_train`, under this project's record keys."""
+        """Return the requests of :meth:`ReleaseStrategy.configure_train`, under this project's record keys."""
         messages = super().configure_train(server_round, arrays, config, grid)
         for message in messages:
             content = message.content
@@ -497,7 +497,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         ]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The plain mean of what the machines that allow it report; **not private**."""
+        """Return the plain mean of what the machines that allow it report; **not private**."""
         replies = list(replies)
         reports = [
             dict(record)

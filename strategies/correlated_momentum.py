@@ -82,7 +82,7 @@ class Momentum(MomentumStream):
         self.mechanism = mechanism
 
     def noise_std(self, num_parameters: int) -> float:
-        """Standard deviation in front of Z, for the mean of the gradients."""
+        """Return the standard deviation in front of Z, for the mean of the gradients."""
         if math.isinf(self.mu):
             return 0.0
         change = self.policy.plan(num_parameters).sensitivity + self.rounding_charge(num_parameters)
@@ -101,7 +101,7 @@ class Momentum(MomentumStream):
     def noisy_sum(
         self, state: CorrelatedMomentumState, release_sum: Vector, server_round: int
     ) -> tuple[Vector, NDArray[np.floating], NDArray[np.uint8]]:
-        """The sum of a round with its noise, the mechanism's next state as rows, and the nonces with the round's."""
+        """Return a round's sum with its noise, the mechanism's next state as rows, and the nonces with the round's."""
         self.check_round(server_round)
         grid, size = self.noise_grid(len(release_sum)), len(release_sum)
         scale = self.noise_std(size) * self.clients_per_round
@@ -120,7 +120,7 @@ class Momentum(MomentumStream):
         return self.normals_of(nonces[server_round - 1].tobytes(), size)
 
     def _unpacked(self, state: CorrelatedMomentumState, server_round: int, scale: float) -> State:
-        """The mechanism's state before a round."""
+        """Return the mechanism's state before a round."""
         if self.mechanism.memory == "nothing":
             return ()
         if self.mechanism.memory != "all":
@@ -321,7 +321,7 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState, Momentum]):
 
 
 def _packed(state: State, size: int) -> NDArray[np.floating]:
-    """A mechanism's state as one array of rows."""
+    """Return a mechanism's state as one array of rows."""
     if not state:
         return np.zeros((0, size))
     return np.concatenate([rows.reshape(-1, size) for rows in state])

@@ -122,7 +122,7 @@ def full_batch_step(
 
 
 def next_clip(clip: float, within: float, *, quantile: float, rate: float) -> float:
-    """The clip after one at which the share ``within`` was not cut, where it should be ``quantile``: pure."""
+    """Return the clip after one at which the share ``within`` was not cut, where it should be ``quantile``: pure."""
     return clip * math.exp(-rate * (within - quantile))
 
 

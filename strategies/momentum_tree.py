@@ -61,7 +61,7 @@ def compose(first: int, last: int) -> list[Node]:
 
 
 def node_weights(size: int, alpha: float) -> NDArray[np.float64]:
-    """The weights alpha (1 - alpha)^{z-s} of a node's steps, in their order."""
+    """Return the weights alpha (1 - alpha)^{z-s} of a node's steps, in their order."""
     return alpha * (1 - alpha) ** np.arange(size - 1, -1, -1, dtype=np.float64)
 
 
@@ -93,11 +93,11 @@ class MomentumTree:
         self.num_steps, self.epoch_length, self.alpha = num_steps, epoch_length, float(alpha)
 
     def node(self, step: int) -> Node:
-        """The node a step completes."""
+        """Return the node a step completes."""
         return step - (step & -step) + 1, step
 
     def materialize(self) -> NDArray[np.float64]:
-        """The encoder C, shape (T, T): row t has the weights of the node that step t completes."""
+        """Return the encoder C, shape (T, T): row t has the weights of the node that step t completes."""
         encoder = np.zeros((self.num_steps, self.num_steps))
         for step in range(1, self.num_steps + 1):
             first, last = self.node(step)
@@ -123,7 +123,7 @@ class MomentumTree:
         return changes
 
     def noise_stds(self, change: float, mu: float, *, rounding: float = 0.0) -> NDArray[np.float64]:
-        """Standard deviation of the noise on each node, shape (T,), so that all of them are mu-GDP.
+        """Return the standard deviation of the noise on each node, shape (T,), so that all of them are mu-GDP.
 
         ``change`` is the L2 change of one step's gradient when one sample is replaced, ``rounding`` what rounding a
         node adds to its change.
@@ -217,7 +217,7 @@ class ReconstructionTrees:
         return SERIES[series], end - int(self._structure.sizes[place]) + 1, end
 
     def row(self, step: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """The nodes that lemma 17 makes m_t from, and their weights, for ``step`` t from 1 to T."""
+        """Return the nodes that lemma 17 makes m_t from, and their weights, for ``step`` t from 1 to T."""
         n, decay, structure = self.epoch_length, 1 - self.alpha, self._structure
         whole = len(structure.ends)
         q, r = divmod(step, n)
@@ -242,7 +242,7 @@ class ReconstructionTrees:
         return np.concatenate(numbers), np.concatenate(weights)
 
     def materialize(self) -> NDArray[np.float64]:
-        """The encoder C, shape (nodes, 3 T): what each node sums up of A_1 .. A_T, D_1 .. D_T and R_1 .. R_T."""
+        """Return the encoder C, shape (nodes, 3 T): what each node sums up of A_1 .. A_T, D_1 .. D_T and R_1 .. R_T."""
         encoder = np.zeros((self.num_nodes, 3 * self.num_steps))
         for number in range(self.num_nodes):
             series, first, last = self.node(number)
@@ -259,7 +259,7 @@ class ReconstructionTrees:
         return rows
 
     def moved(self, changes: Changes) -> NDArray[np.float64]:
-        """The change of each node for a sample in place c of the epoch: shape (nodes, N); 0 for nodes never used."""
+        """Return each node's change for a sample in place c of the epoch: shape (nodes, N); 0 for nodes never used."""
         n = self.epoch_length
         if len(changes.residual) != n:
             raise ConfigurationError(
@@ -271,7 +271,7 @@ class ReconstructionTrees:
         return np.where(self._used[:, None] > 0, moved, 0.0)
 
     def noise_stds(self, changes: Changes, mu: float) -> NDArray[np.float64]:
-        """Standard deviation of the noise on each node, shape (nodes,), so that all of them are mu-GDP.
+        """Return the standard deviation of the noise on each node, shape (nodes,), so that all of them are mu-GDP.
 
         Notes
         -----
@@ -340,7 +340,7 @@ class ReconstructionTrees:
 
 
 def best_gamma(num_steps: int, epoch_length: int, alpha: float, changes: Changes) -> float:
-    """The gamma of least noise for these changes, among a grid from 0 to 1: the guarantee does not depend on it.
+    """Return the gamma of least noise for these changes, among a grid from 0 to 1: the guarantee does not depend on it.
 
     Theorem 9 has gamma = eta N, for which its bound is simplest.
     """
@@ -366,7 +366,7 @@ class _Structure:
         self._composed: dict[tuple[int, int], tuple[NDArray[np.intp], NDArray[np.float64]]] = {}
 
     def composed(self, first: int, last: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-        """The numbers of COMPOSE(first, last) within a tree, and how many steps before ``last`` each ends."""
+        """Return the numbers of COMPOSE(first, last) within a tree, and how many steps before ``last`` each ends."""
         key = first, last
         if key not in self._composed:
             nodes = compose(first, last)

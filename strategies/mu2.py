@@ -72,7 +72,7 @@ def check_finite(values: Vector | float) -> None:
 
 
 def project_to_ball(point: Vector, centre: Vector, radius: float) -> Vector:
-    """The nearest point of the L2 ball."""
+    """Project a point onto an L2 ball."""
     offset = point - centre
     distance = float(np.linalg.norm(offset))
     check_finite(distance)

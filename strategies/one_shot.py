@@ -121,8 +121,7 @@ class OneShotRule(Rule[OneShotState]):
 
 
 class OneShot(ReleaseStrategy[OneShotState]):
-    """One release of second moments of each machine, and a linear model from their sum, for
-    :class:`~murmurfl.clients.OneShotClient`.
+    """Linear model from one release of second moments of each machine, for :class:`~murmurfl.clients.OneShotClient`.
 
     Parameters
     ----------

@@ -92,7 +92,7 @@ class QueryRule(Rule[QueryState]):
 
 
 def noise_on_answers(query: Query[Any], policy: PrivacyPolicy, noise_keys: NoiseKeys | None) -> Noisy[Sum]:
-    """The noise of a trusted server on the one sum of a query; refuses a policy that is not the query's.
+    """Make the noise of a trusted server on the one sum of a query; refuse a policy that is not the query's.
 
     Notes
     -----
@@ -230,7 +230,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         timeout: float = 3600.0,
         simulated: bool = False,
     ) -> Answer:
-        """The answer, from all clients or from the checkpoint.
+        """Collect the answer from all clients, or from the checkpoint.
 
         Parameters
         ----------
@@ -268,7 +268,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         )
 
     def unanswered(self, report: RoundReport) -> Answer:
-        """What :meth:`collect` gives where no client released anything: it raises, with what they said."""
+        """Return what :meth:`collect` gives where no client released anything; here, raise with what they said."""
         raise ConfigurationError(
             f"Expected machines to release {self.query.what}, got none from {report.asked}: {self.said(report)}. "
             f"Machines must be configured for {self.query.setting}; see their logs.",
@@ -292,7 +292,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         return [self._stated[name] for name, release in self.acks.items() if name in self._stated and release]
 
     def noise_std(self) -> float:
-        """The standard deviation of the noise in each value of the sum, as clients state theirs."""
+        """Return the standard deviation of the noise in each value of the sum, as clients state theirs."""
         own = 0.0 if self._noise is None else self._noise.stream.noise_std(self.query.width)
         return math.hypot(own, *(stated[0] for stated in self.heard if stated))
 
@@ -539,7 +539,7 @@ class PrivateEvaluation(QueryRound[EvaluationResult]):
     def evaluate(
         self, grid: Grid | DirectMachines, arrays: ArrayRecord, *, timeout: float = 3600.0
     ) -> EvaluationResult:
-        """The figures of a model: :meth:`QueryRound.collect`.
+        """Evaluate a model as :meth:`QueryRound.collect` does.
 
         Raises
         ------

@@ -147,7 +147,7 @@ class ReducedTree(MomentumStream):
         return self._changes(machines.charge(num_parameters), server.charge(num_parameters))
 
     def _changes(self, rounding: float, node_rounding: float) -> Changes:
-        """The same, given what the rounding of the machines and that of the server add."""
+        """Return the changes, given what the rounding of the machines and that of the server add."""
         policy, clip = self.policy, self.policy.clip_norm
 
         def difference(steps: int) -> float:
@@ -159,7 +159,7 @@ class ReducedTree(MomentumStream):
         return Changes(2 * clip / policy.batch_size, difference(self.epoch), residual, node_rounding=2 * node_rounding)
 
     def trees(self, num_parameters: int) -> tuple[ReconstructionTrees, NDArray[np.float64]]:
-        """The trees, and the standard deviation of the noise on each node, for the sum over the machines."""
+        """Return the trees, and the standard deviation of the noise on each node, for the sum over the machines."""
         if num_parameters not in self._trees:
             changes = self.changes(num_parameters)
             trees = self._trees_for(changes)
@@ -188,12 +188,12 @@ class ReducedTree(MomentumStream):
         return stds * (self.mu / self.ideal_mu(num_parameters, mean_std))
 
     def _round_stds(self, trees: ReconstructionTrees, stds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Standard deviations of what is rounded: the combination of nodes that each round publishes."""
+        """Return the standard deviations of what is rounded: the combination of nodes that each round publishes."""
         rows = (trees.row(server_round) for server_round in range(1, self.num_rounds + 1))
         return np.array([float(np.linalg.norm(weights * stds[numbers])) for numbers, weights in rows])
 
     def noise(self, nonces: NDArray[np.uint8], server_round: int, num_parameters: int) -> NDArray[np.float64]:
-        """The noise on the sum of the machines' momenta: lemma 17's combination of the noise of the nodes."""
+        """Return the noise on the sum of the machines' momenta: lemma 17's combination of the noise of the nodes."""
         trees, stds = self.trees(num_parameters)
         numbers, weights = trees.row(server_round)
         weights = weights * stds[numbers]
@@ -209,7 +209,7 @@ class ReducedTree(MomentumStream):
     def _rows(
         self, trees: ReconstructionTrees, nonces: NDArray[np.uint8], numbers: list[int], size: int
     ) -> list[NDArray[np.floating]]:
-        """The normals of nodes; those that are not cached are drawn again."""
+        """Return the normals of nodes; those that are not cached are drawn again."""
         names = []
         for number in numbers:
             # Every node has a nonce of its own, made from the nonce of the round that completed the node.

@@ -42,7 +42,7 @@ class ShuffledState:
 
 
 def private_rounds(variant: Variant, num_rounds: int, private_share: float) -> range:
-    """The rounds, from 1, in which machines are asked (the paper's table 2): ``private_share`` of K, rounded."""
+    """Return the rounds, from 1, in which machines are asked (the paper's table 2): ``private_share`` of K, rounded."""
     if variant not in VARIANTS or not 0 < private_share <= 1:
         raise ConfigurationError(
             f"Expected a variant of {VARIANTS} and 0 < private_share <= 1, got {variant!r} and {private_share!r}.",
@@ -82,7 +82,7 @@ def proximal(kind: Regularizer, x: NDArray[np.float64], strength: float, weight:
 
 
 def penalty(kind: Regularizer, x: NDArray[np.float64], strength: float) -> NDArray[np.float64]:
-    """The value of psi at points along the last axis; 0 in the ball, where every epoch ends."""
+    """Return the value of psi at points along the last axis; 0 in the ball, where every epoch ends."""
     if kind == "l2":
         return strength / 2 * np.square(x).sum(axis=-1)
     if kind == "l1":

@@ -45,7 +45,7 @@ StateT = TypeVar("StateT")
 
 
 def normalised_step(w: Vector, momentum: Vector, learning_rate: float) -> Vector:
-    """A step of length eta against the momentum; none if that is zero."""
+    """Take a step of length eta against the momentum; none if that is zero."""
     length = float(np.linalg.norm(momentum))
     return w - (learning_rate / length) * momentum if length > 0 else w
 
@@ -191,7 +191,7 @@ class TreeMomentumState:
 
 
 def tree_momentum_start(start: Vector, num_rounds: int) -> TreeMomentumState:
-    """The state before the first round."""
+    """Return the state before the first round."""
     nodes = np.zeros((num_rounds.bit_length(), len(start)))
     return TreeMomentumState(start, nodes, nodes)
 
@@ -252,7 +252,7 @@ class Tree(MomentumStream):
         self._noise_stds: dict[int, NDArray[np.float64]] = {}
 
     def noise_stds(self, num_parameters: int) -> NDArray[np.float64]:
-        """Standard deviation of the noise on the node that each round completes, shape (T,)."""
+        """Return the standard deviation of the noise on the node that each round completes, shape (T,)."""
         if math.isinf(self.mu):
             return np.zeros(self.num_rounds)
         if num_parameters not in self._noise_stds:

@@ -124,7 +124,7 @@ def _fetch_mnist(root: str, setting: str) -> None:
 
 
 def _read_idx(path: Path) -> NDArray[np.uint8]:
-    """The bytes of an idx file, in the shape that its header says; the file may be packed."""
+    """Read the bytes of an idx file, packed or not, in the shape that its header says."""
     content = path.read_bytes() if path.exists() else gzip.decompress(path.with_name(f"{path.name}.gz").read_bytes())
     shape = np.frombuffer(content, ">i4", content[3], 4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)

@@ -45,7 +45,7 @@ def table_rows(path: Path) -> list[list[str]]:
 
 
 def load_dataset(config: RunConfig) -> Dataset:
-    """The data set of a run configuration; what the task loads is cached in this process.
+    """Load the data set of a run configuration; what the task loads is cached in this process.
 
     Raises ConfigurationError if the data are not where the configuration says, or are too few for what it sets aside.
     """
@@ -64,7 +64,7 @@ def loaded(config: RunConfig) -> Dataset:
 
 
 def wanted_by(config: RunConfig) -> Hashable:
-    """A key of a run configuration's data: equal keys, equal data."""
+    """Return a key of a run configuration's data: equal keys, equal data."""
     root = config.data_root or os.environ.get("MURMURFL_DATA", "")
     task: Task = registry("task")[config.task]
     return _Wanted(task, config.features, root, settings(task.reads, config), config.feature_bound, config)
@@ -84,7 +84,7 @@ _given: dict[Hashable, Dataset] = {}
 
 
 def public_shard(dataset: Dataset, first: int) -> Shard | None:
-    """A data set's public samples in cyclic order from number ``first`` on; None if it has none.
+    """Return a data set's public samples in cyclic order from number ``first`` on; None if it has none.
 
     Machines that start at different numbers use different samples first.
     """
@@ -232,7 +232,7 @@ def _with_public(dataset: Dataset, count: int) -> Dataset:
 
 
 def _only(dataset: Dataset, kept: NDArray[np.int64]) -> Dataset:
-    """A data set with some of its training samples."""
+    """Return a data set with some of its training samples."""
     return replace(
         dataset,
         train_features=dataset.train_features[kept],
@@ -293,7 +293,7 @@ def checked(dataset: Dataset, setting: str) -> Dataset:
 
 
 def cut_to(dataset: Dataset, norm: float) -> Dataset:
-    """A data set whose longer rows of features are scaled down to ``norm``, each by itself."""
+    """Return a data set whose longer rows of features are scaled down to ``norm``, each by itself."""
 
     def cut(rows: NDArray[np.float32]) -> NDArray[np.float32]:
         lengths = np.linalg.norm(rows, axis=1)

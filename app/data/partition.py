@@ -28,7 +28,7 @@ class PerMachine(Sequence[T]):
 
     @abstractmethod
     def machine(self, number: int) -> T:
-        """The entry of one machine."""
+        """Return the entry of one machine."""
 
     @overload
     def __getitem__(self, number: int) -> T: ...
@@ -85,7 +85,7 @@ class Parts(PerMachine[NDArray[np.int64]]):
         return self._ends[machines] - self.sizes[machines]
 
     def shuffled(self, generator: np.random.Generator) -> Parts:
-        """The same parts, each machine's in the order of one ``generator.permutation`` after another."""
+        """Return the same parts, each machine's in the order of one ``generator.permutation`` after another."""
         numbers = self.numbers.copy()
         for machines, size in self._alike():
             start = int(self._ends[machines.start]) - size
@@ -133,7 +133,7 @@ class Shards(PerMachine[Shard]):
 
 
 def shard_sizes(shards: Sequence[Any], used: Callable[[int], int] = int) -> list[int]:
-    """Samples of each machine, of which ``used`` says how many count; equal numbers are one object."""
+    """Return the number of samples of each machine that count, which ``used`` says; equal numbers are one object."""
     sizes = getattr(shards, "sizes", None)
     if sizes is None:
         return [used(len(shard)) for shard in shards]
@@ -167,7 +167,7 @@ class OwnedShards(PerMachine[OwnedSamples]):
         return OwnedSamples(self._arrays, self._owners[number])
 
     def real(self, machine: int, secret: bytes, places: int | None) -> OwnedSamples:
-        """A real machine's samples, of data that name owners: stand-ins are for simulation.
+        """Return a real machine's samples, of data that name owners: stand-ins are for simulation.
 
         ``secret`` is its ledger's (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`), ``places`` as its operator has
         decided; default the number of owners.

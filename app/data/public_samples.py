@@ -172,8 +172,9 @@ class CreditCard(PublicTask):
 
 
 def _standardised(private: NDArray[np.float64], public: NDArray[np.float64]) -> tuple[Samples, Samples]:
-    """Features standardised by the public samples' mean and spread, cut, with the paper's clip norm as a typical
-    length.
+    """Standardise features by the public samples' mean and spread.
+
+    They are cut, and a typical length is the paper's clip norm.
 
     The last column is the label. The paper gives no scale; with this one its clip of 10 hardly ever binds, and noise
     for gradients of length 10 meets gradients about as long.

@@ -44,7 +44,7 @@ class ReadTable:
 
     @classmethod
     def of(cls, table: Any, *, label: str = "", site: str = "", schema: Schema | Path | str | None = None) -> ReadTable:
-        """A file, a DataFrame or a list of mappings, with its schema or a draft of one.
+        """Open a file, a DataFrame or a list of mappings, with its schema or a draft of one.
 
         Raises ConfigurationError if there is no such table, or a column that is named is not in it.
         """
@@ -77,7 +77,7 @@ class ReadTable:
         return cls(name, rows, used, found is None, made.left_out, made.label_notes)
 
     def read(self, site: str = "") -> ReadRows:
-        """The rows that fit, as arrays, with the site of each."""
+        """Read the rows that fit as arrays, with the site of each."""
         records = Records(self.rows, self.schema, together=True)
         sites: list[str] = []
         fits = records.fits.copy()

@@ -230,7 +230,7 @@ class ImageTask(Task):
 
     @abstractmethod
     def images(self, config: RunConfig, root: str) -> Images:
-        """The images; parameters and errors as :meth:`Task.load`."""
+        """Load the images; parameters and errors are those of :meth:`Task.load`."""
 
     def load(self, config: RunConfig, root: str) -> Dataset:
         images = self.images(config, root)
@@ -302,7 +302,7 @@ class FunctionTask(Task):
 
 
 def own_task(found: Any, name: str) -> Task:
-    """The task of a user's object that is no Task; raises ConfigurationError if it is neither a function nor data."""
+    """Wrap a user's function or data as a Task; raise ConfigurationError if it is neither."""
     if isinstance(found, Dataset | tuple | list):
         return FunctionTask(lambda: found, name)
     if isinstance(found, type) or not callable(found):
@@ -326,7 +326,7 @@ def _takes_config(function: Callable[..., Any]) -> bool:
 
 
 def _classes(*labels: NDArray[Any]) -> int:
-    """The largest label plus one if labels are integers, else 1: numbers to regress on."""
+    """Return the largest label plus one if labels are integers, else 1: numbers to regress on."""
     if any(part.dtype.kind not in "iub" or not part.size for part in labels):
         return 1
     return int(max(part.max() for part in labels)) + 1

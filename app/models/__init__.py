@@ -19,7 +19,7 @@ MODELS = Registry("model", ModelKind, (Softmax(), *NETWORKS, *LINEAR), adapt=own
 def make_model(
     name: str, num_features: int, num_classes: int, feature_bound: float = 0.0, *, constant: bool = False
 ) -> Model:
-    """The model of a run configuration, cached: every message of a simulation asks for it.
+    """Return the model of a run configuration, cached: every message of a simulation asks for it.
 
     With a ``constant`` among the features it has no bias. Raises ConfigurationError if the name is unknown or the model
     does not fit the data.

@@ -77,7 +77,7 @@ def discriminant(rows: NDArray[Any], labels: NDArray[np.int64], num_classes: int
 
 
 def _shrunk_covariance(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The covariance of columns scaled to variance one, shrunk towards a multiple of the identity, and scaled back."""
+    """Return the covariance of columns, shrunk at variance one towards a multiple of the identity, and scaled back."""
     count, width = rows.shape
     scale = rows.std(axis=0)
     scale[scale == 0.0] = 1.0

@@ -135,7 +135,7 @@ class LinearModel(Model):
         return self.slopes(features @ np.asarray(parameters[0], np.float64), samples[1])[:, None] * features
 
     def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
-        """The gradient of sample i at point i."""
+        """Return the gradient of sample i at point i."""
         features = self.bounded(samples[0])
         return self.slopes(np.einsum("ij,ij->i", features, points), samples[1])[:, None] * features
 
@@ -151,12 +151,12 @@ class LinearModel(Model):
     @staticmethod
     @abstractmethod
     def losses(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
-        """The loss by margin and label."""
+        """Return the loss of each margin and label."""
 
     @staticmethod
     @abstractmethod
     def slopes(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
-        """The loss's derivative by the margin."""
+        """Return the loss's derivative by the margin."""
 
 
 class LogisticRegression(LinearModel):
@@ -173,7 +173,7 @@ class LogisticRegression(LinearModel):
         return np.stack([np.zeros_like(margins), margins], axis=1)
 
     def loss_and_gradient(self, weight: NDArray[np.float64], samples: Batch) -> tuple[float, NDArray[np.float64]]:
-        """The mean loss over some samples and its gradient, for computing optima."""
+        """Return the mean loss over some samples and its gradient, for computing optima."""
         features = self.bounded(samples[0])
         margins = features @ weight
         gradient = self.slopes(margins, samples[1]) @ features / len(margins)
@@ -185,7 +185,7 @@ class LogisticRegression(LinearModel):
 
     @staticmethod
     def slopes(margins: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[np.float64]:
-        """The loss's derivative by the margin: sigmoid(margin) - label."""
+        """Return the loss's derivative by the margin: sigmoid(margin) - label."""
         return 0.5 * (1.0 + np.tanh(0.5 * margins)) - labels
 
 
@@ -275,7 +275,7 @@ class MeanEstimation(Model):
         return self.at_points(np.asarray(parameters[0], np.float64)[None], samples)
 
     def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
-        """The gradient of sample i at point i."""
+        """Return the gradient of sample i at point i."""
         features = np.asarray(samples[0], dtype=np.float64)
         finite = np.isfinite(features).all(axis=1, keepdims=True)
         return np.asarray(points - np.where(finite, features, 0.0), dtype=np.float64)

@@ -85,7 +85,7 @@ class Model(ABC):
         """Scores, shape (samples, num_classes)."""
 
     def mean_gradient(self, parameters: Parameters, samples: Batch) -> NDArray[np.float64]:
-        """The gradient of the mean loss over some samples, shape (d,); for simulations."""
+        """Return the gradient of the mean loss over some samples, shape (d,); for simulations."""
         features, labels = samples
         total = np.zeros(self.num_parameters)
         for start in range(0, len(labels), SAMPLES_AT_A_TIME):
@@ -159,7 +159,7 @@ class ModelKind(Named, ABC):
 
     @abstractmethod
     def make(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
-        """The model for data of this size.
+        """Make the model for data of this size.
 
         Parameters
         ----------
@@ -173,7 +173,7 @@ class ModelKind(Named, ABC):
         """
 
     def make_biasless(self, num_features: int, num_classes: int, feature_bound: float) -> Model:
-        """The model without a bias, for features with a constant; by default as :meth:`make`."""
+        """Make the model without a bias, for features with a constant; by default the one of :meth:`make`."""
         return self.make(num_features, num_classes, feature_bound)
 
     def declared_smoothness(self, num_features: int, feature_bound: float) -> float | None:

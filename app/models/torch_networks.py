@@ -66,15 +66,16 @@ class PooledConvolution:
         self._largest = np.empty((filters, self.pooled, self.pooled), np.float32)
 
     def _in_windows(self, values: Values) -> list[Values]:
-        """Views of the four values behind each pooled one, each of shape (filters, pooled, pooled)."""
+        """Return views of the four values behind each pooled one, each of shape (filters, pooled, pooled)."""
         channel, value = values.strides
         shape = (len(values), self.pooled, self.pooled)
         strides = (channel, _POOL * self._side * value, _POOL * value)
         return [as_strided(values[:, i * self._side + j :], shape, strides) for i, j in _SLOTS]
 
     def forward(self, image: Values, weight: Values, bias: Values) -> Values:
-        """The output, shape (filters, pooled, pooled), for an image of shape (channels, side, side) and contiguous
-        weights.
+        """Compute the output, shape (filters, pooled, pooled), from an image (channels, side, side).
+
+        Weights must be contiguous.
         """
         self._image[:] = image.reshape(self._image.shape)
         np.copyto(self._patches, self._moved)
@@ -95,7 +96,7 @@ class PooledConvolution:
         np.matmul(self._spread, self._matrix.T, out=to_weight.reshape(len(to_weight), -1))
 
     def to_image(self, weight: Values) -> Values:
-        """The loss's derivative by the image, shape (channels, side, side), after :meth:`backward`."""
+        """Return the loss's derivative by the image, shape (channels, side, side), after :meth:`backward`."""
         moved = (weight.reshape(len(weight), -1).T @ self._spread).reshape(self._patches.shape)
         total = np.zeros_like(self._image)
         for i in range(_KERNEL):
@@ -282,7 +283,7 @@ class ConvolutionalNetwork(Model):
         return self.at_points(np.broadcast_to(point, (len(samples[0]), len(point))), samples)
 
     def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
-        """The gradient of sample i at point i."""
+        """Return the gradient of sample i at point i."""
         features, labels = np.asarray(samples[0], dtype=np.float32), np.asarray(samples[1], dtype=np.int64)
         if not hasattr(self._threads, "gradients"):
             self._threads.gradients = ConvolutionalGradients(self.shapes, self._side)
@@ -321,7 +322,7 @@ class ConvolutionalNetwork(Model):
         return np.concatenate(parts)
 
     def _forward(self, parameters: Sequence[torch.Tensor], features: torch.Tensor) -> torch.Tensor:
-        """The module's output in a third of its time: channels last in memory, and ReLU after pooling."""
+        """Compute the module's output in a third of its time: channels last in memory, and ReLU after pooling."""
         import torch
 
         functional = torch.nn.functional
@@ -359,7 +360,7 @@ class TorchModel(_InPyTorch):
         self.names = [name for name, _ in module.named_parameters()]
 
     def initial_parameters(self, seed: int) -> list[NDArray[Any]]:
-        """The parameters of a new module, made with PyTorch's generator seeded: the module decides how it starts."""
+        """Return the parameters of a new module, made with PyTorch's generator seeded."""
         import torch
 
         with torch.random.fork_rng(devices=[]):  # layers use the global generator; it is restored
@@ -371,7 +372,7 @@ class TorchModel(_InPyTorch):
         return self._gradients(parameters, _as_torch_wants(samples))
 
     def at_points(self, points: NDArray[np.floating], samples: Batch) -> NDArray[np.float64]:
-        """The gradient of sample i at point i."""
+        """Return the gradient of sample i at point i."""
         return self._gradients.at_points(points, _as_torch_wants(samples))
 
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
@@ -484,7 +485,7 @@ class FunctionKind(ModelKind):
 
 
 def own_model(found: Any, name: str) -> ModelKind:
-    """The model kind of a user's object that is no ModelKind itself.
+    """Wrap a user's object that is no ModelKind as one.
 
     Raises ConfigurationError if it is neither a function nor a module of this process.
     """

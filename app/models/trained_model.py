@@ -98,7 +98,7 @@ class TrainedModel:
         return np.where(fits, found, np.nan)
 
     def predict(self, rows: Any) -> NDArray[Any]:
-        """The class, or the number, of each row; None, or NaN, where a row does not fit the schema."""
+        """Predict the class or number of each row; None or NaN where a row does not fit the schema."""
         scores = self.scores(rows)
         if self.num_classes == 1:
             return self._number(scores[:, 0])
@@ -110,7 +110,7 @@ class TrainedModel:
         return found
 
     def predict_proba(self, rows: Any) -> NDArray[np.float64]:
-        """The share of each class that the model expects, shape (rows, classes); NaN where a row does not fit."""
+        """Predict the probability of each class, shape (rows, classes); NaN where a row does not fit the schema."""
         if self.num_classes == 1:
             raise ConfigurationError(
                 "Expected a model of classes for shares of them, got one of numbers: use predict.", kind="unsupported"
@@ -135,7 +135,7 @@ class TrainedModel:
 
     @classmethod
     def read(cls, folder: Path | str) -> TrainedModel:
-        """The model of a folder; raises ConfigurationError if :meth:`save` did not write it."""
+        """Read the model of a folder; raise ConfigurationError if :meth:`save` did not write it."""
         where = Path(folder).expanduser()
         if not (where / CARD).exists() and (where / MODEL / CARD).exists():  # a run's folder has its model in another
             where = where / MODEL
@@ -248,7 +248,7 @@ class TrainedRegressor(RegressorMixin, _Loaded):
 
 
 def load_model(folder: Path | str) -> TrainedClassifier | TrainedRegressor:
-    """A saved model as a scikit-learn estimator.
+    """Load a saved model as a scikit-learn estimator.
 
     Parameters
     ----------

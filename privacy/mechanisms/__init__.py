@@ -57,7 +57,7 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
 
 
 def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
-    """The mechanism of a name in :data:`MECHANISMS`, for at most ``num_releases`` releases of one stream.
+    """Make the mechanism of a name in :data:`MECHANISMS`, for at most ``num_releases`` releases of one stream.
 
     ``options`` are its own, such as ``schedule`` for ``cancelling``.
 

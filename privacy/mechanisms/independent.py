@@ -22,7 +22,7 @@ and what an average of iterates with weights 1 .. K has of each gradient, K (K +
 
 
 def _shares(name: str, releases: int) -> NDArray[np.float64]:
-    """The shares of a name, one a release, up to a factor."""
+    """Return the shares of a name, one a release, up to a factor."""
     k = np.arange(1.0, releases + 1)
     if name == "early":
         return k[::-1].copy()
@@ -102,7 +102,7 @@ class IndependentNoise(Mechanism):
         return 1.0 if self.shares == "uniform" else float(self._entries.max())
 
     def increment_bound(self, release: int) -> float:
-        """The standard deviation of release k's own noise, which bounds it in units of the largest normal."""
+        """Return the standard deviation of release k's own noise, which bounds it in units of the largest normal."""
         return float(1.0 / self._entries[self._check_release(release) - 1])
 
     def row_std(self, release: int) -> float:

@@ -80,7 +80,7 @@ class Sensitivity(NamedTuple):
 
 
 def gram_sensitivity(gram: Gram, n: int, num_participations: int, min_separation: int, pattern: Pattern) -> Sensitivity:
-    """The sensitivity of any encoder whose C^T C is known, where a sample may come back.
+    """Compute the sensitivity of any encoder whose C^T C is known, where a sample may come back.
 
     ``gram`` gives entries of C^T C for the first n releases; ``epochs`` asks for those of one pattern at a time.
 
@@ -120,7 +120,7 @@ def worst_pattern(gram: NDArray[np.float64], num_participations: int, min_separa
 
 
 def pattern_bound(gram: NDArray[np.float64], num_participations: int, min_separation: int) -> float:
-    """An upper bound on :func:`worst_pattern` in O(n^2 k): each release with its best partners, not with common ones.
+    """Return an upper bound on :func:`worst_pattern` in O(n^2 k): each release has its own best partners.
 
     With r_i the largest sum of row i of ``gram`` over i and up to k - 1 releases that are separated from i and from
     each other, the sum over a pattern P is sum_{i in P} sum_{j in P} G_ij <= sum_{i in P} r_i, and the right side is
@@ -230,14 +230,14 @@ class Mechanism(ABC):
 
     @abstractmethod
     def materialize(self, n: int | None = None) -> NDArray[np.float64]:
-        """The encoder C for the first n releases, by default all: shape (n, n), or (nodes, n) for trees."""
+        """Return the encoder C for the first n releases, by default all: shape (n, n), or (nodes, n) for trees."""
 
     @abstractmethod
     def decoder(self, n: int | None = None) -> NDArray[np.float64]:
-        """The causal B with B C = A, the lower triangle of ones: shape (n, n), or (n, nodes) for trees."""
+        """Return the causal B with B C = A, the lower triangle of ones: shape (n, n), or (n, nodes) for trees."""
 
     def inverse(self, n: int | None = None) -> NDArray[np.float64]:
-        """The matrix from Z to the increments: row k of B minus row k - 1, which is C^{-1} where C is square."""
+        """Return the matrix from Z to the increments: row k of B minus row k - 1, which is C^{-1} where C is square."""
         return np.diff(self.decoder(n), axis=0, prepend=0.0)
 
     def identity(self) -> bytes:
@@ -262,16 +262,16 @@ class Mechanism(ABC):
         return 1
 
     def draws(self, release: int) -> int:
-        """The number of rows of Z first used by a release: 1, but for trees."""
+        """Return the number of rows of Z first used by a release: 1, but for trees."""
         return 1
 
     @abstractmethod
     def initial_state(self, size: int) -> State:
-        """The state before the first release, for increments of ``size`` values."""
+        """Return the state before the first release, for increments of ``size`` values."""
 
     @abstractmethod
     def increment(self, state: State, release: int, normals: NDArray[np.floating], scale: float = 1.0) -> Increment:
-        """The noise of one release and the state after it: a pure function, linear in the noise.
+        """Return the noise of one release and the state after it: a pure function, linear in the noise.
 
         Parameters
         ----------
@@ -300,14 +300,14 @@ class Mechanism(ABC):
 
     @abstractmethod
     def memory_bytes(self, size: int) -> int:
-        """The most bytes a stream of increments of ``size`` values must remember between releases."""
+        """Return the most bytes a stream of increments of ``size`` values must remember between releases."""
 
     @abstractmethod
     def row_std(self, release: int) -> float:
-        """Standard deviation of a value of row ``release`` of B Z: the norm of row ``release`` of B."""
+        """Return the standard deviation of a value of row ``release`` of B Z: the norm of row ``release`` of B."""
 
     def row_std_range(self) -> tuple[float, float]:
-        """The smallest and the largest :meth:`row_std`."""
+        """Return the smallest and the largest :meth:`row_std`."""
         stds = [self.row_std(release) for release in range(1, self.num_releases + 1)]
         return min(stds), max(stds)
 
@@ -325,16 +325,16 @@ class Mechanism(ABC):
         return float(np.sqrt(np.mean(stds**2))), float(stds.max())
 
     def largest_entry(self) -> float:
-        """The largest magnitude of C's entries, or a bound: how far one contribution may move one row of C G."""
+        """Return the largest magnitude of C's entries, or a bound: how far one contribution may move one row of C G."""
         column = self.sensitivity()
         return min(column, float(np.abs(self.materialize()).max())) if self.num_releases <= _SMALL else column
 
     def increment_bound(self, release: int) -> float | None:
-        """The largest magnitude added or removed, in units of the largest normal; None if not known."""
+        """Return the largest magnitude added or removed, in units of the largest normal; None if not known."""
         return None
 
     def noise_std(self, sensitivity: float, mu: float, **pattern: Any) -> float:
-        """Standard deviation to put in front of Z so that the stream of all releases is mu-GDP.
+        """Return the standard deviation to put in front of Z so that the stream of all releases is mu-GDP.
 
         ``sensitivity`` is Delta, the L2 change of one contribution when one sample is replaced; ``pattern`` a sample's
         participations, as :meth:`sensitivity` takes them, by default one. No mechanism returns less than Delta times
@@ -350,7 +350,7 @@ class Mechanism(ABC):
         n: int | None = None,
         pattern: Pattern = "separated",
     ) -> float:
-        """The value of :meth:`sensitivity_bound`: how much C stretches one sample's contributions."""
+        """Return the value of :meth:`sensitivity_bound`: how much C stretches one sample's contributions."""
         return self.sensitivity_bound(num_participations, min_separation, n=n, pattern=pattern).value
 
     def sensitivity_bound(
@@ -399,7 +399,7 @@ class Mechanism(ABC):
         return gram_sensitivity(self._gram(n), n, num_participations, min_separation, pattern)
 
     def _sensitivity(self, n: int, num_participations: int, min_separation: int) -> float | None:
-        """The exact sensitivity of a pattern for which a formula is proved; None where there is none."""
+        """Return the exact sensitivity of a pattern for which a formula is proved; None where there is none."""
         return None
 
     def _gram(self, n: int) -> Gram:

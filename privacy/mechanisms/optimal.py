@@ -71,7 +71,7 @@ _lock = Lock()
 def cached(
     name: str, inputs: Mapping[str, int | float | str], compute: Callable[[], Arrays], check: Callable[[Arrays], bool]
 ) -> Arrays:
-    """The read-only float64 arrays that ``compute`` returns, computed once for a name and its inputs.
+    """Return the read-only float64 arrays that ``compute`` returns, computed once for a name and its inputs.
 
     Change the name when the function's results change. ``check`` says whether arrays read from a file, all float64 and
     finite, have the right names and shapes and may be used.
@@ -102,7 +102,7 @@ def forget() -> None:
 
 
 def folder() -> Path:
-    """The cache's folder; a RuntimeError if no variable names one and the user has no home."""
+    """Return the cache's folder; raise RuntimeError if no variable names one and the user has no home."""
     if chosen := os.environ.get("MURMURFL_CACHE"):
         return Path(chosen)
     parent = os.environ.get("XDG_CACHE_HOME")
@@ -155,7 +155,7 @@ class HistoryMechanism(Mechanism):
 
     @abstractmethod
     def entries(self, rows: range, columns: range) -> NDArray[np.float64]:
-        """A block of C^{-1}; rows and columns count releases from 1, and there is zero above the diagonal."""
+        """Return a block of C^{-1}; rows and columns count releases from 1, and there is zero above the diagonal."""
 
     def initial_state(self, size: int) -> State:
         return (np.zeros((min(_BLOCK, self.num_releases), size), np.float32),)
@@ -190,7 +190,7 @@ class HistoryMechanism(Mechanism):
         return NONCE_BYTES * self.num_releases
 
     def _with(self, ahead: NDArray[np.floating], release: int, row: NDArray[np.floating]) -> NDArray[np.floating]:
-        """The noise of the coming releases as far as row ``release`` of Z; that of the first is final."""
+        """Return the noise of the coming releases as far as row ``release`` of Z; that of the first is final."""
         column = self.entries(range(release, release + len(ahead)), range(release, release + 1)).astype(row.dtype)
         known = np.empty(ahead.shape, np.result_type(ahead, row))
         for values in _slices(row.size):
@@ -307,7 +307,7 @@ class OptimalNoise(HistoryMechanism):
 
 
 def optimal_encoder(workload: NDArray[np.float64], tolerance: float = _TOLERANCE) -> NDArray[np.float64]:
-    """The C, lower triangular with columns of norm 1, of least ||A C^{-1}||_F for an invertible lower-triangular A.
+    """Find the lower-triangular C, with columns of norm 1, of least ||A C^{-1}||_F; A is lower-triangular, invertible.
 
     It stops at ``tolerance``, a relative duality gap of ||A C^{-1}||_F^2, which is about error and not privacy: the
     columns have norm 1 up to rounding whatever the gap.
@@ -376,7 +376,7 @@ def _square_root(
 
 
 def _encoder_of(square: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The lower-triangular C with C^T C the given matrix, columns scaled to norm 1."""
+    """Return the lower-triangular C with C^T C the given matrix, columns scaled to norm 1."""
     backwards = cholesky(square[::-1, ::-1], lower=True, check_finite=False)
     encoder = backwards.T[::-1, ::-1]
     return encoder / np.linalg.norm(encoder, axis=0)

@@ -261,7 +261,7 @@ class BandedNoise(ToeplitzMechanism):
         return Increment(added, None, (*(added, *rows)[: self.bands - 1], *sums[1:]))
 
     def _sums_ahead(self, rows: State, count: int) -> State:
-        """What ``rows``, latest first, add to each of the next ``count`` releases, in one pass over the rows."""
+        """Return what ``rows``, latest first, add to each of the next ``count`` releases, in one pass over the rows."""
         size, dtype = rows[0].size, rows[0].dtype
         weights = np.zeros((count, len(rows)))
         for j in range(count):
@@ -286,7 +286,7 @@ class BandedNoise(ToeplitzMechanism):
 
 
 def optimise_band(num_releases: int, bands: int) -> NDArray[np.float64]:
-    r"""The banded Toeplitz column of least error, shape (bands,), among those that are positive and decrease; c_0 = 1.
+    r"""Find the banded Toeplitz column of least error, shape (bands,), positive and decreasing, with c_0 = 1.
 
     Minimises \|c\|^2 \|b\|^2 with b the first column of B: the variance of the last prefix sum, which is the largest,
     at a fixed mu, for any number of participations at least ``bands`` releases apart. By L-BFGS over the logits of
@@ -332,7 +332,7 @@ def optimise_band(num_releases: int, bands: int) -> NDArray[np.float64]:
 
 
 def positive_integer(name: str, value: int) -> int:
-    """The option ``name`` as an integer >= 1, or an error."""
+    """Return the option ``name`` as an integer >= 1; raise if it is none."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise ConfigurationError(
             f"Expected {name} to be an integer >= 1, got {value!r}.", kind="out-of-range", setting=name, got=value
@@ -341,7 +341,7 @@ def positive_integer(name: str, value: int) -> int:
 
 
 def _bands_of_one_participation(num_releases: int) -> int:
-    """The smallest power of two (at most num_releases) with an error within 10 % of the full square root's."""
+    """Return the smallest power of two (at most num_releases) with an error within 10 % of the full square root's."""
     full = one_minus_x(-0.5, num_releases)
     largest = _WORST_EXCESS * float(full @ full)
     bands = 1
@@ -354,20 +354,20 @@ def _bands_of_one_participation(num_releases: int) -> int:
 
 
 def one_minus_x(power: float, n: int) -> NDArray[np.float64]:
-    """The first n coefficients of (1 - x)^power."""
+    """Return the first n coefficients of (1 - x)^power."""
     ratios = np.ones(n)
     ratios[1:] -= (1.0 + power) / np.arange(1, n)
     return np.cumprod(ratios, dtype=np.float64)
 
 
 def _product(a: NDArray[np.float64], b: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """The first n coefficients of the product of two power series."""
+    """Return the first n coefficients of the product of two power series."""
     length = 1 << (len(a) + len(b) - 1).bit_length()
     return np.fft.irfft(np.fft.rfft(a, length) * np.fft.rfft(b, length), length)[:n]
 
 
 def _reciprocal(series: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """The first n coefficients of 1 / series, whose first coefficient is 1, by Newton's iteration."""
+    """Return the first n coefficients of 1 / series, whose first coefficient is 1, by Newton's iteration."""
     inverse = np.ones(1)
     while len(inverse) < n:
         length = min(2 * len(inverse), n)
@@ -450,7 +450,7 @@ class SqrtNormalisedNoise(HistoryMechanism):
         return np.sqrt(squares).tolist()
 
     def _columns(self, chosen: NDArray[np.intp], n: int) -> NDArray[np.float64]:
-        """The first n rows of some columns of C, counted from 0."""
+        """Return the first n rows of some columns of C, counted from 0."""
         lags = np.subtract.outer(np.arange(n), chosen)
         return np.where(lags >= 0, self._root[np.maximum(lags, 0)], 0.0) / self._norms[chosen]
 
@@ -620,7 +620,7 @@ class BisrNoise(RecentNoise):
 
 
 def best_decay(num_releases: int, workload: Workload = "mu2") -> float:
-    r"""The lambda of least error at a fixed mu, where a sample takes part once; a function of its arguments alone.
+    r"""Return the lambda of least error at a fixed mu, where a sample takes part once; its arguments alone decide it.
 
     Minimises sensitivity^2 times the squared error summed over the releases: with a = 1 - lambda, B's column is 1, a,
     a, ..., and that of the sums of prefix sums is 1 + j a. Tried are 0, 1 and every 1 - a with two digits of a; the

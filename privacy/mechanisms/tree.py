@@ -73,7 +73,7 @@ class TreeNoise(Mechanism):
         return rows
 
     def draws(self, release: int) -> int:
-        """The nodes a release completes: one, and one for every trailing zero of its number."""
+        """Return the nodes a release completes: one, and one for every trailing zero of its number."""
         return (self._check_release(release) & -release).bit_length()
 
     def initial_state(self, size: int) -> State:
@@ -137,5 +137,5 @@ class TreeNoise(Mechanism):
 
     @staticmethod
     def _nodes(releases: int) -> int:
-        """The number of nodes complete within the first releases."""
+        """Return the number of nodes complete within the first releases."""
         return 2 * releases - releases.bit_count()

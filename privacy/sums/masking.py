@@ -97,7 +97,7 @@ class Header:
     version: int = MASKING_VERSION
 
     def to_bytes(self) -> bytes:
-        """The one way to write this header."""
+        """Encode this header; there is one encoding."""
         return json.dumps(recorded_mode(vars(self)), sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
@@ -232,7 +232,7 @@ class Masking:
         check_federation(policy, len(self.roster.machines))
 
     def prove_name(self, nonce: Any) -> bytes:
-        """A signature on a server's nonce (:func:`~.roster.name_proof`); empty for what is no nonce."""
+        """Sign a server's nonce (:func:`~.roster.name_proof`); return empty bytes for what is no nonce."""
         proof = name_proof(self.name, self.roster.digest, nonce)
         return b"" if proof is None else self._key.sign(proof)
 
@@ -283,7 +283,7 @@ def add_mask(total: NDArray[np.uint64], seed: bytes, *, subtract: bool = False) 
 
 
 def checked_header(sealed: Sealed, roster: Roster) -> Header:
-    """The header of a masked release, if the machine it names signed it, in this roster, for its helpers."""
+    """Return the header of a masked release if the machine that it names signed it, in this roster, for its helpers."""
     header = Header.from_bytes(sealed.header)
     if any(not isinstance(seal, bytes) or len(seal) != SEAL_BYTES for seal in sealed.seals):
         raise MaskedReleaseError(
@@ -300,7 +300,7 @@ def checked_header(sealed: Sealed, roster: Roster) -> Header:
 
 
 def opened_seal(sealed: Sealed, header: Header, helper: str, key: HelperKey) -> bytes:
-    """The seed that a machine sealed for this helper and this release.
+    """Open the seed that a machine sealed for this helper and this release.
 
     It must not leave the helper: with all helpers' seeds a release is seen by itself.
     """

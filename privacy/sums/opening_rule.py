@@ -80,7 +80,7 @@ class SessionTerms:
 
     @classmethod
     def of(cls, header: Header) -> SessionTerms:
-        """The terms of one release."""
+        """Return the terms of one release."""
         return cls(header.release_mode, header.size, header.spacing, header.roster, header.helpers, header.terms)
 
     @classmethod
@@ -89,7 +89,7 @@ class SessionTerms:
         return cls(**{**read_mode(values), "helpers": tuple(values["helpers"])})
 
     def to_values(self) -> dict[str, Any]:
-        """The plain values of :meth:`from_values`."""
+        """Return the plain values of :meth:`from_values`."""
         return recorded_mode(asdict(self))
 
 
@@ -117,7 +117,7 @@ class OpenedSet:
     """``locked`` if it was only promised, ``void`` if another helper opened it and this one never answers it."""
 
     def moves(self, last: Mapping[str, LastOpened]) -> dict[str, LastOpened]:
-        """The machines whose last opened release it changes, and to which: none goes back, and a promise moves none."""
+        """Return the machines whose last opened release it changes, and to which; a promise moves none."""
         if self.kind == protocol.VIEW_LOCKED:
             return {}
         return {
@@ -125,7 +125,7 @@ class OpenedSet:
         }
 
     def to_bytes(self) -> bytes:
-        """The one way to write this set."""
+        """Encode this set; there is one encoding."""
         document = [
             self.session,
             self.opening,
@@ -149,23 +149,23 @@ class OpeningTransaction(ABC):
 
     @abstractmethod
     def set_digest(self, session: str, opening: str) -> str | None:
-        """The digest of the set that was opened under a name, or None if none was."""
+        """Return the digest of the set that was opened under a name, or None if none was."""
 
     @abstractmethod
     def voids(self, session: str, opening: str) -> frozenset[str]:
-        """The digests of the sets that are void under a name."""
+        """Return the digests of the sets that are void under a name."""
 
     @abstractmethod
     def lock(self, session: str) -> OpenedSet | None:
-        """The set that was promised, until it or a later one is opened or void."""
+        """Return the set that was promised, until it or a later one is opened or void."""
 
     @abstractmethod
     def terms(self, session: str) -> SessionTerms | None:
-        """The terms of a session, or None if none of its sets was opened or is void."""
+        """Return the terms of a session, or None if none of its sets was opened or is void."""
 
     @abstractmethod
     def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
-        """The last release, opened or in a void set, of each of these machines that had any."""
+        """Return the last release, opened or in a void set, of each of these machines that had any."""
 
     def times(self, sessions: int, sets: int) -> tuple[float, float]:
         """When the last session but ``sessions - 1`` began, and the last set but ``sets - 1`` was opened.
@@ -202,17 +202,19 @@ class OpeningRecord(ABC):
 
     @abstractmethod
     def exclusive(self) -> AbstractContextManager[OpeningTransaction]:
-        """A transaction nobody else can enter; without a commit it changes nothing."""
+        """Begin a transaction that nobody else can enter; without a commit it changes nothing."""
 
 
 def key_digest(helper: HelperEntry) -> bytes:
-    """The digest by which a record knows its helper's keys."""
+    """Return the digest by which a record knows its helper's keys."""
     return hashlib.sha256(b"murmurfl helper 1\x00" + helper.sealing + helper.signing).digest()
 
 
 def check_forward(transaction: OpeningTransaction, opened: OpenedSet) -> None:
-    """Refuse a commit under a name that was used, of a release that does not come after the machine's last, or beside
-    a promise; of a void set, what is recorded of it already.
+    """Refuse a commit that goes back or against a promise.
+
+    That is one under a name that was used, of a release that does not come after the machine's last, or next to a
+    promise; of a void set, what is recorded of it already.
 
     The opening rule never asks for one; a mistaken call must not make a record that nobody can believe.
     """
@@ -384,7 +386,7 @@ class SignedOpening:
 
     @classmethod
     def of(cls, answer: Opening) -> SignedOpening:
-        """The part of an answer that shows who gave it."""
+        """Return the part of an answer that shows who gave it."""
         return cls(answer.helper, _digest_of(answer.total), answer.signature)
 
     def is_signed(self, entry: HelperEntry, session: str, opening: str, digest: str) -> bool:
@@ -473,7 +475,7 @@ class Opener:
         return self._record.durable
 
     def prove_name(self, nonce: Any) -> bytes:
-        """A signature on a server's nonce (:func:`~.roster.name_proof`); empty for what is no nonce."""
+        """Sign a server's nonce (:func:`~.roster.name_proof`); return empty bytes for what is no nonce."""
         proof = name_proof(self.name, self.roster.digest, nonce)
         return b"" if proof is None else self._key.sign(proof)
 
@@ -579,7 +581,7 @@ class Opener:
     def _checked(
         self, session: str, opening: str, releases: tuple[Sealed, ...], *, own_bounds: bool = True
     ) -> list[Header]:
-        """The headers of a set that is right by itself, whatever was opened before."""
+        """Check a set without regard to what was opened before, and return its headers."""
         if not isinstance(opening, str) or not _OPENING_NAME.fullmatch(opening):
             raise OpeningRefusedError("expected a name of 1 to 64 letters, digits and hyphens for the set, got another")
         if not (isinstance(session, str) and session.isalnum()):  # of a length that headers may have, see below
@@ -647,7 +649,7 @@ class Opener:
 
 
 def _standing(transaction: OpeningTransaction, opening: str, digest: str, headers: Sequence[Header]) -> tuple[str, str]:
-    """What a record says of a set, one of the protocol's views, and why not; ``yes`` if nothing stands against it."""
+    """Return a record's view of a set, in the protocol's words, and a reason; ``yes`` if nothing stands against it."""
     session = headers[0].session
     known, voids, lock = (
         transaction.set_digest(session, opening),
@@ -671,7 +673,7 @@ def _standing(transaction: OpeningTransaction, opening: str, digest: str, header
 
 
 def _entry(opening: str, digest: str, headers: Sequence[Header], kind: str) -> OpenedSet:
-    """What is recorded of a set."""
+    """Return what is recorded of a set."""
     machines = {header.machine: LastOpened(header.release, header.release_id) for header in headers}
     return OpenedSet(headers[0].session, opening, digest, SessionTerms.of(headers[0]), machines, kind)
 
@@ -706,7 +708,7 @@ def is_view(entry: HelperEntry, session: str, view: View) -> bool:
 
 
 def _said(view: View, session: str) -> bytes:
-    """The bytes that a helper's signature on what it would do covers."""
+    """Return the bytes that a helper's signature on what it would do covers."""
     texts = (view.helper, session, view.opening, view.set_digest, view.would_open, *view.disputed)
     return _VIEW_LABEL + _joined([text.encode() for text in texts])
 
@@ -726,7 +728,7 @@ def _check_follows(header: Header, last: LastOpened | None) -> None:
 
 
 def _signed(helper: str, session: str, opening: str, digest: str, total: NDArray[np.uint64]) -> bytes:
-    """The bytes that a helper's signature covers."""
+    """Return the bytes that a helper's signature covers."""
     return _signed_digest(helper, session, opening, digest, _digest_of(total))
 
 

@@ -81,12 +81,12 @@ class MachineKey:
 
     @classmethod
     def generate(cls) -> MachineKey:
-        """A new key from the operating system."""
+        """Generate a key from the operating system's randomness."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     @classmethod
     def simulated(cls, seed: int, name: str) -> MachineKey:
-        """A simulated machine's key: the same in every run of a seed, and no secret."""
+        """Derive a simulated machine's key: the same in every run of a seed, and no secret."""
         return cls(derived_bytes(KEY_BYTES, "machine key", seed, name))
 
     @cached_property
@@ -99,7 +99,7 @@ class MachineKey:
         return self._private.public_key().public_bytes_raw()
 
     def sign(self, message: bytes) -> bytes:
-        """An Ed25519 signature, 64 bytes."""
+        """Sign a message by Ed25519; 64 bytes."""
         return self._private.sign(message)
 
 
@@ -123,12 +123,12 @@ class HelperKey:
 
     @classmethod
     def generate(cls) -> HelperKey:
-        """New keys from the operating system."""
+        """Generate keys from the operating system's randomness."""
         return cls(secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES))
 
     @classmethod
     def simulated(cls, seed: int, name: str) -> HelperKey:
-        """A simulated helper's keys: the same in every run of a seed, and no secret."""
+        """Derive a simulated helper's keys: the same in every run of a seed, and no secret."""
         return cls(
             derived_bytes(KEY_BYTES, "helper sealing key", seed, name),
             derived_bytes(KEY_BYTES, "helper signing key", seed, name),
@@ -144,12 +144,12 @@ class HelperKey:
         return Ed25519PrivateKey.from_private_bytes(self.signing_secret)
 
     def entry(self, name: str) -> HelperEntry:
-        """The helper's entry in the roster."""
+        """Return the helper's entry in the roster."""
         publics = [key.public_key().public_bytes_raw() for key in (self.sealing, self._signing)]
         return HelperEntry(name, *publics)
 
     def sign(self, message: bytes) -> bytes:
-        """An Ed25519 signature, 64 bytes."""
+        """Sign a message by Ed25519; 64 bytes."""
         return self._signing.sign(message)
 
 
@@ -225,7 +225,7 @@ class Roster:
 
     @classmethod
     def from_document(cls, document: Any) -> Roster:
-        """A roster from what :attr:`document` gave."""
+        """Read a roster from what :attr:`document` gave."""
         check_format("a roster", document, _FORMAT_KEY, _FORMAT)
         try:
             if set(document) != {_FORMAT_KEY, "machines", "helpers"} or document[_FORMAT_KEY] != _FORMAT:
@@ -245,7 +245,7 @@ class Roster:
 
     @classmethod
     def from_json(cls, text: str) -> Roster:
-        """A roster from the text of :attr:`document`; a name that stands twice is refused."""
+        """Read a roster from the text of :attr:`document`; a name that stands twice is refused."""
         try:
             document = json.loads(text, object_pairs_hook=_each_once)
         except (ValueError, TypeError, RecursionError) as error:
@@ -266,7 +266,7 @@ class Roster:
 
     @classmethod
     def simulated(cls, seed: int, machines: tuple[str, ...], helpers: tuple[str, ...]) -> Roster:
-        """The roster of a simulation's keys."""
+        """Make the roster of a simulation's keys."""
         return cls(
             {name: MachineKey.simulated(seed, name).public for name in machines},
             tuple(HelperKey.simulated(seed, name).entry(name) for name in helpers),
@@ -274,7 +274,7 @@ class Roster:
 
 
 def name_proof(name: str, roster: str, nonce: Any) -> bytes | None:
-    """The bytes that a member of the roster of this digest signs to show a server that a name is its own.
+    """Return the bytes that a member of this digest's roster signs to show a server that a name is its own.
 
     None if what it was sent is no nonce. The server's is new each time, so that no answer serves twice.
     """

@@ -145,7 +145,7 @@ class CohortAgreement:
     def _views(
         self, context: RoundContext, grid: Grid, held: CohortSet
     ) -> tuple[dict[str, View], list[str], list[str]]:
-        """What helpers say of a set, those that say nothing, and those that would not open it."""
+        """Ask helpers about a set; return what they say, who says nothing, and who would not open it."""
         views = self.helpers.views(grid, context.session, held, context.timeout)
         said = {name: view for name, view in views.items() if view is not None}
         refusing = [name for name, view in said.items() if view.would_open != protocol.VIEW_YES]
@@ -159,7 +159,7 @@ class CohortAgreement:
         refusing: Sequence[str],
         disputed: set[str],
     ) -> CohortSet:
-        """The set without machines that helpers dispute."""
+        """Return the set without machines that helpers dispute."""
         self._note(said, disputed)
         report = _without(cohort, RoundReport(**held.report), sorted(disputed))
         for name in sorted(disputed):

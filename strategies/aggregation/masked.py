@@ -185,7 +185,7 @@ class Masked(Aggregator):
         return Closed(report, held.asked)
 
     def _opened(self, held: CohortSet, context: RoundContext) -> Vector:
-        """The sum of a set, shape (d,).
+        """Return the sum of a set, shape (d,).
 
         Raises
         ------

@@ -271,5 +271,5 @@ class Noisy(Aggregator, Generic[StreamT]):
             )
 
     def _key_check(self) -> str:
-        """A digest that recognises the key without telling it."""
+        """Return a digest that recognises the key without telling it."""
         return hmac.digest(self.stream.keys.secret_key, b"murmurfl server's noise key", hashlib.sha256)[:16].hex()

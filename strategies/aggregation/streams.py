@@ -104,7 +104,7 @@ class Stream(ABC):
         return gdp_epsilon(mu, self.policy.delta if delta is None else delta)
 
     def largest_shift(self) -> float:
-        """The most standard deviations by which one sample moves one value: at most :attr:`mu`."""
+        """Return the most standard deviations by which one sample moves one value: at most :attr:`mu`."""
         return self.mu
 
     @abstractmethod
@@ -121,7 +121,7 @@ class Stream(ABC):
         return range_problem(self.largest_shift(), num_parameters * self.num_rounds, self.policy.delta, self.mu)
 
     def ideal_mu(self, num_parameters: int, noise_std: float) -> float:
-        """The mu to which ideal normals are calibrated, so that with ours the models are mu-GDP.
+        """Return the mu to which ideal normals are calibrated, so that with ours the models are mu-GDP.
 
         ``noise_std`` is the standard deviation of the noise on one rounded value, were it calibrated to :attr:`mu`; the
         root mean square where values have different ones.
@@ -150,7 +150,7 @@ class Stream(ABC):
         return ideal
 
     def noise_grid(self, num_parameters: int) -> Grid:
-        """The grid to which sums and noise are rounded, and on which rounding is charged.
+        """Return the grid to which sums and noise are rounded, and on which rounding is charged.
 
         It is the machines' own, or a coarser one where that is finer than large noise can be rounded to without showing
         (:mod:`murmurfl.privacy.noise`).
@@ -164,33 +164,33 @@ class Stream(ABC):
         return self._grids[num_parameters]
 
     def rounding_charge(self, num_parameters: int) -> float:
-        """What rounding a sum to :meth:`noise_grid` adds to its sensitivity; 0 on the machines' own grid."""
+        """Return what rounding a sum to :meth:`noise_grid` adds to its sensitivity; 0 on the machines' own grid."""
         grid = self.noise_grid(num_parameters)
         return 0.0 if grid == self.policy.plan(num_parameters).grid else grid.charge(num_parameters)
 
     # The noise.
 
     def fresh_normals(self, server_round: int, size: int) -> NDArray[np.floating]:
-        """Standard normals of a round's own nonce; with real keys never the same ones again."""
+        """Draw standard normals from a round's own nonce; with real keys never the same ones again."""
         return self.normals_of(self.keys.nonce(self.session, server_round), size)
 
     def normals_of(self, nonce: bytes, size: int) -> NDArray[np.floating]:
-        """Standard normals of a nonce under the server's key."""
+        """Draw standard normals from a nonce under the server's key."""
         return standard_normals(row_key(self.keys.secret_key, nonce), size, self.policy.noise_quality)
 
     def rows_of(self, nonces: Sequence[bytes], size: int) -> NDArray[np.floating]:
-        """Standard normals of several nonces, one row each."""
+        """Draw standard normals from several nonces, one row each."""
         keys = [row_key(self.keys.secret_key, nonce) for nonce in nonces]
         return standard_normal_rows(keys, size, self.policy.noise_quality)
 
     def with_nonce(self, nonces: NDArray[np.uint8], server_round: int) -> NDArray[np.uint8]:
-        """The nonces of the rounds so far, one a row, with a new one for this round."""
+        """Return the nonces of the rounds so far, one a row, with a new one for this round."""
         longer = nonces.copy()
         longer[server_round - 1] = np.frombuffer(self.keys.nonce(self.session, server_round), np.uint8)
         return longer
 
     def rounded(self, total: NDArray[np.floating], noise: NDArray[np.floating]) -> Vector:
-        """A sum with noise, both on one grid, so that it is a rounded Gaussian release (privacy/noise.py)."""
+        """Return a sum with noise, both on one grid, so that it is a rounded Gaussian release (privacy/noise.py)."""
         grid = self.noise_grid(len(total))
         return grid.values(grid.counts(total) + grid.counts(noise))
 
@@ -230,7 +230,7 @@ class Sum(Stream):
         self.rounds_noise = IndependentNoise(num_rounds, shares=self.shares)
 
     def noise_std(self, num_parameters: int, server_round: int = 1) -> float:
-        """Standard deviation of the noise on the sum that a round publishes."""
+        """Return the standard deviation of the noise on the sum that a round publishes."""
         if math.isinf(self.mu):
             return 0.0
         change = self.policy.plan(num_parameters).sensitivity + self.rounding_charge(num_parameters)

@@ -60,7 +60,7 @@ class ServerFigures:
     at: float = 0.0  # when it ended, in seconds since 1970
 
     def after(self, report: RoundReport, run: int, planned: int, seconds: float, at: float) -> ServerFigures:
-        """These figures with one more round of a run."""
+        """Return these figures with one more round of a run."""
         refused = dict(self.refused)
         for reason, count in report.refused.items():
             name = reason if reason in _REASONS else _OTHER
@@ -80,7 +80,7 @@ class ServerFigures:
 
 
 def read_figures(folder: Path) -> ServerFigures | None:
-    """The figures in a folder; None where there are none, or none that could be believed.
+    """Read the figures in a folder; None where there are none, or none that could be believed.
 
     Whoever submits a run can write to the file. It is read up to a fixed length and never waited for; only numbers are
     returned, and counts under the protocol's names of refusals.
@@ -133,7 +133,7 @@ class MetricsFile(Callback):
 
     @classmethod
     def from_environment(cls, grid: Grid) -> MetricsFile | None:
-        """The file in the folder that the environment names, for the run of a grid; or None."""
+        """Return the file in the folder that the environment names, for the run of a grid; or None."""
         folder = os.environ.get(FIGURES_VARIABLE)
         return cls(Path(folder), _run_of(grid)) if folder else None
 

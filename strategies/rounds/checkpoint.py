@@ -104,7 +104,7 @@ def _write_checkpoint(path: Path, temporary: Path, settings: Mapping[str, Any], 
 
 
 def load_checkpoint(path: Path, settings: Mapping[str, Any], expected: Iterable[str] = ()) -> dict[str, Any]:
-    """The state that :func:`save_checkpoint` wrote.
+    """Load the state that :func:`save_checkpoint` wrote.
 
     Raises
     ------
@@ -166,7 +166,7 @@ class CheckpointMark:
     server_round: int = 0  # the round it was saved after, for readers of the file
 
     def following(self, server_round: int) -> CheckpointMark:
-        """The mark of the next checkpoint."""
+        """Return the mark of the next checkpoint."""
         return CheckpointMark(self.training, self.saves + 1, secrets.token_hex(16), server_round)
 
     @classmethod
@@ -275,7 +275,7 @@ class TrustedCheckpoint:
         self._mark = ours
 
     def key(self) -> bytes:
-        """The noise key the training was begun with; refused if its file is missing, damaged or open to others."""
+        """Read the noise key the training was begun with; refuse a file that is missing, damaged or open to others."""
         check_private(
             self.key_path,
             "the noise key of this training",
@@ -302,7 +302,7 @@ class TrustedCheckpoint:
             )
 
     def next_mark(self, server_round: int) -> CheckpointMark:
-        """The mark for the next checkpoint; refused if the one on disk is not as this server left it."""
+        """Return the mark for the next checkpoint; refuse if the one on disk is not as this server left it."""
         if self._mark is None:
             raise CheckpointError(
                 "Expected a training that was begun or resumed before its checkpoint is saved.", kind="wrong-order"

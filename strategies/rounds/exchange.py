@@ -131,7 +131,7 @@ class RoundExchange:
         return found
 
     def answering(self, nodes: Mapping[str, int]) -> dict[str, int]:
-        """The nodes of machines that may answer in this round: those it asked, and those that were late."""
+        """Return the nodes of machines that may answer in this round: those it asked, and those that were late."""
         return {name: nodes[name] for name in self.asked} | self._overdue
 
     def drops(self, machine: str) -> bool:
@@ -139,7 +139,7 @@ class RoundExchange:
         return self.late_answers != "counted" and machine in self._overdue
 
     def counted(self, report: RoundReport, participation: Mapping[str, int | None], *, direct: bool) -> RoundReport:
-        """The report with the counts of requests."""
+        """Return the report with the counts of requests."""
         self._sampler.remaining.received(participation)
         finished = len(self._sampler.remaining.exhausted)
         if self._sampler.machines.several_on_a_node or direct:

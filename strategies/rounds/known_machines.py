@@ -33,7 +33,7 @@ logger = logging.getLogger("flwr")
 
 
 def by_length_and_name(name: str) -> tuple[int, str]:
-    """A sort key of machines' names: 2 before 10."""
+    """Return a sort key of machines' names: 2 before 10."""
     return len(name), name
 
 
@@ -91,7 +91,7 @@ def plain_names(names: Sequence[str]) -> list[str] | int:
 
 
 def restored_names(saved: Any) -> Sequence[str]:
-    """The names from what :func:`plain_names` returned."""
+    """Read the names from what :func:`plain_names` returned."""
     return NumberedNames(saved) if isinstance(saved, int) else [str(name) for name in saved]
 
 
@@ -196,13 +196,13 @@ class MachineDirectory:
         self._last_said = ("", 0.0)
 
     def _by_proof(self) -> list[tuple[int, Introduction]]:
-        """Connected nodes in the order in which they were met, those that showed whose name is theirs before others."""
+        """Return connected nodes in the order in which they were met; those that proved their name come first."""
         if self.several_on_a_node:
             return list(self._hosted.items())
         return sorted(self._hosted.items(), key=lambda one: not all(self.shows(name, one[1]) for name in one[1].names))
 
     def node_map(self) -> dict[str, int]:
-        """Connected machines of the training and their nodes."""
+        """Return connected machines of the training and their nodes."""
         members = set(self.names)
         nodes: dict[str, int] = {}
         for node_id, met in self._by_proof():
@@ -212,7 +212,7 @@ class MachineDirectory:
         return nodes
 
     def helpers(self) -> dict[str, tuple[int, str]]:
-        """Connected helpers: the node of each that showed that it is, and the roster it says it works with."""
+        """Return connected helpers: the node of each that showed that it is, and the roster it says it works with."""
         found: dict[str, tuple[int, str]] = {}
         for node_id, met in self._hosted.items():
             for name in met.helpers:
@@ -409,7 +409,7 @@ class MachineDirectory:
         return sorted(set(self._all_names()), key=by_length_and_name)
 
     def _said(self) -> str:
-        """The answers of nodes that could not be met."""
+        """Return the answers of nodes that could not be met."""
         return "".join(f"; {count} answered with {reason}" for reason, count in self._failures.items())
 
 
@@ -437,14 +437,14 @@ class Introduction:
 
 
 def hello(node_id: int, message_type: str, entries: Mapping[str, Any], nonce: str) -> Message:
-    """The greeting of a node, with the entries of every message of the training."""
+    """Make the greeting of a node, with the entries of every message of the training."""
     asked = {protocol.ASK: protocol.ASK_HELLO, protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.NONCE: nonce}
     config = ConfigRecord({**entries, **asked})
     return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=message_type)
 
 
 def introduction(reply: Message, nonce: str) -> Introduction | None:
-    """The introduction in a node's reply to a hello with that nonce; None if this server does not understand it."""
+    """Read the introduction in a node's reply to a hello with that nonce; None if it cannot be understood."""
     config = None if reply.has_error() else reply.content.config_records.get(protocol.CONFIG)
     if config is None or config.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
         return None
@@ -476,7 +476,7 @@ def failure(reply: Message) -> str:
 
 
 def stranger(reply: Message) -> str:
-    """The kind of a node's ClientApp that does not know murmurfl; empty where it does, or cannot be told."""
+    """Return the kind of a node's ClientApp that does not know murmurfl; empty where it does, or cannot be told."""
     if not reply.has_error():
         return "" if any(protocol.VERSION in record for record in reply.content.config_records.values()) else WITHOUT
     if reply.error.code not in _RAISED:
@@ -486,7 +486,7 @@ def stranger(reply: Message) -> str:
 
 
 def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
-    """The names of an entry, () if it is missing; None if it is no list of names."""
+    """Return the names of an entry, () if it is missing; None if it is no list of names."""
     names = config.get(key, [])
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list):
@@ -544,7 +544,7 @@ class Needed:
 
 
 def pointless(needed: Needed, seen: Attending) -> NodesUnavailableError | None:
-    """The error if there is no point in waiting; None where there may be."""
+    """Return the error if there is no point in waiting; None where there may be."""
     strangers = sum(seen.strangers.values())
     if not seen.simulated:
         nobody = not (seen.silent or seen.machines or seen.helpers)
@@ -561,7 +561,7 @@ def pointless(needed: Needed, seen: Attending) -> NodesUnavailableError | None:
 
 
 def shortage(needed: Needed, seen: Attending, deadline_s: float | None = None) -> NodesUnavailableError:
-    """The error of too few machines, after a wait of ``deadline_s`` or none."""
+    """Return the error of too few machines, after a wait of ``deadline_s`` or none."""
     if seen.strangers:
         return _foreign(needed, seen)
     within = "" if deadline_s is None else f" within {deadline_s:g} s"
@@ -595,7 +595,7 @@ def shortage(needed: Needed, seen: Attending, deadline_s: float | None = None) -
 
 
 def no_helpers(needed: Needed, seen: Attending, deadline_s: float | None = None) -> NodesUnavailableError:
-    """The error of too few helpers, after a wait of ``deadline_s`` or none."""
+    """Return the error of too few helpers, after a wait of ``deadline_s`` or none."""
     names = f" ({', '.join(map(repr, sorted(seen.helpers)))})" if seen.helpers else ""
     if deadline_s is None:
         return NodesUnavailableError(
@@ -614,7 +614,7 @@ def no_helpers(needed: Needed, seen: Attending, deadline_s: float | None = None)
 
 
 def _small(needed: Needed, seen: Attending) -> NodesUnavailableError:
-    """The error of a simulation with too few nodes."""
+    """Return the error of a simulation with too few nodes."""
     what = f"{needed.machines} machines"
     if needed.helpers:
         what = f"{needed.nodes} nodes, for {what} and {needed.helpers} helpers"
@@ -628,7 +628,7 @@ def _small(needed: Needed, seen: Attending) -> NodesUnavailableError:
 
 
 def _foreign(needed: Needed, seen: Attending) -> NodesUnavailableError:
-    """The error of nodes whose ClientApp does not know murmurfl."""
+    """Return the error of nodes whose ClientApp does not know murmurfl."""
     strangers = sum(seen.strangers.values())
     there = f"{strangers} of {seen.nodes} nodes"
     if seen.strangers.get(LEGACY):

@@ -207,7 +207,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         return self._layout
 
     def settings(self) -> dict[str, Any]:
-        """What a checkpoint must agree on; plain values."""
+        """Return what a checkpoint must agree on; plain values."""
         entries = hashlib.sha256(repr(sorted(self.entries.items())).encode()).hexdigest()
         return {
             "strategy": type(self).__name__,
@@ -377,7 +377,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
     def ask_privacy(
         self, grid: Grid | DirectMachines, timeout: float | None = None, *, few: bool = False
     ) -> Mapping[str, Mapping[str, Any]]:
-        """The :class:`~murmurfl.privacy.PrivacyStatement` of each machine that answers, as plain values by name.
+        """Return the :class:`~murmurfl.privacy.PrivacyStatement` of each machine that answers, as plain values by name.
 
         Parameters
         ----------
@@ -432,7 +432,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         return True
 
     def _cohort(self, server_round: int) -> list[str]:
-        """The clients of a round; none where it is the server's own."""
+        """Return the clients of a round; none where it is the server's own."""
         return self.sampler.draw(server_round) if self.asks_machines(server_round) else []
 
     def _settle(self, machines: int) -> None:
@@ -518,7 +518,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         }
 
     def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree on: settings, layout and initial model."""
+        """Return what a checkpoint must agree on: settings, layout and initial model."""
         layout = [[name, list(shape), str(dtype)] for name, shape, dtype in self._layout]
         return {**self.settings(), "layout": layout, "start": self._start, **self.aggregator.identity()}
 
@@ -561,7 +561,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         return self.state
 
     def _model(self) -> ArrayRecord:
-        """The model to publish."""
+        """Return the model to publish."""
         return self._record(self.rule.model(self.state))  # type: ignore[arg-type]
 
     def _record(self, vector: Vector) -> ArrayRecord:

@@ -97,7 +97,7 @@ def require_progress(history: Sequence[RoundReport], why: Sequence[str] = ()) ->
 
 
 def _what_came(asked: Sequence[RoundReport], why: Sequence[str]) -> list[str]:
-    """What came in the place of releases in some rounds."""
+    """Return what came in the place of releases in some rounds."""
     reasons = sorted({reason for report in asked for reason in report.refused})
     texts = f" ({'; '.join(why)})" if why else ""
     came = [f"machines refused with {', '.join(reasons)}{texts}"] if reasons else []

@@ -176,7 +176,7 @@ def refuse_sums(option: SecureAggregation, refusing: str) -> None:
 
 
 def centre_bytes(centre: NDArray[np.floating]) -> bytes:
-    """A centre in a request: float32 values, little endian; refused unless it is one row of finite ones."""
+    """Encode a centre for a request: float32, little endian; refuse it unless it is one row of finite values."""
     with np.errstate(over="ignore"):
         values = np.asarray(centre).astype("<f4")
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
@@ -189,7 +189,7 @@ def centre_bytes(centre: NDArray[np.floating]) -> bytes:
 
 
 def session_of(permit: str | None, session: str | None) -> str:
-    """The session of a training: the given one, its permit's first, or a fresh one; refuses a permit that is no use."""
+    """Return the session of a training: the given one, its permit's first, or a fresh one; refuse a useless permit."""
     if not permit:
         return secrets.token_hex(16) if session is None else session
     said = read_permit(permit)

@@ -134,7 +134,7 @@ class ParticipationConfig:
                 )
 
     def fewest_left(self, machines: int) -> int:
-        """The fewest connected clients, of M, with which a training that has begun goes on."""
+        """Return the fewest connected clients, of M, with which a training that has begun goes on."""
         if self.min_available_nodes is not None:
             return self.min_available_nodes
         return min(-(-self.wanted(machines) // 2), self.needed(machines))
@@ -197,7 +197,7 @@ class ParticipationConfig:
         return {"num_clients": None, "clients_per_round": self.clients_per_round, **stated, **more}
 
     def sentence(self) -> str:
-        """A description for a log."""
+        """Return a description for a log."""
         if self.num_clients is not None:
             return f"{self.num_clients} in all, {self.asked(self.num_clients)} a round"
         share = "all" if self.fraction_train is None else f"{100 * self.fraction_train:g} %"

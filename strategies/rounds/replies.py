@@ -46,7 +46,7 @@ _WHOLE_STATE = (
 
 
 def model_vector(arrays: ArrayRecord) -> tuple[Layout, Vector]:
-    """The layout of a model and its values as one vector, shape (d,); refuses arrays that are not finite floats."""
+    """Return a model's layout and its values as one vector, shape (d,); refuse arrays that are not finite floats."""
     values = {name: array.numpy() for name, array in arrays.items()}
     if not values or all(value.dtype.kind in "iub" for value in values.values()):
         got = ", ".join(f"{value.dtype} in {name!r}" for name, value in list(values.items())[:_MOST_NAMED])
@@ -70,7 +70,7 @@ def model_vector(arrays: ArrayRecord) -> tuple[Layout, Vector]:
 
 
 def array_record(vector: Vector, layout: Layout) -> ArrayRecord:
-    """The arrays of a model from its vector, each cast to its own dtype."""
+    """Return the arrays of a model from its vector, each cast to its own dtype."""
     record, start = ArrayRecord(), 0
     for name, shape, dtype in layout:
         size = math.prod(shape)
@@ -219,7 +219,7 @@ class SummedReplies:
     metrics: Mapping[str, Any] = field(default_factory=dict)  # the other entries, the same for all
 
     def each(self) -> Iterator[Reply]:
-        """The reply of each machine, without its release."""
+        """Return the reply of each machine, without its release."""
         for name, release, ack, samples in zip(self.machines, self.releases, self.acks, self.samples, strict=True):
             yield Reply(name, release, ack, None, {**self.metrics, protocol.NUM_EXAMPLES: samples})
 
@@ -245,11 +245,11 @@ class DirectMachines(Protocol):
         ...
 
     def answer(self, request: RoundRequest) -> Iterable[Outcome]:
-        """The answers, without lost ones."""
+        """Return the answers, without lost ones."""
         ...
 
     def statements(self, session: str, names: Sequence[str] | None = None) -> Mapping[str, Mapping[str, Any]]:
-        """The machines' privacy statements by name, of all or of ``names``."""
+        """Return the machines' privacy statements by name, of all or of ``names``."""
         ...
 
 
@@ -265,7 +265,7 @@ def read_outcome(
     *,
     masked: bool = False,
 ) -> Refusal | Reply | None:
-    """A message as an outcome: a refusal, a reply with the model's arrays (``layout``), or None if it is malformed.
+    """Read a message: a refusal, a reply with the model's arrays (``layout``), or None if it is malformed.
 
     A machine answers for itself only: ``nodes`` has those of the machines asked in this round. ``largest_value`` bounds
     magnitudes, since a huge one would swallow everybody else's; it is not checked under masks.
@@ -309,7 +309,7 @@ def is_masked(message: Message) -> bool | None:
 
 
 def _read_parts(arrays: ArrayRecord, layout: Layout) -> list[NDArray[Any]] | None:
-    """The arrays of a reply, if they have the model's shapes."""
+    """Read the arrays of a reply if they have the model's shapes."""
     if len(arrays) != len(layout):
         return None
     parts = []
@@ -361,7 +361,7 @@ _ONLY_SOMETIMES = ("unopened", "skipped", "closed", "overdue", "awaited", "finis
 
 
 def plain(report: RoundReport) -> dict[str, Any]:
-    """A report for a checkpoint, without zeros of :data:`_ONLY_SOMETIMES`."""
+    """Return a report for a checkpoint, without zeros of :data:`_ONLY_SOMETIMES`."""
     return {name: value for name, value in asdict(report).items() if value or name not in _ONLY_SOMETIMES}
 
 
@@ -388,7 +388,7 @@ def request_messages(
     nodes: Mapping[str, int],
     message_type: str = MessageType.TRAIN,
 ) -> list[Message]:
-    """The messages of a round, one a machine; they share the query points, which nobody may change."""
+    """Make the messages of a round, one a machine; they share the query points, which nobody may change."""
     # What is equal for all machines is made and checked once: a copy of a record shares its values.
     entries = ConfigRecord(
         {
@@ -411,7 +411,7 @@ def request_messages(
 
 
 def _alike(message: Message, content: RecordDict, node_id: int) -> Message | None:
-    """A copy of an unsent message with other content for another node, which is quicker; None if Flower has changed."""
+    """Copy an unsent message with other content for another node, which is quicker; None if Flower has changed."""
     made, metadata = Message.__new__(Message), Metadata.__new__(Metadata)
     vars(metadata).update(vars(message.metadata))
     metadata.dst_node_id = node_id
@@ -484,7 +484,7 @@ def ask_statements(
     timeout: float,
     entries: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
-    """The privacy statements of machines by name, without those that give no sensible answer; unchecked.
+    """Ask machines for their privacy statements; return the sensible ones by name, unchecked.
 
     A machine behind a noise mod learns the model's size from ``num_parameters``.
     """

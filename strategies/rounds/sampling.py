@@ -53,7 +53,7 @@ def sample_machines(
 def sample_numbers(
     num_machines: int, count: int, seed: int, server_round: int, sampling: Sampling = "uniform"
 ) -> NDArray[np.int64]:
-    """The numbers, ascending, of the machines that :func:`sample_machines` draws of M."""
+    """Return the numbers, ascending, of the machines that :func:`sample_machines` draws of M."""
     if sampling == "balanced":
         return _shuffled(num_machines, count, seed).batch(server_round)
     generator = np.random.Generator(np.random.Philox(key=derived_seed("sample machines", seed, server_round)))
@@ -269,11 +269,11 @@ class CohortSampler:
         return changed
 
     def draw(self, server_round: int) -> list[str]:
-        """The machines of a round, without those that have not answered, have finished or are not asked."""
+        """Draw the machines of a round, without those that have not answered, have finished or are not asked."""
         return self._drawn(server_round, self.requests.machines | self.unaskable, self._times)
 
     def _drawn(self, server_round: int, absent: AbstractSet[str], times: Mapping[str, int]) -> list[str]:
-        """The sampled machines of a round, with others in the place of those that are absent."""
+        """Return the sampled machines of a round, with others in the place of those that are absent."""
         names = self.machines.names
         sampled = sample_machines(names, self.clients_per_round, self.seed, server_round, self.sampling)
         missing = [name for name in sampled if name in absent]

@@ -130,7 +130,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         return request_messages(config, request, points, self._nodes)
 
     def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
-        """The request for a round's machines, of those that can be reached (None: all can)."""
+        """Return the request for a round's machines, of those that can be reached (None: all can)."""
         if self.state is None:
             raise ConfigurationError("Expected a state before a round is planned.", kind="wrong-order")
         self.exchange.give_up(reachable, self._timeout)
@@ -211,7 +211,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             guarded(self._grid).say_malformed(node, problem)
 
     def _context(self) -> RoundContext:
-        """What the aggregator needs of the round."""
+        """Return what the aggregator needs of the round."""
         return RoundContext(
             session=self.session,
             timeout=self._timeout,
@@ -276,5 +276,5 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         return None
 
     def _asked_at(self, point: Vector) -> ArrayRecord:
-        """The arrays of a query point in a request."""
+        """Return the arrays of a query point in a request."""
         return self._record(point)

@@ -159,7 +159,7 @@ class HalfOpenError(SkippedSumError):
 
 @lru_cache(maxsize=MOST_HELPERS)
 def read_roster(text: str) -> Roster | None:
-    """The roster in a JSON text, or None if there is none."""
+    """Read the roster in a JSON text; None if there is none."""
     try:
         return Roster.from_document(json.loads(text))
     except (ConfigurationError, ValueError, RecursionError):
@@ -173,7 +173,7 @@ def same_roster(text: str, roster: Roster) -> bool:
 
 
 def common_roster(said: Mapping[str, str], option: SecureAggregation) -> Roster:
-    """The one roster that all helpers have, from each one's JSON text by name; refused if there is none such."""
+    """Return the one roster that all helpers have, from each one's JSON text by name; refuse if there is none."""
     rosters = {name: read_roster(text) for name, text in said.items()}
     wanted = {name: one for name, one in rosters.items() if one is not None and option.roster in ("", one.digest)}
     if option.roster:
@@ -300,7 +300,7 @@ class Helpers:
     def views(
         self, grid: Grid, session: str, cohort: CohortSet, timeout: float, *, ask: str = protocol.ASK_WHETHER
     ) -> dict[str, View | None]:
-        """What each helper says of a set before it is asked to open it; None without an answer that counts.
+        """Ask each helper about a set before it opens it; None without an answer that counts.
 
         Asked for a lock, a helper that says yes has promised to open this set: it must be saved before.
         """
@@ -317,7 +317,7 @@ class Helpers:
         return {name: request.read_view(name, reply) for name, reply in replies.items()}
 
     def open(self, grid: Grid, session: str, cohort: CohortSet, timeout: float) -> NDArray[np.uint64]:
-        """The sum of a set without its masks, modulo 2^64.
+        """Open a set: return its sum without masks, modulo 2^64.
 
         The set must be saved: once asked for it may be opened, and nothing else in its place.
 
@@ -433,12 +433,12 @@ class _OpeningRequest:
         return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=self._message_type)
 
     def question(self, name: str, node_id: int, asked: Mapping[str, Any]) -> Message:
-        """The message that asks a helper about the set, and not to open it."""
+        """Return the message that asks a helper about the set, and not to open it."""
         config = ConfigRecord({**self._shared, protocol.HELPER: name, **asked})
         return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=self._queries)
 
     def read_view(self, name: str, reply: Message | None) -> View | None:
-        """What a helper signed for this set, or None."""
+        """Return what a helper signed for this set, or None."""
         config = None if reply is None or reply.has_error() else reply.content.get(protocol.CONFIG, None)
         if not isinstance(config, ConfigRecord):
             return None
@@ -454,7 +454,7 @@ class _OpeningRequest:
         return view if is_view(self._entries[name], self._session, view) else None
 
     def read(self, name: str, reply: Message | None) -> tuple[Opening | None, str]:
-        """A helper's answer, or None and what is wrong with it."""
+        """Read a helper's answer; None and what is wrong with it if it does not count."""
         if reply is None:
             return None, self.SILENT
         if reply.has_error():
@@ -491,7 +491,7 @@ def _answer(reply: Message) -> Opening | None:
 
 
 def _waves(nodes: Mapping[str, int]) -> Iterator[dict[int, str]]:
-    """The helpers by their nodes, in groups that have every node once: in a simulation some share one."""
+    """Return the helpers by their nodes, in groups that have every node once: in a simulation some share one."""
     left = dict(nodes)
     while left:
         wave: dict[int, str] = {}

@@ -61,7 +61,7 @@ class CohortSet:
         return str(self.server_round)
 
     def plain(self) -> dict[str, Any]:
-        """The set without its sum, for JSON."""
+        """Return the set without its sum, for JSON."""
         sealed = [[one.header.hex(), [seal.hex() for seal in one.seals], one.signature.hex()] for one in self.sealed]
         return {
             "server_round": self.server_round,
@@ -77,7 +77,7 @@ class CohortSet:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], total: NDArray[np.uint64]) -> CohortSet:
-        """The set of :meth:`plain` and its sum."""
+        """Rebuild the set from :meth:`plain` and its sum."""
         sealed = tuple(
             Sealed(bytes.fromhex(header), tuple(map(bytes.fromhex, seals)), bytes.fromhex(signature))
             for header, seals, signature in plain["sealed"]
@@ -143,7 +143,7 @@ class CohortSum:
         return max((header.min_cohort for header in self.headers.values()), default=1)
 
     def wanting_more(self) -> list[str]:
-        """The machines that want more releases in a sum than there would be with them and all that want no more."""
+        """Return machines that want more releases in a sum than there would be with them and all that want no more."""
         wanted = {name: header.min_cohort for name, header in self.headers.items()}
         while wanted and max(wanted.values()) > len(wanted):
             wanted = {name: fewest for name, fewest in wanted.items() if fewest <= len(wanted)}
@@ -163,7 +163,7 @@ def read_terms(plain: Sequence[Any]) -> Terms:
 
 
 def terms_of(contents: Any) -> Terms:
-    """The terms of a release."""
+    """Return the terms of a release."""
     if isinstance(contents, MaskedRelease):
         header = _header(contents.sealed.header)
         return header.release_mode, header.terms, header.spacing
@@ -172,7 +172,7 @@ def terms_of(contents: Any) -> Terms:
 
 @lru_cache(maxsize=MOST_SUMMED)
 def _header(content: bytes) -> Header:
-    """A header that was checked before; it is read several times in a round."""
+    """Return a header that was checked before; it is read several times in a round."""
     return Header.from_bytes(content)
 
 
@@ -214,7 +214,7 @@ class Screen:
         self._is_late, self._warned, self._left_out = is_late, warned, left_out
 
     def screened(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-        """The outcomes, with None for a reply that fits no sum, or not the sum of most others."""
+        """Return the outcomes, with None for a reply that fits no sum, or not the sum of most others."""
         fitting = [self._fitting(outcome) for outcome in outcomes]
         terms = [self._terms_of(outcome) for outcome in fitting]
         most, room = self._terms or _most_common(fitting, terms), MOST_SUMMED
@@ -229,7 +229,7 @@ class Screen:
                 yield outcome
 
     def _fitting_sums(self, replies: SummedReplies, most: Terms | None) -> Iterator[Outcome]:
-        """The sum of several releases, or None for each of them if it does not fit."""
+        """Return the sum of several releases, or None for each of them if it does not fit."""
         if most is None or replies.spacing == most[2]:
             yield replies
             return
@@ -283,7 +283,7 @@ class Screen:
 
 
 def _most_common(outcomes: Iterable[Outcome], terms: Iterable[Terms | None]) -> Terms | None:
-    """The terms of most machines, the first of several; None without any."""
+    """Return the terms of most machines, the first of several; None without any."""
     votes: dict[Terms, set[str]] = {}
     for outcome, its in zip(outcomes, terms, strict=True):
         if isinstance(outcome, Reply) and its is not None:
@@ -355,7 +355,7 @@ class ReleaseSum:
         self._largest += largest
 
     def total(self) -> Vector:
-        """The sum, shape (d,)."""
+        """Return the sum, shape (d,)."""
         self._collect()
         return self._values
 

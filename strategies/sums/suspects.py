@@ -152,7 +152,7 @@ def _hypotheses(groups: int, most: int) -> NDArray[np.float32]:
 
 
 def _left_out(hypotheses: NDArray[np.float32], sizes: NDArray[np.float32], room: int) -> NDArray[np.float32]:
-    """Groups, one after the other, that fill as many hypotheses as possible."""
+    """Choose groups, one after the other, that fill as many hypotheses as possible."""
     number = hypotheses.sum(axis=1)
     chosen = np.zeros(len(sizes), np.float32)
     while True:
@@ -167,7 +167,7 @@ def _left_out(hypotheses: NDArray[np.float32], sizes: NDArray[np.float32], room:
 
 
 def most_wrong_sums(machines: int, room: int, culprits: int, assumed: int = 2) -> int | None:
-    """The most wrong sums that so many liars can cause before all of them are left out together.
+    """Return the most wrong sums that so many liars can cause before all of them are left out together.
 
     Parameters
     ----------

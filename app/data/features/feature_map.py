@@ -45,7 +45,7 @@ class Features(Named, ABC):
 
     @abstractmethod
     def __call__(self, images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
-        """The features of images.
+        """Return the features of images.
 
         Parameters
         ----------

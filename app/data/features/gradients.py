@@ -157,7 +157,7 @@ def soft_gradients(images: NDArray[np.uint8], white: int = 255) -> NDArray[np.fl
 
 
 def _directions(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The gradient's magnitude at every pixel, shared between its two nearest directions; blank all around."""
+    """Return the gradient's magnitude at every pixel, shared between its two nearest directions; the border is zero."""
     padded = np.pad(values, ((0, 0), (1, 1), (1, 1)))
     horizontal = (padded[:, 1:-1, 2:] - padded[:, 1:-1, :-2]).ravel()
     vertical = (padded[:, 2:, 1:-1] - padded[:, :-2, 1:-1]).ravel()

@@ -48,7 +48,7 @@ SHA256 = MappingProxyType(
 
 @lru_cache
 def read_weights(name: str) -> Mapping[str, NDArray[Any]]:
-    """The arrays of a weights file, one of :data:`SHA256`; it can hold arrays only, and no code.
+    """Read the arrays of a weights file, one of :data:`SHA256`; it can hold arrays only, and no code.
 
     Raises ConfigurationError if it is nowhere, or not this version's file.
     """
@@ -64,7 +64,7 @@ def read_weights(name: str) -> Mapping[str, NDArray[Any]]:
 
 
 def unpacked_weights(content: bytes, expected: str, where: str) -> Mapping[str, NDArray[Any]]:
-    """The arrays in the bytes of a weights file, once its checksum is right."""
+    """Return the arrays in the bytes of a weights file whose checksum is right."""
     digest = hashlib.sha256(content).hexdigest()
     if digest != expected:
         raise ConfigurationError(
@@ -109,7 +109,7 @@ _IMAGES_AT_A_TIME = 128
 def frozen_net(
     values: NDArray[np.float32], weights: Sequence[NDArray[np.float32]], biases: Sequence[NDArray[np.float32]]
 ) -> NDArray[np.float32]:
-    """The net's output for pixels from 0 to 1 of shape (samples, side, side); row i depends on image i alone.
+    """Return the net's output for pixels from 0 to 1, shape (samples, side, side); row i depends on image i alone.
 
     Weights are those of convolutions, of shape (out, in, 3, 3), and of the dense layer, (features, pixels x channels);
     biases have each layer's normalisation by fixed means folded in. A convolution keeps an image's size and is cut at
@@ -131,7 +131,7 @@ def frozen_net(
 
 
 def _patches(maps: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The 3 x 3 pixels around each one, of shape (images, height, width, 9 x channels)."""
+    """Return the 3 x 3 pixels around each one, of shape (images, height, width, 9 x channels)."""
     images, height, width, channels = maps.shape
     padded = np.pad(maps, ((0, 0), (1, 1), (1, 1), (0, 0)))
     patches = np.empty((images, height, width, 9, channels), dtype=maps.dtype)
@@ -142,7 +142,7 @@ def _patches(maps: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _pooled(maps: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The largest of each 2 x 2 pixels."""
+    """Return the largest of each 2 x 2 pixels."""
     columns = np.maximum(maps[:, :, ::2], maps[:, :, 1::2])
     return np.maximum(columns[:, ::2], columns[:, 1::2])
 
@@ -157,7 +157,7 @@ _SCATTERED_AT_A_TIME = 64
 
 
 def morlet(half: int, width: float, direction: float, frequency: float) -> NDArray[np.complex128]:
-    """A wave under a Gaussian, with mean zero, ``half`` pixels to either side of the middle.
+    """Return a wave under a Gaussian, with mean zero and ``half`` pixels to either side of the middle.
 
     ``width`` is the Gaussian's along the wave, in pixels; across it is twice as long. ``direction`` is in radians,
     ``frequency`` in radians a pixel.
@@ -172,8 +172,9 @@ def morlet(half: int, width: float, direction: float, frequency: float) -> NDArr
 
 @lru_cache
 def _filters(side: int, half: int, scale: int, stride: int, dtype: type) -> NDArray[np.floating]:
-    """Eight wavelets along a row: a matrix from windows of 2 half + 1 rows of ``side`` pixels to (part, direction,
-    column).
+    """Return eight wavelets along a row, a matrix.
+
+    It maps windows of 2 half + 1 rows of ``side`` pixels to (part, direction, column).
     """
     angles = np.pi * np.arange(_DIRECTIONS) / _DIRECTIONS
     bank = np.stack([morlet(half, 0.8 * scale, angle, 0.75 * np.pi / scale) for angle in angles])
@@ -211,7 +212,7 @@ def _modulus(maps: NDArray[np.floating], half: int, scale: int, stride: int = 1)
 
 
 def _smoothed(maps: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Maps of shape (n, rows, any, columns) as (n, any, 7, 7)."""
+    """Smooth maps of shape (n, rows, any, columns) to shape (n, any, 7, 7)."""
     count, rows, others, columns = maps.shape
     low = _low_pass(rows, maps.dtype.type) @ maps.reshape(count, rows, others * columns)
     return (low.reshape(count, POINTS, others, columns) @ _low_pass(columns, maps.dtype.type).T).swapaxes(1, 2)

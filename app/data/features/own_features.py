@@ -81,7 +81,7 @@ class FunctionFeatures(OfImages):
 
 
 def own_features(found: Any, name: str) -> Features:
-    """The map of a user's object that is no Features itself; raises ConfigurationError if it is no function."""
+    """Wrap a user's function as Features; raise ConfigurationError if it is no function."""
     if isinstance(found, type) or not callable(found):
         kind = found.__name__ if isinstance(found, type) else type(found).__name__
         raise ConfigurationError(
@@ -244,7 +244,7 @@ class FileFeatures(OfImages):
 
 
 def _read(name: str) -> torch.nn.Sequential:
-    """The module that a file describes, frozen.
+    """Read the module that a file describes, and freeze it.
 
     Raises ConfigurationError if it is no file of :func:`save_features`; nothing of it was run then.
     """

@@ -45,8 +45,9 @@ class DeviceArithmetic:
     def noised(
         self, streams: StreamBlock, contributions: StackedContributions, keys: Sequence[bytes], nonces: Sequence[bytes]
     ) -> Any:
-        """The clipped contributions with added and removed noise: int64 counts of shape (d,) for each machine, as rows
-        of one tensor or as separate tensors.
+        """Return the clipped contributions with added and removed noise.
+
+        These are int64 counts of shape (d,) for each machine, as rows of one tensor or as separate tensors.
         """
         if not isinstance(contributions, DeviceContributions):
             raise ConfigurationError(
