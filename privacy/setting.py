@@ -203,7 +203,7 @@ class Setting(Declaration):
     @property
     def table(self) -> str:
         """The key of its choice, or its own."""
-        return self.name.partition(".")[0]
+        return hyphenated(self.choice) or self.name
 
     def read_with(self, kind: str) -> bool:
         """Return True unless it is an option that a kind of the choice does not read."""
@@ -320,7 +320,11 @@ def _as_refusal(error: pydantic.ValidationError, known: Mapping[str, Setting], g
     name = str(fault["loc"][0]) if fault["loc"] else ""
     choice = known.get(name)
     if choice is not None and len(fault["loc"]) > 1:  # an option, behind its choice and the class of the kind
-        name = next((one.attribute for one in known.values() if one.name == f"{choice.name}.{fault['loc'][-1]}"), "")
+        options = {hyphenated(one.attribute): one.attribute for one in known.values() if one.choice == name}
+        name = options.get(str(fault["loc"][-1]), "")
+    if fault["type"] == "missing" and choice is not None and name != choice.attribute:
+        expected = f"set, with {choice.name} = {given[choice.attribute]['kind']!r}"
+        return refusal(known[name].name, expected, known[name].default, kind="missing")
     if fault["type"] == "missing":
         return ConfigurationError(
             f"Expected values for {known[name].name}, got none of that name.", kind="missing", setting=known[name].name
@@ -358,19 +362,16 @@ def _of_choice(name: str, field: str, union: Any, declaration: Declaration, defa
     found = {name: Setting(name=name, attribute=field, kind=str, default=default, choice=field, union=union, **words)}
     for kind in kinds:
         for option, info in kind.model_fields.items():
-            key = f"{name}.{hyphenated(option)}"
             if option == "kind":
                 continue
+            [declared] = (mark for mark in info.metadata if isinstance(mark, Declaration))
+            key = declared.key or f"{name}.{hyphenated(option)}"
             if key in found:
                 found[key] = replace(found[key], kinds=(*found[key].kinds, *kind.names()))
                 continue
-            [declared] = (mark for mark in info.metadata if isinstance(mark, Declaration))
-            one: dict[str, Any] = {
-                "kind": info.annotation,
-                "default": info.default,
-                "choice": field,
-                "kinds": kind.names(),
-            }
+            kind_of: Any = info.annotation
+            one: dict[str, Any] = {"kind": kind_of, "choice": field, "kinds": kind.names()}
+            one["default"] = kind_of() if info.is_required() else info.default
             found[key] = Setting(name=key, attribute=option, **one, **vars(declared))
     return found
 

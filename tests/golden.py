@@ -283,7 +283,7 @@ def _grid(app: Any, experiment: Any, fault: Fault, recording: Recording) -> Any:
     from tests.harness.grid import NodesGrid
 
     config = experiment.config
-    helpers = config.helpers if config.trust == "secure-aggregation" else 0
+    helpers = config.summing.helpers if config.secure else 0
     nodes = config.num_clients + helpers
 
     class Nodes(NodesGrid):

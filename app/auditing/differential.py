@@ -297,7 +297,7 @@ class _Audit:
         return DifferentialAudit(machine, unit, tuple(forms), self._trials, results, tuple(self._notes()))
 
     def _notes(self) -> Iterator[str]:
-        if self._config.trust == "secure-aggregation":
+        if self._config.secure:
             yield "Audited without masks, as for a server that is not trusted: masks are drawn anew each time."
         if not self._ending:
             yield (
@@ -319,7 +319,7 @@ class _Audit:
             changed |= {"budget_local_mu": 0.0, "budget_mu": 0.0}
             sums_samples, passes = config.method.sums_samples, config.passes
         if config.secure:
-            changed |= {name: getattr(type(config), name) for name in ("trust", *config.of_sums)}
+            changed["trust"] = type(config).settings()["trust"].default
         batch = min(config.batch_size, MOST_BATCH // 3 if self._schema.owner else MOST_BATCH)
         held_out = math.ceil(config.held_out * changed["num_records"]) if config.private_evaluation else 0
         most = MOST_RELEASES

@@ -254,7 +254,7 @@ def deploy_demo(
                 fail(f"Expected a new run folder, got {folder}; choose another --name.")
             settings = settings_of(config_file, [*(assignments or []), *([f"trust={trust}"] if trust else [])])
             config = demo_config(settings, out.resolve(), name or folder.name)
-            helpers = f", and {config.helpers} helpers with records" if config.trust_model == SECURE else ""
+            helpers = f", and {config.summing.helpers} helpers with records" if config.trust_model == SECURE else ""
             say(f"Starting a SuperLink with TLS and {config.num_clients} nodes with keys and ledgers{helpers} ...")
             with RunDisplay(expected_guarantee(config, deployed=True)) as display:
                 demonstrated = run_demo(config, folder, timeout_s=timeout, on_line=show)

@@ -321,7 +321,7 @@ def run_demo(config: RunConfig, folder: Path, *, timeout_s: float, on_line: Call
     settings = {f"node-{machine}": node_settings(experiment, machine) for machine in range(config.num_clients)}
     environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     with deployment(folder, timeout_s=timeout_s, on_line=on_line, environment=environment) as deployed:
-        helpers = config.helpers if config.trust_model == SECURE else 0
+        helpers = config.summing.helpers if config.trust_model == SECURE else 0
         deployed.add_nodes(settings, [f"helper-{number}" for number in range(helpers)])
         for name in (*deployed.helpers, *deployed.nodes):
             deployed.start_node(name)

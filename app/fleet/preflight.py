@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...clients.nodes.machine_file import SampleNode, UpdateNode
+from ...clients.nodes.machine_file import NodeSums, SampleNode, UpdateNode
 from ...clients.nodes.operators_file import operators_values
 from ...clients.nodes.roster_files import pinned_digest, read_machine_key, read_roster
 from ...clients.private_client import PrivateClient
@@ -291,20 +291,20 @@ def check_operators_file(path: Path) -> Iterator[Finding]:
         yield from _helper_findings(HelperConfig.read(path, runs_kept=True))
         return
     node = read_node(path, runs_kept=True)
-    decided = node.updates if isinstance(node, UpdateNode) else node
-    if decided.trust != SECURE:
+    sums = node.trust
+    if not isinstance(sums, NodeSums):
         yield Finding(
             False,
-            f"trust is {decided.trust or 'not set'!r}, so machine {node.machine!r} sends single releases and needs no "
+            f"trust is {sums.kind or 'not set'!r}, so machine {node.machine!r} sends single releases and needs no "
             f"roster: set trust = {SECURE!r} to take part in sums only.",
         )
         return
-    roster, found = _pinned(node.roster, node.roster_digest, _NO_START)
+    roster, found = _pinned(sums.roster, sums.roster_digest, _NO_START)
     yield found
     if roster is None:
         return
     try:
-        yield _own_card(Card.of_machine(node.machine, read_machine_key(Path(node.signing_key))), roster, _NO_START)
+        yield _own_card(Card.of_machine(node.machine, read_machine_key(Path(sums.signing_key))), roster, _NO_START)
     except MurmurflError as error:
         yield Finding(False, _because(error, _NO_START))
     yield _cohort(node.sums, len(roster.machines))

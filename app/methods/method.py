@@ -111,8 +111,8 @@ class Method(ABC):
     def check(self, config: RunConfig) -> None:
         """Refuse a run configuration whose keys this method cannot serve."""
         if config.trust_model not in self.trusts:
-            others = [name for name, one in registry("strategy").items() if config.trust in one.trusts]
-            raise refused_trust(config.trust, config.strategy, ("", *self.trusts), others)
+            others = [name for name, one in registry("strategy").items() if config.trust.kind in one.trusts]
+            raise refused_trust(config.trust.kind, config.strategy, ("", *self.trusts), others)
         self._check_choices(config)
         self._check_participation(config)
         bounding(config, self.keys)

@@ -137,7 +137,7 @@ class Problem:
                 got=self.config.trust_model,
             )
         machines = tuple(str(machine) for machine in range(self.config.num_clients))
-        return Roster.simulated(self.config.seed, machines, helper_names(self.config.helpers))
+        return Roster.simulated(self.config.seed, machines, helper_names(self.config.summing.helpers))
 
     def summation(self) -> dict[str, SecureAggregation]:
         """The options of a strategy under secure aggregation; empty under another trust model.
@@ -147,13 +147,14 @@ class Problem:
         config = self.config
         if not config.secure:
             return {}
+        summing = config.summing
         told = SecureAggregation(
             min_cohort=config.sums.min_cohort,
-            helpers=config.helpers,
+            helpers=summing.helpers,
             patience=config.give_up_after or _FOR_EVER,
-            max_byzantine=config.max_byzantine,
-            max_failed_aggregations=config.max_failed_aggregations,
-            max_noise=config.max_noise,
+            max_byzantine=summing.max_byzantine,
+            max_failed_aggregations=summing.max_failed_aggregations,
+            max_noise=summing.max_noise,
         )
         return {"secure_aggregation": told}
 

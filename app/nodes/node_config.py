@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.adapters.per_sample_gradients import PerSampleGradients, Samples, check_rows_alone
-from ...clients.nodes.machine_file import Pinned, RecordsFile
+from ...clients.nodes.machine_file import RecordsFile, Roster, RosterDigest
+from ...clients.nodes.operators_file import OperatorsFile
 from ...clients.nodes.roster_files import read_helper_key, read_roster
 from ...clients.private_client import PrivateClient
 from ...clients.queries import ClientQuery
@@ -163,7 +164,12 @@ class NodeConfig(RecordsFile):
     def _check_policy(self, method: Method) -> None:
         """Refuse what no policy can be, whatever its ledger, samples and model are."""
         mu = asked_mu(self.mu, self.epsilon or None, self.delta or _ANY_DELTA)
-        decided: dict[str, Any] = {"mu": mu, "delta": self.delta or _ANY_DELTA, "budget_mu": mu, "trust": self.trust}
+        decided: dict[str, Any] = {
+            "mu": mu,
+            "delta": self.delta or _ANY_DELTA,
+            "budget_mu": mu,
+            "trust": self.trust.kind,
+        }
         decided |= {"budget_local_mu": self.budget_local_mu or None} | self._of_sums(self.budget_local_mu or None)
         of_model = {"classes": _FEWEST_CLASSES} if "moments" in method.clip_units else {}
         policy = self._policy(self.batch_size * max(self.max_participations, 1), decided, **of_model)
@@ -441,7 +447,7 @@ def configured_client(path: Path) -> PrivateClient:
 
 
 @settings
-class HelperConfig(Pinned):
+class HelperConfig(OperatorsFile):
     """Everything a helper decides for itself.
 
     Notes
@@ -452,6 +458,8 @@ class HelperConfig(Pinned):
 
     required: ClassVar[frozenset[str]] = frozenset({"roster", "roster-digest"})
     helper: Annotated[str, Declaration("Its name in the roster: public.")]
+    roster: Roster = ""
+    roster_digest: RosterDigest = ""
     record: Annotated[
         str,
         Declaration(

@@ -134,12 +134,11 @@ def _in_secret(request: PlanRequest) -> list[Candidate]:
 
 def _other_trusts(request: PlanRequest) -> Iterator[Candidate]:
     """The best way under each other kind of trust."""
-    plain = {one.attribute: one.default for one in run_keys().values() if one.read_by == "trust"}
     for trust in TRUST_MODELS:
         if trust == request.config.trust_model:
             continue
         try:
-            config = replace(request.config, **{**plain, "trust": trust})
+            config = replace(request.config, trust=trust)
             yield decide(replace(request, config=config)).chosen
         except ConfigurationError:
             continue

@@ -324,8 +324,8 @@ def _scaled(found: ReadTable, table: Any, config: RunConfig, site: str) -> tuple
     from .private_statistics import private_statistics
 
     told: dict[str, Any] = {"mu": config.mu * math.sqrt(SCALING_SHARE), "delta": config.delta, "seed": config.seed}
-    if config.trust:
-        told["trust"] = config.trust
+    if config.trust.kind:
+        told["trust"] = config.trust.kind
     if config.secure:
         told["min_honest"] = config.sums.min_honest
     many = {"site": site} if site else {"machines": config.num_clients}

@@ -34,7 +34,7 @@ from .run_summary import shown_accuracy
 
 def participant_names(config: RunConfig) -> list[str]:
     """The names of machines, then helpers; each is on a node of its own where there are enough nodes."""
-    helpers = helper_names(config.helpers) if config.secure else ()
+    helpers = helper_names(config.summing.helpers) if config.secure else ()
     return [*map(str, range(config.num_clients)), *helpers]
 
 

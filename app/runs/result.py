@@ -288,7 +288,7 @@ class RunResult:
             **({} if self.figures.sums is None else vars(self.figures.sums)),
             epsilon=self.epsilon,
             epsilon_local=self.epsilon_local,
-            helpers=config.helpers if config.secure else None,
+            helpers=config.summing.helpers if config.secure else None,
             delta=config.delta,
             forecast=None if self.forecast is None else forecast_document(self.forecast),
             num_clients=config.num_clients,

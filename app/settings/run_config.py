@@ -27,7 +27,7 @@ from ...privacy.setting import Setting, flat, mu_and_epsilon, not_read, refusal,
 from ...strategies.rounds.participation import ParticipationConfig
 from .registry import own_mechanism_options, registry
 from .run_keys import PRESETS as PRESETS
-from .run_keys import RunKeys
+from .run_keys import RunKeys, RunSums
 
 _LONGEST_RUN_NAME = 200
 """Bytes; file systems take 255, and files that are being written have longer names for a moment."""
@@ -97,7 +97,7 @@ class RunConfig(RunKeys):
             check_run_name(self.run_name)
         chosen = {one.name: registry(one.name)[one.of(self)] for one in run_keys().values() if one.names}
         refuse_unread(self, frozenset().union(*(thing.keys for thing in chosen.values())))
-        if self.trust == SECURE:
+        if self.secure:
             check_cohorts(self)
             check_lost_replies(self.clients_per_round, self.sums.min_cohort, self.lost_replies)
             check_end_of_rounds(self.answers_needed, self.sums.min_cohort)
@@ -117,7 +117,7 @@ class RunConfig(RunKeys):
         methods = registry("strategy")
         # A subclass of one's own inherits the sister's name, and is another method.
         sister = methods[self.strategy].with_trusted_server if self.strategy in methods else ""
-        if sister and self.trust == "trusted-server":
+        if sister and self.trust.kind == "trusted-server":
             object.__setattr__(self, "strategy", sister)
 
     @property
@@ -148,7 +148,7 @@ class RunConfig(RunKeys):
     @property
     def trust_model(self) -> Trust:
         """Who is trusted, and with what: as set, or the method's own."""
-        return self.trust or registry("strategy")[self.strategy].own_trust  # type: ignore[return-value]
+        return self.trust.kind or registry("strategy")[self.strategy].own_trust  # type: ignore[return-value]
 
     @property
     def secure(self) -> bool:
@@ -176,7 +176,12 @@ class RunConfig(RunKeys):
         """What mu assumes of every sum; both numbers are 1 where the server sees every release by itself."""
         if not self.secure:
             return NOTHING_ASSUMED
-        return sum_assumption(self.clients_per_round, self.min_cohort, self.colluders)
+        return sum_assumption(self.clients_per_round, self.summing.min_cohort, self.summing.colluders)
+
+    @property
+    def summing(self) -> RunSums:
+        """The options of secure aggregation; their defaults under another trust model."""
+        return self.trust if isinstance(self.trust, RunSums) else RunSums()
 
     @property
     def mechanism_options(self) -> dict[str, str | int | float]:
@@ -246,19 +251,15 @@ def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_read(one: Setting, values: Mapping[str, Any], reads: frozenset[str]) -> bool:
     """Return True if a key is read by the kind of its choice, or by other things, which read the keys ``reads``."""
-    if one.read_by == "trust":
-        return values.get("trust") == SECURE
     if one.choice:
         kind = str(values.get(one.table, run_keys()[one.table].default))
-        if not one.read_with(kind) and one.attribute not in own_mechanism_options(kind):
+        if not one.read_with(kind) and not (one.table == "mechanism" and one.attribute in own_mechanism_options(kind)):
             return False
     return not one.read_by or one.name in reads
 
 
 def readers_of(one: Setting) -> list[str]:
     """The built-in names of those that read a key; empty for one that every run reads."""
-    if one.read_by == "trust":
-        return [SECURE]
     return registry(one.read_by).reading(one.name) if one.read_by else list(one.kinds)
 
 
@@ -297,10 +298,10 @@ def check_cohorts(config: RunConfig) -> None:
             f"at most {MOST_SUMMED} machines a round, with over-selection, for trust = {SECURE!r}, or sums could wrap"
         )
         raise refusal("clients_per_round", expected, asked, kind="out-of-range")
-    if config.min_cohort > clients_per_round:
+    if config.summing.min_cohort > clients_per_round:
         expected = f"at most clients-per-round = {clients_per_round}"
-        raise refusal("trust.min-cohort", expected, config.min_cohort, kind="out-of-range")
-    colluders, floor = config.colluders, config.sums.min_cohort
+        raise refusal("trust.min-cohort", expected, config.summing.min_cohort, kind="out-of-range")
+    colluders, floor = config.summing.colluders, config.sums.min_cohort
     if colluders >= floor:
         raise refusal(
             "trust.colluders", f"below the {floor} releases of the smallest sum: one of them is honest", colluders

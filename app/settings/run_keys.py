@@ -68,6 +68,53 @@ FeatureBound = Annotated[
 LearningRate = Annotated[float, Declaration("eta, the step.", at_least=0, zero=_PRESETS)]
 
 
+class RunSums(tables.SecureAggregation):
+    """Secure aggregation in a run configuration."""
+
+    min_cohort: tables.MinCohort = 0
+    helpers: Annotated[
+        int,
+        Declaration(
+            "Helpers; each must take part in opening every sum.",
+            at_least=1,
+            at_most=MOST_HELPERS,
+        ),
+    ] = 2
+    colluders: Annotated[
+        int,
+        Declaration(
+            "Machines of a sum that may collude with the server: mu protects the other h = min-cohort - colluders; -1 "
+            "sets h to half of clients-per-round.",
+            at_least=-1,
+        ),
+    ] = -1
+    max_byzantine: Annotated[
+        int,
+        Declaration(
+            "The most machines that are taken to lie: after a wrong sum so many are left out in turns.",
+            at_least=1,
+            at_most=MOST_BYZANTINE,
+        ),
+    ] = 2
+    max_failed_aggregations: Annotated[
+        int,
+        Declaration(
+            "Wrong sums after which a training ends with the model it has.",
+            at_least=1,
+        ),
+    ] = 16
+    max_noise: Annotated[
+        float,
+        Declaration(
+            "Likewise, how many times its planned variance the noise that wrong sums left may have.",
+            above=1,
+        ),
+    ] = 4.0
+
+
+Trust = Annotated[tables.TrustOfMethod | tables.UntrustedServer | tables.TrustedServer | RunSums, tables.TRUST]
+
+
 @settings
 class RunKeys:
     """All run-config keys, with underscores for hyphens; :class:`.run_config.RunConfig` checks them."""
@@ -429,56 +476,7 @@ class RunKeys:
         str,
         Declaration("`fast` is for long simulations and guarantees nothing.", choices=NOISE_QUALITIES),
     ] = "exact"
-    trust: tables.TrustModel = ""
-    min_cohort: tables.MinCohort = 0
-    helpers: Annotated[
-        int,
-        Declaration(
-            "Helpers; each must take part in opening every sum.",
-            key="trust.helpers",
-            at_least=1,
-            at_most=MOST_HELPERS,
-            read_by="trust",
-        ),
-    ] = 2
-    colluders: Annotated[
-        int,
-        Declaration(
-            "Machines of a sum that may collude with the server: mu protects the other h = min-cohort - colluders; -1 "
-            "sets h to half of clients-per-round.",
-            key="trust.colluders",
-            at_least=-1,
-            read_by="trust",
-        ),
-    ] = -1
-    max_byzantine: Annotated[
-        int,
-        Declaration(
-            "The most machines that are taken to lie: after a wrong sum so many are left out in turns.",
-            key="trust.max-byzantine",
-            at_least=1,
-            at_most=MOST_BYZANTINE,
-            read_by="trust",
-        ),
-    ] = 2
-    max_failed_aggregations: Annotated[
-        int,
-        Declaration(
-            "Wrong sums after which a training ends with the model it has.",
-            key="trust.max-failed-aggregations",
-            at_least=1,
-            read_by="trust",
-        ),
-    ] = 16
-    max_noise: Annotated[
-        float,
-        Declaration(
-            "Likewise, how many times its planned variance the noise that wrong sums left may have.",
-            key="trust.max-noise",
-            above=1,
-            read_by="trust",
-        ),
-    ] = 4.0
+    trust: Trust = tables.TrustOfMethod()
     gradient_norm: Annotated[
         bool,
         Declaration(

@@ -18,7 +18,7 @@ import pydantic
 
 from ...privacy import protocol
 from ...privacy.accounting.gdp import asked_mu, gdp_mu
-from ...privacy.accounting.loss import SumAssumption
+from ...privacy.accounting.loss import NOTHING_ASSUMED, SumAssumption
 from ...privacy.errors import ConfigurationError
 from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.machine import tables
@@ -45,58 +45,65 @@ AppConfig = Annotated[
     Mapping[str, Value],
     Declaration("What the app finds in `context.run_config`; what the server says in one does not reach it."),
 ]
-MinHonest = Annotated[
-    int,
-    Declaration(
-        "h, how many machines of every sum, this one among them, do not work with the server. Nobody can check it.",
-        key="trust.min-honest",
-        at_least=0,
-    ),
-]
 AppNodeConfig = Annotated[Mapping[str, Value], Declaration("What the app finds in `context.node_config`.")]
 
 
+Roster = Annotated[str, Declaration("Path of the list of machines and helpers.", key="roster", file=True)]
+RosterDigest = Annotated[
+    str,
+    Declaration(
+        "Its digest, which this operator has compared with the other operators'.",
+        key="roster-digest",
+    ),
+]
+
+
+class NodeSums(tables.SecureAggregation):
+    """Secure aggregation in the file of a machine, which needs all of them."""
+
+    min_cohort: tables.MinCohort
+    min_honest: Annotated[
+        int,
+        Declaration(
+            "h, how many machines of every sum, this one among them, do not work with the server. Nobody can check it.",
+            at_least=0,
+        ),
+    ]
+    roster: Roster
+    roster_digest: RosterDigest
+    signing_key: Annotated[
+        str, Declaration("Path of this machine's private key of the roster.", key="signing-key", file=True)
+    ]
+
+
+Trust = Annotated[tables.TrustOfMethod | tables.UntrustedServer | tables.TrustedServer | NodeSums, tables.TRUST]
+
+
 @settings
-class Pinned(OperatorsFile):
-    """The roster that a machine or a helper trusts."""
-
-    roster: Annotated[str, Declaration("Path of the list of machines and helpers.", file=True)] = ""
-    roster_digest: Annotated[
-        str, Declaration("Its digest, which this operator has compared with the other operators'.")
-    ] = ""
-
-
-@settings
-class MachineFile(Pinned):
+class MachineFile(OperatorsFile):
     """Settings in the file of every machine."""
 
-    of_sums: ClassVar[tuple[str, ...]] = ("roster", "roster_digest", "signing_key")
-    """Settings that must be set under secure aggregation, and unset otherwise."""
     machine: Annotated[str, Declaration("Its name: public, and its own among the machines of a training.")]
     ledger: Annotated[str, Declaration("Path of its ledger, made once with `murmurfl ledger create`.", file=True)]
-    signing_key: Annotated[str, Declaration("Path of this machine's private key of the roster.", file=True)] = ""
+    trust: Trust = tables.TrustOfMethod()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         longest = protocol.LONGEST_MACHINE_NAME
         if not (isinstance(self.machine, str) and len(self.machine) <= longest):
             raise refusal("machine", f"a name of 1 to {longest} characters", self.machine, kind="malformed")
-        for name in self.of_sums:
-            value = getattr(self, name)
-            if self.secure and not value:
-                raise refusal(self.key_of(name), f"set, with trust = {SECURE!r}", value, kind="missing")
-            if not self.secure and value != getattr(type(self), name):
-                raise refusal(self.key_of(name), f"unset, for it is read with trust = {SECURE!r} only", value)
 
     @property
     def secure(self) -> bool:
         """Whether the server sees only sums."""
-        raise NotImplementedError
+        return isinstance(self.trust, NodeSums)
 
     @property
     def sums(self) -> SumAssumption:
         """What mu assumes of every sum."""
-        raise NotImplementedError
+        if not isinstance(self.trust, NodeSums):
+            return NOTHING_ASSUMED
+        return SumAssumption(self.trust.min_honest, self.trust.min_cohort)
 
     def decided(
         self, ledger: SQLiteLedger, mu: float, epsilon: float, delta: float = 0.0, budget: float = 0.0
@@ -112,10 +119,10 @@ class MachineFile(Pinned):
         Whatever the server says of helpers and other machines counts for nothing: the roster is the one that the
         operator pinned.
         """
-        if not self.secure:
+        if not isinstance(self.trust, NodeSums):
             return None
-        roster = read_roster(Path(self.roster), self.roster_digest)
-        return Masking(self.machine, read_machine_key(Path(self.signing_key)), roster)
+        roster = read_roster(Path(self.trust.roster), self.trust.roster_digest)
+        return Masking(self.machine, read_machine_key(Path(self.trust.signing_key)), roster)
 
 
 def check_app(app: str) -> None:
@@ -133,7 +140,6 @@ def check_app(app: str) -> None:
 class RecordsFile(MachineFile):
     """Settings in the file of a machine that bounds samples."""
 
-    of_sums: ClassVar[tuple[str, ...]] = (*MachineFile.of_sums, "min_honest", "min_cohort")
     samples: Annotated[
         str,
         Declaration(
@@ -164,9 +170,6 @@ class RecordsFile(MachineFile):
     private_evaluation: tables.PrivateEvaluation = 0.0
     held_out: tables.HeldOut = tables.HELD_OUT
     score_bins: tables.ScoreBins = 0
-    trust: tables.TrustModel = ""
-    min_cohort: tables.MinCohort = 0
-    min_honest: MinHonest = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -175,16 +178,6 @@ class RecordsFile(MachineFile):
                 ("score_bins", self.score_bins) if self.held_out == tables.HELD_OUT else ("held_out", self.held_out)
             )
             raise refusal(self.key_of(name), "unset without evaluation.share", value)
-
-    @property
-    def secure(self) -> bool:
-        """Whether the server sees only sums."""
-        return self.trust == SECURE
-
-    @property
-    def sums(self) -> SumAssumption:
-        """What mu assumes of every sum."""
-        return SumAssumption(self.min_honest, self.min_cohort)
 
     def terms(self, ledger: SQLiteLedger) -> dict[str, Any]:
         """The fields of :meth:`MachineFile.decided`, and under secure aggregation those of sums."""
@@ -213,9 +206,7 @@ class SampleNode(RecordsFile):
     required: ClassVar[frozenset[str]] = frozenset(
         {"schema", "num-records", "clip-norm", "max-participations", "method"}
     )
-    trust: tables.TrustModel = "untrusted-server"
-    min_cohort: tables.MinCohort = 1
-    min_honest: MinHonest = 1
+    trust: Trust = tables.UntrustedServer()
     method: Annotated[str, Declaration("What it takes part in, the app's own.", choices=APP_METHODS)] = ""
     app: App = ""
     run_config: AppConfig = field(default_factory=dict)
@@ -226,7 +217,7 @@ class SampleNode(RecordsFile):
         check_app(self.app)
         self.evaluation  # noqa: B018 - refuses what cannot be
         asked = asked_mu(self.mu, self.epsilon or None, 0.5)  # any delta: the ledger's is not known here
-        self._policy(mu=asked, delta=0.5, trust=self.trust, sums=self.sums)
+        self._policy(mu=asked, delta=0.5, trust=self.trust.kind, sums=self.sums)
 
     def policy(self, ledger: SQLiteLedger) -> PrivacyPolicy:
         """The policy of this file and its ledger, whose budget must cover one run."""
@@ -255,6 +246,7 @@ class SampleNode(RecordsFile):
 _OF_THE_LEDGER = ("budget_mu", "delta", "budget_local_mu")
 """Fields that a real machine's ledger decides: no keys of the file."""
 
+_SUMS = [one.name for one in fields(SumAssumption)]
 _ROUNDING = 1e-9
 
 
@@ -289,6 +281,7 @@ class UpdateNode(MachineFile):
     """
 
     updates: pydantic.InstanceOf[UpdatePolicy]
+    trust: Trust = tables.UntrustedServer()
     app: App = ""
     run_config: AppConfig = field(default_factory=dict)
     node_config: AppNodeConfig = field(default_factory=dict)
@@ -311,6 +304,8 @@ class UpdateNode(MachineFile):
         super().__post_init__()
         check_app(self.app)
         updates = self.updates
+        if (updates.trust, updates.sums) != (self.trust.kind, self.sums):
+            raise refusal("trust", f"that of updates, {updates.trust!r} with {updates.sums}", self.trust.kind)
         if self.data_files and updates.releases_per_pass == 1:
             raise ConfigurationError(
                 "Expected data-files only with releases-per-pass > 1, got both: a client-level guarantee holds for "
@@ -334,16 +329,6 @@ class UpdateNode(MachineFile):
                 setting="mu",
             )
 
-    @property
-    def secure(self) -> bool:
-        """Whether the server sees only sums."""
-        return self.updates.trust == SECURE
-
-    @property
-    def sums(self) -> SumAssumption:
-        """What mu assumes of every sum."""
-        return self.updates.sums
-
     @classmethod
     def settings(cls) -> dict[str, Setting]:
         """The settings that such a file may have: of a policy's fields those that the ledger does not decide."""
@@ -351,10 +336,7 @@ class UpdateNode(MachineFile):
         shared = {one.attribute: one for one in settings_of(RecordsFile).values()}
         kinds = get_type_hints(UpdatePolicy)
         for one in fields(UpdatePolicy):
-            if one.name == "sums":
-                of_sums = (replace(shared[name.name], default=name.default) for name in fields(SumAssumption))
-                decided |= {found.name: found for found in of_sums}
-            elif one.name not in _OF_THE_LEDGER:
+            if one.name not in (*_OF_THE_LEDGER, "trust", "sums"):
                 usual = Setting(name=hyphenated(one.name), attribute=one.name, kind=kinds[one.name], default=None)
                 found = replace(shared.get(one.name, usual), default=one.default)
                 decided[found.name] = found
@@ -365,9 +347,10 @@ class UpdateNode(MachineFile):
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """A file's settings from a document with hyphenated keys."""
         found = cls.values_of(values)
-        names = [one.name for one in fields(UpdatePolicy) if one.name not in _OF_THE_LEDGER]
+        names = [one.name for one in fields(UpdatePolicy) if one.name not in (*_OF_THE_LEDGER, "trust", "sums")]
         updates = {name: found.pop(name) for name in names if name in found}
-        updates["sums"] = SumAssumption(**{one.name: found.pop(one.name, one.default) for one in fields(SumAssumption)})
+        updates |= {"trust": found["trust"]} if "trust" in found else {}
+        updates["sums"] = SumAssumption(**{name: found[name] for name in _SUMS if name in found})
         with named_by_key(cls.settings().values()):
             policy = UpdatePolicy(**updates, epsilon=found.get("epsilon"))
         return cls(updates=policy, **found)

@@ -97,7 +97,7 @@ class OperatorsFile:
 
     def __post_init__(self) -> None:
         for one in settings_of(type(self)).values():
-            value = getattr(self, one.attribute)
+            value = one.of(self)
             if not value and (one.default is MISSING or one.name in self.required):
                 raise refusal(one.name, _NOT_ZERO[one.kind], value, kind="missing")
 
@@ -152,7 +152,7 @@ class OperatorsFile:
         def at(file: str) -> str:
             return str(folder / Path(file).expanduser()) if file else file
 
-        files = {one.attribute: getattr(self, one.attribute) for one in settings_of(type(self)).values() if one.file}
+        files = {one.attribute: one.of(self) for one in settings_of(type(self)).values() if one.file}
         placed = {name: at(value) if isinstance(value, str) else tuple(map(at, value)) for name, value in files.items()}
         made: Any = self
         return replace(made, **placed)

@@ -10,7 +10,7 @@ from ..errors import MOST_COUNTED
 from ..mechanisms import DECODERS, MECHANISMS, SCHEDULES, WORKLOADS
 from ..setting import Declaration, Kind
 from .clipping import CLIPPINGS
-from .policy import NO_NOISE, TRUST_MODELS
+from .policy import NO_NOISE
 
 PRIVATE, NONE = "private", "none"
 CENTRINGS = ("", NONE, PRIVATE)
@@ -239,21 +239,39 @@ ScoreBins = Annotated[
         zero="no AUC",
     ),
 ]
-TrustModel = Annotated[
-    str,
-    Declaration(
-        "Who is trusted, and with what; empty for the method's own. Under `secure-aggregation` the server sees only "
-        "sums of releases, as long as one helper is honest; under `trusted-server` it sees them all and adds noise.",
-        choices=("", *TRUST_MODELS),
-    ),
-]
+TRUST = Declaration(
+    "Who is trusted, and with what; empty for the method's own. Under `secure-aggregation` the server sees only sums "
+    "of releases, as long as one helper is honest; under `trusted-server` it sees them all and adds noise."
+)
 MinCohort = Annotated[
     int,
     Declaration(
         "n, the fewest releases of a sum; a round with fewer stays closed, and machines carry theirs over.",
-        key="trust.min-cohort",
         at_least=0,
         zero="four fifths of clients-per-round, rounded up",
-        read_by="trust",
     ),
 ]
+
+
+class TrustOfMethod(Kind):
+    """The trust model that a method has where none is named."""
+
+    kind: Literal[""] = ""
+
+
+class UntrustedServer(Kind):
+    """The server sees every release, and is trusted with nothing."""
+
+    kind: Literal["untrusted-server"] = "untrusted-server"
+
+
+class TrustedServer(Kind):
+    """The server sees every release before there is noise, and adds it."""
+
+    kind: Literal["trusted-server"] = "trusted-server"
+
+
+class SecureAggregation(Kind):
+    """The server sees only sums; runs and machines each have options of their own."""
+
+    kind: Literal["secure-aggregation"] = "secure-aggregation"

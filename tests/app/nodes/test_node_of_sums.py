@@ -17,6 +17,8 @@ from murmurfl.privacy.setting import by_key, settings_of
 from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
 from typer.testing import CliRunner
 
+from tests.harness.errors import raises
+
 SUMS = {"trust": "secure-aggregation", "trust.min-honest": 4, "trust.min-cohort": 5}
 BASE = {
     "machine": "clinic",
@@ -65,7 +67,7 @@ def test_none_of_them_may_be_set_without_it(operator, left):
     unset = dict.fromkeys(
         ["trust", *(n for n in ("min_honest", "min_cohort", "roster", "roster_digest", "signing_key") if n != left)]
     )
-    with pytest.raises(ConfigurationError, match=f"Expected {NodeConfig.key_of(left)} to be unset"):
+    with raises(ConfigurationError, "missing", NodeConfig.key_of(left)):
         NodeConfig.read(operator(**unset))
 
 
@@ -176,7 +178,7 @@ def test_a_masked_release_is_noted_by_number_and_public_size(operator):
 
 def test_the_demonstrations_nodes_are_told_what_its_run_expects(tmp_path):
     config = demo_config({"trust": "secure-aggregation"}, tmp_path, "x")
-    assert (config.num_clients, config.clients_per_round, config.helpers) == (6, 6, 2)
+    assert (config.num_clients, config.clients_per_round, config.summing.helpers) == (6, 6, 2)
     experiment = prepare(config)
     settings = [node_settings(experiment, machine) for machine in range(6)]
     policy = experiment.policy(0)
