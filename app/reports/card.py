@@ -48,7 +48,7 @@ Questions = dict[str, Callable[[Outcome], str]]
 
 
 def card(groups: Sequence[Group]) -> dict[str, Any]:
-    """The card of one run, or of several together.
+    """Make the card of one run, or of several together.
 
     Returns
     -------
@@ -80,7 +80,7 @@ def card(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _in_full(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """The guarantees in their sentences; of many runs their terms and notes, each once, for the figures are a table."""
+    """Return the guarantees as sentences; for many runs terms and notes, each once, since the figures are a table."""
     terms = [(str(number), group.outcome.terms) for number, group in enumerate(groups, 1)]
     known = [(number, one) for number, one in terms if one is not None]
     if len(groups) <= _IN_SENTENCES or len(known) < len(terms):
@@ -99,18 +99,18 @@ def status(outcome: Outcome) -> tuple[str, str]:
 
 
 def digest(config: Mapping[str, Any]) -> str:
-    """The beginning of a run configuration's SHA-256, the same wherever its files lie."""
+    """Return the beginning of a run configuration's SHA-256, the same wherever its files lie."""
     kept = {key: value for key, value in config.items() if key not in OF_THE_FOLDER}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:_DIGITS]
 
 
 def said(groups: Sequence[Group], of: Callable[[Outcome], str]) -> list[tuple[str, str]]:
-    """What runs say, once for all that say the same, and which these are; nothing where all do."""
+    """Group what runs say: each text once, with the runs that say it; without names where all say the same."""
     return [(text, runs) for text, runs in _alike(groups, of) if text]
 
 
 def _alike(groups: Sequence[Group], of: Callable[[Outcome], Any]) -> list[tuple[Any, str]]:
-    """What runs say, and the numbers of those that say it; without numbers, where all do."""
+    """Group what runs say, with the numbers of those that say it; without numbers where all do."""
     found: dict[Any, list[int]] = {}
     for number, group in enumerate(groups, 1):
         found.setdefault(of(group.outcome), []).append(number)
@@ -146,7 +146,7 @@ def persons(outcome: Outcome) -> list[tuple[int, Loss]]:
 
 
 def _figures(outcome: Outcome) -> list[list[str]]:
-    """A row for each number of a person's records, under a heading; nothing where nothing is guaranteed."""
+    """Return a row for each number of a person's records, under a heading; nothing where nothing is guaranteed."""
     would = " would be" if status(outcome)[0] == REHEARSAL else ""
     rows = []
     for count, loss in persons(outcome):
@@ -185,7 +185,7 @@ def _delta(outcome: Outcome) -> str:
 
 
 def _warned(outcome: Outcome) -> str:
-    """What whoever decides must not miss."""
+    """Return the warning that nobody who decides may miss."""
     if outcome.mu is None:
         return "There was no noise: nothing is guaranteed."
     count, words = _records(outcome)
@@ -223,7 +223,7 @@ def _honest(outcome: Outcome) -> str:
 
 
 def _given(outcome: Outcome) -> str:
-    """The condition on the schema by which records were read; empty where records were not read by one."""
+    """Return the condition on the schema by which records were read; empty where records were not read by one."""
     notes = " ".join(outcome.privacy.notes) if outcome.privacy is not None else ""
     known = (GIVEN_SCHEMA.format(records=records) for records in ("rows", "items"))
     return next((f"{one}; a reviewed draft shows something of them" for one in known if one in notes), "")

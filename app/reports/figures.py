@@ -61,7 +61,7 @@ class Plot:
         (folder / f"{stem}.svg").write_text(self._svg(transparent=False), encoding="utf-8")
 
     def inline(self, prefix: str) -> dict[str, str]:
-        """The figure's SVG for a page, in the page's colours and with ids that no other figure has."""
+        """Return the figure's SVG for a page, in the page's colours and with ids that no other figure has."""
         text = self._svg(transparent=True)
         text = text[text.index("<svg") :]
         own = f"{prefix}-{self.name}"
@@ -114,7 +114,7 @@ def figure_style() -> Iterator[None]:
 
 
 def empty_figure(width: float, height: float) -> Figure:
-    """An empty figure in inches, which needs no display."""
+    """Make an empty figure of a size in inches; no display is needed."""
     check_installed("matplotlib", "reports", "figures")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -125,14 +125,14 @@ def empty_figure(width: float, height: float) -> Figure:
 
 
 def new_figure(height: float = SIZE[1]) -> tuple[Figure, Axes]:
-    """A report's empty figure, so many inches high, and its axes."""
+    """Make a report's empty figure, ``height`` inches high, and its axes."""
     with figure_style():
         figure = empty_figure(SIZE[0], height)
         return figure, figure.add_subplot()
 
 
 def rounds_along(axes: Axes) -> None:
-    """Rounds on the x axis."""
+    """Label the x axis with rounds."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("round")

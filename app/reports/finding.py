@@ -45,7 +45,7 @@ class RecordedRun:
 
     @classmethod
     def read(cls, folder: Path) -> RecordedRun:
-        """A run's files."""
+        """Read a run's files."""
         outcome, machines = Outcome.read(folder), folder / MACHINES_NAME
         return cls(folder.resolve().name, outcome, read_json(machines) if machines.is_file() else None)
 
@@ -55,7 +55,7 @@ class RecordedRun:
         return [one.round for one in self.outcome.per_round]
 
     def curve(self, measure: str) -> tuple[list[int], list[float]]:
-        """Rounds with a central evaluation, and what it gave."""
+        """Return the rounds with a central evaluation, and its results."""
         entries = [one for one in self.outcome.per_round if getattr(one, measure) is not None]
         return [one.round for one in entries], [getattr(one, measure) for one in entries]
 
@@ -167,7 +167,7 @@ class FoundRun:
     problem: str = ""
 
     def document(self) -> dict[str, Any]:
-        """The run in a few plain values; its epsilon has its sentence beside it."""
+        """Return the run in a few plain values; its epsilon has its sentence next to it."""
         date, outcome = self.date.isoformat(timespec="seconds"), self.outcome
         told = {"folder": str(self.folder), "date": date, "finished": outcome is not None}
         if outcome is None:
@@ -187,7 +187,7 @@ class FoundRun:
 
 
 def find_runs(folders: Sequence[Path]) -> list[FoundRun]:
-    """The runs in folders and in the folders below them, the newest last."""
+    """Find the runs in folders and in the folders below them, the newest last."""
     for folder in folders:
         if not folder.is_dir():
             raise ReportError(f"Expected a folder of runs, got {folder}: there is no such folder.", kind="not-found")

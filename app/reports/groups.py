@@ -62,14 +62,14 @@ class Group:
         return _spread([one.accuracy for run in self.runs if (one := run.outcome.alone) is not None])
 
     def curve(self, measure: str) -> tuple[list[int], list[float], list[float]]:
-        """Rounds in which all of them were evaluated, with means and deviations; a single run's deviations are 0."""
+        """Return rounds in which all runs were evaluated, means and deviations; a single run's deviations are 0."""
         curves = [dict(zip(*run.curve(measure), strict=True)) for run in self.runs]
         rounds = [number for number in curves[0] if all(number in curve for curve in curves)]
         spreads = [_spread([curve[number] for curve in curves]) or (0.0, None) for number in rounds]
         return rounds, [mean for mean, _ in spreads], [deviation or 0.0 for _, deviation in spreads]
 
     def total(self, count: Callable[[RecordedRun], int]) -> int:
-        """A count, of all runs together."""
+        """Add up a count over all runs."""
         return sum(map(count, self.runs))
 
 
@@ -81,7 +81,7 @@ def _spread(values: Sequence[float | None]) -> Spread | None:
 
 
 def grouped(runs: Sequence[RecordedRun]) -> list[Group]:
-    """Runs with the same configuration and the same guarantee but for their seed, in the order of the first of each.
+    """Group runs whose configurations and guarantees differ in the seed alone, in the order of the first of each.
 
     A second run of the same seed is in another group: it says nothing of how far apart seeds are.
     """
@@ -102,7 +102,7 @@ def _likeness(run: RecordedRun) -> Any:
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """The common part of a group's names without seed and time, where that is a name."""
+    """Return the common part of a group's names without seed and time, where that is a name."""
     if len(names) == 1:
         return names[0]
     plain = {without_time(_SEED.sub("", name)).strip("-_. ") for name in names}
@@ -111,12 +111,12 @@ def _common_name(names: Sequence[str]) -> str:
 
 
 def without_time(name: str) -> str:
-    """A run's name without when it was made."""
+    """Return a run's name without when it was made."""
     return _TIME.sub("", name)
 
 
 def _told_apart(groups: Sequence[Group]) -> list[Group]:
-    """Groups with names that no other has: those with the same differ by their settings, and else by a number."""
+    """Give groups names that no other has: by their settings where names are the same, otherwise by a number."""
     made: dict[str, Group] = {}
     for group in groups:
         same = [one for one in groups if one.name == group.name]
@@ -139,7 +139,7 @@ def _differences(group: Group, same: Sequence[Group]) -> str:
 
 
 def setting_text(value: Any) -> str:
-    """A value of the configuration as a page shows it."""
+    """Return a value of the configuration as a page shows it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)

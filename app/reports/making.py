@@ -64,7 +64,7 @@ def make_report(folders: Sequence[Path], out: Path) -> Path:
 
 
 def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any]:
-    """The section of one run."""
+    """Return the section of one run."""
     return {
         "name": run.name,
         "happened": _happened(run.outcome),
@@ -104,7 +104,7 @@ def _beside(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def _happened(outcome: Outcome) -> list[tuple[str, str]]:
-    """What became of the rounds; of sums, what they were of."""
+    """Return the rows of the "Rounds" table."""
     history = outcome.per_round
     aggregated, asked = sum(one.aggregated for one in history), sum(one.asked for one in history)
     said = [
@@ -179,7 +179,7 @@ _IF_DIFFERENT = ("status", "strategy", "rounds", "machines", "lost", "refused", 
 
 
 def _summary(groups: Sequence[Group]) -> Table:
-    """A line for each run, and for runs that differ in their seed alone one together."""
+    """Make a table with a line for each run, and one for all runs that differ in their seed alone."""
     rows: list[dict[str, Any]] = []
     for number, group in enumerate(groups, 1):
         outcome = group.outcome
@@ -232,7 +232,7 @@ def _loss(group: Group) -> str:
 
 
 def _differing(groups: Sequence[Group]) -> list[list[str]]:
-    """The settings in which the runs differ, but for their seeds, under a heading; of many runs a line for each."""
+    """Return the settings in which the runs differ, but for their seeds, under a heading; for many runs a line each."""
     if len(groups) < 2:
         return []
     found = _different_settings(groups)
@@ -275,7 +275,7 @@ _MACHINES = (
 
 
 def _machines(run: RecordedRun) -> Table:
-    """A line for each machine with what it says of itself, or for all that say the same."""
+    """Make a table with a line for each machine's statement, or for all that say the same."""
     delta, groups = run.outcome.delta, run.outcome.machine_groups
     if groups:
         lines = [(f"{one.machines:,} as {one.first}", one.statement) for one in groups]

@@ -123,14 +123,14 @@ def leave_training(folder: Path | str, strategy: Training, result: Result, state
 
 
 def _class_name(strategy: Training) -> str:
-    """A strategy's class, as a run configuration would name it."""
+    """Return a strategy's class, as a run configuration would name it."""
     kind = type(strategy)
     module = "murmurfl.strategies" if kind.__module__.startswith("murmurfl.strategies.") else kind.__module__
     return f"{module}:{kind.__name__}"
 
 
 def _central(result: Result) -> dict[int, dict[str, float]]:
-    """The figures of central evaluations, by round."""
+    """Return the figures of central evaluations, by round."""
     found: dict[int, dict[str, float]] = {}
     for number, record in result.evaluate_metrics_serverapp.items():
         values = {name: record.get(name) for name in MEASURES}

@@ -42,7 +42,7 @@ _MOST_CELLS, _MOST_LINES, _MOST_BARS, _MOST_ROWS, _ROW_GROUPS = 6000, 30, 120, 1
 
 
 def compared_plots(groups: Sequence[Group]) -> list[Plot]:
-    """The figures of several runs together."""
+    """Draw the figures of several runs together."""
     made = [measure_plot(groups, "accuracy"), measure_plot(groups, "loss"), _against_epsilon(groups)]
     return [plot for plot in made if plot is not None]
 
@@ -90,7 +90,7 @@ def _measure_caption(groups: Sequence[Group], *, dotted: bool) -> str:
 
 
 def _draw_without_noise(axes: Axes, groups: Sequence[Group], measure: str) -> bool:
-    """A dotted line across for each twin without noise; whether there is any."""
+    """Draw a dotted line for each non-private baseline; return True if there is any."""
     percent = 100 if measure == "accuracy" else 1
     drawn: dict[float, int] = {}  # groups that differ in their noise alone have one twin
     for number, group in enumerate(groups):
@@ -105,7 +105,7 @@ def _draw_without_noise(axes: Axes, groups: Sequence[Group], measure: str) -> bo
 
 
 def _named(number: int, group: Group) -> str:
-    """A name that a legend has room for, with its number on the page."""
+    """Return a name that a legend has room for, with its number on the page."""
     name = without_time(group.name)
     name = name if len(name) <= _LONGEST else f"{name[:10]}…{name[11 - _LONGEST :]}"
     return f"{number + 1} {plain_text(name)}{'' if len(group.runs) == 1 else f', {len(group.runs)} seeds'}"
@@ -156,7 +156,7 @@ BOOKKEEPING = (
 
 
 def run_plots(run: RecordedRun) -> list[Plot]:
-    """The figures of one run; those whose figures were not recorded are left out."""
+    """Draw the figures of one run; those whose data were not recorded are left out."""
     alone = [Group(run.name, [run])]
     measured = [measure_plot(alone, "accuracy"), measure_plot(alone, "loss")]
     made = [*measured, _epsilon(run), _participation(run), _replies(run), _noise(run)]

@@ -37,7 +37,7 @@ class Marked:
 
 
 def spread(mean: float, std: float | None, form: str, std_form: str = "") -> str:
-    """A mean and its standard deviation for people; of a single run (None) the figure alone."""
+    """Format a mean and its standard deviation for people; for a single run (None) the mean alone."""
     return f"{mean:{form}}" if std is None else f"{mean:{form}} ± {std:{std_form or form}}"
 
 
@@ -73,7 +73,7 @@ class Column:
     label: bool = False
 
     def shown(self, row: Row) -> str | Marked:
-        """The text of a row in this column."""
+        """Return the text of a row in this column."""
         value = self.value(row) if callable(self.value) else row.get(self.value or self.name)
         if value is None:
             return self.missing
@@ -123,7 +123,7 @@ class Table:
         return [{column.name: str(column.shown(row)) for column in self.columns} for row in self.rows]
 
     def markdown(self) -> str:
-        """The table in Markdown, without its caption; it ends with a newline."""
+        """Return the table in Markdown, without its caption; it ends with a newline."""
         lines = [[column.name for column in self.columns]]
         lines += [[_markdown(column.shown(row)) for column in self.columns] for row in self.rows]
         written = ["| " + " | ".join(line) + " |" for line in lines]
@@ -131,7 +131,7 @@ class Table:
         return "\n".join(written) + "\n"
 
     def csv(self) -> str:
-        """The figures unrounded, a line each; the caption is beside each of them, in the column ``guarantee``."""
+        """Return the figures unrounded, a line each, with the caption in the column ``guarantee`` of each."""
         figures = self._figures
         buffer = io.StringIO(newline="")
         names = list(dict.fromkeys(name for row in figures for name in row))
@@ -191,5 +191,5 @@ def curve_statistics(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def short(value: float, digits: int = 5) -> float:
-    """A value to so many digits: a document of thousands of figures need not have sixteen of each."""
+    """Round a value to so many digits: a document of thousands of figures need not have sixteen of each."""
     return float(f"{value:.{digits}g}")

@@ -55,7 +55,7 @@ class Draft:
 
 
 def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str] = ()) -> Draft:
-    """A draft of a file's schema, for a person to review, with the columns that are left out of it.
+    """Draft a file's schema for a person to review, and name the columns that are left out of it.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str
 def draft_of_rows(
     rows: Rows, table: str, *, label: str = "", owner: str = "", separator: str = ",", apart: Collection[str] = ()
 ) -> Draft:
-    """The draft of a table's rows; ``table`` is its name in messages, and the rest is as for :func:`draft`.
+    """Draft the schema of a table's rows; ``table`` is its name in messages, and the rest is as for :func:`draft`.
 
     Notes
     -----
@@ -165,7 +165,7 @@ def _with_points(cells: dict[str, list[Any]], separator: str) -> tuple[dict[str,
 
 
 def drafted(path: Path, *, label: str = "", owner: str = "") -> Schema:
-    """The schema of :func:`draft`.
+    """Return the schema of :func:`draft`.
 
     Notes
     -----
@@ -193,7 +193,7 @@ def _check_column(name: str, columns: Sequence[str], table: str) -> None:
 
 
 def document(schema: Schema, heading: Sequence[str] = ()) -> str:
-    """A schema as a TOML file that a person can read and review, with a heading of comments."""
+    """Write a schema as TOML that a person can read and review, with a heading of comments."""
     said = schema.model_dump(mode="json", exclude_defaults=True)
     tables = {"label": said.pop("label"), **{f"columns.{_key(k)}": c for k, c in said.pop("columns", {}).items()}}
     lines = [*(f"# {line}" for line in heading), f"reviewed = {_toml(schema.reviewed)}"]
@@ -209,7 +209,7 @@ def _key(name: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML: a JSON text is one, but for DEL, which TOML wants escaped."""
+    """Write a value as TOML: a JSON text is one, but for DEL, which TOML wants escaped."""
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, float) and value == math.floor(value) and abs(value) < 2.0**53:
@@ -218,7 +218,7 @@ def _toml(value: Any) -> str:
 
 
 def inferred(items: Items) -> Schema:
-    """The schema that the records of a simulation seem to have.
+    """Infer the schema that the records of a simulation seem to have.
 
     Notes
     -----
@@ -265,7 +265,7 @@ def _are_arrays(inputs: list[Any]) -> bool:
 
 
 def _arrays(values: Sequence[Any]) -> list[NDArray[Any]]:
-    """The values that are arrays or numbers, as arrays."""
+    """Return the values that are arrays or numbers, as arrays."""
     found = []
     for value in values:
         try:
@@ -329,7 +329,7 @@ def _of_arrays(rows: Rows, owner: str) -> Schema:
 
 
 def _column(cells: Sequence[Any]) -> Column | str:
-    """The column that cells seem to be, or the reason why nothing can be learnt from them."""
+    """Infer the column that cells seem to be, or return the reason why nothing can be learnt from them."""
     present = [cell for cell in cells if not is_missing(cell)]
     numbers, words = _numbers(present)
     of_numbers = bool(numbers) and len(words) <= len(present) * (1 - _MOST)
@@ -390,7 +390,7 @@ def _all_are(kind: re.Pattern[str], cells: Sequence[Any]) -> bool:
 
 
 def _numbers(cells: Sequence[Any]) -> tuple[list[float], list[Any]]:
-    """The cells that are numbers, and those that are none."""
+    """Return the cells that are numbers, and those that are none."""
     found, others = [], []
     for cell in cells:
         try:
@@ -405,7 +405,7 @@ def _is_name(cell: Any) -> bool:
 
 
 def _label(name: str, cells: Sequence[Any]) -> tuple[Label, Sequence[str]]:
-    """The label, and what a person must know of its classes."""
+    """Infer the label, and what a person must know of its classes."""
     present = [cell for cell in cells if not is_missing(cell)]
     numbers, words = _numbers(present)
     if len(words) > len(present) * (1 - _MOST) or not numbers:
@@ -483,7 +483,7 @@ def _nearest(value: float, digits: int = 2) -> float:
 
 
 def _separator(path: Path) -> str:
-    """The separator that splits the header of a CSV file into most columns."""
+    """Find the separator that splits the header of a CSV file into most columns."""
 
     def columns(separator: str) -> int:
         try:

@@ -142,7 +142,7 @@ def _lines(file: io.BufferedIOBase, longest: int) -> Iterator[bytes | None]:
 
 
 def parquet_rows(path: Path) -> Rows:
-    """The rows of a Parquet file, each cell by itself whatever type its column has."""
+    """Read the rows of a Parquet file, each cell by itself whatever type its column has."""
     check_installed("pyarrow", "tables", "Parquet files")
     import pyarrow.parquet as parquet
 
@@ -163,14 +163,14 @@ def parquet_rows(path: Path) -> Rows:
 
 
 def _frame_rows(frame: Any) -> Rows:
-    """The rows of a pandas DataFrame, each cell by itself whatever type its column has."""
+    """Read the rows of a pandas DataFrame, each cell by itself whatever type its column has."""
     cells = [frame.iloc[:, i].tolist() for i in range(frame.shape[1])]
     names = list(map(str, frame.columns))
     return Rows(len(frame), lambda i: {name: column[i] for name, column in zip(names, cells, strict=True)}, names)
 
 
 def _pairs(*parts: Any, kind: str = "item") -> Rows:
-    """Inputs, labels and perhaps owners, side by side, with the records along the first axis."""
+    """Pair inputs, labels and perhaps owners, side by side, with the records along the first axis."""
     if any(hasattr(part, "toarray") for part in parts):
         raise ConfigurationError(
             "Expected inputs as a dense array, got a sparse one: give X.toarray().", kind="wrong-type"
@@ -185,7 +185,7 @@ def _pairs(*parts: Any, kind: str = "item") -> Rows:
 
 
 def _batches_of_one(found: Any) -> Rows:
-    """An object that gives a batch for a slice, asked for batches of one."""
+    """Read an object that gives a batch for a slice in batches of one."""
 
     def row(number: int) -> tuple[Any, ...]:
         batch = found[number : number + 1]
@@ -197,7 +197,7 @@ def _batches_of_one(found: Any) -> Rows:
 
 
 def _collated(items: Any, collate: Callable[[list[Any]], Any]) -> Rows:
-    """The items of a data set, each handed alone to a ``DataLoader``'s own ``collate_fn``."""
+    """Read the items of a data set, each handed alone to a ``DataLoader``'s own ``collate_fn``."""
 
     def row(number: int) -> Any:
         batch = collate([items[number]])
@@ -207,7 +207,7 @@ def _collated(items: Any, collate: Callable[[list[Any]], Any]) -> Rows:
 
 
 def npz_rows(path: Path, *, owners: bool) -> Rows:
-    """The rows of an ``.npz`` with the arrays ``features`` and ``labels``, and ``owners`` where a schema names one."""
+    """Read the rows of an ``.npz`` with arrays ``features`` and ``labels``, and ``owners`` where a schema names one."""
     try:
         with np.load(path, allow_pickle=False) as file:
             parts = [file[name] for name in ["features", "labels", *(["owners"] if owners else [])]]
@@ -225,7 +225,7 @@ def npz_rows(path: Path, *, owners: bool) -> Rows:
 
 
 def file_items(path: Path, schema: Schema) -> Rows:
-    """The rows of a file, by the ending of its name: ``.csv``, ``.csv.gz``, ``.parquet`` or ``.npz``.
+    """Read the rows of a file, by the ending of its name: ``.csv``, ``.csv.gz``, ``.parquet`` or ``.npz``.
 
     Item i depends on row i of the file alone; a refusal depends on the header, or on the names and shapes of arrays.
     """
@@ -237,7 +237,7 @@ def file_items(path: Path, schema: Schema) -> Rows:
 
 
 def table_file(path: Path, schema: Schema) -> Rows:
-    """The rows of a file with named columns, as :func:`file_items`."""
+    """Read the rows of a file with named columns, as :func:`file_items` does."""
     if Path(path).suffix == ".npz":
         raise ConfigurationError(
             f"Expected a table with named columns, .csv, .csv.gz or .parquet, got {path}.", kind="malformed"
@@ -246,7 +246,7 @@ def table_file(path: Path, schema: Schema) -> Rows:
 
 
 def table_rows(table: Any) -> Rows:
-    """A DataFrame's rows, or those of a list of mappings; refuses another kind of object."""
+    """Read a DataFrame's rows, or those of a list of mappings; refuse another kind of object."""
     if hasattr(table, "iloc") and hasattr(table, "columns"):
         return _frame_rows(table)
     rows: Any = table
@@ -284,7 +284,7 @@ def check_columns(columns: Sequence[str], schema: Schema) -> None:
 
 
 def items_of(found: Any) -> Items:
-    """A project's samples as items.
+    """Read a project's samples as items.
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ def items_of(found: Any) -> Items:
 
 
 def _one_by_one(found: Any, dataset: Any) -> Any:
-    """Samples as items, of which ``dataset`` is PyTorch's kind; refuse what has no samples."""
+    """Read samples as items, of which ``dataset`` is PyTorch's kind; refuse what has no samples."""
     if isinstance(found, tuple):
         if len(found) not in (2, 3):
             raise ConfigurationError(
@@ -445,7 +445,7 @@ class Records:
         return self._length
 
     def __getitem__(self, chosen: slice, /) -> tuple[Any, NDArray[Any]]:
-        """A batch of records; MisfitError if one does not fit and they are not asked for together."""
+        """Read a batch of records; MisfitError if one does not fit and they are not asked for together."""
         if self._together:
             inputs, labels = self._batch
             return _picked(inputs, chosen), labels[chosen]
@@ -461,7 +461,7 @@ class Records:
                 yield None
 
     def by_owner(self, most: int, *, places: int | None, secret: bytes) -> OwnedSamples:
-        """The records by owner, for machines that protect all records of an owner as one.
+        """Group the records by owner, for machines that protect all records of an owner as one.
 
         At most ``most`` records of an owner are used. ``places`` is the public number of places for owners on a real
         machine, None in a simulation; with ``secret`` owners are put in places (:class:`~murmurfl.privacy.Owners`).
@@ -542,7 +542,7 @@ def _or_misfit(done: str) -> Iterator[None]:
 def file_records(
     path: Path | str, schema: Schema, *, rows: int | None = None, part: int = 0, parts: int = 1
 ) -> tuple[Any, NDArray[Any]]:
-    """Inputs and labels of the fitting records of a file, for your own ClientApp.
+    """Read inputs and labels of the fitting records of a file, for your own ClientApp.
 
     Parameters
     ----------
@@ -630,7 +630,7 @@ class OwnedSamples:
         return self.owners.num_places
 
     def __getitem__(self, owners: slice, /) -> tuple[NDArray[Any], ...]:
-        """Some owners' samples, shape (owners, most, ...), and which of them count: no repetitions (owners, most)."""
+        """Return some owners' samples, shape (owners, most, ...), and which count: no repetitions (owners, most)."""
         rows, present = self.owners.padded_rows(owners)
         if self._fits is not None:
             present = present & self._fits[rows]

@@ -20,7 +20,7 @@ from .schema import OTHER, Column, Label, Schema, is_missing, number_of, text_of
 
 
 def statistics_columns(schema: Schema) -> tuple[CountedColumn, ...]:
-    """The columns of a table that can be counted, the label last, with their public places.
+    """Return the columns of a table that can be counted, the label last, with their public places.
 
     A label without classes or bounds is left out.
     """
@@ -74,7 +74,7 @@ class RecordPlaces:
         self._schema, self._kinds = schema, [kind for _, kind in _counted(schema)]
 
     def of(self, item: Any) -> NDArray[np.float64]:
-        """The places of one record as it was handed over, shape (d,)."""
+        """Return the places of one record as it was handed over, shape (d,)."""
         try:
             cells = self._schema.cells(item)
             pairs = zip(self.columns, self._kinds, cells, strict=False)  # a label without bounds has no column
@@ -85,14 +85,14 @@ class RecordPlaces:
             return np.full(len(self.columns), np.nan)
 
     def batch(self, samples: Any, chosen: slice) -> NDArray[np.float64]:
-        """The places of a slice of records, or of samples that are places already, shape (records, d)."""
+        """Return the places of a slice of records, or of samples that are places already, shape (records, d)."""
         if isinstance(samples, Records):
             return np.array([self.of(item) for item in samples.handed_over(chosen)]).reshape(-1, len(self.columns))
         return np.asarray(samples[chosen], dtype=np.float64)
 
 
 def _place(column: CountedColumn, kind: Column | Label, cell: Any) -> float:
-    """The place of a cell in a column; NaN if it has none."""
+    """Return the place of a cell in a column; NaN if it has none."""
     try:
         if column.values:
             return _of_values(column, kind, cell)
@@ -127,5 +127,5 @@ class TableRows:
         self.shapes: list[tuple[int, ...]] = [(self.rows.width,)]
 
     def __call__(self, parameters: Any, samples: Any) -> NDArray[np.float64]:
-        """The rows of records with these places."""
+        """Return the rows of records with these places."""
         return self.rows.rows(samples)

@@ -107,7 +107,7 @@ class Column(_Said):
         return len(self.values) + 1 if self.kind == "category" else 1
 
     def encode(self, cell: Any) -> list[float]:
-        """The numbers that one cell becomes; MisfitError if it does not fit."""
+        """Encode one cell as numbers; raise MisfitError if it does not fit."""
         if self.kind == "category":
             if is_missing(cell) and text_of(cell) not in self.values:
                 cell = OTHER if self.missing is None else self.missing
@@ -189,7 +189,7 @@ class Part(_Said):
         return {"byte": (0.0, 255.0), "yes/no": (0.0, 1.0)}.get(self.kind, self.bounds)
 
     def encode(self, value: Any) -> NDArray[Any]:
-        """The array that one record's value becomes; MisfitError if it does not fit."""
+        """Encode one record's value as an array; raise MisfitError if it does not fit."""
         found = array_of(value)
         if self.kind == "sequence" and found.ndim == 1 and self.padding is not None and len(found) < self.dims[0]:
             found = np.concatenate([found, np.full(self.dims[0] - len(found), self.padding, found.dtype)])
@@ -284,7 +284,7 @@ class Label(_Said):
         return np.int64 if self.classes is not None or self.kind == "integer" else np.float32
 
     def encode(self, value: Any) -> NDArray[Any]:
-        """The class numbers, or the numbers, of one record; MisfitError if they are no classes or out of bounds."""
+        """Encode the label of one record as numbers; raise MisfitError if it is no class or out of bounds."""
         found = array_of(value)
         if found.shape != self.shape:
             raise MisfitError("a label of another shape")
@@ -516,7 +516,7 @@ class Schema(_Said):
         return [(array.astype(np.float64) * (self.norm / length)).astype(np.float32) for array in arrays]
 
     def bounded(self, bounds: Mapping[str, Bounds]) -> Schema:
-        """The schema with other bounds of numbers, whole ones of integers, and missing values moved between them."""
+        """Return the schema with other bounds of numbers (integers for integers) and missing values moved between."""
         columns = dict(self.columns)
         for name, column in self.columns.items():
             if column.bounds is None or name not in bounds:
@@ -529,17 +529,17 @@ class Schema(_Said):
         return Schema(**{name: getattr(self, name) for name in type(self).model_fields} | {"columns": columns})
 
     def cells(self, item: Any) -> list[Any]:
-        """The cells of a table's record as they were handed over, the label's last; MisfitError if they are others."""
+        """Return a record's cells as they were handed over, the label's last; raise MisfitError if they are others."""
         cells, label, _ = self._cells(item)
         return [*cells, label]
 
     def plain(self, column: Column | Label, cell: Any) -> Any:
-        """A cell with a decimal point, where it is the text of a number with a decimal comma."""
+        """Return a cell with a decimal point where it is the text of a number with a decimal comma."""
         commas = self.decimal == "," and column.bounds is not None and isinstance(cell, str)
         return cell.replace(",", ".") if commas else cell
 
     def owner_of(self, item: Any) -> str:
-        """The owner of a record, whether or not the rest of it fits; empty if it does not say."""
+        """Return the owner of a record, whether or not the rest of it fits; empty if it does not say."""
         try:
             owner = (self._cells if self.columns else self._parts)(item)[2]
             return "" if is_missing(owner) else text_of(owner)
@@ -605,7 +605,7 @@ class Schema(_Said):
         return [stacked([record.inputs], [record.label]) for record in read]
 
     def _item(self, values: list[Any], label: Any, owner: str) -> Any:
-        """A record as it would be handed over, of cells or arrays; with the owner if the schema names one."""
+        """Build a record as it would be handed over, of cells or arrays; with the owner if the schema names one."""
         if self.columns:
             whose = {self.owner: owner} if self.owner else {}
             cell = label.item() if isinstance(label, np.ndarray) and not label.ndim else label
@@ -621,7 +621,7 @@ _LABELS = ("label", "labels", "target", "targets")
 
 
 def stacked(inputs: Sequence[Any], labels: Sequence[NDArray[Any]]) -> tuple[Any, NDArray[Any]]:
-    """Records as a batch, with the records along the first axis."""
+    """Stack records to a batch, with the records along the first axis."""
     first = inputs[0]
     if isinstance(first, Mapping):
         made: Any = {name: np.stack([one[name] for one in inputs]) for name in first}
@@ -645,7 +645,7 @@ def is_missing(cell: Any) -> bool:
 
 
 def text_of(cell: Any) -> str:
-    """A cell as the text by which owners, categories and classes are compared: 1, 1.0 and "1.0" are alike."""
+    """Return a cell as the text by which owners, categories and classes are compared: 1, 1.0 and "1.0" are alike."""
     if getattr(cell, "shape", None) == () and hasattr(cell, "item"):  # of NumPy or PyTorch
         cell = cell.item()
     if isinstance(cell, bytes):
@@ -669,7 +669,7 @@ def text_of(cell: Any) -> str:
 
 
 def number_of(cell: Any, *, integer: bool = False) -> float:
-    """A cell as a finite number; MisfitError if it is none."""
+    """Read a cell as a finite number; raise MisfitError if it is none."""
     cell = cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell
     cell = cell.strip() if isinstance(cell, str) else cell
     if isinstance(cell, str) and (len(cell) > 400 or "_" in cell):
@@ -695,7 +695,7 @@ def _is_yes(cell: Any) -> bool:
 
 
 def array_of(value: Any) -> NDArray[Any]:
-    """A number, array or tensor as an array; MisfitError if it is none."""
+    """Read a number, array or tensor as an array; raise MisfitError if it is none."""
     try:
         if hasattr(value, "detach"):
             value = value.detach().cpu()
@@ -792,7 +792,7 @@ def _made_up_label(label: Label, number: int, random: np.random.Generator) -> An
 
 
 def _refusal(error: ValidationError) -> ConfigurationError:
-    """The error for the first of pydantic's findings, in the words of our messages."""
+    """Return the error for the first of pydantic's findings, in the words of our messages."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     said, setting = first["msg"].removeprefix("Value error, "), place or None
