@@ -54,7 +54,15 @@ class NoisySGDState:
 def noisy_sgd_step(
     state: NoisySGDState, release_sum: Vector, *, clients_per_round: int, learning_rate: float, diameter: float
 ) -> NoisySGDState:
-    """One projected step: a pure function; parameters as in :func:`~murmurfl.strategies.mu2_step`."""
+    """Take one projected step: a pure function; parameters as in :func:`~murmurfl.strategies.mu2_step`.
+
+    Examples
+    --------
+    >>> start = NoisySGDState(np.zeros(2), np.zeros(2))
+    >>> total = np.array([10.0, -20.0])  # the sum of ten clients' noisy gradients
+    >>> noisy_sgd_step(start, total, clients_per_round=10, learning_rate=0.5, diameter=math.inf).w.tolist()
+    [-0.5, 1.0]
+    """
     w = state.w - learning_rate / clients_per_round * release_sum
     return NoisySGDState(state.start, project_to_ball(w, state.start, diameter / 2))
 

@@ -58,7 +58,14 @@ Moments = NDArray[np.float64]
 def momentum_step(
     moments: Moments, update: Vector, *, momentum: float, nesterov: bool = False
 ) -> tuple[Vector, Moments]:
-    """Return a momentum step's direction (Delta + beta u if ``nesterov``) and the new moments u, shape (1, d): pure."""
+    """Return a momentum step's direction (Delta + beta u if ``nesterov``) and the new moments u, shape (1, d): pure.
+
+    Examples
+    --------
+    >>> direction, moments = momentum_step(np.array([[1.0, 0.0]]), np.array([1.0, 2.0]), momentum=0.5)
+    >>> direction.tolist()
+    [1.5, 2.0]
+    """
     velocity = momentum * moments[0] + update
     return (update + momentum * velocity if nesterov else velocity), velocity[None, :]
 

@@ -45,7 +45,15 @@ class OneShotState:
 
 
 def ridge_scores(gram: NDArray[np.float64], targets: NDArray[np.float64], floor: float) -> NDArray[np.float64]:
-    """A_floor^-1 B, shape (k, C), of A = ``gram`` (k, k) and B = ``targets`` (k, C): a pure function."""
+    """Return A_floor^-1 B, shape (k, C), for A = ``gram`` (k, k) and B = ``targets`` (k, C): a pure function.
+
+    Eigenvalues of A below ``floor`` are raised to it.
+
+    Examples
+    --------
+    >>> ridge_scores(np.diag([4.0, 0.0]), np.array([[2.0], [1.0]]), floor=1.0).tolist()
+    [[0.5], [1.0]]
+    """
     values, vectors = np.linalg.eigh(gram)
     return (vectors / np.maximum(values, floor)) @ (vectors.T @ targets)
 

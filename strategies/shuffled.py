@@ -42,7 +42,13 @@ class ShuffledState:
 
 
 def private_rounds(variant: Variant, num_rounds: int, private_share: float) -> range:
-    """Return the rounds, from 1, in which machines are asked (the paper's table 2): ``private_share`` of K, rounded."""
+    """Return the rounds, from 1, in which machines are asked (the paper's table 2): ``private_share`` of K, rounded.
+
+    Examples
+    --------
+    >>> private_rounds("priv-pub", 10, 0.3)
+    range(1, 4)
+    """
     if variant not in VARIANTS or not 0 < private_share <= 1:
         raise ConfigurationError(
             f"Expected a variant of {VARIANTS} and 0 < private_share <= 1, got {variant!r} and {private_share!r}.",
@@ -59,7 +65,7 @@ def private_rounds(variant: Variant, num_rounds: int, private_share: float) -> r
 
 
 def proximal(kind: Regularizer, x: NDArray[np.float64], strength: float, weight: float) -> NDArray[np.float64]:
-    """argmin_z weight psi(z) + ||z - x||^2 / 2, for points along the last axis: pure.
+    """Return argmin_z weight psi(z) + ||z - x||^2 / 2, for points along the last axis: pure.
 
     Parameters
     ----------
@@ -70,6 +76,11 @@ def proximal(kind: Regularizer, x: NDArray[np.float64], strength: float, weight:
         lambda, or the radius.
     weight : float or ndarray that broadcasts
         eta n.
+
+    Examples
+    --------
+    >>> proximal("l1", np.array([3.0, -0.5]), strength=1.0, weight=1.0) + 0.0
+    array([2., 0.])
     """
     if kind == "l2":
         return x / (1.0 + weight * strength)

@@ -197,7 +197,7 @@ def tree_momentum_start(start: Vector, num_rounds: int) -> TreeMomentumState:
 
 
 def node_sum(state: TreeMomentumState, gradient: Vector, server_round: int, alpha: float) -> Vector:
-    """F_t, from g_t and the nodes of the round before."""
+    """Return F_t, from g_t and the nodes of the round before."""
     total = alpha * gradient
     for height in range((server_round & -server_round).bit_length() - 1):
         total = (1 - alpha) ** 2**height * state.sums[height] + total
@@ -213,7 +213,7 @@ def tree_momentum_step(
     alpha: float,
     learning_rate: float,
 ) -> TreeMomentumState:
-    """One round: a pure function of the state, F_t (:func:`node_sum`) and F^_t; an m^_t of zero moves nothing."""
+    """Take one step: a pure function of the state, F_t (:func:`node_sum`) and F^_t; an m^_t of zero moves nothing."""
     height = (server_round & -server_round).bit_length() - 1
     sums, noisy = state.sums.copy(), state.noisy.copy()
     sums[height], noisy[height] = node, noisy_node
@@ -222,7 +222,7 @@ def tree_momentum_step(
 
 
 def tree_momentum(nodes: NDArray[np.float64], server_round: int, alpha: float) -> Vector:
-    """M_t from the nodes that make up COMPOSE(1, t)."""
+    """Return m_t from the nodes that make up COMPOSE(1, t)."""
     momentum, rounds = np.zeros(nodes.shape[1]), 0
     for height in range(server_round.bit_length()):
         if server_round >> height & 1:  # from the last node, and the smallest, to the first

@@ -34,7 +34,7 @@ _MOST_NAMED = 5
 def sample_machines(
     names: Sequence[str], count: int, seed: int, server_round: int, sampling: Sampling = "uniform"
 ) -> list[str]:
-    """``count`` of ``names`` without replacement, in the order of ``names``: a function of the arguments alone.
+    """Draw ``count`` of ``names`` without replacement, in the order of ``names``; the arguments alone decide.
 
     Parameters
     ----------
@@ -45,6 +45,12 @@ def sample_machines(
     Notes
     -----
     A machine's guarantee is the same whenever it is asked: sampling does not amplify it.
+
+    Examples
+    --------
+    >>> drawn = sample_machines(["a", "b", "c"], 2, seed=1, server_round=1)
+    >>> len(drawn), drawn == sample_machines(["a", "b", "c"], 2, seed=1, server_round=1)
+    (2, True)
     """
     numbers: list[int] = sample_numbers(len(names), count, seed, server_round, sampling).tolist()
     return [names[i] for i in numbers]
