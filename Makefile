@@ -36,11 +36,11 @@ help:
 
 install: $(STAMP)
 
-# Runs need the base, Ray and matplotlib; tests, and all else that is made here, need the rest, which one installation brings.
+# A run needs the base and matplotlib; tests, and all else that is made here, need the rest, which one installation brings.
 $(BASE): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=24"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[simulation,reports]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[reports]"
 	touch $(BASE)
 
 $(STAMP): pyproject.toml

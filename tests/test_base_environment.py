@@ -38,9 +38,9 @@ COHORT = ("run", "--engine", "cohort", "--name", "cohort", "--set", "num-rounds=
 ALONE = """
 import sys
 from pathlib import Path
-from murmurfl.app.settings.layers import started_with
+from murmurfl.app.settings.layers import with_defaults
 from murmurfl.app.engines.superlink import run_flower_app
-overrides = {**started_with({"num-rounds": 3}), "out-dir": sys.argv[2], "run-name": "alone"}
+overrides = {**with_defaults({"num-rounds": 3}), "out-dir": sys.argv[2], "run-name": "alone"}
 run_flower_app(Path(sys.argv[1]), run_config=overrides, num_supernodes=10, timeout_s=300)
 """
 
@@ -131,7 +131,7 @@ def test_a_nodes_file_is_checked_with_its_ledger(base, tmp_path):
     ("extra", "command"),
     [
         ("torch", (*COHORT, "--set", "model=mlp")),
-        ("simulation", ("run", "--set", "num-rounds=3")),
+        ("simulation", ("run", "--engine", "ray", "--set", "num-rounds=3")),
         ("reports", ("report", "runs/cohort", "--out", "page")),
     ],
 )
@@ -144,7 +144,7 @@ def test_what_needs_an_extra_names_it(base, tmp_path, extra, command):
 
 @pytest.fixture(scope="module")
 def with_ray(base):
-    """The same environment with the extras of the default run; its tests come last."""
+    """The same environment with the extras of runs on Ray; its tests come last."""
     base("pip", "install", "--quiet", "--disable-pip-version-check", f"{ROOT}[simulation,reports]", cwd=base.folder)
     return base
 
@@ -154,17 +154,28 @@ def test_the_bundle_alone_in_an_empty_folder_runs_on_ray(with_ray, tmp_path):
     alone = packages.unpacked(packages.bundle(tmp_path, with_ray.folder / "bin" / "flwr"), tmp_path / "alone")
     with_ray("python", "-c", ALONE, alone, tmp_path / "runs", cwd=tmp_path)
     result = json.loads((tmp_path / "runs" / "alone" / "result.json").read_text())
-    assert (result["rounds"], result["aggregated"]) == (3, 30)
+    assert (result["rounds"], result["aggregated"]) == (3, 150)
     (tmp_path / "here").mkdir()
     with_ray("murmurfl", *COHORT, cwd=tmp_path / "here")
     assert model(tmp_path / "runs" / "alone") == model(tmp_path / "here" / "runs" / "cohort")
 
 
 def test_the_default_app_runs_from_a_checkout_by_plain_flwr_run(with_ray, tmp_path):
-    with_ray("murmurfl", "run", "--set", "num-rounds=3", "--name", "default", cwd=tmp_path, PYTHONPATH=str(ROOT))
+    with_ray(
+        "murmurfl",
+        "run",
+        "--engine",
+        "ray",
+        "--set",
+        "num-rounds=3",
+        "--name",
+        "default",
+        cwd=tmp_path,
+        PYTHONPATH=str(ROOT),
+    )
     result = json.loads((tmp_path / "runs" / "default" / "result.json").read_text())
     assert result["engine"] == "ray"
-    assert (result["rounds"], result["num_clients"]) == (3, 10)
+    assert (result["rounds"], result["num_clients"]) == (3, 50)
 
 
 def test_a_report(with_ray, tmp_path):

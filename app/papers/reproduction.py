@@ -33,7 +33,7 @@ from ..models.linear import SoftmaxRegression
 from ..reports.table import Table, statistics
 from ..runs.experiment import prepare
 from ..runs.simulated_figures import alone
-from ..settings.run_config import NO_NOISE, RunConfig, is_centred, run_keys, without_unread
+from ..settings.run_config import NO_NOISE, USUAL_MU, RunConfig, is_centred, run_keys, without_unread
 from .accuracy import FIGURES, Document, Run, TableKind, Trial, entries_of, with_alone
 from .paper import VALIDATION_SEEDS, Cell, Overrides, Paper, Settings, is_without_noise
 from .sweep import CURVES, run_sweep, sweep_of
@@ -157,7 +157,7 @@ def _twin(shared: Overrides, options: Overrides) -> Settings | None:
     keys, settings = run_keys(), {**shared, **options}
     of_mechanisms = [one.name for one in keys.values() if one.choice == "mechanism"]
     unset = {name: keys[name].default for name in (*of_mechanisms, *_OF_NOISE) if name in settings}
-    own: Settings = {**options, **unset, "mu": RunConfig.mu, "mechanism": NO_NOISE}
+    own: Settings = {**options, **unset, "mu": USUAL_MU, "mechanism": NO_NOISE}
     try:
         RunConfig.from_mapping({**shared, **own})
     except ConfigurationError:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ...privacy.accounting.amplification import allocation_mu
-from ...privacy.accounting.gdp import gdp_epsilon
+from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
 from ...privacy.accounting.guarantee import Guarantee
 from ...privacy.errors import ConfigurationError
 from ...privacy.machine.policy import TRUST_MODELS, PrivacyPolicy
@@ -22,8 +22,9 @@ from ..methods.method import AUTO
 from ..nodes.flower_internals import without_log
 from ..runs.experiment import Experiment, plan_request_of, prepare, worked_out
 from ..runs.run_guarantees import configured_figures, run_guarantee
-from ..settings.layers import layered, started_with
-from ..settings.run_config import RunConfig, run_keys, without_unread
+from ..settings.layers import DEFAULT_RUN, layered, with_defaults
+from ..settings.registry import registry
+from ..settings.run_config import USUAL_MU, RunConfig, run_keys, without_unread
 from .deciding import Candidate, PlanRequest, PlanResult, decide, tried
 from .noise_plans import (
     check_batch,
@@ -166,20 +167,29 @@ def tried_out(rows: Sequence[Candidate], most: int) -> list[Candidate]:
 
 
 def command_of(settings: Mapping[str, Value]) -> str:
-    """The command that runs settings in simulation; keys with their default are left out."""
-    keys = run_keys()
-    needed = {name: value for name, value in settings.items() if value != keys[name].default}
-    if needed.get("epsilon"):  # of which a mu beside it was made
-        needed.pop("mu", None)
-    for name in [name for name in started_with(needed) if name not in needed]:  # what the command would set by itself
-        own = settings.get(name, keys[name].default)
-        if name == "mechanism" and not own:
-            config = RunConfig.from_mapping(needed)
-            own = METHODS[config.strategy].mechanism(config)
-        if name not in ("mu", "epsilon") or not {"mu", "epsilon"} & needed.keys():
-            needed[name] = own
-    texts = [f"{name}={_typed(value)}" for name, value in needed.items()]
-    return " ".join(["murmurfl run --engine cohort", *(f"--set {shlex.quote(text)}" for text in texts)])
+    """The command that runs settings in simulation; what it would set by itself is left out."""
+    plain = {name: one.default for name, one in run_keys().items()}
+    whole = {**plain, **settings}
+    if not whole["trust"]:
+        whole["trust"] = registry("strategy")[str(whole["strategy"])].own_trust
+    whole["mu"] = 0.0 if whole["epsilon"] else whole["mu"] or USUAL_MU
+    usual = {"mu": 0.0, "epsilon": DEFAULT_RUN["epsilon"]}
+    if whole["mu"] == gdp_mu(float(usual["epsilon"]), float(whole["delta"])):
+        whole |= usual
+    if whole["clients-per-round"] == whole["num-clients"]:
+        whole["clients-per-round"] = 0
+    needed: dict[str, Value] = {}
+    for first in (_DECISIVE, whole):  # what decides about the defaults of others stands first
+        default = {**plain, **with_defaults(needed)}
+        needed |= {name: whole[name] for name in first if whole[name] != default[name]}
+        if needed.get("mu"):  # in the place of an epsilon
+            needed.pop("epsilon", None)
+    read = without_unread(with_defaults(needed))
+    texts = [f"{name}={_typed(value)}" for name, value in needed.items() if name in read]
+    return " ".join(["murmurfl run", *(f"--set {shlex.quote(text)}" for text in texts)])
+
+
+_DECISIVE = ("task", "preset", "strategy")
 
 
 def _typed(value: Value) -> str:
@@ -335,9 +345,9 @@ def answer(
     if not details:
         return replace(result, persons=losses_of_persons(guarantee, values, *person)) if any(person) else result
     strategy = settings.get("strategy", AUTO)
-    named = strategy not in (AUTO, RunConfig.strategy)
-    left = {"strategy": RunConfig.strategy if strategy == AUTO else strategy}  # where nobody decides
-    default = result.asked if result.made_up else started_with({**result.asked, **settings, **left})
+    named = strategy not in (AUTO, DEFAULT_RUN["strategy"])
+    left = {"strategy": DEFAULT_RUN["strategy"] if strategy == AUTO else strategy}  # where nobody decides
+    default = result.asked if result.made_up else with_defaults({**result.asked, **settings, **left})
     ways = variations_of(result, default, mark=AS_SET if named else DEFAULT)
     noise = None if base is None else compare_mechanisms(base)
     result = replace(result, noise=noise)
@@ -349,7 +359,7 @@ def answer(
 
 def choice_of_run(settings: Mapping[str, Value]) -> PlanResult:
     """The decision for a run's settings, on the sizes of its data."""
-    wanted = dict(settings)
+    wanted = with_defaults(settings)
     if wanted.get("strategy") != AUTO:
         noiseless = {"mechanism": "none"} if wanted.get("mechanism") == "none" else {}
         wanted = {name: value for name, value in wanted.items() if name not in _OF_A_STRATEGY} | noiseless

@@ -619,7 +619,7 @@ def update_document(request: PlanRequest) -> dict[str, Any]:
         "rounds": update_rounds(request),
         "clip_norm": update_policy(request).clip_norm,
         "trust": config.trust_model,
-        "colluders": config.colluders,
+        "colluders": config.summing.colluders,
         "samples": max(request.sizes, default=0),
     }
     return {

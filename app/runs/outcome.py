@@ -221,6 +221,9 @@ class Alone(_Part):
 
     note: str = _said(_PRIVATE)
     accuracy: float | None = _or_null("Accuracy on the test set; null where the model has none.")
+    own_mix: float | None = _or_null(
+        "Accuracy on test samples in the proportions of classes that each one has; null where the model has none."
+    )
     auc: float | None = _or_null("Area under the ROC curve on the test set; null unless there are two classes.")
     loss: float | None = _or_null("The mean squared error, where the model has no accuracy; else null.")
     machines: int = _count("Machines that were tried, spread evenly over all.")

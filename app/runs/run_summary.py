@@ -13,6 +13,8 @@ from ...privacy.errors import ConfigurationError
 from ...privacy.forecast_text import HELD, shortest
 from ...privacy.machine.policy import NO_NOISE
 from ..reports.figures import empty_figure
+from ..settings.registry import registry
+from ..settings.run_config import SECURE
 from .outcome import Alone, EvaluationFigures, Outcome, Twin, infinite
 
 logger = logging.getLogger(__name__)
@@ -161,9 +163,10 @@ def short_lines(outcome: Outcome, folder: Path) -> list[str]:
     if (twin := outcome.without_noise) is not None and outcome.config.get("mechanism") != NO_NOISE:
         beside.append(f"without noise {shown_accuracy(twin)}")
     if (alone := outcome.alone) is not None and alone.machines:
-        beside.append(f"one machine alone {shown_accuracy(alone)}")
+        own = "" if alone.own_mix is None else f" ({100 * alone.own_mix:.1f} % on its own mix of classes)"
+        beside.append(f"one client alone {shown_accuracy(alone)}{own}")
     rows = [("accuracy" if outcome.accuracy is not None else "test loss", shown_measure(outcome))]
-    rows += [("beside it", f"{', '.join(beside)}: simulated, not private")] if beside else []
+    rows += [("compare", f"{', '.join(beside)}: simulated, not private")] if beside else []
     rows += [("privately", shown_evaluation(one))] if (one := outcome.private_evaluation) is not None else []
     counts = {"refused": outcome.refusals, "lost": outcome.lost_replies, "rounds closed": outcome.closed_rounds}
     lost = "".join(f", {count} {name}" for name, count in counts.items() if count)
@@ -205,13 +208,34 @@ def compared_lines(outcome: Outcome) -> list[str]:
             "rounds (learning-rate, clip-norm, num-rounds), or other features."
         )
     if outcome.alone is not None and is_better(outcome.alone, outcome):
-        seen = getattr(outcome.privacy, "trust", "") == "untrusted-server"
-        sums = "let the server see sums only (trust=secure-aggregation), " if seen else ""
         lines.append(
-            f"A machine alone does better than this federation: add machines, {sums}allow a larger epsilon, or train "
-            "alone."
+            f"One client alone does better than this federation: add clients, {_SUMS if _seen(outcome) else ''}allow a "
+            "larger epsilon, or train alone."
+        )
+    elif twin is not None and _seen(outcome) and _far_below(outcome, twin):
+        lines.append(
+            "The noise costs much of the accuracy, since the server sees every release: secure aggregation "
+            "(trust=secure-aggregation) needs far less noise for the same epsilon."
         )
     return lines
+
+
+_SUMS = "let the server see sums only (trust=secure-aggregation), "
+_MUCH = 0.1
+"""Accuracy that noise costs, from which a summary says how it would cost less."""
+
+
+def _seen(outcome: Outcome) -> bool:
+    """Return True if the server sees every release, and a strategy of sums could serve."""
+    methods, name = registry("strategy"), str(outcome.config.get("strategy", ""))
+    serves = name in methods and SECURE in methods[name].trusts
+    return getattr(outcome.privacy, "trust", "") == "untrusted-server" and serves
+
+
+def _far_below(outcome: Outcome, twin: Twin) -> bool:
+    if outcome.accuracy is None or twin.accuracy is None:
+        return False
+    return outcome.accuracy < twin.accuracy - _MUCH
 
 
 def closing_lines(outcome: Outcome) -> list[str]:

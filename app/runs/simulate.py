@@ -17,7 +17,7 @@ from ...privacy.setting import Value, by_key, flat
 from ..engines.pool import checked_workers
 from ..engines.start import ENGINES, checked_device, run_cohort, run_in_process
 from ..nodes.flower_internals import without_log
-from ..settings.layers import layered, names_own, search_here
+from ..settings.layers import layered, names_own, search_here, with_defaults
 from ..settings.registry import registry
 from ..settings.run_config import NO_NOISE, RunConfig, run_keys, without_unread
 from .experiment import prepare
@@ -51,7 +51,7 @@ def simulate(
     Parameters
     ----------
     config : RunConfig or mapping, optional
-        A run configuration, or its hyphenated keys, such as those of a TOML file; default every key's default.
+        A whole run configuration, or hyphenated keys, such as those of a TOML file, on top of the default run's.
     engine : {"cohort", "inprocess"}
         ``cohort`` asks machines together and without messages, and is the faster one; ``inprocess`` sends the app's
         messages. The noise and the ledgers are the same, and the model is up to the rounding of gradients.
@@ -89,9 +89,9 @@ def simulate(
 
     Examples
     --------
-    >>> result = simulate(num_rounds=2, epsilon=8.0)
+    >>> result = simulate(num_rounds=2, epsilon=2.0)
     >>> result.guarantee.trust, round(result.epsilon, 3)
-    ('untrusted-server', 8.0)
+    ('secure-aggregation', 2.0)
     """
     if engine not in _ENGINES:
         reason = f" {_RAY}" if engine == "ray" else ""
@@ -108,11 +108,13 @@ def simulate(
             "murmurfl.app.fit(table, label=...) takes a table with a column of labels.",
             kind="wrong-type",
         )
+    whole = isinstance(config, RunConfig)
     given = _named(config.to_mapping() if isinstance(config, RunConfig) else flat(config or {}, run_keys()))
     own = _named(by_key(settings, run_keys()))
     checked_workers(workers, engine, ray_address)
     checked_device(device, engine, workers, ray_address)
-    settled = RunConfig.from_mapping(layered(given, own))
+    merged = layered(given, own)
+    settled = RunConfig.from_mapping(merged if whole else with_defaults(merged))
     with nullcontext() if verbose else _warnings_alone():
         if on_progress is None and not verbose:
             on_progress = bar_of_rounds()

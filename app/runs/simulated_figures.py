@@ -197,7 +197,7 @@ def _measured(config: RunConfig) -> Alone:
             for one in _STRENGTHS
         }
         best = max(_STRENGTHS, key=lambda one: judged[one])
-        found = [_Trained(batch, best, classes).figures(test) for batch in batches]
+        found = [_Trained(batch, best, classes).against(test, batch[1]) for batch in batches]
     figures: dict[str, Any] = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
     return Alone(note=NOTE, machines=len(kept), samples=float(np.mean(list(map(len, kept)))), **figures)
 
@@ -224,6 +224,16 @@ class _Trained:
         """Accuracy, or what is as good to compare by: minus the mean squared error."""
         figures = self.figures(batch)
         return figures.get("accuracy", -figures.get("loss", 0.0))
+
+    def against(self, test: Batch, own: NDArray[Any]) -> dict[str, float]:
+        """Return the figures on a test set, and the accuracy in the proportions of classes of ``own`` labels."""
+        figures = self.figures(test)
+        if "accuracy" not in figures:
+            return figures
+        counts = np.bincount(own.astype(np.int64), minlength=self._num_classes)
+        classes = [one for one in np.flatnonzero(counts) if (test[1] == one).any()]
+        right = [self.figures((test[0][test[1] == one], test[1][test[1] == one]))["accuracy"] for one in classes]
+        return {**figures, "own_mix": float(np.average(right, weights=counts[classes])) if classes else float("nan")}
 
     def figures(self, batch: Batch) -> dict[str, float]:
         """Accuracy, and AUC of two classes; of numbers the mean squared error."""

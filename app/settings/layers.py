@@ -15,7 +15,8 @@ from typing import Any
 
 from ...privacy.errors import ConfigurationError
 from ...privacy.setting import Value, flat, key_of, mu_and_epsilon, unknown_key
-from .run_config import RunConfig, run_keys
+from .registry import registry
+from .run_config import SECURE, RunConfig, run_keys, without_unread
 
 _SAME = {"mu": "epsilon", "epsilon": "mu"}
 
@@ -24,7 +25,7 @@ def layered(*layers: Mapping[str, Value]) -> dict[str, Value]:
     """Settings by hyphenated key, of which later layers win over earlier ones."""
     merged: dict[str, Value] = {}
     for layer in layers:
-        if "mu" in layer and layer.get("epsilon"):
+        if layer.get("mu") and layer.get("epsilon"):
             raise mu_and_epsilon(layer["mu"], layer["epsilon"])
         for name, value in layer.items():
             if name in _SAME and value:  # epsilon = 0 says that mu counts: it takes nothing out of force
@@ -97,42 +98,41 @@ def environment_for(config: RunConfig) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(Path.cwd()), *([before] if before else [])])}
 
 
-DEFAULT_RUN: Mapping[str, Value] = {
-    "mu": 1.0,
+_FEDERATION: Mapping[str, Value] = {
+    "num-clients": 50,
     "features": "soft-gradients",
-    "passes": 4,
-    "mechanism": "decay",
-    "mechanism.decay": 0.5,  # samples return: more of the noise is better kept than where each is used once
+    "partition": "label-skew",
+    "partition.alpha": 0.3,
 }
-"""Settings of the default run beside ``batch-size``; how they were chosen: docs/tuning.md."""
+"""Clients and data of the default run: what belongs to its task."""
 
-RELEASES_A_PASS = 2
-"""Its ``batch-size`` is half of a machine's samples, however many machines there are."""
+DEFAULT_RUN: Mapping[str, Value] = {
+    "strategy": "full-batch",
+    **_FEDERATION,
+    "clients-per-round": 0,
+    "trust": SECURE,
+    "epsilon": 4.0,
+}
+"""Settings of a run for which nothing else is asked: many clients with different mixtures of digits, whose server sees
+only sums. `[tool.flwr.app.config]` in pyproject.toml has the same values."""
 
-_SAMPLES = 1438
-"""Training samples of scikit-learn's digits."""
-_OF_ANOTHER = ("strategy", "task", "model", "preset", "partition", "max-participations")
-"""Keys of which another value makes another run."""
 
+def with_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
+    """Return settings of a run on top of those of the default run.
 
-def started_with(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Settings of a run, with the default run's where it is that one with a few changes; what was given wins."""
-    if not is_default_run(settings):
+    Another task has clients and features of its own, and a strategy that cannot work with sums has its own trust
+    model. The papers' preset starts from the defaults of the keys, which are the papers'.
+    """
+    if _given(settings, "preset") != run_keys()["preset"].default:
         return dict(settings)
-    own: dict[str, Value] = {**DEFAULT_RUN, "batch-size": _batch_size(settings)}
-    if "mechanism" in settings:  # and with it go its options
-        own = {name: value for name, value in own.items() if run_keys()[name].choice != "mechanism"}
-    return layered(own, settings)
-
-
-def is_default_run(settings: Mapping[str, Value]) -> bool:
-    """Whether settings are those of the default run, up to changes that leave it the same run."""
-    return all(_given(settings, name) == run_keys()[name].default for name in _OF_ANOTHER)
-
-
-def _batch_size(settings: Mapping[str, Value]) -> int:
-    samples = int(_given(settings, "training-samples")) or _SAMPLES - int(_given(settings, "validation-samples"))
-    return max(samples // (RELEASES_A_PASS * max(int(_given(settings, "num-clients")), 1)), 1)
+    own = dict(DEFAULT_RUN)
+    if _given(settings, "task") != run_keys()["task"].default:
+        own = {name: value for name, value in own.items() if name not in _FEDERATION}
+    if SECURE not in registry("strategy")[str(settings.get("strategy", own["strategy"]))].trusts:
+        del own["trust"]
+    merged = layered(own, settings)
+    unread = own.keys() - without_unread(merged).keys()
+    return {name: value for name, value in merged.items() if name in settings or name not in unread}
 
 
 def _given(settings: Mapping[str, Value], name: str) -> Value:

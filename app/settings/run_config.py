@@ -45,6 +45,9 @@ def check_run_name(name: str) -> None:
         )
 
 
+USUAL_MU = 4.0
+"""Mu of a configuration that sets neither mu nor epsilon; the default run sets epsilon."""
+
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
@@ -63,13 +66,16 @@ class RunConfig(RunKeys):
 
     Notes
     -----
-    ``epsilon`` stands for a mu: it is worked out at ``delta`` and put in the place of ``mu``; the field is then zero. A
+    ``epsilon`` stands for a mu: it is worked out at ``delta`` and put in the place of ``mu``; the field is then zero.
+    ``clients_per_round = 0`` becomes ``num_clients``. A
     method that has a sister for a trusted server, such as ``mu2``, becomes that one with ``trust = trusted-server``.
     """
 
     def __post_init__(self) -> None:
         self._settle_mu()
         self._settle_trust()
+        if not self.clients_per_round:
+            object.__setattr__(self, "clients_per_round", self.num_clients)
         if self.clients_per_round > self.num_clients:
             raise refusal(
                 "clients_per_round",
@@ -107,8 +113,9 @@ class RunConfig(RunKeys):
 
     def _settle_mu(self) -> None:
         if not self.epsilon:
+            object.__setattr__(self, "mu", self.mu or USUAL_MU)
             return
-        if self.mu != run_keys()["mu"].default:
+        if self.mu:
             raise mu_and_epsilon(self.mu, self.epsilon)
         object.__setattr__(self, "mu", gdp_mu(self.epsilon, self.delta))
         object.__setattr__(self, "epsilon", 0.0)

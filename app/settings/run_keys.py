@@ -354,7 +354,9 @@ class RunKeys:
     max_participations: tables.MaxParticipations = 0
     batch_selection: tables.BatchSelection = ""
     num_clients: Annotated[int, Declaration("M, machines in all.", at_least=1)] = 10
-    clients_per_round: Annotated[int, Declaration("m, machines asked in a round.", at_least=1)] = 10
+    clients_per_round: Annotated[
+        int, Declaration("m, machines asked in a round.", at_least=0, zero="all num-clients of them")
+    ] = 10
     quorum: Annotated[
         float,
         Declaration(
@@ -439,7 +441,7 @@ class RunKeys:
     private_evaluation: tables.PrivateEvaluation = 0.0
     held_out: tables.HeldOut = tables.HELD_OUT
     score_bins: tables.ScoreBins = 0
-    mu: tables.Mu = 4.0
+    mu: tables.Mu = 0.0
     epsilon: tables.Epsilon = 0.0
     delta: tables.Delta = 1e-5
     clip_norm: tables.ClipNorm = 0.0

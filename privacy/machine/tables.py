@@ -25,7 +25,9 @@ def _mechanisms() -> tuple[str, ...]:
 
 Mu = Annotated[
     float,
-    Declaration("The privacy wanted, for one sample replaced: mu-GDP, shown as epsilon at delta.", above=0),
+    Declaration(
+        "The privacy wanted, for one sample replaced: mu-GDP, shown as epsilon at delta.", at_least=0, zero="epsilon's"
+    ),
 ]
 Epsilon = Annotated[
     float,

@@ -15,7 +15,7 @@ from murmurfl.app.commands.run_options import complete_assignment
 from murmurfl.app.fleet.deployment import demo_config
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.settings.catalogue import CATALOGUE, config_schema
-from murmurfl.app.settings.layers import layered, read_settings
+from murmurfl.app.settings.layers import layered, read_settings, with_defaults
 from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError, gdp_mu
 from murmurfl.privacy.setting import Setting
@@ -52,9 +52,9 @@ def refused(*arguments):
 
 
 def test_a_file_sets_keys_and_the_command_line_wins(tmp_path):
-    path = written(tmp_path, "num-rounds = 2\nbatch-size = 4\nclip-norm = 3\nepsilon = 2.0\ngradient-norm = false\n")
-    config = document("--config", path, "--set", "batch-size=5", "--set", "num-rounds=3")["config"]
-    assert (config["batch-size"], config["num-rounds"], config["clip-norm"]) == (5, 3, 3.0)
+    path = written(tmp_path, "num-rounds = 2\nseed = 4\nclip-norm = 3\nepsilon = 2.0\ngradient-norm = false\n")
+    config = document("--config", path, "--set", "seed=5", "--set", "num-rounds=3")["config"]
+    assert (config["seed"], config["num-rounds"], config["clip-norm"]) == (5, 3, 3.0)
     assert config["mu"] == gdp_mu(2.0, 1e-5)
 
 
@@ -132,7 +132,9 @@ def test_a_mistyped_setting_is_named_with_what_was_meant(assignment, words):
 
 def test_a_file_of_all_defaults_is_the_default_run(tmp_path):
     printed = CliRunner().invoke(cli, ["keys", "--toml"]).stdout
-    assert RunConfig.from_mapping(read_settings(written(tmp_path, printed))) == RunConfig()
+    assert RunConfig.from_mapping(read_settings(written(tmp_path, printed))) == RunConfig.from_mapping(
+        with_defaults({})
+    )
 
 
 def test_an_epsilon_stands_for_the_mu_of_a_papers_cell():
@@ -237,7 +239,7 @@ def test_as_json_it_is_a_schema_that_says_what_the_configuration_checks():
         jsonschema.validate({"mechanism": table}, schema)
     tree = {"mechanism": {"kind": "tree", "bands": 8}}
     for wrong in (
-        {"mu": 0},
+        {"mu": -1},
         {"mu": "4"},
         {"task": "minst"},
         {"num-clients": 1.5},

@@ -121,9 +121,13 @@ def test_a_ledger_fits_and_names_its_sessions_whole(tmp_path, monkeypatch):
 
 
 def test_an_error_fits():
-    result = CliRunner().invoke(cli, ["run", "--engine", "cohort", "--set", "num-rounds=1000"], env={"COLUMNS": "80"})
+    result = CliRunner().invoke(
+        cli,
+        ["run", "--set", "strategy=mu2", "--set", "partition=iid", "--set", "num-rounds=1000"],
+        env={"COLUMNS": "80"},
+    )
     assert result.exit_code == 1
-    assert "Expected num-rounds <= 8, got 1000: machine 0 can make" in fits(result.stderr)
+    assert "Expected num-rounds <= 3, got 1000: machine 0 can make" in fits(result.stderr)
 
 
 def test_in_a_pipe_every_line_and_every_row_is_whole():

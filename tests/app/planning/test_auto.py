@@ -14,7 +14,7 @@ from murmurfl.app.papers.reproduction import caption_guarantee
 from murmurfl.app.planning.plan_answers import choice_of_run, command_of_result
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import check_deployed
-from murmurfl.app.settings.layers import parse_assignments
+from murmurfl.app.settings.layers import parse_assignments, with_defaults
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
@@ -73,10 +73,11 @@ def test_the_command_that_plan_prints_is_the_chosen_run():
     for settings in (["mu=4"], ["epsilon=2", "strategy.sample-uses=once"], ["mu=1", "trust=secure-aggregation"]):
         choice = choice_of_run({"strategy": "auto", **parse_assignments(settings)})
         words = shlex.split(command_of_result(choice))
-        assert words[:4] == ["murmurfl", "run", "--engine", "cohort"]
-        typed = RunConfig.from_mapping(parse_assignments(words[5::2]))
+        assert words[:2] == ["murmurfl", "run"]
+        typed = RunConfig.from_mapping(with_defaults(parse_assignments(words[3::2])))
         chosen = choice.request.with_settings(choice.settings)
-        assert chosen == prepare(RunConfig.from_mapping({"strategy": "auto", **parse_assignments(settings)})).config
+        asked = with_defaults({"strategy": "auto", **parse_assignments(settings)})
+        assert chosen == prepare(RunConfig.from_mapping(asked)).config
         assert replace(typed, mechanism="") == replace(chosen, mechanism="")
         assert prepare(typed).policy() == prepare(chosen).policy()
 

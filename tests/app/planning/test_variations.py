@@ -21,14 +21,22 @@ from murmurfl.app.planning.plan_answers import (
 from murmurfl.app.planning.plan_lines import SECRECY, reasons, rows_of
 from murmurfl.app.runs.experiment import plan_request_of, prepare
 from murmurfl.app.runs.run_guarantees import configured_figures, run_guarantee
-from murmurfl.app.settings.layers import parse_assignments, started_with
+from murmurfl.app.settings.layers import parse_assignments, with_defaults
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import gdp_epsilon, gdp_mu, rounded_up
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("small_rehearsals")
 
-SETTINGS = {"mu": 1.0}
+FEDERATION = {"mu": 1.0, "trust": "untrusted-server", "num-clients": 10, "partition": "iid"}
+SETTINGS = {
+    **FEDERATION,
+    "strategy": "mu2",
+    "passes": 4,
+    "batch-size": 71,
+    "mechanism": "decay",
+    "mechanism.decay": 0.5,
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,15 +46,15 @@ def choice():
 
 @pytest.fixture(scope="module")
 def rows(choice):
-    return variations_of(choice, started_with(SETTINGS))
+    return variations_of(choice, with_defaults(SETTINGS))
 
 
 def run_of(command):
     """The run configuration that a printed command makes."""
     words = shlex.split(command)
-    assert words[:4] == ["murmurfl", "run", "--engine", "cohort"]
-    assert words[4::2] == ["--set"] * len(words[5::2])
-    return RunConfig.from_mapping(started_with(parse_assignments(words[5::2])))
+    assert words[:2] == ["murmurfl", "run"]
+    assert words[2::2] == ["--set"] * len(words[3::2])
+    return RunConfig.from_mapping(with_defaults(parse_assignments(words[3::2])))
 
 
 def test_rounds_batch_and_trust_are_varied_and_the_best_is_first(rows):
@@ -73,8 +81,8 @@ def test_every_row_is_run_by_its_command_with_the_noise_that_it_shows(rows):
 
 def test_no_row_uses_samples_more_often_than_its_noise_covers_or_than_is_allowed():
     for uses, most in (("few", 4), ("once", 1)):
-        settings = {**SETTINGS, "strategy": "auto", "strategy.sample-uses": uses}
-        found = variations_of(choice_of_run(settings), started_with(SETTINGS))
+        settings = {**FEDERATION, "strategy": "auto", "strategy.sample-uses": uses}
+        found = variations_of(choice_of_run(settings), with_defaults(SETTINGS))
         for row in found:
             problem = row.problem
             policy = METHODS[row.strategy].policy(problem.trained, min(problem.sizes))
@@ -145,7 +153,7 @@ def test_a_secret_order_has_its_price_in_its_line_and_below(rows):
     ids=str,
 )
 def test_a_secret_order_is_offered_only_where_its_proof_holds(more, possible):
-    found = variations_of(choice_of_run({"strategy": "auto", "mu": 1.0, **more}), started_with(SETTINGS))
+    found = variations_of(choice_of_run({"strategy": "auto", **FEDERATION, **more}), with_defaults(SETTINGS))
     own = [row for row in found if row.amplification]
     assert len(own) == possible
     assert all(row.trust == more.get("trust", "untrusted-server") for row in own)
@@ -162,8 +170,8 @@ def test_a_default_that_keeps_less_is_told_by_how_much():
 
 def test_rows_that_only_seem_better_than_what_is_taken_are_explained():
     settings = {"mu": 0.5}
-    found = variations_of(choice_of_run(settings), started_with(settings))
-    taken = next(row for row in found if row.mark == "taken")
+    found = variations_of(choice_of_run(settings), with_defaults(settings))
+    taken = next(row for row in found if "taken" in row.mark)
     before = [i for i, row in enumerate(found, 1) if row.trust == taken.trust and row.score < taken.score]
     said = [line for line in reasons(found, made_up=False) if "not among the ways that are compared" in line]
     assert bool(before) == bool(said)

@@ -38,7 +38,7 @@ from murmurfl.app.runs.result import (
 from murmurfl.app.runs.run_summary import short_lines, summary_lines
 from murmurfl.app.runs.training_run import NoReleasesError, run_experiment
 from murmurfl.app.server_app import is_deployed, run_folder
-from murmurfl.app.settings.layers import started_with
+from murmurfl.app.settings.layers import with_defaults
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.clients import messages as simulation_module
@@ -548,7 +548,7 @@ OFF = 0.25
 
 def test_a_default_run_with_a_small_mu_is_called_useless_and_is(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
-    document = write_record(simulate(started_with({"mu": 0.05})), tmp_path / "small")
+    document = write_record(simulate(with_defaults({"mu": 0.05})), tmp_path / "small")
     assert "THIS MODEL IS LIKELY TO BE USELESS" in caplog.text
     assert "useless: noise 4.6 times the longest update" in " ".join(
         summary_lines(Outcome.model_validate(document), tmp_path)
@@ -564,14 +564,14 @@ def test_a_run_without_noise_has_no_forecast():
 
 @pytest.mark.parametrize("strategy", ["mu2", "delayed-momentum", "trusted-mu2"])
 def test_the_forecast_of_dependent_releases_is_noise_to_signal(strategy):
-    made = simulate(started_with({"strategy": strategy, "mu": 1.0, "num-clients": 10, "clients-per-round": 10}))
+    made = simulate(with_defaults({"strategy": strategy, "mu": 1.0, "num-clients": 10, "clients-per-round": 10}))
     assert made.forecast.ratio == pytest.approx(noise_to_signal_of(made.experiment), rel=1e-6)
 
 
 @pytest.mark.parametrize("strategy", ["full-batch", "trusted-full-batch", "noisy-sgd"])
 def test_where_releases_stand_alone_it_is_that_of_all_rounds_together(strategy):
     """The noise of one round over one gradient, and sqrt(T) less over T of them."""
-    made = simulate(started_with({"strategy": strategy, "mu": 1.0, "num-clients": 10, "clients-per-round": 10}))
+    made = simulate(with_defaults({"strategy": strategy, "mu": 1.0, "num-clients": 10, "clients-per-round": 10}))
     one = noise_to_signal_of(made.experiment)
     assert made.forecast.ratio == pytest.approx(one / np.sqrt(made.experiment.num_rounds), rel=0.02)
 

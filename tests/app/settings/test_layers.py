@@ -2,89 +2,110 @@
 
 import statistics
 
+import numpy as np
 import pytest
 from murmurfl.app.commands.main import cli
-from murmurfl.app.data.loading import load_dataset
 from murmurfl.app.engines.start import run_cohort
+from murmurfl.app.methods.method import AUTO
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.run_summary import closing_lines, short_lines, warning_lines
-from murmurfl.app.settings.layers import DEFAULT_RUN, is_default_run, started_with
-from murmurfl.app.settings.run_config import RunConfig, run_keys
-from murmurfl.privacy import MECHANISMS
+from murmurfl.app.runs.simulate import simulate
+from murmurfl.app.settings.layers import DEFAULT_RUN, with_defaults
+from murmurfl.app.settings.registry import registry
+from murmurfl.app.settings.run_config import SECURE, RunConfig, run_keys
 from murmurfl.privacy.setting import by_key
 from typer.testing import CliRunner
 
-CHANGES = ({"seed": 2}, {"num-clients": 20}, {"lost-replies": 0.1}, {"epsilon": 2.0}, {"trust": "secure-aggregation"})
-
 
 def run_with(**settings):
-    return run_cohort(RunConfig.from_mapping(started_with(by_key(settings, run_keys()))))
+    return run_cohort(RunConfig.from_mapping(with_defaults(by_key(settings, run_keys()))))
 
 
-def test_it_is_private_enough_and_good_enough_against_a_server_that_nobody_trusts():
-    """Five seeds; their mean was 88.9 % and a seed differs by 2.3 points, so the mean by 1.0."""
+def accuracy_on_own_mixes(result):
+    """Return the accuracy on the test set in the proportions of each client's own classes; their mean."""
+    data, classes = result.experiment.data, range(result.experiment.data.num_classes)
+    right = np.asarray(result.predict(data.test_features)) == data.test_labels
+    of_class = np.array([right[data.test_labels == one].mean() for one in classes])
+    labels = [np.asarray(shard[:][1], dtype=int) for shard in result.experiment.shards]
+    return np.mean([of_class @ np.bincount(own, minlength=len(classes)) / len(own) for own in labels])
+
+
+def test_the_default_run_is_worth_federating_for():
+    """Five seeds: 96.2 % on average, a seed differs by 1.0 points, so the mean by 0.5; alone 37.3 and 93.5 %."""
     results = [run_with(seed=seed) for seed in range(1, 6)]
-    assert statistics.fmean(result.accuracy for result in results) >= 0.87
+    assert statistics.fmean(result.accuracy for result in results) >= 0.95
     for result in results:
-        config = result.experiment.config
-        assert (config.strategy, config.task, config.num_clients) == ("mu2", "digits", 10)
-        assert config.noise_quality == "exact"
-        assert result.epsilon <= 5
-        assert config.delta == 1e-5
-        assert result.guarantee.trust == "untrusted-server"
-        assert len(result.progress) >= 8
+        assert result.epsilon <= 4
+        assert result.epsilon_local <= 29.8
+        assert result.guarantee.trust == "secure-aggregation"
+        assert result.experiment.config.noise_quality == "exact"
+    assert statistics.fmean(result.alone.accuracy for result in results) <= 0.42
+    together = statistics.fmean(map(accuracy_on_own_mixes, results))
+    assert together >= statistics.fmean(result.alone.own_mix for result in results) + 0.01
 
 
-@pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: next(iter(changes)))
-def test_a_few_changes_leave_it_the_default_run(changes):
-    started = started_with(changes)
-    assert is_default_run(changes)
-    assert started.items() >= changes.items()
-    assert started.get("mu", None) == (None if "epsilon" in changes else DEFAULT_RUN["mu"])
-    config = RunConfig.from_mapping(started)
-    assert config.passes == DEFAULT_RUN["passes"]
-    assert config.features == DEFAULT_RUN["features"]
-
-
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_it_takes_any_mechanism(mechanism):
-    settings = {"mechanism": mechanism, "strategy": "mu2"}
-    assert is_default_run(settings)
-    RunConfig.from_mapping(started_with(settings))
+def test_a_server_that_sees_every_release_costs_accuracy_and_the_last_line_says_so(tmp_path):
+    result = run_with(trust="untrusted-server")
+    twin = {"note": "", "accuracy": 0.99, "rounds": 1, "seconds": 0.0}
+    outcome = Outcome.model_validate({**result.outcome.document(), "without_noise": twin, "alone": None})
+    assert "secure aggregation (trust=secure-aggregation) needs far less noise" in short_lines(outcome, tmp_path)[-1]
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"strategy": "noisy-sgd"}, {"task": "mnist"}, {"model": "mlp"}, {"preset": "paper"}, {"max-participations": 3}],
-    ids=lambda settings: next(iter(settings)),
+    "changes",
+    [{"seed": 2}, {"num-clients": 20}, {"lost-replies": 0.1}, {"epsilon": 2.0}, {"mu": 1.0}, {"partition": "iid"}],
+    ids=lambda changes: next(iter(changes)),
 )
-def test_another_task_or_method_starts_from_the_plain_defaults(settings):
-    assert started_with(settings) == settings
+def test_a_setting_changes_nothing_but_itself(changes):
+    started = with_defaults(changes)
+    gone = {"epsilon"} if "mu" in changes else {"partition.alpha"} if "partition" in changes else set()
+    assert started == {name: value for name, value in DEFAULT_RUN.items() if name not in gone} | changes
+    config = RunConfig.from_mapping(started)
+    assert config.clients_per_round == config.num_clients
 
 
-@pytest.mark.parametrize("machines", [3, 10, 20, 100])
-def test_a_release_has_half_of_a_machines_samples(machines):
-    settings = {"num-clients": machines, "clients-per-round": machines}
-    config = RunConfig.from_mapping(started_with(settings))
-    samples = len(load_dataset(config).train_labels)
-    assert config.batch_size == samples // (2 * machines)
-    fewer = started_with({**settings, "validation-samples": 400})
-    assert fewer["batch-size"] == (samples - 400) // (2 * machines)
+def test_every_strategy_runs_on_the_default_federation():
+    for name, method in registry("strategy").items():
+        if name == AUTO or method.uses_public:
+            continue
+        settings = {"strategy": name} | ({} if method.sums_samples else {"batch-size": 4})
+        config = RunConfig.from_mapping(with_defaults(settings))
+        assert config.num_clients == DEFAULT_RUN["num-clients"]
+        assert config.secure == (SECURE in method.trusts)
 
 
-def test_the_summary_ends_with_mus_meaning_cost_and_advice(tmp_path):
+def test_another_task_has_clients_and_features_of_its_own():
+    config = RunConfig.from_mapping(with_defaults({"task": "mnist"}))
+    plain = RunConfig()
+    assert (config.strategy, config.trust_model) == (DEFAULT_RUN["strategy"], DEFAULT_RUN["trust"])
+    assert (config.num_clients, config.features, config.partition) == (
+        plain.num_clients,
+        plain.features,
+        plain.partition,
+    )
+
+
+def test_the_papers_preset_starts_from_the_keys_defaults():
+    assert with_defaults({"preset": "paper"}) == {"preset": "paper"}
+
+
+def test_simulate_starts_from_the_default_run_and_a_whole_configuration_does_not():
+    assert simulate(num_rounds=1).experiment.config.strategy == DEFAULT_RUN["strategy"]
+    assert simulate(RunConfig(num_rounds=1)).experiment.config.strategy == RunConfig().strategy
+
+
+def test_the_summary_ends_with_mus_meaning_and_what_to_compare_with(tmp_path):
     folder = ["--out", str(tmp_path)]
-    printed = CliRunner().invoke(cli, ["run", "--engine", "cohort", *folder, "--name", "x"]).stdout.splitlines()
-    guarantee, means, alone = (line.strip() for line in printed[-3:])
+    printed = CliRunner().invoke(cli, ["run", *folder, "--name", "x"]).stdout.splitlines()
+    guarantee, means = (line.strip() for line in printed[-2:])
     assert len(printed) <= 15
-    assert "\n".join(printed).count("epsilon = ") == 1, "the guarantee stands once"
-    assert guarantee.startswith("mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample")
+    assert "\n".join(printed).count("epsilon = 4 ") == 1, "the guarantee stands once"
+    assert guarantee.startswith("mu = 0.925 Gaussian DP, epsilon = 4 at delta = 1e-05, for replacement of one sample")
     assert means.startswith("The best guess whether one sample")
-    assert means.endswith("right at most 69.2 % of the time (a coin: 50 %).")
-    (beside,) = (line for line in printed if "beside it" in line)
-    assert float(beside.partition("without noise ")[2].partition(" %")[0]) > 93
-    assert "not private" in beside
-    assert alone.startswith("A machine alone does better than this federation: add machines, let the server see sums")
+    (compared,) = (line for line in printed if line.strip().startswith("compare"))
+    assert float(compared.partition("without noise ")[2].partition(" %")[0]) > 98
+    assert "not private" in compared
+    assert "on its own mix of classes" in compared
 
 
 def test_of_several_warnings_the_gravest_alone_is_said(tmp_path):
@@ -96,7 +117,7 @@ def test_of_several_warnings_the_gravest_alone_is_said(tmp_path):
     lines = short_lines(both, tmp_path)
     assert "the settings do not fit" in lines[-1]
     assert len(warning_lines(both)) >= 2
-    assert not any("A machine alone does better" in line for line in lines)
+    assert not any("One client alone does better" in line for line in lines)
 
 
 @pytest.mark.parametrize(("trust", "short"), [("", True), ("secure-aggregation", False)])
