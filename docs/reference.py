@@ -64,20 +64,12 @@ RELEASES_OF_UPDATES = {
 """What only :class:`~murmurfl.clients.UpdatePolicy` says."""
 
 
-def first_steps() -> str:
-    """Return the README's first Python example."""
-    return re.findall(
-        r"^```python\n.*?^```$", (site_pages.ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
-    )[0]
-
-
 TABLES: Mapping[str, Callable[[], str]] = {
     "keys": key_table,
     "result": result_table,
     "files": file_table,
     "forecast": lambda: forecast.table(json.loads(forecast.DEFAULT.read_text("utf-8"))),
     "machines-needed": forecast.needed,
-    "first-steps": first_steps,
     "commands": site_pages.command_table,
     "modules": site_pages.module_table,
     **{package: lambda package=package: site_pages.name_table(package) for package in site_pages.PUBLIC},
