@@ -35,6 +35,8 @@ HERE = (
     "swap-in.md",
     "schema.md",
     "threat-model.md",
+    "sharp-edges.md",
+    "glossary.md",
     "privacy.md",
     "keys.md",
 )
