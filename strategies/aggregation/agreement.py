@@ -61,7 +61,6 @@ class CohortAgreement:
             server_round=report.server_round,
             releases=cohort.releases,
             terms=cohort.terms,
-            min_cohort=cohort.min_cohort,
             total=cohort.counts,
             sealed=cohort.sealed,
             ids={name: header.release_id for name, header in cohort.headers.items()},
@@ -70,9 +69,13 @@ class CohortAgreement:
             mended=tuple(sorted(cohort.mended.intersection(cohort.releases))),
         )
 
+    def fewest_releases(self, held: CohortSet) -> int:
+        """Return the fewest releases with which a set is opened: the larger of what its machines and the server ask."""
+        return max(held.min_cohort, self._option.min_cohort)
+
     def too_few(self, held: CohortSet) -> str:
         """Why a set is too small to be opened, or an empty string."""
-        needed = max(held.min_cohort, self._option.min_cohort)
+        needed = self.fewest_releases(held)
         return f"{len(held.releases)} of at least {needed} releases" if len(held.releases) < needed else ""
 
     def ping(self, grid: Grid | None, held: CohortSet) -> str:

@@ -59,7 +59,10 @@ class Masked(Aggregator):
         self._ids: dict[str, str] = {}
         self._terms: Terms | None = None
         self._pause = ""
-        self.fewest_releases = option.min_cohort
+
+    @property
+    def fewest_releases(self) -> int:
+        return self.option.min_cohort
 
     def settings(self) -> dict[str, Any]:
         return {"secure_aggregation": self.option.settled}
@@ -217,7 +220,7 @@ class Masked(Aggregator):
             logger.warning("Round %d is skipped. %s", held.server_round, why)
             return
         self.suspects.lets_in = self.noise.is_none(self.option.max_byzantine)
-        needed = max(held.min_cohort, self.option.min_cohort)
+        needed = self._agreement.fewest_releases(held)
         room = len(names) - needed - max(report.asked - len(held.releases), 0)
         if self.suspects.wrong(held.releases, names, room):
             left = ", ".join(map(repr, self.suspects.left_out)) or f"nobody, since sums need {needed} releases"

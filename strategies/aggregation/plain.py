@@ -104,8 +104,11 @@ class Aggregator:
     """Whether the server adds the noise, so that clients must trust it."""
     masked: ClassVar[bool] = False
     """Whether releases come under masks, so that nothing in them can be looked at."""
-    fewest_releases: int = 0
-    """The fewest releases that a round can do with."""
+
+    @property
+    def fewest_releases(self) -> int:
+        """Fewest releases with which a round is of use."""
+        return 0
 
     @property
     def excluded(self) -> Collection[str]:

@@ -47,13 +47,17 @@ class CohortSet:
     server_round: int
     releases: dict[str, int]  # the number of each machine's release, in the order of machines
     terms: Terms
-    min_cohort: int  # the largest of the machines' own
     total: NDArray[np.uint64]  # the sum of the counts, shape (d,), under masks unless ``sealed`` is empty
     sealed: tuple[Sealed, ...]  # for helpers; empty for machines that were asked without messages
     ids: dict[str, str]  # the releases' random names
     report: dict[str, Any]  # the round's report, were the set opened
     asked: tuple[str, ...]  # the machines that were asked
     mended: tuple[str, ...] = ()  # whose releases also take out the noise of those that were skipped
+
+    @property
+    def min_cohort(self) -> int:
+        """Largest ``min_cohort`` that a machine of this set signed; 1 for machines that were asked without messages."""
+        return max((_header(one.header).min_cohort for one in self.sealed), default=1)
 
     @property
     def opening(self) -> str:
@@ -67,7 +71,6 @@ class CohortSet:
             "server_round": self.server_round,
             "releases": self.releases,
             "terms": plain_terms(self.terms),
-            "min_cohort": self.min_cohort,
             "sealed": sealed,
             "ids": self.ids,
             "report": self.report,
@@ -136,11 +139,6 @@ class CohortSum:
     def sealed(self) -> tuple[Sealed, ...]:
         """What helpers are shown."""
         return tuple(masked.sealed for masked, _ in self._masked.values())
-
-    @property
-    def min_cohort(self) -> int:
-        """The largest min_cohort of the machines."""
-        return max((header.min_cohort for header in self.headers.values()), default=1)
 
     def wanting_more(self) -> list[str]:
         """Return machines that want more releases in a sum than there would be with them and all that want no more."""

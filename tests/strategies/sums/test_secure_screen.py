@@ -460,25 +460,26 @@ def test_what_is_no_roster_is_refused():
 
 
 def test_a_set_for_a_checkpoint_is_what_it_was():
-    made, total = machines(), CohortSum(10)
-    release = made.client("3").machine.release("s", 0, lambda samples: np.ones((1, 10)))
-    masked = made.mask("3", release, "s")
-    total.add(Reply("3", 1, 0, MaskedRelease(masked.counts, masked.sealed), {}))
-    header = total.headers["3"]
+    made, total = machines(different={"4": {"min_cohort": 5}}), CohortSum(10)
+    for name in ("3", "4", "5"):
+        release = made.client(name).machine.release("s", 0, lambda samples: np.ones((1, 10)))
+        masked = made.mask(name, release, "s")
+        total.add(Reply(name, 1, 0, MaskedRelease(masked.counts, masked.sealed), {}))
     held = CohortSet(
         server_round=4,
         releases=total.releases,
         terms=total.terms,
-        min_cohort=total.min_cohort,
         total=total.counts,
-        sealed=tuple(total.sealed),
-        ids={"3": header.release_id},
+        sealed=total.sealed,
+        ids={name: header.release_id for name, header in total.headers.items()},
         report=vars(RoundReport(4)),
-        asked=("3", "4"),
+        asked=("3", "4", "5"),
     )
     plain = json.loads(json.dumps(held.plain()))
     assert plain["terms"] == ["last-opened", *held.terms[1:]], "the words of the format"
     again = CohortSet.from_plain(plain, total.counts)
     assert again == held
+    assert again.min_cohort == 5, "the largest of 3, 5 and 3"
+    assert replace(again, sealed=()).min_cohort == 1, "without messages"
     assert again.terms[0] == "cumulative"
     assert held.opening == "4"
