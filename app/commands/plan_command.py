@@ -11,7 +11,7 @@ import typer
 
 from ..settings.run_config import RunConfig
 from .run_options import AsJson, Assignments, ConfigFile, Details, given_settings, setting_options, settings_of
-from .terminal import CLAIM_REFUTED, MISUSED, aligned, fail, failing_clearly, say, say_command, say_table
+from .terminal import CLAIM_REFUTED, MISUSED, fail, failing_clearly, say, say_command, say_table
 
 if TYPE_CHECKING:
     from ..planning import PlanResult
@@ -121,29 +121,14 @@ def _answer(
 
 
 def _show(found: PlanResult, *, as_json: bool, details: bool) -> None:
-    from ..planning import plan_lines as told
+    from ..planning.plan_document import result_document
+    from ..planning.plan_lines import answer_parts
 
     if as_json:
-        typer.echo(json.dumps(told.result_document(found), indent=2, allow_nan=False))
+        typer.echo(json.dumps(result_document(found), indent=2, allow_nan=False))
         return
-    if not details:
-        for line in told.short_lines(found):
-            _say(line)
-        return
-    ways = found.ways
-    table = aligned(told.rows_of(ways), told.columns_of(ways), told.RIGHT)
-    for line in (*told.result_lines(found), "", told.HEADING, *table):
-        _say(line)
-    for line in told.reasons(ways, made_up=found.made_up):
-        _say(line)
-    if found.noise is not None:
-        before, after = told.plan_lines(found.noise)
-        for line in ("", *before):
-            say(line)
-        _say_table(told.plan_table(found.noise))
-        for line in after:
-            say(line)
-        _say_table(told.compared_table(found.noise))
+    for part in answer_parts(found, details=details):
+        _say(part)
 
 
 def _show_updates(unit: str, given: Mapping[str, Any], *, of_run: bool, as_json: bool) -> None:
@@ -160,25 +145,26 @@ def _show_updates(unit: str, given: Mapping[str, Any], *, of_run: bool, as_json:
         missing.append("exactly one of --epsilon and --mu")
     if missing:
         fail(f"Expected {', '.join(missing)} as well.", MISUSED)
-    from ..planning import plan_lines as told
     from ..planning.plan_answers import request_of_updates
+    from ..planning.plan_document import update_document
+    from ..planning.plan_lines import update_parts
 
     keys = {_KEYS[name][0]: value for name, value in given.items() if name in _KEYS}
     request = request_of_updates(given.get("samples", 0), given["parameters"], keys)
     if as_json:
-        typer.echo(json.dumps(told.update_document(request), indent=2, allow_nan=False))
+        typer.echo(json.dumps(update_document(request), indent=2, allow_nan=False))
         return
-    for line in told.update_lines(request):
-        say(line)
-    _say_table(told.update_table(request))
+    for part in update_parts(request):
+        _say(part)
 
 
-def _say(line: str) -> None:
-    (say_command if line.lstrip().startswith("murmurfl ") else say)(line)
-
-
-def _say_table(table: Table) -> None:
-    say_table(table.title, table.texts(), table.labels)
+def _say(part: str | Table) -> None:
+    if not isinstance(part, str):
+        say_table(part.title, part.texts(), part.labels)
+    elif part.lstrip().startswith("murmurfl "):
+        say_command(part)
+    else:
+        say(part)
 
 
 _MOST_ERRORS = 3

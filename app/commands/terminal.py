@@ -132,6 +132,7 @@ class CommandsWithHint(TyperGroup):
 _LEAST = 20
 _MOST_NATURAL = 10_000
 _BETWEEN, _AROUND = 3, 1  # a table's border and padding: " | " between columns, "| " and " |" around them
+_BETWEEN_BARE = 2  # spaces between the columns of a table without a border
 # A name and two or more spaces; the value behind them continues below itself.
 _NAMED = re.compile(r"\s*\S+(?: \S+){0,2}? {2,}(?=\S)")
 _WIDEST_LABEL = 24
@@ -194,8 +195,8 @@ def aligned(rows: Sequence[Mapping[str, str]], columns: Sequence[str], right: Se
 def say_table(title: str, rows: Sequence[Mapping[str, str]], labels: Sequence[str]) -> None:
     """Print a table of texts without its empty columns.
 
-    One wider than the terminal comes in parts, each with the columns (``labels``) that name its rows on the left,
-    folded.
+    One wider than the terminal has folded headings; if that does not do, no lines between its columns; if that does not
+    do either, it comes in parts, each with the columns (``labels``) that name its rows on the left, folded.
     """
     columns = [name for name in rows[0] if name in labels or any(row[name] for row in rows)]
     available = width()
@@ -205,8 +206,12 @@ def say_table(title: str, rows: Sequence[Mapping[str, str]], labels: Sequence[st
         _print(title, rows, columns, labels, {}, available or _MOST_NATURAL)
         return
     folded, parts = _in_parts(rows, columns, labels, wide, available)
+    if len(parts) > 1 and sum(wide.values()) + _BETWEEN_BARE * (len(columns) - 1) <= available:
+        _print(title, rows, columns, labels, wide, available, bare=True)
+        return
     for number, part in enumerate(parts, 1):
-        _print(f"{title} ({number} of {len(parts)})", rows, part, labels, folded, available)
+        place = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
+        _print(title + place, rows, part, labels, folded, available)
 
 
 def _in_parts(
@@ -248,11 +253,14 @@ def _print(
     labels: Sequence[str],
     folded: Mapping[str, int],
     available: int,
+    *,
+    bare: bool = False,
 ) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title)
+    without = {"box": None, "padding": (0, _BETWEEN_BARE, 0, 0), "pad_edge": False}
+    table = Table(title=title, **(without if bare else {}))
     for name in columns:
         side = "left" if name in labels else "right"
         table.add_column(name, justify=side, overflow="fold", width=folded.get(name))

@@ -20,6 +20,7 @@ from murmurfl.app.planning.noise_plans import compare_mechanisms, noise_guarante
 from murmurfl.app.planning.plan_answers import base_of_numbers
 from murmurfl.app.runs.progress import RoundLine
 from murmurfl.privacy import Forecast, Guarantee, PrivacyPolicy, PrivateMachine, SQLiteLedger, rounded_up, row_bytes
+from murmurfl.privacy.forecast_text import forecast_banner
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -262,7 +263,7 @@ def test_without_a_guarantee_above_them_rounds_show_no_epsilon_and_are_few(termi
 @pytest.mark.parametrize("guarantee", [None, GUARANTEE])
 def test_forecast_is_left_to_the_summary_where_that_has_the_guarantee(guarantee, capsys):
     useless = Forecast(40.0, 650, 10, 10, rounds=5, mu=1.0, delta=1e-5, unit="machine")
-    lines = [f"WARNING :   {line}" for line in useless.banner(64)]
+    lines = [f"WARNING :   {line}" for line in forecast_banner(useless, 64)]
     with RunDisplay(guarantee, Console(file=io.StringIO())) as display:
         for line in [*lines, "WARNING :   the model has diverged"]:
             display.log_line(line, verbose=False)

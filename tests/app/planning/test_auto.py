@@ -91,7 +91,7 @@ def test_plan_decides_from_a_few_numbers_and_says_what_for():
     assert "mu=" not in short, "who says epsilon reads epsilon"
     assert "--set epsilon=2" in short
     text = planned(*few, "--details")
-    assert text.startswith("Take full-batch.")
+    assert text.startswith("Take full-batch: ")
     for said in (
         "noise to signal",
         "Guarantee: mu = 0.5016",

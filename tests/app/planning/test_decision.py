@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from murmurfl.app.methods import METHODS
 from murmurfl.app.planning import PlanRequest, decide, noise_to_signal
-from murmurfl.app.planning.plan_lines import decision_document
+from murmurfl.app.planning.plan_document import decision_document
 from murmurfl.app.runs.experiment import worked_out
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy

@@ -20,14 +20,8 @@ from murmurfl.app.planning.noise_plans import (
     update_policy,
 )
 from murmurfl.app.planning.plan_answers import base_of_numbers, base_of_run, request_of_updates
-from murmurfl.app.planning.plan_lines import (
-    compared_table,
-    late_lines,
-    plan_document,
-    plan_lines,
-    plan_table,
-    update_lines,
-)
+from murmurfl.app.planning.plan_document import plan_document
+from murmurfl.app.planning.plan_lines import compared_table, late_lines, plan_lines, plan_table, update_parts
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import UpdatePolicy
@@ -335,10 +329,11 @@ def test_sums_count_half_of_the_machines_unless_more_of_them_may_work_with_the_s
 
 
 def test_what_is_printed_is_what_was_asked_for():
-    made = update_lines(updates(10, 20, gdp_mu(2.5, 1e-5), **{"num-rounds": 7}))
-    assert "epsilon=2.5, max_participations=7" in made[-1]
+    *_, line, _table = update_parts(updates(10, 20, gdp_mu(2.5, 1e-5), **{"num-rounds": 7}))
+    assert "epsilon=2.5, max_participations=7" in line
     assert UpdatePolicy(clip_norm=1.0, epsilon=2.5, max_participations=7).mu == pytest.approx(gdp_mu(2.5, 1e-5))
-    assert "mu=1.2345, max" in update_lines(updates(10, 20, 1.2345))[-1]
+    *_, line, _table = update_parts(updates(10, 20, 1.2345))
+    assert "mu=1.2345, max" in line
 
 
 @pytest.mark.few_cases(6)

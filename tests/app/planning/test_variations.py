@@ -18,7 +18,7 @@ from murmurfl.app.planning.plan_answers import (
     tried_out,
     variations_of,
 )
-from murmurfl.app.planning.plan_lines import SECRECY, reasons, rows_of
+from murmurfl.app.planning.plan_lines import ways_lines, ways_table
 from murmurfl.app.runs.experiment import plan_request_of, prepare
 from murmurfl.app.runs.run_guarantees import configured_figures, run_guarantee
 from murmurfl.app.settings.layers import parse_assignments, with_defaults
@@ -98,19 +98,17 @@ def test_other_trusts_are_what_would_be_decided_under_them(rows):
             assert (chosen.strategy, chosen.score) == (row.strategy, pytest.approx(row.score))
 
 
-def test_it_says_why_the_default_is_not_first_and_what_each_change_does(rows):
-    said = reasons(rows, made_up=False)
-    text = " ".join(said)
+def test_lines_below_the_table_name_marked_rows_and_what_each_trust_assumes(rows):
+    text = " ".join(ways_lines(rows, made_up=False))
     taken, default = (next(i for i, row in enumerate(rows, 1) if row.mark == mark) for mark in ("taken", DEFAULT))
     assert f"Row {taken} is taken." in text
     assert f"Row {default} is the default." in text
-    assert "Why the default is not the best: on made-up data it keeps" in text
     trust = next(i for i, row in enumerate(rows, 1) if row.trust == "trusted-server")
-    for words in ("Rounds: full-batch keeps", "Batch: mu2", f"Trust: row {trust}", "--try 5"):
+    for words in (f"Row {trust} assumes: the server is honest.", "--try 5"):
         assert words in text
     honest = RunConfig(trust="secure-aggregation").sums.min_honest
-    assert f"if one helper and {honest} of 8 machines of each sum are honest" in text
-    assert len(rows_of(rows)) == len(rows)
+    assert f"1 helper and {honest} of 8 machines of each sum are honest" in text
+    assert len(ways_table(rows).rows) == len(rows)
 
 
 def test_a_secret_order_is_ranked_at_the_epsilon_asked_for_and_never_taken(choice, rows):
@@ -130,14 +128,18 @@ def test_a_secret_order_is_ranked_at_the_epsilon_asked_for_and_never_taken(choic
 
 def test_a_secret_order_has_its_price_in_its_line_and_below(rows):
     number, row = next((i, row) for i, row in enumerate(rows, 1) if row.amplification)
-    line, slots = rows_of(rows)[number - 1], row.amplification.slots
-    assert (line["strategy"], line["trusts"]) == (f"noisy-sgd, {slots} x", "secrecy")
-    assert SECRECY in reasons(rows, made_up=False)[0]
-    (said,) = (one for one in reasons(rows, made_up=False) if one.startswith("Secret order: "))
+    texts, slots = ways_table(rows).texts(), row.amplification.slots
+    assert (texts[number - 1]["strategy"], texts[number - 1]["trust"]) == (f"noisy-sgd, {slots} x", "secrecy")
+    (said,) = (one for one in ways_lines(rows, made_up=False) if "nobody learns" in one)
     known = rounded_up(gdp_epsilon(row.config.mu, 1e-5))
-    for words in (f"row {number} has epsilon = ", f"{slots} times the gradients", f"does it is {known}, ", "time stay"):
+    for words in (
+        f"Row {number} has epsilon = ",
+        f"which of {slots} releases",
+        f"epsilon = {known}, which the ledger",
+        "time stay",
+    ):
         assert words in said
-    assert sum(one["trusts"] == "secrecy" for one in rows_of(rows)) == 1
+    assert sum(one["trust"] == "secrecy" for one in texts) == 1
 
 
 @pytest.mark.few_cases(3)
@@ -159,32 +161,30 @@ def test_a_secret_order_is_offered_only_where_its_proof_holds(more, possible):
     assert all(row.trust == more.get("trust", "untrusted-server") for row in own)
 
 
-def test_a_default_that_keeps_less_is_told_by_how_much():
+def test_a_run_as_set_stands_in_the_table_with_what_it_keeps():
     settings = {"strategy": "noisy-sgd", "mu": 1.0, "num-rounds": 17}
     found = variations_of(choice_of_run(settings), settings, mark=AS_SET)
-    (why,) = (line for line in reasons(found, made_up=False) if line.startswith("Why"))
-    marked = {row.mark: row for row in found if row.mark}
-    assert f"it keeps {100 * marked[AS_SET].retained_utility:.0f} % of what can be learnt" in why
-    assert f"keeps {100 * marked['taken'].retained_utility:.0f} %." in why
+    texts = ways_table(found).texts()
+    (number,) = (i for i, row in enumerate(found) if row.mark == AS_SET)
+    assert texts[number]["strategy"] == "noisy-sgd"
+    assert texts[number]["keeps"] == f"{100 * found[number].retained_utility:.0f} %"
 
 
-def test_rows_that_only_seem_better_than_what_is_taken_are_explained():
+def test_rows_above_what_is_taken_are_explained():
     settings = {"mu": 0.5}
     found = variations_of(choice_of_run(settings), with_defaults(settings))
     taken = next(row for row in found if "taken" in row.mark)
-    before = [i for i, row in enumerate(found, 1) if row.trust == taken.trust and row.score < taken.score]
-    said = [line for line in reasons(found, made_up=False) if "not among the ways that are compared" in line]
+    before = [row for row in found if row.trust == taken.trust and row.score < taken.score]
+    said = [line for line in ways_lines(found, made_up=False) if "not among those compared" in line]
     assert bool(before) == bool(said)
-    assert all(str(number) in said[0] for number in before)
-    tried = [replace(row, accuracy=0.5 + 0.1 * (row is not taken)) for row in found if row.trust == taken.trust]
-    assert sum("did better than row" in line for line in reasons(tried, made_up=False)) == len(tried) - 1
+    worst = [replace(row, prior_penalty=row.prior_penalty + (row is taken)) for row in found]
+    assert any("not among those compared" in line for line in ways_lines(worst, made_up=False))
 
 
-def test_where_the_default_is_taken_nothing_is_explained():
+def test_a_default_that_is_taken_has_both_marks():
     settings = {**choice_of_run(SETTINGS).settings, "mu": 1.0}
     found = variations_of(choice_of_run(settings), settings, mark=AS_SET)
     assert any(row.mark == "taken and as it is set" for row in found)
-    assert not any(line.startswith("Why") for line in reasons(found, made_up=False))
 
 
 def test_from_numbers_alone_there_are_the_same_ways():
@@ -201,8 +201,10 @@ def test_tried_out_the_first_rows_and_the_marked_ones_have_the_accuracy_of_their
     assert [row.accuracy is not None for row in found] == [i < 2 or bool(row.mark) for i, row in enumerate(rows)]
     marked = {row.mark: row.accuracy for row in found if row.mark}
     assert marked["taken"] > marked[DEFAULT] > 0.8
-    (why,) = (line for line in reasons(found, made_up=False) if line.startswith("Why"))
-    assert f"Tried out: {100 * marked[DEFAULT]:.1f} % against {100 * marked['taken']:.1f} %." in why
+    shown = {row["#"]: row["acc."] for row in ways_table(found).texts() if row["acc."]}
+    assert shown == {
+        str(i): f"{100 * row.accuracy:.1f} %" for i, row in enumerate(found, 1) if row.accuracy is not None
+    }
 
 
 def plan(*arguments, columns="80"):
@@ -214,7 +216,7 @@ def test_the_command_shows_them_and_commands_that_can_be_copied():
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     heading = next(line for line in lines if line.split()[:2] == ["#", "strategy"])
-    assert heading.split()[2:] == ["trusts", "uses", "batch", "rounds", "noise", "keeps", "accuracy"]
+    assert heading.split()[2:] == ["trust", "uses", "batch", "rounds", "noise", "keeps", "acc."]
     whole = result.stdout.replace(" \\\n", " ")
     commands = [line.strip() for line in whole.splitlines() if line.strip().startswith("murmurfl run")]
     assert len(commands) == 4

@@ -15,11 +15,11 @@ from murmurfl.app.engines.device.device_block import check_on_device
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.planning.noise_plans import compare_mechanisms, loss_of_person, losses_of_persons, noise_guarantee
 from murmurfl.app.planning.plan_answers import base_of_numbers, base_of_run
-from murmurfl.app.planning.plan_lines import person_line, plan_lines
+from murmurfl.app.planning.plan_lines import persons_table, plan_lines
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.run_guarantees import configured_figures, run_guarantee
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.privacy import ConfigurationError, Guarantee
+from murmurfl.privacy import ConfigurationError, Guarantee, rounded_up
 from typer.testing import CliRunner
 
 BASE = RunConfig(
@@ -140,7 +140,8 @@ def test_a_plan_of_owners_says_owners():
     assert "when one owner does." in plan_lines(plan)[0][0]
     assert base_of_run(BASE).policy.samples_per_owner == 3
     found = losses_of_persons(guarantee, values)
-    assert person_line(guarantee, found).startswith("Somebody with all samples on each of 3 machines: mu = ")
+    (row,) = persons_table(guarantee, found).texts()
+    assert (row["machines"], row["samples on each"]) == ("3", "all")
     (loss,) = losses_of_persons(guarantee, values, samples=7).values()  # however many they are, they are one row
     assert loss.mu == guarantee.mu
 
@@ -152,7 +153,8 @@ def test_a_plan_says_what_becomes_of_a_person_with_samples_and_with_machines():
     assert spread.mu == pytest.approx(math.sqrt(3) * guarantee.mu)
     asked = losses_of_persons(guarantee, 50, 4, 2)
     assert asked[4, 2].mu == pytest.approx(4 * guarantee.mu)
-    assert person_line(guarantee, asked).startswith("Somebody with 2 samples on each of 4 machines: mu = ")
+    (row,) = persons_table(guarantee, asked).texts()
+    assert (row["machines"], row["samples on each"], row["mu"]) == ("4", "2", rounded_up(asked[4, 2].mu))
 
 
 def test_what_noise_does_not_reach_over_is_not_vouched_for():
@@ -160,7 +162,7 @@ def test_what_noise_does_not_reach_over_is_not_vouched_for():
     sure, doubtful = (loss_of_person(known, 1000, samples=samples) for samples in (2, 4))
     assert sure.mu == 12.0
     assert math.isinf(doubtful.mu)
-    assert "more than this noise can be vouched for" in person_line(known, {(1, 4): doubtful})
+    assert persons_table(known, {(1, 4): doubtful}).texts()[0]["mu"] == "not vouched for"
     assert doubtful.document(1e-5)["mu"] is None
     many = loss_of_person(Guarantee(3.0, 1e-5, "noise"), 1000, machines=9)
     assert many.mu == 9.0  # each machine's own noise reaches over its own part
@@ -172,6 +174,7 @@ def test_what_noise_does_not_reach_over_is_not_vouched_for():
 def test_the_figure_of_the_documentation_is_what_the_command_prints():
     page = (Path(__file__).parents[3] / "docs" / "owners.md").read_text()
     command = re.search(r"murmurfl plan (.*)", page)[1]
-    shown = re.search(r"> (Somebody .*)", page)[1]
+    shown = re.search(r"samples on each .*\n.*\n\| (.*) \|", page)[1].split(" | ")
     printed = CliRunner().invoke(cli, ["plan", *command.split()]).output
-    assert shown in " ".join(printed.split())
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in printed.splitlines()]
+    assert shown in rows
