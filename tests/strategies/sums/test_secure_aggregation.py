@@ -139,6 +139,14 @@ def test_the_most_careful_machine_decides_how_many_there_must_be():
     assert not [one for one in grid.asked if one[0] == "open"]
 
 
+def test_server_opens_no_sum_below_its_own_number():
+    grid = SecureGrid(machines(min_cohort=3))
+    grid.tamper = lambda replies: [one for one in replies if one.metadata.src_node_id < grid.first_node + 4]
+    strategy = trained_in_vain(build(clients_per_round=6, secure={"min_cohort": 5}), grid, rounds=2)
+    assert {report.closed for report in strategy.history} == {"4 of at least 5 releases"}
+    assert not [one for one in grid.asked if one[0] == "open"]
+
+
 @pytest.mark.parametrize("wanted", [{"0": 5}, {"0": 6, "1": 5}, {"0": 6, "1": 6}])
 def test_machines_that_want_more_releases_than_came_are_left_out_and_not_the_round(wanted, caplog):
     """Theirs are carried over: once all answer, the sum is that of a training in which nothing was lost."""
