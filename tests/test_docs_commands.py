@@ -37,6 +37,7 @@ HERE = (
     "threat-model.md",
     "sharp-edges.md",
     "glossary.md",
+    "index.md",
     "privacy.md",
     "keys.md",
 )
@@ -89,7 +90,13 @@ def is_left(words):
     taught = taught or "features=scattering+strokes" in words
     no_gpu = any(word.startswith("cuda") for word in words)
     no_cluster = "--ray" in words
-    return whole or taught or no_gpu or no_cluster or words[0] in ("pip", "systemctl", "journalctl", "export", "kill")
+    return (
+        whole
+        or taught
+        or no_gpu
+        or no_cluster
+        or words[0] in ("git", "cd", "pip", "systemctl", "journalctl", "export", "kill")
+    )
 
 
 def starts_flower(words):
