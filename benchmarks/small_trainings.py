@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.runs.simulate import simulate
-from murmurfl.app.settings.layers import started_with
+from murmurfl.app.settings.layers import with_defaults
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.privacy import Forecast
 from murmurfl.strategies import CorrelatedFedAvg
@@ -236,7 +236,7 @@ class SampleTraining:
 
     def run(self, mu: float, seed: int = 1) -> Outcome:
         """The run with noise for this mu."""
-        made = simulate(started_with({**dict(self.settings), "mu": mu, "seed": seed}))
+        made = simulate(with_defaults({**dict(self.settings), "mu": mu, "seed": seed}))
         if made.forecast is None or made.accuracy is None:
             raise AssertionError("no forecast or no accuracy of a run with noise")
         labels = made.experiment.data.test_labels
@@ -246,7 +246,7 @@ class SampleTraining:
     @lru_cache(maxsize=64)  # noqa: B019 - a frozen value, made once
     def noiseless(self, seed: int = 1) -> float:
         """The accuracy of the same run without noise."""
-        made = simulate(started_with({**dict(self.settings), "mechanism": "none", "mu": 1.0, "seed": seed}))
+        made = simulate(with_defaults({**dict(self.settings), "mechanism": "none", "mu": 1.0, "seed": seed}))
         return float(made.accuracy or 0.0)
 
     def at(self, typical_ratio: float, seed: int = 1) -> Outcome:
