@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.runs.simulate import simulate
-from murmurfl.app.settings.layers import with_defaults
+from murmurfl.app.settings.run_config import RunConfig, without_unread
 from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
 from murmurfl.privacy import Forecast
 from murmurfl.strategies import CorrelatedFedAvg
@@ -236,7 +236,7 @@ class SampleTraining:
 
     def run(self, mu: float, seed: int = 1) -> Outcome:
         """The run with noise for this mu."""
-        made = simulate(with_defaults({**dict(self.settings), "mu": mu, "seed": seed}))
+        made = simulate(RunConfig.from_mapping({**dict(self.settings), "mu": mu, "seed": seed}))
         if made.forecast is None or made.accuracy is None:
             raise AssertionError("no forecast or no accuracy of a run with noise")
         labels = made.experiment.data.test_labels
@@ -246,7 +246,8 @@ class SampleTraining:
     @lru_cache(maxsize=64)  # noqa: B019 - a frozen value, made once
     def noiseless(self, seed: int = 1) -> float:
         """The accuracy of the same run without noise."""
-        made = simulate(with_defaults({**dict(self.settings), "mechanism": "none", "mu": 1.0, "seed": seed}))
+        settings = without_unread({**dict(self.settings), "mechanism": "none", "seed": seed})
+        made = simulate(RunConfig.from_mapping(settings))
         return float(made.accuracy or 0.0)
 
     def at(self, typical_ratio: float, seed: int = 1) -> Outcome:
@@ -277,7 +278,17 @@ SAMPLES = (
         "samples: full batches, 30 machines",
         (("num-clients", 30), ("clients-per-round", 30), ("strategy", "full-batch")),
     ),
-    SampleTraining("samples: the default run", _TEN),
+    SampleTraining(
+        "samples: four passes of mu2",
+        (
+            *_TEN,
+            ("features", "soft-gradients"),
+            ("passes", 4),
+            ("batch-size", 71),
+            ("mechanism", "decay"),
+            ("mechanism.decay", 0.5),
+        ),
+    ),
     SampleTraining("samples: one pass, delayed momentum", (*_TEN, ("strategy", "delayed-momentum"))),
     SampleTraining("samples: one pass, noisy SGD", (*_TEN, ("strategy", "noisy-sgd"))),
 )

@@ -286,8 +286,7 @@ from pathlib import Path
 import murmurfl
 for path in Path.cwd().glob("*/**/[!_]*.py"):
     importlib.import_module(".".join(("murmurfl", *path.relative_to(Path.cwd()).with_suffix("").parts)))
-from murmurfl.app.settings.layers import with_defaults
-result = murmurfl.app.simulate(with_defaults({"num-rounds": 2}), engine="inprocess")
+result = murmurfl.app.simulate(num_rounds=2, engine="inprocess")
 print(*murmurfl.__path__, len(result.progress))
 """
     # -S: an editable installation of the checkout would stand in for whatever is missing.
