@@ -525,7 +525,10 @@ def result_schema() -> dict[str, Any]:
     schema["properties"]["privacy"]["type"] = "object"  # null only of what an earlier murmurfl left
     schema["properties"]["queries"]["type"] = "object"  # left out and not null
     schema["required"].remove("queries")
-    schema["properties"]["config"]["properties"] = {name: key_schema(one) for name, one in run_keys().items()}
+    keys = {name: key_schema(one) for name, one in run_keys().items()}
+    radius = "strategy.projection-radius"
+    keys[radius] = {**keys[radius], "type": ["number", "null"]}  # null: the model is not projected
+    schema["properties"]["config"]["properties"] = keys
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

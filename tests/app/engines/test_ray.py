@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.loopback import LaunchError, Processes
@@ -17,6 +16,7 @@ from murmurfl.app.settings.run_config import RunConfig
 from typer.testing import CliRunner
 
 from tests.harness import packages
+from tests.harness.plain import simulate
 
 ROOT = Path(__file__).parents[3]
 

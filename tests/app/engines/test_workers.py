@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines import run_cohort, workers
 from murmurfl.app.engines.loopback import free_port
@@ -25,6 +24,7 @@ from typer.testing import CliRunner
 from tests.app.engines.test_engines import assert_same_result as assert_same
 from tests.app.engines.test_engines import over_workers as over
 from tests.app.run_table import BASE, RUNS
+from tests.harness.plain import simulate
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app import simulate
 from murmurfl.app.methods.mu2_methods import Mu2Method
 from murmurfl.app.models import make_model
 from murmurfl.app.settings.run_config import RunConfig
@@ -13,6 +12,8 @@ from murmurfl.clients import Mu2Client
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.machine import clipping
 from murmurfl.strategies import Mu2
+
+from tests.harness.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from murmurfl.app.methods import METHODS
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.runs.simulate import simulate
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, MemoryLedger
+
+from tests.harness.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 

@@ -13,11 +13,12 @@ from murmurfl.app.methods.presets import usual_norm
 from murmurfl.app.models import make_model
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.run_guarantees import COUNTED, expected_guarantee
-from murmurfl.app.runs.simulate import simulate
 from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.clients import CountedGradients
 from murmurfl.privacy import ConfigurationError, MemoryLedger
 from murmurfl.privacy.setting import by_key
+
+from tests.harness.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 

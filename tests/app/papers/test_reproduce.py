@@ -15,7 +15,7 @@ from murmurfl.app.papers.reproduction import WITHOUT, RunKey, plan_runs, run_cel
 from murmurfl.app.papers.sums_on_mnist import TrustTable
 from murmurfl.app.papers.tran_cutkosky_2022 import GradientNormTable
 from murmurfl.app.papers.zhang_2025 import RegretTable
-from murmurfl.app.settings.run_config import NO_NOISE, RunConfig
+from murmurfl.app.settings.run_config import NO_NOISE, USUAL_MU
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
@@ -216,7 +216,7 @@ def test_every_papers_cells_can_have_one(name):
     for key, config in plan_runs(cells, 1, "cohort").items():
         if key.algorithm == WITHOUT:
             assert not config.private
-            assert config.mu == RunConfig.mu
+            assert config.mu == USUAL_MU
 
 
 def test_a_cell_with_a_run_without_noise_gets_no_other():
@@ -226,7 +226,7 @@ def test_a_cell_with_a_run_without_noise_gets_no_other():
 
 def test_an_algorithm_that_cannot_go_without_noise_leaves_it_to_the_next():
     (cell,) = with_twins([Cell("small", {}, {"impossible": {"strategy": "mu2", "strategy.alpha": 0.2}, **METHODS})])
-    assert cell.algorithms[WITHOUT] == {"strategy": "mu2", "mechanism": "none", "mu": RunConfig.mu}
+    assert cell.algorithms[WITHOUT] == {"strategy": "mu2", "mechanism": "none", "mu": USUAL_MU}
 
 
 @pytest.mark.long

@@ -5,13 +5,13 @@ from datetime import UTC, datetime, timedelta
 
 import jsonschema
 import pytest
-from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.runs.outcome import FORMAT, result_schema
 from murmurfl.app.runs.result import write_record
 from typer.testing import CliRunner
 
 from murmurfl import __version__
+from tests.harness.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("undrawn_accuracy", "no_forecast")
 

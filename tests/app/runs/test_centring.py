@@ -6,7 +6,6 @@ import math
 import jsonschema
 import numpy as np
 import pytest
-from murmurfl.app import simulate
 from murmurfl.app.auditing.run_audit import audit_run
 from murmurfl.app.engines.cohort import CohortMachines
 from murmurfl.app.methods import METHODS
@@ -17,6 +16,8 @@ from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, centred, compose_gdp, gdp_epsilon
+
+from tests.harness.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 

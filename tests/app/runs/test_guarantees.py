@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from murmurfl.app import client_app, simulate
+from murmurfl.app import client_app
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines import run_cohort
 from murmurfl.app.engines.inprocess import InProcessGrid
@@ -21,6 +21,8 @@ from murmurfl.privacy import ConfigurationError, SumAssumption, gdp_epsilon, rou
 from murmurfl.privacy.accounting.guarantee import stated_figures
 from murmurfl.privacy.accounting.loss import Loss
 from typer.testing import CliRunner
+
+from tests.harness.plain import simulate
 
 NAME = f"{__name__}:"
 SUMS = RunConfig(trust="secure-aggregation", num_clients=4, clients_per_round=4, num_rounds=2, mu=1.0, batch_size=16)

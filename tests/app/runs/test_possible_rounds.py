@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from flwr.app import MessageType
 from flwr.clientapp import ClientApp
-from murmurfl.app import client_app, simulate
+from murmurfl.app import client_app
 from murmurfl.app.client_app import app
 from murmurfl.app.commands.main import cli
 from murmurfl.app.data.task import Dataset
@@ -23,6 +23,8 @@ from murmurfl.privacy import ConfigurationError, MemoryLedger
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
+
+from tests.harness.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from murmurfl.app import RunResult, simulate
+from murmurfl.app import RunResult
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines import run_cohort
 from murmurfl.app.runs import simulate as module
@@ -23,6 +23,8 @@ from murmurfl.app.runs.simulate import NOTE, add_without_noise, configs_without_
 from murmurfl.app.settings.run_config import NO_NOISE, RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_mu
 from typer.testing import CliRunner
+
+from tests.harness.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 

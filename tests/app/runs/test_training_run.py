@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.superlink.grid import HttpGrid, InMemoryGrid
-from murmurfl.app import client_app, server_app, simulate
+from murmurfl.app import client_app, server_app
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
@@ -50,6 +50,7 @@ from typer.testing import CliRunner
 
 from benchmarks.small_trainings import RATIOS, SAMPLES, UPDATES, UpdateTraining
 from tests.harness.errors import raises
+from tests.harness.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast", "no_result_folder", "undrawn_accuracy")
 

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from murmurfl.app import simulate
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.outcome import result_schema
@@ -15,6 +14,7 @@ from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
 from benchmarks import device
+from tests.harness.plain import simulate
 
 SETTINGS = {
     "task": "synthetic",
