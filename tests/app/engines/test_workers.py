@@ -151,7 +151,7 @@ def test_figures_of_clipping_are_united_as_if_observed_in_one_place():
     ("arguments", "said"),
     [
         (["--engine", "cohort", "--workers", "0"], "workers >= 1, got 0"),
-        (["--workers", "2"], "engine 'cohort' for workers"),
+        (["--engine", "ray", "--workers", "2"], "engine 'cohort' for workers"),
         (["--engine", "inprocess", "--ray", "auto"], "engine 'cohort' for workers"),
         (["--engine", "cohort", "--ray", "somewhere"], "HOST:PORT"),
         (["--engine", "cohort", "--ray", "local"], "leave it out"),

@@ -126,7 +126,8 @@ MOST = 10.0
 def node(folder, **own):
     draw = np.random.Generator(np.random.Philox(key=1))
     rows = draw.random((BATCH * ROUNDS, FEATURES), dtype=np.float32)
-    own |= write_samples(folder, rows, np.arange(len(rows)) % CLASSES, classes=CLASSES)
+    made = write_samples(folder, rows, np.arange(len(rows)) % CLASSES, classes=CLASSES)
+    own |= {name.replace("-", "_"): value for name, value in made.items()}
     SQLiteLedger.create(folder / "ledger.db", budget_mu=1.0, delta=1e-5)
     place = {"machine": "node", "ledger": str(folder / "ledger.db")}
     config = NodeConfig(**place, clip_norm=1.0, batch_size=BATCH, mu=1.0, max_participations=ROUNDS, **own)

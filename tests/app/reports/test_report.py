@@ -24,6 +24,7 @@ from murmurfl.app.runs.result import write_record
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import Forecast, gdp_epsilon, rounded_up
+from murmurfl.privacy.forecast_text import forecast_document
 from typer.testing import CliRunner
 
 LOSSY = RunConfig(lost_replies=0.3, clients_per_round=5, num_rounds=40, mu=2.0, allow_exhaustion=True)
@@ -191,7 +192,8 @@ def test_what_was_forecast_is_said_and_what_would_have_helped(page, folders, tmp
     for run in read:
         assert run.outcome.forecast.sentence in text
     assert "What would help" not in text  # both are useful
-    foreseen = Forecast(40.0, 650, 10, 10, rounds=5, mu=1.0, delta=1e-5, unit="machine").document()
+    foreseen = Forecast(40.0, 650, 10, 10, rounds=5, mu=1.0, delta=1e-5, unit="machine")
+    foreseen = forecast_document(foreseen)
     useless = changed(read[0], forecast=foreseen)
     text = html.unescape(make_report_of(useless, tmp_path))
     assert foreseen["sentence"] in " ".join(text.split())

@@ -342,7 +342,7 @@ def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path, 
     quick = ["run", "--engine", "cohort", "--out", str(tmp_path), "--set", "num-rounds=2"]
     for _ in range(3):
         assert CliRunner().invoke(cli, quick).exit_code == 0
-    name = "mu2-digits-seed1-20260102-030405"
+    name = "full-batch-digits-seed1-20260102-030405"
     assert {path.name for path in tmp_path.iterdir()} == {name, f"{name}-2", f"{name}-3"}
     assert all((path / "result.json").exists() for path in tmp_path.iterdir())
     # What fails leaves none, and a name that was asked for is not changed.

