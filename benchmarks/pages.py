@@ -427,6 +427,7 @@ def noted(name: str) -> Callable[[], str]:
         found = document("noted")[name]
         lines = [found["columns"], ["---"] * len(found["columns"]), *found["rows"]]
         told = [terms(document(found["true of"])), ""] if "true of" in found else []
+        told += [found["terms"], ""] if "terms" in found else []
         return "\n".join([*told, *(f"| {' | '.join(cells)} |" for cells in lines)])
 
     return table

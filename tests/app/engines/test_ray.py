@@ -15,8 +15,8 @@ from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.app.settings.run_config import RunConfig
 from typer.testing import CliRunner
 
+from tests.app.plain import simulate
 from tests.harness import packages
-from tests.harness.plain import simulate
 
 ROOT = Path(__file__).parents[3]
 

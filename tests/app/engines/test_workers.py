@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 
 from tests.app.engines.test_engines import assert_same_result as assert_same
 from tests.app.engines.test_engines import over_workers as over
+from tests.app.plain import simulate
 from tests.app.run_table import BASE, RUNS
-from tests.harness.plain import simulate
 
 
 @pytest.mark.parametrize("workers", [1, 2])

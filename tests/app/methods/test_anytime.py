@@ -13,7 +13,7 @@ from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.machine import clipping
 from murmurfl.strategies import Mu2
 
-from tests.harness.plain import simulate
+from tests.app.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 

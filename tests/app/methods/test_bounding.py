@@ -7,7 +7,7 @@ from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, MemoryLedger
 
-from tests.harness.plain import simulate
+from tests.app.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 

@@ -18,7 +18,7 @@ from murmurfl.clients import CountedGradients
 from murmurfl.privacy import ConfigurationError, MemoryLedger
 from murmurfl.privacy.setting import by_key
 
-from tests.harness.plain import simulate
+from tests.app.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 

@@ -11,7 +11,7 @@ from murmurfl.app.runs.result import write_record
 from typer.testing import CliRunner
 
 from murmurfl import __version__
-from tests.harness.plain import simulate
+from tests.app.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("undrawn_accuracy", "no_forecast")
 

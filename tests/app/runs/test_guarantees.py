@@ -22,7 +22,7 @@ from murmurfl.privacy.accounting.guarantee import stated_figures
 from murmurfl.privacy.accounting.loss import Loss
 from typer.testing import CliRunner
 
-from tests.harness.plain import simulate
+from tests.app.plain import simulate
 
 NAME = f"{__name__}:"
 SUMS = RunConfig(trust="secure-aggregation", num_clients=4, clients_per_round=4, num_rounds=2, mu=1.0, batch_size=16)

@@ -24,7 +24,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
-from tests.harness.plain import SET, simulate
+from tests.app.plain import SET, simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 

@@ -19,7 +19,7 @@ from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, compose_gdp, gdp_epsilon
 
-from tests.harness.plain import simulate
+from tests.app.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 

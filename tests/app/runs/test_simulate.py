@@ -24,7 +24,7 @@ from murmurfl.app.settings.run_config import NO_NOISE, RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_mu
 from typer.testing import CliRunner
 
-from tests.harness.plain import simulate
+from tests.app.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 

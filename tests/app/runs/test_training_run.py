@@ -49,8 +49,8 @@ from murmurfl.strategies.rounds.known_machines import Awaited, NodesUnavailableE
 from typer.testing import CliRunner
 
 from benchmarks.small_trainings import RATIOS, SAMPLES, UPDATES, UpdateTraining
+from tests.app.plain import SET, simulate
 from tests.harness.errors import raises
-from tests.harness.plain import SET, simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast", "no_result_folder", "undrawn_accuracy")
 

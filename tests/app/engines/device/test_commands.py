@@ -14,7 +14,7 @@ from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
 from benchmarks import device
-from tests.harness.plain import SET, simulate
+from tests.app.plain import SET, simulate
 
 SETTINGS = {
     "task": "synthetic",
