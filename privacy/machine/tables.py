@@ -2,9 +2,9 @@
 
 Notes
 -----
-**Formal guarantees.** The options of a mechanism shape the noise and leave the guarantee as it is: whatever they are, the
-releases of one session are mu-GDP together, for replacement of one sample (a record of the file), against whom the trust
-model says (:class:`~murmurfl.privacy.PrivacyPolicy`).
+**Formal guarantees.** The options of a mechanism shape the noise and leave the guarantee as it is: whatever they are,
+the releases of one session are mu-GDP together, for replacement of one sample (a record of the file), against whom the
+trust model says (:class:`~murmurfl.privacy.PrivacyPolicy`).
 Proof: docs/proofs/release-rule.md.
 """
 
