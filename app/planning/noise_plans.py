@@ -242,6 +242,12 @@ def losses_of_persons(
 
     An owner's samples on a client are one row of it, however many they are. Nothing is returned where nothing is
     guaranteed.
+
+    Notes
+    -----
+    **Formal guarantees.** Each loss bounds what anybody against whom the guarantee holds can tell of one person whose
+    records or samples are all replaced, if the releases are made as the guarantee says
+    (:func:`~murmurfl.privacy.person_loss`).
     """
     owner = guarantee.unit == "owner"
     if not math.isfinite(guarantee.mu):
@@ -266,7 +272,13 @@ def update_rounds(request: PlanRequest) -> int:
 
 
 def update_policy(request: PlanRequest) -> UpdatePolicy:
-    """Return the policy that each client of a project would have, for updates that protect all of its data."""
+    """Return the policy that each client of a project would have, for updates that protect all of its data.
+
+    Notes
+    -----
+    **Formal guarantees.** A client that releases under this policy has the guarantee that
+    :class:`~murmurfl.clients.UpdatePolicy` states; a plan releases nothing.
+    """
     config = request.config
     asked = update_rounds(request) * config.clients_per_round
     return UpdatePolicy(

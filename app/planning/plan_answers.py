@@ -251,7 +251,12 @@ def protects_owners(result: PlanResult) -> bool:
 
 
 def guarantee_for_persons(result: PlanResult) -> Guarantee:
-    """Return the guarantee that persons' losses are for: of the chosen run, or of owners where it has some."""
+    """Return the guarantee that persons' losses are for: of the chosen run, or of owners where it has some.
+
+    Notes
+    -----
+    **Formal guarantees.** A run that is made as the plan says has this guarantee; a plan releases nothing.
+    """
     if result.noise is not None and protects_owners(result):
         return noise_guarantee(result.noise)
     return guarantee_of(result)

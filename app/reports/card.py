@@ -134,7 +134,14 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def persons(outcome: Outcome) -> list[tuple[int, Loss]]:
-    """Return the loss of a person by how many records on one machine, or units on as many machines; or nothing."""
+    """Return the loss of a person by how many records on one machine, or units on as many machines; or nothing.
+
+    Notes
+    -----
+    **Formal guarantees.** Each loss bounds what anybody against whom the guarantee holds can tell of one person whose
+    records or samples are all replaced, if the releases are made as the guarantee says
+    (:func:`~murmurfl.privacy.person_loss`).
+    """
     if (terms := outcome.terms) is None or not math.isfinite(terms.mu):
         return []
     statements = [*(outcome.machines or {}).values(), *(one.statement for one in outcome.machine_groups or ())]
