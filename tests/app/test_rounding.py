@@ -27,7 +27,8 @@ def command(*arguments):
 
 
 def test_a_run_says_the_same_epsilon_in_every_round_and_in_its_summary(tmp_path):
-    text = command("run", "--engine", "cohort", "--out", tmp_path, "--set", "num-rounds=2", "--details")
+    settings = [word for one in ("num-rounds=2", "mu=1", "trust=untrusted-server") for word in ("--set", one)]
+    text = command("run", "--out", tmp_path, *settings, "--details")
     figures = re.findall(r"epsilon (?:= )? *([\d.]+)", text)
     assert len(figures) == 5  # two rounds, the sentence above and below, the summary
     assert set(figures) == {"4.378"}

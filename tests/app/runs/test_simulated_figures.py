@@ -169,7 +169,7 @@ def test_it_stands_in_file_summary_list_and_report(result, tmp_path):
     assert "one machine alone, without noise, not private" in page
     assert said in page
     assert outcome.accuracy < outcome.alone.accuracy
-    assert "A machine alone does better than this federation" in page
+    assert "One client alone does better than this federation" in page
 
 
 def told(outcome, accuracy, **more):
@@ -178,19 +178,19 @@ def told(outcome, accuracy, **more):
 
 
 def test_whoever_does_better_alone_is_told_and_nobody_else(result):
-    outcome, better = result.outcome, "A machine alone does better than this federation"
+    outcome, better = result.outcome, "One client alone does better than this federation"
     assert better not in told(outcome, outcome.accuracy)
     said = told(outcome, outcome.accuracy + 0.01)
-    assert f"{better}: add machines, let the server see sums only (trust=secure-aggregation), allow a larger" in said
+    assert f"{better}: add clients, let the server see sums only (trust=secure-aggregation), allow a larger" in said
     sums = outcome.privacy.model_copy(update={"trust": "secure-aggregation"})
-    assert f"{better}: add machines, allow a larger epsilon" in told(outcome, 1.0, privacy=sums)
+    assert f"{better}: add clients, allow a larger epsilon" in told(outcome, 1.0, privacy=sums)
 
 
 @pytest.mark.parametrize("option", [(), ("--no-twin",)])
 def test_the_command_adds_it_unless_nothing_is_to_be_compared(option, tmp_path):
     run = ["run", "--engine", "cohort", "--set", "num-rounds=1", "--out", str(tmp_path), "--name", "x", *option]
     printed = CliRunner().invoke(cli, run).stdout
-    assert ("one machine alone" in printed) == (not option)
+    assert ("one client alone" in printed) == (not option)
     assert (json.loads((tmp_path / "x" / "result.json").read_text())["alone"] is None) == bool(option)
 
 
