@@ -37,7 +37,6 @@ HERE = (
     "threat-model.md",
     "sharp-edges.md",
     "glossary.md",
-    "index.md",
     "privacy.md",
     "keys.md",
 )
@@ -104,7 +103,7 @@ def starts_flower(words):
 
     CI leaves it to ``make test-long``: it has ``make run``, which does the same.
     """
-    return words[1] == "run" and "--engine" not in words
+    return words[1] == "run" and "ray" in words
 
 
 def run_here(page):

@@ -17,7 +17,6 @@ from ..settings.catalogue import (
     CATALOGUE,
     Shelf,
     config_schema,
-    default_of,
     expected,
     key_schema,
     key_toml,
@@ -219,7 +218,7 @@ def _say_one(one: Setting, as_json: bool) -> None:
         typer.echo(json.dumps(key_schema(one), indent=2))
         return
     say(f"{one.name}: {one.sentence}")
-    say(f"  default  {shown(default_of(one)) or 'empty'}")
+    say(f"  default  {shown(one.default) or 'empty'}")
     say(f"  may be   {expected(one)}")
     say(f"  read by  {readers(one)}")
     named = [(choice, sentence) for choice, sentence in choices(one) if sentence]
@@ -233,7 +232,7 @@ def _say_all() -> None:
     widest = max(map(len, run_keys()))
     for one in run_keys().values():
         read = f" Read by {readers(one)}." if readers_of(one) else ""
-        default, values = shown(default_of(one)), expected(one)
+        default, values = shown(one.default), expected(one)
         default = f"default {default}" if default else "empty by default"
         say(f"{one.name:<{widest}}  {one.sentence} {values[:1].upper()}{values[1:]}; {default}.{read}")
 

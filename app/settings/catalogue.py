@@ -16,7 +16,6 @@ from typing import Any
 from ...privacy.machine.policy import NO_NOISE
 from ...privacy.mechanisms import MECHANISMS
 from ...privacy.setting import Setting, Value, spelled_out
-from .layers import DEFAULT_RUN
 from .registry import registry
 from .run_config import readers_of, run_keys
 
@@ -74,14 +73,9 @@ CATALOGUE: dict[str, Shelf] = {
 """All named things, by the run-config key that names them, and ``paper``."""
 
 
-def default_of(one: Setting) -> Value:
-    """The value that a key has in the default run."""
-    return DEFAULT_RUN.get(one.name, one.default)
-
-
 def key_schema(one: Setting) -> dict[str, Any]:
     """A key as a JSON schema."""
-    schema = {**one.reader.json_schema(), "default": default_of(one), "description": one.sentence}
+    schema = {**one.reader.json_schema(), "default": one.default, "description": one.sentence}
     if one.known and one.kind is str:
         own = [{"pattern": r"^[\w.]+:[\w.]+$"}] if one.names or one.own else []
         own += [{"pattern": rf"{re.escape(suffix)}$"}] if (suffix := _suffix(one)) else []
@@ -119,7 +113,7 @@ def key_table() -> str:
     """Every key, as a table in Markdown: the documentation's."""
     lines = ["| key | default | what it may be | read by | what it is |", "|---|---|---|---|---|"]
     for one in run_keys().values():
-        default = shown(default_of(one))
+        default = shown(one.default)
         cells = (f"`{one.name}`", f"`{default}`" if default else "", expected(one), readers(one), one.sentence)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines)
@@ -127,7 +121,7 @@ def key_table() -> str:
 
 def key_toml() -> str:
     """Every key with its default as TOML, such as ``[tool.flwr.app.config]`` holds them."""
-    default = spelled_out({name: default_of(one) for name, one in run_keys().items()}, run_keys())
+    default = spelled_out({name: one.default for name, one in run_keys().items()}, run_keys())
     # JSON's words for the four types of values are TOML's too.
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in default.items())
 

@@ -114,7 +114,7 @@ DEFAULT_RUN: Mapping[str, Value] = {
     "epsilon": 4.0,
 }
 """Settings of a run for which nothing else is asked: many clients with different mixtures of digits, whose server sees
-only sums. `[tool.flwr.app.config]` in pyproject.toml has the same values."""
+only sums. ``flwr run``, which merges overrides into a file, starts from the defaults of the keys."""
 
 
 def with_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:

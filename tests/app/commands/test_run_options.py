@@ -15,7 +15,7 @@ from murmurfl.app.commands.run_options import complete_assignment
 from murmurfl.app.fleet.deployment import demo_config
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.settings.catalogue import CATALOGUE, config_schema
-from murmurfl.app.settings.layers import layered, read_settings, with_defaults
+from murmurfl.app.settings.layers import layered, read_settings
 from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError, gdp_mu
 from murmurfl.privacy.setting import Setting
@@ -130,11 +130,9 @@ def test_a_mistyped_setting_is_named_with_what_was_meant(assignment, words):
     assert words in refused("--set", assignment)
 
 
-def test_a_file_of_all_defaults_is_the_default_run(tmp_path):
+def test_a_file_of_all_defaults_has_them(tmp_path):
     printed = CliRunner().invoke(cli, ["keys", "--toml"]).stdout
-    assert RunConfig.from_mapping(read_settings(written(tmp_path, printed))) == RunConfig.from_mapping(
-        with_defaults({})
-    )
+    assert RunConfig.from_mapping(read_settings(written(tmp_path, printed))) == RunConfig()
 
 
 def test_an_epsilon_stands_for_the_mu_of_a_papers_cell():

@@ -17,7 +17,7 @@ from murmurfl.app.planning.noise_plans import compare_mechanisms
 from murmurfl.app.planning.plan_answers import base_of_run
 from murmurfl.app.planning.plan_lines import plan_lines
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.settings.layers import DEFAULT_RUN, parse_assignments, with_defaults
+from murmurfl.app.settings.layers import parse_assignments
 from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption
 from murmurfl.privacy.mechanisms import MECHANISMS
@@ -28,13 +28,12 @@ from tests.harness.errors import raises
 ROOT = Path(__file__).parents[3]
 
 
-def test_pyproject_states_every_key_as_the_default_run_has_it():
+def test_pyproject_states_every_key_with_its_default():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     config = project["tool"]["flwr"]["app"]["config"]
-    defaults = {name: DEFAULT_RUN.get(name, one.default) for name, one in run_keys().items()}
+    defaults = {name: one.default for name, one in run_keys().items()}
     assert flatten_dict(config) == spelled_out(defaults, run_keys())
-    default = RunConfig.from_mapping(with_defaults({}))
-    assert RunConfig.from_mapping(config) == RunConfig.from_mapping(flatten_dict(config)) == default
+    assert RunConfig.from_mapping(config) == RunConfig.from_mapping(flatten_dict(config)) == RunConfig()
 
 
 def test_a_configuration_survives_the_way_through_flower():
