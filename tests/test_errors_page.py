@@ -87,7 +87,9 @@ class World:
         return run("--set", "nun-clients=3"), run("--set", "num-clients=3", "--set", "clients-per-round=3")
 
     def impossible_value(self):
-        return run("--set", "num-clients=3"), run("--set", "num-clients=3", "--set", "clients-per-round=3")
+        return run("--set", "num-clients=3", "--set", "clients-per-round=10"), run(
+            "--set", "num-clients=3", "--set", "clients-per-round=3"
+        )
 
     def wrong_noise_key(self):
         path, key = self.folder / "ledger.sqlite", self.folder / "noise.key"
@@ -253,7 +255,8 @@ class World:
         return said, training(1.4)
 
     def too_many_rounds(self):
-        return run("--set", "num-rounds=1000"), run("--set", "num-rounds=8")
+        mu2 = ("--set", "strategy=mu2", "--set", "partition=iid")
+        return run(*mu2, "--set", "num-rounds=1000"), run(*mu2, "--set", "num-rounds=3")
 
     def run_exists(self):
         assert run() == ""

@@ -115,7 +115,7 @@ SUMS = {
 """Under secure aggregation an epsilon needs the other one beside it, and what it rests on."""
 SECRET = ["--set", "batch-selection=shuffled", "--set", "passes=1", "--set", "mu=1", "--set", "num-rounds=2"]
 SECRETS = {
-    "run": ["run", "--engine", "cohort", *SECRET],
+    "run": ["run", "--set", "trust=untrusted-server", "--set", "num-clients=10", "--set", "partition=iid", *SECRET],
     "audit": ["audit", "--runs", "20", *SECRET],
 }
 """In a secret order there is a second epsilon: proved with independent noise, and else an estimate."""
@@ -196,7 +196,7 @@ def test_what_commands_say_of_a_secret_order(world, strategy, proved):
 
 @pytest.mark.long
 def test_what_a_plan_says_of_a_secret_order(world):
-    given = ["plan", "--machines", 5, "--samples", 20, "--batch", 5, "--mu", 1, "--secret-order"]
+    given = ["plan", "--machines", 5, "--samples", 20, "--batch", 5, "--mu", 1, "--batch-selection", "shuffled"]
     document = json.loads(invoke(*given, "--json").stdout)
     assert not unexplained(document)
     found = {made["name"]: made for made in document["mechanisms"]}

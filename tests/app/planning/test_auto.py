@@ -96,7 +96,7 @@ def test_plan_decides_from_a_few_numbers_and_says_what_for():
         "noise to signal",
         "Guarantee: mu = 0.5016",
         "Not mu2: on made-up data it keeps",
-        "--set strategy=full-batch",
+        "murmurfl run --set task=synthetic",
     ):
         assert said in text
     assert "Take mu2: " in planned(*few, "--stream")

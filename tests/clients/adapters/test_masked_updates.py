@@ -316,7 +316,7 @@ def test_simulated_options_say_nothing_on_a_real_machine(node):
         (
             'trust.kind = "secure-aggregation"\ntrust.min-honest = 2\ntrust.min-cohort = 3\n',
             "",
-            "Expected roster to be unset",
+            "Expected roster to be left at",
         ),
     ],
 )

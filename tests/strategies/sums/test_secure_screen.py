@@ -85,7 +85,7 @@ def reformatted(masked):
         (header(terms="1" * 64), "its noise has other terms"),
         (header(spacing=2.0), "its grid has the spacing 2"),
         (header(spacing=0.3), "power of two"),
-        (header(release_mode="independent", ack_id="0" * 32), "build on something else"),
+        (header(builds_on="nothing", ack_id="0" * 32), "build on something else"),
         (header(ack_id="7" * 32), "not built on the last one that was opened"),
         (header(min_cohort=7), "insists on sums of at least 7 releases, and a round has at most 6"),
     ],
