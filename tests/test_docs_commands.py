@@ -42,6 +42,7 @@ HERE = (
 )
 # Pages whose commands another test runs, and how to tell that it does.
 ELSEWHERE = {
+    "index.md": (".ci/run", "make run"),
     "deployment.md": ("tests/deployment/test_walkthrough.py", "deployment.md"),
     "operations.md": ("tests/deployment/test_operations.py", "docs/operations.md followed over real nodes"),
     "own.md": ("tests/app/test_own_things.py", "RUN, REPORT, PLAN, AUDIT = "),
