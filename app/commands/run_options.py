@@ -247,7 +247,7 @@ def say_shelf(shelf: Shelf) -> None:
 
 
 def list_names(as_json: AsJson = False) -> None:
-    """What there is by name: methods, tasks, features, partitions, models, mechanisms and papers."""
+    """List methods, tasks, features, partitions, models, mechanisms and papers by name."""
     with failing_clearly():
         if as_json:
             made = {key: {name: shelf.sentence(name) for name in shelf.names()} for key, shelf in CATALOGUE.items()}

@@ -264,8 +264,16 @@ class Launch:
 
     def _complete_log(self, run_id: str) -> None:
         """Pass on the lines of a finished run's log that its stream, which Flower may end early, did not bring."""
+        limit = min(self.deadline, time.monotonic() + _STATUS_TIMEOUT_S)
+        answer = self._answer_of(["log", run_id, CONNECTION_NAME, "--show"], limit)
+        for line in missing_lines(self.lines, _ANSI.sub("", answer).splitlines()):
+            self.lines.append(line)
+            self.on_line(line)
+
+    def _answer_of(self, arguments: list[str], limit: float) -> str:
+        """Return what a command of Flower's prints, or "" if it has not ended by ``limit``, in monotonic seconds."""
         process = self.start_process(
-            [executable("flwr"), "log", run_id, CONNECTION_NAME, "--show"],
+            [executable("flwr"), *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=self.scratch(),
@@ -273,29 +281,15 @@ class Launch:
             encoding="utf-8",
             errors="replace",
         )
-        answer = ""
         with suppress(subprocess.TimeoutExpired):
-            answer, _ = process.communicate(timeout=_STATUS_TIMEOUT_S)
-        for line in missing_lines(self.lines, _ANSI.sub("", answer).splitlines()):
-            self.lines.append(line)
-            self.on_line(line)
+            return str(process.communicate(timeout=max(1.0, limit - time.monotonic()))[0])
+        return ""
 
     def _runs(self) -> list[dict]:
         """The accepted runs of this launch's SuperLink."""
         limit = min(self.deadline, time.monotonic() + _STATUS_TIMEOUT_S)
         while True:
-            process = self.start_process(
-                [executable("flwr"), "ls", CONNECTION_NAME, "--format", "json"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                cwd=self.scratch(),
-                text=True,
-                encoding="utf-8",
-                errors="replace",
-            )
-            answer = ""
-            with suppress(subprocess.TimeoutExpired):
-                answer, _ = process.communicate(timeout=max(1.0, limit - time.monotonic()))
+            answer = self._answer_of(["ls", CONNECTION_NAME, "--format", "json"], limit)
             with suppress(ValueError):
                 listing = json.loads(answer)
                 if listing.get("success"):
