@@ -1,8 +1,10 @@
 """A real SuperLink with TLS and node keys, real nodes with ledgers: one short deployment for all tests here."""
 
+import contextlib
 import json
+import os
 import re
-import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -45,11 +47,8 @@ def deployed(tmp_path_factory, make_stealing_app):
     # Room in the budget for the run and for one session of the attacker's, and for no more.
     nodes = {f"node-{i}": {**node_settings(experiment, i), "budget-mu": MU * 2**0.5} for i in range(2)}
 
-    def keep_the_first_checkpoint(line):
-        if "round 1/" in line:
-            shutil.copy(folder / "checkpoint.npz", folder / "round-1.npz")
-
-    with deployment(folder, timeout_s=240, on_line=keep_the_first_checkpoint) as running:
+    kept = tmp_path_factory.mktemp("kept")
+    with checkpoints_kept(folder / "checkpoint.npz", kept), deployment(folder, timeout_s=240) as running:
         running.add_nodes(nodes)
         for name in nodes:
             running.start_node(name)
@@ -58,15 +57,35 @@ def deployed(tmp_path_factory, make_stealing_app):
         running.recorded = {
             name: read_ledger(files.config.parent / "ledger.sqlite") for name, files in running.nodes.items()
         }
-        running.acks = checkpoint_of(folder)["acks"]
+        running.acks = checkpoint_of(folder / "checkpoint.npz")["acks"]
+        running.checkpoints = {checkpoint_of(path)["round"]: path for path in kept.iterdir()}
         running.stealing = make_stealing_app(nodes=2)
         running.submit({}, running.stealing.folder)
         running.logs = {name: files.log.read_text() for name, files in running.nodes.items()}
     return running
 
 
-def checkpoint_of(folder):
-    with np.load(folder / "checkpoint.npz") as file:
+@contextlib.contextmanager
+def checkpoints_kept(checkpoint, folder):
+    """Link every checkpoint into a folder as it is written: a line of the log may come when the next round is over."""
+    over = threading.Event()
+
+    def keep():
+        while not over.wait(0.01):
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                os.link(checkpoint, folder / f"{checkpoint.stat().st_ino}.npz")
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def checkpoint_of(path):
+    with np.load(path) as file:
         return json.loads(str(file["header"]))["plain"]
 
 
@@ -92,9 +111,9 @@ def test_ledgers_know_of_every_release_the_server_has(deployed):
 
 def test_what_the_server_added_up_is_what_the_ledgers_say_was_released(deployed):
     """The last round, for the ledgers keep no more: each still holds its P_2 - P_1, in counts of the machines' grid."""
-    with np.load(deployed.folder / "checkpoint.npz") as after, np.load(deployed.folder / "round-1.npz") as before:
+    with np.load(deployed.checkpoints[2]) as after, np.load(deployed.checkpoints[1]) as before:
         step = after["array state.release_sum"] - before["array state.release_sum"]
-    session = checkpoint_of(deployed.folder)["session"]
+    session = checkpoint_of(deployed.checkpoints[2])["session"]
     counts = np.zeros(650, np.int64)
     for files in deployed.nodes.values():
         with SQLiteLedger(files.config.parent / "ledger.sqlite").exclusive() as page:
