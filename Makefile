@@ -13,7 +13,7 @@ SINCE ?= main
 
 help:
 	@echo "make run      one private federated training on scikit-learn's digits (ARGS=\"--set mu=2\")"
-	@echo "make deploy-demo  the same over real nodes on this machine: TLS, node keys, a ledger each"
+	@echo "make deploy-demo  the same over real nodes on this computer: TLS, node keys, a ledger each"
 	@echo "make test     all tests, no network needed once installed"
 	@echo "make test-changed  the tests that reach what differs from main (SINCE=COMMIT)"
 	@echo "make mutants  small bugs, written and generated, put in one by one, each of which a test must notice (ARGS=--all)"

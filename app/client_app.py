@@ -123,7 +123,7 @@ def _installed_app() -> ClientAppCallable | None:
     try:
         found = importlib.import_module(f"{_PACKAGE}.app.client_app")
     except Exception:  # its text must not leave the machine
-        logger.exception("Expected murmurfl to be installed on this machine; the server's bundle alone refuses.")
+        logger.exception("Expected murmurfl to be installed on this computer; the server's bundle alone refuses.")
         _take_out()  # code of two versions must not mix
         sys.modules.update(ours)
         sys.path[:] = path

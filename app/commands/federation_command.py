@@ -427,7 +427,7 @@ def roster_key(
                 kind="conflict",
             )
         made = make_helper(path, helper, record, mark) if record is not None else make_machine(path, machine)
-    say(f"key       {path}: private, of mode 600; it stays on this machine")
+    say(f"key       {path}: private, of mode 600; it stays on this computer")
     if record is not None:
         say(f"record    {record}: if it is ever lost, this key must be replaced")
     say(f"card      {made.path}: send it to whoever makes the roster")

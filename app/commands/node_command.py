@@ -233,7 +233,7 @@ def deploy_demo(
     ] = "",
     verbose: Verbose = False,
 ) -> None:
-    """Run a private training over real nodes on this machine: TLS, node keys, a ledger each."""
+    """Run a private training over real nodes on this computer: TLS, node keys, a ledger each."""
     from ..fleet.deployment import demo_config, ledger_line, record_line, run_demo
     from ..runs.result import folder_for
     from ..runs.run_guarantees import expected_guarantee

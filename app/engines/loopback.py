@@ -1,4 +1,4 @@
-"""Flower's commands, servers and processes on this machine: where they are, how they are found and ended.
+"""Flower's commands, servers and processes on this computer: where they are, how they are found and ended.
 
 A run's servers listen on the loopback interface only.
 """

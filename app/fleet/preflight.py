@@ -444,9 +444,9 @@ def _certificate(connection: Connection, found: Diagnosis, now: float) -> Check:
 def _clock(found: Diagnosis) -> Check:
     allowed = f"(up to {AHEAD_S:.0f} s ahead and {BEHIND_S:.0f} s behind are allowed)"
     if found.ahead_s is None:
-        return Check("clock", "ok", f"The SuperLink accepts this machine's clock {allowed}.")
+        return Check("clock", "ok", f"The SuperLink accepts this computer's clock {allowed}.")
     side = "ahead of" if found.ahead_s > 0 else "behind"
-    said = f"This machine's clock is {abs(found.ahead_s):.0f} s {side} the SuperLink's, to within 2 s {allowed}"
+    said = f"This computer's clock is {abs(found.ahead_s):.0f} s {side} the SuperLink's, to within 2 s {allowed}"
     if found.ahead_s > AHEAD_S - 1 or found.ahead_s < -BEHIND_S / 2:
         return Check("clock", "warning", f"{said}: set the clock (NTP) of whichever is wrong.")
     return Check("clock", "ok", f"{said}.")

@@ -203,7 +203,7 @@ class Diagnosis:
     cause: str  # one of :data:`CAUSES`
     # For the operator: what was expected, what came, what to do. Independent of anybody's data.
     sentence: str
-    # Seconds by which this machine's clock is ahead of the server's, to within two; None if the server tells no time
+    # Seconds by which this computer's clock is ahead of the server's, to within two; None if the server tells no time
     ahead_s: float | None = None
     certificate_ends: float | None = None  # when the server's certificate ends, in seconds since 1970
     # Whether the server obeyed a command without a login
@@ -260,7 +260,7 @@ _WORDS = {
     "session-open": (
         "a session",
         "the session of a node with the same key is still open; after a crash it ends by itself within a minute or so, "
-        "and if it does not, another machine runs with this key",
+        "and if it does not, another computer runs with this key",
     ),
 }
 """What was expected, and what to do, by cause; where a cause has several, its finder says them."""
@@ -339,7 +339,7 @@ class _Attempt:
             return self.failed("not-a-superlink", "HTTP 401, though the clocks agree as far as it says")
         told = f"{abs(seen.ahead_s):.0f} s {'ahead of' if seen.ahead_s > 0 else 'behind'}"
         sentence = (
-            f"Expected this machine's clock to be less than {AHEAD_S:.0f} s ahead of the SuperLink's at "
+            f"Expected this computer's clock to be less than {AHEAD_S:.0f} s ahead of the SuperLink's at "
             f"{self._where} and less than {BEHIND_S:.0f} s behind it, got about {told} it: set the clock (NTP) of "
             "whichever is wrong."
         )
@@ -363,7 +363,7 @@ class _Attempt:
         if is_any(socket.gaierror):
             sentence = (
                 f"Expected a name that can be looked up, got {self._where}, which cannot: correct the SuperLink's "
-                "name, or mend this machine's DNS."
+                "name, or mend this computer's DNS."
             )
             return Diagnosis("name-not-found", sentence)
         if is_any(ConnectionRefusedError):
@@ -372,7 +372,7 @@ class _Attempt:
         if not insecure and is_any(ssl.SSLError):
             return self.failed("no-tls", "an answer that is none")
         if isinstance(error, httpx.ConnectError) and not is_any(ConnectionResetError, BrokenPipeError):
-            advice = "look at this machine's network, and at the address"
+            advice = "look at this computer's network, and at the address"
             return self.failed("unreachable", "none", expected="a way to the SuperLink", advice=advice)
         if insecure and self._presented() is not None:
             return self.failed("wants-tls", "a server that wants TLS")
@@ -400,12 +400,12 @@ class _Attempt:
             begins = code == NOT_YET_VALID
             limit = None if came is None else came.begins if begins else came.ends
             verb = "begins" if begins else "ended"
-            expected = f"a certificate that is valid now, {utc(now)} by this machine's clock,"
+            expected = f"a certificate that is valid now, {utc(now)} by this computer's clock,"
             if limit is not None and (now < limit) == begins:
                 got = f"one that {verb} {utc(limit)}"
             else:
                 got = f"one whose authority's {verb} at another time"
-            advice = "its operator makes a new one; if this machine's clock is wrong, set it"
+            advice = "its operator makes a new one; if this computer's clock is wrong, set it"
         seen = Diagnosis(cause, "", certificate_ends=came.ends if came else None)
         return self.failed(cause, got, expected=expected, advice=advice, seen=seen)
 

@@ -64,7 +64,7 @@ def installed_app(name: str) -> ClientApp:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # an import runs the operator's own code
         raise ConfigurationError(
-            f"Expected a ClientApp at {name}, got: {error}. Install the project on this machine, from a source its "
+            f"Expected a ClientApp at {name}, got: {error}. Install the project on this computer, from a source its "
             "operator trusts (pip install).",
             kind="not-found",
             setting="app",

@@ -64,7 +64,7 @@ def run_node(
 
     Notes
     -----
-    **Formal guarantees.** Under the trust of its policy everything that leaves this machine through the SuperNode is
+    **Formal guarantees.** Under the trust of its policy everything that leaves this computer through the SuperNode is
     mu-GDP for replacement of one record (with an ``app`` of updates of what its :class:`~murmurfl.clients.UpdatePolicy`
     says), against a server that chooses runs, bundles, run configurations and messages: no code of a bundle runs and
     every message is answered by the one machine made from ``config``. With ``runs`` only the runs that they admit are

@@ -128,7 +128,7 @@ class TakenRuns:
     Notes
     -----
     Adds no noise and spends nothing. With ``owners``, a request is answered only if it carries a permit that one of
-    them signed, that is valid now by this machine's clock, and that names every session the request names: no server
+    them signed, that is valid now by this computer's clock, and that names every session the request names: no server
     can make the machine begin another session. It may use a permit again within its sessions and its time. ``bundles``
     guard against a bundle that nobody has looked at, but not against a server that ships one bundle and runs another
     program.
@@ -184,7 +184,7 @@ class TakenRuns:
             return "none of [runs] owners signed its permit"
         if not permit.is_for(now):
             times = f"from {shown_time(permit.not_before)} to {shown_time(permit.until)}"
-            return f"its permit is for {times}, and this machine's clock says {shown_time(int(now))}"
+            return f"its permit is for {times}, and this computer's clock says {shown_time(int(now))}"
         if permit.bundle and permit.bundle != bundle():
             return f"its permit is for another bundle than the one with SHA-256 {bundle() or '(none came)'}"
         named = [record[protocol.SESSION] for record in records if protocol.SESSION in record]

@@ -37,7 +37,7 @@ SECURE = "secure-aggregation"
 App = Annotated[
     str,
     Declaration(
-        "`MODULE:NAME` of the ClientApp, as it is installed on this machine. Empty under a plain `flower-supernode`, "
+        "`MODULE:NAME` of the ClientApp, as it is installed on this computer. Empty under a plain `flower-supernode`, "
         "which runs what the server sends."
     ),
 ]

@@ -91,7 +91,7 @@ def test_a_certificate_that_ended_is_told_with_its_end(authority):
     with serving(NOT_FOUND, authority.context(begins=-10 * DAY, ends=-DAY)) as address:
         cause, sentence = cause_at(address, authority)
     assert cause == "certificate-expired"
-    assert "by this machine's clock" in sentence
+    assert "by this computer's clock" in sentence
     assert "got one that ended 20" in sentence
 
 

@@ -178,7 +178,7 @@ def test_the_operators_log_says_why_and_the_server_is_not_told(caplog):
         "runs are taken from 02:00 to 03:00, UTC": (message(config=entries()), NOW + 3600),
         "it carries no permit": (message(), NOW),
         "none of [runs] owners signed its permit": (message(config=entries(**ATTACKS["a stranger's permit"])), NOW),
-        "this machine's clock says 2026-11-23 02:14 UTC": (message(config=entries()), NOW + 60),
+        "this computer's clock says 2026-11-23 02:14 UTC": (message(config=entries()), NOW + 60),
         "for other sessions (night1)": (message(config=entries("night2")), NOW),
         "for another bundle than the one with": (message(config=entries(text=permit(bundle="ab" * 32))), NOW),
     }
