@@ -1,9 +1,9 @@
 """The Flower ClientApp.
 
-In simulation the engine (Ray, or the in-process grid) builds each machine's configuration from the run configuration,
+In simulation the engine (Ray, or the in-process grid) builds each client's configuration from the run configuration,
 with seeded keys and a ledger in ``context.state``, and under secure aggregation the helpers as well. Anywhere else a
-machine's privacy is its operator's business: the operator's file decides (:mod:`murmurfl.app.nodes.node_config`), and
-without that file the machine refuses, whatever the run configuration says. It is the installed murmurfl that answers
+client's privacy is its operator's business: the operator's file decides (:mod:`murmurfl.app.nodes.node_config`), and
+without that file the client refuses, whatever the run configuration says. It is the installed murmurfl that answers
 there, also where Flower's plain ``flower-supernode`` runs the bundle that the server sent
 (:func:`answered_as_installed`).
 """
@@ -26,11 +26,11 @@ from flwr.clientapp import ClientApp
 from ..clients.messages import in_simulation, kept_by_node, state_travels
 from ..clients.nodes.operators_file import operators_file
 from ..clients.private_client import PrivateClient, serving
-from ..clients.simulation.simulated_machines import ContextLedger, TravellingLedger, answer_simulated_helper
+from ..clients.simulation.simulated_clients import ContextLedger, TravellingLedger, answer_simulated_helper
 from ..privacy import protocol
+from ..privacy.release.prefix_sums import RowCache
 from ..privacy.errors import ConfigurationError
 from ..privacy.ledger.ledger_records import Ledger, MemoryLedger
-from ..privacy.machine.prefix_sums import RowCache
 from .nodes.flower_internals import ClientAppCallable
 from .nodes.node_config import configured_client
 from .runs.experiment import prepare
@@ -51,7 +51,7 @@ _WORKERS_ROWS_BYTES = 32 << 20
 
 
 def client_fn(context: Context) -> PrivateClient:
-    """The machine a message is for.
+    """The client a message is for.
 
     In simulation it is built from the run configuration. On a real node it is built from its operator's file
     (:class:`~murmurfl.app.nodes.node_config.NodeConfig`) and from nothing else: the context's run configuration is not
@@ -60,11 +60,11 @@ def client_fn(context: Context) -> PrivateClient:
     Raises
     ------
     ConfigurationError
-        On a real node without its operator's file, or if that describes no machine.
+        On a real node without its operator's file, or if that describes no client.
 
     Notes
     -----
-    **Formal guarantees.** On a real node the machine's mu and budget are its operator's, whatever a run configuration
+    **Formal guarantees.** On a real node the client's mu and budget are its operator's, whatever a run configuration
     says; a simulated one has seeded keys, which protect nobody's data.
     """
     if not in_simulation():
@@ -72,7 +72,7 @@ def client_fn(context: Context) -> PrivateClient:
         if path is None:
             raise ConfigurationError(
                 "Expected an operator's configuration (ledger, key, policy) on a real node, and murmurfl installed on "
-                "it: start it with `murmurfl node CONFIG`. This app builds machines from the run configuration in "
+                "it: start it with `murmurfl node CONFIG`. This app builds clients from the run configuration in "
                 "simulation only.",
                 kind="missing",
             )
@@ -80,28 +80,28 @@ def client_fn(context: Context) -> PrivateClient:
     return _simulated_client(context, int(context.node_config["partition-id"]))
 
 
-def _simulated_client(context: Context, machine: int) -> PrivateClient:
-    """A simulated machine: made for every message, or kept from one to the next where its node keeps things."""
+def _simulated_client(context: Context, client_id: int) -> PrivateClient:
+    """A simulated client: made for every message, or kept from one to the next where its node keeps things."""
     kept = kept_by_node(context)
     nodes = int(context.node_config["num-partitions"])
-    machines: dict[int, tuple[PrivateClient, Ledger]] = {} if kept is None else kept.setdefault("machines", {})
-    if machine not in machines:
+    clients: dict[int, tuple[PrivateClient, Ledger]] = {} if kept is None else kept.setdefault("clients", {})
+    if client_id not in clients:
         travels = state_travels()
-        kind = TravellingLedger(str(machine)) if travels else MemoryLedger()
-        ledger = ContextLedger(context.state, str(machine)) if kept is None else kind
+        kind = TravellingLedger(str(client_id)) if travels else MemoryLedger()
+        ledger = ContextLedger(context.state, str(client_id)) if kept is None else kind
         limit = (_WORKERS_ROWS_BYTES if travels else _ROWS_BYTES) // nodes
         rows = None if kept is None else kept.setdefault("rows", RowCache(limit))
         config = RunConfig.from_mapping(context.run_config)
-        # Messages leave the machine, here as on a real one: under secure aggregation with masks.
-        machines[machine] = prepare(config).client(machine, ledger, rows, masked=True), ledger
-    client, ledger = machines[machine]
+        # Messages leave the client, here as on a real one: under secure aggregation with masks.
+        clients[client_id] = prepare(config).client(client_id, ledger, rows, masked=True), ledger
+    client, ledger = clients[client_id]
     if isinstance(ledger, TravellingLedger):
         ledger.arrive(context.state)
     return client
 
 
 def answered_as_installed(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Flower mod: on a real machine a bundle passes the message to the installed murmurfl, which made the ledger.
+    """Flower mod: on a real client a bundle passes the message to the installed murmurfl, which made the ledger.
 
     Flower's plain ``flower-supernode`` runs the bundle that the server sent, and whoever lets it run trusts the server.
     The installed client app answers, with the operator's file and ledger; without one, the bundle refuses.
@@ -122,7 +122,7 @@ def _installed_app() -> ClientAppCallable | None:
     importlib.invalidate_caches()
     try:
         found = importlib.import_module(f"{_PACKAGE}.app.client_app")
-    except Exception:  # its text must not leave the machine
+    except Exception:  # its text must not leave the client
         logger.exception("Expected murmurfl to be installed on this computer; the server's bundle alone refuses.")
         _take_out()  # code of two versions must not mix
         sys.modules.update(ours)
@@ -136,16 +136,16 @@ def _take_out() -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in names}
 
 
-def simulated_machines(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A Flower mod: a simulated node hosts machines, each with its own partition, and helpers of secure aggregation.
+def simulated_clients(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """A Flower mod: a simulated node hosts clients, each with its own partition, and helpers of secure aggregation.
 
     ``flwr run`` starts ten virtual nodes unless told otherwise, so ``-c "num-clients=20"`` alone would wait for ever.
-    Node i of n therefore hosts every n-th participant from i on, machines first and helpers after them. It answers a
+    Node i of n therefore hosts every n-th participant from i on, clients first and helpers after them. It answers a
     hello with the names of all it hosts, and a request says which of them it is for.
     """
     if not in_simulation():
         return call_next(message, context)
-    config, machines, helpers = _hosted(context)
+    config, clients, helpers = _hosted(context)
     entries = message.content.get(protocol.CONFIG, None)
     entries = entries if isinstance(entries, ConfigRecord) else ConfigRecord()
     if message.metadata.message_type == protocol.QUERY_OPEN or entries.get(protocol.ASK) in protocol.ASKS_OF_SETS:
@@ -155,48 +155,48 @@ def simulated_machines(message: Message, context: Context, call_next: ClientAppC
         roster = prepare(config).roster
         return answer_simulated_helper(message, context.state, name=helper, seed=config.seed, roster=roster)
     if message.metadata.message_type == MessageType.QUERY and entries.get(protocol.ASK) == protocol.ASK_HELLO:
-        answer = _hello(config, machines, helpers)
-        if len(helpers) == 1 and not machines:  # as a real one does, it shows that the name is its own
+        answer = _hello(config, clients, helpers)
+        if len(helpers) == 1 and not clients:  # as a real one does, it shows that the name is its own
             said = answer_simulated_helper(
                 message, context.state, name=helpers[0], seed=config.seed, roster=prepare(config).roster
             )
             answer = {**said.content.config_records[protocol.CONFIG], **answer}
         return Message(RecordDict({protocol.CONFIG: ConfigRecord(answer)}), reply_to=message)
-    machine = str(entries.get(protocol.MACHINE))
-    if machine not in machines:
-        return _not_here(message, "machine")
+    client = str(entries.get(protocol.CLIENT))
+    if client not in clients:
+        return _not_here(message, "client")
     own = Context(
         run_id=context.run_id,
         node_id=context.node_id,
-        node_config={**context.node_config, "partition-id": int(machine), "num-partitions": config.num_clients},
+        node_config={**context.node_config, "partition-id": int(client), "num-partitions": config.num_clients},
         state=context.state,
         run_config=context.run_config,
     )
     reply = call_next(message, own)
-    _, ledger = (kept_by_node(own) or {}).get("machines", {}).get(int(machine), (None, None))
+    _, ledger = (kept_by_node(own) or {}).get("clients", {}).get(int(client), (None, None))
     if isinstance(ledger, TravellingLedger):
         ledger.leave(reply.content if reply.has_content() else None)
     return reply
 
 
 def _hosted(context: Context) -> tuple[RunConfig, list[str], list[str]]:
-    """The configuration of a simulation, and the machines and helpers on one of its nodes."""
+    """The configuration of a simulation, and the clients and helpers on one of its nodes."""
     kept = kept_by_node(context)
     if kept is not None and "hosted" in kept:
         return kept["hosted"]
     node, nodes = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
     config = RunConfig.from_mapping(context.run_config)
     hosted = participant_names(config)[node::nodes]
-    machines = [name for name in hosted if name.isdecimal()]
-    found = config, machines, [name for name in hosted if not name.isdecimal()]
+    clients = [name for name in hosted if name.isdecimal()]
+    found = config, clients, [name for name in hosted if not name.isdecimal()]
     if kept is not None:
         kept["hosted"] = found
     return found
 
 
-def _hello(config: RunConfig, machines: list[str], helpers: list[str]) -> dict[str, Any]:
+def _hello(config: RunConfig, clients: list[str], helpers: list[str]) -> dict[str, Any]:
     """The answer to a hello: who is on a simulated node."""
-    answer: dict[str, Any] = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: machines}
+    answer: dict[str, Any] = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.CLIENTS: clients}
     if helpers:
         roster = json.dumps(prepare(config).roster.document)
         answer |= {protocol.HELPERS: helpers, protocol.ROSTER: roster}
@@ -223,7 +223,7 @@ def _this_app() -> ClientApp:
     return app
 
 
-app = serving(_NamedApp(mods=[answered_as_installed, simulated_machines]), client_fn)
+app = serving(_NamedApp(mods=[answered_as_installed, simulated_clients]), client_fn)
 
 
 @app.query("open")

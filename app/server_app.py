@@ -40,13 +40,13 @@ def run_folder(config: RunConfig, run_id: int, *, deployed: bool = False) -> Pat
     run_id : int
         Flower's.
     deployed : bool
-        Whether the machines are real. Their ledgers outlive a run, so a run that was cut off goes on from its
+        Whether the clients are real. Their ledgers outlive a run, so a run that was cut off goes on from its
         checkpoint under its old run-name.
 
     Raises
     ------
     ConfigurationError
-        If the folder holds another run; for a simulation also if it holds the checkpoint of one on real machines.
+        If the folder holds another run; for a simulation also if it holds the checkpoint of one on real clients.
     """
     name = config.run_name or f"{config.label}-{run_id}"
     folder = (Path(config.out_dir) if config.out_dir else Path.cwd() / "runs") / name
@@ -61,7 +61,7 @@ def run_folder(config: RunConfig, run_id: int, *, deployed: bool = False) -> Pat
 
 
 def is_deployed(grid: Grid) -> bool:
-    """Whether the machines behind a grid count as real ones: all do, except those that are known to be simulated.
+    """Whether the clients behind a grid count as real ones: all do, except those that are known to be simulated.
 
     Notes
     -----

@@ -33,7 +33,7 @@ NEED_PEERS = ("streams", "inprocess", "peers")
 Part = tuple[Callable[[], Any], Callable[[Any], str]]
 
 
-def machine() -> dict[str, Any]:
+def client() -> dict[str, Any]:
     """What the figures were measured on."""
     packages = ("flwr", "numba", "numpy", "ray", "torch")
     return {
@@ -81,7 +81,7 @@ def main() -> None:
         if name not in chosen:
             continue
         began = time.perf_counter()
-        document |= {"machine": machine(), name: measured(name, measure)}
+        document |= {"client": client(), name: measured(name, measure)}
         print(f"\n{name}, {time.perf_counter() - began:.0f} s\n\n{shown(document[name], table)}", flush=True)
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
     print(f"\n{arguments.json}", file=sys.stderr)

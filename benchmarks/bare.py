@@ -6,7 +6,7 @@ no release rule, no refusals, nothing that could be regenerated, audited or lost
 nobody. Updates a second alone say as much about the computer as about the code; a ratio to this loop does not.
 
 Two sizes. At d = 7,850 the sum of a round's gradients is one product of matrices. At d = 1,000,000 gradients are
-dense: softmax regression of which every machine's gradient is written out as a row of d values, which is then measured,
+dense: softmax regression of which every client's gradient is written out as a row of d values, which is then measured,
 scaled and added up; the cohort engine is given a model that writes the same rows (:func:`written_out`). Each turn is a
 process of its own for the loop, the engine, and the engine without its compiled loops.
 """
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.models.model import Batch, Parameters
-from murmurfl.privacy.machine.clipping import DenseContributions
+from murmurfl.privacy.release.clipping import DenseContributions
 from numpy.typing import NDArray
 
 from .peers.memory import PeakMemory
@@ -49,16 +49,16 @@ class Size:
     ----------
     features : int
         d = 10 x (features + 1).
-    machines, per_round, rounds : int
-        M, m and T; one fresh sample a machine and round.
+    clients, per_round, rounds : int
+        M, m and T; one fresh sample a client and round.
     dense : bool
-        Whether each machine's gradient is written out as a row of d values.
+        Whether each client's gradient is written out as a row of d values.
     target : float
         The most that the cohort engine is to take, in times of the bare loop.
     """
 
     features: int
-    machines: int
+    clients: int
     per_round: int
     rounds: int
     dense: bool
@@ -99,8 +99,8 @@ def bare(size: Size) -> dict[str, float]:
     d = split + CLASSES
     features = torch.randn(count, size.features, generator=generator)
     labels = torch.randint(0, CLASSES, (count,), generator=generator)
-    order = torch.randperm(count, generator=generator)  # as scattered in memory as those of sampled machines are
-    last = torch.zeros(size.machines, d)
+    order = torch.randperm(count, generator=generator)  # as scattered in memory as those of sampled clients are
+    last = torch.zeros(size.clients, d)
     model, query, last_query, gradient = (torch.zeros(d) for _ in range(4))
 
     def residuals(point: Any, batch: Any, truth: Any) -> Any:
@@ -110,7 +110,7 @@ def bare(size: Size) -> dict[str, float]:
 
     started, processor = time.perf_counter(), time.process_time()
     for t in range(1, size.rounds + 1):
-        asked = torch.randperm(size.machines, generator=generator)[: size.per_round]
+        asked = torch.randperm(size.clients, generator=generator)[: size.per_round]
         chosen = order[(t - 1) * size.per_round : t * size.per_round]
         batch, truth = features[chosen], labels[chosen]
         made = t * residuals(query, batch, truth) - (t - 1) * residuals(last_query, batch, truth)
@@ -154,7 +154,7 @@ def cohort(size: Size, *, compiled: bool) -> dict[str, float]:
         model="benchmarks.bare:written_out" if size.dense else "softmax",
         mechanism="cancelling",
         synthetic_samples=6_000 if size.dense else size.rounds * size.per_round,
-        num_clients=size.machines,
+        num_clients=size.clients,
         clients_per_round=size.per_round,
         batch_size=1,
         num_rounds=size.rounds,
@@ -216,7 +216,7 @@ def row(size: Size, runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     loops = [run["seconds"] for run in runs[LOOP]]
     return {
         "parameters": int(runs[LOOP][0]["parameters"]),
-        "machines": size.machines,
+        "clients": size.clients,
         "per_round": size.per_round,
         "rounds": size.rounds,
         "dense": size.dense,
@@ -245,8 +245,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     ]
     names = {LOOP: "bare torch loop", COHORT: "cohort engine", NUMPY: "cohort engine, NumPy alone"}
     for one in rows:
-        what = "a row for each machine" if one["dense"] else "one product"
-        head = f"{one['parameters']:,} | {one['machines']} | {one['per_round']} | {one['rounds']:,} | {what}"
+        what = "a row for each client" if one["dense"] else "one product"
+        head = f"{one['parameters']:,} | {one['clients']} | {one['per_round']} | {one['rounds']:,} | {what}"
         for which, name in names.items():
             made = one["measured"][which]
             low, high = made["range"]

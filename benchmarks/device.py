@@ -1,7 +1,7 @@
 """Updates a second of the cohort engine on a GPU beside the same engine on one core, in one run.
 
 Run with ``python -m benchmarks.device``. DP-mu^2-FL with cancelling noise and softmax regression on synthetic data, at
-d = 7,850 with 1,000 machines a round and at d = 1,000,000 with 20. Where there is no GPU the page says so, and what is
+d = 7,850 with 1,000 clients a round and at d = 1,000,000 with 20. Where there is no GPU the page says so, and what is
 measured is PyTorch's CPU backend, which is the same path and tells nothing of a GPU's speed.
 """
 
@@ -19,7 +19,7 @@ NOT_MEASURED = "not measured: no GPU was found"
 
 CLASSES = 10
 ROWS = [
-    # machines, all of which are asked in every round; features: d = 10 x (features + 1); rounds on a core
+    # clients, all of which are asked in every round; features: d = 10 x (features + 1); rounds on a core
     (1_000, 784, 4),
     (20, 99_999, 2),
 ]
@@ -27,7 +27,7 @@ ROUNDS_ON_GPU = 10
 """So many times the rounds: they would be over before the clock has moved."""
 
 
-def rate(machines: int, features: int, rounds: int, device: str) -> float:
+def rate(clients: int, features: int, rounds: int, device: str) -> float:
     """Updates a second of one training in this process, on one core and, if there is one, a device."""
     import torch
     from murmurfl.app.engines.start import run_cohort
@@ -38,11 +38,11 @@ def rate(machines: int, features: int, rounds: int, device: str) -> float:
     rounds *= ROUNDS_ON_GPU if device == CUDA else 1
     config = RunConfig(
         task="synthetic",
-        synthetic_samples=machines * rounds,
+        synthetic_samples=clients * rounds,
         synthetic_features=features,
         mechanism="cancelling",
-        num_clients=machines,
-        clients_per_round=machines,
+        num_clients=clients,
+        clients_per_round=clients,
         batch_size=1,
         num_rounds=rounds,
         evaluate_every=rounds,
@@ -71,15 +71,15 @@ def measure(repeats: int = 3, rows: list[tuple[int, int, int]] | None = None) ->
     gpu = found_gpu()
     device = CUDA if gpu else CPU_BACKEND
     measured = []
-    for machines, features, rounds in rows or ROWS:
+    for clients, features, rounds in rows or ROWS:
         rates: dict[str, list[float]] = {device: [], NUMPY: []}
-        rate(machines, features, 1, device)  # what is compiled and allocated once
+        rate(clients, features, 1, device)  # what is compiled and allocated once
         for _ in range(repeats):
             for one, found in rates.items():
-                found.append(rate(machines, features, rounds, one))
+                found.append(rate(clients, features, rounds, one))
         measured.append(
             {
-                "machines": machines,
+                "clients": clients,
                 "parameters": CLASSES * (features + 1),
                 "device": statistics.median(rates[device]),
                 "one_core": statistics.median(rates[NUMPY]),
@@ -91,13 +91,13 @@ def measure(repeats: int = 3, rows: list[tuple[int, int, int]] | None = None) ->
 def table(document: dict[str, Any]) -> str:
     """What was measured as a Markdown table, or that no GPU was."""
     gpu = document["gpu"]
-    head = f"| d | machines a round | {gpu or 'GPU'}, updates/s | cohort engine, one core | ratio |"
+    head = f"| d | clients a round | {gpu or 'GPU'}, updates/s | cohort engine, one core | ratio |"
     lines = [head, "|---|---|---|---|---|"]
     lines += [
-        f"| {row['parameters']:,} | {row['machines']:,} | {row['device']:,.0f} | {row['one_core']:,.0f} | "
+        f"| {row['parameters']:,} | {row['clients']:,} | {row['device']:,.0f} | {row['one_core']:,.0f} | "
         f"{row['device'] / row['one_core']:.1f} |"
         if gpu
-        else f"| {row['parameters']:,} | {row['machines']:,} | {NOT_MEASURED} | {row['one_core']:,.0f} | |"
+        else f"| {row['parameters']:,} | {row['clients']:,} | {NOT_MEASURED} | {row['one_core']:,.0f} | |"
         for row in document["rows"]
     ]
     if not gpu:

@@ -28,7 +28,7 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 from murmurfl.app.data.partition import Partition
 from murmurfl.app.data.task import Dataset, Task
-from murmurfl.app.engines.cohort import CohortMachines
+from murmurfl.app.engines.cohort import CohortClients
 from murmurfl.app.runs.experiment import Experiment, prepare
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
@@ -56,7 +56,7 @@ STREAMS: Mapping[str, Mapping[str, Any]] = {
     "clouds-of-1": {"num-clients": 50, "epsilon": 3.0},
     "people-a": {"num-clients": 50, "epsilon": 2.0},
 }
-"""Data of :mod:`.situations`, machines and epsilon at delta = 1e-5."""
+"""Data of :mod:`.situations`, clients and epsilon at delta = 1e-5."""
 
 
 def moved(rows: Rows, at: NDArray[np.floating], drift: str, classes: int) -> Rows:
@@ -85,7 +85,7 @@ def weights(labels: NDArray[np.integer], at: float, drift: str, classes: int) ->
 
 
 class Stream(Task):
-    """A stream's samples in the order in which they come, from machine to machine in turn."""
+    """A stream's samples in the order in which they come, from client to client in turn."""
 
     reads = frozenset({"num_clients", "seed"})
 
@@ -108,16 +108,16 @@ class Stream(Task):
         at = (np.arange(len(order)) + 0.5) / len(order)
         features, labels = moved((features[order], labels[order]), at, self.drift, source.num_classes)
         mine = np.array_split(np.arange(len(order)).reshape(-1, config.num_clients), self.parts)[self.part].ravel()
-        machines = np.arange(len(mine)) % config.num_clients
+        clients = np.arange(len(mine)) % config.num_clients
         test = (source.test_features, source.test_labels, source.num_classes)
-        return Dataset(features[mine].astype(np.float32), labels[mine], *test, machine_of=machines)
+        return Dataset(features[mine].astype(np.float32), labels[mine], *test, client_of=clients)
 
 
 class InTurn(Partition):
-    """Each machine's samples in the order in which they come."""
+    """Each client's samples in the order in which they come."""
 
     def parts(self, dataset: Dataset, config: RunConfig) -> Sequence[NDArray[np.int64]]:
-        return [np.flatnonzero(dataset.machine_of == machine) for machine in range(config.num_clients)]
+        return [np.flatnonzero(dataset.client_of == client) for client in range(config.num_clients)]
 
 
 in_turn = InTurn()
@@ -166,7 +166,7 @@ def accuracies(data: str, drift: str, settings: Mapping[str, Any], seed: int, ro
         config = RunConfig.from_mapping({**given, "batch-size": _portion(data, rounds)})
         made = prepare(config)
         watched = Watched(**{one.name: getattr(made, one.name) for one in fields(Experiment)})
-        run_experiment(CohortMachines(watched), config, experiment=watched, engine="cohort")
+        run_experiment(CohortClients(watched), config, experiment=watched, engine="cohort")
         rows = (made.data.test_features, made.data.test_labels)
         for model in watched.models:
             at = (len(found) + 1) / rounds

@@ -1,4 +1,4 @@
-"""Updates a second and peak memory of every engine: the same app, 100 machines, 50 a round, d = 7,850, b = 1.
+"""Updates a second and peak memory of every engine: the same app, 100 clients, 50 a round, d = 7,850, b = 1.
 
 Run with ``python -m benchmarks.engines``; all engines in one run, taking turns, each in a process of its own, medians
 over repeats. The task is synthetic, with the sizes of softmax regression on MNIST: same model, same messages, nothing
@@ -35,7 +35,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 def configuration(rounds: int, strategy: str = "mu2") -> RunConfig:
-    """The app's configuration: every machine has as many samples as it is asked for."""
+    """The app's configuration: every client has as many samples as it is asked for."""
     return RunConfig(
         task="synthetic",
         strategy=strategy,
@@ -135,7 +135,7 @@ def table(document: dict[str, Any]) -> str:
         [
             *lines,
             "",
-            f"{document['nodes']} machines, {document['per_round']} a round, d = {document['parameters']:,.0f}, "
+            f"{document['nodes']} clients, {document['per_round']} a round, d = {document['parameters']:,.0f}, "
             f"medians of {document['repeats']}. In-process / Ray: {document['inprocess / ray']:.1f}; "
             f"cohort / in-process: {document['cohort / inprocess']:.1f}. "
             f"On the cohort engine the papers' {whole['rounds']:,} rounds run at "

@@ -1,10 +1,10 @@
-"""One server and thousands of machines, some down and some late: its memory, its time for a round, and nothing lost.
+"""One server and thousands of clients, some down and some late: its memory, its time for a round, and nothing lost.
 
-Run with ``python -m benchmarks.fleet``. The machines are real ones (:mod:`.fleet_machines`): operators' values,
+Run with ``python -m benchmarks.fleet``. The clients are real ones (:mod:`.fleet_clients`): operators' values,
 samples, ClientApps and ledgers on disk, in a process beside the server's. The server is the strategy of a run on real
 nodes, with its checkpoint; between the two are the bytes of Flower's messages and a network whose clock jumps
 (:mod:`.fleet_grid`). In the end every ledger is compared with what the server acknowledged, and the server's sum with
-what machines say they sent. Flower's own processes are not in it: the test of forty real nodes has them.
+what clients say they sent. Flower's own processes are not in it: the test of forty real nodes has them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROWS = [
-    # machines, asked a round, features (d = 10 x (features + 1)), rounds
+    # clients, asked a round, features (d = 10 x (features + 1)), rounds
     (500, 50, 784, 8),
     (5_000, 500, 784, 8),
 ]
@@ -41,7 +41,7 @@ def _memory_mib(which: str = "VmRSS") -> float:
     return int(line.split()[1]) / 1024
 
 
-def run_row(machines: int, asked: int, features: int, rounds: int) -> dict[str, Any]:
+def run_row(clients: int, asked: int, features: int, rounds: int) -> dict[str, Any]:
     """Measure one row; this process is the server's.
 
     Raises
@@ -55,9 +55,9 @@ def run_row(machines: int, asked: int, features: int, rounds: int) -> dict[str, 
 
     config = RunConfig(
         task="synthetic",
-        synthetic_samples=machines,
+        synthetic_samples=clients,
         synthetic_features=features,
-        num_clients=machines,
+        num_clients=clients,
         clients_per_round=asked,
         batch_size=1,
         num_rounds=rounds,
@@ -67,9 +67,9 @@ def run_row(machines: int, asked: int, features: int, rounds: int) -> dict[str, 
     memory["prepared"] = _memory_mib()
     policy = experiment.policy(0)
     with tempfile.TemporaryDirectory(dir=_fast_disk()) as folder:
-        from .fleet_machines import Told
+        from .fleet_clients import Told
 
-        told = Told(machines, features, SAMPLES, policy.clip_norm, config.mu)
+        told = Told(clients, features, SAMPLES, policy.clip_norm, config.mu)
         began = time.perf_counter()
         pipe, process = _start(folder, told)
         made_s = time.perf_counter() - began
@@ -79,7 +79,7 @@ def run_row(machines: int, asked: int, features: int, rounds: int) -> dict[str, 
             pipe.close()
             process.join(10)
             process.kill()
-    return {"machines": machines, "asked": asked, "rounds": rounds, "machines_s": made_s, **found}
+    return {"clients": clients, "asked": asked, "rounds": rounds, "clients_s": made_s, **found}
 
 
 def _imported() -> float:
@@ -98,7 +98,7 @@ def _fast_disk() -> str | None:
 
 
 def _start(folder: str, told: Any) -> tuple[Any, Any]:
-    from .fleet_machines import serve
+    from .fleet_clients import serve
 
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -106,7 +106,7 @@ def _start(folder: str, told: Any) -> tuple[Any, Any]:
     process.start()
     there.close()
     if here.recv() != "made":
-        raise RuntimeError("Expected the machines to be made.")
+        raise RuntimeError("Expected the clients to be made.")
     return here, process
 
 
@@ -125,7 +125,7 @@ def _train(pipe: Any, experiment: Any, folder: Path, memory: dict[str, float]) -
 
     options = {"checkpoint": folder / "checkpoint.npz", "callbacks": [Usage()], "quorum": QUORUM}
     strategy = experiment.strategy(deployed=True, **options)
-    strategy.requests.clock, strategy.machines.sleep = grid.clock, grid.clock.sleep
+    strategy.requests.clock, strategy.clients.sleep = grid.clock, grid.clock.sleep
     began, started = time.process_time(), time.perf_counter()
     strategy.start(grid, experiment.initial_arrays(), num_rounds=experiment.num_rounds, timeout=TIMEOUT_S)
     wall = time.perf_counter() - started
@@ -134,7 +134,7 @@ def _train(pipe: Any, experiment: Any, folder: Path, memory: dict[str, float]) -
     total = strategy.state.release_sum
     pipe.send(("compare", (strategy.session, dict(strategy.acks), total.tobytes())))
     compared = pipe.recv()
-    if compared["agreeing"] != compared["machines"] or not compared["sums_equal"]:
+    if compared["agreeing"] != compared["clients"] or not compared["sums_equal"]:
         raise RuntimeError(f"Expected every ledger to agree with the server, got {compared}.")
     steady = [later["cpu"] - sooner["cpu"] for sooner, later in itertools.pairwise(rounds)]
     history = strategy.history
@@ -181,7 +181,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         memory = row["memory_mib"]
         lines.append(
-            f"| {row['machines']:,} | {row['asked']:,} | {row['parameters']:,} | {row['round_s']:.2f} | "
+            f"| {row['clients']:,} | {row['asked']:,} | {row['parameters']:,} | {row['round_s']:.2f} | "
             f"{row['first_s'] - row['round_s']:.1f} | {memory['peak']:,.0f} | {memory['prepared']:,.0f} | "
             f"{(row['sent_mb'] + row['received_mb']) / row['rounds']:,.1f} |"
         )
@@ -193,12 +193,12 @@ def _told(row: Mapping[str, Any]) -> str:
     compared = row["compared"]
     unheard = row["requests"] - compared["released"] - row["refused"]
     return (
-        f"In the last row {row['late_answers']:,} of {row['requests']:,} requests are answered late. Machines made "
+        f"In the last row {row['late_answers']:,} of {row['requests']:,} requests are answered late. Clients made "
         f"{compared['released']:,} releases: {row['aggregated']:,} are in the model, {row['late']:,} came too late, "
-        f"{compared['carried']:,} are not there yet, and what is in these the same machines send with their next. "
-        f"{unheard:,} requests wait for machines that are down, {row['refused']} were refused. "
-        f"**{compared['agreeing']:,} of {compared['machines']:,} ledgers agree with what the server acknowledged, "
-        "and the server's sum is that of the machines' own releases, to the last bit.** By the network's clock a round "
+        f"{compared['carried']:,} are not there yet, and what is in these the same clients send with their next. "
+        f"{unheard:,} requests wait for clients that are down, {row['refused']} were refused. "
+        f"**{compared['agreeing']:,} of {compared['clients']:,} ledgers agree with what the server acknowledged, "
+        "and the server's sum is that of the clients' own releases, to the last bit.** By the network's clock a round "
         f"took {row['virtual_round_s']:.0f} s."
     )
 
@@ -206,7 +206,7 @@ def _told(row: Mapping[str, Any]) -> str:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__)
-    parser.add_argument("--row", nargs=4, type=int, help="machines, asked a round, features, rounds")
+    parser.add_argument("--row", nargs=4, type=int, help="clients, asked a round, features, rounds")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
     if arguments.row:

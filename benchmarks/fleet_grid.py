@@ -1,6 +1,6 @@
-"""The network of :mod:`.fleet`: Flower's messages between one server and thousands of machines, by a clock of its own.
+"""The network of :mod:`.fleet`: Flower's messages between one server and thousands of clients, by a clock of its own.
 
-Machines that are down or late cost no waiting: the clock stands still while anybody computes, and jumps to the next
+Clients that are down or late cost no waiting: the clock stands still while anybody computes, and jumps to the next
 thing that happens while the server waits.
 """
 
@@ -28,18 +28,18 @@ SERVER, FIRST_NODE = 1, 1000
 
 @dataclass(frozen=True)
 class Weather:
-    """What goes wrong with machines; times in seconds.
+    """What goes wrong with clients; times in seconds.
 
     Parameters
     ----------
     down, late : float
-        Shares of machines and of answers.
+        Shares of clients and of answers.
     quick, slow : tuple of float
         Between which times an answer takes, and a late one.
     spell : float
-        How long a machine is down at a time, at least.
+        How long a client is down at a time, at least.
     unnoticed : float
-        How long Flower goes on listing a machine that is down.
+        How long Flower goes on listing a client that is down.
     seed : int
     """
 
@@ -51,25 +51,25 @@ class Weather:
     unnoticed: float = 60.0
     seed: int = 1
 
-    def is_down(self, machine: int, now: float) -> bool:
-        """Whether a machine is down at a time; before the time 0 none is, for all are registered then."""
-        return now >= 0 and self._coin("down", machine, int(now // self.spell)) < self.down
+    def is_down(self, client: int, now: float) -> bool:
+        """Whether a client is down at a time; before the time 0 none is, for all are registered then."""
+        return now >= 0 and self._coin("down", client, int(now // self.spell)) < self.down
 
-    def up_again(self, machine: int, now: float) -> float:
-        """When a machine answers again: now, or at the end of its spell."""
-        while self.is_down(machine, now):
+    def up_again(self, client: int, now: float) -> float:
+        """When a client answers again: now, or at the end of its spell."""
+        while self.is_down(client, now):
             now = (now // self.spell + 1) * self.spell
         return now
 
-    def is_listed(self, machine: int, now: float) -> bool:
-        """Whether Flower counts a machine among those that are connected."""
-        return not (self.is_down(machine, now) and self.is_down(machine, now - self.unnoticed))
+    def is_listed(self, client: int, now: float) -> bool:
+        """Whether Flower counts a client among those that are connected."""
+        return not (self.is_down(client, now) and self.is_down(client, now - self.unnoticed))
 
-    def takes(self, machine: int, number: int, kind: str) -> float:
-        """How long a machine takes for an answer; only requests for releases come late."""
-        late = kind == MessageType.TRAIN and self._coin("late", machine, number) < self.late
+    def takes(self, client: int, number: int, kind: str) -> float:
+        """How long a client takes for an answer; only requests for releases come late."""
+        late = kind == MessageType.TRAIN and self._coin("late", client, number) < self.late
         low, high = self.slow if late else self.quick
-        return low + (high - low) * self._coin("takes", machine, number)
+        return low + (high - low) * self._coin("takes", client, number)
 
     def _coin(self, *about: str | int) -> float:
         return float(np.random.Generator(np.random.Philox(key=derived_seed("weather", self.seed, *about))).random())
@@ -89,23 +89,23 @@ class VirtualClock:
 
 
 class FleetGrid(Grid):
-    """Nodes whose machines answer at the other end of a pipe.
+    """Nodes whose clients answer at the other end of a pipe.
 
     Parameters
     ----------
     pipe : Connection
-        To :func:`~.fleet_machines.serve`.
-    machines : int
+        To :func:`~.fleet_clients.serve`.
+    clients : int
         M.
     weather : Weather
     """
 
-    def __init__(self, pipe: Connection, machines: int, weather: Weather) -> None:
-        self._pipe, self._machines, self._weather = pipe, machines, weather
+    def __init__(self, pipe: Connection, clients: int, weather: Weather) -> None:
+        self._pipe, self._clients, self._weather = pipe, clients, weather
         self.clock = VirtualClock()
         self._run = Run.create_empty(run_id=uuid.uuid4().int >> 65)
         self._messages = itertools.count(1)
-        # In the order of time: messages that wait for their machines, and how long each will take; then the replies.
+        # In the order of time: messages that wait for their clients, and how long each will take; then the replies.
         self._waiting: list[tuple[float, int, float]] = []
         self._coming: list[tuple[float, int]] = []
         self._arrived: set[int] = set()
@@ -128,27 +128,27 @@ class FleetGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         now, listed = self.clock.now(), self._weather.is_listed
-        return [FIRST_NODE + machine for machine in range(self._machines) if listed(machine, now)]
+        return [FIRST_NODE + client for client in range(self._clients) if listed(client, now)]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         identifiers = []
         for message in messages:
-            kind, machine = message.metadata.message_type, message.metadata.dst_node_id - FIRST_NODE
+            kind, client = message.metadata.message_type, message.metadata.dst_node_id - FIRST_NODE
             if kind == MessageType.TRAIN and not self.requests:
                 self.clock.time = 0.0
             number = next(self._messages)
             proto = message_to_proto(message)
             proto.metadata.message_id = f"{number:x}"
-            takes = self._weather.takes(machine, number, kind)
+            takes = self._weather.takes(client, number, kind)
             if kind == MessageType.TRAIN:
                 self.requests += 1
                 self.late_answers += takes >= self._weather.slow[0]
-            # A machine that is down gets it when it is back; one that is busy, after what it is at.
-            free = self._weather.up_again(machine, max(self.clock.now(), self._busy_until.get(machine, -math.inf)))
-            self._busy_until[machine] = free + takes
+            # A client that is down gets it when it is back; one that is busy, after what it is at.
+            free = self._weather.up_again(client, max(self.clock.now(), self._busy_until.get(client, -math.inf)))
+            self._busy_until[client] = free + takes
             wire = proto.SerializeToString()
             self.bytes_sent += len(wire)
-            self._pipe.send(("post", [(number, machine, wire)]))
+            self._pipe.send(("post", [(number, client, wire)]))
             heapq.heappush(self._waiting, (free, number, takes))
             identifiers.append(proto.metadata.message_id)
         return identifiers
@@ -179,7 +179,7 @@ class FleetGrid(Grid):
         return replies
 
     def _let_happen(self) -> None:
-        """Have machines answer what has reached them by now, and take what has come back."""
+        """Have clients answer what has reached them by now, and take what has come back."""
         now, due = self.clock.now(), list[int]()
         while self._waiting and self._waiting[0][0] <= now:
             began, number, takes = heapq.heappop(self._waiting)

@@ -29,11 +29,11 @@ from murmurfl.app.fleet.deployment import Deployment, deployment
 from murmurfl.app.nodes.node_config import HelperConfig
 from murmurfl.clients.nodes.roster_files import read_roster, write_roster
 from murmurfl.privacy import (
+    ClientKey,
     Header,
-    MachineKey,
     Masking,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     Release,
     Roster,
     Sealed,
@@ -43,7 +43,7 @@ from murmurfl.privacy import (
     row_bytes,
 )
 
-from .fleet_machines import schema_text
+from .fleet_clients import schema_text
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "results" / "footprint.json"
 CLASSES, BATCH, ROUNDS = 10, 16, 6
@@ -252,10 +252,10 @@ def ledger_growth(parameters: int, releases: int = GROWTH_RELEASES) -> float:
         path = Path(folder) / "ledger.sqlite"
         ledger = SQLiteLedger.create(path, budget_mu=1.0, delta=1e-4)
         policy = PrivacyPolicy(clip_norm=1.0, batch_size=1, max_participations=releases, mu=1.0, delta=1e-4)
-        machine = PrivateMachine(policy, parameters, releases, ledger, ledger.keys(), data=row_bytes(range(releases)))
+        privatizer = Privatizer(policy, parameters, releases, ledger, ledger.keys(), data=row_bytes(range(releases)))
         sizes, row = [], np.zeros((1, parameters))
         for k in range(releases):
-            machine.release(_SESSION, k, lambda samples: row)  # noqa: ARG005 - all samples are alike
+            privatizer.release(_SESSION, k, lambda samples: row)  # noqa: ARG005 - all samples are alike
             sizes.append(path.stat().st_size)
         return (sizes[-1] - sizes[FIRST_RELEASES]) / (releases - 1 - FIRST_RELEASES)
 
@@ -359,12 +359,12 @@ class HelperFootprint:
     supernode_peak_mib: float
 
 
-def _machines_of_a_roster(running: Deployment, number: int) -> list[Masking]:
-    """Add machines to the roster that the helper pins; they exist on paper only."""
+def _clients_of_a_roster(running: Deployment, number: int) -> list[Masking]:
+    """Add clients to the roster that the helper pins; they exist on paper only."""
     config = running.helpers[HELPERS[0]].config
     path = config.parent.parent / "roster.json"
     before = read_roster(path, None)
-    keys = {f"machine-{i}": MachineKey.simulated(1, f"machine-{i}") for i in range(number)}
+    keys = {f"client-{i}": ClientKey.simulated(1, f"client-{i}") for i in range(number)}
     roster = Roster({name: key.public for name, key in keys.items()}, before.helpers)
     path.unlink()
     write_roster(path, roster)
@@ -372,15 +372,15 @@ def _machines_of_a_roster(running: Deployment, number: int) -> list[Masking]:
     return [Masking(name, key, roster) for name, key in keys.items()]
 
 
-def _released(machine: Masking, parameters: int, session: str) -> Sealed:
+def _released(privatizer: Masking, parameters: int, session: str) -> Sealed:
     """A masked release of zeros; beyond the helper's bound one whose header says more than it has."""
     policy = PrivacyPolicy(**_SUMS)
     size = parameters if parameters <= LARGEST else _SMALL
     release = Release(np.zeros(size, np.int64), 1.0, 1, 0, secrets.token_bytes(16), bytes(16))
-    sealed = machine.mask(release, session, policy).sealed
+    sealed = privatizer.mask(release, session, policy).sealed
     header = replace(Header.from_bytes(sealed.header), size=parameters).to_bytes()
     unsigned = replace(sealed, header=header)
-    return replace(unsigned, signature=MachineKey.simulated(1, machine.name).sign(unsigned.signed))
+    return replace(unsigned, signature=ClientKey.simulated(1, privatizer.name).sign(unsigned.signed))
 
 
 _SUMS: dict[str, Any] = {
@@ -400,15 +400,15 @@ def measure_helper() -> list[HelperFootprint]:
         folder = Path(name)
         app = _write_app(folder, HELPER_SERVER)
         with deployment(folder / "run", timeout_s=1200) as running:
-            machine = {key.replace("_", "-"): value for key, value in _SUMS.items()}
-            running.add_nodes({"node": {**POLICY, **machine, **_TASK}}, HELPERS)
-            machines = _machines_of_a_roster(running, max(releases for releases, _ in SETS))
+            client = {key.replace("_", "-"): value for key, value in _SUMS.items()}
+            running.add_nodes({"node": {**POLICY, **client, **_TASK}}, HELPERS)
+            clients = _clients_of_a_roster(running, max(releases for releases, _ in SETS))
             helper = _started(running, HELPERS[0], running.port or 0)
             time.sleep(SETTLE_S)
             pids = (helper, _child(helper))
             for number, (releases, parameters) in enumerate(SETS):
                 session, asked = f"session{number}", folder / f"asked-{number}.json"
-                sealed = [_released(machine, parameters, session) for machine in machines[:releases]]
+                sealed = [_released(client, parameters, session) for client in clients[:releases]]
                 entries = {
                     protocol.VERSION: protocol.PROTOCOL_VERSION,
                     protocol.SESSION: session,

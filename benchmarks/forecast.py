@@ -1,4 +1,4 @@
-"""How many machines a useful model takes, and what forecasts are worth: ``python -m benchmarks.forecast``.
+"""How many clients a useful model takes, and what forecasts are worth: ``python -m benchmarks.forecast``.
 
 The first is arithmetic. For the second small trainings run with so much noise that their forecast is a given one, and
 what they keep of what is learnt without noise is written down (:mod:`.small_trainings`).
@@ -28,26 +28,26 @@ SEEDS = (1, 2, 3)
 _PARAMETERS = (100, 10_000, 1_000_000)
 _EPSILONS = (2.0, 4.0, 8.0)
 _DELTA = 1e-5
-_MACHINES = 1000
+_CLIENTS = 1000
 """Of the forecasts that are scaled to the number that is needed; any would do."""
 _FEWEST_SUMMED = 4
-"""Machines of which half are honest, and more than one."""
+"""Clients of which half are honest, and more than one."""
 _SAMPLES = (100, 1000)
 
 
 def _over_longest(parameters: int, mu: float) -> float:
-    """Updates with all data of a machine protected."""
-    return 2.0 * math.sqrt(parameters / _MACHINES) / mu
+    """Updates with all data of a client protected."""
+    return 2.0 * math.sqrt(parameters / _CLIENTS) / mu
 
 
-def _machines(ratio: float, parameters: int, mu: float, *, unit: str, summed: bool) -> str:
-    """How many machines make it useful, as people read it."""
+def _clients(ratio: float, parameters: int, mu: float, *, unit: str, summed: bool) -> str:
+    """How many clients make it useful, as people read it."""
     of_sample = unit == "sample"
     made = Forecast(
         ratio,
         parameters,
-        _MACHINES,
-        _MACHINES,
+        _CLIENTS,
+        _CLIENTS,
         rounds=10,
         mu=mu,
         delta=_DELTA,
@@ -55,15 +55,15 @@ def _machines(ratio: float, parameters: int, mu: float, *, unit: str, summed: bo
         unit=unit,
     )
     sums = made.summed() if summed else None
-    needed = made.machines_needed if sums is None else max(sums.machines_needed, _FEWEST_SUMMED)
+    needed = made.clients_needed if sums is None else max(sums.clients_needed, _FEWEST_SUMMED)
     return rounded_count(needed)
 
 
 def needed() -> str:
-    """The table of docs/swap-in.md: machines by the model's size and epsilon, for each of the ways."""
+    """The table of docs/swap-in.md: clients by the model's size and epsilon, for each of the ways."""
     few, many = _SAMPLES
     lines = [
-        f"| values, d | ε | all data of a machine | the same, sums only | one sample of {few} | one of {many:,} | "
+        f"| values, d | ε | all data of a client | the same, sums only | one sample of {few} | one of {many:,} | "
         f"one of {many:,}, sums only |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -72,10 +72,10 @@ def needed() -> str:
             mu = gdp_mu(epsilon, _DELTA)
             ratio = _over_longest(parameters, mu)
             cells = [
-                _machines(ratio, parameters, mu, unit="machine", summed=False),
-                _machines(ratio, parameters, mu, unit="machine", summed=True),
-                *(_machines(ratio / samples, parameters, mu, unit="sample", summed=False) for samples in _SAMPLES),
-                _machines(ratio / many, parameters, mu, unit="sample", summed=True),
+                _clients(ratio, parameters, mu, unit="client", summed=False),
+                _clients(ratio, parameters, mu, unit="client", summed=True),
+                *(_clients(ratio / samples, parameters, mu, unit="sample", summed=False) for samples in _SAMPLES),
+                _clients(ratio / many, parameters, mu, unit="sample", summed=True),
             ]
             lines.append(f"| {parameters:,} | {epsilon:g} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", _caption()])
@@ -93,10 +93,10 @@ def _caption() -> str:
         "release_rule": "paper",
     }
     told: list[tuple[str, Guarantee]] = [
-        ("all data of a machine", update_guarantee(UpdatePolicy(**updates), 1.0)),
+        ("all data of a client", update_guarantee(UpdatePolicy(**updates), 1.0)),
         ("one sample", policy_guarantee(PrivacyPolicy(**samples), 1.0)),
     ]
-    sums = "Sums only: the same if one helper and h machines of each sum are honest, h half of the machines"
+    sums = "Sums only: the same if one helper and h clients of each sum are honest, h half of the clients"
     return f"{caption(told)} {sums}; sqrt(h) times the mu whatever happens."
 
 
@@ -111,7 +111,7 @@ def _one(training: UpdateTraining | SampleTraining) -> dict[str, Any]:
     return {
         "name": training.name,
         "parameters": forecast.num_parameters,
-        "machines": forecast.machines,
+        "clients": forecast.clients,
         "typical": typical,
         "kept": kept,
     }
@@ -126,7 +126,7 @@ def measure() -> dict[str, Any]:
 def _cells(row: Mapping[str, Any]) -> Iterator[str]:
     typical = row["typical"]
     yield f"{row['parameters']:,}"
-    yield f"{row['machines']:,}"
+    yield f"{row['clients']:,}"
     yield "" if typical is None else f"{typical:.2f}"
     for values in row["kept"].values():
         yield f"{100 * statistics.mean(values):.0f}"

@@ -1,7 +1,7 @@
 """Models of a million and ten million parameters: updates a second, and memory in vectors of d float64.
 
 Run with ``python -m benchmarks.large``; every row is a process of its own. On the engines, softmax regression, one
-sample a machine and round, with noise of full dimension on every machine; memory is what the process holds at most,
+sample a client and round, with noise of full dimension on every client; memory is what the process holds at most,
 beyond its imports and data. On a real node, Flower's SuperLink and SuperNode over TLS on the loopback interface
 (:mod:`.footprint`); memory is that of the node's own process beyond what it holds while it waits. The last rows are
 gradients of a perceptron in PyTorch, sample by sample, in the memory that was stated.
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "results" / "large.json"
 MANY, MOST = 99_999, 999_999  # features: d = 10 x (features + 1)
-# Engine, features, machines, machines a round, rounds.
+# Engine, features, clients, clients a round, rounds.
 ENGINES = [
     ("cohort", MANY, 20, 10, 8),
     ("cohort", MOST, 4, 2, 4),
@@ -48,7 +48,7 @@ class Row:
     engine : str
     parameters : int
         d.
-    machines, per_round : int
+    clients, per_round : int
         M and m; 1 and 1 of a real node.
     updates_per_second : float
         Of a real node, from one answer to the next, its server's work included.
@@ -62,7 +62,7 @@ class Row:
 
     engine: str
     parameters: int
-    machines: int
+    clients: int
     per_round: int
     updates_per_second: float
     base_mib: float
@@ -128,7 +128,7 @@ def _samples(config: Any, features: int) -> Any:
     return rows[:count], labels[:count], rows[count:], labels[count:]
 
 
-def run_engine(engine: str, features: int, machines: int, per_round: int, rounds: int) -> Row:
+def run_engine(engine: str, features: int, clients: int, per_round: int, rounds: int) -> Row:
     """Measure an engine in this process."""
     import logging
 
@@ -141,7 +141,7 @@ def run_engine(engine: str, features: int, machines: int, per_round: int, rounds
     threadpool_limits(1)
     config = RunConfig(
         task=f"benchmarks.large:{'ten_million' if features == MOST else 'million'}",
-        num_clients=machines,
+        num_clients=clients,
         clients_per_round=per_round,
         batch_size=1,
         num_rounds=rounds,
@@ -156,7 +156,7 @@ def run_engine(engine: str, features: int, machines: int, per_round: int, rounds
     updates = sum(report.aggregated for report in result.strategy.history)
     peak = _memory_mib("VmHWM")
     speed, vectors = updates / result.seconds, _vectors(peak - base, parameters)
-    return Row(engine, parameters, machines, per_round, speed, base, peak, vectors)
+    return Row(engine, parameters, clients, per_round, speed, base, peak, vectors)
 
 
 def run_node(features: int) -> Row:
@@ -167,7 +167,7 @@ def run_node(features: int) -> Row:
     return Row(
         engine="a real node",
         parameters=made.parameters,
-        machines=1,
+        clients=1,
         per_round=1,
         updates_per_second=1.0 / made.round_s,
         base_mib=made.idle_mib,
@@ -231,7 +231,7 @@ def table(document: dict[str, list[dict[str, Any]]]) -> str:
     for row in document["rows"]:
         beside = f", and {row['supernode_vectors']:.1f} in Flower's SuperNode" if row["supernode_vectors"] else ""
         lines.append(
-            f"| {row['engine']} | {row['parameters']:,} | {row['machines']} | {row['per_round']} | "
+            f"| {row['engine']} | {row['parameters']:,} | {row['clients']} | {row['per_round']} | "
             f"{row['updates_per_second']:.3g} | {row['base_mib']:,.0f} | {row['peak_mib']:,.0f} | "
             f"{row['vectors']:.1f}{beside} |"
         )

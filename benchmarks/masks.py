@@ -1,6 +1,6 @@
 """What secure aggregation costs: a round with masks beside one without, in one run. ``python -m benchmarks.masks``.
 
-A round is computed in this process, one machine after the other, with what real nodes call at both ends: the release
+A round is computed in this process, one client after the other, with what real nodes call at both ends: the release
 with exact noise and a ledger in memory, the reply, the server's sum, and with masks the helpers' answers and what the
 server does with them. Not timed are gradients, disks and the network. Bytes are those of the messages' contents as
 Flower writes them. A helper of the largest round is measured once more by itself: in a process of its own on one core,
@@ -34,7 +34,7 @@ from murmurfl.privacy import (
     Opener,
     Opening,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     SimulatedKeys,
     SumAssumption,
     protocol,
@@ -43,7 +43,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.sums.masking import Masking, Sealed, add_mask, checked_header
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, OpeningRecord, is_opening, set_digest
-from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.roster import ClientKey, HelperKey, Roster
 from numpy.typing import NDArray
 
 from .noise import medians
@@ -77,8 +77,8 @@ def measure(repeats: int = REPEATS) -> dict[str, Any]:
     """Masks beside noise, whole rounds, and a helper by itself."""
     rounds, sealed = [], list[Sealed]()
     for size in SIZES:
-        for machines in COHORTS:
-            made = [whole_round(machines, size) for _ in range(1 if machines * size > ONCE else repeats)]
+        for clients in COHORTS:
+            made = [whole_round(clients, size) for _ in range(1 if clients * size > ONCE else repeats)]
             rounds.append({name: statistics.median(one[0][name] for one in made) for name in made[0][0]})
             sealed = made[-1][1]
     return {
@@ -99,7 +99,7 @@ def mask_and_noise(size: int, repeats: int = 30) -> dict[str, float]:
     return {"size": size, **medians(calls, 500 if size < 50_000 else repeats)}
 
 
-def whole_round(machines: int, size: int) -> tuple[dict[str, float], list[Sealed]]:
+def whole_round(clients: int, size: int) -> tuple[dict[str, float], list[Sealed]]:
     """Seconds and bytes of one round with and without masks, from the same releases; and what helpers were shown.
 
     Raises
@@ -107,16 +107,16 @@ def whole_round(machines: int, size: int) -> tuple[dict[str, float], list[Sealed
     RuntimeError
         If the two sums differ.
     """
-    names, clock, lengths = tuple(map(str, range(machines))), Clock(), dict[str, float]()
+    names, clock, lengths = tuple(map(str, range(clients))), Clock(), dict[str, float]()
     roster = Roster.simulated(SEED, names, HELPERS)
-    policy = _policy(machines)
+    policy = _policy(clients)
     plain, masked, sealed = np.zeros(size), np.zeros(size, np.uint64), list[Sealed]()
     for name in names:
-        machine = PrivateMachine(policy, size, policy.max_participations, MemoryLedger(), SimulatedKeys(SEED, name))
-        masking, row = Masking(name, MachineKey.simulated(SEED, name), roster), np.zeros((1, size))
-        # The machine is made anew for each release and then dropped: so many fit into no memory.
+        privatizer = Privatizer(policy, size, policy.max_participations, MemoryLedger(), SimulatedKeys(SEED, name))
+        masking, row = Masking(name, ClientKey.simulated(SEED, name), roster), np.zeros((1, size))
+        # The client is made anew for each release and then dropped: so many fit into no memory.
         with clock("releases"):
-            release = machine.release(SESSION, 0, lambda samples, row=row: row)  # noqa: ARG005
+            release = privatizer.release(SESSION, 0, lambda samples, row=row: row)  # noqa: ARG005
         with clock("values"):
             (values,), _ = outgoing_reply(release, [(size,)], masking=None, session=SESSION, policy=_policy(0))
         with clock("plain sum"):
@@ -132,11 +132,11 @@ def whole_round(machines: int, size: int) -> tuple[dict[str, float], list[Sealed
     total = _opened(masked, sealed, roster, clock, lengths)
     if not np.array_equal(total * policy.plan(size).grid.spacing, plain):
         raise RuntimeError("Expected the same sum with and without masks, got another.")
-    return {"machines": machines, "size": size, **clock.parts, **lengths}, sealed
+    return {"clients": clients, "size": size, **clock.parts, **lengths}, sealed
 
 
 def _policy(cohort: int) -> PrivacyPolicy:
-    """Of machines whose sums have so many releases; 0 for machines without masks."""
+    """Of clients whose sums have so many releases; 0 for clients without masks."""
     sums: dict[str, Any] = {"trust": "secure-aggregation", "sums": SumAssumption(cohort // 2, cohort)}
     return PrivacyPolicy(1.0, 1, 100, 1.0, **(sums if cohort else {}))
 
@@ -188,7 +188,7 @@ def _answer(reply: Message) -> Opening:
 
 
 def _length(array: NDArray[Any], entries: dict[str, Any]) -> float:
-    config = ConfigRecord({protocol.MACHINE: "0", **entries})
+    config = ConfigRecord({protocol.CLIENT: "0", **entries})
     return _bytes(RecordDict({protocol.ARRAYS: ArrayRecord([array]), protocol.CONFIG: config}))
 
 
@@ -196,11 +196,11 @@ def _bytes(content: RecordDict) -> float:
     return float(recorddict_to_proto(content).ByteSize())
 
 
-def helper_apart(machines: int, sealed: Sequence[Sealed]) -> dict[str, float]:
+def helper_apart(clients: int, sealed: Sequence[Sealed]) -> dict[str, float]:
     """A helper's answer to a set in a process of its own: seconds, and the most memory it ever had."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "set"
-        path.write_bytes(pickle.dumps((machines, list(sealed))))
+        path.write_bytes(pickle.dumps((clients, list(sealed))))
         output = subprocess.run(
             [sys.executable, "-m", "benchmarks.masks", "--helper", str(path)], check=True, capture_output=True,
             text=True, timeout=600, cwd=Path(__file__).resolve().parents[1], env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -212,8 +212,8 @@ def helper_here(path: Path) -> dict[str, float]:
     """:func:`helper_apart` in this process: its record on disk, everything on one core."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    machines, sealed = pickle.loads(path.read_bytes())
-    roster = Roster.simulated(SEED, tuple(map(str, range(machines))), HELPERS)
+    clients, sealed = pickle.loads(path.read_bytes())
+    roster = Roster.simulated(SEED, tuple(map(str, range(clients))), HELPERS)
     name = HELPERS[0]
     before = _peak_mib()
     opener = Opener(name, HelperKey.simulated(SEED, name), roster, _record_on_disk(path.parent, roster))
@@ -222,7 +222,7 @@ def helper_here(path: Path) -> dict[str, float]:
     answer = _answer(answer_helper(opener, request))
     seconds = time.perf_counter() - start
     return {
-        "machines": machines,
+        "clients": clients,
         "size": len(answer.total),
         "seconds": seconds,
         "peak_mib": _peak_mib(),
@@ -256,12 +256,12 @@ def table(document: dict[str, Any]) -> str:
     """The measurement as Markdown."""
     helpers = document["helpers"]
     lines = [
-        "| d | m | a round, s | with masks, s | ratio | machines' masks, s | server, s | each helper, s | replies | "
+        "| d | m | a round, s | with masks, s | ratio | clients' masks, s | server, s | each helper, s | replies | "
         "with masks | to and from helpers |",
         "|---" * 11 + "|",
     ]
     for row in document["rounds"]:
-        plain, masked, m = plain_seconds(row), masked_seconds(row), row["machines"]
+        plain, masked, m = plain_seconds(row), masked_seconds(row), row["clients"]
         parts = row["masks"], row["masked sum"] + row["unmasking"], row["helpers"] / helpers
         seconds = " | ".join(f"{one:.3g}" for one in (plain, masked, masked / plain, *parts))
         opening = helpers * (row["to a helper"] + row["from a helper"])
@@ -277,7 +277,7 @@ def table(document: dict[str, Any]) -> str:
         [
             *lines,
             "",
-            f"A helper by itself, m = {one['machines']:,}, d = {one['size']:,}, on one core and with its record on "
+            f"A helper by itself, m = {one['clients']:,}, d = {one['size']:,}, on one core and with its record on "
             f"disk: {one['seconds']:.1f} s and at most {one['peak_mib']:,.0f} MiB, {one['import_mib']:,.0f} of them "
             "before it was asked.",
         ]

@@ -1,8 +1,8 @@
 """Keyed noise against torch's and NumPy's normals, and every mechanism's stream, in one run, medians over repeats.
 
-Run with ``python -m benchmarks.noise``; one thread. Short rows are drawn fifty at a time by everybody, as the machines
+Run with ``python -m benchmarks.noise``; one thread. Short rows are drawn fifty at a time by everybody, as the clients
 of a round need them: seconds are those of one row. A stream's row is what one release needs: its normals from key and
-nonce, and the mechanism's increment, with the state kept; "regenerated" draws the state anew as well, as a machine
+nonce, and the mechanism's increment, with the state kept; "regenerated" draws the state anew as well, as a client
 does that keeps a nonce and no array.
 """
 

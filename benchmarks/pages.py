@@ -84,7 +84,7 @@ def summary() -> str:
     seeds = sorted({row["runs"] for line in picture.LINES for row in drawn[line]})
     return "\n".join(
         [
-            "MNIST on 100 machines; test accuracy in percent, mean ± standard deviation over "
+            "MNIST on 100 clients; test accuracy in percent, mean ± standard deviation over "
             f"{' or '.join(map(str, seeds))} seeds:",
             "",
             picture.table(made),
@@ -99,7 +99,7 @@ def _percent(row: Mapping[str, Any] | None) -> str:
 
 
 def best() -> dict[str, Any]:
-    """The document of ``best-accuracy``, with one machine alone."""
+    """The document of ``best-accuracy``, with one client alone."""
     return with_alone(document("best-accuracy"))
 
 
@@ -154,7 +154,7 @@ def _whose_noise(mechanism: str) -> str:
     return f"{words}, under masks" if ", under masks" in mechanism else words
 
 
-_NOISES = ("noise on each machine", "noise of the server in each round")
+_NOISES = ("noise on each client", "noise of the server in each round")
 
 
 def draw_pictures() -> None:
@@ -214,7 +214,7 @@ def beside(name: str) -> str:
 
 
 def _alone(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What one machine alone reaches, in a sentence; none of documents that do not say it."""
+    """What one client alone reaches, in a sentence; none of documents that do not say it."""
     known = [(cell["settings"].get("features", "pixels"), cell["alone"]) for cell in cells if cell.get("alone")]
     figures = dict.fromkeys(f"{100 * found['accuracy']:.1f} % ({features})" for features, found in known)
     return [f"{ALONE.capitalize()}, and not private: {', '.join(figures)}."] if figures else []
@@ -226,7 +226,7 @@ def _lines(cells: Sequence[Mapping[str, Any]]) -> str:
     for cell in cells:
         rows = {row["algorithm"]: row for row in AccuracyTable().rows({"cells": [cell]})}
         any_row = next(iter(rows.values()))
-        where = f"{any_row['asked']} of {any_row['machines']}"
+        where = f"{any_row['asked']} of {any_row['clients']}"
         if cell["table"] != "paper's constants":
             where = f"{cell['table']}, {where}"
         mu = cell["settings"]["mu"]
@@ -373,8 +373,8 @@ def other_frameworks() -> str:
 
 
 def measured_on() -> str:
-    """The machine of the benchmarks."""
-    told = document("performance")["machine"]
+    """The client of the benchmarks."""
+    told = document("performance")["client"]
     packages = ", ".join(f"{name} {told[name]}" for name in ("flwr", "ray", "torch", "numpy", "numba") if name in told)
     return f"Python {told['python']} on {told['cores']} cores, {packages}."
 
@@ -436,7 +436,7 @@ def noted(name: str) -> Callable[[], str]:
 BLOCKS = {
     "README.md": {"results": summary},
     "docs/performance.md": {
-        "machine": measured_on,
+        "client": measured_on,
         "speed": speed_of_peers,
         "engines": part("engines", engines.table),
         "profile": part("profile", profile.table),

@@ -42,7 +42,7 @@ class Line(NamedTuple):
     colour: str
 
     def rows(self, document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Its rows of the reproduction with one machine alone, the strictest epsilon first.
+        """Its rows of the reproduction with one client alone, the strictest epsilon first.
 
         In a secret order the epsilon is the one that counts on it.
         """
@@ -59,7 +59,7 @@ RELEASES = Line("murmurfl, the server sees every release", FULL, "#0b3c49")
 OTHERS = Line("noisy SGD", NOISY_SGD, "#b0704f")
 HIDDEN = Line("noisy SGD in a secret order", HIDDEN_ORDER, "#8a5fa8")
 NOISELESS = Line("murmurfl without noise, not private", WITHOUT, "#777777")
-SINGLE = Line("one machine alone, without noise", ALONE, "#b0b7bc")
+SINGLE = Line("one client alone, without noise", ALONE, "#b0b7bc")
 LINES = (SUMS, RELEASES, HIDDEN, OTHERS)
 DIGITS = 1
 """Of an epsilon, rounded up."""
@@ -126,7 +126,7 @@ def terms(guarantees: Sequence[tuple[str, Guarantee]]) -> str:
     said = {(one.protects, one.covers, one.notes) for one in plain}
     said |= {(_without_sums(one).protects, one.covers, one.notes) for one in sums}
     honest = {one.min_honest for one in sums}
-    noise = {"noise on each machine" in one.mechanism for one in (*plain, *sums)}
+    noise = {"noise on each client" in one.mechanism for one in (*plain, *sums)}
     if len(said) != 1 or len(honest) != 1 or noise != {True}:
         raise ValueError(f"Expected guarantees of the same words, got {said}, {honest} and {noise}.")
     ((protects, covers, notes),) = said
@@ -135,8 +135,8 @@ def terms(guarantees: Sequence[tuple[str, Guarantee]]) -> str:
     hidden = [one for one in plain if one.amplified is not None]
     local = " and ".join(rounded_up(one, 2) for one in sorted({one.loss.worst_case.epsilon(one.delta) for one in sums}))
     return (
-        f"ε, rounded up, is {protects}; noise on each machine; {covers}; where only sums are seen it holds if one "
-        f"helper and {honest.pop()} machines of each sum are honest, and is {local} whatever happens. "
+        f"ε, rounded up, is {protects}; noise on each client; {covers}; where only sums are seen it holds if one "
+        f"helper and {honest.pop()} clients of each sum are honest, and is {local} whatever happens. "
         f"{in_secret('In a secret order ε', hidden)} Simulated with fast noise and seeded keys, which protect nobody."
     )
 
@@ -149,7 +149,7 @@ def in_secret(epsilon: str, guarantees: Sequence[Guarantee]) -> str:
     known = _listed([rounded_up(one, 2) for one in sorted(found)], "and")
     times = _listed([str(one) for one in sorted(set(found.values()))], "or")
     return (
-        f"{epsilon} holds while nobody learns which release a sample is in, nor how long a machine takes, and is "
+        f"{epsilon} holds while nobody learns which release a sample is in, nor how long a client takes, and is "
         f"{known} for somebody who does; it takes {times} times the gradients of a pass."
     )
 

@@ -1,6 +1,6 @@
 """Messages a second on Flower's Ray simulation: murmurfl's app beside plain FedAvg with as many bytes a message.
 
-Run with ``python -m benchmarks.ray``: 100 machines, 50 a round, d = 7,850, both through ``flwr run`` and in turns.
+Run with ``python -m benchmarks.ray``: 100 clients, 50 a round, d = 7,850, both through ``flwr run`` and in turns.
 FedAvg's requests carry as many points of the model's shapes as ours, its replies one, all float64; its clients halve
 what came. Counted are messages answered from the end of the first round to the end of the last: the first round starts
 Ray's actors and loads the app, and is shown beside as the start.

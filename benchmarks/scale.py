@@ -1,8 +1,8 @@
-"""Time and memory of the cohort engine against the number of machines M and of parameters d.
+"""Time and memory of the cohort engine against the number of clients M and of parameters d.
 
 Run with ``python -m benchmarks.scale``; every row is a process of its own, so that its memory is its own. The data are
-synthetic and their size is shown beside the rest. In the rows up to 10,000 machines every machine takes part at least
-twice, so that all of them have a stream. Rows of a few rounds beside rows of many say what a machine costs before and
+synthetic and their size is shown beside the rest. In the rows up to 10,000 clients every client takes part at least
+twice, so that all of them have a stream. Rows of a few rounds beside rows of many say what a client costs before and
 after it was asked; from these parts :mod:`.estimate` works out what nobody here can run.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 from . import estimate
 
 ROWS = [
-    # machines, per round, features (d = 10 x (features + 1)), rounds, samples of a machine
+    # clients, per round, features (d = 10 x (features + 1)), rounds, samples of a client
     (100, 100, 784, 20, 20),
     (1_000, 100, 784, 20, 2),
     (10_000, 100, 784, 200, 2),
@@ -35,7 +35,7 @@ ROWS = [
     (1_000_000, 1_000, 784, 20, 1),
 ]
 ALIKE = [(100_000, 1_000, 78, 20, 2), (100_000, 1_000, 78, 120, 2), (1_000_000, 1_000, 78, 20, 2)]
-"""Rows whose differences say what a machine costs: kept noise has the same limit in all of them, and reaches it."""
+"""Rows whose differences say what a client costs: kept noise has the same limit in all of them, and reaches it."""
 _ALIKE_MIB = 16.0
 
 Document = Sequence[Mapping[str, float]]
@@ -47,26 +47,26 @@ class Row:
 
     Parameters
     ----------
-    machines, per_round, parameters, rounds, samples : int
-        M, m, d, T, and samples of a machine.
+    clients, per_round, parameters, rounds, samples : int
+        M, m, d, T, and samples of a client.
     row_cache_mib : float
         The limit for kept noise rows.
     updates_per_second, seconds : float
         Of the rounds, everything in them.
     asked, acks_bytes : int
-        Different machines that were asked, and what the server's half remembers of them.
+        Different clients that were asked, and what the server's half remembers of them.
     data_mib : float
         The training data.
     import_mib, prepared_mib, engine_mib, first_mib, last_mib, end_mib : float
         After the imports, after data and partition are there, after the engine, after the first and the last round,
-        and after what machines state is written.
+        and after what clients state is written.
     peak_mib : float
         The most that it ever was.
     prepare_s, state_s, write_s : float
-        Seconds before the first round, for what machines state in the end, and for the files.
+        Seconds before the first round, for what clients state in the end, and for the files.
     """
 
-    machines: int
+    clients: int
     per_round: int
     parameters: int
     rounds: int
@@ -95,11 +95,11 @@ def _memory_mib(which: str = "VmRSS") -> float:
     return int(line.split()[1]) / 1024
 
 
-def run_row(machines: int, per_round: int, features: int, rounds: int, samples: int, row_cache_mib: float) -> Row:
+def run_row(clients: int, per_round: int, features: int, rounds: int, samples: int, row_cache_mib: float) -> Row:
     """Measure one row in this process."""
     import logging
 
-    from murmurfl.app.engines.cohort import CohortMachines
+    from murmurfl.app.engines.cohort import CohortClients
     from murmurfl.app.runs.experiment import prepare
     from murmurfl.app.runs.result import write_record
     from murmurfl.app.runs.training_run import run_experiment
@@ -110,9 +110,9 @@ def run_row(machines: int, per_round: int, features: int, rounds: int, samples: 
     threadpool_limits(1)
     config = RunConfig(
         task="synthetic",
-        synthetic_samples=samples * machines,
+        synthetic_samples=samples * clients,
         synthetic_features=features,
-        num_clients=machines,
+        num_clients=clients,
         clients_per_round=per_round,
         batch_size=1,
         num_rounds=rounds,
@@ -131,7 +131,7 @@ def run_row(machines: int, per_round: int, features: int, rounds: int, samples: 
     experiment = prepare(config)
     passed()
     experiment.check_rounds()
-    engine = CohortMachines(experiment, row_cache_mib=row_cache_mib)
+    engine = CohortClients(experiment, row_cache_mib=row_cache_mib)
     passed()
     of_rounds: dict[int, float] = {}
 
@@ -148,7 +148,7 @@ def run_row(machines: int, per_round: int, features: int, rounds: int, samples: 
     acks = result.strategy.acks
     updates = sum(report.aggregated for report in result.strategy.history)
     return Row(
-        *(machines, per_round, experiment.model.num_parameters, rounds, samples, row_cache_mib),
+        *(clients, per_round, experiment.model.num_parameters, rounds, samples, row_cache_mib),
         updates_per_second=updates / result.seconds,
         seconds=result.seconds,
         asked=len(acks),
@@ -184,14 +184,14 @@ def measure(repeats: int, row_cache_mib: float) -> list[dict[str, float]]:
 
 
 def table(rows: Document) -> str:
-    """The rows as a Markdown table, what a machine costs, and the estimate that is made from it."""
+    """The rows as a Markdown table, what a client costs, and the estimate that is made from it."""
     lines = [
         "| M | m | d | rounds | updates/s | peak memory MiB | of that imports MiB | data MiB | all else MiB | "
         "before the first round, s | afterwards, s |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row['machines']:,.0f} | {row['per_round']:,.0f} | {row['parameters']:,.0f} | "
+        f"| {row['clients']:,.0f} | {row['per_round']:,.0f} | {row['parameters']:,.0f} | "
         f"{row['rounds']:,.0f} | {row['updates_per_second']:,.0f} | {row['peak_mib']:,.0f} | "
         f"{row['import_mib']:,.0f} | {row['data_mib']:,.0f} | "
         f"{row['peak_mib'] - row['import_mib'] - row['data_mib']:,.0f} | "
@@ -206,7 +206,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--row", nargs=6, default=None, help="machines, per round, features, rounds, samples, MiB of kept noise"
+        "--row", nargs=6, default=None, help="clients, per round, features, rounds, samples, MiB of kept noise"
     )
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--row-cache-mib", type=float, default=256.0)

@@ -4,7 +4,7 @@
 what ``strategy = auto`` reaches, and ``table`` shows both. Finished parts lie in ``docs/results/situations.json`` and
 are not made again. Noise is of ``fast`` quality: the same law, in a fraction of the time, and no guarantee.
 
-A situation is a data set or a generator, a number of machines, an epsilon, and whether samples stay (full batches may
+A situation is a data set or a generator, a number of clients, an epsilon, and whether samples stay (full batches may
 use each in every round) or come as a stream (each is used once). Values are scaled by public bounds alone; in *wide*
 situations the bounds are ten times as far apart as they need to be. Half of the situations are *kept*: no preset and no
 rule of the planner may be chosen by them. Seeds of the grid, of its best cells and of the planner are apart.
@@ -47,8 +47,8 @@ SPLITS = 20
 FEW = 1000
 DELTA = 1e-5
 TERMS = (
-    f"Epsilon at delta = {DELTA:g}, for replacement of one sample of one machine, against the server and everybody "
-    "else; noise on each machine; over all releases of a run. Simulated with seeded keys."
+    f"Epsilon at delta = {DELTA:g}, for replacement of one sample of one client, against the server and everybody "
+    "else; noise on each client; over all releases of a run. Simulated with seeded keys."
 )
 """What the epsilons of a table of runs of untrusted federations are true of."""
 BEST = 3
@@ -253,7 +253,7 @@ class Situation:
     ----------
     data : str
         A name in :data:`TASKS`, or a built-in task with features, ``mnist/soft-gradients``.
-    machines : int
+    clients : int
         M.
     epsilon : float
         At delta = 1e-5.
@@ -266,7 +266,7 @@ class Situation:
     """
 
     data: str
-    machines: int
+    clients: int
     epsilon: float
     stream: bool = False
     kept: bool = False
@@ -276,7 +276,7 @@ class Situation:
     def name(self) -> str:
         """A name for tables and files."""
         how = "stream" if self.stream else "standing"
-        return f"{self.data}, {self.machines} machines, epsilon {self.epsilon:g}, {how}"
+        return f"{self.data}, {self.clients} clients, epsilon {self.epsilon:g}, {how}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class Situation:
             settings["model"] = "ridge"
         if self.samples:
             settings["training-samples"] = self.samples
-        many = {"num-clients": self.machines, "clients-per-round": self.machines}
+        many = {"num-clients": self.clients, "clients-per-round": self.clients}
         return {**settings, **many, "epsilon": self.epsilon, "evaluate-every": 10_000, "noise-quality": "fast"}
 
     @property
@@ -412,29 +412,29 @@ def majority(situation: Situation) -> float:
 
 
 def fewest_samples(situation: Situation) -> int:
-    """Training samples of the machine with the fewest."""
+    """Training samples of the client with the fewest."""
     from murmurfl.app.data.loading import load_dataset
     from murmurfl.app.settings.run_config import RunConfig
 
-    return len(load_dataset(RunConfig.from_mapping(situation.settings)).train_labels) // situation.machines
+    return len(load_dataset(RunConfig.from_mapping(situation.settings)).train_labels) // situation.clients
 
 
 def condensed(situation: Situation, cell: Mapping[str, Any]) -> dict[str, Any]:
-    """The same run with one machine that has all samples: as much noise in a round's mean, for a fraction of the time.
+    """The same run with one client that has all samples: as much noise in a round's mean, for a fraction of the time.
 
-    The mean of M machines' releases of b samples has noise of 2 S / (mu b sqrt(M)), and one machine's release of M b
+    The mean of M clients' releases of b samples has noise of 2 S / (mu b sqrt(M)), and one client's release of M b
     samples as much at mu / sqrt(M).
     """
-    machines = situation.machines
+    clients = situation.clients
     alone = {"num-clients": 1, "clients-per-round": 1, "epsilon": 0.0}
-    settings = {**cell, **alone, "mu": gdp_mu(situation.epsilon, DELTA) / math.sqrt(machines)}
+    settings = {**cell, **alone, "mu": gdp_mu(situation.epsilon, DELTA) / math.sqrt(clients)}
     if "batch-size" in cell:
-        settings["batch-size"] = cell["batch-size"] * machines
+        settings["batch-size"] = cell["batch-size"] * clients
     return settings
 
 
 def grid(situation: Situation) -> dict[str, Any]:
-    """The best cell of the grid: found with one machine, and chosen among the best on fresh seeds with all machines."""
+    """The best cell of the grid: found with one client, and chosen among the best on fresh seeds with all clients."""
     tried = list(cells(situation, fewest_samples(situation)))
     seeds = range(1, 1 + (SPLITS if situation.splits else GRID_SEEDS))
     scores = [fmean(score(situation, condensed(situation, cell), seed) for seed in seeds) for cell in tried]

@@ -14,7 +14,7 @@ from murmurfl.privacy import derived_seed, protocol
 
 
 def delay(least: float, most: float, seed: int, number: int) -> float:
-    """Seconds by which a machine's release with this number is late."""
+    """Seconds by which a client's release with this number is late."""
     coin = np.random.Generator(np.random.Philox(key=derived_seed("straggler", seed, number))).random()
     return least + (most - least) * float(coin)
 

@@ -73,16 +73,16 @@ class UpdateTraining:
         Of scikit-learn.
     hidden : int
         Neurons of the hidden layer; 0 for softmax regression.
-    machines, rounds, epochs : int
-        M, T, and passes over a machine's samples between two updates.
+    clients, rounds, epochs : int
+        M, T, and passes over a client's samples between two updates.
     clip_norm, learning_rate : float
     by_class : bool
-        Whether machines have few classes each, and not a random part of the samples.
+        Whether clients have few classes each, and not a random part of the samples.
     """
 
     data: str
     hidden: int = 0
-    machines: int = 10
+    clients: int = 10
     rounds: int = 10
     epochs: int = 2
     clip_norm: float = 0.2
@@ -93,7 +93,7 @@ class UpdateTraining:
     def name(self) -> str:
         """For people."""
         network = f"network of {self.hidden} neurons" if self.hidden else "softmax regression"
-        return f"updates: {self.data}, {network}{', few classes a machine' if self.by_class else ''}"
+        return f"updates: {self.data}, {network}{', few classes a client' if self.by_class else ''}"
 
     @property
     def classes(self) -> int:
@@ -111,13 +111,13 @@ class UpdateTraining:
         return made
 
     def parts(self) -> list[NDArray[np.int64]]:
-        """Which samples each machine has."""
+        """Which samples each client has."""
         labels = _data(self.data)[1]
         order = np.argsort(labels, kind="stable") if self.by_class else np.arange(len(labels))
-        return [np.sort(part) for part in np.array_split(order, self.machines)]
+        return [np.sort(part) for part in np.array_split(order, self.clients)]
 
     def trained(self, model: Arrays, part: NDArray[np.int64], seed: tuple[int, int]) -> Arrays:
-        """A machine's own training: stochastic gradient descent on its samples."""
+        """A client's own training: stochastic gradient descent on its samples."""
         features, labels = _data(self.data)[0][part], _data(self.data)[1][part]
         generator = np.random.Generator(np.random.Philox(key=seed[0] * 1000 + seed[1]))
         model = [values.copy() for values in model]
@@ -164,14 +164,14 @@ class UpdateTraining:
 
         @app.train()
         def train(message: Message, context: Context) -> Message:
-            machine = int(context.node_config["partition-id"])
+            client = int(context.node_config["partition-id"])
             turn = int(message.content["config"]["server-round"])  # type: ignore[index,arg-type]
             model = [np.asarray(values, np.float64) for values in message.content["arrays"].to_numpy_ndarrays()]  # type: ignore[union-attr]
-            arrays = ArrayRecord(self.trained(model, parts[machine], (turn - 1, machine)))
+            arrays = ArrayRecord(self.trained(model, parts[client], (turn - 1, client)))
             return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"n": 1})}), reply_to=message)
 
-        strategy = CorrelatedFedAvg(num_clients=self.machines, seed=seed, session="forecast")
-        result = strategy.start(InProcessGrid(app, self.machines, {}), ArrayRecord(start), num_rounds=self.rounds)
+        strategy = CorrelatedFedAvg(num_clients=self.clients, seed=seed, session="forecast")
+        result = strategy.start(InProcessGrid(app, self.clients, {}), ArrayRecord(start), num_rounds=self.rounds)
         if strategy.forecast is None:
             raise AssertionError("no forecast of a training with noise")
         accuracy = self.accuracy(result.arrays.to_numpy_ndarrays())
@@ -181,7 +181,7 @@ class UpdateTraining:
         """The training with the mu at which the forecast is this ratio of noise to a typical update."""
         values = sum(part.size for part in self.start())
         wanted = typical_ratio * 0.7
-        return self.run(2.0 * np.sqrt(values / self.machines) / wanted, seed)
+        return self.run(2.0 * np.sqrt(values / self.clients) / wanted, seed)
 
 
 def _scores(model: Arrays, features: NDArray[np.float64]) -> list[NDArray[np.float64]]:
@@ -275,7 +275,7 @@ _TEN = (("num-clients", 10), ("clients-per-round", 10))
 SAMPLES = (
     SampleTraining("samples: full batches", (*_TEN, ("strategy", "full-batch"))),
     SampleTraining(
-        "samples: full batches, 30 machines",
+        "samples: full batches, 30 clients",
         (("num-clients", 30), ("clients-per-round", 30), ("strategy", "full-batch")),
     ),
     SampleTraining(

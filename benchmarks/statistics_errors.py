@@ -1,6 +1,6 @@
 """How far private statistics are off: ``python -m benchmarks.statistics_errors``, a few minutes on one core.
 
-100 machines of 600 records, epsilon 0.5 at delta 1e-5, columns of five shapes: even, one-sided, two-sided, with three
+100 clients of 600 records, epsilon 0.5 at delta 1e-5, columns of five shapes: even, one-sided, two-sided, with three
 tenths of its values in one place, and narrow. It prints the largest error over columns, of the mean (percent of the
 range) and of five quantiles (points of rank; beside a value that many records have, of the place next to it).
 """
@@ -17,18 +17,18 @@ from murmurfl.privacy import SumAssumption, Trust, statistics_policy
 from murmurfl.strategies import SecureAggregation, Statistics
 from numpy.typing import NDArray
 
-MACHINES, RECORDS, EPSILON = 100, 600, 0.5
+CLIENTS, RECORDS, EPSILON = 100, 600, 0.5
 COLUMNS = (3, 10, 50)
 ORDERS = (0.05, 0.25, 0.5, 0.75, 0.95)
 TRUSTS: tuple[tuple[Trust, dict[str, SumAssumption]], ...] = (
-    ("secure-aggregation", {"sums": SumAssumption(MACHINES // 2, MACHINES)}),
+    ("secure-aggregation", {"sums": SumAssumption(CLIENTS // 2, CLIENTS)}),
     ("untrusted-server", {}),
 )
 
 
 def values(number: int, random: np.random.Generator) -> NDArray[np.float64]:
     """The values of a column, from 0 to 1."""
-    count = MACHINES * RECORDS
+    count = CLIENTS * RECORDS
     even = random.random(count)
     shapes = (
         even,
@@ -47,10 +47,10 @@ def errors(columns: int, trust: Trust, sums: dict[str, SumAssumption]) -> tuple[
     named = {f"x{number}": Column(kind="number", bounds=(0, 1)) for number in range(columns - 1)}
     rows = TableRows(Schema(columns=named, label=Label(column=f"x{columns - 1}", bounds=(0, 1))))
     policy = statistics_policy(epsilon=EPSILON, trust=trust, **sums)
-    options: dict[str, Any] = {"secure_aggregation": SecureAggregation(MACHINES, 1)} if sums else {}
-    strategy = Statistics(columns=rows.rows.columns, num_clients=MACHINES, seed=1, session="statistics", **options)
+    options: dict[str, Any] = {"secure_aggregation": SecureAggregation(CLIENTS, 1)} if sums else {}
+    strategy = Statistics(columns=rows.rows.columns, num_clients=CLIENTS, seed=1, session="statistics", **options)
     places = data * (rows.rows.columns[0].places - 1)
-    found = strategy.collect(counted_clients(rows, [places[one::MACHINES] for one in range(MACHINES)], policy, 1))
+    found = strategy.collect(counted_clients(rows, [places[one::CLIENTS] for one in range(CLIENTS)], policy, 1))
     means, ranks, beside = [], [], 1.0 / (rows.rows.columns[0].places - 1)
     for number, one in enumerate(found.columns):
         mean = one.mean

@@ -1,6 +1,6 @@
 """Rounds that do not wait for the slowest: rounds an hour on real nodes, and accuracy by a clock that nobody waits for.
 
-A fifth of the machines answers 10 to 60 s late. On real nodes, processes with TLS and ledgers of their own, rounds are
+A fifth of the clients answers 10 to 60 s late. On real nodes, processes with TLS and ledgers of their own, rounds are
 counted from the end of the first to the end of the last. Accuracy is that of the same protocol in one process, with the
 same lateness by a virtual clock, over several seeds that both candidates share: real rounds would take hours.
 """
@@ -83,7 +83,7 @@ def _real(running: Deployment, config: RunConfig, folder: Path, log: _Log) -> di
     seconds = (log.ended[last] - log.ended[first]) / (last - first)
     return {
         "quorum": config.quorum,
-        "machines": config.num_clients,
+        "clients": config.num_clients,
         "rounds": config.num_rounds,
         "seconds_a_round": seconds,
         "rounds_an_hour": 3600 / seconds,
@@ -106,7 +106,7 @@ class VirtualGrid(InProcessGrid):
     ----------
     app : ClientApp
     config : RunConfig
-        Every fifth of its machines is late, and works on one request at a time.
+        Every fifth of its clients is late, and works on one request at a time.
     """
 
     def __init__(self, app: ClientApp, config: RunConfig) -> None:
@@ -124,7 +124,7 @@ class VirtualGrid(InProcessGrid):
         for message, one in zip(messages, ids, strict=True):
             if message.metadata.message_type == MessageType.TRAIN:
                 config = message.content[protocol.CONFIG]
-                name, server_round = str(config[protocol.MACHINE]), int(config[protocol.SERVER_ROUND])  # type: ignore[arg-type]
+                name, server_round = str(config[protocol.CLIENT]), int(config[protocol.SERVER_ROUND])  # type: ignore[arg-type]
                 number = int(name)
                 late = delay(LEAST_S, MOST_S, self._seed * 1000 + number, server_round) if number % 5 == 0 else 0.0
                 self._due[one] = self.now + FAST_S + late
@@ -188,7 +188,7 @@ def table(made: dict[str, Any]) -> str:
         "| real nodes | rounds | seconds a round | rounds an hour | releases aggregated |",
         "|---|---|---|---|---|",
         *(
-            f"| `quorum = {row['quorum']:g}`, {row['machines']} nodes, one late | {row['rounds']} | "
+            f"| `quorum = {row['quorum']:g}`, {row['clients']} nodes, one late | {row['rounds']} | "
             f"{row['seconds_a_round']:.1f} | {row['rounds_an_hour']:,.0f} | {row['aggregated']} |"
             for row in real
         ),
@@ -203,7 +203,7 @@ def table(made: dict[str, Any]) -> str:
             for row in virtual
         ),
         "",
-        f"MNIST, 20 machines, mu = {VIRTUAL.mu:g}, means over {virtual[0]['seeds']} seeds, by a virtual clock.",
+        f"MNIST, 20 clients, mu = {VIRTUAL.mu:g}, means over {virtual[0]['seeds']} seeds, by a virtual clock.",
     ]
     return "\n".join(lines)
 

@@ -3,7 +3,7 @@
 ``python -m benchmarks.tables`` writes ``docs/results/tables.json`` and prints a table of it. Two tables of people and
 communities lie under MURMURFL_DATA; the four made ones have categories, blanks, columns without use and rare classes;
 the small ones come with scikit-learn. *Central* is scikit-learn's linear model on the same columns of all rows, and
-*central private* one machine that has all rows and adds its own noise.
+*central private* one client that has all rows and adds its own noise.
 """
 
 from __future__ import annotations
@@ -211,9 +211,9 @@ def main() -> None:
 def fitted(rows: list[Row], label: str, seeds: int) -> dict[str, Any]:
     """Figures of one table: AUC, accuracy of several classes, or R^2, in percent; a list has one for each seed."""
     ways: dict[str, dict[str, Any]] = {
-        "untrusted": {"machines": SITES},
-        "sums": {"machines": SITES, "trust": "secure-aggregation"},
-        "central private": {"machines": 1},
+        "untrusted": {"clients": SITES},
+        "sums": {"clients": SITES, "trust": "secure-aggregation"},
+        "central private": {"clients": 1},
     }
     found: dict[str, Any] = {"rows": len(rows), "central": [], "seconds": []}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 """Updates a second of the cohort engine in one process and over several workers, and what the driver itself costs.
 
 Run with ``python -m benchmarks.workers``. One run after the other, taking turns, on one pool that is started once: its
-start is no part of a round, and neither is the first round, in which machines are made. Beside wall-clock time stands
+start is no part of a round, and neither is the first round, in which clients are made. Beside wall-clock time stands
 the processor time of each process, which other work on the computer does not change: the driver's share of a round is
 what keeps N workers from being N times as fast.
 """
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-MACHINES, FEATURES, ROUNDS = 1_000, 784, 21
+CLIENTS, FEATURES, ROUNDS = 1_000, 784, 21
 
 
 def _config(rounds: int) -> Any:
@@ -28,10 +28,10 @@ def _config(rounds: int) -> Any:
 
     return RunConfig(
         task="synthetic",
-        synthetic_samples=rounds * MACHINES,
+        synthetic_samples=rounds * CLIENTS,
         synthetic_features=FEATURES,
-        num_clients=MACHINES,
-        clients_per_round=MACHINES,
+        num_clients=CLIENTS,
+        clients_per_round=CLIENTS,
         batch_size=1,
         num_rounds=rounds,
         evaluate_every=rounds,
@@ -46,7 +46,7 @@ def processor_seconds(state: dict[str, Any], worker: int) -> float:  # noqa: ARG
     return time.process_time()
 
 
-def _rounds(machines: Any, config: Any, after_first: Callable[[], None] = list) -> tuple[list[float], list[float], Any]:
+def _rounds(clients: Any, config: Any, after_first: Callable[[], None] = list) -> tuple[list[float], list[float], Any]:
     """The wall-clock and processor seconds of each round but the first, and the result."""
     from murmurfl.app.runs.training_run import run_experiment
 
@@ -57,7 +57,7 @@ def _rounds(machines: Any, config: Any, after_first: Callable[[], None] = list) 
             after_first()
         ended.append((time.perf_counter(), time.process_time()))
 
-    result = run_experiment(machines, config, on_progress=note)
+    result = run_experiment(clients, config, on_progress=note)
     wall, own = ([later[i] - earlier[i] for earlier, later in itertools.pairwise(ended)] for i in (0, 1))
     return wall, own, result
 
@@ -70,9 +70,9 @@ def measure(workers: int = 2, rounds: int = ROUNDS, repeats: int = 3) -> dict[st
     """Rounds in one process and over workers, in turns; medians of the rounds of all repeats."""
     import logging
 
-    from murmurfl.app.engines.cohort import CohortMachines
+    from murmurfl.app.engines.cohort import CohortClients
     from murmurfl.app.engines.pool import computing_alone, opened_pool
-    from murmurfl.app.engines.workers import WorkerMachines
+    from murmurfl.app.engines.workers import WorkerClients
     from murmurfl.app.runs.experiment import prepare
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -82,14 +82,14 @@ def measure(workers: int = 2, rounds: int = ROUNDS, repeats: int = 3) -> dict[st
     spread: dict[str, list[float]] = {"wall": [], "own": [], "busiest": []}
     same = True
     began = time.perf_counter()
-    with computing_alone(), opened_pool(workers, most=MACHINES, of="machines", say=lambda _: None) as pool:
+    with computing_alone(), opened_pool(workers, most=CLIENTS, of="clients", say=lambda _: None) as pool:
         started = time.perf_counter() - began
         for _ in range(repeats):
-            wall, own, one = _rounds(CohortMachines(experiment), config)
+            wall, own, one = _rounds(CohortClients(experiment), config)
             alone["wall"] += wall
             alone["own"] += own
             before: list[float] = []
-            wall, own, other = _rounds(WorkerMachines(experiment, pool), config, partial(_extend, before, pool))
+            wall, own, other = _rounds(WorkerClients(experiment, pool), config, partial(_extend, before, pool))
             spent = [b - a for a, b in zip(before, pool.on_all(processor_seconds), strict=True)]
             spread["wall"] += wall
             spread["own"] += own
@@ -100,13 +100,13 @@ def measure(workers: int = 2, rounds: int = ROUNDS, repeats: int = 3) -> dict[st
     return {
         "workers": workers,
         "cores": len(os.sched_getaffinity(0)),
-        "machines": MACHINES,
+        "clients": CLIENTS,
         "parameters": experiment.model.num_parameters,
         "rounds": rounds - 1,
         "repeats": repeats,
         "same_model": same,
         "start_seconds": started,
-        "updates_per_second": {"1": MACHINES / one_round, str(workers): MACHINES / its_own},
+        "updates_per_second": {"1": CLIENTS / one_round, str(workers): CLIENTS / its_own},
         "speedup": one_round / its_own,
         "least": {"1": min(alone["wall"]), str(workers): min(spread["wall"])},
         "processor_seconds_a_round": {

@@ -1,4 +1,4 @@
-"""The machine's half: one file an algorithm, the release rule in common, and the bridge to Flower's Message API."""
+"""The client's half: one file an algorithm, the release rule in common, and the bridge to Flower's Message API."""
 
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .full_batch_client import FullBatchClient as FullBatchClient
     from .messages import Request as Request
     from .mu2_client import Mu2Client as Mu2Client
-    from .nodes.machine_file import UpdateNode as UpdateNode
+    from .nodes.client_file import UpdateNode as UpdateNode
     from .one_shot_client import LabelledFeatures as LabelledFeatures
     from .one_shot_client import OneShotClient as OneShotClient
     from .one_shot_client import StatisticsClient as StatisticsClient
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from .queries import Evaluation as Evaluation
     from .queries import EvaluationShare as EvaluationShare
     from .queries import RecordQuery as RecordQuery
-    from .records.machine_records import OwnedSamples as OwnedSamples
-    from .records.machine_records import OwnerGradients as OwnerGradients
-    from .records.machine_records import file_records as file_records
+    from .records.client_records import OwnedSamples as OwnedSamples
+    from .records.client_records import OwnerGradients as OwnerGradients
+    from .records.client_records import file_records as file_records
     from .records.places import TableRows as TableRows
     from .records.places import statistics_columns as statistics_columns
     from .records.schema import Column as Column
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from .records.schema import Part as Part
     from .records.schema import Schema as Schema
     from .shuffled_client import ShuffledClient as ShuffledClient
-    from .simulation.cohort_machines import Cohort as Cohort
-    from .simulation.simulated_machines import ContextLedger as ContextLedger
-    from .simulation.simulated_machines import ContextOpeningRecord as ContextOpeningRecord
-    from .simulation.simulated_machines import simulated_machine as simulated_machine
+    from .simulation.cohort_clients import Cohort as Cohort
+    from .simulation.simulated_clients import ContextLedger as ContextLedger
+    from .simulation.simulated_clients import ContextOpeningRecord as ContextOpeningRecord
+    from .simulation.simulated_clients import simulated_client as simulated_client
     from .sums_helper import answer_helper as answer_helper
     from .sums_helper import helper_app as helper_app
 

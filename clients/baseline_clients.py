@@ -1,15 +1,15 @@
-r"""Baselines, the machine's half: noisy SGD, ISRL-DP minibatch SGD and delayed momentum.
+r"""Baselines, the client's half: noisy SGD, ISRL-DP minibatch SGD and delayed momentum.
 
-* **Noisy SGD** (baseline of reshef-levy-2025, inspired by Abadi et al. 2016). A machine gets x_t, takes b samples it
+* **Noisy SGD** (baseline of reshef-levy-2025, inspired by Abadi et al. 2016). A client gets x_t, takes b samples it
   has never used before, and releases the mean of their clipped gradients with fresh noise. Every sample is in one
   release, so sigma = Delta / mu without composition, whatever the number of rounds.
-* **ISRL-DP** (after Lowy and Razaviyayn 2023). A machine gets a point and releases the mean
+* **ISRL-DP** (after Lowy and Razaviyayn 2023). A client gets a point and releases the mean
   of K clipped gradients there with fresh noise. Its samples return in later rounds, so releases compose. Their paper
-  draws K of n samples at random in every round and charges every round to every sample. Here the machine goes through
+  draws K of n samples at random in every round and charges every round to every sample. Here the client goes through
   minibatches of K samples in the same order, pass after pass, so that one sample is in at most
   P = ``sample_participations`` releases, exactly n // K apart, which the ledger enforces. With Delta = 2 S / K the
   noise for mu is then sigma = Delta sqrt(P) / mu. With K = n both are the same.
-* **Delayed momentum** (alternative 1 of reshef-levy-2025, eq. 12). A machine gets x_t and t, takes b samples it has
+* **Delayed momentum** (alternative 1 of reshef-levy-2025, eq. 12). A client gets x_t and t, takes b samples it has
   never used before, and corrects its own momentum against the query point of its own last participation, tau rounds
   ago:
 
@@ -27,17 +27,17 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..privacy.release.clipping import StackedContributions
+from ..privacy.release.ledgered_privatizer import Release
+from ..privacy.release.policy import NO_NOISE, PrivacyPolicy
 from ..privacy.errors import ConfigurationError, LedgerError
-from ..privacy.machine.clipping import StackedContributions
-from ..privacy.machine.ledgered_machine import Release
-from ..privacy.machine.policy import NO_NOISE, PrivacyPolicy
 from ..privacy.mechanisms import State
 from .adapters.per_sample_gradients import combined_gradients, flat_point, stacked_gradients, unflatten
 from .private_client import PrivateClient, Request, Together
 
 
 class NoisySGDClient(PrivateClient):
-    """A machine of noisy SGD, for :class:`~murmurfl.strategies.NoisySGD`.
+    """A client of noisy SGD, for :class:`~murmurfl.strategies.NoisySGD`.
 
     Parameters are those of :class:`~murmurfl.clients.PrivateClient`; the policy's mechanism must be ``independent`` (or
     ``none``), and a ``release_rule`` of ``paper`` makes each reply stand alone.
@@ -68,7 +68,7 @@ class NoisySGDClient(PrivateClient):
 
 
 class IsrlDpClient(NoisySGDClient):
-    """A machine of ISRL-DP minibatch SGD, for :class:`~murmurfl.strategies.IsrlDp`.
+    """A client of ISRL-DP minibatch SGD, for :class:`~murmurfl.strategies.IsrlDp`.
 
     Parameters are those of :class:`~murmurfl.clients.NoisySGDClient`; a policy with ``sample_participations`` P > 1
     lets samples return.
@@ -83,7 +83,7 @@ class IsrlDpClient(NoisySGDClient):
 
 
 class DelayedMomentumClient(PrivateClient):
-    """A machine of delayed momentum, for :class:`~murmurfl.strategies.DelayedMomentum`.
+    """A client of delayed momentum, for :class:`~murmurfl.strategies.DelayedMomentum`.
 
     Parameters are those of :class:`~murmurfl.clients.PrivateClient`; the policy's ``release_rule`` must be
     ``acknowledged``. The last query point and its round, which are the server's, are kept in the ledger.
@@ -109,7 +109,7 @@ class DelayedMomentumClient(PrivateClient):
             )
 
     def release(self, request: Request) -> Release:
-        """The machine's momentum with noise, for a request that has passed every check."""
+        """The client's momentum with noise, for a request that has passed every check."""
         point, t = request.query_points[0], float(request.server_round)
 
         def corrected(releases: int, noted: State) -> Callable[[slice], NDArray[np.floating]]:
@@ -125,7 +125,7 @@ class DelayedMomentumClient(PrivateClient):
 
             return contribution
 
-        return self.machine.release_noting(request.session, request.ack, corrected, _note(t, point))
+        return self.privatizer.release_noting(request.session, request.ack, corrected, _note(t, point))
 
     @classmethod
     def together(
@@ -133,9 +133,9 @@ class DelayedMomentumClient(PrivateClient):
     ) -> Together | None:
         if cls.release is not DelayedMomentumClient.release:
             return None
-        # Machines that last took part in the same round share their earlier point: it is evaluated once for all.
-        last = [_last_participation(*client.machine.noted(session)) for client in clients]
-        gradients, batch = clients[0].gradients, clients[0].machine.policy.batch_size
+        # Clients that last took part in the same round share their earlier point: it is evaluated once for all.
+        last = [_last_participation(*client.privatizer.noted(session)) for client in clients]
+        gradients, batch = clients[0].gradients, clients[0].privatizer.policy.batch_size
 
         def contributions(positions: Sequence[int], samples: Any) -> StackedContributions:
             their, evaluated = [last[i] for i in positions], [points[0]]
@@ -150,7 +150,7 @@ class DelayedMomentumClient(PrivateClient):
 
 
 def _last_participation(releases: int, noted: State) -> tuple[float, NDArray[np.floating]] | None:
-    """The round of a machine's last release and its query point, None before the first."""
+    """The round of a client's last release and its query point, None before the first."""
     if not releases:
         return None
     if len(noted) != 2:

@@ -1,6 +1,6 @@
-"""Full batches, the machine's half (ALGORITHMS section 8): the sum of all samples' clipped gradients, every time.
+"""Full batches, the client's half (ALGORITHMS section 8): the sum of all samples' clipped gradients, every time.
 
-A machine gets a point and releases the sum over all of its samples of clipped gradients there, with fresh noise. Every
+A client gets a point and releases the sum over all of its samples of clipped gradients there, with fresh noise. Every
 sample is in every release, so K releases of sensitivity Delta = 2 S with noise sigma are mu-GDP for
 mu = Delta sqrt(K) / sigma. A release stands alone: one that is lost is never made up for, nor does it weigh on others.
 """
@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..privacy.release.clipping import DenseContributions, StackedContributions
+from ..privacy.release.policy import NO_NOISE, PrivacyPolicy
 from ..privacy.errors import ConfigurationError
-from ..privacy.machine.clipping import DenseContributions, StackedContributions
-from ..privacy.machine.policy import NO_NOISE, PrivacyPolicy
 from ..privacy.mechanisms import noise_stands_alone
 from ..privacy.queries.clipped_share import COUNTED_CLIP_NORM, QUANTILE_SHARE, CountedRows
 from .adapters.per_sample_gradients import PerSampleGradients, rows_unmixed, stacked_gradients
@@ -55,7 +55,7 @@ class CountedGradients:
 
     Notes
     -----
-    **Formal guarantees.** Row i depends on sample i alone, and the machine bounds it whatever C a server sends.
+    **Formal guarantees.** Row i depends on sample i alone, and the client bounds it whatever C a server sends.
     """
 
     def __init__(self, gradients: PerSampleGradients, share: float = QUANTILE_SHARE) -> None:
@@ -97,7 +97,7 @@ class CountedGradients:
 
 
 class FullBatchClient(PrivateClient):
-    """A machine of full batches, for :class:`~murmurfl.strategies.FullBatch`.
+    """A client of full batches, for :class:`~murmurfl.strategies.FullBatch`.
 
     Parameters are those of :class:`~murmurfl.clients.PrivateClient`. The policy has ``batch_selection="full_batch"``
     (and so a batch of 1), ``clip_unit="sample"``, the mechanism ``independent`` (or ``none``) and

@@ -1,4 +1,4 @@
-"""Per-sample gradients as updates of a model, the machine's half, for :class:`~murmurfl.strategies.CorrelatedFedAvg`.
+"""Per-sample gradients as updates of a model, the client's half, for :class:`~murmurfl.strategies.CorrelatedFedAvg`.
 
 A release is the sum over all samples, or the mean over a batch, of minus the clipped gradient. The server adds up
 releases, divides, and takes a step of its own along them, so that its optimisers work on gradients.
@@ -17,7 +17,7 @@ from .private_client import PrivateClient
 
 
 class GradientUpdateClient(PrivateClient):
-    """A machine whose updates are minus its clipped per-sample gradients.
+    """A client whose updates are minus its clipped per-sample gradients.
 
     Notes
     -----
@@ -41,8 +41,8 @@ class GradientUpdateClient(PrivateClient):
     ) -> tuple[list[NDArray[np.float64]], int, dict[str, Any]]:
         """Answer a training request with a release and its guarantee."""
         sent, samples, entries = super().fit(parameters, config)
-        policy = self.machine.policy
-        loss = self.machine.plan.loss.compose(*(machine.plan.loss for machine in self.beside))
+        policy = self.privatizer.policy
+        loss = self.privatizer.plan.loss.compose(*(privatizer.plan.loss for privatizer in self.beside))
         stated: dict[str, Any] = {**loss.statement(), protocol.DELTA: policy.delta, protocol.CLIENT_LEVEL: 0}
         if policy.trust == "secure-aggregation":
             stated[protocol.MIN_HONEST] = policy.sums.min_honest
@@ -50,5 +50,5 @@ class GradientUpdateClient(PrivateClient):
         return sent, samples if counted else 1, {**entries, **stated}
 
     def statement(self, session: str) -> dict[str, Any]:
-        """The machine's privacy statement with its unit."""
+        """The client's privacy statement with its unit."""
         return {**super().statement(session), "unit": "sample", "evaluation-allowed": False}

@@ -1,12 +1,12 @@
-"""Flower's messages on a machine: what a request may say, where it is answered, and what a reply may say.
+"""Flower's messages on a client: what a request may say, where it is answered, and what a reply may say.
 
 A request comes from a server that is not trusted: each entry is checked, or the request is refused, with a text that
 depends on the request alone, because Flower forwards it to the server.
 
-A reply is a release, under masks or without, a statement about the machine, or a refusal. When something goes wrong it
+A reply is a release, under masks or without, a statement about the client, or a refusal. When something goes wrong it
 is the fixed text of a refusal, or one fixed sentence for all else: the texts of exceptions can carry data. Under secure
 aggregation a release is made and recorded first, then masked, and only then sent. If masking fails nothing is sent, and
-the machine's next release carries what this one had.
+the client's next release carries what this one had.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 
 from ..privacy import protocol
 from ..privacy.accounting.noise_forecast import StatedNoise, forecast_of, stated_noise
+from ..privacy.release.clipping import TrainingFigures, observer_around
+from ..privacy.release.ledgered_privatizer import LedgeredPrivatizer, PrivacyStatement, Release
+from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError, LedgerError, RefusedError, is_interrupt
 from ..privacy.forecast_text import own_forecast_sentence
-from ..privacy.machine.clipping import TrainingFigures, observer_around
-from ..privacy.machine.ledgered_machine import LedgeredMachine, PrivacyStatement, Release
-from ..privacy.machine.policy import PrivacyPolicy
 from ..privacy.protocol import dtype_name, write_array
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import unflatten
@@ -50,7 +50,7 @@ class Request:
     session: str
     """The training this request belongs to."""
     ack: int
-    """The last of this machine's releases that the server has aggregated."""
+    """The last of this client's releases that the server has aggregated."""
     query_points: tuple[list[NDArray[Any]], ...]
     """The points to compute gradients at, each a list of the model's arrays."""
     of: str = GRADIENTS
@@ -73,15 +73,15 @@ def check_version(config: Mapping[str, Any]) -> None:
         stated = f"version {version}" if isinstance(version, int) else "no version"
         raise RefusedError(
             protocol.PROTOCOL_MISMATCH,
-            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states {stated}",
+            f"this client speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states {stated}",
         )
 
 
 def check_addressed(config: Mapping[str, Any], name: str) -> None:
-    """Refuse a request of another protocol version, or one that names another machine than this one."""
+    """Refuse a request of another protocol version, or one that names another client than this one."""
     check_version(config)
-    if config.get(protocol.MACHINE, name) != name:
-        raise malformed("the request names another machine")
+    if config.get(protocol.CLIENT, name) != name:
+        raise malformed("the request names another client")
 
 
 def skipped_entry(config: Mapping[str, Any]) -> bool:
@@ -192,14 +192,14 @@ def _is_worker() -> bool:
 
 
 def state_travels() -> bool:
-    """Whether a simulated machine's state returns with each reply; with an engine in this process it stays."""
+    """Whether a simulated client's state returns with each reply; with an engine in this process it stays."""
     return _in_process.get() is None
 
 
 def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, int | float]:
-    """Figures of clipping in a simulated machine's release, as entries of its reply.
+    """Figures of clipping in a simulated client's release, as entries of its reply.
 
-    An engine in this process is told directly, so that replies are those of real machines. The figures are not private:
+    An engine in this process is told directly, so that replies are those of real clients. The figures are not private:
     outside a simulation there are no entries, and nobody is told.
     """
     if figures is None or not in_simulation():
@@ -208,20 +208,20 @@ def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, in
         return figures.entries()
     observer = observer_around()
     if observer is not None:
-        observer.machines[name] = figures
+        observer.clients[name] = figures
     return {}
 
 
 Answers = Callable[[Message, Context], Message]
 """Answers a message: a ClientApp, or something around one."""
 
-_INTERNAL = "internal error; the machine's own log says more"
+_INTERNAL = "internal error; the client's own log says more"
 
 
 def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
     """The reply to a message: what ``handle`` gives, or an error whose text says nothing of any data.
 
-    No text of an exception leaves the machine but that of a :class:`~murmurfl.privacy.RefusedError`, which is fixed.
+    No text of an exception leaves the client but that of a :class:`~murmurfl.privacy.RefusedError`, which is fixed.
     That it failed, and in which of these ways, does.
     """
     try:
@@ -231,15 +231,15 @@ def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
         return Message(Error(refusal.code, refusal.reason), reply_to=message)
     except ConfigurationError as error:
         # The text says what to do; a cause is shown beside it.
-        logger.error("This machine is not configured to answer: %s", error, exc_info=error.__cause__ and error)
-        return Message(Error(protocol.NOT_CONFIGURED, "this machine is not configured to answer"), reply_to=message)
+        logger.error("This client is not configured to answer: %s", error, exc_info=error.__cause__ and error)
+        return Message(Error(protocol.NOT_CONFIGURED, "this client is not configured to answer"), reply_to=message)
     except LedgerError:
-        logger.exception("This machine's ledger cannot be used; nothing was released.")
-        return Message(Error(protocol.LEDGER_UNUSABLE, "this machine's ledger cannot be used"), reply_to=message)
+        logger.exception("This client's ledger cannot be used; nothing was released.")
+        return Message(Error(protocol.LEDGER_UNUSABLE, "this client's ledger cannot be used"), reply_to=message)
     except BaseException as error:
         if is_interrupt(error):
             raise
-        logger.exception("This machine failed to answer.")
+        logger.exception("This client failed to answer.")
         return Message(Error(protocol.INTERNAL_ERROR, _INTERNAL), reply_to=message)
 
 
@@ -292,7 +292,7 @@ def own_array(array: Array) -> Array:
 
 
 def plain_record(values: dict[str, Any]) -> ConfigRecord:
-    """Plain values as a record of a machine's state."""
+    """Plain values as a record of a client's state."""
     return _record(ConfigRecord, values)
 
 
@@ -315,15 +315,17 @@ def _put(record: AnyT, values: Mapping[str, Any]) -> AnyT:
     return record
 
 
-def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[LedgeredMachine] = ()) -> dict[str, Any]:
-    """A machine's figures of a session, spent and guaranteed, as plain values; independent of its data.
+def statement_entries(
+    privatizer: LedgeredPrivatizer, session: str, beside: Sequence[LedgeredPrivatizer] = ()
+) -> dict[str, Any]:
+    """A client's figures of a session, spent and guaranteed, as plain values; independent of its data.
 
-    The answers to queries by the machines ``beside`` it are in sessions of their own; the figures are of all together.
+    The answers to queries by the clients ``beside`` it are in sessions of their own; the figures are of all together.
     """
-    statement = machine.statement(session)
+    statement = privatizer.statement(session)
     for other in beside:
         statement = _with_release(statement, other)
-    owners = {"unit": machine.policy.unit, "samples-per-owner": machine.policy.samples_per_owner}
+    owners = {"unit": privatizer.policy.unit, "samples-per-owner": privatizer.policy.samples_per_owner}
     sums = statement.sums
     assumed = {protocol.MIN_HONEST: sums.min_honest, protocol.MIN_COHORT: sums.min_cohort} if sums else {}
     return {
@@ -334,19 +336,19 @@ def statement_entries(machine: LedgeredMachine, session: str, beside: Sequence[L
         "samples-used": statement.samples_used,
         "max-participations": statement.max_participations,
         protocol.RELEASES_LEFT: statement.releases_left,
-        "delta": machine.policy.delta,
-        "mechanism": machine.policy.mechanism,
-        "trust": machine.policy.trust,
-        "noise-quality": machine.policy.noise_quality,
-        "noise-std": machine.plan.noise_std,
-        "sensitivity": machine.plan.sensitivity,
-        **(owners if machine.policy.samples_per_owner else {}),
-        **stated_noise(machine.policy, machine.plan, machine.num_samples),
+        "delta": privatizer.policy.delta,
+        "mechanism": privatizer.policy.mechanism,
+        "trust": privatizer.policy.trust,
+        "noise-quality": privatizer.policy.noise_quality,
+        "noise-std": privatizer.plan.noise_std,
+        "sensitivity": privatizer.plan.sensitivity,
+        **(owners if privatizer.policy.samples_per_owner else {}),
+        **stated_noise(privatizer.policy, privatizer.plan, privatizer.num_samples),
         **assumed,
     }
 
 
-def _with_release(statement: PrivacyStatement, other: LedgeredMachine) -> PrivacyStatement:
+def _with_release(statement: PrivacyStatement, other: LedgeredPrivatizer) -> PrivacyStatement:
     """A session's statement with the one release of another session added."""
     # The mean takes every sample, so none are used before it. An evaluation comes last, and is counted from the first
     # release on, as it is reserved.
@@ -362,15 +364,15 @@ _TRUST = "secure-aggregation"
 
 
 def check_masking(policy: PrivacyPolicy, masking: Masking | None, name: str, *, simulated: bool) -> None:
-    """Refuse masks that do not belong to the policy or the machine, and a real machine that lacks them.
+    """Refuse masks that do not belong to the policy or the client, and a real client that lacks them.
 
-    A simulated machine can be made without masks, for engines that carry no messages; it sends none either.
+    A simulated client can be made without masks, for engines that carry no messages; it sends none either.
     """
     if policy.trust != _TRUST:
         if masking is not None:
             raise ConfigurationError(
                 f"Expected masking only with trust {_TRUST!r}, got it with {policy.trust!r}: a server that is to see "
-                "each release could not read this machine's.",
+                "each release could not read this client's.",
                 kind="conflict",
                 setting="masking",
             )
@@ -382,7 +384,7 @@ def check_masking(policy: PrivacyPolicy, masking: Masking | None, name: str, *, 
     masking.check_policy(policy)
     if masking.name != name:
         raise ConfigurationError(
-            f"Expected masking for machine {name!r}, got that of {masking.name!r}: a release says whose it is once.",
+            f"Expected masking for client {name!r}, got that of {masking.name!r}: a release says whose it is once.",
             kind="mismatch",
             setting="masking",
         )
@@ -399,7 +401,7 @@ def outgoing_reply(
     """The arrays of a reply with a recorded release, in the model's shapes, and the entries beside them.
 
     Under secure aggregation these are the masked counts, uint64, with header, seals and signature: nothing is sent that
-    :class:`~murmurfl.privacy.sums.masking.Masking` did not mask, on a real machine and in a simulation. Otherwise they
+    :class:`~murmurfl.privacy.sums.masking.Masking` did not mask, on a real client and in a simulation. Otherwise they
     are the release's values, float64, and nothing. All entries but the arrays are independent of data.
     """
     if policy.trust != _TRUST:
@@ -416,7 +418,7 @@ def outgoing_reply(
 
 
 def name_shown(masking: Masking | None, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries of an answer to a hello that prove the machine's name; none without a roster."""
+    """Entries of an answer to a hello that prove the client's name; none without a roster."""
     if masking is None or protocol.NONCE not in asked:
         return {}
     return {protocol.SIGNATURE: masking.prove_name(asked[protocol.NONCE])}
@@ -430,29 +432,29 @@ def check_can_send(policy: PrivacyPolicy, masking: Masking | None) -> None:
 
 def _without_masks() -> ConfigurationError:
     return ConfigurationError(
-        f"Expected masking under trust {_TRUST!r}, got none: nothing leaves this machine without masks. Pass "
-        "masking=Masking(name, key, roster), with the machine's own key and the roster its operator pinned.",
+        f"Expected masking under trust {_TRUST!r}, got none: nothing leaves this client without masks. Pass "
+        "masking=Masking(name, key, roster), with the client's own key and the roster its operator pinned.",
         kind="missing",
         setting="masking",
     )
 
 
-def log_own_forecast(name: str, machine: LedgeredMachine, *, unit: str = "") -> None:
-    """Log :func:`own_forecast` of the machine with this name."""
-    if foreseen := own_forecast(machine, unit=unit):
-        # A simulation has many machines, and its server says it of all of them.
-        level = logging.DEBUG if machine.simulated else logging.INFO
-        logging.getLogger("flwr").log(level, "Machine %s: %s", name, foreseen)
+def log_own_forecast(name: str, privatizer: LedgeredPrivatizer, *, unit: str = "") -> None:
+    """Log :func:`own_forecast` of the client with this name."""
+    if foreseen := own_forecast(privatizer, unit=unit):
+        # A simulation has many clients, and its server says it of all of them.
+        level = logging.DEBUG if privatizer.simulated else logging.INFO
+        logging.getLogger("flwr").log(level, "Client %s: %s", name, foreseen)
 
 
-def own_forecast(machine: LedgeredMachine, *, unit: str = "") -> str:
-    """A sentence on a machine's noise beside its longest update, and on how many such machines are needed.
+def own_forecast(privatizer: LedgeredPrivatizer, *, unit: str = "") -> str:
+    """A sentence on a client's noise beside its longest update, and on how many such clients are needed.
 
-    It follows from the machine's policy and the public number of samples alone, and is empty without noise. ``unit`` is
-    protected as a whole: "sample", "owner" or "machine"; default the policy's.
+    It follows from the client's policy and the public number of samples alone, and is empty without noise. ``unit`` is
+    protected as a whole: "sample", "owner" or "client"; default the policy's.
     """
-    plan, policy = machine.plan, machine.policy
-    entries = stated_noise(policy, plan, machine.num_samples)
+    plan, policy = privatizer.plan, privatizer.policy
+    entries = stated_noise(policy, plan, privatizer.num_samples)
     stated = {
         **entries,
         "max-participations": plan.mechanism.num_releases,
@@ -464,6 +466,6 @@ def own_forecast(machine: LedgeredMachine, *, unit: str = "") -> str:
     read = StatedNoise.read(stated)
     # By itself, with the noise it adds: what others add under secure aggregation is not in it.
     alone = read and forecast_of(
-        [read], num_parameters=machine.num_parameters, machines=1, per_round=1, rounds=read.releases
+        [read], num_parameters=privatizer.num_parameters, clients=1, per_round=1, rounds=read.releases
     )
     return "" if alone is None else own_forecast_sentence(alone)

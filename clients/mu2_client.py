@@ -1,10 +1,10 @@
-r"""DP-mu^2-FL, the machine's half (reshef-levy-2025, algorithm 1; reshef-levy-2024, algorithm 1).
+r"""DP-mu^2-FL, the client's half (reshef-levy-2025, algorithm 1; reshef-levy-2024, algorithm 1).
 
-A machine gets x_t, x_{t-1} and t, takes b samples it has never used before, and contributes the corrected gradient
+A client gets x_t, x_{t-1} and t, takes b samples it has never used before, and contributes the corrected gradient
 
     s = mean over samples of clip_S( t grad f(x_t; z) - (t - 1) grad f(x_{t-1}; z) )
 
-released through the release rule with noise that cancels. Clipping is on the machine: the papers' bound ||s|| <= S
+released through the release rule with noise that cancels. Clipping is on the client: the papers' bound ||s|| <= S
 holds only for query points an honest server would send.
 """
 
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError
-from ..privacy.machine.policy import PrivacyPolicy
 from .private_client import PrivateClient
 
 
 class Mu2Client(PrivateClient):
-    """A machine of DP-mu^2-FL, for :class:`~murmurfl.strategies.Mu2` and :class:`~murmurfl.strategies.TrustedMu2`.
+    """A client of DP-mu^2-FL, for :class:`~murmurfl.strategies.Mu2` and :class:`~murmurfl.strategies.TrustedMu2`.
 
     Parameters are those of :class:`~murmurfl.clients.PrivateClient`.
 

@@ -1,7 +1,7 @@
-"""Machines of a single release, asked at no point: what it says depends on their samples alone.
+"""Clients of a single release, asked at no point: what it says depends on their samples alone.
 
-* **One shot**: the second moments of all samples. The machine hands features and marks of classes to the machine of
-  releases (:mod:`murmurfl.privacy.machine.clipping`), which bounds them and makes rows of them by itself.
+* **One shot**: the second moments of all samples. The client hands features and marks of classes to the client of
+  releases (:mod:`murmurfl.privacy.release.clipping`), which bounds them and makes rows of them by itself.
 * **Statistics** of a table, as a run of its own. Beside a training they are another query
   (:class:`~murmurfl.clients.Counting`).
 """
@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import protocol
+from ..privacy.release.clipping import Moments
+from ..privacy.release.policy import NO_NOISE, PrivacyPolicy
+from ..privacy.release.prefix_sums import RowCache
 from ..privacy.errors import ConfigurationError
 from ..privacy.ledger.ledger_records import Ledger
-from ..privacy.machine.clipping import Moments
-from ..privacy.machine.policy import NO_NOISE, PrivacyPolicy
-from ..privacy.machine.prefix_sums import RowCache
 from ..privacy.mechanisms import noise_stands_alone
 from ..privacy.noise import NoiseKeys
 from ..privacy.sums.masking import Masking
@@ -60,7 +60,7 @@ class LabelledFeatures:
 
 
 class OneShotClient(PrivateClient):
-    """A machine of one release, for :class:`~murmurfl.strategies.OneShot`.
+    """A client of one release, for :class:`~murmurfl.strategies.OneShot`.
 
     Parameters are those of :class:`~murmurfl.clients.PrivateClient`; :class:`LabelledFeatures` takes the place of the
     gradients. The policy's ``clip_unit`` must be ``moments``, its mechanism ``independent`` (or ``none``).
@@ -69,7 +69,7 @@ class OneShotClient(PrivateClient):
     -----
     **Formal guarantees.** Under the trust of its policy the one release of a session is mu-GDP, those of all sessions
     budget_mu-GDP, for replacement of one sample. Whatever features and marks it is handed,
-    :class:`~murmurfl.privacy.PrivateMachine` bounds them and makes the rows.
+    :class:`~murmurfl.privacy.Privatizer` bounds them and makes the rows.
     Proof: docs/proofs/sensitivities.md.
     """
 
@@ -108,7 +108,7 @@ class OneShotClient(PrivateClient):
 
 
 class StatisticsClient(PrivateClient):
-    """A machine that releases statistics of its records, for :class:`~murmurfl.strategies.Statistics`.
+    """A client that releases statistics of its records, for :class:`~murmurfl.strategies.Statistics`.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class StatisticsClient(PrivateClient):
     name : str
         The client's public name, such as its partition id.
     rows : RowCache, optional
-        For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
+        For simulations (:class:`~murmurfl.privacy.Privatizer`).
     masking : Masking, optional
         The client's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
     queries : sequence of ClientQuery
@@ -167,7 +167,7 @@ class StatisticsClient(PrivateClient):
             masking=masking,
             queries=queries,
         )
-        self.machine.fits = None  # what a model cannot take has its places all the same
+        self.privatizer.fits = None  # what a model cannot take has its places all the same
 
     def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
         if not isinstance(gradients, TableRows):
@@ -186,4 +186,4 @@ class StatisticsClient(PrivateClient):
         return self.gradients((), samples)
 
     def public_entries(self, of: str) -> dict[str, Any]:
-        return {**super().public_entries(of), protocol.NOISE_STD: float(self.machine.plan.noise_std)}
+        return {**super().public_entries(of), protocol.NOISE_STD: float(self.privatizer.plan.noise_std)}

@@ -1,6 +1,6 @@
-r"""Online federated learning with local steps, the machine's half (zhang-2025, algorithm 1; ALGORITHMS 3.1).
+r"""Online federated learning with local steps, the client's half (zhang-2025, algorithm 1; ALGORITHMS 3.1).
 
-A machine gets x^r, takes tau samples it has never used before, and makes one local step with each:
+A client gets x^r, takes tau samples it has never used before, and makes one local step with each:
 
     z^{r,0} = x^r,    z^{r,t+1} = z^{r,t} - eta grad f^{r,t}(z^{r,t}),    g = (1 / tau) sum_t grad f^{r,t}(z^{r,t})
 
@@ -25,12 +25,12 @@ from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..privacy.release.clipping import DenseContributions, StackedContributions, clip_contributions
+from ..privacy.release.ledgered_privatizer import Release
+from ..privacy.release.policy import CONTRACTIVE_ROUNDING, PrivacyPolicy
+from ..privacy.release.prefix_sums import RowCache
 from ..privacy.errors import ConfigurationError
 from ..privacy.ledger.ledger_records import Ledger
-from ..privacy.machine.clipping import DenseContributions, StackedContributions, clip_contributions
-from ..privacy.machine.ledgered_machine import Release
-from ..privacy.machine.policy import CONTRACTIVE_ROUNDING, PrivacyPolicy
-from ..privacy.machine.prefix_sums import RowCache
 from ..privacy.noise import NoiseKeys
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at, pick
@@ -130,7 +130,7 @@ def check_steps(
 
 
 class LocalStepsClient(PrivateClient):
-    """A machine that takes steps of its own; a base class.
+    """A client that takes steps of its own; a base class.
 
     Parameters
     ----------
@@ -147,9 +147,9 @@ class LocalStepsClient(PrivateClient):
     name : str
         The client's public name, such as its partition id.
     learning_rate : float
-        eta of the local steps: the machine's own, for a server that chose it could void the guarantee.
+        eta of the local steps: the client's own, for a server that chose it could void the guarantee.
     rows : RowCache, optional
-        For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
+        For simulations (:class:`~murmurfl.privacy.Privatizer`).
     masking : Masking, optional
         The client's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
     queries : sequence of ClientQuery
@@ -215,7 +215,7 @@ class LocalStepsClient(PrivateClient):
             return bool(np.linalg.norm(start) <= self._farthest)
 
 
-# How many values the iterates of machines computed together may have, to stay in a processor's cache.
+# How many values the iterates of clients computed together may have, to stay in a processor's cache.
 _VALUES_TOGETHER = 1 << 16
 
 
@@ -227,7 +227,7 @@ def local_updates(
     *,
     clip_norm: float | None = None,
 ) -> NDArray[np.float64]:
-    """The mean gradient g along tau local steps of each of several machines, shape (machines, d): a pure function.
+    """The mean gradient g along tau local steps of each of several clients, shape (clients, d): a pure function.
 
     It is accumulated as a sum of gradients, not as a difference of iterates.
 
@@ -237,17 +237,17 @@ def local_updates(
     start : ndarray of shape (d,)
         x^r.
     samples : Any
-        tau samples of each machine, machine after machine.
-    learning_rates : ndarray of shape (machines, tau)
+        tau samples of each client, client after client.
+    learning_rates : ndarray of shape (clients, tau)
         eta of every step.
     clip_norm : float, optional
         Clip every local gradient to this norm; one that is not finite becomes zero.
     """
-    machines, steps = learning_rates.shape
+    clients, steps = learning_rates.shape
     start = np.asarray(start, dtype=np.float64)
-    means = np.zeros((machines, start.size))
+    means = np.zeros((clients, start.size))
     together = max(_VALUES_TOGETHER // max(start.size, 1), 1)
-    for first in range(0, machines, together):
+    for first in range(0, clients, together):
         total, rates = means[first : first + together], learning_rates[first : first + together]
         iterates = np.tile(start, (len(total), 1))
         step = np.empty_like(iterates)
@@ -264,7 +264,7 @@ def local_updates(
 
 
 class OnlineClient(LocalStepsClient):
-    """A machine of locally private online FL, for :class:`~murmurfl.strategies.OnlineFedSGD`.
+    """A client of locally private online FL, for :class:`~murmurfl.strategies.OnlineFedSGD`.
 
     Parameters
     ----------
@@ -283,7 +283,7 @@ class OnlineClient(LocalStepsClient):
     learning_rate : float
         eta of the local steps: the client's own, for a server that chose it could void the guarantee.
     rows : RowCache, optional
-        For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
+        For simulations (:class:`~murmurfl.privacy.Privatizer`).
     masking : Masking, optional
         The client's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
     queries : sequence of ClientQuery
@@ -296,7 +296,7 @@ class OnlineClient(LocalStepsClient):
     gradients. With ``contractive``: provided also that the model's declaration is true (:class:`ConvexSmoothGradients`)
     and that a gradient that cannot be computed is the fault of its sample alone. A query point so far away that
     rounding of the local iterates could move g by more than is charged is refused (:func:`farthest_point`). On a real
-    machine a sample that cannot be loaded, or whose gradient cannot be computed, has gradient zero, and the other steps
+    client a sample that cannot be loaded, or whose gradient cannot be computed, has gradient zero, and the other steps
     are made.
     Proof: docs/proofs/sensitivities.md.
     """
@@ -352,7 +352,7 @@ class OnlineClient(LocalStepsClient):
             )
 
     def release(self, request: Request) -> Release:
-        """The machine's next release; refused if rounding at the query point could undo the guarantee."""
+        """The client's next release; refused if rounding at the query point could undo the guarantee."""
         self._start_of(request, "query point")
         return super().release(request)
 
@@ -361,9 +361,9 @@ class OnlineClient(LocalStepsClient):
         return _updates([self], self.gradients, flat_point(request.query_points[0]), samples)
 
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
-        if self.machine.simulated or type(self).contribution is not OnlineClient.contribution:
+        if self.privatizer.simulated or type(self).contribution is not OnlineClient.contribution:
             return super()._contribution_of(request, samples)
-        # A real machine loads each sample when its step comes: one that fails does not spoil the other steps.
+        # A real client loads each sample when its step comes: one that fails does not spoil the other steps.
         start, numbers = flat_point(request.query_points[0]), np.arange(samples.start, samples.stop)
         with np.errstate(all="ignore"):
             return _updates([self], CarefulGradients(self.gradients, self.samples), start, numbers)
@@ -379,24 +379,24 @@ class OnlineClient(LocalStepsClient):
         if cls.contribution is not OnlineClient.contribution:
             return None
         start = flat_point(points[0])
-        machines = [client for client in clients if isinstance(client, OnlineClient)]
-        if not all(machine._reaches(start) for machine in machines):
-            return None  # one by one: each machine that does not reach so far refuses by itself
+        clients = [client for client in clients if isinstance(client, OnlineClient)]
+        if not all(client_id._reaches(start) for client_id in clients):
+            return None  # one by one: each client that does not reach so far refuses by itself
 
         def contributions(positions: Sequence[int], samples: Any) -> StackedContributions:
             with np.errstate(all="ignore"):
                 return DenseContributions(
-                    _updates([machines[i] for i in positions], machines[0].gradients, start, samples)
+                    _updates([clients[i] for i in positions], clients[0].gradients, start, samples)
                 )
 
         return Together(contributions)
 
 
 def _updates(
-    machines: Sequence[OnlineClient], gradients: PerSampleGradients, start: NDArray[np.float64], samples: Any
+    clients: Sequence[OnlineClient], gradients: PerSampleGradients, start: NDArray[np.float64], samples: Any
 ) -> NDArray[np.float64]:
-    policy = machines[0].machine.policy
-    rates = np.repeat([[machine.learning_rate] for machine in machines], policy.batch_size, axis=1)
+    policy = clients[0].privatizer.policy
+    rates = np.repeat([[client.learning_rate] for client in clients], policy.batch_size, axis=1)
     clip_norm = policy.clip_norm if policy.clip_unit == "contractive" else None
     return local_updates(gradients, start, samples, rates, clip_norm=clip_norm)
 

@@ -1,8 +1,8 @@
-"""The base of every private machine, and the ClientApp that hands it Flower's messages.
+"""The base of every private client, and the ClientApp that hands it Flower's messages.
 
 A request comes from a server that is not trusted. The whole request is checked before anything is computed, and is
 refused with a fixed text if it is malformed. It decides nothing about privacy: clip, noise, cap, budget and batch are
-the machine's own (:class:`~murmurfl.privacy.PrivacyPolicy`). The machine makes a release and answers with nothing else.
+the client's own (:class:`~murmurfl.privacy.PrivacyPolicy`). The client makes a release and answers with nothing else.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
 from ..privacy import protocol
+from ..privacy.release.clipping import StackedContributions, observing
+from ..privacy.release.known_samples import known_by
+from ..privacy.release.ledgered_privatizer import LedgeredPrivatizer, Release
+from ..privacy.release.policy import PrivacyPolicy, check_owned
+from ..privacy.release.prefix_sums import Privatizer, RowCache
 from ..privacy.errors import ConfigurationError, RefusedError
 from ..privacy.ledger.ledger_records import Ledger
-from ..privacy.machine.clipping import StackedContributions, observing
-from ..privacy.machine.known_samples import known_by
-from ..privacy.machine.ledgered_machine import LedgeredMachine, Release
-from ..privacy.machine.policy import PrivacyPolicy, check_owned
-from ..privacy.machine.prefix_sums import PrivateMachine, RowCache
 from ..privacy.mechanisms import State
 from ..privacy.noise import NoiseKeys
 from ..privacy.protocol import read_array
@@ -61,16 +61,16 @@ from .messages import (
     statement_entries,
     training_entries,
 )
-from .queries import ClientQuery, MachineTerms, QueryContext, QueryPart, read_query, refuse_queries
+from .queries import ClientQuery, ClientTerms, QueryContext, QueryPart, read_query, refuse_queries
 
 
 @dataclass(frozen=True)
 class Together:
-    """How several simulated machines of one kind and one model are computed at once.
+    """How several simulated clients of one kind and one model are computed at once.
 
-    ``contributions`` takes positions of machines and one batch of their samples, machine after machine. It gives, in
-    the same order and up to rounding, each machine's unclipped :meth:`PrivateClient.contribution`. ``note`` are public
-    values that each machine remembers with its release (:meth:`~murmurfl.privacy.PrivateMachine.noted`).
+    ``contributions`` takes positions of clients and one batch of their samples, client after client. It gives, in
+    the same order and up to rounding, each client's unclipped :meth:`PrivateClient.contribution`. ``note`` are public
+    values that each client remembers with its release (:meth:`~murmurfl.privacy.Privatizer.noted`).
     """
 
     contributions: Callable[[Sequence[int], Any], StackedContributions]
@@ -79,9 +79,9 @@ class Together:
 
 def _check_kind(kind: type[PrivateClient], name: str, policy: PrivacyPolicy) -> None:
     """Refuse an impossible name, and sums of releases where a class does not say that it serves them."""
-    if not 0 < len(name) <= protocol.LONGEST_MACHINE_NAME:
+    if not 0 < len(name) <= protocol.LONGEST_CLIENT_NAME:
         raise ConfigurationError(
-            f"Expected a name of 1 to {protocol.LONGEST_MACHINE_NAME} characters, got {name!r}.",
+            f"Expected a name of 1 to {protocol.LONGEST_CLIENT_NAME} characters, got {name!r}.",
             kind="malformed",
             setting="name",
             got=name,
@@ -89,7 +89,7 @@ def _check_kind(kind: type[PrivateClient], name: str, policy: PrivacyPolicy) -> 
     # Not in check_policy: a subclass that overrides it without super() must not lose this.
     if policy.trust == "secure-aggregation" and not vars(kind).get("summable", False):
         raise ConfigurationError(
-            f"Expected a kind of machine that serves trust 'secure-aggregation', got {kind.__name__}: its "
+            f"Expected a kind of client that serves trust 'secure-aggregation', got {kind.__name__}: its "
             "server needs more than sums of releases, or nobody has said otherwise (summable = True in the class).",
             kind="conflict",
             setting="trust",
@@ -97,26 +97,26 @@ def _check_kind(kind: type[PrivateClient], name: str, policy: PrivacyPolicy) -> 
 
 
 class PrivateClient(NumPyClient):
-    """A machine that answers with private releases and nothing else.
+    """A client that answers with private releases and nothing else.
 
     Parameters
     ----------
     gradients : PerSampleGradients
         The model's per-sample gradients.
     samples : Samples
-        The machine's data; used in order, each sample once.
+        The client's data; used in order, each sample once.
     policy : PrivacyPolicy
-        The machine's own decisions.
+        The client's own decisions.
     ledger : Ledger
         Where releases are recorded before they leave.
     keys : NoiseKeys
-        The machine's noise key.
+        The client's noise key.
     name : str
-        The machine's public name, such as its partition id.
+        The client's public name, such as its partition id.
     rows : RowCache, optional
-        For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
+        For simulations (:class:`~murmurfl.privacy.Privatizer`).
     masking : Masking, optional
-        The machine's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
+        The client's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
     queries : sequence of ClientQuery
         What it answers beside the training, each once a session, from one budget: :class:`~murmurfl.clients.Centring`,
         after which everything else is computed around a centre, :class:`~murmurfl.clients.Evaluation`,
@@ -126,25 +126,25 @@ class PrivateClient(NumPyClient):
     -----
     **Formal guarantees.** Under the trust of its policy everything it returns or refuses with is, per session, mu-GDP
     and over all sessions budget_mu-GDP for replacement of one sample (of all samples of one owner by others of that
-    owner, where the policy has samples_per_owner), which is a row of a file where the machine's samples are
-    :class:`~murmurfl.clients.records.machine_records.Records` of one, and an item as it was handed over elsewhere,
-    against any server that does not choose the code the machine runs, provided row i of ``gradients`` depends on sample
+    owner, where the policy has samples_per_owner), which is a row of a file where the client's samples are
+    :class:`~murmurfl.clients.records.client_records.Records` of one, and an item as it was handed over elsewhere,
+    against any server that does not choose the code the client runs, provided row i of ``gradients`` depends on sample
     i alone. The number of samples, the batch, the cap and the number of releases are public. Timing is not protected.
     Under secure aggregation nothing is sent without masks, simulated or not: what :meth:`release` gives has only the
-    machine's share of the noise, and is for :meth:`fit` to hide. Under a trusted server nothing is guaranteed against
+    client's share of the noise, and is for :meth:`fit` to hide. Under a trusted server nothing is guaranteed against
     the server, and with mechanism ``none`` nothing at all. Proof: docs/proofs/release-rule.md.
     """
 
     query_points: ClassVar[int] = 1
     """How many points of the model's shape a request carries."""
-    machine_type: ClassVar[type[PrivateMachine]] = PrivateMachine
+    privatizer_type: ClassVar[type[Privatizer]] = Privatizer
     summable: ClassVar[bool] = False
     """Whether this class serves secure aggregation: all its server needs is sums of releases, each acknowledged or
     standing alone. A subclass does not inherit it."""
     takes_inputs: ClassVar[bool] = True
-    """Whether this kind of machine can see its samples by a public input that a query gave, such as a centre."""
+    """Whether this kind of client can see its samples by a public input that a query gave, such as a centre."""
     answers_queries: ClassVar[bool] = True
-    """Whether this kind of machine can answer queries of all its samples beside its training."""
+    """Whether this kind of client can answer queries of all its samples beside its training."""
 
     def __init__(
         self,
@@ -172,42 +172,42 @@ class PrivateClient(NumPyClient):
         self._shapes = [tuple(shape) for shape in gradients.shapes]
         size = sum(map(math.prod, self._shapes))
         refuse_queries(type(self), queries, per_owner=policy.samples_per_owner > 0)
-        known: MachineTerms = {"data": known_by(samples)}
+        known: ClientTerms = {"data": known_by(samples)}
         if masking is not None:
             known["roster"] = masking.roster.digest  # under another one a helper may not know what was opened
         held = len(samples)  # asked once: it may fail, or change
         count = min((one.trained_on(held) for one in queries), default=held)
-        self.machine = self.machine_type(policy, size, count, ledger, keys, rows, **known)
-        self.machine.num_rows = held
+        self.privatizer = self.privatizer_type(policy, size, count, ledger, keys, rows, **known)
+        self.privatizer.num_rows = held
         shapes = getattr(gradients, "model_shapes", self._shapes)
-        context = QueryContext(self.machine, samples, ledger, keys, known, shapes)
+        context = QueryContext(self.privatizer, samples, ledger, keys, known, shapes)
         self.parts: dict[str, QueryPart] = {one.query.name: one.part(context) for one in queries}
         """The parts that answer queries beside the training, by the names of these in requests."""
-        self.beside: list[LedgeredMachine] = [part.machine for part in self.parts.values()]
-        """Their machines."""
+        self.beside: list[LedgeredPrivatizer] = [part.privatizer for part in self.parts.values()]
+        """Their clients."""
         self.giver = next((part for part in self.parts.values() if part.query.gives), None)
         """The part whose answer later requests bring back, such as a centre."""
         self._set_fits(policy, keys)
 
     def _set_fits(self, policy: PrivacyPolicy, keys: NoiseKeys) -> None:
-        """Tell machines which records fit, where they may leave out the others."""
+        """Tell clients which records fit, where they may leave out the others."""
         samples, owners = self.samples, policy.samples_per_owner
         fits = getattr(samples, "fits", None)
         vouched = rows_unmixed(self.gradients) and type(self).contribution is PrivateClient.contribution
         if vouched and getattr(samples, "stands_in", False) and self.giver is None and not owners:
-            self.machine.fits, self.machine.together = fits, True
+            self.privatizer.fits, self.privatizer.together = fits, True
         if keys.simulated and fits is not None and not owners and not fits.all():
-            fitting = [part.machine for part in self.parts.values() if not part.asked.counts_misfits]
-            for machine in (self.machine, *fitting):
-                if isinstance(machine, PrivateMachine):
-                    machine.fits = fits
+            fitting = [part.privatizer for part in self.parts.values() if not part.asked.counts_misfits]
+            for privatizer in (self.privatizer, *fitting):
+                if isinstance(privatizer, Privatizer):
+                    privatizer.fits = fits
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
-        """Refuse a policy whose guarantee this kind of machine could not keep."""
+        """Refuse a policy whose guarantee this kind of client could not keep."""
 
     def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
-        """Refuse a model with which this kind of machine could not keep what the policy guarantees."""
+        """Refuse a model with which this kind of client could not keep what the policy guarantees."""
 
     def point_weights(self, server_round: int) -> tuple[float, ...] | None:
         """The public weights lambda_j of a contribution sum_j lambda_j grad f(point_j; z) in round t, from 1.
@@ -234,7 +234,7 @@ class PrivateClient(NumPyClient):
         session: str,  # noqa: ARG003 - for kinds that remember something of it
         points: Sequence[Sequence[NDArray[Any]]],
     ) -> Together | None:
-        """How several simulated machines of this class and one model are computed at once; None if one by one."""
+        """How several simulated clients of this class and one model are computed at once; None if one by one."""
         # A subclass that overrides the contribution does not follow the weights.
         if cls.contribution is not PrivateClient.contribution:
             return None
@@ -260,29 +260,29 @@ class PrivateClient(NumPyClient):
         -------
         tuple
             The release in the model's shapes, the samples it counts for (a public number), and the entries of the
-            reply: none of them but the release depends on data. Simulated machines in another process add entries that
-            do (:mod:`murmurfl.privacy.machine.clipping`). Under secure aggregation the release is masked, in
+            reply: none of them but the release depends on data. Simulated clients in another process add entries that
+            do (:mod:`murmurfl.privacy.release.clipping`). Under secure aggregation the release is masked, in
             uint64, and its header, seals and signature are among the entries.
 
         Raises
         ------
         RefusedError
-            If the request is malformed or the machine's policy forbids it; nothing was released or spent.
+            If the request is malformed or the client's policy forbids it; nothing was released or spent.
         """
-        policy = self.machine.policy
+        policy = self.privatizer.policy
         check_can_send(policy, self.masking)
         if config.get(protocol.ASK) == protocol.ASK_SEAL:
             return self._sealed_again(config)
         request = self._read(parameters, config)
         figures = None
-        if self.machine.simulated:  # figures depend on the data: a real machine does not even collect them
+        if self.privatizer.simulated:  # figures depend on the data: a real client does not even collect them
             with observing() as observer:
                 release = self.released(request)
             figures = observer.figures()
         else:
             release = self.released(request)
             if release.release == 1 and request.of == GRADIENTS:
-                log_own_forecast(self.name, self.machine)
+                log_own_forecast(self.name, self.privatizer)
         # The release is recorded. If masking fails, nothing is sent and the next release carries this one's part.
         return self._sent(release, request.session, request.of, training_entries(self.name, figures))
 
@@ -291,19 +291,19 @@ class PrivateClient(NumPyClient):
         check_addressed(config, self.name)
         session, ack = session_entry(config), integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND)
         number = integer_entry(config, protocol.RELEASE, 1, protocol.LARGEST_ROUND)
-        return self._sent(self.machine.last_release(session, ack, number), session, GRADIENTS, {})
+        return self._sent(self.privatizer.last_release(session, ack, number), session, GRADIENTS, {})
 
     def _sent(
         self, release: Release, session: str, of: str, others: Mapping[str, Any]
     ) -> tuple[list[NDArray[np.float64]], int, dict[str, Any]]:
         part = self.parts.get(of)
-        machine, shapes = (self.machine, self._shapes) if part is None else (part.machine, part.shapes)
-        sent, entries = outgoing_reply(release, shapes, masking=self.masking, session=session, policy=machine.policy)
+        privatizer, shapes = (self.privatizer, self._shapes) if part is None else (part.privatizer, part.shapes)
+        sent, entries = outgoing_reply(release, shapes, masking=self.masking, session=session, policy=privatizer.policy)
         metrics = {
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.RELEASE: release.release,
             protocol.ACK: release.ack,
-            protocol.MACHINE: self.name,
+            protocol.CLIENT: self.name,
             **self.public_entries(of),
             **entries,
             **({protocol.MENDED: 1} if release.mended else {}),
@@ -319,8 +319,8 @@ class PrivateClient(NumPyClient):
     def public_entries(self, of: str) -> dict[str, Any]:
         """Entries of a reply about its kind of release; independent of data."""
         part = self.parts.get(of)
-        machine, entries = (self.machine, {}) if part is None else (part.machine, part.entries)
-        return {protocol.SENSITIVITY: machine.plan.sensitivity, **entries}
+        privatizer, entries = (self.privatizer, {}) if part is None else (part.privatizer, part.entries)
+        return {protocol.SENSITIVITY: privatizer.plan.sensitivity, **entries}
 
     def batch(self, request: Request, samples: slice) -> Any:
         """Samples for a request: as they are, or as its public input has them seen."""
@@ -329,15 +329,15 @@ class PrivateClient(NumPyClient):
         return self.giver.seen(samples, request.public_input)
 
     def release(self, request: Request) -> Release:
-        """The machine's next release, for a request that has passed every check.
+        """The client's next release, for a request that has passed every check.
 
         Notes
         -----
-        **Formal guarantees.** Under secure aggregation the release has only the machine's share of the noise and must
-        stay on the machine: by itself it guarantees the plan's ``loss.worst_case``, not what is assumed.
+        **Formal guarantees.** Under secure aggregation the release has only the client's share of the noise and must
+        stay on the client: by itself it guarantees the plan's ``loss.worst_case``, not what is assumed.
         Proof: docs/proofs/secure-aggregation.md.
         """
-        return self.machine.release(
+        return self.privatizer.release(
             request.session,
             request.ack,
             lambda samples: self._contribution_of(request, samples),
@@ -351,7 +351,7 @@ class PrivateClient(NumPyClient):
         follows_weights = type(self).contribution is PrivateClient.contribution
         # A hostile query point may make this overflow. The result is clipped or zeroed: nothing to warn about.
         with np.errstate(all="ignore"):
-            if self.machine.simulated and self.machine.policy.sums_samples and follows_weights:
+            if self.privatizer.simulated and self.privatizer.policy.sums_samples and follows_weights:
                 weights = self.point_weights(request.server_round)
                 if weights is not None:
                     return stacked_gradients(self.gradients, request.query_points, weights, batch)
@@ -360,27 +360,27 @@ class PrivateClient(NumPyClient):
     def evaluate(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Refused: a loss or an accuracy on private data has no noise, so it does not leave the machine."""
+        """Refused: a loss or an accuracy on private data has no noise, so it does not leave the client."""
         raise RefusedError(
-            protocol.EVALUATION_BLOCKED, "this machine does not evaluate: the result would not be private"
+            protocol.EVALUATION_BLOCKED, "this client does not evaluate: the result would not be private"
         )
 
     def get_properties(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a query: the machine's name, or what it has spent; none of it depends on data."""
+        """Answer a query: the client's name, or what it has spent; none of it depends on data."""
         check_version(config)
         ask = config.get(protocol.ASK)
         if ask == protocol.ASK_HELLO:
-            name = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: self.name}
+            name = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.CLIENTS: self.name}
             return {**name, **self._schema, **name_shown(self.masking, config)}
         if ask == protocol.ASK_PRIVACY:
-            return {protocol.MACHINES: self.name, **self.statement(session_entry(config))}
-        raise malformed("the query is not one this machine answers")
+            return {protocol.CLIENTS: self.name, **self.statement(session_entry(config))}
+        raise malformed("the query is not one this client answers")
 
     def statement(self, session: str) -> dict[str, Any]:
-        """The machine's figures of a session, spent and guaranteed, as plain values."""
+        """The client's figures of a session, spent and guaranteed, as plain values."""
         kind = self.record_kind
         said = {protocol.RECORD: kind, **self._schema} if kind else {}
-        return {**statement_entries(self.machine, session, self.beside), **said}
+        return {**statement_entries(self.privatizer, session, self.beside), **said}
 
     @property
     def record_kind(self) -> str:
@@ -433,8 +433,8 @@ def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -
     Notes
     -----
     What leaves is what the client returns, as it returns it. With this package's clients that is private. An exception
-    never leaves the machine: a refusal sends its fixed text, anything else one fixed sentence, with the details in the
-    machine's own log.
+    never leaves the client: a refusal sends its fixed text, anything else one fixed sentence, with the details in the
+    client's own log.
     """
     return serving(ClientApp(mods=mods or []), client_fn)
 

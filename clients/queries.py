@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import protocol
+from ..privacy.release.known_samples import Owners, RowBytes
+from ..privacy.release.ledgered_privatizer import LedgeredPrivatizer, Release
+from ..privacy.release.policy import PrivacyPolicy, check_owned
+from ..privacy.release.prefix_sums import Privatizer
 from ..privacy.errors import ConfigurationError, RefusedError
 from ..privacy.ledger.ledger_records import Ledger
-from ..privacy.machine.known_samples import Owners, RowBytes
-from ..privacy.machine.ledgered_machine import LedgeredMachine, Release
-from ..privacy.machine.policy import PrivacyPolicy, check_owned
-from ..privacy.machine.prefix_sums import PrivateMachine
 from ..privacy.noise import NoiseKeys
 from ..privacy.queries import QUERIES
 from ..privacy.queries.evaluation import EVALUATION_SHARE, SCORES_SHARE, EvaluationRows, Measured, evaluation_policy
@@ -40,8 +40,8 @@ PublicInput = NDArray[np.float32]
 """What later requests bring of the answer to a query, such as a centre."""
 
 
-class MachineTerms(TypedDict, total=False):
-    """Options that all machines of one ledger share."""
+class ClientTerms(TypedDict, total=False):
+    """Options that all clients of one ledger share."""
 
     data: RowBytes | Owners
     roster: str
@@ -51,12 +51,12 @@ class MachineTerms(TypedDict, total=False):
 class QueryContext:
     """What the queries of a client share."""
 
-    machine: LedgeredMachine
-    """The machine of everything else."""
+    privatizer: LedgeredPrivatizer
+    """The client of everything else."""
     samples: Samples
     ledger: Ledger
     keys: NoiseKeys
-    known: MachineTerms
+    known: ClientTerms
     shapes: Sequence[tuple[int, ...]]
     """Shapes of the model's arrays."""
 
@@ -101,7 +101,7 @@ class ClientQuery:
         """How many of a client's samples, the first ones, are left to be trained on."""
         if self.held_out and self.held_out >= samples:
             raise ConfigurationError(
-                f"Expected held_out below the machine's {samples} samples, got {self.held_out}: none would be left to "
+                f"Expected held_out below the client's {samples} samples, got {self.held_out}: none would be left to "
                 "train on.",
                 kind="out-of-range",
                 setting="held_out",
@@ -166,12 +166,12 @@ class RecordQuery(ClientQuery):
 
 @dataclass(frozen=True)
 class Centring(ClientQuery):
-    """Configures a machine to release the mean of its features, and to see its samples from a centre that it is sent.
+    """Configures a client to release the mean of its features, and to see its samples from a centre that it is sent.
 
     Parameters
     ----------
     policy : PrivacyPolicy
-        Policy of the mean's release (:func:`~murmurfl.privacy.centring_policy`), on the same budget as the machine's
+        Policy of the mean's release (:func:`~murmurfl.privacy.centring_policy`), on the same budget as the client's
         other policy.
     num_features : int
         k, values of one sample's features.
@@ -181,7 +181,7 @@ class Centring(ClientQuery):
     Notes
     -----
     **Formal guarantees.** Under the trust of its policy the release of the mean is mu-GDP for replacement of one
-    sample. What a machine computes around a centre depends on one sample and the centre alone, whoever made the centre.
+    sample. What a client computes around a centre depends on one sample and the centre alone, whoever made the centre.
     Proof: docs/proofs/sensitivities.md.
     """
 
@@ -221,13 +221,13 @@ class Centring(ClientQuery):
 
 @dataclass(frozen=True)
 class Evaluation(ClientQuery):
-    """Configures a machine to say, privately, how good a model is on its samples.
+    """Configures a client to say, privately, how good a model is on its samples.
 
     Parameters
     ----------
     policy : PrivacyPolicy
         Policy of the evaluation's release (:func:`~murmurfl.privacy.evaluation_policy`), on the same budget as the
-        machine's other policy.
+        client's other policy.
     measure : callable
         ``measure(arrays, samples)`` gives a :class:`~murmurfl.privacy.Measured`: how right the model is about each
         sample of a batch, and scores where there are ``bins``.
@@ -236,10 +236,10 @@ class Evaluation(ClientQuery):
     scores_share : float
         Share of the evaluation's mu^2 spent on the scores.
     held_out : int
-        How many of the machine's samples, the last ones, are set aside: they are evaluated on, and nothing else is
+        How many of the client's samples, the last ones, are set aside: they are evaluated on, and nothing else is
         made from them. 0: the evaluation is of all samples, those that the model was trained on.
     shapes : sequence of tuple of int, optional
-        Shapes of the model's arrays; by default those of the machine's gradients.
+        Shapes of the model's arrays; by default those of the client's gradients.
 
     Notes
     -----
@@ -287,15 +287,15 @@ class Evaluation(ClientQuery):
 
 @dataclass(frozen=True)
 class Counting(ClientQuery):
-    """Configures a machine to release statistics of its records beside a training.
+    """Configures a client to release statistics of its records beside a training.
 
     Parameters
     ----------
     policy : PrivacyPolicy
-        Policy of the release (:func:`~murmurfl.privacy.statistics_policy`), on the same budget as the machine's other
+        Policy of the release (:func:`~murmurfl.privacy.statistics_policy`), on the same budget as the client's other
         policy.
     schema : Schema
-        The table's; the machine's samples are :class:`~murmurfl.clients.records.machine_records.Records` of it, or
+        The table's; the client's samples are :class:`~murmurfl.clients.records.client_records.Records` of it, or
         places that were read by it (:class:`~murmurfl.clients.records.places.RecordPlaces`).
 
     Notes
@@ -343,15 +343,15 @@ class QueryPart:
     """
 
     def __init__(self, asked: ClientQuery, context: QueryContext) -> None:
-        beside, query = context.machine.policy, asked.query
+        beside, query = context.privatizer.policy, asked.query
         asked.check_beside(beside)
         check_owned(asked.policy, context.samples)
         self.asked = asked
         self.query = query
         self._samples = context.samples
-        count = context.machine.num_samples if query.of_trained else context.machine.num_rows
-        self.machine = PrivateMachine(asked.policy, query.width, count, context.ledger, context.keys, **context.known)
-        self.machine.num_rows = context.machine.num_rows
+        count = context.privatizer.num_samples if query.of_trained else context.privatizer.num_rows
+        self.privatizer = Privatizer(asked.policy, query.width, count, context.ledger, context.keys, **context.known)
+        self.privatizer.num_rows = context.privatizer.num_rows
         self.shapes: list[tuple[int, ...]] = [(query.width,)]
         """Shapes of the arrays of a release."""
         model = context.shapes if asked.shapes is None else asked.shapes
@@ -360,19 +360,19 @@ class QueryPart:
         self.first = count - asked.held_out if asked.held_out else 0
         """The first sample that has a row."""
         # A simulation whose releases are from all samples asks for the same ones again and again.
-        self._keeps = self.machine.simulated and beside.sums_samples
+        self._keeps = self.privatizer.simulated and beside.sums_samples
         self._public: PublicInput | None = None
         self._batches: dict[tuple[int, int], Any] = {}
 
     @property
     def samples(self) -> int:
         """How many samples the answer is of, a public number."""
-        return self.machine.num_samples - self.first
+        return self.privatizer.num_samples - self.first
 
     @property
     def entries(self) -> dict[str, Any]:
         """Further entries of a reply; independent of data."""
-        return self.query.entries(float(self.machine.plan.noise_std), held_out=self.asked.held_out > 0)
+        return self.query.entries(float(self.privatizer.plan.noise_std), held_out=self.asked.held_out > 0)
 
     def answer(self, request: Request, batch: Callable[[slice], Any]) -> Release:
         """The sum of the samples' rows, bounded and with noise; the only release of its session.
@@ -391,7 +391,7 @@ class QueryPart:
                 found[start - chosen.start :] = self._rows(model, seen(slice(start, chosen.stop)))
             return found
 
-        return replace(self.machine.release(request.session, request.ack, rows), samples=self.samples)
+        return replace(self.privatizer.release(request.session, request.ack, rows), samples=self.samples)
 
     def seen(self, samples: slice, public: PublicInput) -> Any:
         """A slice of the samples as everything else sees it, given what was made of the answer."""
@@ -409,8 +409,8 @@ class QueryPart:
 
     def _rows(self, model: Sequence[NDArray[Any]], batch: Any) -> NDArray[np.float64]:
         """The rows of a batch of samples, or of owners."""
-        with np.errstate(all="ignore"):  # a hostile model may make this overflow; the machine bounds what comes
-            if not self.machine.policy.samples_per_owner:
+        with np.errstate(all="ignore"):  # a hostile model may make this overflow; the client bounds what comes
+            if not self.privatizer.policy.samples_per_owner:
                 return self.query.rows(self.asked.measured(model, batch))
             *parts, present = batch
             owners, most = present.shape
@@ -472,7 +472,7 @@ def check_beside(own: PrivacyPolicy, policy: PrivacyPolicy, *, beside: str, rele
         ours, theirs = getattr(own, name), getattr(policy, name)
         if ours != theirs:
             raise ConfigurationError(
-                f"Expected one {name} for {release} and for everything else on this machine, got {ours!r} and "
+                f"Expected one {name} for {release} and for everything else on this client, got {ours!r} and "
                 f"{theirs!r}.",
                 kind="mismatch",
             )
@@ -501,7 +501,7 @@ def read_query(config: Mapping[str, Any], parts: Mapping[str, QueryPart]) -> tup
             raise malformed(f"a request for the {name} brings no {entry}")
         return of, None
     if content is None:
-        text = f"this machine is configured for {giver.query.setting}: a request for gradients must bring a {entry}"
+        text = f"this client is configured for {giver.query.setting}: a request for gradients must bring a {entry}"
         raise RefusedError(protocol.NOT_CONFIGURED, text)
     return of, giver.asked.read_input(content)
 
@@ -510,7 +510,7 @@ def _read_name(config: Mapping[str, Any], parts: Mapping[str, QueryPart]) -> str
     """Return the name of what a training request is for; refuse what the client does not release."""
     said = config.get(protocol.RELEASE_OF)
     if said is not None and (not isinstance(said, str) or (said not in QUERIES and said not in parts)):
-        raise malformed(f"{protocol.RELEASE_OF} is something this machine does not release")
+        raise malformed(f"{protocol.RELEASE_OF} is something this client does not release")
     if said is not None and said not in parts:
         raise RefusedError(protocol.NOT_CONFIGURED, QUERIES[said].not_configured)
     return said or GRADIENTS
@@ -542,14 +542,14 @@ _KEPT = (*("budget_mu", "delta", "mechanism", "noise_quality", "trust", "sums", 
 
 @dataclass(frozen=True)
 class EvaluationShare:
-    """The shares of a machine's mu^2 and of its samples that are for a private evaluation of the model.
+    """The shares of a client's mu^2 and of its samples that are for a private evaluation of the model.
 
     Parameters
     ----------
     share : float
         Share of mu^2, above 0 and below 1. The training has the rest, so that both together are what was asked for.
     held_out : float
-        Share of a machine's samples, the last ones, that is set aside and never trained on. 0: the evaluation is of the
+        Share of a client's samples, the last ones, that is set aside and never trained on. 0: the evaluation is of the
         samples that were trained on.
     score_bins : int
         Bins of scores for each of two classes, for the area under the ROC curve; 0 for none. The server's
@@ -560,7 +560,7 @@ class EvaluationShare:
 
     Notes
     -----
-    **Formal guarantees.** With it a machine's training and its evaluation together are as private as the training alone
+    **Formal guarantees.** With it a client's training and its evaluation together are as private as the training alone
     would be without: everything is mu-GDP for replacement of one sample, for the mu that was asked for, since mus add
     in squares.
     Proof: docs/proofs/release-rule.md.
@@ -609,7 +609,7 @@ class EvaluationShare:
         )
 
     def evaluation(self, policy: PrivacyPolicy, measure: Measure | None, samples: Samples) -> Evaluation:
-        """A machine's evaluation, from the policy of a training and an evaluation together."""
+        """A client's evaluation, from the policy of a training and an evaluation together."""
         if measure is None:
             raise ConfigurationError(
                 "Expected a model whose predictions can be right or wrong, got one that does not say: leave evaluation "

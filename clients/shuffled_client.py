@@ -1,6 +1,6 @@
-r"""Private shuffled gradients with public data, the machine's half (jiang-2026, algorithms 1 and 5; ALGORITHMS 5).
+r"""Private shuffled gradients with public data, the client's half (jiang-2026, algorithms 1 and 5; ALGORITHMS 5).
 
-A machine gets x_1, takes n_d steps on samples of its own in the epoch's order and then n - n_d on public ones,
+A client gets x_1, takes n_d steps on samples of its own in the epoch's order and then n - n_d on public ones,
 
     x_{i+1} = x_i - eta (clip_S(grad f(x_i; d_{pi(i)})) + rho_i)      i = 1 .. n_d
     x_{i+1} = x_i - eta (clip_S(grad f(x_i; p_{i - n_d})) + rho_i)    i = n_d + 1 .. n
@@ -18,20 +18,20 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy.errors import ConfigurationError
-from ..privacy.ledger.ledger_records import Ledger
-from ..privacy.machine.ledgered_machine import Release
-from ..privacy.machine.policy import NO_NOISE, PrivacyPolicy
-from ..privacy.machine.prefix_sums import RowCache
-from ..privacy.machine.shuffled_machine import (
+from ..privacy.release.ledgered_privatizer import Release
+from ..privacy.release.policy import NO_NOISE, PrivacyPolicy
+from ..privacy.release.prefix_sums import RowCache
+from ..privacy.release.shuffled_privatizer import (
     ITERATION_ROUNDING,
     ORDERS,
     Order,
-    ShuffledMachine,
     ShuffledPolicy,
+    ShuffledPrivatizer,
     epoch_order,
     noisy_epoch,
 )
+from ..privacy.errors import ConfigurationError
+from ..privacy.ledger.ledger_records import Ledger
 from ..privacy.noise import NoiseKeys
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, gradients_at
@@ -48,7 +48,7 @@ from .queries import ClientQuery
 
 
 class ShuffledClient(LocalStepsClient):
-    """A machine of shuffled gradient methods, for :class:`~murmurfl.strategies.ShuffledAvg`.
+    """A client of shuffled gradient methods, for :class:`~murmurfl.strategies.ShuffledAvg`.
 
     Parameters
     ----------
@@ -67,13 +67,13 @@ class ShuffledClient(LocalStepsClient):
     learning_rate : float
         eta of the local steps: the client's own, for a server that chose it could void the guarantee.
     public : Samples, optional
-        Public samples, of which the first public_steps end every epoch; the same whatever the machine's own are.
+        Public samples, of which the first public_steps end every epoch; the same whatever the client's own are.
     order : {"IG", "SO", "RR"}
         The same order in every epoch, shuffled once, or shuffled anew in every epoch.
     order_seed : int
         Seed of the orders; not secret.
     rows : RowCache, optional
-        For simulations (:class:`~murmurfl.privacy.PrivateMachine`).
+        For simulations (:class:`~murmurfl.privacy.Privatizer`).
     masking : Masking, optional
         The client's masks; required under ``trust="secure-aggregation"``, and refused otherwise.
     queries : sequence of ClientQuery
@@ -82,15 +82,15 @@ class ShuffledClient(LocalStepsClient):
     Notes
     -----
     **Formal guarantees.** The releases of a session are mu-GDP, those of all sessions budget_mu-GDP, for replacement of
-    one of the machine's own samples. With public steps under ``amplified``: provided the model's declaration is true
+    one of the client's own samples. With public steps under ``amplified``: provided the model's declaration is true
     (:class:`~murmurfl.clients.ConvexSmoothGradients`) and a gradient that cannot be computed is the fault of its sample
     alone.
     Proof: docs/proofs/sensitivities.md.
     """
 
-    machine_type: ClassVar[type[ShuffledMachine]] = ShuffledMachine  # type: ignore[assignment]
+    privatizer_type: ClassVar[type[ShuffledPrivatizer]] = ShuffledPrivatizer  # type: ignore[assignment]
     answers_queries: ClassVar[bool] = False
-    machine: ShuffledMachine
+    privatizer: ShuffledPrivatizer
 
     def __init__(
         self,
@@ -147,27 +147,27 @@ class ShuffledClient(LocalStepsClient):
             check_amplified(gradients, self.learning_rate, policy.clip_norm)
 
     def release(self, request: Request) -> Release:
-        """The end of the machine's next epoch, as v; refused if rounding at its start could undo the guarantee."""
-        start, policy = self._start_of(request, "starting point"), self.machine.policy
+        """The end of the client's next epoch, as v; refused if rounding at its start could undo the guarantee."""
+        start, policy = self._start_of(request, "starting point"), self.privatizer.policy
 
         def epoch(release: int, noise: Iterator[NDArray[np.float64]] | None) -> NDArray[np.float64]:
-            # The number of samples is the one the machine was made with: asked again, their source might fail.
-            order = epoch_order(self.order, self.machine.num_samples, self.order_seed, release)
+            # The number of samples is the one the client was made with: asked again, their source might fail.
+            order = epoch_order(self.order, self.privatizer.num_samples, self.order_seed, release)
             gradient = self._gradient_in(order[: policy.private_steps].tolist())
             rate, clip_norm = self.learning_rate, policy.clip_norm
             with np.errstate(all="ignore"):
                 return noisy_epoch(gradient, start, policy.steps, learning_rate=rate, clip_norm=clip_norm, noise=noise)
 
-        return self.machine.release_epoch(request.session, request.ack, epoch)
+        return self.privatizer.release_epoch(request.session, request.ack, epoch)
 
     def _gradient_in(self, order: list[int]) -> Callable[[NDArray[np.float64], int], NDArray[np.floating]]:
         """The gradient at a point for step i of an epoch: on own samples in this order, then on public ones."""
 
         def gradient(point: NDArray[np.float64], i: int) -> NDArray[np.floating]:
             source, j = (self.samples, order[i]) if i < len(order) else (self.public, i - len(order))
-            if self.machine.simulated:
+            if self.privatizer.simulated:
                 return gradients_at(self.gradients, point[None], source[j : j + 1])[0]  # type: ignore[index]
-            # On a real machine a sample that fails counts as zero, and the rest of the epoch stays as it is.
+            # On a real client a sample that fails counts as zero, and the rest of the epoch stays as it is.
             careful = CarefulGradients(self.gradients, source)  # type: ignore[arg-type]
             return careful.at_points(point[None], np.array([j]))[0]
 
@@ -183,14 +183,14 @@ class ShuffledClient(LocalStepsClient):
         account that is at most (m + n / 2) D / S <= 3/2 n D / S more. How far an epoch leads away from its start, with
         its noise, is taken off at the end.
         """
-        policy = self.machine.policy
+        policy = self.privatizer.policy
         if not _is_amplified(policy):
             return LARGEST_POINT
         smoothness = check_amplified(self.gradients, self.learning_rate, policy.clip_norm)
-        size, longest = self.machine.num_parameters, longest_gradient(self.gradients, policy.clip_norm)
+        size, longest = self.privatizer.num_parameters, longest_gradient(self.gradients, policy.clip_norm)
         rounding = 1.5 * policy.steps * (size + FURTHER_ROUNDINGS) * UNIT_ROUNDOFF
         reach = (ITERATION_ROUNDING * policy.clip_norm / rounding - longest) / smoothness
-        reach -= self.learning_rate * self.machine.plan.largest_value * math.sqrt(size)
+        reach -= self.learning_rate * self.privatizer.plan.largest_value * math.sqrt(size)
         if not reach > 0:
             raise ConfigurationError(
                 f"Expected epochs whose rounding stays below {ITERATION_ROUNDING:g} of what is charged for accounting "
@@ -204,11 +204,11 @@ class ShuffledClient(LocalStepsClient):
     def together(
         cls, clients: Sequence[PrivateClient], server_round: int, session: str, points: Sequence[Sequence[NDArray[Any]]]
     ) -> None:
-        """None: these machines are few and their steps many, so they are asked one by one."""
+        """None: these clients are few and their steps many, so they are asked one by one."""
 
     def statement(self, session: str) -> dict[str, Any]:
-        """The machine's figures of a session and how an epoch is mixed: privacy is spent on private steps only."""
-        policy = self.machine.policy
+        """The client's figures of a session and how an epoch is mixed: privacy is spent on private steps only."""
+        policy = self.privatizer.policy
         return {
             **super().statement(session),
             "private-steps": policy.private_steps,

@@ -13,7 +13,7 @@ from murmurfl.app.runs.outcome import result_schema
 from murmurfl.app.settings.catalogue import expected, key_table
 from murmurfl.app.settings.run_config import run_keys
 from murmurfl.clients import UpdateNode
-from murmurfl.clients.nodes.machine_file import SampleNode
+from murmurfl.clients.nodes.client_file import SampleNode
 
 from benchmarks import forecast
 from docs import site_pages
@@ -69,7 +69,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "result": result_table,
     "files": file_table,
     "forecast": lambda: forecast.table(json.loads(forecast.DEFAULT.read_text("utf-8"))),
-    "machines-needed": forecast.needed,
+    "clients-needed": forecast.needed,
     "commands": site_pages.command_table,
     "modules": site_pages.module_table,
     **{package: lambda package=package: site_pages.name_table(package) for package in site_pages.PUBLIC},

@@ -46,6 +46,28 @@ if TYPE_CHECKING:
     from .accounting.noise_plan import noise_words as noise_words
     from .accounting.noise_plan import server_noise_words as server_noise_words
     from .accounting.noise_plan import stated_words as stated_words
+    from .release.clipping import clip_per_sample as clip_per_sample
+    from .release.known_samples import Owners as Owners
+    from .release.known_samples import RowBytes as RowBytes
+    from .release.known_samples import any_data as any_data
+    from .release.known_samples import row_bytes as row_bytes
+    from .release.ledgered_privatizer import LedgeredPrivatizer as LedgeredPrivatizer
+    from .release.ledgered_privatizer import PrivacyStatement as PrivacyStatement
+    from .release.ledgered_privatizer import Release as Release
+    from .release.policy import CLIP_UNITS as CLIP_UNITS
+    from .release.policy import NO_NOISE as NO_NOISE
+    from .release.policy import RELEASE_RULES as RELEASE_RULES
+    from .release.policy import TRUST_MODELS as TRUST_MODELS
+    from .release.policy import ClipUnit as ClipUnit
+    from .release.policy import PrivacyPolicy as PrivacyPolicy
+    from .release.policy import Trust as Trust
+    from .release.prefix_sums import Privatizer as Privatizer
+    from .release.prefix_sums import RowCache as RowCache
+    from .release.shuffled_privatizer import ACCOUNTINGS as ACCOUNTINGS
+    from .release.shuffled_privatizer import ORDERS as ORDERS
+    from .release.shuffled_privatizer import ShuffledPolicy as ShuffledPolicy
+    from .release.shuffled_privatizer import ShuffledPrivatizer as ShuffledPrivatizer
+    from .release.shuffled_privatizer import epoch_mu as epoch_mu
     from .errors import ConfigurationError as ConfigurationError
     from .errors import LedgerError as LedgerError
     from .errors import MurmurflError as MurmurflError
@@ -64,28 +86,6 @@ if TYPE_CHECKING:
     from .ledger.repair import rotate_key as rotate_key
     from .ledger.repair import set_local_budget as set_local_budget
     from .ledger.sqlite import SQLiteLedger as SQLiteLedger
-    from .machine.clipping import clip_per_sample as clip_per_sample
-    from .machine.known_samples import Owners as Owners
-    from .machine.known_samples import RowBytes as RowBytes
-    from .machine.known_samples import any_data as any_data
-    from .machine.known_samples import row_bytes as row_bytes
-    from .machine.ledgered_machine import LedgeredMachine as LedgeredMachine
-    from .machine.ledgered_machine import PrivacyStatement as PrivacyStatement
-    from .machine.ledgered_machine import Release as Release
-    from .machine.policy import CLIP_UNITS as CLIP_UNITS
-    from .machine.policy import NO_NOISE as NO_NOISE
-    from .machine.policy import RELEASE_RULES as RELEASE_RULES
-    from .machine.policy import TRUST_MODELS as TRUST_MODELS
-    from .machine.policy import ClipUnit as ClipUnit
-    from .machine.policy import PrivacyPolicy as PrivacyPolicy
-    from .machine.policy import Trust as Trust
-    from .machine.prefix_sums import PrivateMachine as PrivateMachine
-    from .machine.prefix_sums import RowCache as RowCache
-    from .machine.shuffled_machine import ACCOUNTINGS as ACCOUNTINGS
-    from .machine.shuffled_machine import ORDERS as ORDERS
-    from .machine.shuffled_machine import ShuffledMachine as ShuffledMachine
-    from .machine.shuffled_machine import ShuffledPolicy as ShuffledPolicy
-    from .machine.shuffled_machine import epoch_mu as epoch_mu
     from .mechanisms import MECHANISMS as MECHANISMS
     from .mechanisms import SCHEDULES as SCHEDULES
     from .mechanisms import SHARES as SHARES
@@ -133,9 +133,9 @@ if TYPE_CHECKING:
     from .sums.opening_rule import OpeningTransaction as OpeningTransaction
     from .sums.opening_rule import is_opening as is_opening
     from .sums.opening_rule import set_digest as set_digest
+    from .sums.roster import ClientKey as ClientKey
     from .sums.roster import HelperEntry as HelperEntry
     from .sums.roster import HelperKey as HelperKey
-    from .sums.roster import MachineKey as MachineKey
     from .sums.roster import Roster as Roster
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypeVar
 MadeT = TypeVar("MadeT", bound=Callable[..., Any])
 
 OF_DATA: Mapping[str, object] = {"of_data": True}
-"""``extra`` of a line of a machine's own log that depends on its data, by what it says or by being there at all. A real
+"""``extra`` of a line of a client's own log that depends on its data, by what it says or by being there at all. A real
 node leaves it out of its log, unless its operator asks for details."""
 
 PUBLIC: Mapping[str, object] = {"public": True}
@@ -22,7 +22,7 @@ ANOTHER_FORMAT = (
     "Go on with the version of murmurfl that wrote it, or with a new ledger for data that were never used before: the "
     "same data would spend their budget twice."
 )
-"""The way out from a file of another format that says what a machine's data have spent."""
+"""The way out from a file of another format that says what a client's data have spent."""
 
 
 MOST_COUNTED = 2**31 - 1
@@ -140,7 +140,7 @@ class LedgerError(MurmurflError):
 
 
 class MisfitError(MurmurflError):
-    """A record does not fit its schema: it counts as zero, and only the machine's own log says so."""
+    """A record does not fit its schema: it counts as zero, and only the client's own log says so."""
 
     kind = "invalid-record"
 
@@ -149,10 +149,10 @@ class MisfitError(MurmurflError):
 
 
 class RefusedError(MurmurflError):
-    """A machine refuses a request; nothing was released and nothing was spent.
+    """A client refuses a request; nothing was released and nothing was spent.
 
     ``code`` is one of :mod:`murmurfl.privacy.protocol`. ``reason`` is a fixed text: it depends on the request and on
-    the machine's own configuration, never on its data, because Flower forwards it to the server.
+    the client's own configuration, never on its data, because Flower forwards it to the server.
     """
 
     kind = "refused"
@@ -166,7 +166,7 @@ class RefusedError(MurmurflError):
 def is_interrupt(error: BaseException) -> bool:
     """Whether an exception asks this process to end, rather than being a failure of the code it came through.
 
-    A machine must not show that somebody's code failed on its data, whatever it raised: an extension written in Rust
+    A client must not show that somebody's code failed on its data, whatever it raised: an extension written in Rust
     panics with a ``BaseException``, a script may call ``sys.exit``. Ctrl-C reaches the main thread alone.
     """
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()

@@ -56,7 +56,7 @@ def forecast_basis(forecast: Forecast) -> str:
         epsilon = f" (epsilon = {known} at delta = {forecast.delta:g})"
     honest = f", of which {forecast.honest:,} are honest" if forecast.trust == "secure-aggregation" else ""
     return (
-        f"From {forecast.num_parameters:,} values, {forecast.machines:,} machines ({forecast.per_round:,} a "
+        f"From {forecast.num_parameters:,} values, {forecast.clients:,} clients ({forecast.per_round:,} a "
         f"round{honest}), {forecast.rounds:,} rounds and noise for mu = {shortest(forecast.mu, up=True)}{epsilon} to "
         f"protect {UNIT_WORDS[forecast.unit]}."
     )
@@ -78,15 +78,15 @@ def change_words(forecast: Forecast, change: Change) -> str:
     amount = change.amount
     match change.kind:
         case "sample":
-            return f"privacy for one sample instead, {amount:,.0f} a machine"
+            return f"privacy for one sample instead, {amount:,.0f} a client"
         case "sums":
-            return f"secure aggregation, half of the machines honest{'' if forecast.alone else ', at best'}"
+            return f"secure aggregation, half of the clients honest{'' if forecast.alone else ', at best'}"
         case "both":
             return "both"
-        case "machines":
-            return f"{rounded_count(amount)} machines like these"
+        case "clients":
+            return f"{rounded_count(amount)} clients like these"
         case "samples":
-            return f"{shortest(amount, up=True)} times as many samples on each machine"
+            return f"{shortest(amount, up=True)} times as many samples on each client"
         case "parameters":
             return f"{rounded_count(amount, up=False)} values to train (frozen features)"
         case "epsilon":
@@ -122,7 +122,7 @@ def own_forecast_sentence(forecast: Forecast) -> str:
     """Return what a client's noise alone comes to, of a forecast for one client."""
     return (
         f"By itself, over all its releases, its noise is {shortest(forecast.ratio)} times as long as its longest "
-        f"update; an average over {rounded_count(forecast.machines_needed)} machines like it is likely to be useful, "
+        f"update; an average over {rounded_count(forecast.clients_needed)} clients like it is likely to be useful, "
         "an estimate."
     )
 

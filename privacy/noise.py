@@ -42,8 +42,8 @@ on one value, and s the most standard deviations by which one sample moves one v
    sample can move at most (mu / s)^2 values by s, for these moves add up to mu in squares (a chord bounds what smaller
    moves add, but for the N e exp(-R_max^2 / 2) of those that hardly move). What has no :func:`range_problem` holds all
    of it, and the missing tail N 2^-267, below 2^-20 delta. It is what is charged to delta. A policy that needs more is
-   refused by a real machine, with the largest mu that can be served; in simulation its mu is infinite. Of sums of
-   several machines' noise: :func:`summed_range_problem`.
+   refused by a real client, with the largest mu that can be served; in simulation its mu is infinite. Of sums of
+   several clients' noise: :func:`summed_range_problem`.
 2. *Resolution.* A normal is a float64, so of the 2^52 / |x| or more floats that fall into a cell of the grid at x, one
    at either end may fall on the wrong side: in units of a cell, 2 x 2^-53 |x| / g of its probability. The circles and
    angles are no coarser than that (they are points of a plane, closer in each direction). The observer knows which
@@ -111,12 +111,12 @@ class NoiseKeys(ABC):
     Notes
     -----
     **Formal guarantees.** A (key, nonce) pair names one noise row. The privacy of every mechanism rests on a pair never
-    being used for two different releases and on the key never leaving the machine.
+    being used for two different releases and on the key never leaving the client.
     """
 
     simulated: ClassVar[bool]
     secret_key: bytes
-    """The 32-byte key, which never leaves the machine."""
+    """The 32-byte key, which never leaves the client."""
 
     @abstractmethod
     def nonce(self, session: str, release: int) -> bytes:
@@ -125,14 +125,14 @@ class NoiseKeys(ABC):
 
 @dataclass(frozen=True)
 class SystemKeys(NoiseKeys):
-    """Keys for a real machine: the given secret of 32 bytes and a fresh random nonce at every call.
+    """Keys for a real client: the given secret of 32 bytes and a fresh random nonce at every call.
 
     The operator keeps the secret; :meth:`generate` makes one.
 
     Notes
     -----
     **Formal guarantees.** No two releases share a (key, nonce) pair, but with the probability that two of the operating
-    system's 16-byte values are equal. The key must never leave the machine.
+    system's 16-byte values are equal. The key must never leave the client.
     """
 
     secret_key: bytes = field(repr=False)
@@ -155,21 +155,21 @@ class SystemKeys(NoiseKeys):
 
 @dataclass(frozen=True)
 class SimulatedKeys(NoiseKeys):
-    """Seeded keys of a simulated machine: reproducible, and therefore no protection against anybody who knows the seed.
+    """Seeded keys of a simulated client: reproducible, and therefore no protection against anybody who knows the seed.
 
     Notes
     -----
-    **Formal guarantees.** Every machine, session and release has a pair of its own. Whoever knows the seed can take the
+    **Formal guarantees.** Every client, session and release has a pair of its own. Whoever knows the seed can take the
     noise out again, so a guarantee made with these keys is what real ones would give.
     """
 
     seed: int
-    machine: str
+    client: str
     secret_key: bytes = field(init=False, repr=False)
     simulated: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "secret_key", _digest(KEY_BYTES, "key", self.seed, self.machine))
+        object.__setattr__(self, "secret_key", _digest(KEY_BYTES, "key", self.seed, self.client))
 
     def nonce(self, session: str, release: int) -> bytes:
         return _simulated_nonce(session, release)
@@ -177,7 +177,7 @@ class SimulatedKeys(NoiseKeys):
 
 @lru_cache(maxsize=1024)
 def _simulated_nonce(session: str, release: int) -> bytes:
-    return _digest(NONCE_BYTES, "nonce", session, release)  # the same for all machines: their keys differ
+    return _digest(NONCE_BYTES, "nonce", session, release)  # the same for all clients: their keys differ
 
 
 def _digest(size: int, *parts: object) -> bytes:
@@ -193,7 +193,7 @@ def derived_bytes(size: int, *parts: object) -> bytes:
 def derived_seed(*parts: object) -> int:
     """A 128-bit integer from any printable parts, to seed a NumPy bit generator for a public, noise-free purpose.
 
-    Sampling of machines, partitions and simulated losses use it; noise never does.
+    Sampling of clients, partitions and simulated losses use it; noise never does.
     """
     return int.from_bytes(_digest(16, "public", *parts), "little")
 
@@ -499,11 +499,11 @@ def range_problem(shift: float, num_values: int, delta: float, mu: float, name: 
 
 
 def summed_range_problem(num_values: int, delta: float, mu: float) -> str:
-    """Why the range of several machines' summed noise cannot serve a policy; empty if it can.
+    """Why the range of several clients' summed noise cannot serve a policy; empty if it can.
 
     Where the range of a sum ends nobody has worked out. So all its normals count as ideal ones: what they miss of those
     may be there under one data set and not under the other, which costs delta once, and exp(epsilon) times once more.
-    What has no problem costs less than 2^-20 delta. ``num_values`` is N of all releases of all machines together.
+    What has no problem costs less than 2^-20 delta. ``num_values`` is N of all releases of all clients together.
     """
     missing, room = _missing(num_values), delta * _MISSED
     if 2.0 * missing > room:

@@ -1,12 +1,12 @@
 """Permits: a session's owner signs, away from the server, which sessions a run may have, with which bundle and when.
 
-A machine whose operator lists owners answers only what comes with a permit of one of them. The server carries the
+A client whose operator lists owners answers only what comes with a permit of one of them. The server carries the
 permit and cannot make one: it can reuse it within its sessions and its time, and for nothing else.
 
 A permit is one line of text, ``murmurfl-permit-1.PAYLOAD.SIGNATURE``: a JSON object and an Ed25519 signature of exactly
 these bytes after a label, both in base64url. With the same key an owner logs in to a server (`murmurfl owner login`):
 ``murmurfl-login-1.PAYLOAD.SIGNATURE`` names the server and an end. Whoever has it commands that server until then; no
-machine takes it for a permit.
+client takes it for a permit.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PermitError(ConfigurationError):
 class Permit:
     """What an owner allows.
 
-    It bounds for which sessions a machine spends its budget; each of them may spend what any session may.
+    It bounds for which sessions a client spends its budget; each of them may spend what any session may.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class Permit:
 class OwnerKey:
     """An owner's private key, 32 bytes, which signs permits and logins; it is never on the server.
 
-    Which runs a machine takes, and whose commands a server obeys, rests on this key staying its owner's alone.
+    Which runs a client takes, and whose commands a server obeys, rests on this key staying its owner's alone.
     """
 
     secret: bytes = field(repr=False)
@@ -164,7 +164,7 @@ class OwnerKey:
     def permit(self, sessions: Sequence[str], *, not_before: int, until: int, bundle: str = "") -> str:
         """A signed permit, one line of text; the parameters are those of :class:`Permit`.
 
-        Every machine that lists this owner takes the named sessions from whoever has the text: name no more of them
+        Every client that lists this owner takes the named sessions from whoever has the text: name no more of them
         than the run needs.
         """
         payload = Permit(self.public, tuple(sessions), bundle, not_before, until).payload
@@ -213,7 +213,7 @@ def _login(payload: bytes) -> tuple[str, str, int]:
 def read_permit(text: Any) -> Permit:
     """What a permit says, whoever signed it: its signature is not checked.
 
-    A machine believes a permit only by :func:`verified_permit`.
+    A client believes a permit only by :func:`verified_permit`.
     """
     return Permit.of(_parts(text)[0])
 

@@ -1,7 +1,7 @@
-"""What a server and a machine say to each other: record keys, codes of refusals, and arrays as they travel.
+"""What a server and a client say to each other: record keys, codes of refusals, and arrays as they travel.
 
 Both sides import this module, and nothing else of each other. A request names the round, the query points, the session
-and the last release of that machine which the server has aggregated (``ack``); a reply carries P_k - P_ack, k and ack.
+and the last release of that client which the server has aggregated (``ack``); a reply carries P_k - P_ack, k and ack.
 None of a reply's fields but the release itself depends on data.
 
 
@@ -34,23 +34,23 @@ VERSION = "protocol-version"
 SERVER_ROUND = "server-round"
 WEIGHED_AS = "weighed-as"  # the round by whose weights gradients are combined, where it is not the server's
 SESSION = "session"
-MACHINE = "machine"
+CLIENT = "client"
 ACK = "ack"
 SKIPPED = "skipped"  # 1 if the sum with the acknowledged release was wrong, and was not used
 ASK = "ask"
 ASK_HELLO = "hello"
 NONCE = "nonce"  # of a hello: whoever is in a roster signs it, to show that the name is its own
 ASK_PRIVACY = "privacy"
-ASK_SEAL = "seal"  # in a message of training, a machine: to seal its last release once more, which it sent already
+ASK_SEAL = "seal"  # in a message of training, a client: to seal its last release once more, which it sent already
 ASK_OPEN = "open"
 ASK_WHETHER = "whether"  # a helper: whether it would open a set, and whose releases it would not
 ASK_LOCK = "lock"  # a helper: to promise that it opens a set
 ASK_VOID = "void"  # a helper: to record that it never opens a set, which another helper has signed to have opened
 ASKS_OF_SETS = (ASK_WHETHER, ASK_LOCK, ASK_VOID)
-PERMIT = "permit"  # of the session's owner (:mod:`.permits`), for machines and helpers that take no other runs
+PERMIT = "permit"  # of the session's owner (:mod:`.permits`), for clients and helpers that take no other runs
 
 # What a training request is for, where it is not for the strategy's own releases
-# (:mod:`~murmurfl.privacy.queries.evaluation`), and the mean of the features that a machine is to see its samples
+# (:mod:`~murmurfl.privacy.queries.evaluation`), and the mean of the features that a client is to see its samples
 # from (:mod:`~murmurfl.privacy.queries.mean_of_features`): k float32 values, little endian.
 RELEASE_OF = "of"
 OF_MEAN = "mean"
@@ -58,7 +58,7 @@ OF_EVALUATION = "evaluation"
 OF_STATISTICS = "statistics"
 CENTRE = "centre"
 
-# What a machine's noise mod tells its own ClientApp, beside the request's entries.
+# What a client's noise mod tells its own ClientApp, beside the request's entries.
 PART = "part"
 
 # Entries of a reply's MetricRecord, beside ACK and VERSION.
@@ -76,7 +76,7 @@ NOISE_STD = "noise-std"  # of an evaluation or statistics; the next two only of 
 HELD_OUT = "held-out"
 SCORES_SHARE = "scores-share"
 
-# Of a masked release (:mod:`~murmurfl.privacy.sums.masking`), in the ConfigRecord of its reply beside MACHINE; its
+# Of a masked release (:mod:`~murmurfl.privacy.sums.masking`), in the ConfigRecord of its reply beside CLIENT; its
 # ArrayRecord has the model's shapes in uint64.
 HEADER = "header"
 SEALS = "seals"
@@ -89,7 +89,7 @@ QUERY_OPEN = "query.open"
 OPENING = "opening"  # names a request to open: the server's, one for each set of releases
 HELPER = "helper"
 SET_DIGEST = "set-digest"
-WOULD_OPEN = "would-open"  # one of VIEWS; the next has the machines for whose sake a helper would not
+WOULD_OPEN = "would-open"  # one of VIEWS; the next has the clients for whose sake a helper would not
 DISPUTED = "disputed"
 VIEW_OPENED, VIEW_LOCKED, VIEW_VOID, VIEW_YES, VIEW_NO = VIEWS = ("opened", "locked", "void", "yes", "no")
 OPENED_BY = "opened-by"  # with ASK_VOID: the helper that opened it, the digest of its sum, and its signature
@@ -99,19 +99,19 @@ OPENED_SIGNATURE = "opened-signature"
 # Of a reply with results of an evaluation, which no noise protects.
 NOT_PRIVATE = "not-private"
 
-# Entries of a query for what a machine has spent, and of its reply.
+# Entries of a query for what a client has spent, and of its reply.
 NUM_PARAMETERS = "num-parameters"
-MACHINES = "machines"
+CLIENTS = "clients"
 RELEASES_LEFT = "releases-left"
 RECORD = "record"  # "row" of a file that was read by itself, or "item" that was handed over
-SCHEMA = "schema"  # the digest of what a machine takes for a record
+SCHEMA = "schema"  # the digest of what a client takes for a record
 LONGEST_RELEASE = "longest-release"  # this and the next two: what a forecast is made from (noise_forecast)
 NOISE_IN_ALL = "noise-in-all"
 CLIP_UNIT = "clip-unit"
 
 LONGEST_NONCE = 64
 LONGEST_SESSION_NAME = 64
-LONGEST_MACHINE_NAME = 64
+LONGEST_CLIENT_NAME = 64
 LARGEST_ROUND = 2**31 - 1
 
 # Codes of error replies, above those Flower uses itself.

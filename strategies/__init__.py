@@ -67,12 +67,12 @@ if TYPE_CHECKING:
     from .rounds.checkpoint import CheckpointError as CheckpointError
     from .rounds.checkpoint import load_checkpoint as load_checkpoint
     from .rounds.checkpoint import save_checkpoint as save_checkpoint
-    from .rounds.known_machines import MachineDirectory as MachineDirectory
-    from .rounds.known_machines import NodesUnavailableError as NodesUnavailableError
+    from .rounds.client_registry import ClientRegistry as ClientRegistry
+    from .rounds.client_registry import NodesUnavailableError as NodesUnavailableError
     from .rounds.observed import NothingAggregatedError as NothingAggregatedError
     from .rounds.options import RoundOptions as RoundOptions
     from .rounds.participation import SAMPLINGS as SAMPLINGS
-    from .rounds.replies import DirectMachines as DirectMachines
+    from .rounds.replies import DirectReplies as DirectReplies
     from .rounds.replies import Outcome as Outcome
     from .rounds.replies import Refusal as Refusal
     from .rounds.replies import Reply as Reply
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from .rounds.replies import RoundRequest as RoundRequest
     from .rounds.rule import Rule as Rule
     from .rounds.rule import Turn as Turn
-    from .rounds.sampling import sample_machines as sample_machines
+    from .rounds.sampling import sample_clients as sample_clients
     from .rounds.strategy import ReleaseStrategy as ReleaseStrategy
     from .shuffled import REGULARIZERS as REGULARIZERS
     from .shuffled import VARIANTS as VARIANTS

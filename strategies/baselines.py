@@ -5,20 +5,20 @@ With g_t the sum of the releases divided by m, the number asked, and Project_K o
 **Noisy SGD** (reshef-levy-2025, inspired by Abadi et al. 2016; ALGORITHMS 2.5): fresh noise, no momentum.
     w_{t+1} = Project_K(w_t - eta g_t); published is the last iterate.
 
-**ISRL-DP** minibatch SGD (Lowy and Razaviyayn 2023, whose machines draw every batch anew; here batches are dealt)
+**ISRL-DP** minibatch SGD (Lowy and Razaviyayn 2023, whose clients draw every batch anew; here batches are dealt)
     ``minibatch`` (their algorithm 1, equal weights): w_r = Project_K(w_{r-1} - eta g_r) with g_r asked for at w_{r-1};
     published is the average of w_1 .. w_r.
     ``accelerated`` (their algorithm 2 without strong convexity: AC-SA of Lan 2012): with a_r = 2 / (r + 1), g_r is
     asked for at (1 - a_r) v_{r-1} + a_r w_{r-1}, w_r = Project_K(w_{r-1} - r eta g_r), and
     v_r = (1 - a_r) v_{r-1} + a_r w_r is published.
 
-**Delayed momentum** (reshef-levy-2025, alternative 1 and appendix G). Every machine keeps a momentum q_i of its own,
+**Delayed momentum** (reshef-levy-2025, alternative 1 and appendix G). Every client keeps a momentum q_i of its own,
 corrected against the query point of its own last participation (eq. 12), and the server has no momentum but theirs:
-    q_t = (1 / m) sum of q_{t,i} over the machines of round t,    w_{t+1} = Project_K(w_t - eta q_t),
+    q_t = (1 / m) sum of q_{t,i} over the clients of round t,    w_{t+1} = Project_K(w_t - eta q_t),
     x_{t+1} = (1 - a) x_t + a w_{t+1},    a = 2 / (t + 2).
 A correction reaches back to the last participation, M / m rounds and more, so the error of q_i and the sensitivity grow
 with the delay. Appendix G has E ||q_t - t grad f(x_t)||^2 larger than that of mu^2-SGD by M / m for a delay that is
-always M / m; for machines drawn uniformly the delay is geometric and it is 2 M / m - 1.
+always M / m; for clients drawn uniformly the delay is geometric and it is 2 M / m - 1.
 """
 
 from __future__ import annotations
@@ -487,12 +487,12 @@ class DelayedMomentum(ReleaseStrategy[DelayedMomentumState]):
 
     Notes
     -----
-    No release is ever acknowledged, so each is P_k - P_0, the machine's whole noisy momentum. A missing reply counts as
+    No release is ever acknowledged, so each is P_k - P_0, the client's whole noisy momentum. A missing reply counts as
     zero in q_t.
     """
 
     acknowledges: ClassVar[bool] = False
-    late_answers: ClassVar[LateAnswers] = "dropped"  # the machine's next has all of it again
+    late_answers: ClassVar[LateAnswers] = "dropped"  # the client's next has all of it again
 
     def __init__(
         self,

@@ -2,9 +2,9 @@
 
     x_{t+1} = x_t + (eta_g / m) sum of the releases
 
-where a machine's releases sum up to its clipped updates (trained minus received model) and one row of noise. Weights
+where a client's releases sum up to its clipped updates (trained minus received model) and one row of noise. Weights
 are equal: a weight by the number of examples would publish a number that depends on data, and would change what one
-machine's noise hides.
+client's noise hides.
 
 Or a step of a server optimiser along that average Delta_t, as Flower's FedAvgM, FedAdam and FedYogi:
 
@@ -44,7 +44,7 @@ from .mu2 import check_finite
 from .rounds.observed import check_evaluations, check_masks
 from .rounds.options import RoundOptions, positive
 from .rounds.participation import Sampling
-from .rounds.replies import LARGEST_VALUE, DirectMachines, Layout, Reply, RoundReport, Vector, exchange
+from .rounds.replies import LARGEST_VALUE, DirectReplies, Layout, Reply, RoundReport, Vector, exchange
 from .rounds.rule import Rule, Turn
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
@@ -94,7 +94,7 @@ def yogi_step(moments: Moments, update: Vector, *, beta_1: float, beta_2: float,
 class ServerOptimizer:
     """A rule by which :class:`~murmurfl.strategies.CorrelatedFedAvg` steps along average updates; a base class.
 
-    A subclass is a frozen dataclass of its settings. It sees releases alone, so the machines' guarantees are what they
+    A subclass is a frozen dataclass of its settings. It sees releases alone, so the clients' guarantees are what they
     are without it.
     """
 
@@ -209,9 +209,9 @@ def _check_below_one(name: str, value: float) -> None:
         )
 
 
-_UNITS: dict[Any, Unit] = {0: "sample", 1: "machine"}
-_MECHANISM = "noise on each machine, by its own account"
-_UNCHECKED = "It is what the machines say of themselves, which a server cannot check."
+_UNITS: dict[Any, Unit] = {0: "sample", 1: "client"}
+_MECHANISM = "noise on each client, by its own account"
+_UNCHECKED = "It is what the clients say of themselves, which a server cannot check."
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def average_step(
     release_sum : ndarray of shape (d,)
         Sum of the releases aggregated in the round.
     clients_per_round : int
-        m, machines asked: what a lost reply carried comes with that machine's next.
+        m, clients asked: what a lost reply carried comes with that client's next.
     learning_rate : float
         eta_g.
     """
@@ -287,7 +287,7 @@ class AverageRule(Rule[AverageState]):
 
     def update(self, state: AverageState, total: Vector, turn: Turn) -> AverageState:
         if not turn.aggregated:
-            return state  # momentum would go on without a word from any machine
+            return state  # momentum would go on without a word from any client
         m, rate = turn.clients_per_round, self.learning_rate
         if turn.samples > turn.aggregated:  # sums over samples, not updates that count once each
             total = total * (m / turn.samples)
@@ -314,8 +314,8 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         What is made of a round's average: :class:`~murmurfl.strategies.ServerMomentum`,
         :class:`~murmurfl.strategies.ServerAdam` or :class:`~murmurfl.strategies.ServerYogi`, as Flower's FedAvgM,
         FedAdam and FedYogi; default plain averaging.
-    evaluate_on_machines : bool
-        Ask all connected machines to evaluate the model after every round. Machines refuse unless their own
+    evaluate_on_clients : bool
+        Ask all connected clients to evaluate the model after every round. Clients refuse unless their own
         configuration allows it; what comes back is not private, and is marked so.
     arrayrecord_key : str
         Key of the model in requests, as in Flower's FedAvg.
@@ -371,11 +371,11 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     in float64 here and cast to their own dtype when they are sent.
 
     A round from which nothing came, or which stayed closed under secure aggregation, changes nothing, the optimiser's
-    moments neither; what machines carry over comes with a later average. Noise that cancels between a machine's
+    moments neither; what clients carry over comes with a later average. Noise that cancels between a client's
     releases does so in plain averages only: an optimiser keeps more of it, Adam and Yogi most. With releases that stand
     alone (``mechanism="independent"``, the default where data return in every release) there is nothing to lose.
 
-    The epsilon in the log is what the machines say they guarantee (:class:`~murmurfl.clients.CorrelatedNoiseMod`); a
+    The epsilon in the log is what the clients say they guarantee (:class:`~murmurfl.clients.CorrelatedNoiseMod`); a
     server cannot check it. It does not cover evaluations.
     """
 
@@ -391,7 +391,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         *,
         learning_rate: float | None = None,
         optimizer: ServerOptimizer | str | None = None,
-        evaluate_on_machines: bool = False,
+        evaluate_on_clients: bool = False,
         arrayrecord_key: str = protocol.ARRAYS,
         configrecord_key: str = protocol.CONFIG,
         num_clients: int | None = None,
@@ -443,17 +443,17 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
             learning_rate = positive("learning_rate", learning_rate)
         if arrayrecord_key == configrecord_key:
             raise ConfigurationError(f"Expected two record keys, got {arrayrecord_key!r} twice.", kind="duplicate")
-        if evaluate_on_machines and not options.waits_for_all:
+        if evaluate_on_clients and not options.waits_for_all:
             raise ConfigurationError(
-                "Expected quorum = 1 and over_selection = 1 with evaluate_on_machines, got others: an evaluation waits "
+                "Expected quorum = 1 and over_selection = 1 with evaluate_on_clients, got others: an evaluation waits "
                 "for all. Give start(..., evaluate_fn=...), on public data.",
                 kind="conflict",
-                setting="evaluate_on_machines",
+                setting="evaluate_on_clients",
             )
         made = server_optimizer(optimizer)
         default = 1.0 if made is None else made.learning_rate
         super().__init__(options, AverageRule(default if learning_rate is None else learning_rate, made))
-        self.evaluate_on_machines = evaluate_on_machines
+        self.evaluate_on_clients = evaluate_on_clients
         self.arrayrecord_key, self.configrecord_key = arrayrecord_key, configrecord_key
         self._fixed: dict[str, Array] = {}
         self._order: list[str] = []
@@ -492,19 +492,19 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """With ``evaluate_on_machines``, a request to every connected client that owes no answer; otherwise none."""
-        if not self.evaluate_on_machines:
+        """With ``evaluate_on_clients``, a request to every connected client that owes no answer; otherwise none."""
+        if not self.evaluate_on_clients:
             return []
-        settings = ConfigRecord({**config, **self.machines.entries, protocol.SERVER_ROUND: server_round})
+        settings = ConfigRecord({**config, **self.clients.entries, protocol.SERVER_ROUND: server_round})
         records = {self.arrayrecord_key: arrays, self.configrecord_key: settings}
         return [
             Message(RecordDict({**records}), dst_node_id=node_id, message_type=MessageType.EVALUATE)
-            for name, node_id in self.machines.node_map().items()
-            if name not in self.sampler.excluded | self.requests.machines  # one message at a time
+            for name, node_id in self.clients.node_map().items()
+            if name not in self.sampler.excluded | self.requests.clients  # one message at a time
         ]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the plain mean of what the machines that allow it report; **not private**."""
+        """Return the plain mean of what the clients that allow it report; **not private**."""
         replies = list(replies)
         reports = [
             dict(record)
@@ -516,7 +516,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         if len(reports) < len(replies) and not self._said_who_evaluates:
             self._said_who_evaluates = True
             logger.warning(
-                "Round %d: %d of %d machines evaluated the model. A machine does so only where its own configuration "
+                "Round %d: %d of %d clients evaluated the model. A client does so only where its own configuration "
                 "allows it: allow_evaluation=True in its UpdatePolicy, allow-evaluation = true in its operator's file. "
                 "The results have no noise; evaluate_fn, on public data, needs no permission.",
                 *(server_round, len(reports), len(replies)),
@@ -529,7 +529,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
     def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
         check_masks(statements, masked=self.aggregator.masked)
-        if self.evaluate_on_machines:
+        if self.evaluate_on_clients:
             check_evaluations(statements)
 
     def _take_round(self, server_round: int, outcomes: Iterable[Any]) -> RoundReport:
@@ -546,9 +546,9 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         return report
 
     def _after_round(
-        self, server_round: int, grid: Grid | DirectMachines, config: ConfigRecord, timeout: float, result: Result
+        self, server_round: int, grid: Grid | DirectReplies, config: ConfigRecord, timeout: float, result: Result
     ) -> None:
-        if not self.evaluate_on_machines or isinstance(grid, DirectMachines):
+        if not self.evaluate_on_clients or isinstance(grid, DirectReplies):
             return
         messages = self.configure_evaluate(server_round, self._model(), config, grid)
         metrics = self.aggregate_evaluate(server_round, exchange(grid, messages, timeout))
@@ -574,7 +574,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
 
 def _guarantee(unit: Unit, delta: float, honest: int, mu: float, local: float) -> Guarantee:
-    """Return the guarantee that machines state."""
+    """Return the guarantee that clients state."""
     if not honest:
         return Guarantee(mu, delta, _MECHANISM, unit=unit, notes=(_UNCHECKED,))
     return Guarantee(

@@ -1,6 +1,6 @@
 r"""Momentum of gradients with correlated noise; noisy SGD as the case without momentum (ALGORITHMS 3 and 4).
 
-With g_t the mean of the machines' clipped gradients and row t of B Z the noise on their prefix sums,
+With g_t the mean of the clients' clipped gradients and row t of B Z the noise on their prefix sums,
 
     g^_t    = g_t + (row t - row t-1 of B Z)
     m^_t    = (1 - alpha) m^_{t-1} + alpha g^_t
@@ -22,8 +22,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError
-from ..privacy.machine.policy import PrivacyPolicy
 from ..privacy.mechanisms import Mechanism, State, make_mechanism
 from ..privacy.noise import NONCE_BYTES, NoiseKeys
 from .callbacks.callback import Callback
@@ -61,7 +61,7 @@ class CorrelatedMomentumState:
 
 
 class Momentum(MomentumStream):
-    """The momentum of gradients, under the noise of a mechanism on the machines' sums.
+    """The momentum of gradients, under the noise of a mechanism on the clients' sums.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Momentum(MomentumStream):
     Notes
     -----
     **Formal guarantees.** All noisy sums together are mu-GDP for replacement of one sample that takes part in rounds
-    c, c + N, ... only. Sums and noise are rounded to the machines' grid, which is charged.
+    c, c + N, ... only. Sums and noise are rounded to the clients' grid, which is charged.
     Proof: docs/proofs/returning-samples.md.
     """
 
@@ -244,10 +244,10 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState, Momentum]):
 
     Notes
     -----
-    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
+    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one client,
     against everybody but the server itself, under the conditions of
     :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`; the mechanism's sensitivity is that of samples
-    that return every N rounds. Sums and noise are rounded to the machines' grid, which is charged.
+    that return every N rounds. Sums and noise are rounded to the clients' grid, which is charged.
     Proof: docs/proofs/returning-samples.md.
     """
 

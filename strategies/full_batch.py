@@ -6,14 +6,14 @@ With g_t the mean gradient over the samples whose sums came back, noise and all,
 
 which is Nesterov's momentum. Published is w_t, or the average of w_1 .. w_t with weights 1 .. t, for much noise.
 
-A round's sum is divided by the samples that it is a sum of, so a machine that is lost leaves a mean over fewer samples
+A round's sum is divided by the samples that it is a sum of, so a client that is lost leaves a mean over fewer samples
 and nothing else; nothing is carried over, because a gradient at a model that is gone is no use.
 
-With a target quantile the clip moves as well: machines say beside each gradient whether it was clipped, with the same
+With a target quantile the clip moves as well: clients say beside each gradient whether it was clipped, with the same
 noise (:mod:`murmurfl.privacy.queries.clipped_share`), and the next round's clip follows from how many were.
 
-With a trusted server machines send the sums of their clipped gradients without noise. One sample changes the sum of all
-machines by at most Delta = 2 S in each of T rounds, so noise of sigma = Delta sqrt(T) / mu, fresh and once a round,
+With a trusted server clients send the sums of their clipped gradients without noise. One sample changes the sum of all
+clients by at most Delta = 2 S in each of T rounds, so noise of sigma = Delta sqrt(T) / mu, fresh and once a round,
 makes all published models together mu-GDP. With shares s_t of the budget it is sigma_t = Delta sqrt(sum s / s_t) / mu.
 """
 
@@ -30,8 +30,8 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from ..privacy.accounting.gdp import check_positive
+from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError
-from ..privacy.machine.policy import PrivacyPolicy
 from ..privacy.noise import NoiseKeys
 from ..privacy.queries.clipped_share import QUANTILE_SHARE, CountedRows
 from .aggregation.noisy import Noisy
@@ -236,12 +236,12 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     average : {"last", "linear"}
         Which model is published: the last iterate, or the average of all with weights 1 .. t.
     l2 : float
-        lambda >= 0: lambda ||w||^2 / 2 is added to the loss, here and not on the machines.
+        lambda >= 0: lambda ||w||^2 / 2 is added to the loss, here and not on the clients.
     quantile : float
-        Share of gradients that is not to be clipped, 0 < quantile < 1, for machines with
-        :class:`~murmurfl.clients.CountedGradients`; 0 where the machines' clip stays.
+        Share of gradients that is not to be clipped, 0 < quantile < 1, for clients with
+        :class:`~murmurfl.clients.CountedGradients`; 0 where the clients' clip stays.
     quantile_share : float
-        Share of mu^2 spent on counting clipped gradients, as on the machines.
+        Share of mu^2 spent on counting clipped gradients, as on the clients.
     quantile_rate : float
         How fast the clip follows, > 0: in the t-th round in which something came, rate / t^1.5.
     first_clip : float
@@ -301,8 +301,8 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     A reply that is lost, refused or malformed leaves a mean over fewer samples, with more noise; a round in which
     nothing came changes nothing.
 
-    The clip of a query point follows from earlier releases. No machine's privacy rests on it: a machine bounds what it
-    releases whatever clip it is sent. The number of samples in a release is public, and the machine's own account: a
+    The clip of a query point follows from earlier releases. No client's privacy rests on it: a client bounds what it
+    releases whatever clip it is sent. The number of samples in a release is public, and the client's own account: a
     lie about it spoils the model, as one about gradients does, and nobody's privacy.
     """
 
@@ -440,12 +440,12 @@ class TrustedFullBatch(FullBatch):
     average : {"last", "linear"}
         Which model is published: the last iterate, or the average of all with weights 1 .. t.
     l2 : float
-        lambda >= 0: lambda ||w||^2 / 2 is added to the loss, here and not on the machines.
+        lambda >= 0: lambda ||w||^2 / 2 is added to the loss, here and not on the clients.
     quantile : float
-        Share of gradients that is not to be clipped, 0 < quantile < 1, for machines with
-        :class:`~murmurfl.clients.CountedGradients`; 0 where the machines' clip stays.
+        Share of gradients that is not to be clipped, 0 < quantile < 1, for clients with
+        :class:`~murmurfl.clients.CountedGradients`; 0 where the clients' clip stays.
     quantile_share : float
-        Share of mu^2 spent on counting clipped gradients, as on the machines.
+        Share of mu^2 spent on counting clipped gradients, as on the clients.
     quantile_rate : float
         How fast the clip follows, > 0: in the t-th round in which something came, rate / t^1.5.
     first_clip : float
@@ -498,10 +498,10 @@ class TrustedFullBatch(FullBatch):
 
     Notes
     -----
-    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
+    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one client,
     against everybody but the server itself, under the conditions of
     :class:`~murmurfl.strategies.aggregation.noisy.Noisy`. A sample is in at most one sum a round, for a
-    machine's reply counts once, and every round in which something came has noise of its own. How many samples a sum is
+    client's reply counts once, and every round in which something came has noise of its own. How many samples a sum is
     over is public. Proof: docs/proofs/returning-samples.md.
     """
 

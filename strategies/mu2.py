@@ -8,9 +8,9 @@ m, the number asked,
     x_{t+1} = (1 - a) x_t + a w_{t+1},    a = alpha_{t+1} / alpha_{1:t+1} = 2 / (t + 2)
 
 K is the ball of diameter D around the start. Always dividing by m, also when replies are lost, is what makes q the same
-again once a machine is heard that carries over what was missing.
+again once a client is heard that carries over what was missing.
 
-With a trusted server (appendix F; reshef-levy-2024, algorithm 2; ALGORITHMS 2.1) machines send contributions without
+With a trusted server (appendix F; reshef-levy-2024, algorithm 2; ALGORITHMS 2.1) clients send contributions without
 noise over an authenticated, encrypted link, and the step is along q_t + Y_t, Y_t fresh in every round and never
 accumulated. One sample changes q by at most Delta / m and stays in it to the end, so with T rounds
 sigma^2 = (Delta / m)^2 T / mu^2 makes the whole run mu-GDP.
@@ -22,7 +22,7 @@ poor before it. Here eta is divided by the root mean square of the values of q_1
     w_{t+1} = Project_K(w_t - eta_t q_t),    x_{t+1} as above,    and w_{t+1} is published
 
 so that a parameter moves by about eta in a round, whatever clip, noise and batch are. With a window of W rounds the
-past is forgotten, for streams that drift: in rounds t > W machines weigh as in round W, and
+past is forgotten, for streams that drift: in rounds t > W clients weigh as in round W, and
 
     q_t     = (1 - 1 / W) q_{t-1} + s_t,    a = 2 / (W + 2),    rms_t^2 = (1 - 1 / W) rms_{t-1}^2 + ||q_t||^2 / (W d)
     w_{t+1} = Project_K(w_1 + (1 - 1 / (2 W)) (w_t - w_1) - eta_t q_t)
@@ -43,8 +43,8 @@ from numpy.typing import NDArray
 
 from ..privacy import protocol
 from ..privacy.accounting.gdp import check_positive
+from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError
-from ..privacy.machine.policy import PrivacyPolicy
 from ..privacy.noise import NoiseKeys
 from .aggregation.noisy import Noisy
 from .aggregation.plain import Aggregator
@@ -64,7 +64,7 @@ def check_finite(values: Vector | float) -> None:
     """Refuse a step that overflows."""
     if not np.isfinite(values).all():
         raise ConfigurationError(
-            "Expected a finite step, got one that overflows: lower learning_rate, or look for a broken machine "
+            "Expected a finite step, got one that overflows: lower learning_rate, or look for a broken client "
             "(largest_value).",
             kind="out-of-range",
             setting="learning_rate",
@@ -116,7 +116,7 @@ class Mu2State:
     w, x, x_previous : ndarray of shape (d,)
         Iterate, query point and previous query point.
     release_sum : ndarray of shape (d,)
-        m q: the sum of all releases aggregated, exact multiples of the machines' grid where nothing is forgotten.
+        m q: the sum of all releases aggregated, exact multiples of the clients' grid where nothing is forgotten.
     """
 
     start: Vector
@@ -151,7 +151,7 @@ def mu2_step(
     server_round : int
         t, from 1.
     clients_per_round : int
-        m, machines asked.
+        m, clients asked.
     learning_rate : float
         eta.
     diameter : float
@@ -191,7 +191,7 @@ class Mu2Rule(ProjectedRule[Mu2State]):
 
 
 class Mu2(ReleaseStrategy[Mu2State]):
-    """DP-mu^2-FL with an untrusted server: the machines' noise cancels itself.
+    """DP-mu^2-FL with an untrusted server: the clients' noise cancels itself.
 
     Parameters
     ----------
@@ -247,7 +247,7 @@ class Mu2(ReleaseStrategy[Mu2State]):
 
     Notes
     -----
-    Everything the server sees is covered by each machine's own guarantee (:class:`~murmurfl.clients.Mu2Client`), and
+    Everything the server sees is covered by each client's own guarantee (:class:`~murmurfl.clients.Mu2Client`), and
     so is everything computed here, as post-processing.
 
     The published model after round t is x_{t+1}. The papers output x_T, which leaves the replies of the last round
@@ -468,7 +468,7 @@ class AnytimeMu2(ReleaseStrategy[AnytimeMu2State]):
 
     Notes
     -----
-    Machines are those of :class:`Mu2`, and so is their guarantee: it holds for whatever weights a server asks for, and
+    Clients are those of :class:`Mu2`, and so is their guarantee: it holds for whatever weights a server asks for, and
     steps are computed from noisy releases alone.
 
     The published model after round t is w_{t+1}. Nothing depends on the number of rounds: a training that ends after
@@ -590,13 +590,13 @@ class TrustedMu2(Mu2):
 
     Notes
     -----
-    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
+    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one client,
     against everybody but the server itself, under the conditions of
     :class:`~murmurfl.strategies.aggregation.noisy.Noisy`. Each release is aggregated exactly once, and
-    replies of more releases than the machine was asked for are dropped.
+    replies of more releases than the client was asked for are dropped.
 
     A sample counts once: one that returns would move q by Delta / m again, in rounds that depend on how many samples
-    its machine has, which no reply tells. So policies in which samples return are refused here, by
+    its client has, which no reply tells. So policies in which samples return are refused here, by
     :class:`~murmurfl.clients.Mu2Client` and in the operator's file.
     Proof: docs/proofs/sensitivities.md.
     """

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy.accounting.gdp import check_positive
+from ..privacy.release.clipping import Moments
 from ..privacy.errors import ConfigurationError
-from ..privacy.machine.clipping import Moments
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions
 from .rounds.participation import LateAnswers, Sampling
@@ -129,20 +129,20 @@ class OneShotRule(Rule[OneShotState]):
 
 
 class OneShot(ReleaseStrategy[OneShotState]):
-    """Linear model from one release of second moments of each machine, for :class:`~murmurfl.clients.OneShotClient`.
+    """Linear model from one release of second moments of each client, for :class:`~murmurfl.clients.OneShotClient`.
 
     Parameters
     ----------
     clip_norm : float
-        S, the machines' bound on features.
+        S, the clients' bound on features.
     class_weight : float
         A, the weight of classes in their releases.
     noise_std : float
-        Sigma of the noise on each value of one machine's release; 0 without noise.
+        Sigma of the noise on each value of one client's release; 0 without noise.
     ridge : float
         The floor, in units of the noise on a value of the sum; > 0.
     constant : float
-        Value that machines append to features, where the model has a bias; 0 for none.
+        Value that clients append to features, where the model has a bias; 0 for none.
     num_clients : int, optional
         M, clients of the training. Default: all that are connected when it begins.
     clients_per_round : int, optional
@@ -188,7 +188,7 @@ class OneShot(ReleaseStrategy[OneShotState]):
 
     Notes
     -----
-    The model is a weight, of shape (C, k) or for two classes (k,), and where machines append a constant a bias of shape
+    The model is a weight, of shape (C, k) or for two classes (k,), and where clients append a constant a bias of shape
     (C,) behind it.
     """
 

@@ -2,7 +2,7 @@
 
     x^{r+1} = x^r - eta~ (1 / m) sum of the releases,    eta~ = eta eta_g tau
 
-So x is one step along the prefix sums of what the machines release, and the noise in it is theirs: a row of B Z.
+So x is one step along the prefix sums of what the clients release, and the noise in it is theirs: a row of B Z.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class OnlineFedSGD(ReleaseStrategy[OnlineState]):
     Parameters
     ----------
     learning_rate : float
-        eta of the machines' local steps, which have their own setting; this one only scales the server's step.
+        eta of the clients' local steps, which have their own setting; this one only scales the server's step.
     local_steps : int
         tau.
     global_learning_rate : float

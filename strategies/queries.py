@@ -22,8 +22,8 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from ..privacy import protocol
+from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError, MurmurflError
-from ..privacy.machine.policy import PrivacyPolicy
 from ..privacy.noise import NoiseKeys
 from ..privacy.queries.evaluation import SCORES_SHARE, EvaluationResult, EvaluationRows
 from ..privacy.queries.mean_of_features import MeanRows
@@ -36,7 +36,7 @@ from .aggregation.streams import Sum
 from .callbacks.callback import Callback, Training
 from .rounds.options import RoundOptions
 from .rounds.participation import LateAnswers
-from .rounds.replies import LARGEST_VALUE, DirectMachines, Layout, Reply, RoundReport, Vector
+from .rounds.replies import LARGEST_VALUE, DirectReplies, Layout, Reply, RoundReport, Vector
 from .rounds.rule import Rule, Turn
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
@@ -218,13 +218,13 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
 
     def follow(self, trained: ReleaseStrategy[Any]) -> None:
         """Ask the clients of a training that has ended, and wait for no others than it did."""
-        self.machines.restore(trained.machines.names)
+        self.clients.restore(trained.clients.names)
         self.requests.follow(trained.requests)
         self.callbacks.append(_ExcludedBefore(trained))
 
     def collect(
         self,
-        grid: Grid | DirectMachines,
+        grid: Grid | DirectReplies,
         model: ArrayRecord | None = None,
         *,
         timeout: float = 3600.0,
@@ -234,7 +234,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
 
         Parameters
         ----------
-        grid : Grid or DirectMachines
+        grid : Grid or DirectReplies
             Where the clients are.
         model : ArrayRecord, optional
             The model that the query is about; None for a query about records alone.
@@ -262,7 +262,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         report = self.history[-1]
         if not report.aggregated or self.state is None:
             return self.unanswered(report)
-        logger.info("Query: %s, from %d machines in all.", self.query.what, report.aggregated)
+        logger.info("Query: %s, from %d clients in all.", self.query.what, report.aggregated)
         return self.query.read(
             QuerySum(self.state.total, report.samples, report.aggregated, self.noise_std(), self.heard)
         )
@@ -270,8 +270,8 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
     def unanswered(self, report: RoundReport) -> Answer:
         """Return what :meth:`collect` gives where no client released anything; here, raise with what they said."""
         raise ConfigurationError(
-            f"Expected machines to release {self.query.what}, got none from {report.asked}: {self.said(report)}. "
-            f"Machines must be configured for {self.query.setting}; see their logs.",
+            f"Expected clients to release {self.query.what}, got none from {report.asked}: {self.said(report)}. "
+            f"Clients must be configured for {self.query.setting}; see their logs.",
             kind="missing",
         )
 
@@ -283,7 +283,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         stated = self.query.facts(reply.metrics)
         if stated is None or reply.samples <= 0:  # nothing can be divided by what it does not say
             return False
-        self._stated[reply.machine] = stated
+        self._stated[reply.client] = stated
         return True
 
     @property
@@ -308,7 +308,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
     @staticmethod
     def said(report: RoundReport) -> str:
         """Why a round gave nothing, in a line."""
-        said = [f"machines refused with {', '.join(report.refused)}"] if report.refused else []
+        said = [f"clients refused with {', '.join(report.refused)}"] if report.refused else []
         said += [f"the round was closed ({report.closed})"] if report.closed else []
         said += [f"{report.lost} replies were lost"] if report.lost else []
         said += [f"{report.malformed} replies were malformed"] if report.malformed else []
@@ -373,7 +373,7 @@ class MeanOfFeatures(QueryRound[NDArray[np.float32]]):
 
     Notes
     -----
-    A server that was killed while machines answered asks again in the same session. Where all had answered, the mean is
+    A server that was killed while clients answered asks again in the same session. Where all had answered, the mean is
     zero, with a warning: features are used as they lie.
 
     Examples
@@ -425,20 +425,20 @@ class MeanOfFeatures(QueryRound[NDArray[np.float32]]):
         """Zero where a killed server had all answers: a training need not fail for it."""
         if self.answered_to_another(report):
             logger.warning(
-                "Centring: all machines had released the mean of their features to a server that was killed before it "
+                "Centring: all clients had released the mean of their features to a server that was killed before it "
                 "had them; features are used as they lie."
             )
             return np.zeros(self.query.width, dtype=np.float32)
         raise ConfigurationError(
-            f"Expected machines to release the mean of their features, got none from {report.asked}: "
-            f"{self.said(report)}. Machines must be configured for centring; see their logs, or train with "
+            f"Expected clients to release the mean of their features, got none from {report.asked}: "
+            f"{self.said(report)}. Clients must be configured for centring; see their logs, or train with "
             "centring = none.",
             kind="missing",
         )
 
 
 class NotEvaluatedError(MurmurflError):
-    """No machine has evaluated the model."""
+    """No client has evaluated the model."""
 
     kind = "missing"
 
@@ -536,9 +536,7 @@ class PrivateEvaluation(QueryRound[EvaluationResult]):
             callbacks=callbacks,
         )
 
-    def evaluate(
-        self, grid: Grid | DirectMachines, arrays: ArrayRecord, *, timeout: float = 3600.0
-    ) -> EvaluationResult:
+    def evaluate(self, grid: Grid | DirectReplies, arrays: ArrayRecord, *, timeout: float = 3600.0) -> EvaluationResult:
         """Evaluate a model as :meth:`QueryRound.collect` does.
 
         Raises
@@ -554,8 +552,8 @@ class PrivateEvaluation(QueryRound[EvaluationResult]):
         """Raise, with what clients said."""
         killed = " by a server that was killed before it had their answers" if self.answered_to_another(report) else ""
         raise NotEvaluatedError(
-            f"Expected machines to evaluate the model, got nothing from {report.asked}{killed}: {self.said(report)}. "
-            "Machines must be configured for private evaluation; see their logs."
+            f"Expected clients to evaluate the model, got nothing from {report.asked}{killed}: {self.said(report)}. "
+            "Clients must be configured for private evaluation; see their logs."
         )
 
 
@@ -653,7 +651,7 @@ class Statistics(QueryRound[TableStatistics]):
     def unanswered(self, report: RoundReport) -> TableStatistics:
         """Raise, with what clients said."""
         raise ConfigurationError(
-            f"Expected machines to release statistics, got none from {report.asked}: {self.said(report)}. Machines "
+            f"Expected clients to release statistics, got none from {report.asked}: {self.said(report)}. Clients "
             "must be configured for statistics of the same columns; see their logs.",
             kind="missing",
         )

@@ -1,6 +1,6 @@
 r"""Sensitivity-reduced momentum with a trusted server (tran-cutkosky-2022, algorithm 2; ALGORITHMS section 4).
 
-With g_t the mean of the machines' clipped gradients, a_t the iterate at which the epoch of round t began, and the trees
+With g_t the mean of the clients' clipped gradients, a_t the iterate at which the epoch of round t began, and the trees
 of :mod:`murmurfl.strategies.momentum_tree` for A (gradients at a_t), D (A_t - A_{t-N}) and R (what is left of
 g_t):
 
@@ -9,7 +9,7 @@ g_t):
     w_{t+1}   = w_t - eta m^_t / ||m^_t||
 
 The combination of the sums without noise is plain momentum, m_t = (1 - alpha) m_{t-1} + alpha g_t, exactly: the server
-computes that, and takes only the noise from the trees, whose rows it draws again from their keys. So a machine computes
+computes that, and takes only the noise from the trees, whose rows it draws again from their keys. So a client computes
 one gradient a sample and not three, and the server keeps no node at all.
 
 This works only because differences are not clipped one by one. A clipped difference is no longer the difference of two
@@ -30,8 +30,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError, MurmurflError
-from ..privacy.machine.policy import PrivacyPolicy
 from ..privacy.noise import NONCE_BYTES, NoiseKeys
 from .callbacks.callback import Callback
 from .momentum_tree import Changes, ReconstructionTrees, best_gamma
@@ -50,7 +50,7 @@ _BLOCK_VALUES = 1 << 17
 
 
 class IncompleteRoundError(MurmurflError):
-    """A machine was missing from a round of an algorithm whose guarantee needs all of them in every round."""
+    """A client was missing from a round of an algorithm whose guarantee needs all of them in every round."""
 
     kind = "missing"
 
@@ -64,7 +64,7 @@ class ReducedTreeMomentumState:
     w : ndarray of shape (d,)
         w_{t+1}.
     momentum : ndarray of shape (d,)
-        m_t without noise, times the number of machines.
+        m_t without noise, times the number of clients.
     nonces : ndarray of shape (T, 16), uint8
         A nonce for each round. The noise of the nodes that a round completes is drawn again from it.
     """
@@ -135,19 +135,19 @@ class ReducedTree(MomentumStream):
         if policy.max_participations < num_rounds:
             raise ConfigurationError(
                 f"Expected max_participations >= num_rounds = {num_rounds}, got {policy.max_participations}: "
-                "every machine must be in every round.",
+                "every client must be in every round.",
                 kind="out-of-range",
                 setting="max_participations",
                 got=policy.max_participations,
             )
 
     def changes(self, num_parameters: int) -> Changes:
-        """How far a sample, replaced, moves what the trees add up, for the sum over the machines."""
-        machines, server = self.policy.plan(num_parameters).grid, self.noise_grid(num_parameters)
-        return self._changes(machines.charge(num_parameters), server.charge(num_parameters))
+        """How far a sample, replaced, moves what the trees add up, for the sum over the clients."""
+        clients, server = self.policy.plan(num_parameters).grid, self.noise_grid(num_parameters)
+        return self._changes(clients.charge(num_parameters), server.charge(num_parameters))
 
     def _changes(self, rounding: float, node_rounding: float) -> Changes:
-        """Return the changes, given what the rounding of the machines and that of the server add."""
+        """Return the changes, given what the rounding of the clients and that of the server add."""
         policy, clip = self.policy, self.policy.clip_norm
 
         def difference(steps: int) -> float:
@@ -159,7 +159,7 @@ class ReducedTree(MomentumStream):
         return Changes(2 * clip / policy.batch_size, difference(self.epoch), residual, node_rounding=2 * node_rounding)
 
     def trees(self, num_parameters: int) -> tuple[ReconstructionTrees, NDArray[np.float64]]:
-        """Return the trees, and the standard deviation of the noise on each node, for the sum over the machines."""
+        """Return the trees, and the standard deviation of the noise on each node, for the sum over the clients."""
         if num_parameters not in self._trees:
             changes = self.changes(num_parameters)
             trees = self._trees_for(changes)
@@ -193,7 +193,7 @@ class ReducedTree(MomentumStream):
         return np.array([float(np.linalg.norm(weights * stds[numbers])) for numbers, weights in rows])
 
     def noise(self, nonces: NDArray[np.uint8], server_round: int, num_parameters: int) -> NDArray[np.float64]:
-        """Return the noise on the sum of the machines' momenta: lemma 17's combination of the noise of the nodes."""
+        """Return the noise on the sum of the clients' momenta: lemma 17's combination of the noise of the nodes."""
         trees, stds = self.trees(num_parameters)
         numbers, weights = trees.row(server_round)
         weights = weights * stds[numbers]
@@ -338,19 +338,19 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState, ReducedTree]
 
     Notes
     -----
-    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
+    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one client,
     against everybody but the server itself, under the conditions of
     :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`, and provided also that every sample's gradient
     is L-Lipschitz in the model, for any sample (a model must be built so, for example by bounding its features; data
-    cannot show it), and that machines compute it at the points they are sent. So models must be float64, or steps would
-    not have the length they should have. Every machine must be in every round. Where a reply is missing, a sample's
+    cannot show it), and that clients compute it at the points they are sent. So models must be float64, or steps would
+    not have the length they should have. Every client must be in every round. Where a reply is missing, a sample's
     gradient changes from one epoch to the next by as much as it is long; so the run ends with
     :class:`IncompleteRoundError` before anything of that round is published. Samples in another order would do the
     same: policies in which samples do not return after exactly N rounds are refused.
     Proof: docs/proofs/sensitivities.md.
 
-    Momentum and noise are rounded to the machines' grid. A node of R is m_t minus (1 - alpha)^{its length} times the
-    momentum before it, so it is charged with two roundings. The machines' own roundings are charged to R_t.
+    Momentum and noise are rounded to the clients' grid. A node of R is m_t minus (1 - alpha)^{its length} times the
+    momentum before it, so it is charged with two roundings. The clients' own roundings are charged to R_t.
     """
 
     needs_all: ClassVar[bool] = True
@@ -428,7 +428,7 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState, ReducedTree]
     def check_report(self, report: RoundReport) -> None:
         if report.aggregated < self.num_clients:
             raise IncompleteRoundError(
-                f"Expected replies of all {self.num_clients} machines in every round, got {report.aggregated} in "
+                f"Expected replies of all {self.num_clients} clients in every round, got {report.aggregated} in "
                 f"round {report.server_round}: the noise is too little for a sample that is missing from some epochs. "
                 "Nothing of the round was published; start anew, or use TreeMomentum, which can do without."
             )

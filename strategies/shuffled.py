@@ -1,10 +1,10 @@
 r"""Private shuffled gradients with public data, the server's half (jiang-2026, algorithm 1; ALGORITHMS section 5).
 
-The end of an epoch is the mean of the machines' ends, and the regulariser is applied there, once an epoch:
+The end of an epoch is the mean of the clients' ends, and the regulariser is applied there, once an epoch:
 
     x_end = x - eta (1 / m) sum of the releases v,    x <- argmin_x n psi(x) + ||x - x_end||^2 / (2 eta)
 
-An epoch on public samples alone is the server's own: nobody is asked and nothing is spent. The paper has one machine.
+An epoch on public samples alone is the server's own: nobody is asked and nothing is spent. The paper has one client.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy.accounting.gdp import check_positive
+from ..privacy.release.shuffled_privatizer import noisy_epoch
 from ..privacy.errors import ConfigurationError
-from ..privacy.machine.shuffled_machine import noisy_epoch
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions
 from .rounds.participation import LateAnswers, Sampling
@@ -42,7 +42,7 @@ class ShuffledState:
 
 
 def private_rounds(variant: Variant, num_rounds: int, private_share: float) -> range:
-    """Return the rounds, from 1, in which machines are asked (the paper's table 2): ``private_share`` of K, rounded.
+    """Return the rounds, from 1, in which clients are asked (the paper's table 2): ``private_share`` of K, rounded.
 
     Examples
     --------
@@ -183,20 +183,20 @@ class ShuffledRule(Rule[ShuffledState]):
 
 
 class ShuffledAvg(ReleaseStrategy[ShuffledState]):
-    """Shuffled gradients over machines, for :class:`~murmurfl.clients.ShuffledClient`.
+    """Shuffled gradients over clients, for :class:`~murmurfl.clients.ShuffledClient`.
 
     Parameters
     ----------
     learning_rate : float
-        eta > 0, that of the machines.
+        eta > 0, that of the clients.
     steps_per_epoch : int
-        n, steps of a machine's epoch.
+        n, steps of a client's epoch.
     regularizer : {"none", "l2", "l1", "ball"}
         psi, applied once an epoch (:func:`proximal`).
     strength : float
         lambda of the regulariser, or the ball's radius; > 0 unless there is none.
     rounds : range, optional
-        The rounds, from 1, in which machines are asked; default all (:func:`private_rounds`).
+        The rounds, from 1, in which clients are asked; default all (:func:`private_rounds`).
     public : PublicEpochs, optional
         For all other rounds.
     num_clients : int, optional
@@ -244,7 +244,7 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
 
     Notes
     -----
-    The proximal step and the epochs on public samples are post-processing of what machines released.
+    The proximal step and the epochs on public samples are post-processing of what clients released.
     """
 
     sums_suffice: ClassVar[bool] = False  # an epoch is built on no release before
@@ -310,5 +310,5 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
         super().__init__(options, rule)
         self._rounds = rounds
 
-    def asks_machines(self, server_round: int) -> bool:
+    def asks_clients(self, server_round: int) -> bool:
         return self._rounds is None or server_round in self._rounds

@@ -1,13 +1,13 @@
 r"""Tree-aggregated momentum with a trusted server (tran-cutkosky-2022, algorithm 1; ALGORITHMS section 4).
 
-With g_t the mean over the machines of their contributions and h the number of trailing zeros of t,
+With g_t the mean over the clients of their contributions and h the number of trailing zeros of t,
 
     F_t     = sum over the last 2^h steps s of alpha (1 - alpha)^{t-s} g_s       (the node that step t completes)
     F^_t    = F_t + fresh noise
     m^_t    = sum over the nodes [y, z] of COMPOSE(1, t) of (1 - alpha)^{t-z} F^_z
     w_{t+1} = w_t - eta m^_t / ||m^_t||
 
-Machines send clipped gradients without noise, all of them in every round, and go through their samples in the same
+Clients send clipped gradients without noise, all of them in every round, and go through their samples in the same
 order in every epoch of N rounds. What all strategies of private momentum share comes first: streams of a momentum in
 which samples return (:class:`MomentumStream`), and normalised steps (:class:`TrustedMomentum`).
 
@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy.accounting.gdp import check_positive
+from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError
-from ..privacy.machine.policy import PrivacyPolicy
 from ..privacy.noise import NoiseKeys
 from .aggregation.noisy import Noisy
 from .aggregation.streams import Stream
@@ -131,11 +131,11 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, StreamT]):
 
     Notes
     -----
-    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
+    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one client,
     against everybody but the server itself, under the conditions of
     :class:`~murmurfl.strategies.aggregation.noisy.Noisy`. It rests on every sample taking part in rounds
-    c, c + N, c + 2 N, ... only: a reply counts only if its number is the round's, so a machine that misses a request is
-    left out from then on (and every machine, if the server stops between its replies and its checkpoint). Noise that
+    c, c + N, c + 2 N, ... only: a reply counts only if its number is the round's, so a client that misses a request is
+    left out from then on (and every client, if the server stops between its replies and its checkpoint). Noise that
     was drawn before an interruption is the same when it is needed again. Proof: docs/proofs/sensitivities.md.
     """
 
@@ -157,8 +157,8 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, StreamT]):
         noise = Noisy(policy, rule.stream, num_rounds=num_rounds, noise_keys=noise_keys)
         super().__init__(options, rule, aggregator=noise)
 
-    def _settle(self, machines: int) -> None:
-        super()._settle(machines)
+    def _settle(self, clients: int) -> None:
+        super()._settle(clients)
         if self.clients_per_round != self.num_clients:
             raise ConfigurationError(
                 f"Expected clients_per_round = num_clients = {self.num_clients} for private momentum, got "
@@ -242,7 +242,7 @@ class Tree(MomentumStream):
     Notes
     -----
     **Formal guarantees.** All nodes together are mu-GDP for replacement of one sample that takes part in rounds
-    c, c + N, ... only. Nodes are rounded to the machines' grid, which is charged.
+    c, c + N, ... only. Nodes are rounded to the clients' grid, which is charged.
     Proof: docs/proofs/sensitivities.md.
     """
 
@@ -361,9 +361,9 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState, Tree]):
 
     Notes
     -----
-    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one machine,
+    **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one client,
     against everybody but the server itself, under the conditions of
-    :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`. Nodes are rounded to the machines' grid, which
+    :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`. Nodes are rounded to the clients' grid, which
     is charged.
     Proof: docs/proofs/sensitivities.md.
     """

@@ -12,8 +12,8 @@ from collections import defaultdict
 import hypothesis
 import pytest
 import typer.testing
+from murmurfl.privacy.release import prefix_sums as noise_stream
 from murmurfl.privacy.ledger import store
-from murmurfl.privacy.machine import prefix_sums as noise_stream
 from threadpoolctl import threadpool_limits
 
 # Two workers share the cores, and threads that wait for small matrices spin. The variables are for what is loaded later
@@ -132,6 +132,6 @@ def real_disk():
 
 @pytest.fixture
 def hushed_noise(monkeypatch):
-    """A thousandth of the noise, to see what a real machine sends through it: a mu that large would be refused."""
+    """A thousandth of the noise, to see what a real client sends through it: a mu that large would be refused."""
     real = noise_stream.standard_normals
     monkeypatch.setattr(noise_stream, "standard_normals", lambda *arguments: 1e-3 * real(*arguments))

@@ -315,7 +315,7 @@ def _grid(app: Any, experiment: Any, fault: Fault, recording: Recording) -> Any:
                 recording.note("no answer", True)
                 return None
             reply = super().handle(message, identifier)
-            name, turn = str(asked.get("machine")), asked.get("server-round")
+            name, turn = str(asked.get("client")), asked.get("server-round")
             if training and name in fault.wrong.get(turn, ()) and not reply.has_error():
                 reply.content["arrays"] = self._wrong(reply.content["arrays"])
             if reply.has_error():

@@ -23,7 +23,7 @@ MOST_BYTES = 450e6  # what Python compiles among them
 INSTALLERS = ("pip", "setuptools", "pkg_resources", "_distutils_hack")  # which every environment may begin with
 OPTIONAL = ("torch", "torchvision", "flwr_datasets", "datasets", "nvidia", "triton", "ray", "matplotlib", "jinja2")
 NODE = """
-machine = "clinic"
+client = "clinic"
 ledger = "ledger.sqlite"
 clip-norm = 2.0
 batch-size = 32
@@ -112,7 +112,7 @@ from sklearn.datasets import load_breast_cancer
 data = load_breast_cancer()
 rows = [{**dict(zip(map(str, data.feature_names), map(float, row))), "target": str(label)}
         for row, label in zip(data.data, data.target)]
-result = murmurfl.fit(rows, label="target", machines=4, epsilon=4)
+result = murmurfl.fit(rows, label="target", clients=4, epsilon=4)
 assert len(result.predict(rows[:3])) == 3
 """
 

@@ -85,11 +85,11 @@ def test_parts_that_are_missing_are_no_rows_and_are_said_to_be_missing():
 
 def test_pages_are_written_with_parts_missing(monkeypatch):
     found = pages.document("performance")
-    monkeypatch.setattr(pages, "document", lambda name: {"machine": found["machine"]} if name == "performance" else {})
+    monkeypatch.setattr(pages, "document", lambda name: {"client": found["client"]} if name == "performance" else {})
     blocks = pages.BLOCKS["docs/performance.md"]
     others = {name: blocks[name] for name in blocks.keys() - {"footprint"}}
     said = {name: write() for name, write in others.items()}
-    assert {said[name] for name in said.keys() - {"machine"}} == {"Not measured yet."}
+    assert {said[name] for name in said.keys() - {"client"}} == {"Not measured yet."}
 
 
 def test_a_part_that_fails_is_noted_and_the_others_go_on(tmp_path, monkeypatch, capsys):
@@ -132,7 +132,7 @@ def test_a_message_on_ray_stands_beside_one_of_flowers():
 @pytest.mark.long  # PyTorch takes seconds to import
 @pytest.mark.parametrize("dense", [False, True])
 def test_the_bare_loop_and_written_out_gradients_agree(dense):
-    size = bare.Size(features=5, machines=4, per_round=2, rounds=3, dense=dense, target=1.3)
+    size = bare.Size(features=5, clients=4, per_round=2, rounds=3, dense=dense, target=1.3)
     found = bare.bare(size)
     assert (found["updates"], found["parameters"]) == (6, 60)
 

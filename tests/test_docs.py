@@ -210,7 +210,7 @@ def test_configurations_are_read(block, tmp_path):
         configparser.ConfigParser(strict=False).read_string(block.text)
     else:
         values = tomllib.loads(block.text)
-        if "machine" in values:
+        if "client" in values:
             path = tmp_path / "node.toml"
             path.write_text(block.text)
             path.chmod(0o600)
@@ -245,7 +245,7 @@ def test_the_first_page_shows_what_the_readmes_example_prints(tmp_path, monkeypa
         ["murmurfl", "runn"],
         ["murmurfl", "run", "--sett", "mu=1"],
         ["murmurfl", "run", "--set", "nun-clients=1"],
-        ["murmurfl", "plan", "--machines", "ten"],
+        ["murmurfl", "plan", "--clients", "ten"],
         ["flwr", "ruin", "."],
         ["flwr", "run", ".", "-c", "nun-clients=1"],
         ["flower-superlink", "--ssl-certifile", "x"],

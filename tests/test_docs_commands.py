@@ -1,6 +1,6 @@
 """Every command of docs/ is run, in the page's order, as a reader would type it.
 
-Here: what one machine does by itself. ``flwr run .`` by test_readme.py; nodes, certificates and ``flwr run . ours`` by
+Here: what one client does by itself. ``flwr run .`` by test_readme.py; nodes, certificates and ``flwr run . ours`` by
 tests/deployment/test_walkthrough.py; ``make`` targets by CI and by themselves. What :func:`is_left` names is parsed by
 test_docs.py and no more: no network, no GPU and no systemd in a test, and whole reproductions take from minutes to
 hours (what they gave is in docs/results). CI leaves runs on Flower's own processes (:func:`starts_flower`), and the
@@ -126,7 +126,7 @@ docs = pytest.mark.docs
 
 @pytest.fixture(scope="module")
 def read_before(tmp_path_factory):
-    """A folder in which start.md was followed, and the part of deployment.md that is a machine's own."""
+    """A folder in which start.md was followed, and the part of deployment.md that is a client's own."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "var/lib/murmurfl").mkdir(parents=True)
     rows = [f"{20 + i % 70},{('surgery', 'internal')[i % 2]},{('no', 'yes')[i % 3 == 0]},H{i % 7}" for i in range(200)]
@@ -136,7 +136,7 @@ def read_before(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         said = "".join(run(words, folder) for words in commands("start.md") if words[0] == "murmurfl")
-        # The first is a machine's; one with two budgets comes with secure aggregation, in a part of its own.
+        # The first is a client's; one with two budgets comes with secure aggregation, in a part of its own.
         made = (words for words in commands("deployment.md") if words[:3] == ["murmurfl", "ledger", "create"])
         created = next(made)
         run(created, folder)

@@ -27,7 +27,7 @@ from murmurfl.privacy import (
     MemoryLedger,
     MurmurflError,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     SimulatedKeys,
     SQLiteLedger,
     errors,
@@ -188,7 +188,7 @@ class World:
         def training(**options):
             return error(lambda: foreign(CorrelatedFedAvg(num_clients=4, **options), WITH_MOD, 4))
 
-        return training(evaluate_on_machines=True), training()
+        return training(evaluate_on_clients=True), training()
 
     def nothing_came(self):
         self.simulation()
@@ -203,13 +203,13 @@ class World:
 
     def simulation(self):
         """The grid of these errors counts as Flower's simulation, whose nodes are all there from its start."""
-        for place in ("known_machines", "loop"):
+        for place in ("client_registry", "loop"):
             self.monkeypatch.setattr(f"murmurfl.strategies.rounds.{place}.is_simulation", lambda grid: True)
-        self.monkeypatch.setattr("murmurfl.strategies.rounds.known_machines._ALL_MADE_WITHIN_S", 0.0)
+        self.monkeypatch.setattr("murmurfl.strategies.rounds.client_registry._ALL_MADE_WITHIN_S", 0.0)
 
     def no_helpers(self):
         class Connected(InProcessGrid):
-            most = 4  # two machines and, after them, two helpers
+            most = 4  # two clients and, after them, two helpers
 
             def get_node_ids(self):
                 return list(super().get_node_ids())[: self.most]
@@ -224,16 +224,16 @@ class World:
 
     def shapes(self):
         def training(model):
-            machines = RunConfig.from_mapping({**TWO.to_mapping(), "model": model})
-            return error(lambda: run_experiment(InProcessGrid(client_app.app, 2, machines.to_mapping()), TWO))
+            clients = RunConfig.from_mapping({**TWO.to_mapping(), "model": model})
+            return error(lambda: run_experiment(InProcessGrid(client_app.app, 2, clients.to_mapping()), TWO))
 
         return training("mlp"), training("softmax")
 
     def gradient_shape(self):
         def release(values):
             policy = PrivacyPolicy(clip_norm=1.0, batch_size=4, max_participations=5, mu=1.0)
-            machine = PrivateMachine(policy, 3, 20, MemoryLedger(), SimulatedKeys(1, "a"))
-            return error(lambda: machine.release("training", 0, lambda samples: np.ones((4, values))))
+            privatizer = Privatizer(policy, 3, 20, MemoryLedger(), SimulatedKeys(1, "a"))
+            return error(lambda: privatizer.release("training", 0, lambda samples: np.ones((4, values))))
 
         return release(2), release(3)
 
@@ -245,7 +245,7 @@ class World:
 
         def training(mu):
             (self.folder / "node.toml").write_text(self.node(mu=mu))
-            client = NodeConfig.read(self.folder / "node.toml").client()
+            client = NodeConfig.read(self.folder / "node.toml").make_client()
             grid = InProcessGrid(numpy_client_app(lambda context: client), 1, config.to_mapping())
             return error(lambda: run_experiment(grid, config, deployed=True))
 
@@ -274,7 +274,7 @@ class World:
         return said.replace("import of wandb halted; None in sys.modules", "No module named 'wandb'"), run()
 
     def node(self, **changes):
-        values = {"machine": "clinic", "ledger": "ledger.sqlite", "clip-norm": 2.0, "batch-size": 32, "mu": 2.0}
+        values = {"client": "clinic", "ledger": "ledger.sqlite", "clip-norm": 2.0, "batch-size": 32, "mu": 2.0}
         values |= {"task": "digits", "num-partitions": 4, "partition-id": 0, "max-participations": 4, **changes}
         return toml_document(values)
 

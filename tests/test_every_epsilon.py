@@ -24,9 +24,9 @@ from benchmarks import pages
 
 SHOWN = re.compile(r"(?:epsilon|ε)\b[^\n.|]{0,30}?\d", re.IGNORECASE)
 SAID = re.compile(
-    r"(?:epsilon|ε)[^;]*? at delta = \S+, for replacement of (?:one sample|all samples) of one machine, "
+    r"(?:epsilon|ε)[^;]*? at delta = \S+, for replacement of (?:one sample|all samples) of one client, "
     r"against (?:the server and everybody else|everybody but the trusted server)"
-    r"(?: if one helper and \d+ machines? of each sum are honest(?:, and [^;]*?(?:whatever happens|are not))?)?"
+    r"(?: if one helper and \d+ clients? of each sum are honest(?:, and [^;]*?(?:whatever happens|are not))?)?"
     r"; [^;]*(?:noise|released)[^;]*; ",
     re.IGNORECASE,
 )
@@ -58,7 +58,7 @@ def world(tmp_path, monkeypatch):
     configured_client.cache_clear()
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
     node = {
-        "machine": "clinic",
+        "client": "clinic",
         "ledger": "ledger.sqlite",
         "clip-norm": 2.0,
         "batch-size": 32,
@@ -88,14 +88,14 @@ def invoke(*arguments):
     return result
 
 
-FEW = ["--machines", 4, "--set", "strategy=full-batch", "--set", "num-rounds=3"]
+FEW = ["--clients", 4, "--set", "strategy=full-batch", "--set", "num-rounds=3"]
 SHOWING = {
     "run": [*RUN, "--name", "x"],
     "list": ["list"],
     "report": ["report", "runs/made"],
     "reproduce": ["reproduce", "reshef-levy-2024"],
     "audit": ["audit", "--runs", "20", "--set", "num-rounds=2"],
-    "plan": ["plan", "--machines", 5, "--samples", 20, "--rounds", 4, "--batch", 5, "--epsilon", 2],
+    "plan": ["plan", "--clients", 5, "--samples", 20, "--rounds", 4, "--batch", 5, "--epsilon", 2],
     "ledger show": ["ledger", "show", "ledger.sqlite"],
     "ledger create": ["ledger", "create", "new.sqlite", "--epsilon", 2, "--delta", 1e-5],
     "node": ["node", "node.toml", "--check"],
@@ -109,7 +109,7 @@ SUMS = {
     "report": ["report", "runs/sums"],
     "audit": ["audit", "--runs", "20", *SUMMED],
     "plan": ["plan", *SUMMED],
-    "statistics": ["statistics", "patients.csv", "--machines", 4, "--trust", "secure-aggregation"],
+    "statistics": ["statistics", "patients.csv", "--clients", 4, "--trust", "secure-aggregation"],
     "fit": ["fit", "patients.csv", "--epsilon", 2, "--trust", "secure-aggregation", *FEW],
 }
 """Under secure aggregation an epsilon needs the other one beside it, and what it rests on."""
@@ -119,7 +119,7 @@ SECRETS = {
     "audit": ["audit", "--runs", "20", *SECRET],
 }
 """In a secret order there is a second epsilon: proved with independent noise, and else an estimate."""
-BOTH = re.compile(r"machines of each sum are honest, and mu = \S+, epsilon = \S+ whatever happens; ")
+BOTH = re.compile(r"clients of each sum are honest, and mu = \S+, epsilon = \S+ whatever happens; ")
 AS_JSON = ("fit", "statistics", "list", "reproduce", "audit", "plan", "search", "ledger show")
 SILENT = (
     "ledger accept-rollback",
@@ -159,7 +159,7 @@ def test_every_command_is_walked():
 
 @pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
 def test_what_a_plan_says_of_the_updates_of_a_project(trust):
-    asked = ["plan", "--unit", "machine", "--machines", 20, "--parameters", 50, "--epsilon", 2, "--trust", trust]
+    asked = ["plan", "--unit", "client", "--clients", 20, "--parameters", 50, "--epsilon", 2, "--trust", trust]
     assert shows_and_says(invoke(*asked).output) == (True, True)
     assert not unexplained(json.loads(invoke(*asked, "--json").stdout))
 
@@ -196,7 +196,7 @@ def test_what_commands_say_of_a_secret_order(world, strategy, proved):
 
 @pytest.mark.long
 def test_what_a_plan_says_of_a_secret_order(world):
-    given = ["plan", "--machines", 5, "--samples", 20, "--batch", 5, "--mu", 1, "--batch-selection", "shuffled"]
+    given = ["plan", "--clients", 5, "--samples", 20, "--batch", 5, "--mu", 1, "--batch-selection", "shuffled"]
     document = json.loads(invoke(*given, "--json").stdout)
     assert not unexplained(document)
     found = {made["name"]: made for made in document["mechanisms"]}
@@ -263,8 +263,8 @@ def test_tables_of_the_pages(page):
         "epsilon = 3.1",
         "ε = 3.1 at δ = 1e-5",
         "epsilon = 3.1 at delta = 1e-05, for one sample, against the server and everybody else; tree noise; x",
-        "epsilon = 3.1 at delta = 1e-05, for replacement of one sample of one machine, against nobody; noise; x",
-        "epsilon = 3.1 at delta = 1e-05, for replacement of one sample of one machine, against the server and "
+        "epsilon = 3.1 at delta = 1e-05, for replacement of one sample of one client, against nobody; noise; x",
+        "epsilon = 3.1 at delta = 1e-05, for replacement of one sample of one client, against the server and "
         "everybody else.",
     ],
 )

@@ -1,4 +1,4 @@
-"""The benchmark of thousands of machines, with few: what it counts as nothing lost, and that it would see a loss."""
+"""The benchmark of thousands of clients, with few: what it counts as nothing lost, and that it would see a loss."""
 
 from dataclasses import replace
 
@@ -8,21 +8,21 @@ from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 
 from benchmarks import fleet
+from benchmarks.fleet_clients import Clients, Told
 from benchmarks.fleet_grid import Weather
-from benchmarks.fleet_machines import Machines, Told
 
-MACHINES, ASKED, FEATURES, ROUNDS = 10, 5, 4, 5
+CLIENTS, ASKED, FEATURES, ROUNDS = 10, 5, 4, 5
 
 
 class Here:
-    """A pipe to machines of this process."""
+    """A pipe to clients of this process."""
 
-    def __init__(self, machines):
-        self.machines, self.compared, self._answer = machines, None, None
+    def __init__(self, clients):
+        self.clients, self.compared, self._answer = clients, None, None
 
     def send(self, asked):
         what, given = asked
-        self._answer = getattr(self.machines, what)(given)
+        self._answer = getattr(self.clients, what)(given)
         self.compared = given if what == "compare" else None
 
     def recv(self):
@@ -31,29 +31,29 @@ class Here:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of few machines: the pipe, and what was measured."""
+    """A run of few clients: the pipe, and what was measured."""
     folder = tmp_path_factory.mktemp("fleet")
     config = RunConfig(
         task="synthetic",
-        synthetic_samples=MACHINES,
+        synthetic_samples=CLIENTS,
         synthetic_features=FEATURES,
-        num_clients=MACHINES,
+        num_clients=CLIENTS,
         clients_per_round=ASKED,
         batch_size=1,
         num_rounds=ROUNDS,
         mu=2.0,
     )
     experiment = prepare(config)
-    told = Told(MACHINES, FEATURES, fleet.SAMPLES, experiment.policy(0).clip_norm, config.mu)
-    pipe = Here(Machines(folder, told))
+    told = Told(CLIENTS, FEATURES, fleet.SAMPLES, experiment.policy(0).clip_norm, config.mu)
+    pipe = Here(Clients(folder, told))
     return pipe, fleet._train(pipe, experiment, folder, {"prepared": 1.0})
 
 
 @pytest.mark.long
-def test_nothing_is_lost_over_machines_that_are_late_or_down(trained):
+def test_nothing_is_lost_over_clients_that_are_late_or_down(trained):
     _, found = trained
     compared = found["compared"]
-    assert compared["agreeing"] == compared["machines"] > 0
+    assert compared["agreeing"] == compared["clients"] > 0
     assert compared["sums_equal"]
     assert compared["released"] - found["aggregated"] == compared["carried"]
     assert found["requests"] == ROUNDS * ASKED
@@ -65,24 +65,24 @@ def test_nothing_is_lost_over_machines_that_are_late_or_down(trained):
 def test_a_release_that_the_server_forgot_or_counted_twice_would_be_seen(trained):
     pipe, _ = trained
     session, acks, total = pipe.compared
-    machine = next(name for name, release in acks.items() if release > 1)
-    for wrong in (0, acks[machine] + 1):
-        compared = pipe.machines.compare((session, {**acks, machine: wrong}, total))
-        assert compared["agreeing"] == compared["machines"] - 1
+    client = next(name for name, release in acks.items() if release > 1)
+    for wrong in (0, acks[client] + 1):
+        compared = pipe.clients.compare((session, {**acks, client: wrong}, total))
+        assert compared["agreeing"] == compared["clients"] - 1
     twice = np.frombuffer(total) + 2.0**-20
-    assert not pipe.machines.compare((session, acks, twice.tobytes()))["sums_equal"]
+    assert not pipe.clients.compare((session, acks, twice.tobytes()))["sums_equal"]
 
 
 @pytest.mark.long
 def test_the_table_says_what_became_of_every_release(trained):
     _, found = trained
-    row = {"machines": MACHINES, "asked": ASKED, "rounds": ROUNDS, **found}
+    row = {"clients": CLIENTS, "asked": ASKED, "rounds": ROUNDS, **found}
     said = fleet.table([row])
-    assert f"| {MACHINES} | {ASKED} | {10 * (FEATURES + 1)} |" in said
+    assert f"| {CLIENTS} | {ASKED} | {10 * (FEATURES + 1)} |" in said
     assert f"{found['compared']['released']} releases" in said
 
 
-def test_so_many_machines_are_down_and_late_as_is_said():
+def test_so_many_clients_are_down_and_late_as_is_said():
     """2,000 coins: further than 0.045 from their share in less than one of a million."""
     weather = Weather()
     assert np.mean([weather.is_down(i, 0.0) for i in range(2_000)]) == pytest.approx(weather.down, abs=0.045)

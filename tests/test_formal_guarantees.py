@@ -28,7 +28,15 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("privacy", "clients", "strategies", "app")
 PARTS = {
     # What makes what leaves.
-    *("LedgeredMachine", "MachineBlock", "PrivateClient", "PrivateClientApp", "CorrelatedNoiseMod", "Noisy", "Stream"),
+    *(
+        "LedgeredPrivatizer",
+        "PrivatizerBlock",
+        "PrivateClient",
+        "PrivateClientApp",
+        "CorrelatedNoiseMod",
+        "Noisy",
+        "Stream",
+    ),
     *(
         "ClientQuery",
         "QueryPart",
@@ -46,7 +54,7 @@ PARTS = {
     *("AdmissionRule", "ReleaseRule"),
     *("EvaluationShare", "SampleNode", "UpdateNode", "NodeConfig", "HelperConfig"),
     # What hides it.
-    *("Mechanism", "NoiseStream", "NoiseKeys", "MachineKey", "HelperKey"),
+    *("Mechanism", "NoiseStream", "NoiseKeys", "ClientKey", "HelperKey"),
     # What remembers it.
     *("Store", "Ledger", "OpeningRecord", "TrustedCheckpoint"),
     # How much one record can move.
@@ -59,10 +67,10 @@ PARTS = {
 FIGURES = {"mu", "epsilon", "delta", "deltas", "gdp", "sensitivity", "shift", "stds"}
 NUMBERS = {"float", "NDArray", "Sensitivity"}
 DOORS = {
-    "privacy/machine/clipping.py",
+    "privacy/release/clipping.py",
     "privacy/ledger/repair.py",
     "privacy/noise.py",
-    "privacy/machine/known_samples.py",
+    "privacy/release/known_samples.py",
     "app/nodes/supernode.py",
     "app/runs/real_fit.py",
     "app/runs/sealed.py",

@@ -62,7 +62,7 @@ def dead_links(path: Path, text: str) -> Iterable[str]:
 
 
 def other_words(path: Path, text: str) -> Iterable[str]:
-    """Lines that call a machine otherwise."""
+    """Lines that call a client otherwise."""
     lines = (line for line in text.splitlines() if re.search(r"\b(?:silo|learner)s?\b", line))
     return (line for line in lines if not PAPERS_WORDS.search(line.lower()))
 
@@ -101,7 +101,7 @@ RULES = {
         (("docs/house.md", HOUSE.replace("app/models", "app/data")),),
     ),
     "links lead somewhere": Rule(PAGES, dead_links, (("docs/start.md", "[it](gone.md)"),)),
-    "a machine is called a machine": Rule(PAGES, other_words, (("docs/start.md", "Each silo trains."),)),
+    "a client is called a client": Rule(PAGES, other_words, (("docs/start.md", "Each silo trains."),)),
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.clients import UpdateNode, UpdatePolicy
-from murmurfl.clients.nodes.machine_file import SampleNode
+from murmurfl.clients.nodes.client_file import SampleNode
 from murmurfl.privacy import MECHANISMS, PrivacyPolicy, SimulatedKeys
 from murmurfl.strategies import CorrelatedFedAvg
 
@@ -89,7 +89,7 @@ def test_the_operators_files_of_the_page_are_ones(tmp_path):
     updates, samples = blocks("swap-in.md", "toml")
     path = tmp_path / "node.toml"
     path.write_text(updates)
-    assert UpdateNode.read(path).machine == "clinic-0"
+    assert UpdateNode.read(path).client == "clinic-0"
     assert tomllib.loads(updates)["max-participations"] == 20
     path.write_text(samples)
     assert SampleNode.read(path).method == "full-batch"
@@ -109,10 +109,10 @@ def test_what_a_promise_is_worth():
 
 def test_the_noise_in_the_average_is_as_long_as_the_page_says():
     """Full participation, K rounds of updates of length 1 in one direction: their sum is K long."""
-    machines, size, mu, releases = 100, 410, 8.0, 10
+    clients, size, mu, releases = 100, 410, 8.0, 10
     plan = UpdatePolicy(clip_norm=1.0, mu=mu, max_participations=releases).privacy_policy().plan(size)
-    noise = np.linalg.norm(plan.mechanism.decoder()[-1]) * plan.noise_std * np.sqrt(size / machines)
-    assert noise / releases == pytest.approx(2 * np.sqrt(size / machines) / mu, rel=1e-3)
+    noise = np.linalg.norm(plan.mechanism.decoder()[-1]) * plan.noise_std * np.sqrt(size / clients)
+    assert noise / releases == pytest.approx(2 * np.sqrt(size / clients) / mu, rel=1e-3)
 
 
 @pytest.fixture
@@ -137,10 +137,10 @@ def test_own_parts(in_the_folder, typed):
     assert policy.plan(8).mu == pytest.approx(4.0)
 
     def client_fn(ctx):
-        machine = names["simulated_machine"](ctx)
+        client = names["simulated_client"](ctx)
         gradients = names["TorchGradients"](names["torch"].nn.Linear(3, 2), names["torch"].nn.functional.cross_entropy)
-        assert isinstance(machine["keys"], SimulatedKeys)
-        return theirs.GradientClient(gradients, names["Readings"](1), policy, **machine)
+        assert isinstance(client["keys"], SimulatedKeys)
+        return theirs.GradientClient(gradients, names["Readings"](1), policy, **client)
 
     strategy = theirs.AveragedSGD(num_clients=2, clients_per_round=2, learning_rate=0.1)
     grid = InProcessGrid(names["numpy_client_app"](client_fn), 2, {})

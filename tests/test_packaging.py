@@ -312,14 +312,14 @@ context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_c
 reply = client_app.app(message, context)
 print(bundled)
 print(sys.modules["murmurfl.app.client_app"].__file__)
-print(reply.error.code if reply.has_error() else reply.content["config"]["machines"])
+print(reply.error.code if reply.has_error() else reply.content["config"]["clients"])
 """
 
 
-def ask_real_machine(bundle, tmp_path, *options, also=None):
-    """What a plain `flower-supernode` would do with the bundle, on a machine with an operator's file."""
+def ask_real_client(bundle, tmp_path, *options, also=None):
+    """What a plain `flower-supernode` would do with the bundle, on a client with an operator's file."""
     (tmp_path / "node.toml").write_text(
-        'machine = "m1"\nledger = "ledger.sqlite"\ntask = "digits"\nnum-partitions = 4\npartition-id = 1\n'
+        'client = "m1"\nledger = "ledger.sqlite"\ntask = "digits"\nnum-partitions = 4\npartition-id = 1\n'
         "clip-norm = 1.0\nbatch-size = 4\nmu = 1.0\n"
     )
     (tmp_path / "node.toml").chmod(0o600)
@@ -336,14 +336,14 @@ def ask_real_machine(bundle, tmp_path, *options, also=None):
 
 
 @pytest.mark.long
-def test_on_a_real_machine_a_bundle_leaves_the_answer_to_the_installed_murmurfl(bundle, tmp_path):
+def test_on_a_real_client_a_bundle_leaves_the_answer_to_the_installed_murmurfl(bundle, tmp_path):
     """And where none is installed it refuses."""
-    began, ended, machine = ask_real_machine(bundle, tmp_path)
+    began, ended, client = ask_real_client(bundle, tmp_path)
     assert Path(began).is_relative_to(bundle)
     assert Path(ended) == packages.ROOT / "app" / "client_app.py"  # that of this environment: the checkout's
-    assert machine == "m1"
+    assert client == "m1"
     # -S: no editable installation of the checkout.
-    began, ended, code = ask_real_machine(bundle, tmp_path, "-S")
+    began, ended, code = ask_real_client(bundle, tmp_path, "-S")
     assert began == ended
     assert int(code) == protocol.NOT_CONFIGURED
 
@@ -360,6 +360,6 @@ def test_a_broken_installation_says_nothing_to_the_server_and_mixes_with_nothing
     }.items():
         (broken / name).with_suffix(".py").parent.mkdir(parents=True, exist_ok=True)
         (broken / name).with_suffix(".py").write_text(text)
-    began, ended, code = ask_real_machine(bundle, tmp_path, "-S", also=broken.parent)
+    began, ended, code = ask_real_client(bundle, tmp_path, "-S", also=broken.parent)
     assert began == ended
     assert int(code) == protocol.NOT_CONFIGURED

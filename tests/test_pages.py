@@ -132,14 +132,14 @@ def test_the_picture_is_drawn_anew_as_it_is(tmp_path):
 
 SUMS = {"loss": Loss.of(0.5, 1.0), "trust": "secure-aggregation", "min_honest": 7}
 NOTES = (FAST_NOISE, SIMULATED)
-SAME = {"loss": 0.5, "delta": 1e-5, "mechanism": "blt noise on each machine", "notes": NOTES}
+SAME = {"loss": 0.5, "delta": 1e-5, "mechanism": "blt noise on each client", "notes": NOTES}
 
 
 def test_one_sentence_says_what_all_epsilons_are_true_of():
     made = [Guarantee(**{**SAME, **sums}) for sums in ({}, SUMS)]
     said = picture.terms([("a", one) for one in made])
-    assert "one helper and 7 machines of each sum are honest, and is 4.4 whatever happens" in said
-    assert said.startswith(f"ε, rounded up, is {made[0].protects}; noise on each machine; {made[0].covers}; ")
+    assert "one helper and 7 clients of each sum are honest, and is 4.4 whatever happens" in said
+    assert said.startswith(f"ε, rounded up, is {made[0].protects}; noise on each client; {made[0].covers}; ")
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,11 @@ def test_the_readme_has_one_table_of_at_most_eight_rows():
 
 
 def test_masks_cost_what_was_promised_of_them():
-    """Each a fifth of an exact noise row at most; a helper of 1,000 machines with 10^6 parameters 5 s and 300 MiB."""
+    """Each a fifth of an exact noise row at most; a helper of 1,000 clients with 10^6 parameters 5 s and 300 MiB."""
     measured = pages.document("performance")["masks"]
     assert all(row["mask"] <= row["noise"] / 5 for row in measured["masks"])
     one = measured["helper"]
-    assert (one["machines"], one["size"]) == (1_000, 1_000_000)
+    assert (one["clients"], one["size"]) == (1_000, 1_000_000)
     assert one["seconds"] < 5
     assert one["peak_mib"] < 300
 

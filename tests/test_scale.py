@@ -9,16 +9,16 @@ from benchmarks import estimate, scale
 MIB = 2**20
 
 
-def row(machines, rounds, *, kept=1, partition=50, engine=20, asked=800, data=600, parameters=790, own=1_000):
-    """A row of a simulation that takes so many bytes a machine."""
-    took_part = min(machines, rounds * 1_000)
-    prepared = 190 + machines * (partition + data) / MIB
-    last = prepared + (machines * engine + took_part * asked) / MIB
+def row(clients, rounds, *, kept=1, partition=50, engine=20, asked=800, data=600, parameters=790, own=1_000):
+    """A row of a simulation that takes so many bytes a client."""
+    took_part = min(clients, rounds * 1_000)
+    prepared = 190 + clients * (partition + data) / MIB
+    last = prepared + (clients * engine + took_part * asked) / MIB
     return {
-        "machines": machines, "per_round": 1_000, "parameters": parameters, "rounds": rounds, "kept": kept,
-        "asked": took_part, "acks_bytes": 90 * took_part, "data_mib": machines * data / MIB, "import_mib": 190,
+        "clients": clients, "per_round": 1_000, "parameters": parameters, "rounds": rounds, "kept": kept,
+        "asked": took_part, "acks_bytes": 90 * took_part, "data_mib": clients * data / MIB, "import_mib": 190,
         "prepared_mib": prepared, "engine_mib": prepared, "last_mib": last, "peak_mib": last + 5,
-        "prepare_s": machines * 1e-5, "state_s": machines * 1e-6, "write_s": machines * 1e-6,
+        "prepare_s": clients * 1e-5, "state_s": clients * 1e-6, "write_s": clients * 1e-6,
         "updates_per_second": own, "seconds": rounds,
     }  # fmt: skip
 
@@ -59,7 +59,7 @@ def test_a_cluster_has_room_for_what_was_measured_and_not_a_node_more():
 def test_the_table_says_what_follows_and_nothing_where_rows_are_missing():
     text = scale.table(ROWS)
     assert "takes 70 bytes: 50 for which samples are its own, 20 for the rest" in text
-    assert "**100,000,000 machines, on paper**: nobody ran this" in text
+    assert "**100,000,000 clients, on paper**: nobody ran this" in text
     assert "| 1,000,000 | 1,000 | 7,850 | 20 | 6,000 |" in text
     assert "on paper" not in scale.table(ROWS[:-1])
     assert scale.table(ROWS[:1]).count("\n") == 2

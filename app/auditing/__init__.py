@@ -1,1 +1,1 @@
-"""Audits: what a run's machines or a real node leak, measured beside what they claim (``murmurfl audit``)."""
+"""Audits: what a run's clients or a real node leak, measured beside what they claim (``murmurfl audit``)."""

@@ -1,9 +1,9 @@
-"""A differential audit of a real machine: it is made and asked twice, on records that differ in one of them.
+"""A differential audit of a real client: it is made and asked twice, on records that differ in one of them.
 
-The machine is made as ``murmurfl node`` makes it, on made-up records of its public schema, asked a training's
+The client is made as ``murmurfl node`` makes it, on made-up records of its public schema, asked a training's
 questions, and made and asked again with one record replaced by a strange one. Key and nonces are the same, so the noise
 is, and two releases differ by what the record moved. Everything else must be the same, byte for byte: whether the
-machine starts, types and shapes, numbers and texts beside the arrays, refusals, and the lines of a log without details.
+client starts, types and shapes, numbers and texts beside the arrays, refusals, and the lines of a log without details.
 
 Where row k of G is what the contribution to release k moved, and C the mechanism's encoder
 (:mod:`murmurfl.privacy.mechanisms`), releases show the record as much as a Gaussian mechanism with
@@ -31,17 +31,17 @@ from numpy.typing import NDArray
 
 from ...clients.adapters.private_app import PrivateClientApp
 from ...clients.messages import Answers
-from ...clients.nodes.machine_file import SampleNode
+from ...clients.nodes.client_file import SampleNode
 from ...clients.private_client import PrivateClient
+from ...clients.records.client_records import items_of
 from ...clients.records.drafting import document
-from ...clients.records.machine_records import items_of
 from ...clients.records.schema import Schema
 from ...privacy import protocol
 from ...privacy.accounting.gdp import asked_mu
+from ...privacy.release.ledgered_privatizer import LedgeredPrivatizer
 from ...privacy.errors import ConfigurationError, is_interrupt
 from ...privacy.ledger.ledger_history import read_ledger
 from ...privacy.ledger.sqlite import SQLiteLedger
-from ...privacy.machine.ledgered_machine import LedgeredMachine
 from ...privacy.noise import NONCE_BYTES, NoiseKeys, derived_bytes
 from ..engines.inprocess import InProcessGrid
 from ..nodes.journal import LogSettings, lines_of_log
@@ -51,7 +51,7 @@ from ..nodes.supernode import repeating_the_last_answer
 from .neighbours import OWNERS, ROWS, handed_over, made_up_rows, neighbours, written
 
 MOST_RELEASES, MOST_BATCH = 8, 6
-"""Releases and batch of the audited machine; its noise is what the operator's has for releases of that size."""
+"""Releases and batch of the audited client; its noise is what the operator's has for releases of that size."""
 TOLERANCE = 1e-9
 _NODE = 5
 _DELTA = 1e-5
@@ -71,7 +71,7 @@ class Found:
 
     @property
     def refutes(self) -> bool:
-        """Whether it contradicts what the machine claims."""
+        """Whether it contradicts what the client claims."""
         return bool(self.differs) or not self.ratio <= 1 + TOLERANCE
 
 
@@ -79,19 +79,19 @@ class Found:
 class DifferentialAudit:
     """The findings of a differential audit: one for each strange record, and what the audit does not see."""
 
-    machine: str
+    client: str
     unit: str
     """Unit that was replaced: a record, or all records of an owner."""
     sources: tuple[str, ...]
     """How records were handed over."""
     trials: int
-    """Machines that were made."""
+    """Clients that were made."""
     found: tuple[Found, ...]
     notes: tuple[str, ...] = ()
 
     @property
     def refuted(self) -> bool:
-        """Whether anything contradicts what the machine claims."""
+        """Whether anything contradicts what the client claims."""
         return any(one.refutes for one in self.found)
 
     @property
@@ -102,7 +102,7 @@ class DifferentialAudit:
     @property
     def sentence(self) -> str:
         """The verdict in a sentence."""
-        said = f"{self.trials} machines on data that differ in {self.unit}: "
+        said = f"{self.trials} clients on data that differ in {self.unit}: "
         if self.refuted:
             wrong = sum(one.refutes for one in self.found)
             return f"{said}{wrong} of {len(self.found)} strange records show. The claim is refuted."
@@ -113,7 +113,7 @@ class DifferentialAudit:
 
     @property
     def errors(self) -> list[str]:
-        """Texts of the errors that kept a machine from starting, each once."""
+        """Texts of the errors that kept a client from starting, each once."""
         texts = (text for one in self.found for text in one.differs if text != _short(text))
         return list(dict.fromkeys(texts))
 
@@ -125,7 +125,7 @@ class DifferentialAudit:
             for one, ratio in zip(self.found, ratios, strict=True)
         ]
         return {
-            "machine": self.machine,
+            "client": self.client,
             "unit": self.unit,
             "sources": list(self.sources),
             "trials": self.trials,
@@ -147,7 +147,7 @@ class DifferentialAudit:
 
 
 def audit_node(config: NodeConfig | OwnNode) -> DifferentialAudit:
-    """Audit the machine of an operator's file on made-up records: neither its data nor its ledger is touched.
+    """Audit the client of an operator's file on made-up records: neither its data nor its ledger is touched.
 
     Raises
     ------
@@ -156,20 +156,20 @@ def audit_node(config: NodeConfig | OwnNode) -> DifferentialAudit:
 
     Notes
     -----
-    It tests the neighbouring relation of :class:`~murmurfl.privacy.PrivateMachine`, replacement of one record (of all
+    It tests the neighbouring relation of :class:`~murmurfl.privacy.Privatizer`, replacement of one record (of all
     records of one owner), and is exact for the records, requests and points that it tries: what it finds is a mistake,
     and a mistake that it does not find may be there. A project's own function for samples is not audited.
     """
     if not isinstance(config, NodeConfig | SampleNode):
         raise ConfigurationError(
-            "Expected a machine that bounds records, got one whose app's updates are released as a whole: all data of "
-            "the machine are its unit, so no record of them can be audited.",
+            "Expected a client that bounds records, got one whose app's updates are released as a whole: all data of "
+            "the client are its unit, so no record of them can be audited.",
             kind="unsupported",
         )
     if isinstance(config, NodeConfig) and not config.samples:
         raise ConfigurationError(
             f"Expected a node with samples of its own, got task = {config.task!r}, whose data are public: audit the "
-            "run's machines with `murmurfl audit --set`.",
+            "run's clients with `murmurfl audit --set`.",
             kind="unsupported",
         )
     schema = Schema.read_file(Path(config.schema))
@@ -204,7 +204,7 @@ def audit_app(name: str) -> DifferentialAudit:
         own |= {"private_evaluation": evaluation.share, "held_out": evaluation.held_out}
         own |= {"score_bins": evaluation.score_bins}
     node = SampleNode(
-        machine="audited",
+        client="audited",
         ledger="none",
         method=app.method.name,
         schema="none",
@@ -222,7 +222,7 @@ def audit_app(name: str) -> DifferentialAudit:
 
 
 class _RepeatedKeys(NoiseKeys):
-    """A key and nonces that come again, so that two machines have the same noise: for made-up data and nothing else."""
+    """A key and nonces that come again, so that two clients have the same noise: for made-up data and nothing else."""
 
     simulated: ClassVar[bool] = False
 
@@ -241,7 +241,7 @@ class _AuditLedger(SQLiteLedger):
 
 
 class _Asked(NamedTuple):
-    """One request, the same for all machines: its kind, content, and the part it asks a release of, if it does."""
+    """One request, the same for all clients: its kind, content, and the part it asks a release of, if it does."""
 
     kind: str
     content: RecordDict
@@ -250,7 +250,7 @@ class _Asked(NamedTuple):
 
 @dataclass
 class _Seen:
-    """Observations of one machine: named facts that must be the same, and each release's part and values."""
+    """Observations of one client: named facts that must be the same, and each release's part and values."""
 
     facts: list[tuple[str, Any]] = field(default_factory=list)
     values: list[tuple[str, NDArray[np.float64]]] = field(default_factory=list)
@@ -293,8 +293,8 @@ class _Audit:
                         differs.setdefault(name, {}).update({f"{one}{where}": None for one in seen})
         results = tuple(Found(name, ratio, _few(differs[name])) for name, ratio in ratios.items())
         unit = "all records of an owner" if self._schema.owner else "one record"
-        machine = describe(bases[forms[0]][1])
-        return DifferentialAudit(machine, unit, tuple(forms), self._trials, results, tuple(self._notes()))
+        client = describe(bases[forms[0]][1])
+        return DifferentialAudit(client, unit, tuple(forms), self._trials, results, tuple(self._notes()))
 
     def _notes(self) -> Iterator[str]:
         if self._config.secure:
@@ -306,7 +306,7 @@ class _Audit:
             )
 
     def _prepare(self, home: Path) -> None:
-        """The files that all machines are made from: schema and ledger."""
+        """The files that all clients are made from: schema and ledger."""
         reviewed = self._schema.model_copy(update={"reviewed": True})
         (home / "schema.toml").write_text(document(reviewed))
         (home / "fresh").mkdir()
@@ -341,7 +341,7 @@ class _Audit:
                 yield name, "", found
 
     def _made(self, home: Path, source: Source) -> tuple[Answers, PrivateClient]:
-        """A machine on records, with the ledger as it was at first."""
+        """A client on records, with the ledger as it was at first."""
         for file in home.glob("ledger.sqlite*"):
             file.unlink()
         for file in (home / "fresh").iterdir():
@@ -392,7 +392,7 @@ def _requests(client: PrivateClient) -> list[_Asked]:
     asked_for = [part.query for part in client.parts.values()]
     first, last = [one for one in asked_for if one.gives], [one for one in asked_for if not one.gives]
     asked += [_Asked("train", _content(session=one.name, of=one.name), one.name) for one in first]
-    policy = client.machine.policy
+    policy = client.privatizer.policy
     for k in range(1, policy.max_participations + 1):
         asked.append(_Asked("train", _content(k, session, points=points.of(k), centre=points.centre), "training"))
     for one in last:
@@ -415,7 +415,7 @@ _QUESTIONS = (protocol.ASK_HELLO, protocol.ASK_PRIVACY, "anything")
 
 
 class _Points:
-    """Made-up query points of a machine: zero, ordinary ones, a slope, and one far away.
+    """Made-up query points of a client: zero, ordinary ones, a slope, and one far away.
 
     At the slope most gradients agree, which shows whether a record has moved others than its own.
     """
@@ -464,7 +464,7 @@ def _content(
 
 
 def _replay(seen: _Seen, answers: Answers, client: PrivateClient, asked: Sequence[_Asked]) -> None:
-    """Ask a machine everything, as a SuperNode would hand it over."""
+    """Ask a client everything, as a SuperNode would hand it over."""
     seen.facts.append(("what it says of itself", describe(client)))
     repeat, grid = repeating_the_last_answer(), InProcessGrid(ClientApp(), 1, {})
     context = Context(run_id=1, node_id=_NODE, node_config={}, state=RecordDict(), run_config={})
@@ -492,37 +492,37 @@ def _replay(seen: _Seen, answers: Answers, client: PrivateClient, asked: Sequenc
 
 def _moved_over_charged(base: _Seen, seen: _Seen, client: PrivateClient) -> float:
     """The mu that a neighbour's releases show over the mu that is charged: the worst of parts and of all together."""
-    machines = {"training": client.machine, **{name: part.machine for name, part in client.parts.items()}}
+    privatizers = {"training": client.privatizer, **{name: part.privatizer for name, part in client.parts.items()}}
     both = list(zip(base.values, seen.values, strict=False))
     if any(before[0] != after[0] or before[1].shape != after[1].shape for before, after in both):
         return math.inf
     moved, charged = [], []
-    for part, machine in machines.items():
+    for part, privatizer in privatizers.items():
         rows = [after - before for (name, before), (_, after) in both if name == part]
-        found, claimed = _moved(machine, np.array(rows)) if rows else (0.0, machine.plan.mu)
+        found, claimed = _moved(privatizer, np.array(rows)) if rows else (0.0, privatizer.plan.mu)
         moved.append(found)
         charged.append(claimed)
     ratios = [one / other for one, other in zip(moved, charged, strict=True)]
     return max(*ratios, math.hypot(*moved) / math.hypot(*charged), 0.0)
 
 
-def _moved(machine: LedgeredMachine, rows: NDArray[np.float64]) -> tuple[float, float]:
+def _moved(privatizer: LedgeredPrivatizer, rows: NDArray[np.float64]) -> tuple[float, float]:
     """The mu that differences of releases, shape (releases, d), show, and the mu that is charged.
 
     Every request acknowledges all releases before it, so a difference is what one contribution moved.
     """
-    plan = machine.plan
+    plan = privatizer.plan
     spacing = plan.grid.spacing
     rows = np.rint(rows / spacing) * spacing  # as the grid has it: what is sent is a multiple of its spacing
     if not plan.noise_std:  # a trusted server's: it counts what is moved in all releases
-        turns = math.sqrt(machine.policy.sample_participations if not machine.policy.sums_samples else len(rows))
+        turns = math.sqrt(privatizer.policy.sample_participations if not privatizer.policy.sums_samples else len(rows))
         return float(np.linalg.norm(rows)), plan.sensitivity * turns
     encoder = plan.mechanism.materialize(len(rows))
     return float(np.linalg.norm(encoder @ rows)) / plan.noise_std, plan.mu
 
 
 def _differences(base: _Seen, seen: _Seen) -> list[str]:
-    """Differences between two machines, in a few words each."""
+    """Differences between two clients, in a few words each."""
     before, after = dict(base.facts), dict(seen.facts)
     if _START in after:
         return [f"does not start: {after[_START]}"]

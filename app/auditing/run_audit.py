@@ -1,13 +1,13 @@
-"""Auditing a run's own machines: its client, policy, mechanism and model, on data with a canary (``murmurfl audit``).
+"""Auditing a run's own clients: its client, policy, mechanism and model, on data with a canary (``murmurfl audit``).
 
 The canary is one of two samples whose clipped gradients at one query point are as far apart as the model lets them be.
-The server is not trusted, so the auditor chooses the query point as well. The machine is asked at this point in every
+The server is not trusted, so the auditor chooses the query point as well. The client is asked at this point in every
 round, and its whole stream is simulated many times on each of several neighbouring data sets
 (:mod:`murmurfl.privacy.audit`).
 
-Under secure aggregation there are two claims, each held against those it is made against. Server and all machines but h
-see the sums over these h: that is mu's. Server, all helpers and all other machines see the machine's own releases: that
-is that of the worst case. A server that told the machine that nothing ever arrived would see more, if helpers opened
+Under secure aggregation there are two claims, each held against those it is made against. Server and all clients but h
+see the sums over these h: that is mu's. Server, all helpers and all other clients see the client's own releases: that
+is that of the worst case. A server that told the client that nothing ever arrived would see more, if helpers opened
 such sums; whether they do is tried out (:func:`opens_without_acks`).
 """
 
@@ -23,18 +23,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients.records.machine_records import OwnedSamples
-from ...clients.simulation.cohort_machines import Cohort
+from ...clients.records.client_records import OwnedSamples
+from ...clients.simulation.cohort_clients import Cohort
 from ...privacy.accounting.amplification import amplification_of
 from ...privacy.accounting.guarantee import Guarantee, rounded_up
 from ...privacy.accounting.loss import Loss
 from ...privacy.audit import Answers, AuditResult, audit_client, audit_secret_order, likelihood_weights, prefix_sums
+from ...privacy.release.clipping import clip_per_sample
+from ...privacy.release.known_samples import Owners
+from ...privacy.release.ledgered_privatizer import Release
+from ...privacy.release.prefix_sums import RowCache
 from ...privacy.errors import ConfigurationError, RefusedError
 from ...privacy.ledger.ledger_records import MemoryLedger
-from ...privacy.machine.clipping import clip_per_sample
-from ...privacy.machine.known_samples import Owners
-from ...privacy.machine.ledgered_machine import Release
-from ...privacy.machine.prefix_sums import RowCache
 from ...privacy.noise import derived_seed
 from ...privacy.sums.masking import Sealed
 from ...privacy.sums.opening_rule import MemoryOpeningRecord, Opener, OpeningRefusedError
@@ -46,16 +46,16 @@ from ..runs.run_guarantees import Figures, configured_figures, run_guarantee
 from ..settings.run_config import RunConfig
 
 MOST_SUMMED = 8
-"""Machines of a sum that are simulated; where more are honest, what is claimed of so many is measured."""
+"""Clients of a sum that are simulated; where more are honest, what is claimed of so many is measured."""
 
 
 @dataclass(frozen=True)
 class RunAudit:
     """The findings of an audit of a run configuration.
 
-    ``result`` is about mu: a machine's stream or, under secure aggregation, sums of ``summed`` honest machines'
-    releases. ``local`` is about the worst case, by a machine's own stream. ``unacknowledged`` is about mu where helpers
-    open sums that a machine's release is in again, which they never should. ``canary_mu`` is the most that these
+    ``result`` is about mu: a client's stream or, under secure aggregation, sums of ``summed`` honest clients'
+    releases. ``local`` is about the worst case, by a client's own stream. ``unacknowledged`` is about mu where helpers
+    open sums that a client's release is in again, which they never should. ``canary_mu`` is the most that these
     canaries can show.
     """
 
@@ -97,7 +97,7 @@ def _finite(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def audit_run(config: RunConfig, runs: int) -> RunAudit:
-    """Measure the privacy of a run's machine with the most samples; under secure aggregation, of sums with it as well.
+    """Measure the privacy of a run's client with the most samples; under secure aggregation, of sums with it as well.
 
     Notes
     -----
@@ -134,14 +134,14 @@ def audit_run(config: RunConfig, runs: int) -> RunAudit:
 
 
 def _check(experiment: Experiment) -> None:
-    """Raise if machines release anything that canaries are not made for, or without noise."""
+    """Raise if clients release anything that canaries are not made for, or without noise."""
     policy, quantile = experiment.policy(), experiment.config.quantile
     for wrong, expected, got, instead in (
         *(
             (
                 True,
                 query.off.replace("=", " = "),
-                f"a run whose machines release {query.says} too",
+                f"a run whose clients release {query.says} too",
                 f"Audit the training alone, with --set {query.off} --set mu={policy.mu!r}.",
             )
             for query in experiment.queries
@@ -154,8 +154,8 @@ def _check(experiment: Experiment) -> None:
         ),
         (
             not policy.adds_noise,
-            "machines that add noise",
-            "a run whose machines add none",
+            "clients that add noise",
+            "a run whose clients add none",
             "There is nothing to audit.",
         ),
     ):
@@ -176,10 +176,10 @@ class _Measurement:
         first = [1] if self._secret else sorted({1, min(2, last), last})
         self.shifts = {f"first {policy.unit} of release {k}": self._scene.shift(k) for k in first}
         releases = range(1, policy.max_participations + 1)
-        self._lost = [reply_is_lost(config.lost_replies, config.seed, k, self._scene.machine) for k in releases]
+        self._lost = [reply_is_lost(config.lost_replies, config.seed, k, self._scene.client) for k in releases]
 
     def of(self, *, summed: int = 1, claimed_mu: float | None = None, ignored: bool = False) -> AuditResult:
-        """The machine's stream, or the sums of it with others'."""
+        """The client's stream, or the sums of it with others'."""
 
         def streams(canary: str | None, numbers: range) -> Answers:
             release = 0 if canary is None else 1 if self._secret else int(canary.rsplit(maxsplit=1)[-1])
@@ -195,7 +195,7 @@ class _Measurement:
             return audit_secret_order(
                 self._policy, streams, move, claimed_epsilon=epsilon, claimed_mu=claimed_mu, runs=self._runs
             )
-        # What is built on nothing holds all that came before: each message is a prefix sum of the ignored machine's.
+        # What is built on nothing holds all that came before: each message is a prefix sum of the ignored client's.
         lost = [True] * len(self._lost) if ignored else self._lost
         return audit_client(self._policy, streams, self.shifts, runs=self._runs, lost=lost, claimed_mu=claimed_mu)
 
@@ -204,13 +204,13 @@ _VICTIM = "0"
 
 
 def opens_without_acks(experiment: Experiment) -> bool:
-    """Whether all helpers open a second sum in which a machine was told that its first, opened release never arrived.
+    """Whether all helpers open a second sum in which a client was told that its first, opened release never arrived.
 
-    Every later sum would then have the machine's old samples in it again, and mu would not hold. What a helper opens
+    Every later sum would then have the client's old samples in it again, and mu would not hold. What a helper opens
     depends on headers, seals and signatures alone, never on data or noise, so one trial with real masks is enough.
     """
     config, session = experiment.config, experiment.session
-    names = [str(machine) for machine in range(config.sums.min_cohort)]
+    names = [str(client) for client in range(config.sums.min_cohort)]
     cohort = Cohort(names, lambda name: experiment.client(int(name), MemoryLedger()))
     openers = [
         Opener(name, HelperKey.simulated(config.seed, name), experiment.roster, MemoryOpeningRecord())
@@ -237,7 +237,7 @@ def _sealed(experiment: Experiment, cohort: Cohort, server_round: int, acks: Map
     for name, release in cohort.releases(server_round, experiment.session, acks, points):
         if isinstance(release, RefusedError):
             raise ConfigurationError(
-                f"Expected releases of all machines, got a refusal of {name!r}: {release}.", kind="refused"
+                f"Expected releases of all clients, got a refusal of {name!r}: {release}.", kind="refused"
             )
         masked = experiment.masking(int(name)).mask(release, experiment.session, experiment.policy(int(name)))
         sealed.append(masked.sealed)
@@ -263,7 +263,7 @@ def _rounded_down(value: float) -> str:
     return f"{float(shown):.4g}"
 
 
-_REPLACED = {"sample": "one sample of one machine", "owner": "all samples of one owner on one machine"}
+_REPLACED = {"sample": "one sample of one client", "owner": "all samples of one owner on one client"}
 
 
 def audit_lines(audit: RunAudit) -> list[str]:
@@ -276,14 +276,14 @@ def audit_lines(audit: RunAudit) -> list[str]:
     if audit.local is not None:
         honest = audit.guarantee.min_honest
         fewer = "" if audit.summed == honest else f", in the place of h = {honest}: what is claimed of so many"
-        lines.append(f"Seen by the server and all machines but {audit.summed} of each sum{fewer}:")
+        lines.append(f"Seen by the server and all clients but {audit.summed} of each sum{fewer}:")
     lines += _measured_lines(result)
     lines.append(
         f"  this canary can show at most mu {audit.canary_mu:.4g}, so many runs at most "
         f"{result.largest_measurable_mu:.4g}"
     )
     if audit.local is not None:
-        lines += ["Seen by the server, all helpers and all other machines:", *_measured_lines(audit.local)]
+        lines += ["Seen by the server, all helpers and all other clients:", *_measured_lines(audit.local)]
         lines.append(_UNACKNOWLEDGED[audit.unacknowledged is not None])
     if audit.unacknowledged is not None:
         lines += _measured_lines(audit.unacknowledged)
@@ -292,8 +292,8 @@ def audit_lines(audit: RunAudit) -> list[str]:
 
 
 _UNACKNOWLEDGED = {
-    False: "Sums with a machine that is told its opened releases never arrived: helpers refuse to open them.",
-    True: "Sums with a machine that is told its opened releases never arrived: HELPERS OPEN THEM.",
+    False: "Sums with a client that is told its opened releases never arrived: helpers refuse to open them.",
+    True: "Sums with a client that is told its opened releases never arrived: HELPERS OPEN THEM.",
 }
 
 
@@ -316,20 +316,20 @@ _FAR = 100.0
 
 
 class Scene:
-    """One machine of an experiment, canaries among its samples, and the point it is queried at."""
+    """One client of an experiment, canaries among its samples, and the point it is queried at."""
 
     def __init__(self, experiment: Experiment) -> None:
-        # Under secure aggregation the smallest machine settles the policy of all.
+        # Under secure aggregation the smallest client settles the policy of all.
         chosen = min if experiment.config.secure else max
-        machine = chosen(range(len(experiment.shards)), key=lambda i: len(experiment.shards[i]))
-        shard, self.policy = experiment.shards[machine], experiment.policy(machine)
-        self.machine, self._samples = str(machine), len(shard)
+        client = chosen(range(len(experiment.shards)), key=lambda i: len(experiment.shards[i]))
+        shard, self.policy = experiment.shards[client], experiment.policy(client)
+        self.client, self._samples = str(client), len(shard)
         self.point, features, labels = canaries(experiment.model, self.policy.clip_norm, experiment.config.seed)
         data = replace(
             experiment.data,
             train_features=np.concatenate([_first(shard, 0), features]),
             train_labels=np.concatenate([_first(shard, 1), labels]),
-            machine_of=None,
+            client_of=None,
             owner_of=None,
         )
         self._experiment = replace(experiment, data=data)
@@ -347,7 +347,7 @@ class Scene:
     def streams(self, canary: int, numbers: range, seed: int, *, summed: int = 1, ignored: bool = False) -> Answers:
         """Return the answers of several runs whose second canary is in release ``canary``, or in none if 0.
 
-        A sum has the canary's machine and ``summed`` - 1 others without a canary. With ``ignored`` the canary's machine
+        A sum has the canary's client and ``summed`` - 1 others without a canary. With ``ignored`` the canary's client
         alone is told that none of its releases arrived.
         """
         order = np.arange(self._samples)
@@ -376,7 +376,7 @@ class Scene:
         return answers
 
     def _shard(self, order: NDArray[np.int64]) -> Any:
-        """A machine with these rows; if rows are owners, an owner's samples are all alike."""
+        """A client with these rows; if rows are owners, an owner's samples are all alike."""
         data, most = self._experiment.data, self.policy.samples_per_owner
         if not most:
             return Shard(data, order)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..fleet.federation.member import Member
 
 
-federation_cli = CommandLine(help="Set a federation up: a coordinator with a server, machines with data, helpers.")
+federation_cli = CommandLine(help="Set a federation up: a coordinator with a server, clients with data, helpers.")
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The coordinator's or the member's folder.")]
 Coordinators = Annotated[Path | None, typer.Option("--in", metavar="FOLDER", help="The coordinator's folder.")]
@@ -49,10 +49,10 @@ Digest = Annotated[
 def new(
     folder: Annotated[Path, typer.Argument(metavar="NAME", help="The federation's name, and its new folder.")],
     schema: Annotated[Path, typer.Option(help="What a record is, reviewed by a person.", show_default=False)],
-    machines: Annotated[int, typer.Option(help="How many machines with data.")] = 5,
+    clients: Annotated[int, typer.Option(help="How many clients with data.")] = 5,
     helpers: Annotated[int, typer.Option(help="How many helpers; 0: no secure aggregation.")] = 2,
     num_records: Annotated[
-        int, typer.Option(help="About how many records a machine has: rounds are planned for it.")
+        int, typer.Option(help="About how many records a client has: rounds are planned for it.")
     ] = 1000,
     address: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where members reach the server.", show_default="this host, 8000")
@@ -67,7 +67,7 @@ def new(
     with failing_clearly():
         made = new_federation(
             folder.expanduser(),
-            machines=machines,
+            clients=clients,
             helpers=helpers,
             schema=schema,
             address=address or f"{socket.getfqdn()}:8000",
@@ -81,7 +81,7 @@ def new(
         say(f"chosen    {reason}")
     proposed = ", ".join(f"{name} = {value}" for name, value in terms.settings.items())
     say(f"proposed  {proposed}")
-    planned = f"planned for {num_records:,} records a machine"
+    planned = f"planned for {num_records:,} records a client"
     say(f"run       {made.folder / RUN_NAME}: for `flwr run`, {planned}; yours to edit")
     say(f"kits      {made.folder / 'kits'}: send each member its own; nothing in a kit is secret")
     say("Each member types: murmurfl federation join NAME.kit, and sends the answer back.")
@@ -97,12 +97,12 @@ def join(
     accept_no_noise: Annotated[
         bool,
         typer.Option(
-            "--accept-no-noise", help="Join also if this kit has the machine send records' values unprotected."
+            "--accept-no-noise", help="Join also if this kit has the client send records' values unprotected."
         ),
     ] = False,
 ) -> None:
     """Join on a member's own computer: make its keys and its operator's file there, and an answer to send back."""
-    from ..fleet.federation.coordinator import MACHINE, Kit
+    from ..fleet.federation.coordinator import CLIENT, Kit
     from ..fleet.federation.member import cost_of_a_run, without_noise
     from ..fleet.federation.member import join as join_federation
 
@@ -119,7 +119,7 @@ def join(
     say(f"made      {member.folder}: the keys of {found.role} {found.member!r}, which stay here")
     say(f"key       {own.fingerprint}")
     say(f"terms     {terms.digest[:16]}: federation {terms.name!r}, server {terms.address}")
-    if found.role == MACHINE:
+    if found.role == CLIENT:
         say(f"a run     {cost_of_a_run(terms)}; mus add in squares")
         say(f"edit      {member.file}: samples, num-records and budgets are yours to say")
     say(f"answer    {member.answer}: send it to the coordinator; it has public keys only")
@@ -168,7 +168,7 @@ def start(
     log_json: LogJSON = False,
     verbose: Verbose = False,
 ) -> None:
-    """Start what a folder is: the server, a machine's node, or a helper; a member's first start needs the digest."""
+    """Start what a folder is: the server, a client's node, or a helper; a member's first start needs the digest."""
     from ..fleet.federation.member import Member
 
     if _is_coordinators(folder):
@@ -343,7 +343,7 @@ def _say_changes(coordinator: Coordinator) -> None:
 
 
 def _say_members(coordinator: Coordinator, *, online: bool = False) -> None:
-    from ..fleet.federation.coordinator import MACHINE
+    from ..fleet.federation.coordinator import CLIENT
 
     federation = coordinator.federation
     seen = coordinator.seen() if online else {}
@@ -354,7 +354,7 @@ def _say_members(coordinator: Coordinator, *, online: bool = False) -> None:
             "key": one.fingerprint,
             "is": seen[name].status if seen else "",
             "runs": str(len(seen[name].statements) + seen[name].silent or "") if seen else "",
-            "spent in them": _reserved(seen[name]) if seen and one.card.kind == MACHINE else "",
+            "spent in them": _reserved(seen[name]) if seen and one.card.kind == CLIENT else "",
         }
         for name, one in sorted(coordinator.members.items())
     ]
@@ -362,14 +362,14 @@ def _say_members(coordinator: Coordinator, *, online: bool = False) -> None:
     rows += [{**nothing, "name": name, "is": "awaited"} for name in coordinator.awaited]
     say_table(f"Federation {federation.terms.name}", rows, ("name",))
     if not federation.members or (federation.terms.sums and federation.roster is None):
-        say(f"digest    none yet: it needs {'a machine and a helper' if federation.terms.sums else 'a machine'}")
+        say(f"digest    none yet: it needs {'a client and a helper' if federation.terms.sums else 'a client'}")
         return
     _say_digest(federation)
     say("Every operator compares this digest with the others', by telephone say, and starts with it.")
 
 
 def _reserved(seen: Seen) -> str:
-    """Return the mu that a machine's runs reserved, by its own statements, and in how many runs it made none."""
+    """Return the mu that a client's runs reserved, by its own statements, and in how many runs it made none."""
     if seen.status == "unknown":
         return "not known: the server does not answer"
     mu = seen.total("mu-guaranteed")
@@ -403,7 +403,7 @@ def roster_key(
             metavar="PATH", help="The private key's new file, say clinic.key; its card goes to clinic.card."
         ),
     ],
-    machine: Annotated[str, typer.Option(help="The machine whose key it is.", show_default=False)] = "",
+    client: Annotated[str, typer.Option(help="The client whose key it is.", show_default=False)] = "",
     helper: Annotated[str, typer.Option(help="Or the helper.", show_default=False)] = "",
     record: Annotated[
         Path | None, typer.Option(help="A helper's opening record, a new file made with the key.", show_default=False)
@@ -412,13 +412,13 @@ def roster_key(
         Path | None, typer.Option(help="The record's high-water mark; default RECORD.mark.", show_default=False)
     ] = None,
 ) -> None:
-    """Make a machine's or a helper's private key, and the card with its public half; overwrites nothing."""
-    from ..fleet.federation.keys_and_cards import make_helper, make_machine
+    """Make a client's or a helper's private key, and the card with its public half; overwrites nothing."""
+    from ..fleet.federation.keys_and_cards import make_client, make_helper
 
     with failing_clearly():
-        if bool(machine) == bool(helper):
+        if bool(client) == bool(helper):
             raise ConfigurationError(
-                "Expected whose key it is as --machine or as --helper, got both or neither.", kind="conflict"
+                "Expected whose key it is as --client or as --helper, got both or neither.", kind="conflict"
             )
         if bool(helper) != (record is not None) or (mark is not None and record is None):
             raise ConfigurationError(
@@ -426,7 +426,7 @@ def roster_key(
                 "opened are made together and live as long as each other.",
                 kind="conflict",
             )
-        made = make_helper(path, helper, record, mark) if record is not None else make_machine(path, machine)
+        made = make_helper(path, helper, record, mark) if record is not None else make_client(path, client)
     say(f"key       {path}: private, of mode 600; it stays on this computer")
     if record is not None:
         say(f"record    {record}: if it is ever lost, this key must be replaced")
@@ -446,7 +446,7 @@ def make_roster(
     with failing_clearly():
         roster = roster_of(map(Card.read, cards))
         write_roster(out, roster)
-    say(f"roster    {out}: {_size(len(roster.machines), len(roster.helpers))}; send it to every operator")
+    say(f"roster    {out}: {_size(len(roster.clients), len(roster.helpers))}; send it to every operator")
     _say_digest(roster)
     say(_COMPARE)
 
@@ -463,15 +463,15 @@ def show_roster(path: RosterPath, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"path": str(path), "digest": roster.digest, "members": rows}, indent=2))
         return
-    say(f"roster    {path}: {_size(len(roster.machines), len(roster.helpers))}")
+    say(f"roster    {path}: {_size(len(roster.clients), len(roster.helpers))}")
     _say_digest(roster)
-    say_table("Machines and helpers", rows, ("name",))
+    say_table("Clients and helpers", rows, ("name",))
     say("Fingerprints are for telling keys apart; what operators compare is the digest.")
 
 
 @roster_cli.command("check")
 def check_roster(
-    path: Annotated[Path, typer.Argument(metavar="CONFIG", help="A machine's or a helper's file.", show_default=False)],
+    path: Annotated[Path, typer.Argument(metavar="CONFIG", help="A client's or a helper's file.", show_default=False)],
 ) -> None:
     """Check an operator's file against its roster: my key, the pinned digest, min-cohort, helpers, record."""
     from ..fleet.preflight import check_operators_file
@@ -484,11 +484,11 @@ def check_roster(
         sys.exit(FAILED)
 
 
-def _size(machines: int, helpers: int) -> str:
-    return f"{machines} machine{'s' * (machines != 1)}, {helpers} helper{'s' * (helpers != 1)}"
+def _size(clients: int, helpers: int) -> str:
+    return f"{clients} client{'s' * (clients != 1)}, {helpers} helper{'s' * (helpers != 1)}"
 
 
-owner_cli = CommandLine(help="Say which runs machines take: an owner's key, permits signed with it, and logins.")
+owner_cli = CommandLine(help="Say which runs clients take: an owner's key, permits signed with it, and logins.")
 
 _DAY_S = 24 * 3600
 _CLOCKS_DIFFER_S = 300

@@ -28,10 +28,10 @@ def fit(
         str, typer.Option(metavar="COLUMN", help="What is to be predicted.", show_default="the last column")
     ] = "",
     site: Annotated[
-        str, typer.Option(metavar="COLUMN", help="Whose a row is: each site is a machine.", show_default=False)
+        str, typer.Option(metavar="COLUMN", help="Whose a row is: each site is a client.", show_default=False)
     ] = "",
-    machines: Annotated[
-        int, typer.Option(help="Without --site: over how many machines rows are dealt.", show_default="5")
+    clients: Annotated[
+        int, typer.Option(help="Without --site: over how many clients rows are dealt.", show_default="5")
     ] = 0,
     epsilon: Annotated[float, typer.Option(help="Of everything that is released, at delta = 1e-5.")] = 2.0,
     schema: Annotated[
@@ -106,7 +106,7 @@ def fit(
             if (folder / RESULT_NAME).exists():
                 fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
             options: dict[str, Any] = {} if "mu" in settings else {"epsilon": epsilon}
-            options |= {"label": label, "site": site, "machines": machines, "schema": schema, "trust": trust}
+            options |= {"label": label, "site": site, "clients": clients, "schema": schema, "trust": trust}
             options |= {"evaluate": evaluate, "scale": scale, "real": real, "budget": budget, "ledger": ledger}
             options |= {"private_log": private_log}
             with room_kept(folder) if real else nullcontext():
@@ -131,7 +131,7 @@ def predict(
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
 ) -> None:
     """Add what a model predicts to a table as a column, of two classes with the second one's probability."""
-    from ...clients.records.machine_records import CsvLines, table_file
+    from ...clients.records.client_records import CsvLines, table_file
     from ...privacy.errors import MisfitError
     from ..models.trained_model import TrainedModel
 

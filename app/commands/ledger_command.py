@@ -152,7 +152,7 @@ def rotate(
 
     _ask(
         yes,
-        "This closes every session on the ledger: a run that goes on loses this machine, and its budget stays spent. "
+        "This closes every session on the ledger: a run that goes on loses this client, and its budget stays spent. "
         "Copies of the ledger from before can never be used again. Go on?",
     )
     with failing_clearly():

@@ -34,7 +34,7 @@ MetricsAddress = Annotated[
 LogJSON = Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")]
 LogDetails = Annotated[
     bool,
-    typer.Option("--log-details", help="Log what may depend on this machine's data, too: such a log must stay here."),
+    typer.Option("--log-details", help="Log what may depend on this client's data, too: such a log must stay here."),
 ]
 
 
@@ -131,7 +131,7 @@ def say_checks_and_end(found: Preflight, *, as_json: bool) -> None:
 SuperLink = Annotated[str, typer.Option(help="The SuperLink's HOST:PORT.", show_default=False)]
 RootCertificates = Annotated[Path | None, typer.Option(help="PEM file the SuperLink's certificate is checked against.")]
 NodeKey = Annotated[Path | None, typer.Option(help="The node's own key, known to the SuperLink.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for tests on one machine.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="No TLS: for tests on one client.")]
 
 
 def node(
@@ -149,7 +149,7 @@ def node(
     health_address: HealthAddress = "",
     metrics_address: MetricsAddress = "",
 ) -> None:
-    """Take part with this machine's own data, policy and ledger; only code runs that is installed here."""
+    """Take part with this client's own data, policy and ledger; only code runs that is installed here."""
     take_part("node", **locals())
 
 
@@ -243,7 +243,7 @@ def deploy_demo(
 
     def show(line: str) -> None:
         words = line.removeprefix("INFO :").strip()
-        if words.startswith("Waiting for machines") and not verbose:
+        if words.startswith("Waiting for clients") and not verbose:
             display.message(words)
         else:
             display.log_line(line, verbose=verbose)
@@ -259,7 +259,7 @@ def deploy_demo(
             with RunDisplay(expected_guarantee(config, deployed=True)) as display:
                 demonstrated = run_demo(config, folder, timeout_s=timeout, on_line=show)
         typer.echo("")
-        lines = [ledger_line(machine, ledger) for machine, ledger in demonstrated.ledgers.items()]
+        lines = [ledger_line(client, ledger) for client, ledger in demonstrated.ledgers.items()]
         lines += [record_line(helper, sets) for helper, sets in demonstrated.opened.items()]
         for line in [*summary_lines(demonstrated.outcome, folder), "", *lines]:
             say(line)
@@ -284,7 +284,7 @@ def server(
     verbose: Verbose = False,
 ) -> None:
     """Run Flower's SuperLink: takes its options too, starts it again when it ends, shows how it is."""
-    # Details, because a server's log contains no data of a machine.
+    # Details, because a server's log contains no data of a client.
     serving = Serving(log_json, log_details=True, verbose=verbose)
     serving.start_log(sees_samples=False)
     with serving.failing():

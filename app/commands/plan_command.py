@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _COMPARED = "Mechanisms are compared for it."
 _KEYS = {
-    "machines": ("num-clients", "", ""),
+    "clients": ("num-clients", "", ""),
     "rounds": ("num-rounds", "any", ""),
     "batch": ("batch-size", "", _COMPARED),
     "epsilon": ("epsilon", "", ""),
@@ -44,21 +44,21 @@ _PARAMETERS = 1000
 _DETAILED = ("batch", "passes", "batch_selection")
 """Options about what only the details say."""
 
-_OF_UPDATES = ("machines", "per_round", "rounds", "clip", "trust", "colluders", "epsilon", "mu", "delta", *_SIZES)
-"""Options about updates of whole machines."""
+_OF_UPDATES = ("clients", "per_round", "rounds", "clip", "trust", "colluders", "epsilon", "mu", "delta", *_SIZES)
+"""Options about updates of whole clients."""
 
 
 @setting_options(_KEYS)
 def plan(
     context: typer.Context,
-    samples: Annotated[int | None, typer.Option(help="Samples of each machine.", show_default=False)] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples of each client.", show_default=False)] = None,
     parameters: Annotated[int | None, typer.Option(help="Values in the model, d.", show_default="1000")] = None,
     unit: Annotated[
         str,
-        typer.Option(help="What is protected: sample, or machine for a project's own updates."),
+        typer.Option(help="What is protected: sample, or client for a project's own updates."),
     ] = "sample",
-    person_machines: Annotated[
-        int | None, typer.Option(help="Of one person: on how many machines there are samples.", show_default=False)
+    person_clients: Annotated[
+        int | None, typer.Option(help="Of one person: on how many clients there are samples.", show_default=False)
     ] = None,
     person_samples: Annotated[
         int | None, typer.Option(help="Of that person: how many on each of them.", show_default=False)
@@ -75,7 +75,7 @@ def plan(
     """Which strategy to take, with what; with --details why not the others, and what every mechanism would do.
 
     It is decided before anything runs, from sizes alone. With --config or --set it is decided for that run, on the
-    sizes of its data; the other options win over it. With --unit machine it says what noise on the updates of a project
+    sizes of its data; the other options win over it. With --unit client it says what noise on the updates of a project
     of your own would leave of its model.
     """
     known = {**given_settings(context), "samples": samples, "parameters": parameters}
@@ -87,7 +87,7 @@ def plan(
             return
         settings = settings_of(config_file, assignments) if of_run else None
         whole = details or as_json or bool(try_out) or any(name in given for name in _DETAILED)
-        found = _answer(settings, given, try_out or 0, (person_machines, person_samples), whole)
+        found = _answer(settings, given, try_out or 0, (person_clients, person_samples), whole)
         _show(found, as_json=as_json, details=whole)
 
 
@@ -103,7 +103,7 @@ def _answer(
 
     keys = {_KEYS[name][0]: value for name, value in given.items() if name in _KEYS}
     if settings is None:
-        missing = [f"--{name}" for name in ("machines", "samples") if name not in given]
+        missing = [f"--{name}" for name in ("clients", "samples") if name not in given]
         missing += [] if {"epsilon", "mu"} & set(given) else ["--epsilon"]
         if missing:
             fail(f"Expected {', '.join(missing)} as well, or a run's configuration with --config or --set.", MISUSED)
@@ -115,7 +115,7 @@ def _answer(
         choice, request = asked_of_numbers(given["samples"], parameters, keys, of_batches)
     else:
         if given.get("per_round") == 0:
-            keys["clients-per-round"] = given.get("machines", settings.get("num-clients", RunConfig.num_clients))
+            keys["clients-per-round"] = given.get("clients", settings.get("num-clients", RunConfig.num_clients))
         choice, request = asked_of_run(settings, keys, {name: given[name] for name in _SIZES if name in given})
     return answer(choice, request, settings or {}, tries=tries, person=person, details=details)
 
@@ -132,15 +132,15 @@ def _show(found: PlanResult, *, as_json: bool, details: bool) -> None:
 
 
 def _show_updates(unit: str, given: Mapping[str, Any], *, of_run: bool, as_json: bool) -> None:
-    """The forecast for updates of a project of one's own, where all data of a machine are protected."""
-    if unit != "machine":
-        fail(f"Expected --unit to be sample or machine, got {unit!r}.", MISUSED)
+    """The forecast for updates of a project of one's own, where all data of a client are protected."""
+    if unit != "client":
+        fail(f"Expected --unit to be sample or client, got {unit!r}.", MISUSED)
     if of_run:
-        fail("Expected --unit machine without a run's configuration: what a run protects is one sample.", MISUSED)
+        fail("Expected --unit client without a run's configuration: what a run protects is one sample.", MISUSED)
     unread = [f"--{name.replace('_', '-')}" for name in given if name not in _OF_UPDATES]
     if unread:
-        fail(f"Expected no {', '.join(unread)} with --unit machine: nothing there reads it.", MISUSED)
-    missing = [f"--{name}" for name in ("machines", "parameters") if name not in given]
+        fail(f"Expected no {', '.join(unread)} with --unit client: nothing there reads it.", MISUSED)
+    missing = [f"--{name}" for name in ("clients", "parameters") if name not in given]
     if len({"epsilon", "mu"} & set(given)) != 1:
         missing.append("exactly one of --epsilon and --mu")
     if missing:
@@ -171,7 +171,7 @@ _MOST_ERRORS = 3
 NodeFile = Annotated[
     Path | None,
     typer.Option(
-        help="An operator's file: its machine is tried on made-up records, one of them replaced by a strange one.",
+        help="An operator's file: its client is tried on made-up records, one of them replaced by a strange one.",
         metavar="FILE",
         show_default=False,
     ),
@@ -189,12 +189,12 @@ AppName = Annotated[
 def audit(
     assignments: Assignments = None,
     config_file: ConfigFile = None,
-    runs: Annotated[int, typer.Option(help="Simulated machines with the canary, and as many without.")] = 2000,
+    runs: Annotated[int, typer.Option(help="Simulated clients with the canary, and as many without.")] = 2000,
     node: NodeFile = None,
     app: AppName = "",
     as_json: AsJson = False,
 ) -> None:
-    """Measure the privacy of machines and hold it against their claim; exit code 3 if that is refuted."""
+    """Measure the privacy of clients and hold it against their claim; exit code 3 if that is refuted."""
     with failing_clearly():
         if node is not None or app:
             if assignments or config_file or (node is not None and app):
@@ -221,10 +221,10 @@ def _audit_strange_records(node: Path | None, app: str, *, as_json: bool) -> Non
     if as_json:
         typer.echo(json.dumps(found.document(), indent=2))
     else:
-        say(f"Audited, made small for it: {found.machine}")
+        say(f"Audited, made small for it: {found.client}")
         say(f"Made-up records come as {', '.join(found.sources)}.")
         say_table("What one record shows", found.rows(), ["strange record", "same bytes"])
         for line in (*found.errors[:_MOST_ERRORS], *found.notes, found.sentence):
             say(line)
     if found.refuted:
-        fail("what leaves the machine depends on a record beyond what is charged for it.", CLAIM_REFUTED)
+        fail("what leaves the client depends on a record beyond what is charged for it.", CLAIM_REFUTED)

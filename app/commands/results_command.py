@@ -73,7 +73,7 @@ def _lines(found: Sequence[FoundRun], before: int) -> list[str]:
     if any(row["epsilon"].endswith(_FAST) for row in rows):
         lines.append(f"{_FAST} Fast simulation noise: a figure for research, no guarantee.")
     if any(row["accuracy"].endswith(_COUNTED) for row in rows):
-        lines.append(f"{_COUNTED} A private evaluation: counted by the machines, with noise.")
+        lines.append(f"{_COUNTED} A private evaluation: counted by the clients, with noise.")
     if guarantees:
         lines += ["", caption(guarantees)]
     return [*lines, "", "One page of several: murmurfl report FOLDER..."]
@@ -161,7 +161,7 @@ def report(
         bool,
         typer.Option(
             "--twins",
-            help="Make runs that have none without noise too, and one machine alone; keep that.",
+            help="Make runs that have none without noise too, and one client alone; keep that.",
         ),
     ] = False,
     schema: Annotated[  # noqa: ARG001 - its callback prints it

@@ -63,7 +63,7 @@ def run(
         bool | None,
         typer.Option(
             "--twin/--no-twin",
-            help="Whether to make the same run without noise too, to compare with; --no-twin: no machine alone either.",
+            help="Whether to make the same run without noise too, to compare with; --no-twin: no client alone either.",
             show_default="if the run took less than a minute",
         ),
     ] = None,
@@ -128,7 +128,7 @@ def _check_engine(engine: str, workers: int | None, ray: str, device: str) -> No
 
 
 def _with_baselines(folder: Path, twin: bool | None) -> Outcome:
-    """Read a run's outcome, with one machine alone and the run without noise as ``twin`` says; a short run has both."""
+    """Read a run's outcome, with one client alone and the run without noise as ``twin`` says; a short run has both."""
     from ..runs.outcome import Outcome
     from ..runs.simulate import add_alone, add_without_noise
 
@@ -148,7 +148,7 @@ def _run_on_ray(config: RunConfig, shown: Guarantee | None, folder: Path, timeou
     from ..engines.superlink import run_flower_app
     from ..runs.outcome import RESULT_NAME
 
-    say(f"Starting {config.num_clients} simulated machines on Flower's Ray engine ...")
+    say(f"Starting {config.num_clients} simulated clients on Flower's Ray engine ...")
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "flower.log").open("w") as log, RunDisplay(shown) as display:
 

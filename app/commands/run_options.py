@@ -104,7 +104,7 @@ ConfigFile = Annotated[
 Workers = Annotated[
     int | None,
     typer.Option(
-        help="Over how many processes the machines of a run on the cohort engine are spread; the model stays the same.",
+        help="Over how many processes the clients of a run on the cohort engine are spread; the model stays the same.",
         show_default="this process alone",
     ),
 ]

@@ -41,8 +41,8 @@ def schema(
     digest: Annotated[bool, typer.Option("--digest", help="Print the digest of FILE, a schema.")] = False,
 ) -> None:
     """Draft what a record is from a file of records, for a person to review."""
+    from ...clients.records.client_records import Records, file_items
     from ...clients.records.drafting import document, draft
-    from ...clients.records.machine_records import Records, file_items
     from ...clients.records.schema import Schema
 
     with failing_clearly():
@@ -108,14 +108,14 @@ def statistics(
         Path | None,
         typer.Option(metavar="SCHEMA.toml", help="Columns and their public bounds.", show_default="drafted from FILE"),
     ] = None,
-    machines: Annotated[int, typer.Option(help="Over how many machines records are dealt.")] = 1,
+    clients: Annotated[int, typer.Option(help="Over how many clients records are dealt.")] = 1,
     site: Annotated[
-        str, typer.Option(metavar="COLUMN", help="Or the column that says on which machine a record is.")
+        str, typer.Option(metavar="COLUMN", help="Or the column that says on which client a record is.")
     ] = "",
     trust: Annotated[
         str, typer.Option(help="Who is trusted: untrusted-server, secure-aggregation or trusted-server.")
     ] = "untrusted-server",
-    seed: Annotated[int, typer.Option(help="Seed of the machines' keys.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the clients' keys.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Rehearse private counts, means, quantiles and histograms of a table's columns on one computer."""
@@ -126,7 +126,7 @@ def statistics(
     logging.getLogger("flwr").setLevel(logging.WARNING)
     with failing_clearly():
         known = draft(file) if schema is None else Draft(Schema.read_file(schema))
-        asked: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "machines": machines, "site": site, "trust": trust}
+        asked: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "clients": clients, "site": site, "trust": trust}
         found = private_statistics(file, known.schema, seed=seed, **asked)
     if as_json:
         would = None if found.guarantee is None else found.guarantee.document()
@@ -138,7 +138,7 @@ def statistics(
 
 def _show(found: TableStatistics, left_out: list[str], *, drafted: bool) -> None:
     say(REHEARSAL)
-    many = f"{found.machines:,} machine{'s' * (found.machines != 1)}"
+    many = f"{found.clients:,} client{'s' * (found.clients != 1)}"
     say(f"{found.records:,} records of {many}. With secret keys it would have: {found.guarantee}")
     if drafted:
         say("The schema was drafted from these records, and shows something of them: write one with murmurfl schema.")

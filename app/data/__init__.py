@@ -1,4 +1,4 @@
-"""Tasks: data sets, their features, and how they are split among machines."""
+"""Tasks: data sets, their features, and how they are split among clients."""
 
 from ..settings.registry import Registry
 from .built_in_tasks import CreditDefault, Digits, Mnist, MnistParity, Recidivism, Synthetic, SyntheticLogistic

@@ -161,12 +161,12 @@ class Synthetic(Task):
 class SyntheticLogistic(Task):
     """synthetic(alpha, beta) of Li et al. 2020 (section 5.1 there), with two classes as zhang-2025 uses it.
 
-    Machine i has its own linear rule, of entries N(u_i, 1) with u_i ~ N(0, alpha), and its own features,
+    Client i has its own linear rule, of entries N(u_i, 1) with u_i ~ N(0, alpha), and its own features,
     N(v_i, diag(j^-1.2)) with the entries of v_i from N(B_i, 1) and B_i ~ N(0, beta). Alpha and beta are variances.
     """
 
     name = "synthetic-logistic"
-    sentence = "synthetic(alpha, beta) of Li et al. 2020 in two classes; every machine has a rule of its own"
+    sentence = "synthetic(alpha, beta) of Li et al. 2020 in two classes; every client has a rule of its own"
     keys = frozenset({"task.samples", "task.features", "task.alpha", "task.beta", "feature-bound"})
     reads = frozenset(
         {"num_clients", "synthetic_samples", "synthetic_features", "synthetic_alpha", "synthetic_beta", "seed"}
@@ -175,22 +175,22 @@ class SyntheticLogistic(Task):
     feature_bound = SYNTHETIC_FEATURE_BOUND
 
     def load(self, config: RunConfig, root: str) -> Dataset:
-        machines, samples, num_features = config.num_clients, config.synthetic_samples, config.synthetic_features
+        clients, samples, num_features = config.num_clients, config.synthetic_samples, config.synthetic_features
         generator = np.random.Generator(np.random.Philox(key=derived_seed("synthetic(alpha, beta)", config.seed)))
-        each = samples // machines
+        each = samples // clients
         if each < 1:
             raise ConfigurationError(
-                f"Expected task.samples >= num-clients = {machines}, got {samples}.",
+                f"Expected task.samples >= num-clients = {clients}, got {samples}.",
                 kind="out-of-range",
                 setting="task.samples",
                 got=samples,
             )
-        held_out = max(_LOGISTIC_TEST // machines, 1)
+        held_out = max(_LOGISTIC_TEST // clients, 1)
         spreads = config.synthetic_alpha**0.5, config.synthetic_beta**0.5
         deviations = np.arange(1, num_features + 1) ** -0.6
-        features = np.empty((machines, each + held_out, num_features), np.float32)
-        labels = np.empty((machines, each + held_out), np.int64)
-        for i in range(machines):
+        features = np.empty((clients, each + held_out, num_features), np.float32)
+        labels = np.empty((clients, each + held_out), np.int64)
+        for i in range(clients):
             model_mean, feature_mean = generator.normal(0.0, spreads)
             weights = generator.normal(model_mean, 1.0, size=(2, num_features))
             offsets = generator.normal(model_mean, 1.0, size=2)
@@ -203,7 +203,7 @@ class SyntheticLogistic(Task):
             features[:, each:].reshape(-1, num_features),
             labels[:, each:].ravel(),
             2,
-            np.repeat(np.arange(machines), each),
+            np.repeat(np.arange(clients), each),
         )
 
 
@@ -225,7 +225,7 @@ class TabularTask(Task):
         values, labels = self.rows(root)
         rows = unit_rows(values)
         order = np.random.Generator(np.random.PCG64(_SPLIT)).permutation(len(labels))
-        # Whole hundreds, so that a hundred machines have equally many.
+        # Whole hundreds, so that a hundred clients have equally many.
         train, test = np.split(order, [int(len(labels) * _TRAINING_SHARE) // 100 * 100])
         return Dataset(rows[train], labels[train], rows[test], labels[test], 2)
 

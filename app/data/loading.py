@@ -1,4 +1,4 @@
-"""The data of a run configuration: found, loaded once, held out or reduced, and split among the machines."""
+"""The data of a run configuration: found, loaded once, held out or reduced, and split among the clients."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.records.schema import check_majority
+from ...privacy.release.clipping import clip_per_sample
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.clipping import clip_per_sample
 from ...privacy.noise import derived_seed
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
@@ -86,7 +86,7 @@ _given: dict[Hashable, Dataset] = {}
 def public_shard(dataset: Dataset, first: int) -> Shard | None:
     """Return a data set's public samples in cyclic order from number ``first`` on; None if it has none.
 
-    Machines that start at different numbers use different samples first.
+    Clients that start at different numbers use different samples first.
     """
     if dataset.public_features is None or dataset.public_labels is None:
         return None
@@ -95,10 +95,10 @@ def public_shard(dataset: Dataset, first: int) -> Shard | None:
 
 
 def load_shards(config: RunConfig, dataset: Dataset, *, stated: bool = False) -> Shards | OwnedShards:
-    """Every machine's samples, or owners, under the configuration's partition, in an order of its seed.
+    """Every client's samples, or owners, under the configuration's partition, in an order of its seed.
 
-    With ``stated`` machines state themselves how many samples they have; then none of these numbers bounds anything.
-    Raises ConfigurationError if there are fewer samples than machines, or a machine would have less than one batch.
+    With ``stated`` clients state themselves how many samples they have; then none of these numbers bounds anything.
+    Raises ConfigurationError if there are fewer samples than clients, or a client would have less than one batch.
     """
     samples = len(dataset.train_labels)
     if config.num_clients > samples:
@@ -118,7 +118,7 @@ def load_shards(config: RunConfig, dataset: Dataset, *, stated: bool = False) ->
     parts = Parts.together(parts)
     if not np.diff(np.sort(parts.numbers)).all():
         raise ConfigurationError(
-            f"Expected partition {config.partition!r} to give a sample to one machine at most.", kind="duplicate"
+            f"Expected partition {config.partition!r} to give a sample to one client at most.", kind="duplicate"
         )
     most = config.samples_per_owner
     shards = OwnedShards(dataset, parts, most, config.seed) if most else Shards(dataset, parts)
@@ -126,22 +126,22 @@ def load_shards(config: RunConfig, dataset: Dataset, *, stated: bool = False) ->
         return shards
     least, rows = int(shards.sizes.min()), "owners" if most else "samples"
     if "batch-size" not in registry("strategy")[config.strategy].keys:
-        if least < 1:  # each release uses all samples of a machine
+        if least < 1:  # each release uses all samples of a client
             raise ConfigurationError(
-                "Expected at least one sample for each machine, got none: use fewer machines.", kind="out-of-range"
+                "Expected at least one sample for each client, got none: use fewer clients.", kind="out-of-range"
             )
         return shards
     if config.batch_size > least:
         raise ConfigurationError(
-            f"Expected batch-size <= {least}, the {rows} of the smallest machine, got {config.batch_size}; "
-            "use fewer machines or a smaller batch.",
+            f"Expected batch-size <= {least}, the {rows} of the smallest client, got {config.batch_size}; "
+            "use fewer clients or a smaller batch.",
             kind="out-of-range",
             setting="batch-size",
             got=config.batch_size,
         )
     if config.passes == 1 and config.batch_size * config.max_participations > least:
         raise ConfigurationError(
-            f"Expected batch-size x max-participations <= {least}, the {rows} of the smallest machine (each is used "
+            f"Expected batch-size x max-participations <= {least}, the {rows} of the smallest client (each is used "
             f"once), got {config.batch_size} x {config.max_participations}.",
             kind="out-of-range",
             setting="batch-size",
@@ -191,7 +191,7 @@ def _held_out(dataset: Dataset, count: int) -> Dataset:
     order = np.random.Generator(np.random.Philox(key=derived_seed("validation"))).permutation(total)
     test_features, test_labels = dataset.train_features[order[:count]], dataset.train_labels[order[:count]]
     rest = _only(dataset, order[count:])
-    return replace(rest, test_features=test_features, test_labels=test_labels, machine_of=None)
+    return replace(rest, test_features=test_features, test_labels=test_labels, client_of=None)
 
 
 def _fewer(dataset: Dataset, count: int) -> Dataset:
@@ -237,7 +237,7 @@ def _only(dataset: Dataset, kept: NDArray[np.int64]) -> Dataset:
         dataset,
         train_features=dataset.train_features[kept],
         train_labels=dataset.train_labels[kept],
-        machine_of=None if dataset.machine_of is None else dataset.machine_of[kept],
+        client_of=None if dataset.client_of is None else dataset.client_of[kept],
         owner_of=None if dataset.owner_of is None else dataset.owner_of[kept],
     )
 
@@ -282,7 +282,7 @@ def checked(dataset: Dataset, setting: str) -> Dataset:
                 kind="wrong-shape",
             )
     count = len(dataset.train_labels)
-    for name, whose in (("machine_of", dataset.machine_of), ("owner_of", dataset.owner_of)):
+    for name, whose in (("client_of", dataset.client_of), ("owner_of", dataset.owner_of)):
         if whose is not None and (np.shape(whose) != (count,) or np.asarray(whose).dtype.kind not in "iu"):
             raise ConfigurationError(
                 f"Expected {name} of {setting} to be integers of shape ({count},), one a training sample, got "

@@ -1,4 +1,4 @@
-"""How a data set is split among machines, by the run's seed: which machine and which owner has which samples."""
+"""How a data set is split among clients, by the run's seed: which client and which owner has which samples."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ...clients.records.machine_records import OwnedSamples
+from ...clients.records.client_records import OwnedSamples
+from ...privacy.release.known_samples import Owners
 from ...privacy.errors import ConfigurationError, check_installed
-from ...privacy.machine.known_samples import Owners
 from ...privacy.noise import derived_bytes, derived_seed
 from ..settings.registry import Named, Registry
 from ..settings.run_config import RunConfig
@@ -23,12 +23,12 @@ from .task import Dataset, Shard, settings
 T = TypeVar("T", covariant=True)
 
 
-class PerMachine(Sequence[T]):
-    """A sequence with an entry for each machine, made on access by :meth:`machine`."""
+class PerClient(Sequence[T]):
+    """A sequence with an entry for each client, made on access by :meth:`client`."""
 
     @abstractmethod
-    def machine(self, number: int) -> T:
-        """Return the entry of one machine."""
+    def client(self, number: int) -> T:
+        """Return the entry of one client."""
 
     @overload
     def __getitem__(self, number: int) -> T: ...
@@ -36,14 +36,14 @@ class PerMachine(Sequence[T]):
     def __getitem__(self, number: slice) -> Sequence[T]: ...
     def __getitem__(self, number: int | slice) -> T | Sequence[T]:
         if isinstance(number, slice):
-            return [self.machine(i) for i in range(len(self))[number]]
-        return self.machine(number)
+            return [self.client(i) for i in range(len(self))[number]]
+        return self.client(number)
 
 
-class Parts(PerMachine[NDArray[np.int64]]):
-    """Numbers of every machine's samples in the order in which it uses them; each machine's is a view.
+class Parts(PerClient[NDArray[np.int64]]):
+    """Numbers of every client's samples in the order in which it uses them; each client's is a view.
 
-    ``numbers`` has those of all machines, one machine after the other; ``sizes`` how many each has.
+    ``numbers`` has those of all clients, one client after the other; ``sizes`` how many each has.
     """
 
     def __init__(self, numbers: NDArray[np.int64], sizes: NDArray[np.integer]) -> None:
@@ -53,7 +53,7 @@ class Parts(PerMachine[NDArray[np.int64]]):
 
     @classmethod
     def together(cls, parts: Iterable[NDArray[np.integer]]) -> Parts:
-        """Parts from one array for each machine."""
+        """Parts from one array for each client."""
         if isinstance(parts, Parts):
             return parts
         arrays = [np.asarray(part, dtype=np.int64) for part in parts]
@@ -61,51 +61,51 @@ class Parts(PerMachine[NDArray[np.int64]]):
         return cls(np.concatenate([np.empty(0, np.int64), *arrays]), sizes)
 
     @classmethod
-    def even(cls, numbers: NDArray[np.int64], machines: int) -> Parts:
+    def even(cls, numbers: NDArray[np.int64], clients: int) -> Parts:
         """Equal parts; if that is impossible, the first ones have one more."""
-        each, more = divmod(len(numbers), machines)
-        return cls(numbers, np.repeat([each + 1, each], [more, machines - more]))
+        each, more = divmod(len(numbers), clients)
+        return cls(numbers, np.repeat([each + 1, each], [more, clients - more]))
 
     @classmethod
-    def of_owners(cls, owner: NDArray[np.integer], machines: int) -> Parts:
-        """Parts in which machine i has the samples with i in ``owner``, ascending."""
+    def of_owners(cls, owner: NDArray[np.integer], clients: int) -> Parts:
+        """Parts in which client i has the samples with i in ``owner``, ascending."""
         order = np.argsort(owner, kind="stable").astype(np.int64, copy=False)
-        first, last = np.searchsorted(owner[order], [0, machines])
-        return cls(order[first:last], np.bincount(owner[order[first:last]], minlength=machines))
+        first, last = np.searchsorted(owner[order], [0, clients])
+        return cls(order[first:last], np.bincount(owner[order[first:last]], minlength=clients))
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def machine(self, number: int) -> NDArray[np.int64]:
+    def client(self, number: int) -> NDArray[np.int64]:
         end, size = self._ends[number], self.sizes[number]
         return self.numbers[end - size : end]
 
-    def starts(self, machines: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Positions in :attr:`numbers` where some machines' samples begin."""
-        return self._ends[machines] - self.sizes[machines]
+    def starts(self, clients: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Positions in :attr:`numbers` where some clients' samples begin."""
+        return self._ends[clients] - self.sizes[clients]
 
     def shuffled(self, generator: np.random.Generator) -> Parts:
-        """Return the same parts, each machine's in the order of one ``generator.permutation`` after another."""
+        """Return the same parts, each client's in the order of one ``generator.permutation`` after another."""
         numbers = self.numbers.copy()
-        for machines, size in self._alike():
-            start = int(self._ends[machines.start]) - size
-            stop = start + size * len(machines)
+        for clients, size in self._alike():
+            start = int(self._ends[clients.start]) - size
+            stop = start + size * len(clients)
             # Shuffling one sample would draw nothing; parts of equal size are rows, shuffled in turn.
-            if size > 1 and len(machines) == 1:
+            if size > 1 and len(clients) == 1:
                 generator.shuffle(numbers[start:stop])
             elif size > 1:
                 numbers[start:stop] = generator.permuted(numbers[start:stop].reshape(-1, size), axis=1).ravel()
         return Parts(numbers, self.sizes)
 
     def _alike(self) -> Iterator[tuple[range, int]]:
-        """Consecutive machines with equally many samples, and that number."""
+        """Consecutive clients with equally many samples, and that number."""
         starts = np.flatnonzero(np.diff(self.sizes, prepend=-1))
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(self)], strict=True):
             yield range(start, stop), int(self.sizes[start])
 
 
-class Shards(PerMachine[Shard]):
-    """Every machine's samples, each machine's made on access."""
+class Shards(PerClient[Shard]):
+    """Every client's samples, each client's made on access."""
 
     def __init__(self, dataset: Dataset, parts: Parts) -> None:
         self._dataset = dataset
@@ -115,25 +115,25 @@ class Shards(PerMachine[Shard]):
     def sizes(self) -> NDArray[np.int64]:
         return self._parts.sizes
 
-    def batch(self, machines: Sequence[int], samples: Sequence[slice]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Equally many samples of each of several machines, one machine after the other."""
+    def batch(self, clients: Sequence[int], samples: Sequence[slice]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Equally many samples of each of several clients, one client after the other."""
         starts = np.array([chosen.start for chosen in samples])
         counts = np.array([chosen.stop for chosen in samples]) - starts
-        if (counts != counts[0]).any() or (starts + counts > self.sizes[np.asarray(machines)]).any():
-            return Shard.stack([(self[i], chosen) for i, chosen in zip(machines, samples, strict=True)])
-        firsts = self._parts.starts(np.asarray(machines)) + starts
+        if (counts != counts[0]).any() or (starts + counts > self.sizes[np.asarray(clients)]).any():
+            return Shard.stack([(self[i], chosen) for i, chosen in zip(clients, samples, strict=True)])
+        firsts = self._parts.starts(np.asarray(clients)) + starts
         chosen = self._parts.numbers[(firsts[:, None] + np.arange(counts[0])).ravel()]
         return self._dataset.train_features[chosen], self._dataset.train_labels[chosen]
 
     def __len__(self) -> int:
         return len(self._parts)
 
-    def machine(self, number: int) -> Shard:
+    def client(self, number: int) -> Shard:
         return Shard(self._dataset, self._parts[number])
 
 
 def shard_sizes(shards: Sequence[Any], used: Callable[[int], int] = int) -> list[int]:
-    """Return the number of samples of each machine that count, which ``used`` says; equal numbers are one object."""
+    """Return the number of samples of each client that count, which ``used`` says; equal numbers are one object."""
     sizes = getattr(shards, "sizes", None)
     if sizes is None:
         return [used(len(shard)) for shard in shards]
@@ -144,30 +144,30 @@ def shard_sizes(shards: Sequence[Any], used: Callable[[int], int] = int) -> list
     return [values[i] for i in place.tolist()]
 
 
-class OwnedShards(PerMachine[OwnedSamples]):
-    """Machines whose samples are grouped by owner, at most ``most`` of each.
+class OwnedShards(PerClient[OwnedSamples]):
+    """Clients whose samples are grouped by owner, at most ``most`` of each.
 
-    Where the data name no owners, every ``most`` consecutive samples of a machine stand for one owner's, which shows on
-    any data what protecting owners costs. An owner with samples on several machines is one on each of them. Simulated
-    machines' secrets follow from the run's ``seed``, and each of their owners has a place of its own
-    (:meth:`~murmurfl.privacy.Owners.one_each`); owners of real machines fall into places (:meth:`real`).
+    Where the data name no owners, every ``most`` consecutive samples of a client stand for one owner's, which shows on
+    any data what protecting owners costs. An owner with samples on several clients is one on each of them. Simulated
+    clients' secrets follow from the run's ``seed``, and each of their owners has a place of its own
+    (:meth:`~murmurfl.privacy.Owners.one_each`); owners of real clients fall into places (:meth:`real`).
     """
 
     def __init__(self, dataset: Dataset, parts: Parts, most: int, seed: int) -> None:
         self._arrays = dataset.train_features, dataset.train_labels
         self._owner_of, self._parts, self._most = dataset.owner_of, parts, most
-        self._owners = [self._simulated(machine, part, seed) for machine, part in enumerate(parts)]
+        self._owners = [self._simulated(client, part, seed) for client, part in enumerate(parts)]
         self.sizes: NDArray[np.int64] = np.array([len(owners) for owners in self._owners], dtype=np.int64)
-        """Number of owners of each machine."""
+        """Number of owners of each client."""
 
     def __len__(self) -> int:
         return len(self._owners)
 
-    def machine(self, number: int) -> OwnedSamples:
+    def client(self, number: int) -> OwnedSamples:
         return OwnedSamples(self._arrays, self._owners[number])
 
-    def real(self, machine: int, secret: bytes, places: int | None) -> OwnedSamples:
-        """Return a real machine's samples, of data that name owners: stand-ins are for simulation.
+    def real(self, client: int, secret: bytes, places: int | None) -> OwnedSamples:
+        """Return a real client's samples, of data that name owners: stand-ins are for simulation.
 
         ``secret`` is its ledger's (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`), ``places`` as its operator has
         decided; default the number of owners.
@@ -179,25 +179,25 @@ class OwnedShards(PerMachine[OwnedSamples]):
                 kind="missing",
                 setting="samples-per-owner",
             )
-        part = self._parts[machine]
+        part = self._parts[client]
         owners = Owners.of(self._owner_of[part], self._most, secret=secret, places=places)
         return OwnedSamples(self._arrays, owners.taken_from(part))
 
-    def _simulated(self, machine: int, part: NDArray[np.int64], seed: int) -> Owners:
+    def _simulated(self, client: int, part: NDArray[np.int64], seed: int) -> Owners:
         if not len(part):
             return Owners(part, part, self._most, 0)
         if self._owner_of is None:
             return Owners.in_turn(len(part), self._most).taken_from(part)
-        secret = derived_bytes(32, "places of owners", seed, machine)
+        secret = derived_bytes(32, "places of owners", seed, client)
         return Owners.one_each(self._owner_of[part], self._most, secret=secret).taken_from(part)
 
 
 class Partition(Named, ABC):
-    """A way to split a data set among machines."""
+    """A way to split a data set among clients."""
 
     @abstractmethod
     def parts(self, dataset: Dataset, config: RunConfig) -> Sequence[NDArray[np.int64]]:
-        """Numbers of every machine's training samples, in the order in which it uses them.
+        """Numbers of every client's training samples, in the order in which it uses them.
 
         Raises
         ------
@@ -218,7 +218,7 @@ class ByLabel(Partition):
     def split(
         self, labels: NDArray[Any], order: NDArray[np.int64], config: RunConfig, generator: np.random.Generator
     ) -> Sequence[NDArray[np.int64]]:
-        """Split ``order``, shuffled numbers of all training samples, into parts, one a machine.
+        """Split ``order``, shuffled numbers of all training samples, into parts, one a client.
 
         ``labels`` are in the data set's order; ``generator`` is for other draws.
         """
@@ -247,15 +247,15 @@ def _parts(wanted: _Wanted) -> Parts:
     generator = np.random.Generator(np.random.Philox(key=derived_seed("partition", config.seed)))
     order = generator.permutation(len(labels))
     parts = Parts.together(wanted.partition.split(labels, order, config, generator))
-    # A machine uses its samples in order, which must not reveal labels; a partitioner may group samples by label.
+    # A client uses its samples in order, which must not reveal labels; a partitioner may group samples by label.
     return parts.shuffled(generator)
 
 
 class Iid(ByLabel):
-    """Equally many samples for each machine, drawn at random."""
+    """Equally many samples for each client, drawn at random."""
 
     name = "iid"
-    sentence = "as many samples for each machine, drawn at random"
+    sentence = "as many samples for each client, drawn at random"
     reads = frozenset({"num_clients", "seed"})
 
     def split(
@@ -280,9 +280,9 @@ class Dirichlet(ByLabel):
         from datasets import Dataset as Table
         from flwr_datasets.partitioner import DirichletPartitioner
 
-        machines, alpha = config.num_clients, config.dirichlet_alpha
+        clients, alpha = config.num_clients, config.dirichlet_alpha
         partitioner = DirichletPartitioner(
-            num_partitions=machines,
+            num_partitions=clients,
             partition_by="label",
             alpha=alpha,
             min_partition_size=1,
@@ -291,11 +291,11 @@ class Dirichlet(ByLabel):
         )
         partitioner.dataset = Table.from_dict({"index": order, "label": labels[order]})
         try:
-            return [np.array(partitioner.load_partition(i)["index"], dtype=np.int64) for i in range(machines)]
+            return [np.array(partitioner.load_partition(i)["index"], dtype=np.int64) for i in range(clients)]
         except ValueError as error:
             raise ConfigurationError(
-                f"Expected a Dirichlet partition of {len(order)} samples with at least one for each of {machines} "
-                f"machines, found none for partition.alpha = {alpha:g}; raise it or use fewer machines.",
+                f"Expected a Dirichlet partition of {len(order)} samples with at least one for each of {clients} "
+                f"clients, found none for partition.alpha = {alpha:g}; raise it or use fewer clients.",
                 kind="out-of-range",
                 setting="partition.alpha",
             ) from error
@@ -333,10 +333,10 @@ class LabelSkew(ByLabel):
 
 
 class HalfByLabel(ByLabel):
-    """zhang-2025, section V-B: half of the samples spread evenly, the other half by label, digit l to machine l."""
+    """zhang-2025, section V-B: half of the samples spread evenly, the other half by label, digit l to client l."""
 
     name = "half-by-label"
-    sentence = "half of the samples spread evenly, the other half by label, class l to machine l (zhang-2025)"
+    sentence = "half of the samples spread evenly, the other half by label, class l to client l (zhang-2025)"
     reads = frozenset({"num_clients", "seed"})
 
     def split(
@@ -358,44 +358,44 @@ class HalfByLabel(ByLabel):
 
 
 class Unequal(ByLabel):
-    """Shares drawn from a log-normal distribution: of 100 machines the largest has some fifty times the smallest's."""
+    """Shares drawn from a log-normal distribution: of 100 clients the largest has some fifty times the smallest's."""
 
     name = "unequal"
-    sentence = "machines of very different sizes, log-normal, drawn at random"
+    sentence = "clients of very different sizes, log-normal, drawn at random"
     reads = frozenset({"num_clients", "seed"})
     spread = 1.0
-    """Standard deviation of the logarithm of a machine's share."""
+    """Standard deviation of the logarithm of a client's share."""
     least = 10
-    """Samples that each machine has, where that is possible."""
+    """Samples that each client has, where that is possible."""
 
     def split(
         self, labels: NDArray[Any], order: NDArray[np.int64], config: RunConfig, generator: np.random.Generator
     ) -> Sequence[NDArray[np.int64]]:
-        machines = config.num_clients
-        given = min(self.least, len(order) // machines)
-        shares = generator.lognormal(sigma=self.spread, size=machines)
-        ends = np.cumsum(shares) / shares.sum() * (len(order) - given * machines)
-        starts = np.rint(ends[:-1]).astype(np.int64) + given * np.arange(1, machines)
+        clients = config.num_clients
+        given = min(self.least, len(order) // clients)
+        shares = generator.lognormal(sigma=self.spread, size=clients)
+        ends = np.cumsum(shares) / shares.sum() * (len(order) - given * clients)
+        starts = np.rint(ends[:-1]).astype(np.int64) + given * np.arange(1, clients)
         return Parts(order, np.diff(starts, prepend=0, append=len(order)))
 
 
 class OwnPartition(Partition):
-    """The machines that the data come with, each with its samples in a seeded order."""
+    """The clients that the data come with, each with its samples in a seeded order."""
 
     name = "own"
-    sentence = "the machines that the data come with"
+    sentence = "the clients that the data come with"
 
     def parts(self, dataset: Dataset, config: RunConfig) -> Sequence[NDArray[np.int64]]:
-        machine_of = dataset.machine_of
-        if machine_of is None:
+        client_of = dataset.client_of
+        if client_of is None:
             raise ConfigurationError(
                 f"Expected data that say whose they are for partition 'own', got task {config.task!r}: give "
-                "Dataset(machine_of=...), a machine's number for each training sample, or take partition 'iid'.",
+                "Dataset(client_of=...), a client's number for each training sample, or take partition 'iid'.",
                 kind="missing",
                 setting="partition",
             )
         generator = np.random.Generator(np.random.Philox(key=derived_seed("partition", config.seed)))
-        return Parts.of_owners(machine_of, config.num_clients).shuffled(generator)
+        return Parts.of_owners(client_of, config.num_clients).shuffled(generator)
 
 
 PARTITIONS = Registry(

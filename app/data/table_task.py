@@ -1,4 +1,4 @@
-"""A table as a task: rows read one by one by a schema, a machine a site, and rows held out for a figure."""
+"""A table as a task: rows read one by one by a schema, a client a site, and rows held out for a figure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...clients.records.client_records import Records, Rows, check_columns, table_file, table_rows
 from ...clients.records.drafting import Draft, draft, draft_of_rows
-from ...clients.records.machine_records import Records, Rows, check_columns, table_file, table_rows
 from ...clients.records.schema import Schema, is_missing, text_of
 from ...privacy.accounting.gdp import gdp_epsilon
 from ...privacy.accounting.guarantee import rounded_up
@@ -97,12 +97,12 @@ class ReadTable:
         inputs, labels = records[:]
         names = tuple(sorted({sites[i] for i in kept})) if site else ()
         of = {name: number for number, name in enumerate(names)}
-        machine_of = np.array([of[sites[i]] for i in kept], dtype=np.int64) if site else None
+        client_of = np.array([of[sites[i]] for i in kept], dtype=np.int64) if site else None
         return ReadRows(
             np.asarray(inputs, np.float32)[kept],
             labels[kept],
             names,
-            machine_of,
+            client_of,
             Counter({reason: count for reason, count in records.reasons.items() if count}),
         )
 
@@ -114,7 +114,7 @@ class ReadRows:
     features: NDArray[np.float32]
     labels: NDArray[Any]
     sites: tuple[str, ...]
-    machine_of: NDArray[np.int64] | None
+    client_of: NDArray[np.int64] | None
     misfits: Counter[str]
     """How many rows do not fit, by the reason."""
 
@@ -207,7 +207,7 @@ class TableTask(Task):
 
     def __init__(self, schema: Schema, dataset: Dataset) -> None:
         digest = hashlib.sha256(schema.digest.encode())
-        for array in (dataset.train_features, dataset.train_labels, dataset.test_features, dataset.machine_of):
+        for array in (dataset.train_features, dataset.train_labels, dataset.test_features, dataset.client_of):
             digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
         self.name = f"table:{digest.hexdigest()[:12]}"
         self.constant = schema.num_classes == 1
@@ -220,9 +220,9 @@ class TableTask(Task):
 
 
 class SchemaTask(Task):
-    """Records that a schema describes and that only real machines have: what a server knows of a table.
+    """Records that a schema describes and that only real clients have: what a server knows of a table.
 
-    Its data set has the schema's shape and no record. Real machines train on their own records, and nothing is
+    Its data set has the schema's shape and no record. Real clients train on their own records, and nothing is
     measured but what they release.
 
     Parameters
@@ -235,7 +235,7 @@ class SchemaTask(Task):
 
     reads = frozenset({"num_clients", "training_samples"})
     has_records = False
-    sentence = "records of a schema, on real machines alone"
+    sentence = "records of a schema, on real clients alone"
 
     def __init__(self, schema: Schema, name: str = "") -> None:
         self.name = name or f"schema:{schema.digest}"
@@ -263,7 +263,7 @@ class SchemaTask(Task):
     def load(self, config: RunConfig, root: str) -> Dataset:
         if config.training_samples < config.num_clients:
             raise ConfigurationError(
-                f"Expected training-samples, how many records all machines have together, with task = {self.name!r}, "
+                f"Expected training-samples, how many records all clients have together, with task = {self.name!r}, "
                 f"got {config.training_samples}: steps and noise depend on it.",
                 kind="missing",
                 setting="training-samples",
@@ -289,9 +289,9 @@ def held_out(rows: ReadRows, schema: Schema, share: float, seed: int) -> Dataset
     order = generator.permutation(len(labels))
     count = max(round(share * len(labels)), 1)
     test, train = np.sort(order[:count]), np.sort(order[count:])
-    machine_of = rows.machine_of
-    if machine_of is not None:
-        lost = ~np.isin(machine_of[test], machine_of[train])  # whose sites would have nothing left to train on
+    client_of = rows.client_of
+    if client_of is not None:
+        lost = ~np.isin(client_of[test], client_of[train])  # whose sites would have nothing left to train on
         test, train = test[~lost], np.sort(np.concatenate([train, test[lost]]))
         if not len(test):
             raise ConfigurationError(
@@ -299,9 +299,9 @@ def held_out(rows: ReadRows, schema: Schema, share: float, seed: int) -> Dataset
                 kind="out-of-range",
                 setting="site",
             )
-        machine_of = machine_of[train]
+        client_of = client_of[train]
     parts = (features[train], labels[train], features[test], labels[test])
-    return Dataset(*parts, schema.num_classes, machine_of=machine_of)
+    return Dataset(*parts, schema.num_classes, client_of=client_of)
 
 
 def model_inputs(features: NDArray[np.float32], schema: Schema) -> NDArray[np.float32]:

@@ -27,8 +27,8 @@ class Dataset:
     ----------
     train_labels, test_labels : ndarray of shape (samples,), int64
         Classes from 0; with one class, numbers to regress on.
-    machine_of : ndarray of shape (samples,), int64, optional
-        Machine of each training sample.
+    client_of : ndarray of shape (samples,), int64, optional
+        Client of each training sample.
     public_features, public_labels : ndarray, optional
         Samples that are nobody's secret, like those for training.
     owner_of : ndarray of shape (samples,), int64, optional
@@ -42,7 +42,7 @@ class Dataset:
     test_features: NDArray[np.float32]
     test_labels: NDArray[np.int64]
     num_classes: int
-    machine_of: NDArray[np.int64] | None = None
+    client_of: NDArray[np.int64] | None = None
     public_features: NDArray[np.float32] | None = None
     public_labels: NDArray[np.int64] | None = None
     owner_of: NDArray[np.int64] | None = None
@@ -55,7 +55,7 @@ class Dataset:
 
 
 class Shard:
-    """One machine's samples, in the order in which it uses them."""
+    """One client's samples, in the order in which it uses them."""
 
     def __init__(self, dataset: Dataset, indices: NDArray[np.int64]) -> None:
         self._dataset = dataset
@@ -69,12 +69,12 @@ class Shard:
         return self._dataset.train_features[chosen], self._dataset.train_labels[chosen]
 
     def places(self, samples: slice) -> NDArray[np.int64]:
-        """Positions of some of this machine's samples among the data set's training samples."""
+        """Positions of some of this client's samples among the data set's training samples."""
         return self._indices[samples]
 
     @classmethod
     def stack(cls, parts: Sequence[tuple[Shard, slice]]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """One batch of several machines' samples."""
+        """One batch of several clients' samples."""
         dataset = parts[0][0]._dataset
         chosen = np.concatenate([shard._indices[samples] for shard, samples in parts])
         return dataset.train_features[chosen], dataset.train_labels[chosen]
@@ -119,7 +119,7 @@ class Task(Named, ABC):
     models : tuple of str, optional
         Names of the models that fit; None for any.
     partitions : tuple of str, optional
-        Names of the partitions that fit; None for any, of which ``own`` needs data that name machines.
+        Names of the partitions that fit; None for any, of which ``own`` needs data that name clients.
     image_shape : tuple of int, optional
         Height and width of its images; features other than ``pixels`` are made from images.
     public : bool
@@ -133,7 +133,7 @@ class Task(Named, ABC):
         The most frequent class's share, which forecasts rehearse; 0 where none is declared: then classes are taken as
         equal. Public knowledge likewise.
     has_records : bool
-        Whether it has records, for training and for the test; otherwise only real machines have some.
+        Whether it has records, for training and for the test; otherwise only real clients have some.
     schema : Schema, optional
         What a record is, for a task whose models are saved with it.
     regularizer, regularizer_strength : str, float

@@ -1,13 +1,13 @@
-"""The cohort engine: a strategy and its simulated machines in one process, without messages between them.
+"""The cohort engine: a strategy and its simulated clients in one process, without messages between them.
 
 The strategy and the clients are the same as on every engine. This engine only skips turning requests and releases into
-messages and back, computes the gradients of many machines together, and keeps their ledgers as arrays with a row for
-each machine.
+messages and back, computes the gradients of many clients together, and keeps their ledgers as arrays with a row for
+each client.
 
 Long runs have compiled loops for the values of a block of releases: the same integers as NumPy's, in one pass over each
 row where NumPy takes nine. They replace arithmetic only
-(:class:`~murmurfl.privacy.machine.machine_block.BlockArithmetic`): normals, admission, what is carried over and what is
-recorded stay where they are, and NumPy does what the loop cannot, row by row.
+(:class:`~murmurfl.privacy.release.privatizer_block.BlockArithmetic`): normals, admission, what is carried over and what
+is recorded stay where they are, and NumPy does what the loop cannot, row by row.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.adapters.per_sample_gradients import OuterProducts
-from ...clients.simulation.cohort_machines import BlockAnswer, Cohort, PartAnswer, stacked_samples
+from ...clients.simulation.cohort_clients import BlockAnswer, Cohort, PartAnswer, stacked_samples
 from ...privacy import protocol
+from ...privacy.release.clipping import StackedContributions, observe_releases, observing
+from ...privacy.release.ledgered_privatizer import Release
+from ...privacy.release.prefix_sums import Past, ReleaseRule, RowCache
+from ...privacy.release.privatizer_block import RowByRow
 from ...privacy.errors import RefusedError
 from ...privacy.ledger.ledger_records import BlockLedger, Counts, Ledger, StreamBlock
-from ...privacy.machine.clipping import StackedContributions, observe_releases, observing
-from ...privacy.machine.ledgered_machine import Release
-from ...privacy.machine.machine_block import RowByRow
-from ...privacy.machine.prefix_sums import Past, ReleaseRule, RowCache
 from ...privacy.mechanisms import CancellingNoise
 from ...privacy.noise import (
     KEY_BYTES,
@@ -41,19 +41,19 @@ from ...privacy.noise import (
     row_key,
     standard_normal_rows,
 )
-from ...strategies.rounds.known_machines import NumberedNames
+from ...strategies.rounds.client_registry import NumberedNames
 from ...strategies.rounds.replies import LARGEST_COUNT, Outcome, Refusal, Reply, RoundRequest, SummedReplies
 from ..data.partition import Shards
 from ..data.task import Shard
+from ..runs.client_statements import GroupedStatements, said_alike
 from ..runs.experiment import Experiment, reply_is_lost
-from ..runs.machine_statements import GroupedStatements, said_alike
 
 DEFAULT_ROW_CACHE_MIB = 256.0
 """Memory for noise rows until they are removed again, in MiB; rows beyond it are regenerated."""
 
 
 class ExperimentKinds:
-    """Groups of like machines of an experiment: equal policies, and a method that makes their clients alike."""
+    """Groups of like clients of an experiment: equal policies, and a method that makes their clients alike."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._experiment = experiment
@@ -73,11 +73,11 @@ class ExperimentKinds:
         return int(self.num_samples[int(name)]) if self.alike else None
 
     def told_apart(self, rows: NDArray[np.integer]) -> list[NDArray[np.int64]]:
-        """Columns; machines that agree in all of them make the same statement."""
+        """Columns; clients that agree in all of them make the same statement."""
         return [self.num_samples[rows], *self.ledgers.figures(np.asarray(rows, dtype=np.intp))]
 
     def batch(self, chosen: Sequence[tuple[str, slice]]) -> Any:
-        """Samples of several machines as one batch."""
+        """Samples of several clients as one batch."""
         shards = self._experiment.shards
         if isinstance(shards, Shards):
             return shards.batch([int(name) for name, _ in chosen], [samples for _, samples in chosen])
@@ -90,11 +90,11 @@ class ExperimentKinds:
         return SimulatedKeys(self._experiment.config.seed, str(row))
 
 
-class CohortMachines:
-    """An experiment's machines, asked directly.
+class CohortClients:
+    """An experiment's clients, asked directly.
 
     ``row_cache_mib`` is the memory for noise rows until they are removed again; other rows are drawn a second time.
-    ``ledgers`` are the machines' own, by name, if other sessions use them too. ``machines`` are those to compute here,
+    ``ledgers`` are the clients' own, by name, if other sessions use them too. ``clients`` are those to compute here,
     by default all; a request must still name all that are asked, because the products of a round's matrices, and who
     may release, depend on them.
 
@@ -108,7 +108,7 @@ class CohortMachines:
         *,
         row_cache_mib: float = DEFAULT_ROW_CACHE_MIB,
         ledgers: Mapping[str, Ledger] | None = None,
-        machines: Sequence[int] | None = None,
+        clients: Sequence[int] | None = None,
     ) -> None:
         self._experiment = experiment
         rows = RowCache(int(row_cache_mib * 2**20))
@@ -116,8 +116,8 @@ class CohortMachines:
         own = kinds.ledgers.ledger if ledgers is None else lambda row: ledgers[str(row)]
         self._kinds = kinds if ledgers is None and kinds.alike else None
         self._here: Collection[str] | None = None
-        if machines is not None:
-            self._here = NumberedNames(machines) if isinstance(machines, range) else frozenset(map(str, machines))
+        if clients is not None:
+            self._here = NumberedNames(clients) if isinstance(clients, range) else frozenset(map(str, clients))
         self.cohort = Cohort(
             NumberedNames(experiment.config.num_clients),
             lambda name: experiment.client(int(name), own(int(name)), rows),
@@ -135,7 +135,7 @@ class CohortMachines:
 
     @property
     def computed(self) -> Sequence[str]:
-        """The machines that are computed here."""
+        """The clients that are computed here."""
         here = self.names() if self._here is None else self._here
         return here if isinstance(here, Sequence) else sorted(here, key=int)
 
@@ -161,7 +161,7 @@ class CohortMachines:
             yield figures
 
     def _single(self, request: RoundRequest, name: str, outcome: Release | RefusedError) -> Iterator[Outcome]:
-        """The outcome of a machine that was asked alone."""
+        """The outcome of a client that was asked alone."""
         # A mean of features or an evaluation is the only release of its session, and is never acknowledged.
         of = request.entries.get(protocol.RELEASE_OF, "gradients")
         if self._is_lost(request, name):
@@ -177,7 +177,7 @@ class CohortMachines:
             self._acknowledge(request, [name])
 
     def _part(self, request: RoundRequest, answer: BlockAnswer, part: PartAnswer) -> Iterator[Outcome]:
-        """The outcomes of machines that were asked together."""
+        """The outcomes of clients that were asked together."""
         for name, refusal in part.refused():
             if not self._is_lost(request, name):
                 yield Refusal(refusal.code)
@@ -207,7 +207,7 @@ class CohortMachines:
         return reply_is_lost(config.lost_replies, config.seed, request.server_round, name)
 
     def _acknowledge(self, request: RoundRequest, names: Iterable[str]) -> None:
-        """Tell machines which of their releases were aggregated, so that they can forget them.
+        """Tell clients which of their releases were aggregated, so that they can forget them.
 
         Their next requests would. A server that sees only sums knows after the round.
         """
@@ -218,7 +218,7 @@ class CohortMachines:
             self.cohort.acknowledge(request.session, told)
 
     def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
-        """What each machine has spent."""
+        """What each client has spent."""
         numbers = np.arange(len(self.names())) if names is None else np.fromiter(map(int, names), np.int64, len(names))
         columns = [numbers] if self._kinds is None else self._kinds.told_apart(numbers)
         return said_alike(numbers, columns, lambda number: self.cohort.client(str(number)).statement(session))
@@ -237,7 +237,7 @@ def _summed(part: PartAnswer, came: list[tuple[int, str]], metrics: Mapping[str,
     streams, block = part.releases.streams, part.part.block
     places, spacing = [i for i, _ in came], block.plan.grid.spacing
     return SummedReplies(
-        machines=tuple(name for _, name in came),
+        clients=tuple(name for _, name in came),
         releases=tuple(streams.release[places].tolist()),
         acks=tuple(streams.ack[places].tolist()),
         samples=tuple(block.samples_counted([part.part.rows[part.releases.rows[i]] for i in places])),
@@ -270,11 +270,11 @@ def compiled_rows(quality: NoiseQuality) -> Callable[[ReleaseRule], CompiledRows
 
 
 class CompiledRows(RowByRow):
-    """Compiled arithmetic of a block, for cancelling noise and one gradient a machine.
+    """Compiled arithmetic of a block, for cancelling noise and one gradient a client.
 
     Notes
     -----
-    Its counts equal those of :class:`~murmurfl.privacy.machine.machine_block.RowByRow` to the bit.
+    Its counts equal those of :class:`~murmurfl.privacy.release.privatizer_block.RowByRow` to the bit.
     """
 
     def __init__(self, rule: ReleaseRule) -> None:
@@ -324,7 +324,7 @@ Write = Callable[[int, NDArray[np.floating], float, bool, Counts, Counts, Counts
 
 
 def _writer(contributions: StackedContributions, factors: NDArray[np.float64], size: int) -> Write:
-    """Return a function that writes one machine's counts and replaces its last noise row."""
+    """Return a function that writes one client's counts and replaces its last noise row."""
     dense, outer = _loops()
     if type(contributions) is OuterProducts:
         residuals = contributions.residuals * factors[:, None]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.messages import GRADIENTS
-from ...clients.simulation.cohort_machines import Cohort
+from ...clients.simulation.cohort_clients import Cohort
 from ...privacy import protocol
 from ...privacy.errors import RefusedError
 from ...strategies.rounds.replies import Outcome, Refusal, Reply, RoundRequest

@@ -1,6 +1,6 @@
 """A Flower ``Grid`` that runs the ClientApp in this process: the same app as under Ray, without Ray.
 
-Every node has its own ``Context``, as a SuperNode would, and keeps its machines from one message to the next, as
+Every node has its own ``Context``, as a SuperNode would, and keeps its clients from one message to the next, as
 ``murmurfl node`` does. Messages are handled one after the other. Private names of flwr are touched here, and where
 records are made (:mod:`murmurfl.clients.messages`, :mod:`murmurfl.strategies.rounds.replies`).
 """

@@ -1,4 +1,4 @@
-"""Pools of worker processes for simulated machines or whole runs: this process alone, or Ray.
+"""Pools of worker processes for simulated clients or whole runs: this process alone, or Ray.
 
 A pool has a value that all workers get once, functions called on one worker, and the results of these calls as they
 end. A worker keeps what it likes in a mapping that each function gets first.
@@ -127,7 +127,7 @@ def checked_workers(workers: int | None, engine: str = "cohort", ray_address: st
     if engine != "cohort" and (workers is not None or ray_address):
         raise ConfigurationError(
             f"Expected engine 'cohort' for workers and a Ray cluster's address, got {engine!r}: only the cohort "
-            "engine splits the machines of a run over processes.",
+            "engine splits the clients of a run over processes.",
             kind="conflict",
             setting="engine",
             got=engine,
@@ -228,7 +228,7 @@ class RayPool(Pool):
             raise WorkerError(
                 f"Expected worker {worker + 1} of {self.size} on {self._where} to do its part, but its process is gone "
                 f"({type(error).__name__}). Nothing of the run is kept. If memory ran out, use fewer workers or "
-                "machines; then start it again."
+                "clients; then start it again."
             ) from error
 
     def _wait_for_start(self, say: Say) -> None:

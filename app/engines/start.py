@@ -24,7 +24,7 @@ from ..runs.training_run import run_experiment
 from ..settings.layers import environment_for
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
-from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
+from .cohort import DEFAULT_ROW_CACHE_MIB, CohortClients
 from .device.backend import checked_device
 from .pool import checked_workers, opened_pool
 
@@ -86,9 +86,9 @@ def run_cohort(
     on_progress : callable, optional
         Called after every round.
     row_cache_mib : float
-        As for :class:`~murmurfl.app.engines.cohort.CohortMachines`, of all processes together.
+        As for :class:`~murmurfl.app.engines.cohort.CohortClients`, of all processes together.
     workers : int, optional
-        Number of processes over which the machines are spread; default this one. The model is the same to the last bit.
+        Number of processes over which the clients are spread; default this one. The model is the same to the last bit.
     ray_address : str
         A Ray cluster for the workers, ``host:port``, ``auto`` or ``ray://host:port``; default this computer. Its nodes
         have murmurfl and get the data from here. The default of ``workers`` is its number of cores.
@@ -119,28 +119,28 @@ def run_cohort(
     experiment = prepare(config)
     told: dict[str, Any] = {"on_progress": on_progress, "engine": "cohort", "rehearsed": rehearsed}
     if device:
-        from .device.device_block import machines_on
+        from .device.device_block import clients_on
 
-        machines = machines_on(experiment, device)
-        return replace(run_experiment(machines, config, **told), device=device)
+        clients = clients_on(experiment, device)
+        return replace(run_experiment(clients, config, **told), device=device)
     if not ray_address and (workers or 1) == 1:
-        machines = CohortMachines(experiment, row_cache_mib=row_cache_mib)
-        return run_experiment(machines, config, **told)
+        clients = CohortClients(experiment, row_cache_mib=row_cache_mib)
+        return run_experiment(clients, config, **told)
     experiment.check_rounds()  # refused before anything is started
     tell = say or logging.getLogger("flwr").info
     spread = opened_pool(
         workers,
         ray_address,
         most=config.num_clients,
-        of="machines",
+        of="clients",
         say=tell,
         data_bytes=experiment.data.train_features.nbytes + experiment.data.test_features.nbytes,
     )
-    from .workers import WorkerMachines
+    from .workers import WorkerClients
 
     with spread as pool:
-        machines = WorkerMachines(experiment, pool, row_cache_mib=row_cache_mib)
-        return run_experiment(machines, config, **told)
+        clients = WorkerClients(experiment, pool, row_cache_mib=row_cache_mib)
+        return run_experiment(clients, config, **told)
 
 
 def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any
 
 
 def num_nodes(config: RunConfig) -> int:
-    """Nodes on an engine with messages: one for each machine and, under secure aggregation, each helper."""
+    """Nodes on an engine with messages: one for each client and, under secure aggregation, each helper."""
     return len(participant_names(config))
 
 

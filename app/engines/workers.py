@@ -1,12 +1,12 @@
-"""The cohort engine over several workers: each has some of the machines, and adds up their releases.
+"""The cohort engine over several workers: each has some of the clients, and adds up their releases.
 
-Machine i belongs to worker i mod N for good, with its ledger and its noise stream. A round draws machines regardless of
+Client i belongs to worker i mod N for good, with its ledger and its noise stream. A round draws clients regardless of
 their numbers, and if sizes follow numbers then neighbours are alike, so all workers have about as much to do. A round's
 query points go to the workers once. Back come sums of counts, integers that add up to the same in any grouping, and of
-single machines as little as a round's report needs.
+single clients as little as a round's report needs.
 
-The strategy, its step and all observations stay in this process: :class:`WorkerMachines` is asked as
-:class:`~murmurfl.app.engines.cohort.CohortMachines` is.
+The strategy, its step and all observations stay in this process: :class:`WorkerClients` is asked as
+:class:`~murmurfl.app.engines.cohort.CohortClients` is.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import protocol
+from ...privacy.release.clipping import ObservedFigures, TrainingFigures
+from ...privacy.release.ledgered_privatizer import Release
 from ...privacy.ledger.ledger_records import MemoryLedger
-from ...privacy.machine.clipping import ObservedFigures, TrainingFigures
-from ...privacy.machine.ledgered_machine import Release
-from ...strategies.rounds.known_machines import NumberedNames
+from ...strategies.rounds.client_registry import NumberedNames
 from ...strategies.rounds.replies import Outcome, Refusal, Reply, RoundRequest, SummedReplies
 from ..data.task import Dataset, Shard
+from ..runs.client_statements import GroupedStatements, Statement
 from ..runs.experiment import Experiment, model_of
-from ..runs.machine_statements import GroupedStatements, Statement
-from .cohort import DEFAULT_ROW_CACHE_MIB, CohortMachines
+from .cohort import DEFAULT_ROW_CACHE_MIB, CohortClients
 from .pool import Pool, WorkerState
 
 logger = logging.getLogger(__name__)
 
 LEDGERS = "ledgers"
-"""Key of the machines' ledgers by name in a worker's state, if it keeps them."""
+"""Key of the clients' ledgers by name in a worker's state, if it keeps them."""
 EXPERIMENT = "experiment"
 """Key of the last training's experiment in a worker's state."""
-_MACHINES = "machines"
+_CLIENTS = "clients"
 _SENT = "sent"
 _HEARD = "heard"
 
@@ -49,27 +49,27 @@ class _Question:
 
     server_round: int
     session: str
-    # In order, the worker's own machines; or all, if a machine's gradients depend on the others in the batch
-    machines: NDArray[np.int64]
+    # In order, the worker's own clients; or all, if a client's gradients depend on the others in the batch
+    clients: NDArray[np.int64]
     acks: NDArray[np.int64]
-    unanswered_for: list[str] | None  # its machines whose last release was not aggregated; None: no news
+    unanswered_for: list[str] | None  # its clients whose last release was not aggregated; None: no news
     sums_suffice: bool
 
 
 @dataclass
 class _Sum:
-    """Releases on one grid that a worker has added up, as in SummedReplies, but of machines by position."""
+    """Releases on one grid that a worker has added up, as in SummedReplies, but of clients by position."""
 
     counts: NDArray[np.int64]
     spacing: float
     metrics: Mapping[str, Any]
     largest: int = 0
-    positions: list[int] = field(default_factory=list)  # of the machines in the question
-    releases: list[int] = field(default_factory=list)  # of each machine, like samples
+    positions: list[int] = field(default_factory=list)  # of the clients in the question
+    releases: list[int] = field(default_factory=list)  # of each client, like samples
     samples: list[int] = field(default_factory=list)
 
     def add(self, position: int, reply: Reply) -> None:
-        """Add one machine's release."""
+        """Add one client's release."""
         counts = reply.contents.counts.ravel()  # type: ignore[union-attr]
         self.counts += counts
         self.largest = max(self.largest, int(counts.max(initial=0)), -int(counts.min(initial=0)))
@@ -78,7 +78,7 @@ class _Sum:
         self.samples.append(reply.samples)
 
     def add_sum(self, positions: Iterable[int], replies: SummedReplies) -> None:
-        """Add several machines' releases."""
+        """Add several clients' releases."""
         self.counts += replies.counts
         self.largest = max(self.largest, replies.largest)
         self.positions.extend(positions)
@@ -97,11 +97,11 @@ class _Answer:
     said: list[str] = field(default_factory=list)
 
 
-class WorkerMachines:
-    """An experiment's machines, spread over the workers of a pool, of which there are at most as many as machines.
+class WorkerClients:
+    """An experiment's clients, spread over the workers of a pool, of which there are at most as many as clients.
 
     ``samples`` is the result of :func:`shared_samples`; by default the samples are sent now. With ``keeps_ledgers``
-    machines keep the ledgers of earlier trainings on this pool.
+    clients keep the ledgers of earlier trainings on this pool.
     """
 
     def __init__(
@@ -169,17 +169,17 @@ class WorkerMachines:
 
     def _summed(self, worker: int, part: _Sum, names: list[str], request: RoundRequest) -> SummedReplies:
         """A worker's sum as strategies take it."""
-        # In the part's order, which equals the question's only if all machines are alike.
+        # In the part's order, which equals the question's only if all clients are alike.
         everybody = part.positions == list(range(len(names)))
-        machines = tuple(names) if everybody else tuple(names[i] for i in part.positions)
-        self._sent[worker].update(zip(machines, part.releases, strict=True))
-        acks = tuple(map(request.acks.__getitem__, machines))
+        clients = tuple(names) if everybody else tuple(names[i] for i in part.positions)
+        self._sent[worker].update(zip(clients, part.releases, strict=True))
+        acks = tuple(map(request.acks.__getitem__, clients))
         sums = part.counts, part.spacing, part.largest, part.metrics
-        return SummedReplies(machines, tuple(part.releases), acks, tuple(part.samples), *sums)
+        return SummedReplies(clients, tuple(part.releases), acks, tuple(part.samples), *sums)
 
     def _others(self, answers: Iterable[_Answer], request: RoundRequest) -> Iterator[Outcome]:
-        """Replies of single machines in the request's order, refusals, and the round's clipping figures."""
-        replies = {reply.machine: reply for answer in answers for reply in answer.replies}
+        """Replies of single clients in the request's order, refusals, and the round's clipping figures."""
+        replies = {reply.client: reply for answer in answers for reply in answer.replies}
         for name in request.acks if replies else ():
             if name in replies:
                 self._sent[int(name) % self._pool.size][name] = replies[name].release
@@ -191,7 +191,7 @@ class WorkerMachines:
             yield ObservedFigures.united(figures)
 
     def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
-        """What each machine has spent."""
+        """What each client has spent."""
         numbers = np.arange(len(self._names)) if names is None else np.array([int(name) for name in names])
         return GroupedStatements(
             part for parts in self._pool.on_all(stated, self._pool.size, session, numbers) for part in parts
@@ -216,16 +216,16 @@ def begin_training(
     keeps_ledgers: bool,
     all_answer: bool,
 ) -> None:
-    """Make a worker's machines."""
+    """Make a worker's clients."""
     data, shards = samples
     whole = replace(bare, data=data, shards=shards, model=model_of(bare.config, data))
-    # A worker that is asked for its own machines only need not know of the others.
+    # A worker that is asked for its own clients only need not know of the others.
     mine = None if whole.model.rows_stand_alone else range(worker, whole.config.num_clients, workers)
     ledgers = None
     if keeps_ledgers:
         ledgers = state.setdefault(LEDGERS, {str(i): MemoryLedger() for i in range(whole.config.num_clients)})
-    state[_MACHINES] = CohortMachines(whole, row_cache_mib=row_cache_mib, ledgers=ledgers, machines=mine)
-    state[_MACHINES].cohort.all_answer = mine is not None and all_answer
+    state[_CLIENTS] = CohortClients(whole, row_cache_mib=row_cache_mib, ledgers=ledgers, clients=mine)
+    state[_CLIENTS].cohort.all_answer = mine is not None and all_answer
     state[EXPERIMENT] = whole
     state[_SENT] = {}
     if _HEARD not in state:
@@ -241,26 +241,26 @@ def answer_part(state: WorkerState, question: _Question, shared: tuple[tuple[Any
         kept = {name: sent[name] for name in question.unanswered_for if name in sent}
         aggregated = {name: release for name, release in sent.items() if name not in kept}
         state[_SENT] = sent = kept
-    names = list(map(str, question.machines.tolist()))
+    names = list(map(str, question.clients.tolist()))
     acks = dict(zip(names, question.acks.tolist(), strict=True))
     request = RoundRequest(
         question.server_round, question.session, acks, aggregated, points, entries, question.sums_suffice
     )
     with state[_HEARD] as heard:
-        answer = _gathered(state[_MACHINES].answer(request), names, sums_suffice=question.sums_suffice)
+        answer = _gathered(state[_CLIENTS].answer(request), names, sums_suffice=question.sums_suffice)
     answer.said = heard.messages()
     for part in answer.parts:
         sent.update(zip((names[i] for i in part.positions), part.releases, strict=True))
-    sent.update((reply.machine, reply.release) for reply in answer.replies)
+    sent.update((reply.client, reply.release) for reply in answer.replies)
     return answer
 
 
 def stated(
     state: WorkerState, worker: int, workers: int, session: str, numbers: NDArray[np.int64]
 ) -> list[tuple[Statement, NDArray[np.integer]]]:
-    """Statements of a worker's machines among the given numbers."""
+    """Statements of a worker's clients among the given numbers."""
     mine = numbers[numbers % workers == worker]
-    return state[_MACHINES].statements(session, [str(number) for number in mine.tolist()]).parts
+    return state[_CLIENTS].statements(session, [str(number) for number in mine.tolist()]).parts
 
 
 def _gathered(outcomes: Iterable[Outcome], names: Sequence[str], *, sums_suffice: bool) -> _Answer:
@@ -271,11 +271,11 @@ def _gathered(outcomes: Iterable[Outcome], names: Sequence[str], *, sums_suffice
     for outcome in outcomes:
         if isinstance(outcome, SummedReplies):
             total = _sum_for(sums, outcome.spacing, outcome.metrics, outcome.counts.size)
-            total.add_sum(map(positions.__getitem__, outcome.machines), outcome)
+            total.add_sum(map(positions.__getitem__, outcome.clients), outcome)
         elif isinstance(outcome, Reply) and sums_suffice and isinstance(outcome.contents, Release):
             said = {name: value for name, value in outcome.metrics.items() if name != protocol.NUM_EXAMPLES}
             total = _sum_for(sums, outcome.contents.spacing, said, outcome.contents.counts.size)
-            total.add(positions[outcome.machine], outcome)
+            total.add(positions[outcome.client], outcome)
         elif isinstance(outcome, Reply):
             answer.replies.append(outcome)
         elif isinstance(outcome, Refusal):
@@ -296,7 +296,7 @@ def _sum_for(sums: dict[Any, _Sum], spacing: float, metrics: Mapping[str, Any], 
 
 
 class _Heard(logging.Handler):
-    """Collects the machines' warnings: nobody sees a worker's own log."""
+    """Collects the clients' warnings: nobody sees a worker's own log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -43,8 +43,8 @@ from ..settings.registry import registry
 from ..settings.run_config import SECURE, RunConfig, run_keys
 from .federation.keys_and_cards import (
     ServerCertificates,
+    make_client,
     make_helper,
-    make_machine,
     make_node_key,
     make_server_certificates,
     roster_of,
@@ -106,13 +106,13 @@ class Deployment(Launch):
     def add_nodes(self, configs: Mapping[str, Mapping[str, Scalar]], helpers: Sequence[str] = ()) -> None:
         """Give each node its file, its ledger and its key, and register the keys with the SuperLink.
 
-        ``configs`` has each node's file, with budget and delta, without machine, ledger, roster and keys. Helpers get
+        ``configs`` has each node's file, with budget and delta, without client, ledger, roster and keys. Helpers get
         keys and records, and they and all nodes one roster.
         """
         shared = self._make_roster(list(configs), helpers)
         for name, values in configs.items():
             own = {**shared, "signing-key": _SIGNING_KEY} if helpers else {}
-            files = self._files(name, {"machine": name, "ledger": "ledger.sqlite", **values, **own}, "node")
+            files = self._files(name, {"client": name, "ledger": "ledger.sqlite", **values, **own}, "node")
             node = NodeConfig.read(files.config)
             budgets = {"budget_mu": node.budget_mu, "budget_local_mu": node.budget_local_mu or None}
             SQLiteLedger.create(node.ledger, **budgets, delta=node.delta, data=name)
@@ -122,16 +122,16 @@ class Deployment(Launch):
             self.helpers[name] = self._files(name, own, "helper")
         self._register({name: self.files_of(name) for name in (*configs, *helpers)})
 
-    def _make_roster(self, machines: Sequence[str], helpers: Sequence[str]) -> dict[str, Scalar]:
+    def _make_roster(self, clients: Sequence[str], helpers: Sequence[str]) -> dict[str, Scalar]:
         """Make everybody's keys and cards and one roster; return its keys for everybody's configuration."""
         if not helpers:
             return {}
         cards = []
-        for name in (*machines, *helpers):
+        for name in (*clients, *helpers):
             folder = self.folder / _NODES / name
             folder.mkdir(parents=True)
-            if name in machines:
-                cards.append(make_machine(folder / _SIGNING_KEY, name).card)
+            if name in clients:
+                cards.append(make_client(folder / _SIGNING_KEY, name).card)
             else:
                 cards.append(make_helper(folder / _HELPER_KEY, name, folder / _RECORD).card)
         roster = roster_of(cards)
@@ -224,12 +224,12 @@ DEMO_SETTINGS: dict[str, Scalar] = {
 
 
 _OF_SUMS: dict[str, Scalar] = {"num-clients": 6, "clients-per-round": 6}
-"""Instead, under secure aggregation: enough machines for a sum that tolerates some that collude or are lost."""
+"""Instead, under secure aggregation: enough clients for a sum that tolerates some that collude or are lost."""
 
 
-def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
+def node_settings(experiment: Experiment, client: int) -> dict[str, Scalar]:
     """Settings of a node that agree with a run configuration on data, model and policy, if it can have such."""
-    config, policy = experiment.config, experiment.policy(machine)
+    config, policy = experiment.config, experiment.policy(client)
     if not experiment.method.on_real_nodes:
         raise ConfigurationError(
             f"Expected a strategy for real nodes, one of {', '.join(node_strategies())}, got {config.strategy!r}.",
@@ -254,7 +254,7 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
         "partition": config.partition,
         "partition-seed": config.seed,
         "num-partitions": config.num_clients,
-        "partition-id": machine,
+        "partition-id": client,
         "clip-norm": policy.clip_norm,
         "batch-size": policy.batch_size,
         "max-participations": policy.max_participations,
@@ -284,13 +284,13 @@ def node_settings(experiment: Experiment, machine: int) -> dict[str, Scalar]:
     return settings
 
 
-def ledger_line(machine: str, ledger: LedgerSummary) -> str:
+def ledger_line(client: str, ledger: LedgerSummary) -> str:
     """A node's ledger in one line; a run reserves its whole mu when it opens, however far it gets."""
     releases = sum(session.releases for session in ledger.sessions)
     spent, guarantee = f"mu {_of_budget(ledger.spent.assumed, ledger.budget.assumed)} spent", ledger_guarantee(ledger)
     if guarantee.loss.conditional:
         spent += f", {_of_budget(guarantee.loss.worst_case, ledger.budget.worst_case)} whatever happens"
-    return f"  ledger of {machine}: {releases} releases, {spent}: {guarantee.sentence}"
+    return f"  ledger of {client}: {releases} releases, {spent}: {guarantee.sentence}"
 
 
 def _of_budget(spent: Profile, budget: Profile) -> str:
@@ -312,13 +312,13 @@ class Demonstrated:
 
 
 def run_demo(config: RunConfig, folder: Path, *, timeout_s: float, on_line: Callable[[str], None]) -> Demonstrated:
-    """Deploy a node for each machine of a run configuration, and its helpers, and complete the run over them.
+    """Deploy a node for each client of a run configuration, and its helpers, and complete the run over them.
 
     Out-dir and run-name of ``config`` give ``folder``. Raise if a ledger has fewer releases than the server aggregated,
     or a helper's record fewer sums than there were rounds.
     """
     experiment = prepare(config)
-    settings = {f"node-{machine}": node_settings(experiment, machine) for machine in range(config.num_clients)}
+    settings = {f"node-{client}": node_settings(experiment, client) for client in range(config.num_clients)}
     environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     with deployment(folder, timeout_s=timeout_s, on_line=on_line, environment=environment) as deployed:
         helpers = config.summing.helpers if config.trust_model == SECURE else 0
@@ -342,7 +342,7 @@ def _demonstrated(deployed: Deployment, outcome: Outcome) -> Demonstrated:
     """Return a run with its nodes' and helpers' records, which must have what the server aggregated."""
     ledgers = {name: read_ledger(NodeConfig.read(files.config).ledger) for name, files in deployed.nodes.items()}
     recorded = {name: sum(session.releases for session in ledger.sessions) for name, ledger in ledgers.items()}
-    for name, statement in (outcome.machines or {}).items():
+    for name, statement in (outcome.clients or {}).items():
         if recorded[name] < statement["releases"]:
             raise LedgerError(
                 f"Expected {statement['releases']} releases in {name}'s ledger, got {recorded[name]}.", kind="mismatch"
@@ -368,5 +368,5 @@ def demo_config(overrides: Mapping[str, Scalar], out: Path, name: str) -> RunCon
     if "batch-size" not in overrides and not METHODS[str(given.get("strategy", "mu2"))].keys & {"batch-size"}:
         del given["batch-size"]
     config = RunConfig.from_mapping(given)
-    # Machines' samples are no secret here; a server of others has to be told the rounds.
+    # Clients' samples are no secret here; a server of others has to be told the rounds.
     return config if config.num_rounds else replace(config, num_rounds=prepare(config).num_rounds)

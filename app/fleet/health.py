@@ -1,6 +1,6 @@
 """Health and metrics of a node, a helper or a server, and the addresses where an operator has them shown.
 
-A health address answers 200 and ``{"status": "ok"}``, or 503 and one of a few fixed reasons. It names no machine, run
+A health address answers 200 and ``{"status": "ok"}``, or 503 and one of a few fixed reasons. It names no client, run
 or file. No metric depends on data: only :data:`FIGURES` can be shown, and a label takes listed values only. No message,
 run name or error text becomes part of a metric.
 
@@ -284,7 +284,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("murmurfl_budget_mu", (NODE,), "The ledger's budget of all runs, as a Gaussian-DP mu."),
     Figure("murmurfl_budget_left_mu", (NODE,), "What new runs may still reserve of it."),
     Figure("murmurfl_budget_left_epsilon", (NODE,), "The same as an epsilon, at the ledger's delta."),
-    Figure("murmurfl_budget_local_left_mu", (NODE,), "The same of what holds whatever other machines and helpers do."),
+    Figure("murmurfl_budget_local_left_mu", (NODE,), "The same of what holds whatever other clients and helpers do."),
     Figure("murmurfl_sessions", (NODE,), "Sessions on the ledger: runs of training that reserved something."),
     Figure("murmurfl_ledger_readable", (NODE,), "1 if the ledger's high-water mark can be read and believed, else 0."),
     Figure("murmurfl_openings_total", (HELPER,), "Sums of releases that were opened."),
@@ -319,7 +319,7 @@ def figures_of(kind: str) -> list[Figure]:
 class Shown(Collector):
     """Collector for Prometheus' client library, with a registry of its own, of what ``read`` returns by name.
 
-    Shows the metrics of :data:`FIGURES` only, with labels from closed lists. They depend on a machine's data only if
+    Shows the metrics of :data:`FIGURES` only, with labels from closed lists. They depend on a client's data only if
     what ``read`` returns does.
     """
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...clients.nodes.machine_file import NodeSums, SampleNode, UpdateNode
+from ...clients.nodes.client_file import NodeSums, SampleNode, UpdateNode
 from ...clients.nodes.operators_file import operators_values
-from ...clients.nodes.roster_files import pinned_digest, read_machine_key, read_roster
+from ...clients.nodes.roster_files import pinned_digest, read_client_key, read_roster
 from ...clients.private_client import PrivateClient
-from ...clients.records.machine_records import Records, file_items
+from ...clients.records.client_records import Records, file_items
 from ...clients.records.schema import Schema
 from ...privacy.accounting.loss import SumAssumption
 from ...privacy.errors import ConfigurationError, MurmurflError
@@ -71,9 +71,9 @@ _ENOUGH = 0.9
 class Preflight:
     """The outcome of all checks."""
 
-    description: str = ""  # of the machine or helper; empty if it could not be made
+    description: str = ""  # of the client or helper; empty if it could not be made
     checks: list[Check] = field(default_factory=list)
-    allowance: Allowance | None = None  # of a machine that could be made
+    allowance: Allowance | None = None  # of a client that could be made
 
     @property
     def state(self) -> str:
@@ -105,7 +105,7 @@ def check_node(
     except (MurmurflError, OSError) as error:
         made = Preflight(checks=[Check("configuration", "failed", _told(error))])
     else:
-        made = _machine_checks(config, run_every_days, clock())
+        made = _client_checks(config, run_every_days, clock())
         made.checks.extend([*(_roster(path) if config.secure else []), *_data(config), *_runs(runs)])
     return Preflight(made.description, [*made.checks, *_connection(path, given, clock)], made.allowance)
 
@@ -177,8 +177,8 @@ def _connection(path: Path, given: Mapping[str, Any], clock: Callable[[], float]
     return connection_checks(connection, clock=clock)
 
 
-def _machine_checks(config: NodeConfig | OwnNode, run_every_days: float | None, now: float) -> Preflight:
-    """Checks of the machine, made as when the node starts: what would be refused then is refused here."""
+def _client_checks(config: NodeConfig | OwnNode, run_every_days: float | None, now: float) -> Preflight:
+    """Checks of the client, made as when the node starts: what would be refused then is refused here."""
     parameters, records = 0, None  # the size of an app's updates is unknown before the first
     try:
         if isinstance(config, UpdateNode):
@@ -187,7 +187,7 @@ def _machine_checks(config: NodeConfig | OwnNode, run_every_days: float | None, 
         else:
             _, client = client_of(config)
             description, costs = describe(client), Costs.of_client(client)
-            parameters, records = client.machine.num_parameters, _read(client, config)
+            parameters, records = client.privatizer.num_parameters, _read(client, config)
         summary = read_ledger(config.ledger)
     except (MurmurflError, OSError) as error:
         # It may have failed for want of room.
@@ -204,7 +204,7 @@ def _machine_checks(config: NodeConfig | OwnNode, run_every_days: float | None, 
 
 
 def _read(client: PrivateClient, config: NodeConfig | SampleNode) -> Records | None:
-    """The records that a machine was made of; with owners, its file read again."""
+    """The records that a client was made of; with owners, its file read again."""
     if isinstance(client.samples, Records):
         return client.samples
     if not config.samples:
@@ -282,7 +282,7 @@ class Finding:
 
 
 def check_operators_file(path: Path) -> Iterator[Finding]:
-    """Check everything that the file of a machine or a helper states of a roster; changes nothing.
+    """Check everything that the file of a client or a helper states of a roster; changes nothing.
 
     A file in order shows that *this* operator's key is in the pinned roster. Once every operator has seen that for the
     same digest, each key belongs to the operator with its name: nobody has put a key in somebody else's place.
@@ -295,7 +295,7 @@ def check_operators_file(path: Path) -> Iterator[Finding]:
     if not isinstance(sums, NodeSums):
         yield Finding(
             False,
-            f"trust is {sums.kind or 'not set'!r}, so machine {node.machine!r} sends single releases and needs no "
+            f"trust is {sums.kind or 'not set'!r}, so client {node.client!r} sends single releases and needs no "
             f"roster: set trust = {SECURE!r} to take part in sums only.",
         )
         return
@@ -304,10 +304,10 @@ def check_operators_file(path: Path) -> Iterator[Finding]:
     if roster is None:
         return
     try:
-        yield _own_card(Card.of_machine(node.machine, read_machine_key(Path(sums.signing_key))), roster, _NO_START)
+        yield _own_card(Card.of_client(node.client, read_client_key(Path(sums.signing_key))), roster, _NO_START)
     except MurmurflError as error:
         yield Finding(False, _because(error, _NO_START))
-    yield _cohort(node.sums, len(roster.machines))
+    yield _cohort(node.sums, len(roster.clients))
     names = ", ".join(repr(name) for name in roster.helper_names)
     if len(roster.helper_names) == 1:
         yield Finding(True, f"one helper, {names}: that it does not work with the server rests on it alone")
@@ -370,19 +370,19 @@ def _own_card(own: Card, roster: Roster, consequence: str) -> Finding:
     )
 
 
-def _cohort(sums: SumAssumption, machines: int) -> Finding:
+def _cohort(sums: SumAssumption, clients: int) -> Finding:
     least, honest = sums.min_cohort, sums.min_honest
-    if least > machines:
+    if least > clients:
         return Finding(
             False,
-            f"trust.min-cohort = {least}, and the roster has {machines} machines, {_NO_START}: no sum could ever be "
+            f"trust.min-cohort = {least}, and the roster has {clients} clients, {_NO_START}: no sum could ever be "
             "opened.",
         )
     colluders = least - honest
     return Finding(
         True,
-        f"trust.min-cohort = {least} of the roster's {machines} machines: {colluders} of a sum may work with the "
-        f"server, {honest} must not; {machines - least} may be missing from a round",
+        f"trust.min-cohort = {least} of the roster's {clients} clients: {colluders} of a sum may work with the "
+        f"server, {honest} must not; {clients - least} may be missing from a round",
     )
 
 
@@ -455,7 +455,7 @@ def _clock(found: Diagnosis) -> Check:
 def _key(connection: Connection) -> Check:
     path = connection.private_key
     if path is None:
-        sentence = "The SuperLink takes any node, and this one has no key: any machine may take part."
+        sentence = "The SuperLink takes any node, and this one has no key: any client may take part."
         return Check("key", "warning", sentence)
     if os.name == "posix" and Path(path).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         return Check("key", "warning", f"It is registered, but others may read it: run `chmod 600 {path}`.")
@@ -464,7 +464,7 @@ def _key(connection: Connection) -> Check:
 
 def _commands(connection: Connection, found: Diagnosis) -> Check:
     if not found.takes_commands:
-        return Check("commands", "ok", "The SuperLink takes none from a machine without a login.")
+        return Check("commands", "ok", "The SuperLink takes none from a client without a login.")
     return Check(
         "commands",
         "warning",

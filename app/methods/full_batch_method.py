@@ -1,7 +1,7 @@
 """Every sample at once: full batches in few rounds, and one shot of second moments; a server is trusted, or none.
 
-Full batches' constants were found for the softmax regression on MNIST's 60,000 samples on 100 machines, on held-out
-training images. What they depend on is how much noise there is in a mean gradient, so other numbers of machines and
+Full batches' constants were found for the softmax regression on MNIST's 60,000 samples on 100 clients, on held-out
+training images. What they depend on is how much noise there is in a mean gradient, so other numbers of clients and
 samples are read off the same table at the mu that would have as much noise there. Data that are no images have tables
 of their own, without dimension (docs/tuning.md). One shot's were chosen likewise: the class weight 1, a constant of 0.3
 times the features' norm where the model has a bias, and for images a ridge of 11 times the noise on a value.
@@ -20,8 +20,8 @@ from ...clients.algorithms import MOMENTUM, Scale
 from ...clients.full_batch_client import CountedGradients
 from ...clients.one_shot_client import LabelledFeatures, OneShotClient
 from ...clients.private_client import PrivateClient
-from ...privacy.machine.clipping import Moments
-from ...privacy.machine.policy import PrivacyPolicy
+from ...privacy.release.clipping import Moments
+from ...privacy.release.policy import PrivacyPolicy
 from ...privacy.queries.clipped_share import COUNTED_CLIP_NORM
 from ...privacy.setting import refusal
 from ...strategies.full_batch import FullBatch, TrustedFullBatch
@@ -66,8 +66,8 @@ _TABLE = (
     _Row(2.0, 30, 100.0, 0.8, 0.5),
     _Row(10.0, 60, 300.0, 0.9, 0.5),
 )
-_SAMPLES_PER_ROOT_OF_MACHINES = 6000.0
-"""60,000 samples over the root of 100 machines, for which the table was made."""
+_SAMPLES_PER_ROOT_OF_CLIENTS = 6000.0
+"""60,000 samples over the root of 100 clients, for which the table was made."""
 _TUNED_PARAMETERS = 5890
 """Parameters of the model that the table was made with."""
 _FEWEST_TIMES, _MOST_TIMES = 0.25, 16.0
@@ -184,12 +184,12 @@ class FullBatchMethod(Method, algorithm="full-batch"):
         )
 
     def noise_mu(self, config: RunConfig, sizes: Sequence[int]) -> float:
-        """The mu at which the table's samples and machines have as much noise in a mean gradient as these."""
-        return wanted_mu(config) * sum(sizes) / math.sqrt(len(sizes)) / _SAMPLES_PER_ROOT_OF_MACHINES
+        """The mu at which the table's samples and clients have as much noise in a mean gradient as these."""
+        return wanted_mu(config) * sum(sizes) / math.sqrt(len(sizes)) / _SAMPLES_PER_ROOT_OF_CLIENTS
 
     def noise(self, config: RunConfig, model: Model, sizes: Sequence[int]) -> float:
         """The length of the noise in a mean of releases that have all of mu, over the clip norm; 0 without noise."""
-        return 2.0 * math.sqrt(model.num_parameters) / (_SAMPLES_PER_ROOT_OF_MACHINES * self.noise_mu(config, sizes))
+        return 2.0 * math.sqrt(model.num_parameters) / (_SAMPLES_PER_ROOT_OF_CLIENTS * self.noise_mu(config, sizes))
 
     def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
         if config.max_participations:
@@ -198,7 +198,7 @@ class FullBatchMethod(Method, algorithm="full-batch"):
 
     def policy(self, problem: Problem, samples: int) -> PrivacyPolicy:
         config = problem.config
-        return self.machine_policy(
+        return self.client_policy(
             clip_norm=COUNTED_CLIP_NORM if config.quantile else problem.values.clip_norm,
             batch_size=1,
             max_participations=config.max_participations or _most_asked(problem),
@@ -219,7 +219,7 @@ class FullBatchMethod(Method, algorithm="full-batch"):
         model, *others = parts
         return super().client(CountedGradients(model, quantile_share) if quantile_share else model, *others, **options)
 
-    def client_options(self, problem: Problem, machine: int) -> Mapping[str, Any]:
+    def client_options(self, problem: Problem, client: int) -> Mapping[str, Any]:
         return {"quantile_share": problem.config.quantile_share} if problem.config.quantile else {}
 
     def clients_alike(self) -> bool:
@@ -237,7 +237,7 @@ class FullBatchMethod(Method, algorithm="full-batch"):
 class TrustedFullBatchMethod(FullBatchMethod, algorithm="trusted-full-batch"):
     """Full-batch gradient descent with a trusted server."""
 
-    sentence = "Full batches with a server that is trusted with the machines' sums and adds the noise for everybody."
+    sentence = "Full batches with a server that is trusted with the clients' sums and adds the noise for everybody."
     keys = FullBatchMethod.keys - QUANTILE
     trusted = True
     sums_suffice = False
@@ -291,7 +291,7 @@ def _row(mu: float) -> _Row:
 
 
 def _most_asked(problem: Problem) -> int:
-    """The most rounds that one machine is asked in."""
+    """The most rounds that one client is asked in."""
     config = problem.config
     return most_requests(config.num_clients, config.asked_per_round, problem.num_rounds, problem.values.sampling)
 
@@ -341,7 +341,7 @@ class OneShotMethod(Method, algorithm="one-shot"):
 
     def policy(self, problem: Problem, samples: int) -> PrivacyPolicy:
         config = problem.config
-        return self.machine_policy(
+        return self.client_policy(
             clip_norm=problem.values.clip_norm,
             mu=config.mu,
             delta=config.delta,
@@ -353,9 +353,9 @@ class OneShotMethod(Method, algorithm="one-shot"):
             sums=config.sums,
         )
 
-    def machine_policy(self, **fields: Any) -> PrivacyPolicy:
+    def client_policy(self, **fields: Any) -> PrivacyPolicy:
         once = {"batch_size": 1, "max_participations": 1}
-        return super().machine_policy(**{**fields, **once})
+        return super().client_policy(**{**fields, **once})
 
     def policy_of_model(self, model: Model) -> Mapping[str, Any]:
         return {"classes": model.num_classes}
@@ -385,5 +385,5 @@ def _has_bias(model: Model) -> bool:
 
 
 def _constant(model: Model, clip_norm: float) -> float:
-    """The value that machines append to features: the preset's share of the clip."""
+    """The value that clients append to features: the preset's share of the clip."""
     return clip_norm * CONSTANT / math.hypot(1.0, CONSTANT) if _has_bias(model) else 0.0

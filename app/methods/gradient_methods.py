@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ...clients.adapters.per_sample_gradients import gradients_at
 from ...privacy.accounting.noise_plan import epoch_words
+from ...privacy.release.policy import NO_NOISE, PrivacyPolicy
+from ...privacy.release.shuffled_privatizer import ShuffledPolicy
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.policy import NO_NOISE, PrivacyPolicy
-from ...privacy.machine.shuffled_machine import ShuffledPolicy
 from ...privacy.setting import refusal
 from ...strategies.baselines import IsrlDp, NoisySGD
 from ...strategies.correlated_momentum import MOMENTUM_MECHANISMS, CorrelatedMomentum
@@ -64,7 +64,7 @@ class NoisySgdMethod(Method, algorithm="noisy-sgd"):
 class IsrlDpMethod(NoisySgdMethod, algorithm="isrl-dp"):
     """ISRL-DP minibatch SGD, after Lowy and Razaviyayn 2023, on batches that are dealt.
 
-    The "other work" of reshef-levy-2025 is theirs: machines draw every batch anew, in rounds that grow with epsilon.
+    The "other work" of reshef-levy-2025 is theirs: clients draw every batch anew, in rounds that grow with epsilon.
     """
 
     sentence = "ISRL-DP minibatch SGD: fresh noise, an average of the iterates, the server is not trusted."
@@ -100,7 +100,7 @@ class AcceleratedIsrlDpMethod(IsrlDpMethod, algorithm="isrl-dp-accelerated"):
 
 
 def _spread(config: RunConfig, model: Model) -> float:
-    """Lan 2012 (corollary 1), with the variance of a mean over m machines and the step of AC-SA growing with r."""
+    """Lan 2012 (corollary 1), with the variance of a mean over m clients and the step of AC-SA growing with r."""
     constants = PaperConstants.of(model)
     noise = constants.sgd_variance(config, model, config.passes)
     return math.sqrt((constants.lipschitz**2 / config.batch_size + noise) / config.asked_per_round)
@@ -123,7 +123,7 @@ class TreeMomentumMethod(Method, algorithm="tree-momentum"):
     strategy_type = TreeMomentum
 
     def mechanism(self, config: RunConfig) -> str:
-        # The machines add no noise; the mechanism that may be set is the server's.
+        # The clients add no noise; the mechanism that may be set is the server's.
         return NO_NOISE if not config.private else "independent"
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
@@ -210,7 +210,7 @@ _UPDATE_CLIP, _UPDATE_TRAVEL = 0.1, 7.5
 class OnlineMethod(Method, algorithm="online"):
     """Online federated SGD: local steps on samples as they come."""
 
-    sentence = "Locally private online learning: machines take local steps, the server is not trusted."
+    sentence = "Locally private online learning: clients take local steps, the server is not trusted."
     keys = Method.keys | {"clip-unit", "strategy.global-learning-rate", "strategy.release-rule"}
     local_steps = True
     has_regret = True
@@ -247,9 +247,9 @@ def regularization(config: RunConfig) -> tuple[Regularizer, float]:
 
 
 class ShuffledMethod(Method, algorithm="shuffled"):
-    """Shuffled gradient methods whose intermediate iterates stay on the machine."""
+    """Shuffled gradient methods whose intermediate iterates stay on the client."""
 
-    sentence = "Shuffled gradients: noise on every step of an epoch on the machine, public samples on either side."
+    sentence = "Shuffled gradients: noise on every step of an epoch on the client, public samples on either side."
     keys = frozenset(
         {
             *("strategy.variant", "strategy.order", "strategy.private-share", "strategy.public-samples"),
@@ -301,13 +301,13 @@ class ShuffledMethod(Method, algorithm="shuffled"):
             mechanism=self.mechanism(config),
         )
 
-    def client_options(self, problem: Problem, machine: int) -> Mapping[str, Any]:
-        policy = self.policy(problem, problem.sizes[machine])
+    def client_options(self, problem: Problem, client: int) -> Mapping[str, Any]:
+        policy = self.policy(problem, problem.sizes[client])
         return {
             "learning_rate": problem.values.learning_rate,
-            "public": public_shard(problem.data, machine * policy.public_steps),
+            "public": public_shard(problem.data, client * policy.public_steps),
             "order": problem.config.order,
-            "order_seed": problem.order_seed(machine),
+            "order_seed": problem.order_seed(client),
         }
 
     def strategy_options(self, problem: Problem) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """The base of all methods: :class:`Method`, all that the application knows of an algorithm.
 
 A method says which run-config keys it reads and what they may be, which constants its presets have, what policy its
-machines get, and which client and strategy carry it out. Nothing else in the application asks for a method's name. A
+clients get, and which client and strategy carry it out. Nothing else in the application asks for a method's name. A
 user's own is a subclass, named ``strategy=package.module:MyMethod``; it sets ``client_type`` and ``strategy_type``, and
 everything else has a default.
 """
@@ -22,8 +22,8 @@ from ...privacy.accounting.amplification import Amplification, amplification_of_
 from ...privacy.accounting.guarantee import Guarantee, policy_guarantee, server_guarantee
 from ...privacy.accounting.loss import Loss, SumAssumption, as_loss
 from ...privacy.accounting.noise_plan import NoisePlan
+from ...privacy.release.policy import NO_NOISE, PrivacyPolicy, Trust
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.policy import NO_NOISE, PrivacyPolicy, Trust
 from ...privacy.noise import SimulatedKeys
 from ...privacy.setting import refusal
 from ...strategies.mu2 import Mu2
@@ -40,11 +40,11 @@ _CHARGED = ("clip_norm", "clip_unit", "batch_size", "sample_participations", "mi
 
 
 class Method(ABC):
-    """An algorithm of machines and server, as the application sees it.
+    """An algorithm of clients and server, as the application sees it.
 
     Notes
     -----
-    On a real machine the policy is the operator's own, and what a method adds to it is who is trusted, the release rule
+    On a real client the policy is the operator's own, and what a method adds to it is who is trusted, the release rule
     and what is clipped.
     """
 
@@ -53,14 +53,14 @@ class Method(ABC):
     keys: ClassVar[frozenset[str]] = frozenset({"batch-size"})
     """Run-config keys that this method reads and others need not."""
     trusted: ClassVar[bool] = False
-    """Whether the server is trusted with what machines send and adds the noise."""
+    """Whether the server is trusted with what clients send and adds the noise."""
     sums_suffice: ClassVar[bool] = False
-    """Whether the server needs nothing but sums of releases, and the machines can hide theirs in them. One of your own
+    """Whether the server needs nothing but sums of releases, and the clients can hide theirs in them. One of your own
     inherits it with client and strategy: it is true of no other ones."""
     with_trusted_server: ClassVar[str] = ""
     """The built-in method that this one is with ``trust = trusted-server``."""
     mechanisms: ClassVar[tuple[str, ...] | None] = None
-    """Mechanisms that may be set; None for any. Machines' under an untrusted server, otherwise the server's."""
+    """Mechanisms that may be set; None for any. Clients' under an untrusted server, otherwise the server's."""
     default_mechanism: ClassVar[str] = "cancelling"
     clip_units: ClassVar[tuple[str, ...]] = ("sample",)
     """Units that may be clipped; the first is the default."""
@@ -68,25 +68,25 @@ class Method(ABC):
     """The release rule where it is not the configuration's to choose."""
     presets: ClassVar[tuple[str, ...]] = ("practical",)
     everybody: ClassVar[bool] = False
-    """Whether all machines take part in every round, in epochs that they share."""
+    """Whether all clients take part in every round, in epochs that they share."""
     may_lose: ClassVar[bool] = True
-    """Whether a round may lack a machine's release."""
+    """Whether a round may lack a client's release."""
     sums_samples: ClassVar[bool] = False
-    """Whether each release is a sum over all of a machine's samples: there are no batches then, and no passes."""
+    """Whether each release is a sum over all of a client's samples: there are no batches then, and no passes."""
     samples_return: ClassVar[bool] = True
     """Whether a sample may take part more than once in a session."""
     takes_steps: ClassVar[bool] = True
     """Whether its server takes steps, of a length that may be set."""
     uses_public: ClassVar[bool] = False
-    """Whether machines or server train on public samples as well."""
+    """Whether clients or server train on public samples as well."""
     local_steps: ClassVar[bool] = False
-    """Whether machines take steps of their own, with a step size of theirs."""
+    """Whether clients take steps of their own, with a step size of theirs."""
     has_regret: ClassVar[bool] = False
     """Whether a run is judged by the loss of each round's model on the samples that the round is about to use."""
     centres: ClassVar[bool] = True
-    """Whether machines may see their samples from a mean that they release first."""
+    """Whether clients may see their samples from a mean that they release first."""
     evaluates: ClassVar[bool] = True
-    """Whether machines may evaluate the model privately."""
+    """Whether clients may evaluate the model privately."""
     on_real_nodes: ClassVar[bool] = False
     client_type: ClassVar[type[PrivateClient]]
     strategy_type: ClassVar[type[ReleaseStrategy[Any]]]
@@ -170,7 +170,7 @@ class Method(ABC):
         return (self.own_trust, SECURE) if self.sums_suffice else (self.own_trust,)
 
     def mechanism(self, config: RunConfig) -> str:
-        """The mechanism of the machines' noise: the one that is set, or this method's own."""
+        """The mechanism of the clients' noise: the one that is set, or this method's own."""
         return NO_NOISE if not config.private else known_mechanism(config.mechanism.kind) or self.default_mechanism
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
@@ -184,7 +184,7 @@ class Method(ABC):
         return sgd_preset(config, num_rounds, model)
 
     def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
-        """:meth:`preset` for machines of so many samples; public, too."""
+        """:meth:`preset` for clients of so many samples; public, too."""
         return self.preset(config, num_rounds, model)
 
     def usual_rounds(self, config: RunConfig, sizes: Sequence[int], model: Model) -> int:
@@ -194,24 +194,24 @@ class Method(ABC):
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
         """The number of rounds that go once through all samples."""
         if self.everybody or self.has_regret:
-            # Every machine is in every round, so the pass ends when the first machine has no more samples.
+            # Every client is in every round, so the pass ends when the first client has no more samples.
             return min(sizes) // config.batch_size
         if config.secure:
-            # All machines have the cap of the one with the fewest samples.
+            # All clients have the cap of the one with the fewest samples.
             return len(sizes) * (min(sizes) // config.batch_size) // config.asked_per_round
         return sum(sizes) // (config.asked_per_round * config.batch_size)
 
     def asked_rounds(self, config: RunConfig, num_rounds: int) -> range:
-        """The rounds in which machines are asked."""
+        """The rounds in which clients are asked."""
         return range(1, num_rounds + 1)
 
     def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
-        """How many releases a simulated machine can make, and what limits it.
+        """How many releases a simulated client can make, and what limits it.
 
         Parameters
         ----------
         samples, fewest : int
-            Samples of the machine, and of the one with the fewest.
+            Samples of the client, and of the one with the fewest.
         """
         if config.max_participations:
             return config.max_participations, f"max-participations = {config.max_participations}"
@@ -221,9 +221,9 @@ class Method(ABC):
         return releases, f"{samples} samples in batches of {config.batch_size}{often}"
 
     def policy(self, problem: Problem, samples: int) -> PrivacyPolicy:
-        """The policy that a simulation gives a machine with so many samples.
+        """The policy that a simulation gives a client with so many samples.
 
-        Under secure aggregation all machines have that of the one with the fewest: what shares a sum has one noise.
+        Under secure aggregation all clients have that of the one with the fewest: what shares a sum has one noise.
         """
         config = problem.config
         separation = (min(problem.sizes) if self.everybody or config.secure else samples) // config.batch_size
@@ -231,7 +231,7 @@ class Method(ABC):
         schedule = problem.values.schedule if mechanism == "cancelling" and "mechanism.schedule" in self.keys else None
         # In a secret order a release has b samples on average if there is one for every b of them, asked for or not.
         cap = separation if config.secret_order else min(problem.num_rounds, config.passes * separation)
-        return self.machine_policy(
+        return self.client_policy(
             clip_norm=problem.values.clip_norm,
             batch_size=config.batch_size,
             max_participations=config.max_participations or cap,
@@ -252,7 +252,7 @@ class Method(ABC):
             **bounding(config, self.keys),
         )
 
-    def machine_policy(
+    def client_policy(
         self,
         *,
         mechanism: str = "",
@@ -261,7 +261,7 @@ class Method(ABC):
         trust: str = "",
         **fields: Any,
     ) -> PrivacyPolicy:
-        """A machine's policy, a simulated or a real one's: who is trusted, and what is not the machine's to choose.
+        """A client's policy, a simulated or a real one's: who is trusted, and what is not the client's to choose.
 
         Parameters
         ----------
@@ -296,24 +296,24 @@ class Method(ABC):
         return problem.model.num_parameters
 
     def policy_of_model(self, model: Model) -> Mapping[str, Any]:
-        """Fields of a machine's policy that its model settles."""
+        """Fields of a client's policy that its model settles."""
         return {}
 
     def plans(self, problem: Problem) -> list[NoisePlan]:
-        """The different noise plans of a simulation's machines."""
+        """The different noise plans of a simulation's clients."""
         policies = dict.fromkeys(self.policy(problem, size) for size in dict.fromkeys(problem.sizes))
         return [plan_or_largest_mu(policy, self.release_size(problem)) for policy in policies]
 
     def client(self, *parts: Any, **options: Any) -> PrivateClient:
-        """The machine, simulated or real; the arguments are those of :class:`~murmurfl.clients.PrivateClient`."""
+        """The client, simulated or real; the arguments are those of :class:`~murmurfl.clients.PrivateClient`."""
         return self.client_type(*parts, **options)
 
-    def client_options(self, problem: Problem, machine: int) -> Mapping[str, Any]:
-        """Options of a simulated machine's client beside its parts."""
+    def client_options(self, problem: Problem, client: int) -> Mapping[str, Any]:
+        """Options of a simulated client's client beside its parts."""
         return {"learning_rate": problem.values.learning_rate} if self.local_steps else {}
 
     def clients_alike(self) -> bool:
-        """Whether clients of machines with as many samples differ by name, samples, ledger and keys alone."""
+        """Whether clients of clients with as many samples differ by name, samples, ledger and keys alone."""
         return type(self).client_options is Method.client_options
 
     def strategy(self, problem: Problem, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:
@@ -324,7 +324,7 @@ class Method(ABC):
         common : mapping
             Options that every strategy has.
         deployed : bool
-            Whether the machines are real ones: a trusted server's noise key then comes from the operating system.
+            Whether the clients are real ones: a trusted server's noise key then comes from the operating system.
         """
         return self.strategy_type(**common, **self.strategy_options(problem), **self._server_keys(problem, deployed))
 
@@ -342,13 +342,13 @@ class Method(ABC):
         }
 
     def _policy_of_all(self, problem: Problem) -> PrivacyPolicy:
-        """The one policy by which a trusted server makes its noise: it must hold for every machine."""
+        """The one policy by which a trusted server makes its noise: it must hold for every client."""
         policies = [self.policy(problem, size) for size in dict.fromkeys(problem.sizes)]
         for name in _CHARGED:
             values = {getattr(policy, name) for policy in policies}
             if len(values) > 1:
                 raise ConfigurationError(
-                    f"Expected machines with one {name} under a trusted server, which makes one noise for all of them, "
+                    f"Expected clients with one {name} under a trusted server, which makes one noise for all of them, "
                     f"got {sorted(values)} with strategy = {problem.config.strategy!r}: set everybody = True in the "
                     "method, or split the data evenly.",
                     kind="conflict",
@@ -378,13 +378,13 @@ class Method(ABC):
             Of everything the run may release; infinite without noise, 0 if nobody is asked. Of a number, which is a mu,
             the worst case under secure aggregation is what the policy's plan says.
         min_honest : int, optional
-            Under secure aggregation, h where it is not the run configuration's: real machines have their own.
+            Under secure aggregation, h where it is not the run configuration's: real clients have their own.
         notes : iterable of str
             What the figure rests on.
         words : str
-            What real machines say of themselves, in the place of the policy's words.
+            What real clients say of themselves, in the place of the policy's words.
         stated : bool
-            Whether the loss is what real machines state.
+            Whether the loss is what real clients state.
         brief : bool
             For the caption of many runs: without what differs from one to the next, such as the number of rounds.
         """
@@ -395,7 +395,7 @@ class Method(ABC):
                 policy, loss.mu, self.server_noise(problem.config), rounds, notes=notes, stated=stated
             )
         words, amplified = self.brief_words(policy) if brief else words, None
-        if not (brief or stated):  # real machines have their own order, or none
+        if not (brief or stated):  # real clients have their own order, or none
             policies = [self.policy(problem, size) for size in dict.fromkeys(problem.sizes)]
             amplified = worth_of_order(policies, self.release_size(problem))
         if policy.trust == SECURE and not loss.conditional:
@@ -453,11 +453,11 @@ def bounding(config: Bounds, keys: Collection[str]) -> Mapping[str, Any]:
 
 
 def worth_of_order(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Amplification | None:
-    """The amplification by a secret order, for the machine that gains least; None without a secret order.
+    """The amplification by a secret order, for the client that gains least; None without a secret order.
 
     Notes
     -----
-    **Formal guarantees.** The epsilon bounds what every machine's releases show for replacement of one sample, as long
+    **Formal guarantees.** The epsilon bounds what every client's releases show for replacement of one sample, as long
     as the orders stay secret.
     """
     known = list(dict.fromkeys(policies))
@@ -476,7 +476,7 @@ class AutoMethod(Method):
     """
 
     name = AUTO
-    sentence = "What `murmurfl plan` would choose, from machines, samples, mu and how often a sample may be used."
+    sentence = "What `murmurfl plan` would choose, from clients, samples, mu and how often a sample may be used."
     keys = frozenset({"strategy.sample-uses", "strategy.stream"})
     mechanisms = ()
     uses_public = False
@@ -496,7 +496,7 @@ def refuse_unsettled() -> ConfigurationError:
     """Refuse ``auto`` where operators' files fix the strategy."""
     return ConfigurationError(
         "Expected a strategy on real nodes, got strategy = 'auto': operators' files name the strategy that they serve. "
-        "Decide first, with `murmurfl plan --machines M --samples N --epsilon E`, and set what it prints in the run "
+        "Decide first, with `murmurfl plan --clients M --samples N --epsilon E`, and set what it prints in the run "
         "configuration and in the operators' files.",
         kind="conflict",
         setting="strategy",

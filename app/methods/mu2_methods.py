@@ -42,7 +42,7 @@ _ANYTIME = frozenset({"strategy.steps", "strategy.window"})
 class Mu2Method(Method, algorithm="mu2"):
     """DP-mu^2-FL with an untrusted server (reshef-levy-2025)."""
 
-    sentence = "DP-mu^2-FL: the machines' noise cancels itself, the server is not trusted and runs mu^2-SGD."
+    sentence = "DP-mu^2-FL: the clients' noise cancels itself, the server is not trusted and runs mu^2-SGD."
     keys = Method.keys | _CORRELATED | _ANYTIME | BOUNDING
     presets = ("practical", "paper")
     sums_suffice = True
@@ -89,25 +89,25 @@ class Mu2Method(Method, algorithm="mu2"):
         return "cancelling" if papers and not config.mechanism.kind else super().mechanism(config)
 
     def noise_mu(self, config: RunConfig) -> float:
-        """The mu that the noise of a sum of releases would give each machine for itself: what a tuned step is for."""
+        """The mu that the noise of a sum of releases would give each client for itself: what a tuned step is for."""
         return wanted_mu(config)
 
     def paper_step(self, config: RunConfig, num_rounds: int, model: Model, clip_norm: float) -> float:
         """The papers' eta, the smaller one of what noise and what smoothness allows."""
         constants = PaperConstants.of(model)
-        machines, asked = config.num_clients, config.asked_per_round
+        clients, asked = config.num_clients, config.asked_per_round
         common = wanted_mu(config) * constants.diameter / (2 * clip_norm * num_rounds)
-        if asked == machines:
-            eta = common * math.sqrt(machines) / math.sqrt(model.num_parameters)
+        if asked == clients:
+            eta = common * math.sqrt(clients) / math.sqrt(model.num_parameters)
             return min(eta, 1 / (4 * constants.smoothness * num_rounds))
-        eta = common * asked / math.sqrt(2 * machines * model.num_parameters * (1 + math.log(num_rounds)))
+        eta = common * asked / math.sqrt(2 * clients * model.num_parameters * (1 + math.log(num_rounds)))
         return min(eta, 1 / (8 * constants.smoothness * num_rounds))
 
 
 class TrustedMu2Method(Mu2Method, algorithm="trusted-mu2"):
     """DP-mu^2-FL with a trusted server (reshef-levy-2024)."""
 
-    sentence = "DP-mu^2-FL with a server that is trusted with the machines' gradients and adds the noise for everybody."
+    sentence = "DP-mu^2-FL with a server that is trusted with the clients' gradients and adds the noise for everybody."
     keys = Method.keys | {"strategy.projection-radius", "strategy.release-rule"} | BOUNDING
     trusted = True
     sums_suffice = False
@@ -129,7 +129,7 @@ class TrustedMu2Method(Mu2Method, algorithm="trusted-mu2"):
 class DelayedMomentumMethod(Mu2Method, algorithm="delayed-momentum"):
     """Delayed momentum (reshef-levy-2025, appendix G)."""
 
-    sentence = "Delayed momentum: machines keep momenta of their own, which are averaged over those that are asked."
+    sentence = "Delayed momentum: clients keep momenta of their own, which are averaged over those that are asked."
     keys = Method.keys | {"strategy.projection-radius", "mechanism.schedule"} | BOUNDING
     sums_suffice = False
     with_trusted_server = ""

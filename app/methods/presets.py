@@ -46,7 +46,7 @@ class Hyperparameters:
     schedule : str
         Noise schedule of the cancelling mechanism.
     sampling : str
-        How the machines of a round are drawn.
+        How the clients of a round are drawn.
     """
 
     clip_norm: float
@@ -69,7 +69,7 @@ class Problem:
     Parameters
     ----------
     shards : sequence of Shard
-        One a machine, in the order of their names.
+        One a client, in the order of their names.
     num_rounds : int
         T.
     values : Hyperparameters
@@ -82,11 +82,11 @@ class Problem:
     model: Model
     num_rounds: int
     values: Hyperparameters
-    fewest: int = 0  # samples that every machine has at least, whatever the shards say: real ones state what they have
+    fewest: int = 0  # samples that every client has at least, whatever the shards say: real ones state what they have
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Samples that each machine trains on: all but those that are set aside."""
+        """Samples that each client trains on: all but those that are set aside."""
         sizes = shard_sizes(self.shards, partial(trained_samples, self.config))
         return [max(size, self.fewest) for size in sizes] if self.fewest else sizes
 
@@ -94,7 +94,7 @@ class Problem:
     def session(self) -> str:
         """The session's name, which in simulation depends on the seed alone.
 
-        Noise is a function of seed, machine and release. So two runs with one seed differ by what was changed between
+        Noise is a function of seed, client and release. So two runs with one seed differ by what was changed between
         them and not by their noise. Every run has ledgers of its own.
         """
         return hashlib.sha256(f"seed {self.config.seed}".encode()).hexdigest()[:32]
@@ -105,7 +105,7 @@ class Problem:
 
     @cached_property
     def is_centred(self) -> bool:
-        """Whether machines release the mean of their features first."""
+        """Whether clients release the mean of their features first."""
         return is_centred(self.config)
 
     @cached_property
@@ -123,11 +123,11 @@ class Problem:
 
     @cached_property
     def roster(self) -> Roster:
-        """The machines and helpers of a simulation under secure aggregation; their keys are the seed's.
+        """The clients and helpers of a simulation under secure aggregation; their keys are the seed's.
 
         Notes
         -----
-        Whoever knows the seed knows every key. Real machines have rosters of their own.
+        Whoever knows the seed knows every key. Real clients have rosters of their own.
         """
         if not self.config.secure:
             raise ConfigurationError(
@@ -136,13 +136,13 @@ class Problem:
                 setting="trust",
                 got=self.config.trust_model,
             )
-        machines = tuple(str(machine) for machine in range(self.config.num_clients))
-        return Roster.simulated(self.config.seed, machines, helper_names(self.config.summing.helpers))
+        clients = tuple(str(client) for client in range(self.config.num_clients))
+        return Roster.simulated(self.config.seed, clients, helper_names(self.config.summing.helpers))
 
     def summation(self) -> dict[str, SecureAggregation]:
         """The options of a strategy under secure aggregation; empty under another trust model.
 
-        Which roster it is helpers say: without messages none is made, of however many machines.
+        Which roster it is helpers say: without messages none is made, of however many clients.
         """
         config = self.config
         if not config.secure:
@@ -158,9 +158,9 @@ class Problem:
         )
         return {"secure_aggregation": told}
 
-    def order_seed(self, machine: int) -> int:
-        """The seed of a machine's orders of samples, where a method shuffles them."""
-        return derived_seed("order of a silo", self.config.seed, machine)
+    def order_seed(self, client: int) -> int:
+        """The seed of a client's orders of samples, where a method shuffles them."""
+        return derived_seed("order of a silo", self.config.seed, client)
 
 
 WorkedOut = Callable[[RunConfig, Dataset, Sequence[Any]], Problem]
@@ -188,7 +188,7 @@ class PaperConstants:
         return cls(math.sqrt(2 * inputs), inputs / 2)
 
     def sgd_variance(self, config: RunConfig, model: Model, passes: int = 1) -> float:
-        """The noise variance d sigma^2 of one machine's release, a mean of gradients over a batch."""
+        """The noise variance d sigma^2 of one client's release, a mean of gradients over a batch."""
         std = 2 * self.lipschitz / (config.batch_size * wanted_mu(config))
         return std**2 * passes * model.num_parameters
 
@@ -206,7 +206,7 @@ def feature_bound(config: RunConfig) -> float:
 def wanted_mu(config: RunConfig) -> float:
     """The mu that a step is for: without noise, the limit of large ones.
 
-    Under secure aggregation a machine adds only its share of the noise: the sum has that of mu sqrt(h).
+    Under secure aggregation a client adds only its share of the noise: the sum has that of mu sqrt(h).
     """
     return config.mu * math.sqrt(config.sums.min_honest) if config.private else math.inf
 

@@ -25,16 +25,16 @@ from numpy.typing import NDArray
 from ...clients.queries import Centring, ClientQuery, Evaluation, held_out_samples
 from ...privacy.accounting.loss import Loss
 from ...privacy.accounting.noise_plan import NoisePlan
+from ...privacy.release.policy import NO_NOISE, PrivacyPolicy
+from ...privacy.release.tables import NONE, PRIVATE
 from ...privacy.errors import ConfigurationError, MurmurflError
-from ...privacy.machine.policy import NO_NOISE, PrivacyPolicy
-from ...privacy.machine.tables import NONE, PRIVATE
 from ...privacy.noise import SimulatedKeys
 from ...privacy.permits import read_permit
 from ...privacy.queries.evaluation import EVALUATION_FIGURES, EvaluationRows, Measured, evaluation_policy
 from ...privacy.queries.mean_of_features import MeanRows, centring_policy
 from ...privacy.queries.query import divided_mu
 from ...strategies.queries import MeanOfFeatures, PrivateEvaluation, QueryRound, noise_on_answers
-from ...strategies.rounds.replies import DirectMachines, RoundReport
+from ...strategies.rounds.replies import DirectReplies, RoundReport
 from ...strategies.rounds.strategy import ReleaseStrategy
 from ...strategies.sums.secure_aggregation import SecureAggregation
 from ..data.partition import shard_sizes
@@ -59,7 +59,7 @@ def part_session(session: str, part: str) -> str:
 def session_options(config: RunConfig, simulated: str, part: str = "", *, deployed: bool) -> dict[str, Any]:
     """The session, the permit and the schema that a strategy of a ``part`` of a run is told; empty for its training.
 
-    A simulation's session is named ``simulated``. Real machines' is named by the permit, or has a fresh name.
+    A simulation's session is named ``simulated``. Real clients' is named by the permit, or has a fresh name.
     """
     if not deployed:
         return {"session": simulated}
@@ -109,17 +109,17 @@ class Divides(Protocol):
 
     @property
     def held_out(self) -> float:
-        """The share of a machine's samples."""
+        """The share of a client's samples."""
         ...
 
 
 def trained_samples(config: Divides, samples: int) -> int:
-    """The number of a machine's samples that are trained on: all but those held out for an evaluation."""
+    """The number of a client's samples that are trained on: all but those held out for an evaluation."""
     if not config.private_evaluation or not config.held_out:
         return samples
     if samples < 2:
         raise ConfigurationError(
-            f"Expected at least two samples on every machine with evaluation.held-out = {config.held_out:g}, got "
+            f"Expected at least two samples on every client with evaluation.held-out = {config.held_out:g}, got "
             f"{samples}: one to train on, and one to evaluate on.",
             kind="out-of-range",
         )
@@ -132,12 +132,12 @@ _SHARED = (
 
 
 def fields_beside(policy: PrivacyPolicy) -> dict[str, Any]:
-    """Fields that the policy of a query has in common with that of the training on the same machine."""
+    """Fields that the policy of a query has in common with that of the training on the same client."""
     return {name: getattr(policy, name) for name in _SHARED}
 
 
 def beside_queries(policy: PrivacyPolicy, budget_mu: float) -> PrivacyPolicy:
-    """The training's policy on a machine that answers queries: samples are used again, within a budget.
+    """The training's policy on a client that answers queries: samples are used again, within a budget.
 
     Notes
     -----
@@ -152,7 +152,7 @@ def features_bound(task: str, features: str, num_features: int, feature_bound: f
     """The longest that a row of a task's features can be, and whether it has no negative values.
 
     ``feature_bound`` is R where the run declares it, else 0: the task's. Both results follow from how features are
-    made, never from data, and machines enforce them on every row.
+    made, never from data, and clients enforce them on every row.
     """
     the_task = registry("task")[task]
     declared = feature_bound or the_task.feature_bound
@@ -163,7 +163,7 @@ def features_bound(task: str, features: str, num_features: int, feature_bound: f
 def make_centring(
     policy: PrivacyPolicy, bound: tuple[float, bool], num_features: int, *, mu: float, share: float
 ) -> Centring:
-    """A machine's half of the mean of the features.
+    """A client's half of the mean of the features.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def make_centring(
 def make_evaluation(
     policy: PrivacyPolicy, model: Model, *, mu: float, share: float, bins: int, held_out: int
 ) -> Evaluation:
-    """A machine's half of the private evaluation.
+    """A client's half of the private evaluation.
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ class QueryOutcome:
 class RunQuery(ABC, Generic[Asked]):
     """A query of a run: a base class, whose subclasses are entries of :data:`RUN_QUERIES`.
 
-    ``policy`` gives the training's policy on a simulated machine; of None for the machine with the most samples.
+    ``policy`` gives the training's policy on a simulated client; of None for the client with the most samples.
     """
 
     problem: QueriedProblem
@@ -339,7 +339,7 @@ class RunQuery(ABC, Generic[Asked]):
 
     @staticmethod
     def node_settings(config: RunConfig) -> dict[str, Any]:  # noqa: ARG004 - for queries that operators' files know
-        """Settings of an operator's file, by hyphenated key, with which a node answers as a simulated machine does."""
+        """Settings of an operator's file, by hyphenated key, with which a node answers as a simulated client does."""
         return {}
 
     @abstractmethod
@@ -381,7 +381,7 @@ class RunQuery(ABC, Generic[Asked]):
 
     @property
     def included(self) -> str:
-        """Its sentence in the guarantee of real machines."""
+        """Its sentence in the guarantee of real clients."""
         return f"It includes {self.says}, which is released {'first' if self.before else 'last'}."
 
     def included_share(self, mu: str) -> str:
@@ -396,15 +396,15 @@ class RunQuery(ABC, Generic[Asked]):
 
     @cached_property
     def largest(self) -> Asked:
-        """How the machine with the most samples answers."""
+        """How the client with the most samples answers."""
         return self.client_query(self.policy(None), max(shard_sizes(self.problem.shards)))
 
-    def of_machine(self, machine: int) -> Asked:
-        """How a simulated machine answers."""
-        samples = len(self.problem.shards[machine])
-        # A simulation builds a machine for every message.
+    def of_client(self, client: int) -> Asked:
+        """How a simulated client answers."""
+        samples = len(self.problem.shards[client])
+        # A simulation builds a client for every message.
         if samples not in self._answering:
-            self._answering[samples] = self.client_query(self.policy(machine), samples)
+            self._answering[samples] = self.client_query(self.policy(client), samples)
         return self._answering[samples]
 
     @cached_property
@@ -418,12 +418,12 @@ class RunQuery(ABC, Generic[Asked]):
 
     @cached_property
     def plan(self) -> NoisePlan:
-        """The noise of one machine."""
+        """The noise of one client."""
         return plan_or_largest_mu(self.largest.policy, self.width)
 
     @cached_property
     def loss(self) -> Loss:
-        """Loss of the release: the machine's, or the trusted server's."""
+        """Loss of the release: the client's, or the trusted server's."""
         policy = self.largest.policy
         if policy.trust != "trusted-server":
             return self.plan.loss
@@ -448,7 +448,7 @@ class RunQuery(ABC, Generic[Asked]):
         Parameters
         ----------
         deployed : bool
-            Whether the machines are real.
+            Whether the clients are real.
         checkpoint : Path, optional
             The training's. The query's own lies beside it: a server that is killed asks again in the same session.
         inputs : mapping, optional
@@ -478,7 +478,7 @@ class RunQuery(ABC, Generic[Asked]):
 
     def ask(
         self,
-        grid: Grid | DirectMachines,
+        grid: Grid | DirectReplies,
         checkpoint: Path | None,
         *,
         deployed: bool,
@@ -486,7 +486,7 @@ class RunQuery(ABC, Generic[Asked]):
         model: ArrayRecord | None = None,
         trained: ReleaseStrategy[Any] | None = None,
     ) -> QueryOutcome:
-        """Ask all machines, now or from the checkpoint.
+        """Ask all clients, now or from the checkpoint.
 
         Parameters
         ----------
@@ -514,7 +514,7 @@ class RunQuery(ABC, Generic[Asked]):
 
 
 class MeanOfRun(RunQuery[Centring]):
-    """The mean of the features, which machines release before the training."""
+    """The mean of the features, which clients release before the training."""
 
     name: ClassVar[str] = MEAN
     says: ClassVar[str] = "the mean of the features"
@@ -560,7 +560,7 @@ class MeanOfRun(RunQuery[Centring]):
 
 
 class EvaluationOfRun(RunQuery[Evaluation]):
-    """The private evaluation of the model, which machines release after the training."""
+    """The private evaluation of the model, which clients release after the training."""
 
     name: ClassVar[str] = EVALUATION
     of_trained: ClassVar[bool] = False
@@ -604,4 +604,4 @@ class EvaluationOfRun(RunQuery[Evaluation]):
 
 
 RUN_QUERIES: dict[str, type[RunQuery[Any]]] = {kind.name: kind for kind in (MeanOfRun, EvaluationOfRun)}
-"""Queries that runs may ask, in the order in which machines answer them."""
+"""Queries that runs may ask, in the order in which clients answer them."""

@@ -1,4 +1,4 @@
-"""The interface of a model: per-sample gradients for the machines, loss and accuracy for the central evaluation."""
+"""The interface of a model: per-sample gradients for the clients, loss and accuracy for the central evaluation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Model(ABC):
         Memory for gradients of several samples at a time, in MiB.
     rows_stand_alone : bool
         Whether a row of gradients has the same bits whichever other rows are computed with it (:mod:`.torch_networks`).
-        Workers then compute those of their own machines only.
+        Workers then compute those of their own clients only.
     rows_unmixed : bool
         Whether a row of gradients depends on its own sample and on how many others are beside it alone, to the last
         bit, and computing it never fails (:func:`~murmurfl.clients.adapters.per_sample_gradients.rows_unmixed`).
@@ -194,7 +194,7 @@ class ModelKind(Named, ABC):
 
         Notes
         -----
-        L comes from constants only: a step that depended on a machine's longest sample would reveal something about it.
+        L comes from constants only: a step that depended on a client's longest sample would reveal something about it.
 
         Softmax regression has L = (||x||^2 + 1) / 2: the Hessian of the loss in the scores has no eigenvalue above 1/2,
         and the bias is one more feature that is always 1. Linear models declare their own L. Networks are not smooth in

@@ -1,11 +1,11 @@
 """Networks in PyTorch, which comes with ``pip install 'murmurfl[torch]'`` and is imported when a network is made.
 
 A row of a network's gradients has the same bits whichever other rows are computed with it. PyTorch multiplies few rows
-in another way than many, with other roundings, and a simulation computes many machines at once, grouped by how many
+in another way than many, with other roundings, and a simulation computes many clients at once, grouped by how many
 processes share the work. So networks are always asked for at least a few rows (:class:`SteadyRows`).
 
 The small convolutional network has per-sample gradients in closed form (:class:`ConvolutionalGradients`). In online
-federated learning every machine has its own iterate, samples share no weights, and a batched convolution becomes a
+federated learning every client has its own iterate, samples share no weights, and a batched convolution becomes a
 grouped one, for which libraries have no fast path: ``torch.func.vmap`` takes 2 to 3 times as long as one sample after
 the other, with intermediate values in the processor's cache.
 """
@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from ...clients.adapters.per_sample_gradients import combined_gradients
 from ...clients.adapters.torch_checks import check_layers
 from ...clients.adapters.torch_model import TorchGradients
+from ...privacy.release.clipping import DenseContributions
 from ...privacy.errors import ConfigurationError, check_installed
-from ...privacy.machine.clipping import DenseContributions
 from ...privacy.noise import derived_seed
 from .model import SAMPLES_AT_A_TIME, Batch, Model, ModelKind, Parameters, uniform_parameters
 
@@ -156,7 +156,7 @@ class ConvolutionalGradients:
 _FEWEST = 4
 """PyTorch multiplies up to three rows in another way than more."""
 _FEW_VALUES = 1 << 21
-"""Larger gradients stand alone anyway: a block of machines has no room for two of them."""
+"""Larger gradients stand alone anyway: a block of clients has no room for two of them."""
 
 
 class SteadyRows:
@@ -352,7 +352,7 @@ class TorchModel(_InPyTorch):
         import torch
 
         super().__init__(num_features, num_classes)
-        torch.set_num_threads(1)  # a run's machines share the cores, and sums keep their order
+        torch.set_num_threads(1)  # a run's clients share the cores, and sums keep their order
         self.module = module
         self._make = make
         self._gradients = TorchGradients(module, torch.nn.functional.cross_entropy)

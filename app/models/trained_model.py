@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
+from ...clients.records.client_records import Rows, table_file, table_rows
 from ...clients.records.drafting import document
-from ...clients.records.machine_records import Rows, table_file, table_rows
 from ...clients.records.schema import Schema
 from ...privacy.errors import ConfigurationError, MisfitError
 from ...privacy.queries.mean_of_features import centred

@@ -33,7 +33,7 @@ class Connection:
     root_certificates: Path | None = None
     # The node's own key (``ssh-keygen -t ecdsa -b 384``), registered with the SuperLink
     private_key: Path | None = None
-    insecure: bool = False  # plain HTTP: for tests on one machine
+    insecure: bool = False  # plain HTTP: for tests on one client
 
     def __post_init__(self) -> None:
         host, colon, port = self.superlink.rpartition(":")

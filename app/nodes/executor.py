@@ -94,7 +94,7 @@ class LocalExecutor:
     """The executor of one SuperNode: ``app`` answers every message, of whatever run.
 
     ``address`` is the SuperNode's Runtime API on the loopback interface, ``secret`` its
-    ``--superexec-auth-secret-file``: without it, other programs of the machine get no messages. ``reached`` is called
+    ``--superexec-auth-secret-file``: without it, other programs of the client get no messages. ``reached`` is called
     at every answer of the SuperNode.
 
     Notes
@@ -172,8 +172,8 @@ class LocalExecutor:
                     push_message(client, reply, context)
                 ended = SubStatus.COMPLETED, ""
             else:
-                logger.warning("Refused a task of type %s: this machine answers messages to a ClientApp.", task.type)
-                ended = SubStatus.FAILED, "this machine answers messages to a ClientApp only"
+                logger.warning("Refused a task of type %s: this client answers messages to a ClientApp.", task.type)
+                ended = SubStatus.FAILED, "this client answers messages to a ClientApp only"
         except _AbandonedError:
             logger.info("A message was given up: its run ended before it had arrived.")
             ended = SubStatus.FAILED, "the run ended before the message had arrived"
@@ -195,7 +195,7 @@ class LocalExecutor:
             if is_interrupt(error):
                 raise
             logger.exception("A message was refused: the app does not answer its kind.")
-            error = Error(protocol.MALFORMED_REQUEST, "malformed request: this machine does not answer such messages")
+            error = Error(protocol.MALFORMED_REQUEST, "malformed request: this client does not answer such messages")
             return Message(error, reply_to=message)
 
 

@@ -4,7 +4,7 @@ Log, health and metrics are made from the journal's entries. No fact of an entry
 numbers of releases, fixed reasons, times. A terminal or a monitor may show all of it.
 
 The log has one line with a time for each event, for people or, as JSON, for programs. No line has a control character,
-whoever wrote its text: no terminal escape, no second line. What may depend on the machine's data stays out unless its
+whoever wrote its text: no terminal escape, no second line. What may depend on the client's data stays out unless its
 operator asks for details: texts of exceptions, warnings of arithmetic, figures of a training, and every line whose
 presence depends on the samples.
 """
@@ -133,7 +133,7 @@ class Journal:
 def noting(app: Answers, journal: Journal) -> Answers:
     """Return an app that notes each answer in a journal, unchanged, after it was made and before it leaves.
 
-    An entry has what leaves the machine, without the values of a release or of the request.
+    An entry has what leaves the client, without the values of a release or of the request.
     """
     made: dict[tuple[str, str], int] = {}
 
@@ -211,7 +211,7 @@ def _asked(message: Message) -> dict[str, Fact]:
 
 
 def _spoken(message: Message) -> list[ConfigRecord]:
-    """Records that speak the protocol, which are the only ones that a machine reads.
+    """Records that speak the protocol, which are the only ones that a client reads.
 
     Another record put first could have a release noted as one of another session, or as a repeated one.
     """
@@ -242,7 +242,7 @@ _SEE_NO_SAMPLE = frozenset({"flwr", "uvicorn", *_QUIET})
 _OURS_THAT_SEE_NO_SAMPLE = (
     *("app/nodes/", "app/fleet/", "app/commands/", "strategies/"),
     *("clients/messages.py", "clients/sums_helper.py", "clients/nodes/"),
-    *("privacy/ledger/", "privacy/sums/", "privacy/machine/admission.py"),
+    *("privacy/ledger/", "privacy/sums/", "privacy/release/admission.py"),
 )
 """Files of murmurfl likewise. A line of another file needs the mark :data:`~murmurfl.privacy.errors.PUBLIC`, so that
 none can be added that leaves unseen."""
@@ -384,14 +384,14 @@ class LogSettings:
     as_json: bool = False  # one JSON object a line
     # Also what is of no interest while all is well: every line of Flower's, every question that was answered
     verbose: bool = False
-    details: bool = False  # also what may depend on the machine's data. Such a log must not leave the machine.
+    details: bool = False  # also what may depend on the client's data. Such a log must not leave the client.
     sees_samples: bool = True  # whether the process has samples of anybody: then only known parts of it may speak
 
 
 def start_log(settings: LogSettings, stream: IO[str] | None = None) -> None:
     """Write what this process logs as a node's log, to standard error by default, and in no other form.
 
-    Without ``details``, neither the text nor the presence of a line depends on the machine's data: where the process
+    Without ``details``, neither the text nor the presence of a line depends on the client's data: where the process
     has samples, only parts of murmurfl and of Flower that see none are heard, and lines that are marked as public. What
     a project's own code logs is left out; what it prints is its own affair. Number and times of lines show requests,
     which the server made.

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...clients.adapters.noise_mod import machine_behind
+from ...clients.adapters.noise_mod import privatizer_behind
 from ...clients.adapters.update_policy import UpdatePolicy
-from ...clients.nodes.machine_file import UpdateNode
+from ...clients.nodes.client_file import UpdateNode
 from ...clients.private_client import PrivateClient
 from ...privacy.accounting.guarantee import SAME_OWNER, SESSION, Guarantee, Unit, rounded_up
 from ...privacy.accounting.loss import NO_LOSS, Loss, Profile
+from ...privacy.release.admission import ROUNDING
+from ...privacy.release.policy import RECORDED_SELECTIONS
 from ...privacy.ledger.ledger_history import LedgerHistory, LedgerSummary, ReleaseLine, SessionSummary
 from ...privacy.ledger.repair import rotate_key
-from ...privacy.machine.admission import ROUNDING
-from ...privacy.machine.policy import RECORDED_SELECTIONS
 from .node_app import OwnNode, client_of
 from .node_config import NodeConfig
 
@@ -31,7 +31,7 @@ def ledger_document(summary: LedgerSummary, path: Path) -> dict[str, Any]:
 
     ``spent`` is the joint guarantee of all releases of all sessions opened so far, made or not, against whom
     ``guarantee`` says: with a session under a trusted server, against everybody but that one. ``local`` is the same
-    whatever other machines and helpers do; null if no session is under secure aggregation and no budget was decided for
+    whatever other clients and helpers do; null if no session is under secure aggregation and no budget was decided for
     them.
     """
     amounts = {"budget": summary.budget, "spent": summary.spent, "left": summary.left}
@@ -112,12 +112,12 @@ def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
     """
     terms, unit = session.terms, _unit([session])
     if session.trusted:
-        words, notes = "no noise on this machine: the server's, by its own word", (_NOTHING_AGAINST_IT,)
+        words, notes = "no noise on this client: the server's, by its own word", (_NOTHING_AGAINST_IT,)
         trust = "trusted-server"
         return Guarantee(session.loss.mu, delta, words, trust=trust, covers=SESSION, notes=notes, unit=unit)
     options = (terms.get("schedule"), *terms.get("mechanism_options", {}).values())
     named = ", ".join(str(value) for value in options if value)
-    words = f"{terms.get('mechanism', 'unknown')}{f' ({named})' if named else ''} noise on this machine"
+    words = f"{terms.get('mechanism', 'unknown')}{f' ({named})' if named else ''} noise on this client"
     if not session.loss.conditional:
         return Guarantee(session.loss, delta, words, covers=SESSION, unit=unit)
     local = Guarantee(session.loss.unconditional(), delta, f"{words}, under masks", covers=SESSION, unit=unit)
@@ -158,7 +158,7 @@ def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
 
 
 def _local_lines(summary: LedgerSummary, amount: Callable[[Profile], str]) -> list[str]:
-    """Lines on budget, spent and left that hold whatever other machines and helpers do."""
+    """Lines on budget, spent and left that hold whatever other clients and helpers do."""
     budget, spent, left = (amount(loss.worst_case) for loss in (summary.budget, summary.spent, summary.left))
     decided = "" if summary.budget.conditional else ", for none was decided (`murmurfl ledger set-local-budget`)"
     return [
@@ -255,7 +255,7 @@ def releases_notes(history: LedgerHistory, summary: LedgerSummary, *, local_show
         "what it has seen, mu reserved holds: every session above counts with all the releases that it may make."
     ]
     if summary.summed:
-        same = "the same two if no other machine and no helper is honest."
+        same = "the same two if no other client and no helper is honest."
         notes.append(f"whatever happens: {same}" if local_shown else f"A wider window, or --json, also shows {same}")
     if summary.trusted_a_server:
         notes.append("Of a session under a trusted server they hold against everybody but that server.")
@@ -301,12 +301,12 @@ def _shortened(names: list[str]) -> dict[str, str]:
 
 
 def rotate_key_of(node: NodeConfig | OwnNode, key_file: Path | None) -> int:
-    """Exchange the noise key of a machine's ledger; return how many sessions it closed.
+    """Exchange the noise key of a client's ledger; return how many sessions it closed.
 
-    The ledger keeps the digest of the machine's data under the key. ``key_file`` is a new file for the new key.
+    The ledger keeps the digest of the client's data under the key. ``key_file`` is a new file for the new key.
     """
-    machine = machine_behind(node) if isinstance(node, UpdateNode) else client_of(node)[1].machine
-    return rotate_key(node.ledger, machine.row_bytes, machine.num_rows, key_file=key_file)
+    privatizer = privatizer_behind(node) if isinstance(node, UpdateNode) else client_of(node)[1].privatizer
+    return rotate_key(node.ledger, privatizer.row_bytes, privatizer.num_rows, key_file=key_file)
 
 
 DAY_S = 86400.0
@@ -315,29 +315,29 @@ _ENDLESS_DAYS = 36500.0
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of one run of a machine."""
+    """Costs of one run of a client."""
 
     loss: Loss  # reserved by a run's first release, queries included
     releases: int  # k, the most of one run
     budget: Loss  # of all runs
     trusted: bool = False  # a trusted server adds the noise
-    samples: int | None = None  # of the machine; None if a run may use samples again
+    samples: int | None = None  # of the client; None if a run may use samples again
     batch_size: int = 1  # samples of a release
     once: bool = False  # a secret order hides the samples, which works for the first run only
 
     @classmethod
     def of_client(cls, client: PrivateClient) -> Costs:
-        """Costs of a machine with murmurfl's clients."""
-        machine, beside = client.machine, client.beside
-        policy, trusted = machine.policy, machine.policy.trust == "trusted-server"
-        losses = [Loss.of(one.policy.mu) if trusted else one.plan.loss for one in (machine, *beside)]
+        """Costs of a client with murmurfl's clients."""
+        privatizer, beside = client.privatizer, client.beside
+        policy, trusted = privatizer.policy, privatizer.policy.trust == "trusted-server"
+        losses = [Loss.of(one.policy.mu) if trusted else one.plan.loss for one in (privatizer, *beside)]
         fresh = policy.batch_selection == "once" and policy.sample_participations == 1
         return cls(
             loss=NO_LOSS.compose(*losses),
             releases=policy.max_participations,
-            budget=machine.admission.budget,
+            budget=privatizer.admission.budget,
             trusted=trusted,
-            samples=machine.num_samples if fresh else None,
+            samples=privatizer.num_samples if fresh else None,
             batch_size=policy.batch_size,
             once=policy.batch_selection == "shuffled",
         )
@@ -357,7 +357,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Allowance:
-    """What is left of a machine's budget and samples.
+    """What is left of a client's budget and samples.
 
     This is arithmetic on the policy and on a ledger's entries, and no promise: the ledger decides, release by release.
     """
@@ -404,7 +404,7 @@ _RETIRED = "a ledger's budget is never raised; new data get a ledger of their ow
 
 
 def allowance_of(summary: LedgerSummary, costs: Costs, run_every_days: float | None, now: float) -> Allowance:
-    """What is left of a machine's budget and samples; by default, runs begin as often as in the ledger."""
+    """What is left of a client's budget and samples; by default, runs begin as often as in the ledger."""
     releases = None if costs.samples is None else max(costs.samples - summary.samples_used, 0) // costs.batch_size
     # Without the one-release sessions of a mean or an evaluation
     trainings = [s for s in summary.sessions if costs.releases == 1 or s.terms.get("max_participations") != 1]

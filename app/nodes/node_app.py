@@ -1,6 +1,6 @@
-"""From an operator's file to the app that answers messages to its machine, and the machine in one sentence.
+"""From an operator's file to the app that answers messages to its client, and the client in one sentence.
 
-Flower would run the ClientApp of whoever submits the run. A machine runs murmurfl's own client, or the installed
+Flower would run the ClientApp of whoever submits the run. A client runs murmurfl's own client, or the installed
 ClientApp that its operator's file names, with the operator's settings:
 :class:`~murmurfl.clients.CorrelatedNoiseMod` wraps all of it, Flower's ``lifespan`` included.
 """
@@ -18,10 +18,10 @@ from ...clients.adapters.noise_mod import CorrelatedNoiseMod
 from ...clients.adapters.private_app import PrivateClientApp
 from ...clients.adapters.update_policy import update_guarantee
 from ...clients.messages import Answers
-from ...clients.nodes.machine_file import SampleNode, UpdateNode
+from ...clients.nodes.client_file import SampleNode, UpdateNode
 from ...clients.nodes.operators_file import operators_values
 from ...clients.private_client import PrivateClient, numpy_client_app
-from ...clients.records.machine_records import Items
+from ...clients.records.client_records import Items
 from ...privacy.accounting.amplification import amplification_of
 from ...privacy.accounting.guarantee import RECORDS, policy_guarantee, rounded_up
 from ...privacy.errors import ConfigurationError
@@ -31,11 +31,11 @@ from ...privacy.sums.opening_rule import Opener
 from .node_config import HelperConfig, NodeConfig
 
 OwnNode = UpdateNode | SampleNode
-"""A machine with an app of its own: its updates pass the noise mod, or its gradients are bounded sample by sample."""
+"""A client with an app of its own: its updates pass the noise mod, or its gradients are bounded sample by sample."""
 
 
 def read_node(path: Path, *, runs_kept: bool = False) -> NodeConfig | OwnNode:
-    """Read an operator's file: a machine with murmurfl's clients or, with ``app``, one with its own ClientApp.
+    """Read an operator's file: a client with murmurfl's clients or, with ``app``, one with its own ClientApp.
 
     With ``method`` as well, the app is a ``private_client_app``. ``runs_kept`` is as for
     :meth:`~murmurfl.clients.nodes.operators_file.OperatorsFile.read`.
@@ -48,9 +48,9 @@ def read_node(path: Path, *, runs_kept: bool = False) -> NodeConfig | OwnNode:
     values = operators_values(path.expanduser())
     if "app" in values:
         return (SampleNode if "method" in values else UpdateNode).read(path, runs_kept=runs_kept)
-    if "batch-size" not in flat(values, NodeConfig.settings()) and {"machine", "ledger"} <= values.keys():
+    if "batch-size" not in flat(values, NodeConfig.settings()) and {"client", "ledger"} <= values.keys():
         raise ConfigurationError(
-            f"Expected in {path} the keys of a machine with murmurfl's clients (batch-size among them), or app = "
+            f"Expected in {path} the keys of a client with murmurfl's clients (batch-size among them), or app = "
             "'MODULE:NAME', the installed ClientApp that murmurfl node is to answer with; got neither.",
             kind="missing",
         )
@@ -77,7 +77,7 @@ def installed_app(name: str) -> ClientApp:
 
 
 def own_app(node: UpdateNode) -> Answers:
-    """The callable that answers messages to a machine with its own ClientApp.
+    """The callable that answers messages to a client with its own ClientApp.
 
     Every message goes to the mod, which takes policy, budget and ledger from ``node``; what the app returns leaves only
     through it. A mod inside the app lets messages pass.
@@ -107,10 +107,10 @@ def own_app(node: UpdateNode) -> Answers:
 def client_of(
     config: NodeConfig | SampleNode, *, ledger: SQLiteLedger | None = None, items: Items | None = None
 ) -> tuple[Answers, PrivateClient]:
-    """The callable that answers messages to a machine that bounds samples, and its client.
+    """The callable that answers messages to a client that bounds samples, and its client.
 
     The policy of a ``private_client_app`` is ignored. An audit brings a ledger and items of its own, instead of the
-    file's ledger and the app's samples (:meth:`.PrivateClientApp.real_machine`).
+    file's ledger and the app's samples (:meth:`.PrivateClientApp.real_client`).
 
     Notes
     -----
@@ -118,7 +118,7 @@ def client_of(
     the trust of the node's file.
     """
     if isinstance(config, NodeConfig):
-        client = config.client(ledger)
+        client = config.make_client(ledger)
         return numpy_client_app(lambda context: client), client  # noqa: ARG005
     app = installed_app(config.app)
     if not isinstance(app, PrivateClientApp):
@@ -128,13 +128,13 @@ def client_of(
             kind="wrong-type",
             setting="app",
         )
-    client = app.real_machine(config, ledger=ledger, items=items)
+    client = app.real_client(config, ledger=ledger, items=items)
     app.answer_as(client)
     return app, client
 
 
-def machine_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
-    """The callable that answers messages to a machine, and the machine in one sentence."""
+def answers_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
+    """The callable that answers messages to a client, and the client in one sentence."""
     if isinstance(config, UpdateNode):
         return own_app(config), describe_own(config)
     answers, client = client_of(config)
@@ -142,16 +142,16 @@ def machine_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
 
 
 def describe(client: PrivateClient) -> str:
-    """Describe a machine and its guarantee in one sentence."""
-    policy, plan = client.machine.policy, client.machine.plan
-    name, releases = f"Machine {client.name}", policy.max_participations
+    """Describe a client and its guarantee in one sentence."""
+    policy, plan = client.privatizer.policy, client.privatizer.plan
+    name, releases = f"Client {client.name}", policy.max_participations
     budget, worst = rounded_up(policy.budget.mu), rounded_up(policy.budget.worst_case.mu)
     beside = client.beside
     # Whether an owner has more samples depends on data: the sentence does not.
     most = policy.samples_per_owner
     kept = f" Of each owner the first {most} samples are used, and any others left out." if most else ""
     if policy.trust == "trusted-server":
-        mu = math.hypot(policy.mu, *(machine.policy.mu for machine in beside))
+        mu = math.hypot(policy.mu, *(privatizer.policy.mu for privatizer in beside))
         also = "".join(f", and to {part.query.of_client_if_trusted}" for part in client.parts.values())
         return (
             f"{name} adds NO noise to up to {releases} releases a run{also}: the server is trusted with its gradients. "
@@ -160,15 +160,15 @@ def describe(client: PrivateClient) -> str:
         )
     notes = []
     for part in client.parts.values():
-        notes.append(f"Of it mu = {rounded_up(part.machine.plan.mu)} is for {part.query.of_client}.")
+        notes.append(f"Of it mu = {rounded_up(part.privatizer.plan.mu)} is for {part.query.of_client}.")
     if client.record_kind:
         notes.append(RECORDS[client.record_kind])
     amplified = amplification_of(policy, plan)
-    loss = plan.loss.compose(*(machine.plan.loss for machine in beside))
+    loss = plan.loss.compose(*(privatizer.plan.loss for privatizer in beside))
     guarantee = policy_guarantee(policy, loss, amplified=amplified, notes=notes)
     sums = (
         f" Every sum has at least {policy.sums.min_cohort} releases of the roster's "
-        f"{len(client.masking.roster.machines)} machines. Budget of all runs: mu = {budget}, and whatever happens mu = "
+        f"{len(client.masking.roster.clients)} clients. Budget of all runs: mu = {budget}, and whatever happens mu = "
         f"{worst}."
         if client.masking is not None
         else f" Budget of all runs: mu = {budget}."
@@ -179,11 +179,11 @@ def describe(client: PrivateClient) -> str:
 
 
 def describe_own(node: UpdateNode) -> str:
-    """Describe a machine with its own ClientApp and its guarantee in one sentence."""
+    """Describe a client with its own ClientApp and its guarantee in one sentence."""
     policy = node.policy(SQLiteLedger(node.ledger))
     budget = rounded_up(policy.budget_mu or policy.mu)
     return (
-        f"Machine {node.machine}: up to {policy.max_participations} releases of the updates of {node.app} a run, "
+        f"Client {node.client}: up to {policy.max_participations} releases of the updates of {node.app} a run, "
         f"{update_guarantee(policy, policy.mu).sentence} Budget of all runs: mu = {budget}."
     )
 
@@ -194,6 +194,6 @@ def describe_helper(config: HelperConfig, opener: Opener) -> str:
     others = len(roster.helpers) - 1
     beside = f"beside {others} other helper{'s' * (others != 1)}" if others else "as the only helper"
     return (
-        f"Helper {config.helper}: opens sums of releases of the {len(roster.machines)} machines of the roster with "
+        f"Helper {config.helper}: opens sums of releases of the {len(roster.clients)} clients of the roster with "
         f"digest {roster.digest}, {beside}, by the record at {config.record}."
     )

@@ -1,6 +1,6 @@
-"""The operator's file of a real machine or helper: one TOML file, read where it runs and nowhere else.
+"""The operator's file of a real client or helper: one TOML file, read where it runs and nowhere else.
 
-Data, model, clip, noise, cap, budget, batch and ledger of a machine are decided here, and so is which roster a helper
+Data, model, clip, noise, cap, budget, batch and ledger of a client are decided here, and so is which roster a helper
 opens sums of. No run configuration and no message can set or widen any of it. Unknown keys, missing ones and impossible
 values are refused with one line.
 """
@@ -16,19 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.adapters.per_sample_gradients import PerSampleGradients, Samples, check_rows_alone
-from ...clients.nodes.machine_file import RecordsFile, Roster, RosterDigest
+from ...clients.nodes.client_file import RecordsFile, Roster, RosterDigest
 from ...clients.nodes.operators_file import OperatorsFile
 from ...clients.nodes.roster_files import read_helper_key, read_roster
 from ...clients.private_client import PrivateClient
 from ...clients.queries import ClientQuery
-from ...clients.records.machine_records import OwnerGradients, Records, file_items
+from ...clients.records.client_records import OwnerGradients, Records, file_items
 from ...clients.records.schema import Schema
 from ...privacy.accounting.gdp import asked_mu, gdp_mu
+from ...privacy.release import tables
+from ...privacy.release.policy import PrivacyPolicy
+from ...privacy.release.tables import CENTRINGS, PRIVATE, SHUFFLED
 from ...privacy.errors import ConfigurationError
 from ...privacy.ledger.sqlite import SQLiteLedger
-from ...privacy.machine import tables
-from ...privacy.machine.policy import PrivacyPolicy
-from ...privacy.machine.tables import CENTRINGS, PRIVATE, SHUFFLED
 from ...privacy.mechanisms import MECHANISMS
 from ...privacy.queries.clipped_share import COUNTED_CLIP_NORM
 from ...privacy.queries.mean_of_features import CENTRING_CONSTANT, CENTRING_SHARE
@@ -63,17 +63,17 @@ _ANY_DELTA, _FEWEST_CLASSES = 0.5, 2
 
 
 def node_strategies() -> list[str]:
-    """The built-in methods that a real machine can take part in."""
+    """The built-in methods that a real client can take part in."""
     return [name for name, method in METHODS.items() if method.on_real_nodes]
 
 
 @settings
 class NodeConfig(RecordsFile):
-    """Everything a real machine decides for itself.
+    """Everything a real client decides for itself.
 
     Its settings stand with their sentences in the tables, most of them shared with run configurations
-    (:mod:`murmurfl.privacy.machine.tables`, :mod:`murmurfl.clients.nodes.machine_file`,
-    :mod:`~murmurfl.app.settings.run_keys`). In such a file ``strategy`` may be ``trusted-mu2``: the machine then adds
+    (:mod:`murmurfl.privacy.release.tables`, :mod:`murmurfl.clients.nodes.client_file`,
+    :mod:`~murmurfl.app.settings.run_keys`). In such a file ``strategy`` may be ``trusted-mu2``: the client then adds
     **no noise**, and its server is trusted with gradients and with keeping ``mu`` towards everybody else.
     ``batch_size`` is 1 with ``full-batch``, whose releases are sums over all samples, and which needs
     ``max_participations``. With ``batch_selection = "shuffled"`` no other run may ever use these
@@ -97,12 +97,12 @@ class NodeConfig(RecordsFile):
     partition: PartitionName = "iid"
     partition_seed: Annotated[int, Declaration("How a built-in data set is split.", at_least=0)] = 1
     num_partitions: Annotated[int, Declaration("Into how many parts.")] = 0
-    partition_id: Annotated[int, Declaration("Which part is this machine's, from 0.")] = -1
+    partition_id: Annotated[int, Declaration("Which part is this client's, from 0.")] = -1
     delta: tables.Delta = 0.0
     budget_mu: Annotated[
         float,
         Declaration(
-            "Of everything this machine ever releases from these data, over all runs (mus add in squares).",
+            "Of everything this client ever releases from these data, over all runs (mus add in squares).",
             at_least=0,
             zero="the ledger's",
         ),
@@ -145,14 +145,14 @@ class NodeConfig(RecordsFile):
     def _check_method(self, method: Method) -> None:
         """Refuse settings that the strategy cannot have."""
         keys, named = method.keys, f"with strategy = {self.strategy!r}"
-        # How far apart a sample's turns are is the machine's to say; a trusted server could not know what to charge.
+        # How far apart a sample's turns are is the client's to say; a trusted server could not know what to charge.
         once = (method.samples_return and not method.trusted) or self.passes == 1
         reason = "every release has all samples" if method.sums_samples else "its server counts every sample once"
         self._check("passes", once, f"1 {named}: {reason}")
         if method.sums_samples:
             rounds = f"the number of rounds {named}, which uses all samples in each of them"
             self._check("max_participations", self.max_participations >= 1, rounds)
-        steps = "set" if method.local_steps else "unset, for its machines take no steps of their own,"
+        steps = "set" if method.local_steps else "unset, for its clients take no steps of their own,"
         self._check("learning_rate", (self.learning_rate > 0) == method.local_steps, f"{steps} {named}")
         self._check("batch_selection", not self.batch_selection or "batch-selection" in keys, f"left out {named}")
         self._check("clipping", not self.clipping or "clipping" in keys, f"left out {named}")
@@ -222,7 +222,7 @@ class NodeConfig(RecordsFile):
 
     @property
     def method(self) -> Method:
-        """What this machine takes part in; refused if a real machine cannot."""
+        """What this client takes part in; refused if a real client cannot."""
         method = METHODS[self.strategy]
         self._check("strategy", method.on_real_nodes, f"one for real nodes, one of {', '.join(node_strategies())}")
         return method
@@ -247,14 +247,14 @@ class NodeConfig(RecordsFile):
         return decided | self._of_sums(self.budget_local_mu or ledger.budget_local_mu)
 
     def policy(self, num_samples: int, ledger: SQLiteLedger, **of_model: Any) -> PrivacyPolicy:
-        """The machine's policy for so many samples and what its ledger allows; ``of_model`` is what its model settles.
+        """The client's policy for so many samples and what its ledger allows; ``of_model`` is what its model settles.
 
         Notes
         -----
         **Formal guarantees.** ``exact`` noise, every sample in at most ``passes`` releases of a run, at most ``mu`` a
         run and the budget over all. With ``trusted-mu2`` nothing is guaranteed against the server, and mu and budget
         are what it is trusted to keep towards everybody else. Under secure aggregation mu and budget rest on one
-        helper and ``min_honest`` machines of each sum; ``budget_local_mu`` holds whatever happens.
+        helper and ``min_honest`` clients of each sum; ``budget_local_mu`` holds whatever happens.
         """
         return self._policy(num_samples, self.terms(ledger), **of_model)
 
@@ -272,7 +272,7 @@ class NodeConfig(RecordsFile):
         if shares:
             terms["mu"] = divided_mu(terms["mu"], shares)[1]
         with named_by_key(self.settings().values()):
-            policy = self.method.machine_policy(
+            policy = self.method.client_policy(
                 clip_norm=self.clip_norm,
                 batch_size=self.batch_size,
                 max_participations=self.max_participations or max(self.passes * separation, 1),
@@ -287,8 +287,8 @@ class NodeConfig(RecordsFile):
             )
         return beside_queries(policy, terms["budget_mu"]) if self.centred or self.private_evaluation else policy
 
-    def client(self, ledger: SQLiteLedger | None = None) -> PrivateClient:
-        """The machine: its own data, policy, ledger and key.
+    def make_client(self, ledger: SQLiteLedger | None = None) -> PrivateClient:
+        """The client: its own data, policy, ledger and key.
 
         Parameters
         ----------
@@ -319,8 +319,8 @@ class NodeConfig(RecordsFile):
         if masking is not None:
             own["masking"] = masking
         own["queries"] = self.settled(ledger).queries(policy, model, num_features, held_out=len(samples) - trained)
-        client = self.method.client(gradients, samples, policy, ledger, ledger.keys(), name=self.machine, **own)
-        client.machine.check_data()  # before the node says that it is ready
+        client = self.method.client(gradients, samples, policy, ledger, ledger.keys(), name=self.client, **own)
+        client.privatizer.check_data()  # before the node says that it is ready
         return client
 
     def _secret_of_owners(self) -> bytes:
@@ -346,7 +346,7 @@ class NodeConfig(RecordsFile):
         return feature_bound(RunConfig(feature_bound=self.feature_bound))
 
     def queries(self, policy: PrivacyPolicy, model: Model, num_features: int, *, held_out: int) -> list[ClientQuery]:
-        """What the machine answers beside its training."""
+        """What the client answers beside its training."""
         queries: list[ClientQuery] = []
         if self.centred:
             bound = self.centring_norm, self.centring_nonnegative
@@ -377,9 +377,9 @@ class NodeConfig(RecordsFile):
         check_rows_alone(model, [(np.append(_flat(x), seen)[None], label) for x, label in examples])
 
     def load_samples(self, secret: bytes = b"") -> tuple[Samples, int, int]:
-        """The machine's own samples, their number of features and of classes; with owners, a row for each of them.
+        """The client's own samples, their number of features and of classes; with owners, a row for each of them.
 
-        ``secret`` is, with owners, the machine's ledger's (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`). No
+        ``secret`` is, with owners, the client's ledger's (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`). No
         refusal says anything of any one sample.
         """
         if self.samples:
@@ -436,14 +436,14 @@ def _flat(inputs: NDArray[Any]) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=1)
 def configured_client(path: Path) -> PrivateClient:
-    """The machine an operator's file describes, made once in this process.
+    """The client an operator's file describes, made once in this process.
 
     Notes
     -----
-    **Formal guarantees.** The machine guarantees what its operator's file says (:class:`NodeConfig`); there is one of
+    **Formal guarantees.** The client guarantees what its operator's file says (:class:`NodeConfig`); there is one of
     it in a process.
     """
-    return NodeConfig.read(path).client()
+    return NodeConfig.read(path).make_client()
 
 
 @settings
@@ -453,7 +453,7 @@ class HelperConfig(OperatorsFile):
     Notes
     -----
     **Formal guarantees.** A release is opened at most once, in a sum of at least as many as the most careful of its
-    machines asks for, as long as keys and record are the operator's alone. No value here comes from a server.
+    clients asks for, as long as keys and record are the operator's alone. No value here comes from a server.
     """
 
     required: ClassVar[frozenset[str]] = frozenset({"roster", "roster-digest"})
@@ -477,7 +477,7 @@ class HelperConfig(OperatorsFile):
     ] = 2**20
     min_cohort: Annotated[
         int,
-        Declaration("The fewest releases of a sum that it opens; machines have such a number too.", at_least=1),
+        Declaration("The fewest releases of a sum that it opens; clients have such a number too.", at_least=1),
     ] = 2
     max_sessions_per_day: Annotated[
         int,

@@ -2,7 +2,7 @@
 
 Flower ships an app's code with the run, so a plain ``flower-supernode`` executes whatever the server sends. Here
 Flower's SuperNode only does the networking (``--isolation process``), as a child process whose lines go into the log
-and whose contact with the SuperLink goes into the journal. This process answers its messages with the machine of the
+and whose contact with the SuperLink goes into the journal. This process answers its messages with the client of the
 operator's file (:class:`~murmurfl.app.nodes.executor.LocalExecutor`): a client of murmurfl, or the operator's own
 ClientApp behind the noise mod.
 """
@@ -35,7 +35,7 @@ from .flower_process import (
     no_core_dumps,
 )
 from .journal import Journal, noting
-from .node_app import OwnNode, describe_helper, machine_of
+from .node_app import OwnNode, answers_of, describe_helper
 from .node_config import HelperConfig, NodeConfig
 from .taken_runs import TakenRuns, taking
 
@@ -60,18 +60,18 @@ def run_node(
     Raises
     ------
     ConfigurationError, LedgerError
-        If the machine cannot be made from its configuration; nothing was started.
+        If the client cannot be made from its configuration; nothing was started.
 
     Notes
     -----
     **Formal guarantees.** Under the trust of its policy everything that leaves this computer through the SuperNode is
     mu-GDP for replacement of one record (with an ``app`` of updates of what its :class:`~murmurfl.clients.UpdatePolicy`
     says), against a server that chooses runs, bundles, run configurations and messages: no code of a bundle runs and
-    every message is answered by the one machine made from ``config``. With ``runs`` only the runs that they admit are
+    every message is answered by the one client made from ``config``. With ``runs`` only the runs that they admit are
     answered. Timing is not protected.
     """
     no_core_dumps()
-    answers, description = machine_of(config)
+    answers, description = answers_of(config)
     logger.info(description)
     _say(runs)
     repeat = repeating_the_last_answer()
@@ -80,7 +80,7 @@ def run_node(
         return repeat(message, context, answers)
 
     journal = journal or Journal()
-    journal.note("started", kind="node", name=config.machine)
+    journal.note("started", kind="node", name=config.client)
     _answer_forever(noting(taking(app, runs), journal), connection, journal)
 
 
@@ -103,7 +103,7 @@ def run_helper(
     -----
     **Formal guarantees.** Every sum that leaves this process through the SuperNode was opened by the rule of its
     :class:`~murmurfl.privacy.sums.opening_rule.Opener`, against a server that chooses runs, bundles, run configurations
-    and messages: no code of a bundle runs. No release of a machine is ever sent to a helper, and no key of its own
+    and messages: no code of a bundle runs. No release of a client is ever sent to a helper, and no key of its own
     leaves it. With ``runs`` only the runs that they admit are answered.
     """
     no_core_dumps()

@@ -38,7 +38,7 @@ class Hours:
 
     span: str = WHOLE_DAY  # ``HH:MM-HH:MM``, the end excluded; past midnight if the end is the earlier one
     days: tuple[str, ...] = DAYS  # on which they begin
-    time_zone: TimeZone = "local"  # the machine's, or UTC
+    time_zone: TimeZone = "local"  # the client's, or UTC
 
     def __post_init__(self) -> None:
         begin, end = self._minutes()
@@ -55,7 +55,7 @@ class Hours:
             )
         if self.time_zone not in TIME_ZONES:
             raise ConfigurationError(
-                f"Expected time-zone 'local' (the machine's) or 'UTC', got {self.time_zone!r}.",
+                f"Expected time-zone 'local' (the client's) or 'UTC', got {self.time_zone!r}.",
                 kind="unknown-name",
                 setting="time-zone",
                 got=self.time_zone,
@@ -72,7 +72,7 @@ class Hours:
         return (today and minute >= begin) or (yesterday and minute < end)
 
     def sentence(self) -> str:
-        zone = "UTC" if self.time_zone == "UTC" else "the machine's local time"
+        zone = "UTC" if self.time_zone == "UTC" else "the client's local time"
         days = "" if set(self.days) == set(DAYS) else f" of {', '.join(self.days)}"
         return f"from {self.span.replace('-', ' to ')}{days}, {zone}"
 
@@ -92,7 +92,7 @@ class Hours:
 
 logger = logging.getLogger(__name__)
 
-REFUSAL = "this machine does not take this run"
+REFUSAL = "this client does not take this run"
 """What a server is told, whatever the reason."""
 
 
@@ -118,7 +118,7 @@ class RunsTable:
     bundles: Sequence[str] | None = None  # SHA-256 of the only bundles (``murmurfl owner bundle``)
     hours: str = WHOLE_DAY  # the only hours for requests, ``22:00-06:00``
     days: Sequence[str] | None = None  # ``mon`` to ``sun``, on which the hours begin
-    time_zone: str = "local"  # of hours and days: ``local``, the machine's own, or ``UTC``
+    time_zone: str = "local"  # of hours and days: ``local``, the client's own, or ``UTC``
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class TakenRuns:
     -----
     Adds no noise and spends nothing. With ``owners``, a request is answered only if it carries a permit that one of
     them signed, that is valid now by this computer's clock, and that names every session the request names: no server
-    can make the machine begin another session. It may use a permit again within its sessions and its time. ``bundles``
+    can make the client begin another session. It may use a permit again within its sessions and its time. ``bundles``
     guard against a bundle that nobody has looked at, but not against a server that ships one bundle and runs another
     program.
     """
@@ -173,7 +173,7 @@ class TakenRuns:
         return self._why_no_permit(message, bundle, now) if self.owners else ""
 
     def _why_no_permit(self, message: Message, bundle: Callable[[], str], now: float) -> str:
-        # All records, whatever their names: none may differ, since it is not known here which a machine reads.
+        # All records, whatever their names: none may differ, since it is not known here which a client reads.
         records = [] if message.has_error() else list(message.content.config_records.values())
         carried = [record[protocol.PERMIT] for record in records if protocol.PERMIT in record]
         if len(carried) != 1:

@@ -70,9 +70,9 @@ class TableKind(ABC):
     curves_needed: frozenset[str] = frozenset()
     """Curves it needs; a finished run that was kept without them is made again."""
     honest_in_columns: bool = False
-    """Whether it has columns for the honest machines of each sum and for what holds whatever happens."""
+    """Whether it has columns for the honest clients of each sum and for what holds whatever happens."""
     has_alone: bool = False
-    """Whether it has a line for one machine alone, without noise."""
+    """Whether it has a line for one client alone, without noise."""
     digits: int | None = None
     """Digits of single runs' figures in a document; None keeps all."""
     indent: int | None = 2
@@ -183,15 +183,15 @@ AT_DELTA = Column("epsilon", "the same at delta", form=rounded_up)
 PART = Column("table", "the part of the table that the line belongs to", label=True)
 ALGORITHM = Column("algorithm", "what was run", label=True)
 ASKED = Column(
-    "asked of machines",
-    "machines asked in a round, of all there are",
-    lambda row: f"{row['asked']} of {row['machines']}",
+    "asked of clients",
+    "clients asked in a round, of all there are",
+    lambda row: f"{row['asked']} of {row['clients']}",
 )
 NOISE = Column("noise", "quality of the noise; only exact noise carries the guarantee")
 SECONDS = Column("seconds", "mean time of a run", form=".0f")
 ACCURACY = Column("accuracy %", "test accuracy, mean ± standard deviation over seeds", form=".1f", spread="± std")
-ALONE = "one machine alone, without noise"
-"""Its line in a table: of simulated machines, and not private."""
+ALONE = "one client alone, without noise"
+"""Its line in a table: of simulated clients, and not private."""
 
 
 def accuracy_row(cell: Document, label: str, entry: Document) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def accuracy_row(cell: Document, label: str, entry: Document) -> dict[str, Any]:
     runs = len(entry["accuracy"]["runs"])
     return {
         "table": cell["table"],
-        "machines": settings["num-clients"],
+        "clients": settings["num-clients"],
         "asked": settings["clients-per-round"],
         "batch": None if label == ALONE else settings["batch-size"],
         "mu asked": settings["mu"] if noisy else None,
@@ -226,7 +226,7 @@ def percent(share: float | None) -> float | None:
 
 
 def with_alone(document: Document) -> dict[str, Any]:
-    """A document with one machine alone among the algorithms of the first cell of each part that has it."""
+    """A document with one client alone among the algorithms of the first cell of each part that has it."""
     shown: set[str] = set()
     cells = []
     for cell in document["cells"]:
@@ -377,6 +377,6 @@ _OTHER_COLOUR = "#d98e5f"
 
 def _named(row: Row) -> str:
     if row["algorithm"] == ALONE:
-        return f"{row['table']}: one machine alone"
+        return f"{row['table']}: one client alone"
     mu = "no noise" if row["mu asked"] is None else f"mu {rounded_up(row['mu asked'])}"
-    return f"{row['table']}: {mu}, {row['asked']} of {row['machines']}, {row['algorithm']}"
+    return f"{row['table']}: {mu}, {row['asked']} of {row['clients']}, {row['algorithm']}"

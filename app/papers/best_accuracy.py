@@ -59,7 +59,7 @@ class BestTable(TableKind):
         ),
         ACCURACY,
         Column("AUC %", "area under the ROC curve, likewise", form=".1f", spread="± AUC"),
-        Column("releases", "releases of a machine", "releases a machine", ".0f"),
+        Column("releases", "releases of a client", "releases a client", ".0f"),
         NOISE,
         SECONDS,
     )
@@ -77,14 +77,14 @@ class BestTable(TableKind):
         return {name: statistics([made[name]["values"][-1] for made in curves]) for name in curves[0]}
 
     def row(self, cell: Document, label: str, entry: Document) -> dict[str, Any]:
-        """Accuracy and AUC, and the releases of a machine."""
+        """Accuracy and AUC, and the releases of a client."""
         row = super().row(cell, label, entry)
         return {
             **row,
             "AUC %": percent(entry[_AUC]["mean"]),
             "± AUC": percent(entry[_AUC]["std"]) if row["runs"] > 1 else None,
             _AMPLIFIED: entry.get(_AMPLIFIED, {}).get("mean"),
-            "releases a machine": entry["releases"]["mean"] / row["machines"],
+            "releases a client": entry["releases"]["mean"] / row["clients"],
         }
 
     def further_tables(self, document: Document) -> list[Table]:
@@ -165,11 +165,11 @@ FULL_BATCH: Overrides = {"strategy": "full-batch"}
 ONE_SHOT: Overrides = {"strategy": "one-shot"}
 
 
-def _sums_of(machines: int) -> tuple[str, Overrides]:
+def _sums_of(clients: int) -> tuple[str, Overrides]:
     """Sums of which seven tenths are honest, and their name."""
-    honest = machines * 7 // 10
-    cohort = {"trust": "secure-aggregation", "trust.min-cohort": machines, "trust.colluders": machines - honest}
-    return f"full batches, sums of {honest} honest machines", {**FULL_BATCH, **cohort}
+    honest = clients * 7 // 10
+    cohort = {"trust": "secure-aggregation", "trust.min-cohort": clients, "trust.colluders": clients - honest}
+    return f"full batches, sums of {honest} honest clients", {**FULL_BATCH, **cohort}
 
 
 FULL, ONE_PASS, NOISY_SGD, SHOT = "full batches", "one pass of mu2", "one pass of noisy SGD", "one shot"
@@ -234,7 +234,7 @@ def _noiseless() -> list[Cell]:
 
 
 _FITTING_BATCH = 12
-"""No larger than the smallest of unequal machines; skewed ones may have a single sample, which is none for one pass."""
+"""No larger than the smallest of unequal clients; skewed ones may have a single sample, which is none for one pass."""
 
 
 def _partitions() -> list[Cell]:
@@ -250,7 +250,7 @@ def _partitions() -> list[Cell]:
         )
         for name, partition, others in (
             ("labels skewed (Dirichlet 0.1)", skewed, {}),
-            ("machines of unequal size", unequal, one_pass),
+            ("clients of unequal size", unequal, one_pass),
         )
         for features in (SOFT, BEST)
         for mu in (0.25, 1.0)
@@ -288,22 +288,22 @@ def _tables() -> list[Cell]:
 _EPSILONS = (0.3, 0.5, 0.7, 1.0, 2.0, 4.0, 8.0)
 
 
-def _ways(machines: int) -> dict[str, Overrides]:
-    return {FULL: FULL_BATCH, **dict([_sums_of(machines)])}
+def _ways(clients: int) -> dict[str, Overrides]:
+    return {FULL: FULL_BATCH, **dict([_sums_of(clients)])}
 
 
 class ManySites(Paper):
-    """Data that no site has enough of: 60 images on each of 1,000 machines, and tables of people over 100 sites."""
+    """Data that no site has enough of: 60 images on each of 1,000 clients, and tables of people over 100 sites."""
 
     name = "many-sites"
-    sentence = "Where a federation pays: 1,000 machines of 60 images, and people over 100 sites, beside one site alone"
+    sentence = "Where a federation pays: 1,000 clients of 60 images, and people over 100 sites, beside one site alone"
     seeds = 5
     table = BestTable()
 
     def cells(self) -> list[Cell]:
         """Images by epsilon; then tables of people."""
         many = {**_images(BEST), **everybody(1_000)}
-        images = [Cell("1,000 machines of 60", {**many, "epsilon": epsilon}, _ways(1_000)) for epsilon in _EPSILONS]
+        images = [Cell("1,000 clients of 60", {**many, "epsilon": epsilon}, _ways(1_000)) for epsilon in _EPSILONS]
         people = [
             Cell(
                 f"{task}, 100 sites",
@@ -318,7 +318,7 @@ class ManySites(Paper):
 
 
 class BestAccuracy(Paper):
-    """60,000 images of MNIST on 100 machines that trust nobody, by epsilon, features and method."""
+    """60,000 images of MNIST on 100 clients that trust nobody, by epsilon, features and method."""
 
     name = "best-accuracy"
     sentence = "The most accuracy an epsilon buys: full batches, one pass and one shot on fixed features"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ...privacy.accounting.gdp import gdp_mu
-from ...privacy.machine.policy import NO_NOISE
+from ...privacy.release.policy import NO_NOISE
 from ...privacy.setting import by_key
 from ..settings.run_config import RunConfig, run_keys, without_unread
 from .accuracy import TableKind
@@ -29,9 +29,9 @@ def hyphenated(**values: bool | float | str) -> Settings:
     return by_key(values, run_keys())
 
 
-def everybody(machines: int) -> Settings:
-    """Settings of so many machines, all of them in every round."""
-    return {"num-clients": machines, "clients-per-round": machines}
+def everybody(clients: int) -> Settings:
+    """Settings of so many clients, all of them in every round."""
+    return {"num-clients": clients, "clients-per-round": clients}
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Paper(ABC):
     seeds: int = 1
     """Runs of each cell, as many as the paper made."""
     everybody_is_asked: bool = False
-    """Whether every machine is in every round throughout the paper, so that a setting of ``num-clients`` alone is one
+    """Whether every client is in every round throughout the paper, so that a setting of ``num-clients`` alone is one
     of ``clients-per-round`` too."""
 
     @abstractmethod

@@ -30,7 +30,7 @@ class GridTable(TableKind):
     indent = None
 
     columns = (
-        Column("data", "what was learnt, and on how many machines", label=True),
+        Column("data", "what was learnt, and on how many clients", label=True),
         MU,
         AT_DELTA,
         Column("auto took", "the strategy that was chosen from sizes alone", "took"),
@@ -149,8 +149,8 @@ def _deviation(entry: Mapping[str, Any]) -> float | None:
 _CHOSEN: dict[str, Overrides] = {"auto": {"strategy": "auto"}}
 
 
-def _setting(machines: int, **more: Any) -> Settings:
-    return {"preset": "practical", **JUDGED_AT_THE_END, **everybody(machines), **hyphenated(**more)}
+def _setting(clients: int, **more: Any) -> Settings:
+    return {"preset": "practical", **JUDGED_AT_THE_END, **everybody(clients), **hyphenated(**more)}
 
 
 def _full(**more: Any) -> Overrides:
@@ -172,16 +172,16 @@ def _sgd(batch: int, clip: float, rate: float, **more: Any) -> Overrides:
 
 
 def _whole(samples: int, passes: int, clip: float, rate: float, **more: Any) -> Overrides:
-    """ISRL-DP with all samples of a machine as its batch."""
+    """ISRL-DP with all samples of a client as its batch."""
     return _stepping("isrl-dp-accelerated", samples, clip, rate, passes=passes, **more)
 
 
 def _digits() -> list[Cell]:
-    """1,437 samples on 10 machines."""
+    """1,437 samples on 10 clients."""
     soft = {"features": "soft-gradients"}
     return [
         Cell(
-            "digits, 10 machines",
+            "digits, 10 clients",
             _setting(10, task="digits", mu=mu),
             {
                 "full batch": _full(),
@@ -206,10 +206,10 @@ def _digits() -> list[Cell]:
 
 
 def _tables(table: str, task: str, samples: int) -> list[Cell]:
-    """Tables of people on 100 machines, by AUC."""
+    """Tables of people on 100 clients, by AUC."""
     return [
         Cell(
-            f"{table}, 100 machines",
+            f"{table}, 100 clients",
             _setting(100, task=task, mu=mu),
             {
                 "full batch": _full(),
@@ -231,7 +231,7 @@ def _tables(table: str, task: str, samples: int) -> list[Cell]:
 
 
 def _stream() -> list[Cell]:
-    """zhang-2025's logistic regression: 1,000 samples of each of 20 machines, each used as it comes."""
+    """zhang-2025's logistic regression: 1,000 samples of each of 20 clients, each used as it comes."""
     steps: Settings = {"clip-unit": "contractive", "clip-norm": 12.0}
 
     def online(mechanism: str, batch: int, eta: float) -> Overrides:
@@ -239,7 +239,7 @@ def _stream() -> list[Cell]:
 
     return [
         Cell(
-            "stream of zhang-2025, 20 machines",
+            "stream of zhang-2025, 20 clients",
             _setting(
                 20,
                 task="synthetic-logistic",
@@ -291,12 +291,12 @@ class PlanGridMnist(Paper):
     table = GridTable()
 
     def cells(self) -> list[Cell]:
-        """60,000 samples on 100 machines, by mu; the features are each algorithm's own."""
+        """60,000 samples on 100 clients, by mu; the features are each algorithm's own."""
         soft, oriented = {"features": "soft-gradients"}, {"features": "oriented-gradients"}
         rates = {0.25: 500.0, 1.0: 1500.0}
         return [
             Cell(
-                "MNIST, 100 machines",
+                "MNIST, 100 clients",
                 _setting(100, task="mnist", mu=mu),
                 {
                     "full batch": _full(**soft),

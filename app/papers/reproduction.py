@@ -195,7 +195,7 @@ class Workplace:
 def made_together(configs: Mapping[RunKey, RunConfig], kind: TableKind, engine: str) -> list[list[RunKey]]:
     """Runs that are made at once.
 
-    A run whose step the guarantee does not cover is made in a sweep only, and marked: machines would refuse it, and a
+    A run whose step the guarantee does not cover is made in a sweep only, and marked: clients would refuse it, and a
     sweep does not ask them.
     """
     groups: dict[object, list[RunKey]] = {}
@@ -279,7 +279,7 @@ def make_run(config: RunConfig, kind: TableKind, engine: str) -> Run:
 
 
 def _swept(config: RunConfig, kind: TableKind, engine: str) -> bool:
-    # A sweep computes what machines would, without machines, and keeps few curves.
+    # A sweep computes what clients would, without clients, and keeps few curves.
     return engine == "cohort" and kind.curves_needed <= CURVES and METHODS[config.strategy].sweeps(config)
 
 
@@ -358,7 +358,7 @@ def _check_covered(cells: Sequence[Cell], runs: Mapping[RunKey, RunConfig], kind
         if (key.cell, key.algorithm) not in left:
             raise ConfigurationError(
                 f"Expected a step that the guarantee covers for {key.algorithm!r} in {cells[key.cell].table!r}, got "
-                f"none: on the {engine} engine machines refuse all of them.",
+                f"none: on the {engine} engine clients refuse all of them.",
                 kind="missing",
             )
 
@@ -381,7 +381,7 @@ def _cell_document(
 
 
 def _alone(cell: Cell) -> dict[str, Any] | None:
-    """What one machine reaches alone with the data of the first seed; None of models that have no such figures."""
+    """What one client reaches alone with the data of the first seed; None of models that have no such figures."""
     settings = next(iter(cell.algorithms.values()), {})
     found = alone(RunConfig.from_mapping({**cell.settings, **settings, "seed": 1}))
     return None if found.reason else {name: getattr(found, name) for name in ("accuracy", "auc", "loss")}
@@ -405,7 +405,7 @@ def _trials(index: int, label: str, cell: Cell, results: Mapping[RunKey, Run]) -
 
 
 _NOMINAL = 1000
-"""Batches of a machine where only words are wanted of a policy."""
+"""Batches of a client where only words are wanted of a policy."""
 
 
 def caption_guarantee(
@@ -418,8 +418,8 @@ def caption_guarantee(
 
     Notes
     -----
-    **Formal guarantees.** Mu is what the run configuration asks for, for replacement of one sample of one machine, and
-    infinite for a run without noise: what real machines would guarantee, for keys of a simulation protect nobody's
+    **Formal guarantees.** Mu is what the run configuration asks for, for replacement of one sample of one client, and
+    infinite for a run without noise: what real clients would guarantee, for keys of a simulation protect nobody's
     data.
     """
     if config.strategy == AUTO:  # the words are those of what was chosen
@@ -455,7 +455,7 @@ def cell_guarantees(document: Mapping[str, Any]) -> tuple[list[tuple[str, Guaran
 
     Notes
     -----
-    **Formal guarantees.** Each is what its line's own settings give, for replacement of one record of one machine, as
+    **Formal guarantees.** Each is what its line's own settings give, for replacement of one record of one client, as
     :func:`caption_guarantee` has it; a line without noise is among the names, and has none.
     """
     guarantees, noiseless = [], dict[str, None]()
@@ -473,15 +473,15 @@ def cell_guarantees(document: Mapping[str, Any]) -> tuple[list[tuple[str, Guaran
     return guarantees, list(noiseless)
 
 
-def _amplified(entry: Document, machines: int) -> Amplification | None:
+def _amplified(entry: Document, clients: int) -> Amplification | None:
     """Return what the secret order of an entry's runs was worth, which only a proof puts there; None without one.
 
-    In a reproduction every machine makes all its releases, so they are the places that a sample hides in.
+    In a reproduction every client makes all its releases, so they are the places that a sample hides in.
     """
     found = entry.get("epsilon_amplified")
     if found is None:
         return None
-    return Amplification(max(found["runs"]), round(entry["releases"]["mean"] / machines), proved=True)
+    return Amplification(max(found["runs"]), round(entry["releases"]["mean"] / clients), proved=True)
 
 
 def write_reproduction(document: Mapping[str, Any], name: str, kind: TableKind, out: Path) -> list[Table]:

@@ -1,4 +1,4 @@
-"""reshef-levy-2024 and -2025: DP-mu^2-FL on MNIST with all machines in every round, and with some of them."""
+"""reshef-levy-2024 and -2025: DP-mu^2-FL on MNIST with all clients in every round, and with some of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class ReshefLevy2024(Paper):
     """The tables of both servers, side by side."""
 
     name = "reshef-levy-2024"
-    sentence = "DP-mu^2-FL, all machines in every round, untrusted and trusted server: accuracy and loss on MNIST"
+    sentence = "DP-mu^2-FL, all clients in every round, untrusted and trusted server: accuracy and loss on MNIST"
     seeds = 5
     table = AccuracyTable()
     everybody_is_asked = True
 
     def cells(self) -> list[Cell]:
-        """Three mus with one, ten and a hundred machines."""
+        """Three mus with one, ten and a hundred clients."""
         figures = {  # mu, M: untrusted loss and accuracy, trusted loss and accuracy
             (4, 1): ((2.256, 69.9), (2.256, 69.9)),
             (4, 10): ((2.267, 69.4), (2.256, 69.7)),
@@ -36,14 +36,14 @@ class ReshefLevy2024(Paper):
         return [
             Cell(
                 "paper's constants",
-                {**_MNIST, "preset": "paper", "mu": float(mu), **everybody(machines)},
+                {**_MNIST, "preset": "paper", "mu": float(mu), **everybody(clients)},
                 algorithms,
                 {
                     name: dict(zip(("loss", "accuracy"), figure, strict=True))
                     for name, figure in zip(("mu2", "trusted-mu2"), pair, strict=True)
                 },
             )
-            for (mu, machines), pair in figures.items()
+            for (mu, clients), pair in figures.items()
         ]
 
 
@@ -55,10 +55,10 @@ _MU2_AND_BASELINE: dict[str, Overrides] = {"mu2": _MU2, "noisy-sgd": {"strategy"
 
 
 _OTHER_BATCHES, _OTHER_PASSES = 8, 5
-"""Minibatches a machine deals its 600 samples into, and how often it goes through them, in ISRL-DP."""
+"""Minibatches a client deals its 600 samples into, and how often it goes through them, in ISRL-DP."""
 
 
-def _other_work(mu: float, machines: int, asked: int) -> dict[str, Overrides]:
+def _other_work(mu: float, clients: int, asked: int) -> dict[str, Overrides]:
     """ISRL-DP on batches that are dealt: another algorithm than the paper's "other work" (docs/results.md).
 
     The paper's is that of Lowy and Razaviyayn 2023, which draws every batch anew. Appendix F of reshef-levy-2024 has
@@ -67,9 +67,9 @@ def _other_work(mu: float, machines: int, asked: int) -> dict[str, Overrides]:
     Where samples are dealt, each is in P of R = 8 P M / m rounds. Noise that charges a sample with every round is
     sqrt(R / P) times as large, which is the noise of a smaller mu; the epsilon beside it is the true one of that mu.
     """
-    batch = 60_000 // machines // _OTHER_BATCHES
+    batch = 60_000 // clients // _OTHER_BATCHES
     dealt: Settings = {"batch-size": batch, "passes": _OTHER_PASSES}
-    charged = mu * (asked / (_OTHER_BATCHES * machines)) ** 0.5
+    charged = mu * (asked / (_OTHER_BATCHES * clients)) ** 0.5
     return {
         "isrl-dp": {"strategy": "isrl-dp", **dealt},
         "isrl-dp-accelerated": {"strategy": "isrl-dp-accelerated", **dealt},
@@ -125,7 +125,7 @@ def _practical() -> list[Cell]:
             Cell("practical", {**_PRACTICAL, "mu": mu, "clients-per-round": 50}, {**_MU2_AND_BASELINE, **more})
             for mu, more in returning.items()
         ),
-        Cell("practical, all machines", {**_EVERYBODY, "mu": 1.0}, _MU2_AND_BASELINE),
+        Cell("practical, all clients", {**_EVERYBODY, "mu": 1.0}, _MU2_AND_BASELINE),
         *(
             Cell("practical, oriented gradients", {**_EVERYBODY, **features, "mu": mu}, _MU2_AND_BASELINE)
             for mu in (0.25, 1.0)
@@ -142,7 +142,7 @@ class ReshefLevy2025(Paper):
     """The table of section 5, the same at our constants and features, and with replies lost."""
 
     name = "reshef-levy-2025"
-    sentence = "DP-mu^2-FL, some machines in a round, against noisy SGD and ISRL-DP: accuracy on MNIST"
+    sentence = "DP-mu^2-FL, some clients in a round, against noisy SGD and ISRL-DP: accuracy on MNIST"
     seeds = 5
     table = AccuracyTable()
 

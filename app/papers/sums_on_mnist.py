@@ -1,4 +1,4 @@
-"""secure-aggregation: mu^2-SGD on MNIST by whom a machine trusts (docs/secure-aggregation.md)."""
+"""secure-aggregation: mu^2-SGD on MNIST by whom a client trusts (docs/secure-aggregation.md)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TrustTable(TableKind):
     """A line for each algorithm: accuracy, and what is guaranteed with and without what it assumes of others."""
 
     name = "trust"
-    sentence = "test accuracy by whom a machine trusts, with what holds under that and what holds whatever happens"
+    sentence = "test accuracy by whom a client trusts, with what holds under that and what holds whatever happens"
     curves_needed = frozenset({_CLOSED})
     honest_in_columns = True
 
@@ -48,7 +48,7 @@ class TrustTable(TableKind):
         PART,
         ASKED,
         Column("trust", "who is trusted with what", "algorithm", label=True),
-        Column("honest", "h, machines of every sum that do not work with the server", form="d", missing="-"),
+        Column("honest", "h, clients of every sum that do not work with the server", form="d", missing="-"),
         Column("in a sum", "the fewest releases that are opened together", "min cohort", "d", missing="-"),
         ACCURACY,
         MU,
@@ -74,7 +74,7 @@ class TrustTable(TableKind):
         """Accuracy, whom the figures rest on, and what holds whatever happens."""
         config = RunConfig.from_mapping({**cell["settings"], **entry["settings"]})
         summed = config.secure
-        # What a machine releases for itself holds anyway; a trusted server's noise is nobody's but the server's.
+        # What a client releases for itself holds anyway; a trusted server's noise is nobody's but the server's.
         others = summed or config.trust_model == "trusted-server"
         return {
             **super().row(cell, label, entry),
@@ -98,20 +98,20 @@ class TrustTable(TableKind):
         ]
 
     def draw(self, document: Document, title: str, path: Path) -> None:
-        """A panel for each features and number of machines asked: accuracy against epsilon, a line for each trust."""
+        """A panel for each features and number of clients asked: accuracy against epsilon, a line for each trust."""
         rows, colour = self.rows(document), colours(document)
         default = RunConfig().features
         features = [cell["settings"].get("features", default) for cell in document["cells"] for _ in cell["algorithms"]]
         parts: dict[tuple[Any, ...], list[Row]] = {}
         for name, row in zip(features, rows, strict=True):
-            parts.setdefault((name, row["asked"], row["machines"]), []).append(row)
+            parts.setdefault((name, row["asked"], row["clients"]), []).append(row)
         figure, grid, columns = panels(len(parts), 2, (5.2, 3.6), 1.6)
-        for axes, ((name, asked, machines), shown) in zip(grid, parts.items(), strict=True):
+        for axes, ((name, asked, clients), shown) in zip(grid, parts.items(), strict=True):
             for lost in sorted({row["lost"] for row in shown}):
                 for label in colour:
                     lines = [row for row in shown if (row["algorithm"], row["lost"]) == (label, lost)]
                     draw_by_epsilon(axes, lines, colour[label], **_style(colour[label], lost))
-            axes.set_title(f"{name.replace('-', ' ')}, {asked} of {machines} machines asked", fontsize=9)
+            axes.set_title(f"{name.replace('-', ' ')}, {asked} of {clients} clients asked", fontsize=9)
             axes.set_xscale("log")
             ticks = sorted({row["epsilon"] for row in shown if row["epsilon"] is not None})
             axes.set_xticks(ticks, [rounded_up(tick, 3) for tick in ticks])
@@ -137,10 +137,10 @@ def _or_nothing(value: float | str) -> str:
 
 
 def _crosswise(rows: Sequence[Row], *parts: str, value: str) -> list[dict[str, Any]]:
-    """One row for the lines with one mu, as many machines and the same ``parts``, with a value of each of them."""
+    """One row for the lines with one mu, as many clients and the same ``parts``, with a value of each of them."""
     cells: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        asked = f"{row['asked']} of {row['machines']}"
+        asked = f"{row['asked']} of {row['clients']}"
         shared = {ASKED.name: asked, "mu": row["mu"], "epsilon": row["epsilon"]}
         named = {part: row[part] for part in parts}
         cell = cells.setdefault((asked, row["mu asked"], *named.values()), {**named, **shared})
@@ -153,7 +153,7 @@ _MNIST: Settings = {
     "task": "mnist",
     "preset": "practical",
     "num-clients": 100,
-    "batch-size": 6,  # 600 samples a machine: 100 releases of each in one pass
+    "batch-size": 6,  # 600 samples a client: 100 releases of each in one pass
     "sampling": "balanced",
     **JUDGED_AT_THE_END,
 }
@@ -164,16 +164,16 @@ _ASKED = (100, 50)
 _LOST = 0.2
 
 _HONEST = (0.5, 0.7, 0.9)
-"""h, as a share of the machines asked in a round."""
+"""h, as a share of the clients asked in a round."""
 _LOSSY_COHORT = 0.7
 """The smallest sum where replies are lost, as a share of m; h = 0.9 m has no room for that."""
 
 
 def _kinds(asked: int, *, lossy: bool) -> dict[str, Overrides]:
-    """Whom a machine trusts, from nobody to the server; h machines of a sum in between.
+    """Whom a client trusts, from nobody to the server; h clients of a sum in between.
 
     Where every reply comes, all that are asked are in the sum, so that all of them but h may work with the server.
-    Where some are lost fewer must do, so fewer may; h = 0.7 m is then for sums without a machine that does.
+    Where some are lost fewer must do, so fewer may; h = 0.7 m is then for sums without a client that does.
     """
     cohort = round(_LOSSY_COHORT * asked) if lossy else asked
     shares = {f"h = {share:g} m": round(share * asked) for share in _HONEST}
@@ -203,15 +203,15 @@ def _cell(features: str, mu: float, asked: int, *, lossy: bool) -> Cell:
 
 
 class SecureAggregation(Paper):
-    """One pass over MNIST by 100 machines, all of them or half asked in a round, with and without lost replies."""
+    """One pass over MNIST by 100 clients, all of them or half asked in a round, with and without lost replies."""
 
     name = "secure-aggregation"
-    sentence = "DP-mu^2-FL by whom a machine trusts: nobody, that some of a sum are honest, the server"
+    sentence = "DP-mu^2-FL by whom a client trusts: nobody, that some of a sum are honest, the server"
     seeds = 5
     table = TrustTable()
 
     def cells(self) -> list[Cell]:
-        """A cell for each loss, number of machines asked, features and mu."""
+        """A cell for each loss, number of clients asked, features and mu."""
         return [
             _cell(features, mu, asked, lossy=lossy)
             for lossy in (False, True)

@@ -1,9 +1,9 @@
 """Many runs of shuffled gradients at once: all variants, epsilons and step sizes of a figure, one seed at a time.
 
 jiang-2026 chooses a step size for every curve from a grid of eighteen, so a figure takes some 1,600 runs. The runs of
-one seed have the same data, order and noise (a function of seed, machine and epoch alone) and differ in their iterates.
-Here the iterates are the rows of one matrix and go through an epoch together. The result is that of the machines and
-the server one by one, up to rounding, which a test holds. A machine would refuse a step beyond the theorem; here it is
+one seed have the same data, order and noise (a function of seed, client and epoch alone) and differ in their iterates.
+Here the iterates are the rows of one matrix and go through an epoch together. The result is that of the clients and
+the server one by one, up to rounding, which a test holds. A client would refuse a step beyond the theorem; here it is
 computed all the same, and marked.
 """
 
@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.accounting.loss import Loss
+from ...privacy.release.shuffled_privatizer import epoch_order, step_noise
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.shuffled_machine import epoch_order, step_noise
 from ...privacy.noise import SimulatedKeys, row_key
 from ...strategies.shuffled import penalty, proximal
 from ..data.loading import public_shard

@@ -299,7 +299,7 @@ _LOGISTIC_SAMPLES = 6000
 """Training samples where epsilon varies."""
 
 
-def _settings(machines: int, **settings: Any) -> Settings:
+def _settings(clients: int, **settings: Any) -> Settings:
     return {
         "preset": "practical",
         "delta": _DELTA,
@@ -307,7 +307,7 @@ def _settings(machines: int, **settings: Any) -> Settings:
         "checkpoint": False,
         "gradient-norm": True,
         "node-deadline-s": 600.0,
-        **everybody(machines),
+        **everybody(clients),
         **hyphenated(**settings),
     }
 
@@ -394,11 +394,11 @@ def _varied(epsilon: float, samples: int) -> Cell:
 
 
 def _network(epsilon: float) -> Cell:
-    """A CNN with two passes in batches of 60 on ten machines."""
-    batch, passes, machines, samples = 60, 2, 10, 12_000
-    rounds = passes * (samples // (batch * machines))
+    """A CNN with two passes in batches of 60 on ten clients."""
+    batch, passes, clients, samples = 60, 2, 10, 12_000
+    rounds = passes * (samples // (batch * clients))
     settings = _settings(
-        machines,
+        clients,
         batch_size=batch,
         passes=passes,
         evaluate_every=rounds // 4,

@@ -52,7 +52,7 @@ class RegretTable(TableKind):
         Column("mechanism", "whose noise it is", "algorithm", label=True),
         Column("step", "the learning rate", form="g"),
         ACCURACY,
-        _sum("cumulative-loss", "sum of the losses over all samples, by the number of machines"),
+        _sum("cumulative-loss", "sum of the losses over all samples, by the number of clients"),
         _sum("dynamic-regret", "that sum less the least of every round"),
         _sum("static-regret", "that sum less the least of one model for all rounds"),
         EPSILON,
@@ -140,7 +140,7 @@ def lemma_mu(epsilon: float, delta: float) -> float:
     Notes
     -----
     Gaussian noise of standard deviation V_i on what moves by at most Delta is mu-GDP with
-    mu = Delta / V_i = sqrt(2 rho), for replacement of one sample of one machine. The conversion (14) is not tight, so
+    mu = Delta / V_i = sqrt(2 rho), for replacement of one sample of one client. The conversion (14) is not tight, so
     this is less than :func:`~murmurfl.privacy.gdp_mu` of the same (epsilon, delta), and the epsilon that the noise
     guarantees is less than the paper's. Whether Delta = 2 B / tau holds is another question
     (:meth:`Zhang2025Cnn.cells`).
@@ -155,8 +155,8 @@ def lemma_mu(epsilon: float, delta: float) -> float:
     return math.sqrt(2.0) * epsilon / (math.sqrt(epsilon + logarithm) + math.sqrt(logarithm))
 
 
-def _settings(machines: int, **settings: Any) -> Settings:
-    return {"preset": "practical", "delta": _DELTA, **LONG_RUN, **everybody(machines), **hyphenated(**settings)}
+def _settings(clients: int, **settings: Any) -> Settings:
+    return {"preset": "practical", "delta": _DELTA, **LONG_RUN, **everybody(clients), **hyphenated(**settings)}
 
 
 class Zhang2025Logistic(Paper):
@@ -210,7 +210,7 @@ class Zhang2025Cnn(Paper):
     def cells(self) -> list[Cell]:
         """Section V-B, with both sensitivities, each with a step of its own for all its curves.
 
-        ``update`` clips a machine's whole update, which is a guarantee, and adds the least noise that guarantees
+        ``update`` clips a client's whole update, which is a guarantee, and adds the least noise that guarantees
         epsilon = 2. The paper adds the noise of lemma IV.8 (:func:`lemma_mu`) for the sensitivity 2 B / tau of equation
         (15). The division by tau holds only for steps that never move two iterates apart, so what the paper's noise
         guarantees is tau times the lemma's mu, and the epsilon of these lines is the true one of that mu.

@@ -4,7 +4,7 @@ A situation is public: sizes and wishes, never samples. When every sample may be
 and few full batches win: a sample that moves all rounds together shifts what the model rests on by the sum of what it
 does in each, whatever the noise's correlation, and independent noise attains the least that this takes
 (docs/proofs/full-batches.md). Noise that cancels is for streams, for samples that may be used once or in few rounds,
-and for machines that are seldom asked. So each situation has a usual way; a few neighbours are rehearsed beside it
+and for clients that are seldom asked. So each situation has a usual way; a few neighbours are rehearsed beside it
 (:mod:`.rehearsal`), and one of them is taken where it keeps clearly more of what can be learnt.
 """
 
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from ...privacy.accounting.amplification import Amplification, amplification_of
 from ...privacy.accounting.loss import Gaussian, Loss
 from ...privacy.accounting.noise_plan import NoisePlan
+from ...privacy.release.policy import PrivacyPolicy, Trust
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.policy import PrivacyPolicy, Trust
 from ...privacy.mechanisms import noise_stands_alone
 from ...privacy.setting import Value
 from ..data.task import Dataset
@@ -51,11 +51,11 @@ _OF_AUTO = ("strategy", "strategy.sample-uses", "strategy.stream")
 class PlanRequest:
     """Request for a decision: what is wanted of a run, and the public sizes of its data."""
 
-    # What is wanted, with `strategy = auto`: machines, mu, trust, attendance, `strategy.sample-uses`,
+    # What is wanted, with `strategy = auto`: clients, mu, trust, attendance, `strategy.sample-uses`,
     # `strategy.stream`, and how many
     # rounds are possible in `num-rounds`, 0 for any number
     config: RunConfig
-    sizes: tuple[int, ...] = ()  # Samples of each machine; none where all data of a machine are one unit
+    sizes: tuple[int, ...] = ()  # Samples of each client; none where all data of a client are one unit
     num_features: int = 0  # Of the data as they are, before any features are made of them
     num_classes: int = 0
     worked_out: WorkedOut | None = None  # Works out a run; needed to choose a strategy
@@ -67,37 +67,37 @@ class PlanRequest:
             return
         if len(self.sizes) != config.num_clients or min(self.sizes, default=0) < 1:
             raise ConfigurationError(
-                f"Expected sizes of num-clients = {config.num_clients} machines, each of 1 sample at least, got "
+                f"Expected sizes of num-clients = {config.num_clients} clients, each of 1 sample at least, got "
                 f"{len(self.sizes)} with {min(self.sizes, default=0)} samples at least.",
                 kind="out-of-range",
             )
         if not config.stream:
             return
         object.__setattr__(self, "config", replace(config, sample_uses="once"))
-        possible = self.machines * self.fewest // self.asked
+        possible = self.clients * self.fewest // self.asked
         if config.num_rounds > possible:
             raise ConfigurationError(
-                f"Expected rounds <= {possible} for a stream of {self.fewest} samples a machine, got "
-                f"{config.num_rounds}: with {self.asked} of {self.machines} machines asked in a round, each has not "
-                "one sample for every round. Use fewer rounds, ask fewer machines a round, or wait for more samples.",
+                f"Expected rounds <= {possible} for a stream of {self.fewest} samples a client, got "
+                f"{config.num_rounds}: with {self.asked} of {self.clients} clients asked in a round, each has not "
+                "one sample for every round. Use fewer rounds, ask fewer clients a round, or wait for more samples.",
                 kind="exhausted",
                 setting="num-rounds",
                 got=config.num_rounds,
             )
 
     @property
-    def machines(self) -> int:
+    def clients(self) -> int:
         """M."""
         return self.config.num_clients
 
     @property
     def asked(self) -> int:
-        """Machines asked in a round, m."""
+        """Clients asked in a round, m."""
         return self.config.asked_per_round
 
     @property
     def fewest(self) -> int:
-        """Samples that the machine with the fewest trains on."""
+        """Samples that the client with the fewest trains on."""
         return trained_samples(self.config, min(self.sizes))
 
     @property
@@ -190,7 +190,7 @@ class Candidate:
 
     @cached_property
     def against_local_baseline(self) -> tuple[float, float] | None:
-        """What it keeps, by more rehearsals, and one machine without the others and noise; None without a rehearsal."""
+        """What it keeps, by more rehearsals, and one client without the others and noise; None without a rehearsal."""
         return against_local_baseline(self.problem, self.request.work_out)
 
     @property
@@ -207,7 +207,7 @@ class Candidate:
 
     @property
     def whole(self) -> bool:
-        """Whether all samples of a machine are in every release."""
+        """Whether all samples of a client are in every release."""
         return METHODS[self.strategy].sums_samples
 
     @property
@@ -227,12 +227,12 @@ class Candidate:
 
     @property
     def trust(self) -> Trust:
-        """Whom machines trust."""
+        """Whom clients trust."""
         return self.config.trust_model
 
     @property
     def batch(self) -> int:
-        """Samples of a machine in one release."""
+        """Samples of a client in one release."""
         return min(self.problem.sizes) if self.whole else self.config.batch_size
 
     @property
@@ -353,7 +353,7 @@ def noise_to_signal(
     num_values: int,
     rounds: int,
     asked: int,
-    machines: int,
+    clients: int,
     stands_alone: bool,
     samples_summed: float = 1.0,
 ) -> float:
@@ -363,25 +363,25 @@ def noise_to_signal(
 
     * the mean of the last round's releases, where releases stand alone: its noise is that of one release, over sqrt(m);
     * the running sum of all of them over their number (mu^2's q_T / T), where they build on each other: its noise is
-      that of a machine's last prefix sum over its number of releases and over sqrt(M).
+      that of a client's last prefix sum over its number of releases and over sqrt(M).
 
-    Below 0.1 noise hardly shows; at 1 it is as long as a clipped gradient, and little is learnt. Where machines release
+    Below 0.1 noise hardly shows; at 1 it is as long as a clipped gradient, and little is learnt. Where clients release
     another thing than gradients, such as second moments, it is the noise in their mean over the longest there is.
 
     Parameters
     ----------
     plan : NoisePlan
-        Of one machine; under secure aggregation it has the machine's share.
+        Of one client; under secure aggregation it has the client's share.
     longest : float
-        S: no sample's contribution is longer (:attr:`~murmurfl.privacy.machine.clipping.RowBound.longest`).
+        S: no sample's contribution is longer (:attr:`~murmurfl.privacy.release.clipping.RowBound.longest`).
     num_values : int
         d, values of a release.
-    rounds, asked, machines : int
+    rounds, asked, clients : int
         T, m and M.
     stands_alone : bool
         Whether a release has noise of its own, and not one that takes out what was added before.
     samples_summed : float
-        Samples that a release is the *sum* of, mean over machines; 1 where it is a mean.
+        Samples that a release is the *sum* of, mean over clients; 1 where it is a mean.
 
     Returns
     -------
@@ -389,21 +389,21 @@ def noise_to_signal(
         0 without noise.
     """
     row_std = plan.mechanism.row_std
-    made = min(max(round(rounds * asked / machines), 1), plan.mechanism.num_releases)
+    made = min(max(round(rounds * asked / clients), 1), plan.mechanism.num_releases)
     if stands_alone:
         before = row_std(made - 1) if made > 1 else 0.0
         value = plan.noise_std * math.sqrt(max(row_std(made) ** 2 - before**2, 0.0)) / math.sqrt(asked)
     else:
-        value = plan.noise_std * row_std(made) / (made * math.sqrt(machines))
+        value = plan.noise_std * row_std(made) / (made * math.sqrt(clients))
     return value / samples_summed * math.sqrt(num_values) / longest
 
 
 def noise_to_signal_of(problem: Problem) -> float:
-    """:func:`noise_to_signal` of a run, with the plan of its machine with the fewest samples.
+    """:func:`noise_to_signal` of a run, with the plan of its client with the fewest samples.
 
     Notes
     -----
-    A trusted server makes one noise for all machines of a round: that of one machine by itself, over sqrt(m). Where the
+    A trusted server makes one noise for all clients of a round: that of one client by itself, over sqrt(m). Where the
     mean of the features is released first, the noise is that of what is left of mu^2.
     """
     config, method = problem.config, METHODS[problem.config.strategy]
@@ -419,7 +419,7 @@ def noise_to_signal_of(problem: Problem) -> float:
         num_values=values,
         rounds=problem.num_rounds,
         asked=config.asked_per_round,
-        machines=config.num_clients,
+        clients=config.num_clients,
         # Correlated noise is taken out again whatever a release is built on.
         stands_alone=policy.release_mode == "independent" and noise_stands_alone(policy.mechanism),
         # In a secret order a release is a sum over b, which about b samples are in.
@@ -509,7 +509,7 @@ def _refused(full: str, shot: list[_Way], why: str) -> list[_Way]:
 
 def _one_pass(request: PlanRequest, strategy: str, *, usual: bool = False) -> list[_Way]:
     """One pass over all samples, cut into rounds; the usual number has no penalty of its own."""
-    share, most = request.asked / request.machines, request.most_rounds
+    share, most = request.asked / request.clients, request.most_rounds
     known = tuned(replace(request.config, features=_features(request, strategy))) is not None
     made: dict[int, _Way] = {}
     for rounds in sorted({*_ROUNDS, min(most or 1, max(_ROUNDS))}):
@@ -520,7 +520,7 @@ def _one_pass(request: PlanRequest, strategy: str, *, usual: bool = False) -> li
                 settings = {**settings, "strategy.steps": "anytime"}
             made.setdefault(batch, _Way(strategy, settings))
     if not made:
-        why = f"{request.fewest} samples of a machine are too few for {most} rounds in which each is used once"
+        why = f"{request.fewest} samples of a client are too few for {most} rounds in which each is used once"
         return [_Way(strategy, {}, ruled_out=why)]
     numbers = {batch: int(way.settings["num-rounds"]) for batch, way in made.items()}
     wanted = _usual_rounds(request, strategy, max(made))
@@ -537,7 +537,7 @@ def _usual_rounds(request: PlanRequest, strategy: str, batch: int) -> int:
         found = tried(request, strategy, settings).noise_to_signal
     except ConfigurationError:
         return 1
-    noise = found * math.sqrt(request.asked / request.machines)
+    noise = found * math.sqrt(request.asked / request.clients)
     return next(rounds for most, rounds in _USUAL_ROUNDS if noise <= most)
 
 
@@ -624,8 +624,8 @@ class PlanResult:
     made_up: bool = False  # Whether its task stands in for data that nobody has named
     # The choice next to other passes, batches and trust, and to the run that would be made if nobody decided
     ways: Sequence[Candidate] = ()
-    noise: PlanResult | None = None  # Of every mechanism; None where machines release no stream with noise
-    # Loss of a person by machines and samples on each
+    noise: PlanResult | None = None  # Of every mechanism; None where clients release no stream with noise
+    # Loss of a person by clients and samples on each
     persons: Mapping[tuple[int, int], Loss] = field(default_factory=dict)
 
     @property
@@ -684,7 +684,7 @@ class PlanResult:
 _OFTEN = {"once": "once", "few": "in few rounds", "any": "in every round"}
 _WHY = {
     "full-batch": "independent noise and few full batches win",
-    "trusted-full-batch": "few full batches win, with one noise for all machines",
+    "trusted-full-batch": "few full batches win, with one noise for all clients",
     "one-shot": "one release of second moments has less noise in it than any steps would",
     "noisy-sgd": "fresh noise in few rounds leaves least",
     "mu2": "noise that cancels leaves least in the running sum of corrected gradients",
@@ -693,7 +693,7 @@ _WHY = {
 
 
 def decide(request: PlanRequest) -> PlanResult:
-    """Choose the strategy for a request, by its sizes and wishes alone: server and machines choose the same."""
+    """Choose the strategy for a request, by its sizes and wishes alone: server and clients choose the same."""
     found, refused = candidates_of(request)
     ranked = sorted(found, key=lambda candidate: candidate.score)
     if not ranked:
@@ -704,7 +704,7 @@ def decide(request: PlanRequest) -> PlanResult:
             raise ConfigurationError(why, kind="conflict")
         said = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
         raise ConfigurationError(
-            f"Expected a situation that some strategy can serve, got none ({said}). Ask fewer machines a round, use "
+            f"Expected a situation that some strategy can serve, got none ({said}). Ask fewer clients a round, use "
             "fewer rounds, let samples be used more often, or raise mu.",
             kind="missing",
         )

@@ -14,8 +14,8 @@ from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
 from ...privacy.accounting.guarantee import Guarantee, person_loss
 from ...privacy.accounting.loss import NOTHING_ASSUMED, Gaussian, Loss, SumAssumption, weakest_loss
 from ...privacy.accounting.noise_forecast import Forecast, StatedNoise, forecast_of, stated_noise
+from ...privacy.release.policy import MOST_CLIENTS, PrivacyPolicy, Trust
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.policy import MOST_MACHINES, PrivacyPolicy, Trust
 from ...privacy.mechanisms import DECODERS, MECHANISMS, SCHEDULES, WORKLOADS, noise_stands_alone
 from ...privacy.noise import range_problem, summed_range_problem
 from ..methods import METHODS, Problem
@@ -91,7 +91,7 @@ def check_batch(batch: int, samples: int) -> None:
     """Refuse a batch of more samples than a client has."""
     if batch > samples:
         raise ConfigurationError(
-            f"Expected batch-size <= the {samples} samples of a machine, got {batch}.",
+            f"Expected batch-size <= the {samples} samples of a client, got {batch}.",
             kind="out-of-range",
             setting="batch-size",
             got=batch,
@@ -107,9 +107,9 @@ def check_rounds(base: Candidate) -> None:
         often = f", each {uses} times" if uses > 1 else ""
         raise ConfigurationError(
             f"Expected rounds <= {possible}, got {base.rounds}: {base.samples} samples in batches of "
-            f"{policy.batch_size}{often} last for {lasting} releases of a machine, and so many rounds ask each for "
+            f"{policy.batch_size}{often} last for {lasting} releases of a client, and so many rounds ask each for "
             f"{base.rounds * config.asked_per_round / config.num_clients:.4g}. Use fewer rounds, smaller batches, more "
-            "passes, or ask fewer machines a round.",
+            "passes, or ask fewer clients a round.",
             kind="exhausted",
             setting="rounds",
             got=base.rounds,
@@ -179,10 +179,10 @@ def noise_guarantee(plan: PlanResult) -> Guarantee:
     or of one owner's samples; nothing was released.
     """
     policy = plan.chosen.policy
-    words = "noise of any of these mechanisms on each machine"
+    words = "noise of any of these mechanisms on each client"
     unit = "owner" if policy.samples_per_owner else "sample"
     uses = policy.sample_participations
-    covers = f"over all {policy.max_participations} releases of a machine, a sample in at most {uses} of them"
+    covers = f"over all {policy.max_participations} releases of a client, a sample in at most {uses} of them"
     notes = (BESIDE_MEAN,) if plan.chosen.problem.is_centred else ()
     if policy.trust != SECURE:
         return Guarantee(policy.mu, policy.delta, words, unit=unit, covers=covers, notes=notes)
@@ -198,7 +198,7 @@ def noise_guarantee(plan: PlanResult) -> Guarantee:
     )
 
 
-def loss_of_person(guarantee: Guarantee, values: int, *, machines: int = 1, samples: int = 1) -> Loss:
+def loss_of_person(guarantee: Guarantee, values: int, *, clients: int = 1, samples: int = 1) -> Loss:
     """Return the loss of all samples of one person together, who has some on several clients.
 
     Parameters
@@ -207,7 +207,7 @@ def loss_of_person(guarantee: Guarantee, values: int, *, machines: int = 1, samp
         For one sample, or for one owner on one client; of each client.
     values : int
         Noise values in all releases of a client: what the range of the normals costs depends on it.
-    machines, samples : int
+    clients, samples : int
         Clients that have samples of that person, and how many each; 1 where the unit is an owner, whose samples count
         as one.
 
@@ -224,19 +224,19 @@ def loss_of_person(guarantee: Guarantee, values: int, *, machines: int = 1, samp
         sound = moved == 0.0 or not range_problem(moved, values, known.delta, moved)
         return figure if sound and math.isfinite(moved) else math.inf
 
-    together = person_loss(known.loss, machines=machines, samples=samples, trust=known.trust)
+    together = person_loss(known.loss, clients=clients, samples=samples, trust=known.trust)
     if not known.loss.conditional:
         # A client's noise must reach over what is moved on it, and a server's over everything.
         moved = together.mu if known.trust == "trusted-server" else samples * known.mu
         return Loss.of(in_range(together.mu, moved))
-    beyond = summed_range_problem(values * MOST_MACHINES, known.delta, together.mu)
-    worst = person_loss(known.loss.unconditional(), machines=machines, samples=samples).mu
+    beyond = summed_range_problem(values * MOST_CLIENTS, known.delta, together.mu)
+    worst = person_loss(known.loss.unconditional(), clients=clients, samples=samples).mu
     local = in_range(worst, samples * known.loss.worst_case.mu)
     return Loss.of(math.inf if beyond else together.mu, local)
 
 
 def losses_of_persons(
-    guarantee: Guarantee, values: int, machines: int | None = None, samples: int | None = None
+    guarantee: Guarantee, values: int, clients: int | None = None, samples: int | None = None
 ) -> dict[tuple[int, int], Loss]:
     """Return the loss of a person by clients and samples on each; by default of several samples, and several clients.
 
@@ -252,11 +252,11 @@ def losses_of_persons(
     owner = guarantee.unit == "owner"
     if not math.isfinite(guarantee.mu):
         return {}
-    if machines is not None or samples is not None:
-        cases = [(machines or 1, 1 if owner else samples or 1)]
+    if clients is not None or samples is not None:
+        cases = [(clients or 1, 1 if owner else samples or 1)]
     else:
         cases = [(USUAL, 1)] if owner else [(1, USUAL), (USUAL, 1)]
-    return {one: loss_of_person(guarantee, values, machines=one[0], samples=one[1]) for one in cases}
+    return {one: loss_of_person(guarantee, values, clients=one[0], samples=one[1]) for one in cases}
 
 
 _EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -303,14 +303,14 @@ def update_forecast(request: PlanRequest) -> Forecast:
         mu=plan.mu,
         delta=update.delta,
         clip_unit="update",
-        unit="machine",
+        unit="client",
         trust=update.trust,
         honest=policy.sums.min_honest,
     )
     found = forecast_of(
         [stated],
         num_parameters=request.num_parameters,
-        machines=config.num_clients,
+        clients=config.num_clients,
         per_round=config.clients_per_round,
         rounds=update_rounds(request),
         samples=max(request.sizes, default=0),

@@ -14,8 +14,8 @@ from typing import Any, cast
 from ...privacy.accounting.amplification import allocation_mu
 from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
 from ...privacy.accounting.guarantee import Guarantee
+from ...privacy.release.policy import TRUST_MODELS, PrivacyPolicy
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.policy import TRUST_MODELS, PrivacyPolicy
 from ...privacy.setting import Value
 from ..methods import METHODS
 from ..methods.method import AUTO
@@ -38,7 +38,7 @@ from .noise_plans import (
 TAKEN, DEFAULT, AS_SET = "taken", "the default", "as it is set"
 _OF_FILES = ("out-dir", "run-name", "track", "data-root")
 _PARTS = (2, 4, 8, 16)
-"""Batches are the samples of the smallest machine over these."""
+"""Batches are the samples of the smallest client over these."""
 _MORE_ROUNDS = (0.5, 2.0)
 _BATCHES = ("mu2", "trusted-mu2", "noisy-sgd", "trusted-sgd")
 """Strategies that go through their samples in batches, those with less noise first."""
@@ -275,7 +275,7 @@ def policy_of(result: PlanResult) -> PrivacyPolicy:
 
 
 def _noise_values(result: PlanResult) -> int:
-    """Return the number of noise values in all releases of a machine, or of a trusted server."""
+    """Return the number of noise values in all releases of a client, or of a trusted server."""
     experiment = experiment_of(result)
     rows = max(policy_of(result).normals_per_parameter, experiment.num_rounds)
     return experiment.method.release_size(experiment) * rows
@@ -288,7 +288,7 @@ def base_of_run(config: RunConfig, *, samples: int = 0, num_values: int = 0) -> 
     if not policy.adds_noise or "batch-size" not in experiment.method.keys:
         got = f"strategy = {config.strategy!r}" + ("" if config.private else f", mechanism = {config.mechanism.kind!r}")
         raise ConfigurationError(
-            f"Expected machines that add noise to a stream of releases, each of a batch, got {got}: a plan compares "
+            f"Expected clients that add noise to a stream of releases, each of a batch, got {got}: a plan compares "
             "mechanisms for such noise.",
             kind="conflict",
         )
@@ -319,10 +319,10 @@ def base_of_decided(result: PlanResult) -> Candidate | None:
 
 def base_of_numbers(samples: int, parameters: int, settings: Mapping[str, Any]) -> Candidate:
     """Return a run of a few numbers whose mechanisms are compared: releases of a batch, clipped to 1 by default."""
-    machines, batch, passes = settings["num-clients"], settings["batch-size"], settings.get("passes", 1)
-    per_round = settings.get("clients-per-round") or machines
+    clients, batch, passes = settings["num-clients"], settings["batch-size"], settings.get("passes", 1)
+    per_round = settings.get("clients-per-round") or clients
     check_batch(batch, samples)
-    rounds = settings.get("num-rounds") or passes * machines * (samples // max(batch, 1)) // per_round
+    rounds = settings.get("num-rounds") or passes * clients * (samples // max(batch, 1)) // per_round
     asked = {"clip-norm": 1.0, **settings, "clients-per-round": per_round, "num-rounds": rounds}
     request = _request_of_numbers(samples, parameters, asked)
     problem = request.problem({})
@@ -343,7 +343,7 @@ def answer(
     """Return the result with variations of its choice, the noise of its mechanisms, and persons.
 
     ``settings`` are those of the run that was asked about, empty for numbers alone; ``tries`` ways are trained in
-    simulation. ``person`` has on how many machines somebody has samples, and how many on each; None where nobody asks.
+    simulation. ``person`` has on how many clients somebody has samples, and how many on each; None where nobody asks.
     Without ``details`` no ways and mechanisms are worked out.
     """
     guarantee, values = guarantee_of(result), _noise_values(result)
@@ -380,9 +380,9 @@ def _request_of_numbers(samples: int, parameters: int, settings: Mapping[str, An
                 f"Expected {name} >= 1, got {value}.", kind="out-of-range", setting=name, got=value
             )
     made_up = _made_up(samples, parameters, settings)
-    machines = int(settings["num-clients"])
+    clients = int(settings["num-clients"])
     config = RunConfig.from_mapping({**made_up, **settings})
-    return PlanRequest(config, (samples,) * machines, int(made_up["task.features"]), _CLASSES, worked_out)
+    return PlanRequest(config, (samples,) * clients, int(made_up["task.features"]), _CLASSES, worked_out)
 
 
 def _made_up(samples: int, parameters: int, settings: Mapping[str, Any]) -> dict[str, Value]:
@@ -394,7 +394,7 @@ def _made_up(samples: int, parameters: int, settings: Mapping[str, Any]) -> dict
 def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Value]) -> PlanResult:
     """The decision for a few numbers.
 
-    ``samples`` are those of each machine, ``parameters`` is d, and ``settings`` say machines, mu and trust.
+    ``samples`` are those of each client, ``parameters`` is d, and ``settings`` say clients, mu and trust.
     """
     request = _request_of_numbers(samples, parameters, {**settings, "strategy": AUTO})
     asked = {**_made_up(samples, parameters, settings), **settings}
@@ -418,7 +418,7 @@ def asked_of_numbers(
 
 
 def request_of_updates(samples: int, parameters: int, settings: Mapping[str, Value]) -> PlanRequest:
-    """Return the request of a project's own updates, of machines with so many samples each; 0 where it is not known."""
+    """Return the request of a project's own updates, of clients with so many samples each; 0 where it is not known."""
     rounds = int(settings.get("num-rounds", 1))
     for name, value, least in (("samples", samples, 0), ("parameters", parameters, 1), ("rounds", rounds, 1)):
         if value < least:

@@ -40,8 +40,8 @@ def result_document(result: PlanResult) -> dict[str, Any]:
 
 
 def persons_document(guarantee: Guarantee, losses: Mapping[tuple[int, int], Loss]) -> list[dict[str, Any]]:
-    """Return the loss of persons by machines and samples on each, as plain values; None if nothing is vouched for."""
-    return [{"machines": one[0], "samples": one[1], **loss.document(guarantee.delta)} for one, loss in losses.items()]
+    """Return the loss of persons by clients and samples on each, as plain values; None if nothing is vouched for."""
+    return [{"clients": one[0], "samples": one[1], **loss.document(guarantee.delta)} for one, loss in losses.items()]
 
 
 def decision_document(result: PlanResult) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def plan_document(plan: PlanResult) -> dict[str, Any]:
     """Return every mechanism of a plan, as plain values."""
     base, policy, config = plan.chosen, plan.chosen.policy, plan.chosen.config
     request = {
-        "machines": config.num_clients,
+        "clients": config.num_clients,
         "samples": base.samples,
         "rounds": base.rounds,
         "batch_size": policy.batch_size,
@@ -158,7 +158,7 @@ def trust_document(trust: str, one: Candidate) -> dict[str, Any]:
 
 def assumed_of(trust: str, min_honest: int, min_cohort: int) -> str:
     """Return what a guarantee rests on under a trust model."""
-    sums = f"1 helper and {min_honest} of {min_cohort} machines of each sum are honest"
+    sums = f"1 helper and {min_honest} of {min_cohort} clients of each sum are honest"
     return {"untrusted-server": "nothing", SECURE: sums, "trusted-server": "the server is honest"}[trust]
 
 
@@ -166,7 +166,7 @@ def update_document(request: PlanRequest) -> dict[str, Any]:
     """Return the forecast of a project's own updates, as plain values."""
     config = request.config
     asked = {
-        "machines": config.num_clients,
+        "clients": config.num_clients,
         "parameters": request.num_parameters,
         "mu": config.mu,
         "delta": config.delta,
@@ -192,7 +192,7 @@ def _update_document(epsilon: float, forecast: Forecast) -> dict[str, Any]:
         "longest": forecast.ratio,
         "typical": forecast.typical_ratio,
         "verdict": forecast.verdict,
-        "machines_needed": forecast.machines_needed,
+        "clients_needed": forecast.clients_needed,
         "summed": None if summed is None else summed.typical_ratio,
         "sample": forecast.per_sample(),
     }

@@ -42,10 +42,10 @@ _WAYS = (
     Column("#", "rank on made-up data", "number", label=True),
     Column("strategy", "N x computes N times the gradients of a pass", "named", label=True),
     Column(
-        "trust", "what a machine trusts: nobody, sums, the server, or that the order stays secret", "who", label=True
+        "trust", "what a client trusts: nobody, sums, the server, or that the order stays secret", "who", label=True
     ),
     Column("uses", "releases that a sample is in", "sample_uses"),
-    Column("batch", "samples of a machine in a release"),
+    Column("batch", "samples of a client in a release"),
     Column("rounds", "number of rounds"),
     Column("noise", "noise to signal, in the mean gradient of the last step", "noise_to_signal", ".2f"),
     Column("keeps", "share of what can be learnt, on average over six kinds of made-up data", "kept", _percent(0)),
@@ -55,12 +55,12 @@ _TRUSTS = {"untrusted-server": "nobody", SECURE: "sums", "trusted-server": "serv
 _MECHANISMS = (
     Column("mechanism", "mechanism and option", "name", label=True),
     Column("noise std", "standard deviation in front of the mechanism's rows", "noise_std", ".4g"),
-    Column("prefix sums", "noise of a machine's prefix sums, root mean square over its releases", "prefix_rmse", ".4g"),
+    Column("prefix sums", "noise of a client's prefix sums, root mean square over its releases", "prefix_rmse", ".4g"),
     Column("last one", "noise of the last prefix sum", "prefix_last", ".4g"),
     Column("their sums", "noise of the sums of the prefix sums, which move DP-mu^2-FL's model", "mu2_rmse", ".4g"),
     Column("at the server", "noise of the prefix sums of the server's averages", "server_prefix_rmse", ".4g"),
     Column("their sums there", "noise of the sums of those", "server_mu2_rmse", ".4g"),
-    Column("bytes kept", "what a machine remembers between releases", "memory_bytes"),
+    Column("bytes kept", "what a client remembers between releases", "memory_bytes"),
     Column("in a secret order", "epsilon if nobody learns which release a sample is in", "secret"),
 )
 _TRUST_MODELS = (
@@ -68,20 +68,20 @@ _TRUST_MODELS = (
     Column("mu rests on", "what is assumed", "assumes"),
     Column("mu whatever happens", "against the server", "mu_local", rounded_up, missing="none"),
     Column("epsilon then", "of that mu", "epsilon_local", rounded_up, missing="none"),
-    Column("noise std", "on each machine, in front of the mechanism's rows", "noise_std", ".4g"),
+    Column("noise std", "on each client, in front of the mechanism's rows", "noise_std", ".4g"),
     Column("at the server", "noise of the prefix sums of the server's averages", "server_prefix_rmse", ".4g"),
 )
 _UPDATES = (
-    Column("epsilon", "for all data of a machine", form=".4g", label=True),
+    Column("epsilon", "for all data of a client", form=".4g", label=True),
     Column("noise / longest", "noise in the average over the longest it can be", "longest", shortest),
     Column("noise / typical", "the same over a typical one, an estimate", "typical", shortest),
     Column("model", "what to expect of it", "verdict"),
-    Column("machines needed", "for a useful one", "machines_needed", rounded_count),
+    Column("clients needed", "for a useful one", "clients_needed", rounded_count),
     Column("under sums", "secure aggregation, half honest: noise over a typical one", "summed", shortest),
     Column("one sample protected", "per-sample gradients: likewise", "sample", shortest),
 )
 _PERSONS = (
-    Column("machines", "machines that have samples of one person", form=",", label=True),
+    Column("clients", "clients that have samples of one person", form=",", label=True),
     Column("samples on each", "samples of that person on each of them", "held", label=True),
     Column("mu", "of all of them together", "mu", rounded_up, missing="not vouched for"),
     Column("epsilon", "of that mu", "epsilon", rounded_up, missing="not vouched for"),
@@ -119,7 +119,7 @@ def compared_table(plan: PlanResult) -> Table:
 
 
 def persons_table(guarantee: Guarantee, losses: Mapping[tuple[int, int], Loss]) -> Table:
-    """Return the loss of all samples of one person together, by machines and samples on each of them."""
+    """Return the loss of all samples of one person together, by clients and samples on each of them."""
     rows = persons_document(guarantee, losses)
     for row in rows:
         row["held"] = "all" if guarantee.unit == "owner" else f"{row['samples']:,}"
@@ -163,10 +163,10 @@ def worth_lines(chosen: Candidate) -> list[str]:
     (kept, alone), sizes = chosen.against_local_baseline, chosen.problem.sizes
     average = " of average size" if max(sizes) >= 2 * min(sizes) else ""
     figures = f"on made-up data it keeps {100 * kept:.0f} % of what can be learnt{chosen.measure}"
-    figures += f", one machine{average} alone, without noise, {100 * max(alone, 0.0):.0f} %."
+    figures += f", one client{average} alone, without noise, {100 * max(alone, 0.0):.0f} %."
     if kept > alone:
         return [f"Worth federating, likely: {figures}"]
-    change = "More machines, sums (--trust secure-aggregation) or a larger epsilon would change that."
+    change = "More clients, sums (--trust secure-aggregation) or a larger epsilon would change that."
     return [f"Not worth federating, likely: {figures} {change}"]
 
 
@@ -188,14 +188,14 @@ def late_lines(config: RunConfig) -> list[str]:
     method = METHODS[config.strategy]
     if method.strategy_type.late_answers == "dropped":
         late = (
-            f"Later answers are dropped, and no other release carries them: of up to {asked - needed} machines a round "
+            f"Later answers are dropped, and no other release carries them: of up to {asked - needed} clients a round "
             f"({100 * (asked - needed) / asked:.0f} %) the budget of a release is spent for nothing."
         )
     elif (method.release_rule or config.release_rule) == "paper":
         late = "Later answers count when they come; one that never comes is lost, and its budget with it."
     else:
-        late = "Later answers count when they come, and what is lost comes with the machine's next: no budget is."
-    return [f"A round asks {asked} machines and ends when {needed} have answered. {late}"]
+        late = "Later answers count when they come, and what is lost comes with the client's next: no budget is."
+    return [f"A round asks {asked} clients and ends when {needed} have answered. {late}"]
 
 
 def ways_lines(ways: Sequence[Candidate], *, made_up: bool) -> list[str]:
@@ -211,7 +211,7 @@ def ways_lines(ways: Sequence[Candidate], *, made_up: bool) -> list[str]:
         if found is not None:
             lines.append(
                 f"Row {number} has epsilon = {rounded_up(found.epsilon)} while nobody learns which of {found.slots} "
-                "releases a sample is in, nor how long a machine takes for one, and epsilon = "
+                "releases a sample is in, nor how long a client takes for one, and epsilon = "
                 f"{rounded_up(gdp_epsilon(config.mu, config.delta))}, which the ledger counts, for anybody who does. "
                 "It is never taken unasked, because nobody can check that order and time stay secret. Run it:"
             )
@@ -230,13 +230,13 @@ def plan_lines(plan: PlanResult) -> tuple[list[str], list[str]]:
     policy, config, guarantee = plan.chosen.policy, plan.chosen.config, noise_guarantee(plan)
     sensitivity = max(0.0, *(one.noise.sensitivity for one in plan.mechanisms))
     before = [
-        f"Cap: {policy.max_participations} releases a machine, every sample in at most {policy.sample_participations} "
+        f"Cap: {policy.max_participations} releases a client, every sample in at most {policy.sample_participations} "
         f"of them; a release changes by at most {sensitivity:.6g} when one {guarantee.unit} does."
     ]
     if config.asked_per_round < config.num_clients:
         asked = plan.chosen.rounds * config.asked_per_round / config.num_clients
         before.append(
-            f"Asked: each machine for {asked:.4g} releases on average. With sampling = uniform some are asked for more "
+            f"Asked: each client for {asked:.4g} releases on average. With sampling = uniform some are asked for more "
             "(`murmurfl run` says how many rounds that leaves), with balanced all equally often."
         )
     after = [f"Least noise on prefix sums: {plan.chosen.mark}."]
@@ -267,4 +267,4 @@ def update_parts(request: PlanRequest) -> Iterator[str | Table]:
     given = f"clip_norm={policy.clip_norm:g}, {wanted}, max_participations={policy.max_participations}{sums}"
     yield from (*forecast_lines(update_forecast(request), sys.maxsize), f"Guarantee: {guarantee.sentence}")
     yield from ("Run it:", f"    CorrelatedNoiseMod(simulation=UpdatePolicy({given}))")
-    yield Table("Updates, all data of a machine protected", _UPDATES, document["table"], guarantee.sentence)
+    yield Table("Updates, all data of a client protected", _UPDATES, document["table"], guarantee.sentence)

@@ -1,6 +1,6 @@
-"""A search for clip and step that is paid for: trials on the same machines' ledgers, and a private choice among them.
+"""A search for clip and step that is paid for: trials on the same clients' ledgers, and a private choice among them.
 
-Each trial is a session of its own on every machine's ledger, trained with a part of mu^2, and so is the count of
+Each trial is a session of its own on every client's ledger, trained with a part of mu^2, and so is the count of
 correct predictions by which it is judged. The last training gets what is left. All sessions' mus add in squares to the
 run configuration's mu, and ledgers refuse whatever would go beyond it.
 """
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from ...privacy.accounting.guarantee import Guarantee
 from ...privacy.accounting.loss import Loss
+from ...privacy.release.policy import PrivacyPolicy
+from ...privacy.release.prefix_sums import Privatizer
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.policy import PrivacyPolicy
-from ...privacy.machine.prefix_sums import PrivateMachine
 from ...privacy.noise import SimulatedKeys
 from ...privacy.queries.evaluation import counted, counting_policy, release_count
 from ..engines.pool import Pool, WorkerState, opened_pool, say_nothing
-from ..engines.workers import EXPERIMENT, LEDGERS, WorkerMachines, shared_samples
+from ..engines.workers import EXPERIMENT, LEDGERS, WorkerClients, shared_samples
 from ..methods.queries import QueryOutcome, beside_queries
 from ..runs.experiment import Experiment, prepare
 from ..runs.result import RunResult
@@ -56,7 +56,7 @@ class Search:
     chosen: int  # Which of them had the highest score
     result: RunResult  # Of the last training; its own mu is only the last part of `guarantee`'s
     guarantee: Guarantee  # Of everything that was released
-    spent: float  # The largest mu that one machine's ledger has recorded
+    spent: float  # The largest mu that one client's ledger has recorded
 
 
 @dataclass(frozen=True)
@@ -95,13 +95,13 @@ def divided(mu: float, trials: int, share: float, counting: float) -> Parts:
 
 @dataclass(frozen=True)
 class OneOfSeveral(Experiment):
-    """An experiment whose machines' ledgers hold other sessions beside its own: samples are used again in each."""
+    """An experiment whose clients' ledgers hold other sessions beside its own: samples are used again in each."""
 
     budget_mu: float = 0.0  # Of all sessions together
     number: int = 0  # Which of them it is
 
-    def policy(self, machine: int | None = None) -> PrivacyPolicy:
-        return beside_queries(super().policy(machine), self.budget_mu)
+    def policy(self, client: int | None = None) -> PrivacyPolicy:
+        return beside_queries(super().policy(client), self.budget_mu)
 
     @cached_property
     def session(self) -> str:
@@ -142,8 +142,8 @@ def search(
     on_trial : callable, optional
         Called after every trial.
     workers, ray_address, say
-        Over what the machines of each training are spread, as for :func:`~murmurfl.app.engines.run_cohort`. Trials come
-        one after the other: they share the machines' ledgers.
+        Over what the clients of each training are spread, as for :func:`~murmurfl.app.engines.run_cohort`. Trials come
+        one after the other: they share the clients' ledgers.
 
     Raises
     ------
@@ -157,7 +157,7 @@ def search(
     -----
     Every trial, every count and the last training together are mu-GDP (:attr:`Search.guarantee`) for replacement of one
     sample, against the server that sees all of them and chooses by them; mu is infinite where the range of the noise
-    cannot serve one of them. Each is a session on the machine's ledger, which admits none beyond the budget; what to
+    cannot serve one of them. Each is a session on the client's ledger, which admits none beyond the budget; what to
     try was settled before anything was seen.
     """
     _check(config, candidates)
@@ -166,7 +166,7 @@ def search(
         1 if workers is None and not ray_address else workers,
         ray_address,
         most=config.num_clients,
-        of="machines",
+        of="clients",
         say=say or say_nothing,
     )
     with spread as pool:
@@ -185,7 +185,7 @@ def search(
         experiment = _experiment(config, parts.last, candidates[chosen], len(candidates))
         result = _trained(pool, experiment, samples)
         spent = max(pool.on_all(most_reserved, pool.size))
-    # A session of noise that guarantees nothing reserves everything; a real machine would not begin it.
+    # A session of noise that guarantees nothing reserves everything; a real client would not begin it.
     mu = config.mu if math.isfinite(spent) else math.inf
     return Search(trials, chosen, result, _guarantee(experiment, mu, len(trials), share, public=public), spent)
 
@@ -239,12 +239,12 @@ def _experiment(config: RunConfig, mu: float, multiples: Mapping[str, float], nu
 
 def _trained(pool: Pool, experiment: OneOfSeveral, samples: Any) -> RunResult:
     """One training, a session of its own on the ledgers that the pool's workers keep."""
-    machines = WorkerMachines(experiment, pool, samples=samples, keeps_ledgers=True)
-    return run_experiment(machines, experiment.config, experiment=experiment, engine="cohort")
+    clients = WorkerClients(experiment, pool, samples=samples, keeps_ledgers=True)
+    return run_experiment(clients, experiment.config, experiment=experiment, engine="cohort")
 
 
 def _private_score(pool: Pool, result: RunResult, mu: float, number: int) -> float:
-    """The share of all machines' samples that a model predicts right, by counts with noise."""
+    """The share of all clients' samples that a model predicts right, by counts with noise."""
     session = _session(result.experiment.config.seed, f"count {number}")
     model = pool.share((result.parameters, result.answers))
     made = pool.on_all(counts_released, pool.size, model, mu, session)
@@ -260,15 +260,15 @@ def counts_released(
     mu: float,
     session: str,
 ) -> list[Any]:
-    """The counts of a worker's machines: how many of their samples a model predicts right, with noise."""
+    """The counts of a worker's clients: how many of their samples a model predicts right, with noise."""
     experiment, ledgers = state[EXPERIMENT], state[LEDGERS]
     parameters, answers = model
     releases = []
-    for machine in range(worker, experiment.config.num_clients, workers):
-        own, shard = experiment.policy(machine), experiment.shards[machine]
+    for client in range(worker, experiment.config.num_clients, workers):
+        own, shard = experiment.policy(client), experiment.shards[client]
         policy = counting_policy(mu, budget_mu=own.budget_mu, delta=own.delta, noise_quality=own.noise_quality)
-        keys = SimulatedKeys(experiment.config.seed, str(machine))
-        counter = PrivateMachine(policy, 1, len(shard), ledgers[str(machine)], keys)
+        keys = SimulatedKeys(experiment.config.seed, str(client))
+        counter = Privatizer(policy, 1, len(shard), ledgers[str(client)], keys)
         releases.append(
             release_count(
                 counter, session, lambda chosen, shard=shard: _right(experiment, parameters, answers, shard[chosen])
@@ -278,10 +278,10 @@ def counts_released(
 
 
 def most_reserved(state: WorkerState, worker: int, workers: int) -> float:
-    """The largest mu that the ledger of one of a worker's machines has recorded."""
+    """The largest mu that the ledger of one of a worker's clients has recorded."""
     most = 0.0
-    for machine in range(worker, state[EXPERIMENT].config.num_clients, workers):
-        with state[LEDGERS][str(machine)].exclusive() as page:
+    for client in range(worker, state[EXPERIMENT].config.num_clients, workers):
+        with state[LEDGERS][str(client)].exclusive() as page:
             most = max(most, page.account().spent.mu)
     return most
 

@@ -1,12 +1,12 @@
 """Rehearsal: a run tried on made-up data of its public shape, with the noise that it would have.
 
-Nothing of anybody's samples is looked at: machines, samples, features, classes, the bound on a record's norm, clip,
+Nothing of anybody's samples is looked at: clients, samples, features, classes, the bound on a record's norm, clip,
 step, rounds and mu are public. The made-up data are Gaussian classes around an offset mean. How much of their variance
 lies between classes, how quickly the spectrum falls and how far off the mean is differ from one to the next
 (:data:`FAMILY`), for nobody knows it of data that were not looked at.
 
-A rehearsal runs the method's own client, policy, noise and strategy, with one machine in the place of those that a
-round asks. The mean of m machines' releases of b samples has noise of 2 S / (mu b sqrt(m)); one machine's release of
+A rehearsal runs the method's own client, policy, noise and strategy, with one client in the place of those that a
+round asks. The mean of m clients' releases of b samples has noise of 2 S / (mu b sqrt(m)); one client's release of
 b' samples has as much at mu' = mu sqrt(m) b / b'. A trusted server's has 2 S / (mu b m), and sums that of
 mu sqrt(h).
 """
@@ -181,7 +181,7 @@ def mean_auc(scores: NDArray[np.floating], labels: NDArray[Any]) -> float:
 
 
 _RIDGES = (0.001, 0.1, 1.0, 10.0, 100.0)
-"""Of which the best is taken: a machine with hardly more rows than columns knows nothing by the first."""
+"""Of which the best is taken: a client with hardly more rows than columns knows nothing by the first."""
 synthetic_data = lru_cache(maxsize=32)(SyntheticData)
 
 
@@ -192,7 +192,7 @@ def mean_retained_utility(problem: Problem, worked_out: WorkedOut) -> float:
 
 
 def against_local_baseline(problem: Problem, worked_out: WorkedOut) -> tuple[float, float] | None:
-    """What a run keeps, and one machine alone without noise, on average over :data:`FAMILY` and more seeds.
+    """What a run keeps, and one client alone without noise, on average over :data:`FAMILY` and more seeds.
 
     None where the run cannot be rehearsed.
     """
@@ -242,7 +242,7 @@ def rehearse(
 
 
 def _made_up_for(problem: Problem, profile: SyntheticProfile, seed: int) -> SyntheticData:
-    """Made-up data of a run's shape, with the samples of the machines that stand for those of a round."""
+    """Made-up data of a run's shape, with the samples of the clients that stand for those of a round."""
     config, model = problem.trained.config, problem.model
     norm = math.sqrt(usual_squared_norm(config, model) - ("bias" in model.names))
     profile = profile._replace(offset=0.0) if problem.is_centred else profile
@@ -252,12 +252,12 @@ def _made_up_for(problem: Problem, profile: SyntheticProfile, seed: int) -> Synt
 
 
 def _groups(problem: Problem) -> int:
-    """Machines of a rehearsal: one for those of a round."""
+    """Clients of a rehearsal: one for those of a round."""
     return max(round(len(problem.sizes) / problem.config.asked_per_round), 1)
 
 
 def _own_samples(problem: Problem) -> int:
-    """Samples of the machine that stands for a round's."""
+    """Samples of the client that stands for a round's."""
     samples = sum(problem.sizes) / len(problem.sizes) * problem.config.asked_per_round
     return max(round(min(samples, MOST_SAMPLES / _groups(problem))), 2)
 

@@ -26,18 +26,18 @@ OF_THE_FOLDER = ("run-name", "out-dir")
 
 REHEARSAL, REAL, STATED = "REHEARSAL", "REAL", "AS STATED"
 _STATUS = {
-    REHEARSAL: "Nobody was protected: machines were simulated, and whoever knows the seed can take their noise out. "
-    "The epsilons are what real machines that keep to this configuration would guarantee.",
-    REAL: "Real machines trained. Their records are protected as this card says.",
-    STATED: "A program of somebody's own trained. Real machines' records are protected as this card says, simulated "
-    "machines' are not: what was there, its files do not tell.",
+    REHEARSAL: "Nobody was protected: clients were simulated, and whoever knows the seed can take their noise out. "
+    "The epsilons are what real clients that keep to this configuration would guarantee.",
+    REAL: "Real clients trained. Their records are protected as this card says.",
+    STATED: "A program of somebody's own trained. Real clients' records are protected as this card says, simulated "
+    "clients' are not: what was there, its files do not tell.",
 }
 _PEOPLE = (1, 5, 20)
-"""Records of one person that figures are for; or machines with records, where a machine's count as one."""
+"""Records of one person that figures are for; or clients with records, where a client's count as one."""
 _WHOSE = {
-    "sample": ("one record", "{} records of one person on one machine"),
-    "owner": ("one owner on one machine", "one owner on {} machines"),
-    "machine": ("one machine", "a person with records on {} machines"),
+    "sample": ("one record", "{} records of one person on one client"),
+    "owner": ("one owner on one client", "one owner on {} clients"),
+    "client": ("one client", "a person with records on {} clients"),
 }
 _DIGITS = 16
 _IN_SENTENCES = 2
@@ -59,8 +59,8 @@ def card(groups: Sequence[Group]) -> dict[str, Any]:
     Notes
     -----
     The figures are the guarantee's, and for a person those of
-    :func:`~murmurfl.app.planning.noise_plans.loss_of_person`: for that many records on one machine, and where all
-    records on a machine are one unit, for that many machines.
+    :func:`~murmurfl.app.planning.noise_plans.loss_of_person`: for that many records on one client, and where all
+    records on a client are one unit, for that many clients.
     """
     who: Questions = {"Who is protected": _protected, "From whom": _against, "If honest": _honest, "Given": _given}
     whence: Questions = {"On whose word": _word}
@@ -134,7 +134,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def persons(outcome: Outcome) -> list[tuple[int, Loss]]:
-    """Return the loss of a person by how many records on one machine, or units on as many machines; or nothing.
+    """Return the loss of a person by how many records on one client, or units on as many clients; or nothing.
 
     Notes
     -----
@@ -144,12 +144,12 @@ def persons(outcome: Outcome) -> list[tuple[int, Loss]]:
     """
     if (terms := outcome.terms) is None or not math.isfinite(terms.mu):
         return []
-    statements = [*(outcome.machines or {}).values(), *(one.statement for one in outcome.machine_groups or ())]
+    statements = [*(outcome.clients or {}).values(), *(one.statement for one in outcome.client_groups or ())]
     releases = max((int(one.get("max-participations", 0)) for one in statements), default=0) or outcome.rounds
     values = max(outcome.num_parameters * releases, 1)
     if terms.unit == "sample":
         return [(count, loss_of_person(terms, values, samples=count)) for count in _PEOPLE]
-    return [(count, loss_of_person(terms, values, machines=count)) for count in _PEOPLE if count <= outcome.num_clients]
+    return [(count, loss_of_person(terms, values, clients=count)) for count in _PEOPLE if count <= outcome.num_clients]
 
 
 def _figures(outcome: Outcome) -> list[list[str]]:
@@ -175,12 +175,12 @@ def _figures(outcome: Outcome) -> list[list[str]]:
 
 def _records(outcome: Outcome) -> tuple[int, str]:
     """How many units there are, and in words; 0 where it is not known."""
-    if getattr(outcome.privacy, "unit", "") == "machine":
-        return outcome.num_clients, "machines"
+    if getattr(outcome.privacy, "unit", "") == "client":
+        return outcome.num_clients, "clients"
     if getattr(outcome.privacy, "unit", "") != "sample":
         return 0, ""
-    used = sum(int(one.get("samples-used", 0)) for one in (outcome.machines or {}).values())
-    used += sum(one.machines * int(one.statement.get("samples-used", 0)) for one in outcome.machine_groups or ())
+    used = sum(int(one.get("samples-used", 0)) for one in (outcome.clients or {}).values())
+    used += sum(one.clients * int(one.statement.get("samples-used", 0)) for one in outcome.client_groups or ())
     return used, "records used"
 
 
@@ -221,12 +221,12 @@ def _honest(outcome: Outcome) -> str:
     if (terms := outcome.terms) is None:
         return "as the guarantee in full says"
     if terms.trust == "trusted-server":
-        return "the server, which sees everything but publishes with noise; and the record's own machine"
-    own = "the record's own machine; nobody else need be"
+        return "the server, which sees everything but publishes with noise; and the record's own client"
+    own = "the record's own client; nobody else need be"
     if terms.min_honest is None:
         return own
-    machines = f"{terms.min_honest} machine{'s' * (terms.min_honest != 1)} of each sum"
-    return f"one helper and {machines}; if not, what is said to hold whatever happens"
+    clients = f"{terms.min_honest} client{'s' * (terms.min_honest != 1)} of each sum"
+    return f"one helper and {clients}; if not, what is said to hold whatever happens"
 
 
 def _given(outcome: Outcome) -> str:
@@ -243,10 +243,10 @@ def _word(outcome: Outcome) -> str:
     if getattr(outcome.privacy, "trust", "") == "trusted-server":
         privacy = "the server's, which adds the noise"
     else:
-        stated = len(outcome.machines or {}) + sum(one.machines for one in outcome.machine_groups or ())
-        privacy = f"that of {stated:,} of {outcome.num_clients:,} machines, by their ledgers; a server cannot check it"
+        stated = len(outcome.clients or {}) + sum(one.clients for one in outcome.client_groups or ())
+        privacy = f"that of {stated:,} of {outcome.num_clients:,} clients, by their ledgers; a server cannot check it"
     counted = outcome.private_evaluation is not None and outcome.accuracy is None
-    return f"epsilon: {privacy}. Accuracy: {'the machines, with noise' if counted else 'the server, by its test set'}"
+    return f"epsilon: {privacy}. Accuracy: {'the clients, with noise' if counted else 'the server, by its test set'}"
 
 
 def made(outcome: Outcome) -> str:

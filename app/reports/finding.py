@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from ...privacy.accounting.gdp import gdp_epsilon
 from ..runs.outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Outcome, ReportError, read_json, what_is_there
-from ..runs.result import MACHINES_NAME
+from ..runs.result import CLIENTS_NAME
 
 _FILES = {RESULT_NAME, FAILURE_NAME, CHECKPOINT_NAME}
 _DEEPEST = 4
 """Folders of folders of runs that are looked through."""
 _MOST_ENTRIES = 50_000_000
-"""Largest table of machines and rounds that is drawn."""
+"""Largest table of clients and rounds that is drawn."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,19 @@ class RecordedRun:
         Its folder's.
     outcome : Outcome
         ``result.json``.
-    machines : mapping or None
-        ``machines.json``; None for a run that wrote none.
+    clients : mapping or None
+        ``clients.json``; None for a run that wrote none.
     """
 
     name: str
     outcome: Outcome
-    machines: Mapping[str, Any] | None
+    clients: Mapping[str, Any] | None
 
     @classmethod
     def read(cls, folder: Path) -> RecordedRun:
         """Read a run's files."""
-        outcome, machines = Outcome.read(folder), folder / MACHINES_NAME
-        return cls(folder.resolve().name, outcome, read_json(machines) if machines.is_file() else None)
+        outcome, clients = Outcome.read(folder), folder / CLIENTS_NAME
+        return cls(folder.resolve().name, outcome, read_json(clients) if clients.is_file() else None)
 
     @property
     def rounds(self) -> list[int]:
@@ -61,39 +61,39 @@ class RecordedRun:
 
     @property
     def statements(self) -> Mapping[str, Mapping[str, Any]]:
-        """The statements of machines, by name; empty where they are too many for that."""
-        return self.outcome.machines or {}
+        """The statements of clients, by name; empty where they are too many for that."""
+        return self.outcome.clients or {}
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of all known machines, in order."""
-        asked = (name for round_ in (self.machines or {"rounds": {}})["rounds"].values() for name in round_)
+        """The names of all known clients, in order."""
+        asked = (name for round_ in (self.clients or {"rounds": {}})["rounds"].values() for name in round_)
         known = {*self.statements, *asked}
         return sorted(known, key=lambda name: (len(name), name))
 
     @cached_property
     def participation(self) -> NDArray[np.int32] | None:
-        """Shape (machines, rounds): the release aggregated, 0 asked in vain, -1 not asked; None if not recorded.
+        """Shape (clients, rounds): the release aggregated, 0 asked in vain, -1 not asked; None if not recorded.
 
-        None too where machines and rounds are so many that no picture shows them.
+        None too where clients and rounds are so many that no picture shows them.
         """
-        if not self.machines or not self.machines["rounds"]:
+        if not self.clients or not self.clients["rounds"]:
             return None
         if len(self.names) * len(self.rounds) > _MOST_ENTRIES:
             return None
         table = np.full((len(self.names), len(self.rounds)), -1, dtype=np.int32)
         rows = {name: row for row, name in enumerate(self.names)}
         columns = {number: column for column, number in enumerate(self.rounds)}
-        for number, asked in self.machines["rounds"].items():
+        for number, asked in self.clients["rounds"].items():
             for name, release in asked.items():
                 table[rows[name], columns[int(number)]] = _count(release or 0)
         return table
 
     @cached_property
     def releases(self) -> NDArray[np.int32] | None:
-        """Shape (machines, rounds): releases made up to each round, never too few; None if not recorded.
+        """Shape (clients, rounds): releases made up to each round, never too few; None if not recorded.
 
-        A request without an aggregated answer counts as a release, until a later one, or what the machine states in
+        A request without an aggregated answer counts as a release, until a later one, or what the client states in
         the end, says that it was none.
         """
         table = self.participation
@@ -115,7 +115,7 @@ class RecordedRun:
 
     @cached_property
     def epsilons(self) -> NDArray[np.float64] | None:
-        """Shape (machines, rounds): epsilon at delta of the releases made; NaN where a machine's noise is not known.
+        """Shape (clients, rounds): epsilon at delta of the releases made; NaN where a client's noise is not known.
 
         Notes
         -----
@@ -123,13 +123,13 @@ class RecordedRun:
         is the run's epsilon.
         """
         counts = self.releases
-        if counts is None or not self.machines or not self.machines["streams"]:
+        if counts is None or not self.clients or not self.clients["streams"]:
             return None
         rows = {name: row for row, name in enumerate(self.names)}
         epsilons = np.full(counts.shape, np.nan)
-        for stream in self.machines["streams"]:
-            # Of very many machines no names are recorded: if all have one noise, it is theirs.
-            named = rows if len(self.machines["streams"]) == 1 and not stream["machines"] else stream["machines"]
+        for stream in self.clients["streams"]:
+            # Of very many clients no names are recorded: if all have one noise, it is theirs.
+            named = rows if len(self.clients["streams"]) == 1 and not stream["clients"] else stream["clients"]
             chosen = [rows[name] for name in named if name in rows]
             known = np.array(stream["releases"])
             curve = np.array([gdp_epsilon(mu, self.outcome.delta) for mu in stream["mu"]])
@@ -142,7 +142,7 @@ _LARGEST_COUNT = np.iinfo(np.int32).max
 
 
 def _count(stated: object) -> int:
-    """Return a number that a machine stated as one that fits into a table; results of older versions have any."""
+    """Return a number that a client stated as one that fits into a table; results of older versions have any."""
     number = stated if isinstance(stated, int | float) and not math.isnan(stated) else 0
     return int(min(max(number, 0), _LARGEST_COUNT))
 

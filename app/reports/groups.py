@@ -58,7 +58,7 @@ class Group:
 
     @property
     def alone(self) -> Spread | None:
-        """Mean and deviation of the accuracy of one machine alone; None unless it is known."""
+        """Mean and deviation of the accuracy of one client alone; None unless it is known."""
         return _spread([one.accuracy for run in self.runs if (one := run.outcome.alone) is not None])
 
     def curve(self, measure: str) -> tuple[list[int], list[float], list[float]]:

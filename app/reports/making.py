@@ -26,8 +26,8 @@ from .plots import compared_plots, run_plots
 from .table import Column, Row, Table, spread
 
 PAGE_NAME = "index.html"
-_MOST_MACHINES = 1000
-"""Machines that a page lists; the first of them."""
+_MOST_CLIENTS = 1000
+"""Clients that a page lists; the first of them."""
 _UNFOLDED = 2
 """Runs whose sections are open from the beginning."""
 _SIDE_BY_SIDE = 4
@@ -72,10 +72,10 @@ def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any
         "refusals": _refusals(run.outcome),
         "forecast": run.outcome.forecast,
         "training": run.outcome.training,
-        "machines": _machines(run),
-        "left_out": max(len(run.outcome.machine_groups or run.names) - _MOST_MACHINES, 0),
+        "clients": _clients(run),
+        "left_out": max(len(run.outcome.client_groups or run.names) - _MOST_CLIENTS, 0),
         "settings": _settings(run.outcome),
-        "recorded": bool(run.machines and run.machines["rounds"]),
+        "recorded": bool(run.clients and run.clients["rounds"]),
     }
 
 
@@ -90,16 +90,16 @@ def _named(runs: list[RecordedRun]) -> list[RecordedRun]:
 
 
 def _beside(outcome: Outcome) -> list[tuple[str, str]]:
-    """How good the model is, beside the same without noise and one machine alone."""
+    """How good the model is, beside the same without noise and one client alone."""
     evaluation, twin, alone = outcome.private_evaluation, outcome.without_noise, outcome.alone
     tiles = [] if outcome.accuracy is None and not _has_loss(outcome) else [("this model", shown_accuracy(outcome))]
     if evaluation is not None:
-        tiles.append(("this model, counted by machines with noise", shown_evaluation(evaluation)))
+        tiles.append(("this model, counted by clients with noise", shown_evaluation(evaluation)))
     if twin is not None:
         rounds = "" if twin.rounds == outcome.rounds else f" in {twin.rounds:,} rounds"
         tiles.append((f"without noise{rounds}, not private", shown_accuracy(twin)))
-    if alone is not None and alone.machines:
-        tiles.append(("one machine alone, without noise, not private", shown_accuracy(alone)))
+    if alone is not None and alone.clients:
+        tiles.append(("one client alone, without noise, not private", shown_accuracy(alone)))
     return tiles
 
 
@@ -109,7 +109,7 @@ def _happened(outcome: Outcome) -> list[tuple[str, str]]:
     aggregated, asked = sum(one.aggregated for one in history), sum(one.asked for one in history)
     said = [
         ("rounds", f"{outcome.rounds:,}"),
-        ("machines", f"{outcome.num_clients:,}"),
+        ("clients", f"{outcome.num_clients:,}"),
         ("μ", shown(outcome.mu)),
         ("releases made", f"{outcome.releases:,}"),
         ("aggregated", f"{aggregated:,} of {asked:,}"),
@@ -121,7 +121,7 @@ def _happened(outcome: Outcome) -> list[tuple[str, str]]:
     if outcome.min_honest is not None:
         said += [
             ("μ whatever happens", shown(outcome.mu_local)),
-            ("fewest machines of a sum", f"{outcome.min_cohort:,}"),
+            ("fewest clients of a sum", f"{outcome.min_cohort:,}"),
             ("helpers", f"{outcome.helpers:,}"),
             ("rounds that stayed closed", f"{outcome.closed_rounds:,}"),
             ("sums that were skipped", f"{outcome.skipped_rounds:,}"),
@@ -161,20 +161,20 @@ _SUMMARY = (
     Column("strategy", "of its configuration"),
     Column("accuracy", "on the test set, in the end; of several seeds, mean ± standard deviation"),
     Column("without noise", "the accuracy of the same runs without noise; of a simulation, and not private"),
-    Column("one alone", "one machine on its own samples, without noise; of a simulation, and not private"),
+    Column("one alone", "one client on its own samples, without noise; of a simulation, and not private"),
     Column("loss", "on the test set, in the end, likewise"),
     Column("ε", "what the run guarantees at its δ, in its own words in full", form=rounded_up),
-    Column("ε of 5", "for a person with 5 records on one machine, or on 5 machines", form=rounded_up),
-    Column("ε of 20", "for a person with 20 records on one machine, or on 20 machines", form=rounded_up),
+    Column("ε of 5", "for a person with 5 records on one client, or on 5 clients", form=rounded_up),
+    Column("ε of 20", "for a person with 20 records on one client, or on 20 clients", form=rounded_up),
     Column("ε local", "under secure aggregation, what holds whatever happens", form=rounded_up),
     Column("rounds", "that were run", form=","),
-    Column("machines", "that could be asked", form=","),
+    Column("clients", "that could be asked", form=","),
     Column("lost", "requests without any reply, of all seeds", form=","),
-    Column("refused", "requests that a machine refused, of all seeds", form=","),
+    Column("refused", "requests that a client refused, of all seeds", form=","),
     Column("made", "when, and with which murmurfl"),
     Column("configuration", "the beginning of its SHA-256"),
 )
-_IF_DIFFERENT = ("status", "strategy", "rounds", "machines", "lost", "refused", "made")
+_IF_DIFFERENT = ("status", "strategy", "rounds", "clients", "lost", "refused", "made")
 """Columns that say nothing where they say the same of every run."""
 
 
@@ -198,7 +198,7 @@ def _summary(groups: Sequence[Group]) -> Table:
                 **{f"ε of {count}": gdp_epsilon(one.mu, outcome.delta) for count, one in persons(outcome) if count > 1},
                 "ε local": None if outcome.min_honest is None else infinite(outcome.epsilon_local),
                 "rounds": outcome.rounds,
-                "machines": outcome.num_clients,
+                "clients": outcome.num_clients,
                 "lost": group.total(lambda run: _lost(run.outcome)),
                 "refused": group.total(lambda run: sum(_refusals(run.outcome).values())),
                 "made": made(outcome).partition(",")[0],
@@ -260,8 +260,8 @@ def _refusals(outcome: Outcome) -> dict[str, int]:
     return dict(sorted(reasons.items()))
 
 
-_MACHINES = (
-    Column("machine", "its name", label=True),
+_CLIENTS = (
+    Column("client", "its name", label=True),
     Column("releases", "made, of those its cap allows"),
     Column("samples used", "in any release", form=","),
     Column("noise std", "in front of the mechanism's rows", form=".4g"),
@@ -274,24 +274,24 @@ _MACHINES = (
 )
 
 
-def _machines(run: RecordedRun) -> Table:
-    """Make a table with a line for each machine's statement, or for all that say the same."""
-    delta, groups = run.outcome.delta, run.outcome.machine_groups
+def _clients(run: RecordedRun) -> Table:
+    """Make a table with a line for each client's statement, or for all that say the same."""
+    delta, groups = run.outcome.delta, run.outcome.client_groups
     if groups:
-        lines = [(f"{one.machines:,} as {one.first}", one.statement) for one in groups]
+        lines = [(f"{one.clients:,} as {one.first}", one.statement) for one in groups]
     else:
         lines = [(name, run.statements.get(name)) for name in run.names]
-    rows = [_machine(name, statement, delta) for name, statement in lines[:_MOST_MACHINES]]
-    return Table("Machines", _MACHINES, rows)
+    rows = [_client(name, statement, delta) for name, statement in lines[:_MOST_CLIENTS]]
+    return Table("Clients", _CLIENTS, rows)
 
 
-def _machine(name: str, statement: Row | None, delta: float) -> Row:
+def _client(name: str, statement: Row | None, delta: float) -> Row:
     if statement is None:
-        return {"machine": name, "releases": "did not say"}
+        return {"client": name, "releases": "did not say"}
     spent, guaranteed, std = statement["mu-spent"], statement["mu-guaranteed"], statement.get("noise-std")
     local = infinite(statement["mu-local"]) if "mu-local" in statement else None
     return {
-        "machine": name,
+        "client": name,
         "releases": f"{statement['releases']} of {statement['max-participations']}",
         "samples used": statement["samples-used"],
         "noise std": std if isinstance(std, int | float) else None,

@@ -1,7 +1,7 @@
 """A training of somebody's own project, left as a run's folder: ``murmurfl report`` and ``murmurfl list`` read it.
 
 A run of murmurfl's own app knows its configuration; a training in somebody's own ServerApp is known by its strategy, by
-what its machines state, and by what was measured.
+what its clients state, and by what was measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..runs.outcome import MEASURES, Outcome
 from ..runs.result import folder_for, new_folder, write_outcome
 from ..runs.run_summary import draw_accuracy
 
-_NOT_PRIVATE = "Machines evaluated the model without noise: no epsilon covers what they reported."
+_NOT_PRIVATE = "Clients evaluated the model without noise: no epsilon covers what they reported."
 
 
 def record_training(
@@ -44,7 +44,7 @@ def record_training(
     result : Result
         What its ``start`` returned; metrics called ``accuracy``, ``auc`` and ``loss`` are its evaluations'.
     statements : mapping
-        What machines say of themselves, by name: ``strategy.ask_privacy(grid)`` after everything was released.
+        What clients say of themselves, by name: ``strategy.ask_privacy(grid)`` after everything was released.
     task : str
         What the data are, in a word or two.
     evaluation : EvaluationResult, optional
@@ -58,14 +58,14 @@ def record_training(
     Raises
     ------
     ConfigurationError
-        If no machine states anything, or machines trust their server: what such a server guarantees, they cannot say.
+        If no client states anything, or clients trust their server: what such a server guarantees, they cannot say.
     OSError
         If the folder cannot be written.
 
     Notes
     -----
-    Mu, epsilon and what they are true of are what the machines state, the weakest of them; a server cannot check it.
-    Machines whose evaluation is private state it together with their training, if they are asked after it. Nothing is
+    Mu, epsilon and what they are true of are what the clients state, the weakest of them; a server cannot check it.
+    Clients whose evaluation is private state it together with their training, if they are asked after it. Nothing is
     written that the server does not know.
     """
     notes = (_NOT_PRIVATE,) if result.evaluate_metrics_clientapp else ()
@@ -90,9 +90,9 @@ def record_training(
             "num-rounds": len(strategy.history),
             "noise-quality": "fast" if "fast" in stated_values(statements, "noise-quality") else "exact",
         },
-        # How much of mu the evaluation took is the machines' matter.
+        # How much of mu the evaluation took is the clients' matter.
         private_evaluation=None if evaluation is None else evaluation.document,
-        machines={name: dict(one) for name, one in statements.items()},
+        clients={name: dict(one) for name, one in statements.items()},
     )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

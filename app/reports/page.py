@@ -200,7 +200,7 @@ summary { cursor: pointer; font-weight: 600; padding: .2rem 0; }
 {% elif runs | length > 1 %}<h2>{{ run.name }}</h2>{% endif %}
 {{ figures(run.plots) }}
 {% if not run.recorded %}
-{{ once("This run did not record which machines were asked: no heat map, no ε by machine.", "p") }}
+{{ once("This run did not record which clients were asked: no heat map, no ε by client.", "p") }}
 {% endif %}
 <details><summary>What happened</summary>
 <table>
@@ -229,12 +229,12 @@ summary { cursor: pointer; font-weight: 600; padding: .2rem 0; }
 <p{% if run.training.worrying %} class="worrying"{% endif %}><b>Training</b> ({{ run.training.note }}):
 {{ run.training.sentence }}</p>
 {% endif %}
-{% if run.machines.rows %}
-<details><summary>{{ run.machines.title }}</summary>
-{% call listed(run.machines) %}
-Each machine's own figures. "Of its releases" is bookkeeping that holds only if the number of releases was
+{% if run.clients.rows %}
+<details><summary>{{ run.clients.title }}</summary>
+{% call listed(run.clients) %}
+Each client's own figures. "Of its releases" is bookkeeping that holds only if the number of releases was
 fixed in advance; the other is the guarantee. Every ε is in the terms above.
-{% if run.left_out %}{{ run.left_out }} more machines are left out.{% endif %}
+{% if run.left_out %}{{ run.left_out }} more clients are left out.{% endif %}
 {% endcall %}
 </details>
 {% endif %}

@@ -174,12 +174,12 @@ def _epsilon(run: RecordedRun) -> Plot | None:
     with figure_style():
         if len(known) <= _MOST_LINES:
             for i, line in enumerate(known):
-                label = "each machine" if not i else None
+                label = "each client" if not i else None
                 axes.step(run.rounds, line, where="post", color=SKY, linewidth=1, alpha=0.8, label=label)
         else:
             low, high = np.percentile(known, (5, 95), axis=0)
             axes.fill_between(
-                run.rounds, low, high, step="post", color=SKY, alpha=0.35, linewidth=0, label="9 of 10 machines"
+                run.rounds, low, high, step="post", color=SKY, alpha=0.35, linewidth=0, label="9 of 10 clients"
             )
             axes.step(run.rounds, np.median(known, axis=0), where="post", color=SKY, linewidth=1.5, label="median")
         axes.step(run.rounds, known.max(axis=0), where="post", color=BLUE, linewidth=2.2, label="the largest")
@@ -191,7 +191,7 @@ def _epsilon(run: RecordedRun) -> Plot | None:
         axes.set_ylabel(f"ε at δ = {run.outcome.delta:g}")
         figure.legend(loc="outside lower center", ncols=4)
     note = f"{run.outcome.guarantee} {BOOKKEEPING}"
-    return Plot("epsilon", "ε spent against rounds, by machine", BOOKKEEPING, figure, note)
+    return Plot("epsilon", "ε spent against rounds, by client", BOOKKEEPING, figure, note)
 
 
 def _participation(run: RecordedRun) -> Plot | None:
@@ -204,26 +204,26 @@ def _participation(run: RecordedRun) -> Plot | None:
     extent = np.append(edges, edges[-1] + 1)
     with figure_style():
         axes.grid(visible=False)
-        draw = _shares_of_groups if rows > _MOST_ROWS else _each_machine
+        draw = _shares_of_groups if rows > _MOST_ROWS else _each_client
         caption = draw(figure, axes, table, extent)
         if rows <= _MOST_LINES:
             axes.set_yticks(range(rows), [plain_text(name) for name in run.names], fontsize=8)
         axes.invert_yaxis()
         rounds_along(axes)
-        axes.set_ylabel("machine")
+        axes.set_ylabel("client")
     return Plot("participation", "Who took part", caption, figure)
 
 
 def _shares_of_groups(figure: Figure, axes: Axes, table: NDArray[np.int32], extent: NDArray[np.float64]) -> str:
-    """More machines than a picture has rows: how many of neighbouring ones took part. Its caption is returned."""
+    """More clients than a picture has rows: how many of neighbouring ones took part. Its caption is returned."""
     groups = np.array_split(np.arange(len(table)), _ROW_GROUPS)
     shares = np.array([100 * (table[group] > 0).mean(axis=0) for group in groups])
     mesh = axes.pcolormesh(extent, np.linspace(0, len(table), _ROW_GROUPS + 1), shares, cmap="cividis", rasterized=True)
-    figure.colorbar(mesh, label="machines with an aggregated release [%]")
-    return f"Machines in order, in {_ROW_GROUPS} groups: how many of each had a release aggregated in a round."
+    figure.colorbar(mesh, label="clients with an aggregated release [%]")
+    return f"Clients in order, in {_ROW_GROUPS} groups: how many of each had a release aggregated in a round."
 
 
-def _each_machine(figure: Figure, axes: Axes, table: NDArray[np.int32], extent: NDArray[np.float64]) -> str:
+def _each_client(figure: Figure, axes: Axes, table: NDArray[np.int32], extent: NDArray[np.float64]) -> str:
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
@@ -276,11 +276,11 @@ def _replies(run: RecordedRun) -> Plot:
 
 
 def _noise(run: RecordedRun) -> Plot | None:
-    # Machines with the same noise differ only in how far they may go: the longest is drawn.
+    # Clients with the same noise differ only in how far they may go: the longest is drawn.
     levels: dict[float, dict[str, Any]] = {}
-    for stream in (run.machines or {}).get("streams", []):
-        level = levels.setdefault(stream["noise_std"], {"machines": 0, "releases": []})
-        level["machines"] += stream.get("count", len(stream["machines"]))
+    for stream in (run.clients or {}).get("streams", []):
+        level = levels.setdefault(stream["noise_std"], {"clients": 0, "releases": []})
+        level["clients"] += stream.get("count", len(stream["clients"]))
         if len(stream["releases"]) > len(level["releases"]):
             level |= {"releases": stream["releases"], "prefix_std": stream["prefix_std"]}
             level["sensitivity"] = stream["sensitivity"]
@@ -289,24 +289,24 @@ def _noise(run: RecordedRun) -> Plot | None:
     figure, axes = new_figure()
     with figure_style():
         for number, (std, level) in enumerate(sorted(levels.items())[: len(PALETTE)]):
-            count = level["machines"]
+            count = level["clients"]
             axes.plot(
                 level["releases"][1:],  # the first is that of nothing released
                 level["prefix_std"][1:],
                 linewidth=2,
-                label=f"{count} machine{'s' if count > 1 else ''}, noise std {std:.3g} a row",
+                label=f"{count} client{'s' if count > 1 else ''}, noise std {std:.3g} a row",
                 **line_style(number),
             )
         sensitivity = max(level["sensitivity"] for level in levels.values())
         axes.axhline(sensitivity, color=INK, linestyle=":", linewidth=1.2, label="what one sample can move")
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("release of a machine")
+        axes.set_xlabel("release of a client")
         axes.set_ylabel("noise of a prefix sum, std")
         figure.legend(loc="outside lower center", ncols=2)
-    said = [*run.statements.values(), *(group.statement for group in run.outcome.machine_groups or ())]
+    said = [*run.statements.values(), *(group.statement for group in run.outcome.client_groups or ())]
     mechanism = next((statement["mechanism"] for statement in said), "")
     caption = (
-        f"Standard deviation, in one value, of the noise in all that a machine has released so far ({mechanism}); "
+        f"Standard deviation, in one value, of the noise in all that a client has released so far ({mechanism}); "
         "dotted: the most that one sample can move a release, in all values together."
     )
     return Plot("noise", "Noise level", caption, figure)

@@ -1,1 +1,1 @@
-"""One run: from a configuration to machines and a strategy, the training, its result and its files."""
+"""One run: from a configuration to clients and a strategy, the training, its result and its files."""

@@ -1,7 +1,7 @@
-"""A run configuration worked out on its data, with the machines and the strategy that its method makes of it.
+"""A run configuration worked out on its data, with the clients and the strategy that its method makes of it.
 
-The same code serves every engine: in simulation an engine builds the machines here, with policies from the run
-configuration; on real nodes only the strategy is built, and the machines come from their operators' files.
+The same code serves every engine: in simulation an engine builds the clients here, with policies from the run
+configuration; on real nodes only the strategy is built, and the clients come from their operators' files.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from flwr.app import ArrayRecord, MetricRecord
 from numpy.typing import NDArray
 
 from ...clients.private_client import PrivateClient
-from ...clients.records.machine_records import OwnerGradients
+from ...clients.records.client_records import OwnerGradients
 from ...privacy.accounting.loss import NO_LOSS, Loss, weakest_loss
 from ...privacy.accounting.noise_plan import NoisePlan
+from ...privacy.release.policy import PrivacyPolicy, check_federation
+from ...privacy.release.prefix_sums import RowCache
 from ...privacy.errors import ConfigurationError
 from ...privacy.ledger.ledger_records import Ledger
-from ...privacy.machine.policy import PrivacyPolicy, check_federation
-from ...privacy.machine.prefix_sums import RowCache
 from ...privacy.noise import SimulatedKeys, derived_seed
 from ...privacy.sums.masking import Masking
-from ...privacy.sums.roster import MachineKey
+from ...privacy.sums.roster import ClientKey
 from ...strategies.callbacks.result_folder import ResultFolder
 from ...strategies.rounds.exhaustion import exhaustion_schedule
 from ...strategies.rounds.sampling import sample_numbers
@@ -58,9 +58,9 @@ _MOST_COINS = 200_000
 
 @dataclass(frozen=True)
 class Shortage:
-    """The machine that first runs out: how many releases it can make, why, and the round that asks for one more."""
+    """The client that first runs out: how many releases it can make, why, and the round that asks for one more."""
 
-    machine: int
+    client: int
     server_round: int
     releases: int
     reason: str
@@ -100,13 +100,13 @@ class Experiment(Problem):
 
     @property
     def asked_rounds(self) -> range:
-        """The rounds in which machines are asked."""
+        """The rounds in which clients are asked."""
         return self.method.asked_rounds(self.config, self.num_rounds)
 
-    def policy(self, machine: int | None = None) -> PrivacyPolicy:
-        """The policy an engine gives a simulated machine; None for the machine with the most samples."""
-        size = max(self.sizes) if machine is None else self.sizes[machine]
-        # Machines with as many samples have the same policy; a simulation builds a machine for every message.
+    def policy(self, client: int | None = None) -> PrivacyPolicy:
+        """The policy an engine gives a simulated client; None for the client with the most samples."""
+        size = max(self.sizes) if client is None else self.sizes[client]
+        # Clients with as many samples have the same policy; a simulation builds a client for every message.
         if size not in self._policies:
             policy = self.method.policy(self.trained, size)
             check_federation(policy, self.config.num_clients)
@@ -119,7 +119,7 @@ class Experiment(Problem):
 
     @cached_property
     def queries(self) -> list[RunQuery]:
-        """What machines are asked beside the training, in the order in which they answer."""
+        """What clients are asked beside the training, in the order in which they answer."""
         return [RUN_QUERIES[name](self, self.policy) for name in shares(self.config)]
 
     def query(self, name: str) -> RunQuery:
@@ -127,43 +127,43 @@ class Experiment(Problem):
         return {one.name: one for one in self.queries}[name]
 
     def seen_by(self, answers: Mapping[str, QueryOutcome]) -> Experiment:
-        """The experiment with a test set as machines see their samples, given answers; their samples stay."""
+        """The experiment with a test set as clients see their samples, given answers; their samples stay."""
         data = self.data
         for name, outcome in answers.items():
             data = self.query(name).seen(data, outcome.answer)
         return self if data is self.data else replace(self, data=data)
 
     def plans(self) -> list[NoisePlan]:
-        """The different noise plans of the machines."""
+        """The different noise plans of the clients."""
         return self.method.plans(self.trained)
 
-    def masking(self, machine: int) -> Masking:
-        """A simulated machine's masks."""
-        name = str(machine)
-        return Masking(name, MachineKey.simulated(self.config.seed, name), self.roster)
+    def masking(self, client: int) -> Masking:
+        """A simulated client's masks."""
+        name = str(client)
+        return Masking(name, ClientKey.simulated(self.config.seed, name), self.roster)
 
     def client(
-        self, machine: int, ledger: Ledger, rows: RowCache | None = None, *, masked: bool = False
+        self, client: int, ledger: Ledger, rows: RowCache | None = None, *, masked: bool = False
     ) -> PrivateClient:
-        """A simulated machine, with seeded keys; for engines only.
+        """A simulated client, with seeded keys; for engines only.
 
         With ``masked`` it hides its releases under secure aggregation, as it must where it answers messages. Masks
         cancel exactly, so an engine without messages leaves them out.
         """
-        name = str(machine)
+        name = str(client)
         keys = SimulatedKeys(self.config.seed, name)
-        parts = (self.gradients, self.shards[machine], self.policy(machine), ledger, keys)
-        options = dict(self.method.client_options(self.trained, machine))
+        parts = (self.gradients, self.shards[client], self.policy(client), ledger, keys)
+        options = dict(self.method.client_options(self.trained, client))
         if self.queries:
-            options["queries"] = [one.of_machine(machine) for one in self.queries]
+            options["queries"] = [one.of_client(client) for one in self.queries]
         if masked and self.config.secure:
-            options["masking"] = self.masking(machine)
+            options["masking"] = self.masking(client)
         return self.method.client(*parts, name=name, rows=rows, **options)
 
     def strategy(self, *, deployed: bool = False, **options: Any) -> ReleaseStrategy[Any]:
         """The server's half.
 
-        With ``deployed`` machines are real: the session has a fresh random name, because their ledgers know every
+        With ``deployed`` clients are real: the session has a fresh random name, because their ledgers know every
         session they ever took part in, and a trusted server's noise key comes from the operating system.
         ``options`` are further ones of the strategy, such as what requests bring of answers to queries.
         """
@@ -180,7 +180,7 @@ class Experiment(Problem):
             **session_options(config, self.session, deployed=deployed),
             "largest_value": max(plan.largest_value for plan in self.plans()),
             "node_deadline_s": config.node_deadline_s,
-            # What simulated machines can do is known without asking them.
+            # What simulated clients can do is known without asking them.
             "allow_exhaustion": config.allow_exhaustion or not deployed,
             **self.summation(),
             **options,
@@ -205,13 +205,13 @@ class Experiment(Problem):
         return MetricRecord({"loss": objective, "accuracy": accuracy, "auc": self.model.auc(parameters, samples)})
 
     def loss(self) -> Loss:
-        """Return the loss of everything a run may release: the largest of its machines', or the trusted server's.
+        """Return the loss of everything a run may release: the largest of its clients', or the trusted server's.
 
         Notes
         -----
-        It is for replacement of one sample of one machine, over all releases the caps allow. With an untrusted server
+        It is for replacement of one sample of one client, over all releases the caps allow. With an untrusted server
         it holds against the server; with a trusted one, against everybody else. Under secure aggregation its worst case
-        holds whatever server, helpers and other machines do. Infinite without noise, whatever the configured mu is.
+        holds whatever server, helpers and other clients do. Infinite without noise, whatever the configured mu is.
         """
         if not (self.asked_rounds and self.config.private):
             mu = math.inf if self.asked_rounds else 0.0  # nobody is asked
@@ -225,9 +225,9 @@ class Experiment(Problem):
 
     @cached_property
     def shortage(self) -> Shortage | None:
-        """The simulated machine that is asked once too often first, if one is.
+        """The simulated client that is asked once too often first, if one is.
 
-        Samples and cap settle how many releases a machine can make; seed and round settle whom a round asks. A request
+        Samples and cap settle how many releases a client can make; seed and round settle whom a round asks. A request
         spends samples whether or not its reply is lost.
         """
         return self._shortage(self.num_rounds)
@@ -243,12 +243,12 @@ class Experiment(Problem):
         found = exhaustion_schedule(lambda server_round, _: self._asked(server_round), caps, rounds).refused
         if found is None:
             return None
-        server_round, machine = found
-        releases, reason = limits[sizes[machine]]
-        return Shortage(machine, server_round, int(releases), reason)
+        server_round, client = found
+        releases, reason = limits[sizes[client]]
+        return Shortage(client, server_round, int(releases), reason)
 
     def _asked(self, server_round: int) -> NDArray[np.int64]:
-        """The machines that a round asks."""
+        """The clients that a round asks."""
         config, sampling = self.config, self.values.sampling
         return sample_numbers(config.num_clients, config.asked_per_round, config.seed, server_round, sampling)  # type: ignore[arg-type]
 
@@ -264,9 +264,9 @@ class Experiment(Problem):
         return left
 
     def check_rounds(self) -> None:
-        """Refuse more rounds than samples and caps of simulated machines allow, or sums that would never be opened.
+        """Refuse more rounds than samples and caps of simulated clients allow, or sums that would never be opened.
 
-        Without ``num-rounds`` a run is one pass over all samples, in which one machine may use up its samples before
+        Without ``num-rounds`` a run is one pass over all samples, in which one client may use up its samples before
         others do. That is allowed with a warning; with ``allow-exhaustion`` everything is.
         """
         config, found = self.config, self.shortage
@@ -289,20 +289,20 @@ class Experiment(Problem):
             )
 
     def _refused(self, found: Shortage) -> ConfigurationError:
-        """The refusal of a run that asks a machine for too many releases; it says how many rounds are possible."""
+        """The refusal of a run that asks a client for too many releases; it says how many rounds are possible."""
         config, num_rounds = self.config, self.num_rounds
-        # Which rounds ask machines may depend on how many there are; where all of them do, the answer is known at once.
+        # Which rounds ask clients may depend on how many there are; where all of them do, the answer is known at once.
         possible = found.server_round - 1 if len(self.asked_rounds) == num_rounds else num_rounds - 1
         while self._shortage(possible):
             possible -= 1
         more = "a larger cap" if config.max_participations else "more data, smaller batches, more passes"
         ways = ["fewer rounds", more]
         if config.asked_per_round < config.num_clients and self.values.sampling != "balanced":
-            ways.append("sampling = balanced, which asks all machines equally often")
+            ways.append("sampling = balanced, which asks all clients equally often")
         if self.method.may_lose:
-            ways.append("allow-exhaustion = true: machines that have nothing left then refuse, and the others go on")
+            ways.append("allow-exhaustion = true: clients that have nothing left then refuse, and the others go on")
         return ConfigurationError(
-            f"Expected num-rounds <= {possible}, got {num_rounds}: machine {found.machine} can make {found.releases} "
+            f"Expected num-rounds <= {possible}, got {num_rounds}: client {found.client} can make {found.releases} "
             f"releases ({found.reason}), and round {found.server_round} asks it for one more. Use "
             f"{', or '.join(ways)}.",
             kind="exhausted",
@@ -318,7 +318,7 @@ def prepare(config: RunConfig, *, deployed: bool = False) -> Experiment:
     Parameters
     ----------
     deployed : bool
-        Whether the machines are real: batch and cap are then bounded by what they state, before the first round.
+        Whether the clients are real: batch and cap are then bounded by what they state, before the first round.
 
     Raises
     ------
@@ -370,7 +370,7 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any], *, deplo
     sizes = shard_sizes(shards, partial(trained_samples, config))
     if deployed and method.takes_steps and not config.num_rounds:
         raise ConfigurationError(
-            "Expected num-rounds for real machines, got none: the server does not know how many samples they have. Say "
+            "Expected num-rounds for real clients, got none: the server does not know how many samples they have. Say "
             "how many rounds their operators agreed on.",
             kind="missing",
             setting="num-rounds",
@@ -388,9 +388,9 @@ def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any], *, deplo
     return Experiment(config, data, shards, model, num_rounds, values, fewest)
 
 
-def reply_is_lost(share: float, seed: int, server_round: int, machine: str) -> bool:
-    """Whether a machine's reply of a round is lost: each reply has a coin of its own, the same on every engine."""
+def reply_is_lost(share: float, seed: int, server_round: int, client: str) -> bool:
+    """Whether a client's reply of a round is lost: each reply has a coin of its own, the same on every engine."""
     if share == 0.0:
         return False
-    generator = np.random.Generator(np.random.Philox(key=derived_seed("loss", seed, server_round, machine)))
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("loss", seed, server_round, client)))
     return bool(generator.random() < share)

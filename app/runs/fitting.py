@@ -1,4 +1,4 @@
-"""From a table to a private model: :func:`fit`, a rehearsal on one computer in which each site is a machine."""
+"""From a table to a private model: :func:`fit`, a rehearsal on one computer in which each site is a client."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import numpy as np
 
 from ...clients.records.schema import Schema
 from ...privacy.accounting.guarantee import Guarantee
+from ...privacy.release.tables import PRIVATE
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.tables import PRIVATE
 from ...privacy.setting import Value, by_key
 from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out
 from ..engines.start import run_cohort
@@ -31,8 +31,8 @@ from .result import RunResult
 from .sealed import Seal, run_sealed
 from .simulate import bar_of_rounds, without_noise
 
-MACHINES = 5
-"""Machines that rows are dealt to where no column says whose they are."""
+CLIENTS = 5
+"""Clients that rows are dealt to where no column says whose they are."""
 HELD_OUT_SHARE = 0.2
 """Of the rows, for the figure."""
 SCALING_SHARE = 0.1
@@ -41,7 +41,7 @@ EPSILON = 2.0
 """Of a fit for which nothing else is asked."""
 _SUMS = "secure-aggregation"
 _DEALT = ("task", "partition", "num-clients", "clients-per-round", "partition.alpha")
-"""Keys that the table and its machines decide."""
+"""Keys that the table and its clients decide."""
 _MOST_NAMED, _TWO, _GUESSING, _ERRORS = 4, 2, 0.5, 2.0
 _WIDTH, _INDENT = 100, " " * len("privacy  ")
 _FAR, _SMALL_PART, _SHARED_PART = 0.01, 0.2, 0.5
@@ -67,7 +67,7 @@ def fit(
     *,
     label: str = "",
     site: str = "",
-    machines: int = 0,
+    clients: int = 0,
     epsilon: float | None = None,
     schema: Schema | Path | str | None = None,
     trust: str = "",
@@ -89,23 +89,23 @@ def fit(
     label : str
         The column that is to be predicted; default the schema's, or else the last one.
     site : str
-        The column that says whose a row is: each site is a machine, and the column is no feature.
-    machines : int
-        Without ``site``, over how many machines the rows are dealt.
+        The column that says whose a row is: each site is a client, and the column is no feature.
+    clients : int
+        Without ``site``, over how many clients the rows are dealt.
     epsilon : float
         Of everything that the run releases, at ``delta`` (1e-5); default 2, or ``mu`` among the settings.
     schema : Schema or path, optional
         How rows are read; default a draft from these very rows, which shows something of them.
     trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
     evaluate : {"", "private"}
-        ``private``: machines also release with noise, out of the same epsilon, how often the model is right on rows
+        ``private``: clients also release with noise, out of the same epsilon, how often the model is right on rows
         that they set aside. A real fit of classes always does.
     scale : {"", "private"}
-        ``private``: machines release statistics of the columns first, for a tenth of mu^2, and numbers are scaled by
+        ``private``: clients release statistics of the columns first, for a tenth of mu^2, and numbers are scaled by
         these instead of the schema's bounds. It helps where bounds are far too wide, and costs a little where not.
     real : bool
         Whether the model may be used: this computer takes the place of a trusted curator, and only what is released
-        with noise is shown. It needs a file and a reviewed schema; ``site``, ``machines`` and ``trust`` stay out.
+        with noise is shown. It needs a file and a reviewed schema; ``site``, ``clients`` and ``trust`` stay out.
     budget : float
         With ``real``: epsilon of everything that is ever released of these rows, for a new ledger; default this call's.
     ledger : path, optional
@@ -132,7 +132,7 @@ def fit(
     Notes
     -----
     A rehearsal guarantees nothing: keys are seeded and a drafted schema was made from the rows,
-    so nobody is protected; :attr:`RunResult.guarantee` says what the same run would guarantee on real machines with a
+    so nobody is protected; :attr:`RunResult.guarantee` says what the same run would guarantee on real clients with a
     reviewed schema that does not come from their rows. With ``real`` model and figure have the guarantee of
     :func:`~.real_fit.fit_for_real`, and while it runs nothing that this process prints, logs or warns of leaves it
     (:func:`~.sealed.run_sealed`).
@@ -142,11 +142,11 @@ def fit(
     >>> import numpy as np
     >>> ages = np.linspace(20, 80, 600)
     >>> rows = [{"age": float(age), "ill": "yes" if age > 50 else "no"} for age in ages]
-    >>> result = fit(rows, label="ill", machines=4, epsilon=8)
+    >>> result = fit(rows, label="ill", clients=4, epsilon=8)
     >>> result.predict([{"age": 30.0}, {"age": 75.0}]).tolist()
     ['no', 'yes']
     """
-    asked = _Asked(table, label, site, machines, epsilon, schema, trust, evaluate, scale, settings)
+    asked = _Asked(table, label, site, clients, epsilon, schema, trust, evaluate, scale, settings)
     if not real:
         if budget or ledger or private_log:
             raise ConfigurationError(
@@ -169,7 +169,7 @@ class _Asked:
     table: Any
     label: str
     site: str
-    machines: int
+    clients: int
     epsilon: float | None
     schema: Schema | Path | str | None
     trust: str
@@ -190,7 +190,7 @@ def _own_keys(asked: _Asked, schema: Schema) -> dict[str, Value]:
     own = {**_usual_keys(of_numbers, trust), **by_key(asked.settings, run_keys())}
     if dealt := next((name for name in _DEALT if name in own), ""):
         raise ConfigurationError(
-            f"Expected site or machines in the place of {dealt}, got {own[dealt]!r}: these say where a row is.",
+            f"Expected site or clients in the place of {dealt}, got {own[dealt]!r}: these say where a row is.",
             kind="conflict",
         )
     if epsilon is not None and not epsilon > 0:
@@ -230,16 +230,16 @@ def _usual_keys(of_numbers: bool, trust: str) -> dict[str, Value]:
 
 def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None) -> RunResult:
     found, own = asked.settled()
-    table, site, machines, scale = asked.table, asked.site, asked.machines, asked.scale
+    table, site, clients, scale = asked.table, asked.site, asked.clients, asked.scale
     of_numbers = found.schema.num_classes == 1
-    if site and machines:
-        raise ConfigurationError("Expected site or machines, got both: each site is a machine.", kind="conflict")
-    read, config = _settled(found, own, site, machines)
+    if site and clients:
+        raise ConfigurationError("Expected site or clients, got both: each site is a client.", kind="conflict")
+    read, config = _settled(found, own, site, clients)
     scaled = None
     if scale:
         found, scaled = _scaled(found, table, config, site)
         rest = config.mu * math.sqrt(1.0 - SCALING_SHARE)
-        read, config = _settled(found, layered(own, {"mu": rest}), site, machines)
+        read, config = _settled(found, layered(own, {"mu": rest}), site, clients)
     with _quiet():
         result = run_cohort(config, on_progress=on_progress or bar_of_rounds(), rehearsed=not of_numbers)
     result = result if scaled is None else with_spent(result, scaled.loss)
@@ -278,9 +278,9 @@ def _worth_a_try(
 
 
 def _alone_does(outcome: Outcome, table: FittedTable) -> bool:
-    """Whether one machine alone is no worse than the federation."""
+    """Whether one client alone is no worse than the federation."""
     alone = outcome.alone
-    return alone is not None and alone.machines > 0 and figure(alone, table) >= figure(outcome, table)
+    return alone is not None and alone.clients > 0 and figure(alone, table) >= figure(outcome, table)
 
 
 def _far_too_wide(schema: Schema, read: ReadRows) -> bool:
@@ -310,11 +310,11 @@ def _is_better(one: Outcome, of: FittedTable, other: Outcome, table: FittedTable
     return figure(one, of) > figure(other, table) + chance * (-1.0 if more_often else 1.0)
 
 
-def _settled(found: ReadTable, own: dict[str, Value], site: str, machines: int) -> tuple[ReadRows, RunConfig]:
+def _settled(found: ReadTable, own: dict[str, Value], site: str, clients: int) -> tuple[ReadRows, RunConfig]:
     """The rows that fit, and the configuration of a run on them, some held out."""
     read = found.read(site)
     task = TableTask(found.schema, held_out(read, found.schema, HELD_OUT_SHARE, int(own.get("seed", 1))))
-    many = len(read.sites) or machines or MACHINES
+    many = len(read.sites) or clients or CLIENTS
     dealt = {"task": task.name, "partition": "own" if site else "iid", "num-clients": many, "clients-per-round": many}
     return read, RunConfig.from_mapping({**own, **dealt})
 
@@ -328,7 +328,7 @@ def _scaled(found: ReadTable, table: Any, config: RunConfig, site: str) -> tuple
         told["trust"] = config.trust.kind
     if config.secure:
         told["min_honest"] = config.sums.min_honest
-    many = {"site": site} if site else {"machines": config.num_clients}
+    many = {"site": site} if site else {"clients": config.num_clients}
     with _quiet():
         said = private_statistics(table, found.schema, **many, **told, mechanism="" if config.private else "none")
     if said.guarantee is None:
@@ -339,7 +339,7 @@ def _scaled(found: ReadTable, table: Any, config: RunConfig, site: str) -> tuple
 def _described(
     result: RunResult, found: ReadTable, read: ReadRows, site: str, *, beside: bool = True
 ) -> tuple[RunResult, FittedTable]:
-    """A rehearsal's result with its table and, ``beside`` it, the same without noise and one machine alone."""
+    """A rehearsal's result with its table and, ``beside`` it, the same without noise and one client alone."""
     dataset = result.experiment.data
     labels = dataset.test_labels
     frequent = np.bincount(dataset.train_labels).argmax() if found.schema.num_classes > 1 else 0
@@ -384,9 +384,9 @@ def _for_real(
     seal: Seal,
     on_progress: Callable[[Progress], None] | None,
 ) -> RunResult:
-    if asked.site or asked.machines or asked.trust:
+    if asked.site or asked.clients or asked.trust:
         raise ConfigurationError(
-            "Expected no site, machines or trust in a real fit, in which this computer has all rows, got some: leave "
+            "Expected no site, clients or trust in a real fit, in which this computer has all rows, got some: leave "
             "them out, or give each site a node (docs/deployment.md).",
             kind="conflict",
         )
@@ -458,7 +458,7 @@ def fit_lines(result: RunResult, table: FittedTable, folder: Path | None) -> lis
     outcome = result.outcome
     if result.deployed:
         return _real_lines(result, table, folder)
-    whose = f"{outcome.num_clients} sites by {table.site!r}" if table.site else f"{outcome.num_clients} machines, dealt"
+    whose = f"{outcome.num_clients} sites by {table.site!r}" if table.site else f"{outcome.num_clients} clients, dealt"
     unused = ", ".join(f"{name} ({reason})" for reason, names in table.left_out.items() for name in names[:_MOST_NAMED])
     review = f"review its {SCHEMA}, set reviewed = true and " if table.drafted else ""
     rows = [
@@ -572,10 +572,10 @@ def _beside(outcome: Outcome, table: FittedTable) -> str:
     said = []
     if outcome.without_noise is not None:
         said.append(f"without privacy {_short_figure(outcome.without_noise, table)}")
-    if outcome.alone is not None and outcome.alone.machines:
-        one = "site" if table.site else "machine"
+    if outcome.alone is not None and outcome.alone.clients:
+        one = "site" if table.site else "client"
         no_worse = " (no worse)" if _alone_does(outcome, table) else ""
-        average = " on average" if outcome.alone.machines > 1 else ""
+        average = " on average" if outcome.alone.clients > 1 else ""
         said.append(f"one {one} alone {_short_figure(outcome.alone, table).removeprefix('AUC ')}{average}{no_worse}")
     if table.schema.num_classes > 1:
         said.append(f"usual answer {100 * table.majority:.1f} %")

@@ -19,7 +19,7 @@ _WIDTH = 100
 
 
 def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The card of a run's model, which was trained on ``data``, on real machines if it was ``deployed``.
+    """The card of a run's model, which was trained on ``data``, on real clients if it was ``deployed``.
 
     Notes
     -----
@@ -45,7 +45,7 @@ def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any]) -> dict[s
         "murmurfl": outcome.versions.get("murmurfl"),
         "date": outcome.date,
         "data": dict(data),
-        "machines": outcome.num_clients,
+        "clients": outcome.num_clients,
         "strategy": outcome.config["strategy"],
         **promised,
         "would_have": would_have,
@@ -67,7 +67,7 @@ def card_text(said: Mapping[str, Any]) -> str:
         rows.append(("measured", str(said["private_evaluation"])))
     rows += [
         ("data", ", ".join(f"{name} {value}" for name, value in data.items() if value not in ("", None))),
-        ("machines", str(said["machines"])),
+        ("clients", str(said["clients"])),
         ("method", str(said["strategy"])),
         ("made", f"{said['date']} by murmurfl {said['murmurfl']}, configuration {said['configuration']}"),
     ]

@@ -22,14 +22,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 from ...privacy.accounting.guarantee import RELATIONS, UNITS, Guarantee
 from ...privacy.accounting.loss import Loss
 from ...privacy.accounting.noise_forecast import VERDICTS
+from ...privacy.release.policy import TRUST_MODELS
 from ...privacy.errors import MurmurflError
-from ...privacy.machine.policy import TRUST_MODELS
 from ...strategies.rounds.replies import RoundReport
 from ..settings.catalogue import key_schema
 from ..settings.registry import registry
 from ..settings.run_config import run_keys
 from ..version import __version__
-from .machine_statements import MOST_NAMED
+from .client_statements import MOST_NAMED
 
 FORMAT = 1
 """The version of ``result.json``."""
@@ -43,10 +43,10 @@ _PACKAGES = ("flwr", "numpy", "scipy", "scikit-learn", "torch", "ray")
 """Packages that a result may depend on; only installed ones are recorded."""
 
 _LOCAL = (
-    "Under secure aggregation, the mu that holds whatever server, helpers and other machines do; null under another "
+    "Under secure aggregation, the mu that holds whatever server, helpers and other clients do; null under another "
     "trust, or where nothing is guaranteed."
 )
-_HONEST = "Under secure aggregation, h: the honest machines of each sum that mu rests on; null under another trust."
+_HONEST = "Under secure aggregation, h: the honest clients of each sum that mu rests on; null under another trust."
 _BOTH, _ALONE = "of noise and sampling", "of the noise alone, on these very samples"
 _PRIVATE = "Says that these figures are not private."
 
@@ -122,10 +122,10 @@ class Round(_Part):
         "Area under the ROC curve of the central evaluation; null unless there are two classes."
     )
     loss: float | None = _or_null("Loss of the central evaluation; null in rounds without one, or if not finite.")
-    asked: int = _count("Machines asked.")
+    asked: int = _count("Clients asked.")
     aggregated: int = _count("Replies that entered the model.")
-    lost: int = _count("Machines that were not connected or did not reply in time.")
-    late: int = _count("Replies dropped: another of that machine was aggregated, or the round was over, before.")
+    lost: int = _count("Clients that were not connected or did not reply in time.")
+    late: int = _count("Replies dropped: another of that client was aggregated, or the round was over, before.")
     malformed: int = _count("Replies dropped for their shape, values or entries.")
     refused: dict[str, int] = _said("Refusals by reason.", default={})
     samples: int = _count("Samples that the aggregated replies say they count for.")
@@ -134,11 +134,11 @@ class Round(_Part):
     closed: str = _said("Why no sum entered the model; empty for a round like any other.", default="")
     overdue: int = _count("Of the replies that came, those that were asked for in earlier rounds.")
     awaited: int = _count("Requests that were open when the round ended.")
-    finished: int = _count("Machines that have made all releases they can, and are not asked any more.")
+    finished: int = _count("Clients that have made all releases they can, and are not asked any more.")
 
 
 class Training(_Part):
-    """What clipping did: simulation only, and not private; null on real machines."""
+    """What clipping did: simulation only, and not private; null on real clients."""
 
     note: str = _said(_PRIVATE)
     rows: int = _count("Contributions that were clipped: gradients, local steps or updates.")
@@ -165,7 +165,7 @@ class Clip(_Part):
 
 
 class MeanFigures(_Part):
-    """With `centring = private`, what became of the mean of the features, which machines release before the first
+    """With `centring = private`, what became of the mean of the features, which clients release before the first
     round; else null. `model.npz` then has `centring.centre`, the mean m, and `centring.constant`, c, beside the
     model's arrays: the model's inputs are unit([unit(phi - m), c]) of a sample's features phi
     (`murmurfl.privacy.centred`).
@@ -174,14 +174,14 @@ class MeanFigures(_Part):
     mu: float | None = _or_null("Mu of its release, a part of `mu`; null where nothing is guaranteed.")
     share: float = _said("Share of mu^2 that the run configuration gave it.")
     constant: float = _said("Constant appended to centred features: `centring.constant`.")
-    asked: int = _count("Machines asked for the mean.")
+    asked: int = _count("Clients asked for the mean.")
     aggregated: int = _count("Replies that the mean is made of.")
-    samples: int = _count("Samples behind these replies, as machines say.")
+    samples: int = _count("Samples behind these replies, as clients say.")
 
 
 class EvaluationFigures(_Part):
-    """With `evaluation.share`, how good the model is on the machines' own samples, by a count that they released
-    with noise; else null. Where no machine answered, figures are null and `failure` says why.
+    """With `evaluation.share`, how good the model is on the clients' own samples, by a count that they released
+    with noise; else null. Where no client answered, figures are null and `failure` says why.
     """
 
     mu: float | None = _or_null("Mu of its release, a part of `mu`; null where nothing is guaranteed.")
@@ -194,8 +194,8 @@ class EvaluationFigures(_Part):
         f"95 % interval of the area, {_BOTH}; null without `evaluation.score-bins`."
     )
     auc_noise_interval: list[float] | None = _or_null(f"95 % interval of the area, {_ALONE}; null without bins.")
-    samples: int | None = _or_null("Samples that were evaluated, as machines say.")
-    machines: int | None = _or_null("Machines whose replies are counted.")
+    samples: int | None = _or_null("Samples that were evaluated, as clients say.")
+    clients: int | None = _or_null("Clients whose replies are counted.")
     held_out: bool | None = _or_null("Whether nobody trained on these samples.")
     noise_std: float | None = _or_null("Standard deviation of the noise in the accuracy.")
     sentence: str | None = _or_null("The figures in words.")
@@ -214,8 +214,8 @@ class Twin(_Part):
 
 
 class Alone(_Part):
-    """What one machine reaches alone, without noise: the same linear model of the same features, trained by
-    scikit-learn on its own samples; the mean over machines. Simulation only, and not private: of real machines nothing
+    """What one client reaches alone, without noise: the same linear model of the same features, trained by
+    scikit-learn on its own samples; the mean over clients. Simulation only, and not private: of real clients nothing
     of it is computed. Null where it was not made.
     """
 
@@ -226,7 +226,7 @@ class Alone(_Part):
     )
     auc: float | None = _or_null("Area under the ROC curve on the test set; null unless there are two classes.")
     loss: float | None = _or_null("The mean squared error, where the model has no accuracy; else null.")
-    machines: int = _count("Machines that were tried, spread evenly over all.")
+    clients: int = _count("Clients that were tried, spread evenly over all.")
     samples: float = _said("Samples of one of them, on average.", default=0.0, ge=0)
     reason: str | None = _or_null("Why there are no figures.")
 
@@ -259,7 +259,7 @@ class Remedy(_Part):
 
 
 class Foreseen(_Part):
-    """How much of the model was likely to be noise, as it was said before the first round from what machines state;
+    """How much of the model was likely to be noise, as it was said before the first round from what clients state;
     null without noise. The ratio to the longest update is arithmetic, all else an estimate.
     """
 
@@ -270,17 +270,17 @@ class Foreseen(_Part):
     typical: float = _said("Length of a typical update over the longest: an assumption.")
     kept: float = _said("Share of what is learnt without noise that is likely to be left: an estimate.")
     kept_range: tuple[float, float] | None = _or_null("Bounds of `kept` by rehearsals on made-up data; null without.")
-    machines_needed: int = _count("Machines like these at which it would be useful.")
+    clients_needed: int = _count("Clients like these at which it would be useful.")
     parameters_needed: int = _count("Values of a model that would be useful; 0 if one is too many.")
     epsilon_needed: float | None = _or_null("Epsilon, at `delta`, at which it would be useful.")
     sentence: str = _said("The figures in words.")
     changes: list[Remedy] = _said("Changes that would help; empty where the model is useful.", default=())
 
 
-class MachineGroup(_Part):
-    """Machines that say the same."""
+class ClientGroup(_Part):
+    """Clients that say the same."""
 
-    machines: int = _count("Number of machines.")
+    clients: int = _count("Number of clients.")
     first: str = _said("The name of the first of them.")
     statement: Statement = _said("What each of them says.")
 
@@ -317,10 +317,10 @@ class Outcome(_Part):
     privacy: Privacy | None = None
     forecast: Foreseen | None = None
     rounds: int = _count("Rounds that were made.")
-    num_clients: int = _count("Machines in all.")
-    releases: int = _count("Releases that the machines say they made.")
+    num_clients: int = _count("Clients in all.")
+    releases: int = _count("Releases that the clients say they made.")
     aggregated: int = _count("Releases that entered the model.")
-    refusals: int = _count("Requests that machines refused.")
+    refusals: int = _count("Requests that clients refused.")
     lost_replies: int = _count("Replies that did not come.")
     late_replies: int = _count("Replies that came too late to count.")
     malformed_replies: int = _count("Replies that could not be read.")
@@ -359,12 +359,12 @@ class Outcome(_Part):
     online: Online | None = None
     gradient_norms: Norms | None = None
     training: Training | None = None
-    machines: dict[str, Statement] | None = _or_null(
-        f"What each machine says of itself, by name: releases, mu, samples used, policy; null of more than "
-        f"{MOST_NAMED:,} machines, which are in `machine_groups`."
+    clients: dict[str, Statement] | None = _or_null(
+        f"What each client says of itself, by name: releases, mu, samples used, policy; null of more than "
+        f"{MOST_NAMED:,} clients, which are in `client_groups`."
     )
-    machine_groups: list[MachineGroup] | None = _or_null(
-        f"Of more than {MOST_NAMED:,} machines: those that say the same of themselves, together; else null."
+    client_groups: list[ClientGroup] | None = _or_null(
+        f"Of more than {MOST_NAMED:,} clients: those that say the same of themselves, together; else null."
     )
     per_round: list[Round] = _said("What became of every round.")
 

@@ -1,6 +1,6 @@
-"""Private statistics of a table as a rehearsal: simulated machines on one computer, with seeded keys.
+"""Private statistics of a table as a rehearsal: simulated clients on one computer, with seeded keys.
 
-What is released and what it costs stands in :mod:`murmurfl.privacy.queries.statistics`. Real machines release the
+What is released and what it costs stands in :mod:`murmurfl.privacy.queries.statistics`. Real clients release the
 same by the strategy :class:`~murmurfl.strategies.Statistics`, each from a ledger and a key of its own.
 """
 
@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.one_shot_client import StatisticsClient
-from ...clients.records.machine_records import Items, check_columns, file_items, items_of
+from ...clients.records.client_records import Items, check_columns, file_items, items_of
 from ...clients.records.places import TableRows
 from ...clients.records.schema import Schema, text_of
 from ...privacy.accounting.gdp import check_count
 from ...privacy.accounting.guarantee import SIMULATED, Guarantee, policy_guarantee, server_guarantee
 from ...privacy.accounting.loss import NOTHING_ASSUMED, SumAssumption
+from ...privacy.release.policy import PrivacyPolicy, Trust
 from ...privacy.errors import ConfigurationError, MisfitError
 from ...privacy.ledger.ledger_records import MemoryLedger
-from ...privacy.machine.policy import PrivacyPolicy, Trust
 from ...privacy.noise import SimulatedKeys
 from ...privacy.queries.statistics import statistics_policy
 from ...strategies.queries import Statistics, TableStatistics, noise_on_answers
@@ -52,14 +52,14 @@ def private_statistics(
     epsilon: float | None = None,
     mu: float = 0.0,
     delta: float = 1e-5,
-    machines: int = 1,
+    clients: int = 1,
     site: str = "",
     trust: Trust = "untrusted-server",
     min_honest: int = 0,
     mechanism: str = "",
     seed: int = 0,
 ) -> TableStatistics:
-    """Counts, means, histograms and quantiles of a table's columns, as simulated machines would release them.
+    """Counts, means, histograms and quantiles of a table's columns, as simulated clients would release them.
 
     Parameters
     ----------
@@ -69,18 +69,18 @@ def private_statistics(
         Names the columns and their public bounds and categories.
     epsilon, mu : float
         Privacy of the release; exactly one of them. Epsilon is at ``delta``.
-    machines : int
-        Over how many machines records are dealt, in turn.
+    clients : int
+        Over how many clients records are dealt, in turn.
     site : str
-        In place of ``machines``: the column whose value says on which machine a record is. It is public then, and not
+        In place of ``clients``: the column whose value says on which client a record is. It is public then, and not
         counted.
     trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
     min_honest : int
-        Machines that add their noise, under ``secure-aggregation``; default half of them.
+        Clients that add their noise, under ``secure-aggregation``; default half of them.
     mechanism : str
         ``none`` for no noise, to compare with.
     seed : int
-        Seed of the machines' keys.
+        Seed of the clients' keys.
 
     Returns
     -------
@@ -94,7 +94,7 @@ def private_statistics(
 
     Notes
     -----
-    It is a rehearsal: keys follow from ``seed``, so it protects nobody and is not to be published. Machines with keys
+    It is a rehearsal: keys follow from ``seed``, so it protects nobody and is not to be published. Clients with keys
     of the operating system release the same for :class:`~murmurfl.strategies.Statistics`, which says what is promised.
 
     Examples
@@ -105,14 +105,14 @@ def private_statistics(
     >>> round(private_statistics(table, schema, epsilon=4)["age"].mean.value)
     40
     """
-    check_count("machines", machines)
-    if site and machines != 1:
+    check_count("clients", clients)
+    if site and clients != 1:
         raise ConfigurationError(
-            f"Expected a site column or a number of machines, got {site!r} and {machines}.", kind="conflict"
+            f"Expected a site column or a number of clients, got {site!r} and {clients}.", kind="conflict"
         )
     items = file_items(Path(table), schema) if isinstance(table, str | Path) else items_of(table)
     rows = TableRows(_without(schema, site))
-    places, parts = _dealt(items, rows, machines, site)
+    places, parts = _dealt(items, rows, clients, site)
     summed = trust == "secure-aggregation"
     sums = SumAssumption(min_honest or -(-len(parts) // 2), len(parts)) if summed else NOTHING_ASSUMED
     policy = statistics_policy(mu, epsilon=epsilon, delta=delta, trust=trust, mechanism=mechanism, sums=sums)
@@ -133,7 +133,7 @@ def private_statistics(
 
 
 def _guarantee(policy: PrivacyPolicy, strategy: Statistics, keys: SimulatedKeys) -> Guarantee:
-    """What machines of this policy would guarantee with keys that nobody knows."""
+    """What clients of this policy would guarantee with keys that nobody knows."""
     width = strategy.query.width
     if policy.trust == "trusted-server":
         mu = noise_on_answers(strategy.query, policy, keys).guaranteed_mu(width)
@@ -142,7 +142,7 @@ def _guarantee(policy: PrivacyPolicy, strategy: Statistics, keys: SimulatedKeys)
 
 
 def _without(schema: Schema, site: str) -> Schema:
-    """The schema of the columns that are counted: which machine a record is on is known."""
+    """The schema of the columns that are counted: which client a record is on is known."""
     if site == schema.label.column and site:
         raise ConfigurationError(
             f"Expected another column than the label as site, got {site!r}.", kind="conflict", setting="site", got=site
@@ -154,9 +154,9 @@ def _without(schema: Schema, site: str) -> Schema:
 
 
 def _dealt(
-    items: Items, rows: TableRows, machines: int, site: str
+    items: Items, rows: TableRows, clients: int, site: str
 ) -> tuple[NDArray[np.float64], list[NDArray[np.intp]]]:
-    """The places of all records, and which of them each machine has."""
+    """The places of all records, and which of them each client has."""
     columns = getattr(items, "columns", None)
     if columns is not None:
         check_columns(columns, rows.schema)
@@ -174,14 +174,14 @@ def _dealt(
             sites.append("")
         places[number] = rows.places.of(item)
     if not site:
-        parts = [np.arange(len(items))[number::machines] for number in range(min(machines, len(items)))]
+        parts = [np.arange(len(items))[number::clients] for number in range(min(clients, len(items)))]
     else:
         names = np.array(sites)
         parts = [np.flatnonzero(names == name) for name in sorted(set(sites))]
-    if len(parts) < machines:
+    if len(parts) < clients:
         raise ConfigurationError(
-            f"Expected a record for each of {machines} machines, got {len(items)} records.",
+            f"Expected a record for each of {clients} clients, got {len(items)} records.",
             kind="out-of-range",
-            setting="machines",
+            setting="clients",
         )
     return places, parts

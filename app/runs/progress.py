@@ -33,7 +33,7 @@ from .run_summary import shown_accuracy
 
 
 def participant_names(config: RunConfig) -> list[str]:
-    """The names of machines, then helpers; each is on a node of its own where there are enough nodes."""
+    """The names of clients, then helpers; each is on a node of its own where there are enough nodes."""
     helpers = helper_names(config.summing.helpers) if config.secure else ()
     return [*map(str, range(config.num_clients)), *helpers]
 
@@ -65,9 +65,9 @@ class Progress:
         Where its epsilons are shown.
     seconds_left : float or None
         Until the last round, if the others take as long as those after the first; None after the first, which waits
-        for the machines to start.
-    machines : mapping
-        The machines that were asked, and of each the number of its release that was aggregated, or None.
+        for the clients to start.
+    clients : mapping
+        The clients that were asked, and of each the number of its release that was aggregated, or None.
     """
 
     report: RoundReport
@@ -77,7 +77,7 @@ class Progress:
     guaranteed: Loss
     delta: float
     seconds_left: float | None = None
-    machines: Mapping[str, int | None] = field(default_factory=dict)
+    clients: Mapping[str, int | None] = field(default_factory=dict)
     auc: float | None = None
 
     @property
@@ -92,7 +92,7 @@ class Progress:
 
     @property
     def epsilon_worst_case(self) -> float | None:
-        """Epsilon whatever server, helpers and other machines do, under secure aggregation; else None."""
+        """Epsilon whatever server, helpers and other clients do, under secure aggregation; else None."""
         return self.guaranteed.worst_case.epsilon(self.delta) if self.guaranteed.conditional else None
 
 
@@ -186,7 +186,7 @@ class RoundLine:
         if columns is not None and len(text) > columns:
             text = " ".join(text.replace(" (whole run)", "").split())
         if columns is not None and len(text) > columns:
-            text = text.removesuffix(f" left {self.time_left}")  # two epsilons and the counts of many machines
+            text = text.removesuffix(f" left {self.time_left}")  # two epsilons and the counts of many clients
         return text
 
     def __str__(self) -> str:
@@ -314,7 +314,7 @@ class WandB(Tracker):
             mode=os.environ.get("WANDB_MODE", "offline"),
             config=dict(settings),
             notes=guarantee.sentence,
-            # Figures only: nothing about this machine, its code or what it prints.
+            # Figures only: nothing about this client, its code or what it prints.
             settings=module.Settings(
                 console="off",
                 disable_code=True,

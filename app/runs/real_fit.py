@@ -1,4 +1,4 @@
-"""A table fitted for real: one computer in the place of a trusted curator, with a machine that real nodes have.
+"""A table fitted for real: one computer in the place of a trusted curator, with a client that real nodes have.
 
 Its key is the operating system's, its ledger lies next to the table and counts every call, rows are read one by one by
 a reviewed schema, and the only figure of the model is released with noise. Everything that the other half of the
@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 from ...clients.one_shot_client import StatisticsClient
 from ...clients.private_client import numpy_client_app
 from ...clients.queries import check_beside
-from ...clients.records.machine_records import Records, Rows
+from ...clients.records.client_records import Records, Rows
 from ...clients.records.places import RecordPlaces, TableRows, statistics_columns
 from ...clients.records.schema import Schema
 from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
 from ...privacy.accounting.guarantee import rounded_up
 from ...privacy.accounting.loss import NO_LOSS, Loss
+from ...privacy.release.admission import ROUNDING
+from ...privacy.release.ledgered_privatizer import LedgeredPrivatizer
+from ...privacy.release.policy import PrivacyPolicy
 from ...privacy.errors import ConfigurationError, LedgerError, MisfitError
 from ...privacy.ledger.sqlite import SQLiteLedger
-from ...privacy.machine.admission import ROUNDING
-from ...privacy.machine.ledgered_machine import LedgeredMachine
-from ...privacy.machine.policy import PrivacyPolicy
 from ...privacy.noise import derived_seed
 from ...privacy.queries.evaluation import EVALUATION_SHARE
 from ...privacy.queries.statistics import statistics_policy
@@ -78,12 +78,12 @@ def fit_for_real(
     *,
     scaling_share: float = 0.0,
 ) -> RealFit:
-    """Train on a table's rows with one machine that has all of them.
+    """Train on a table's rows with one client that has all of them.
 
     Parameters
     ----------
     settings : dict
-        Run-config keys, without those of the data and machines.
+        Run-config keys, without those of the data and clients.
     ledger : Path
         The ledger's file; made if it is not there.
     budget : float
@@ -104,7 +104,7 @@ def fit_for_real(
 
     Notes
     -----
-    **Formal guarantees.** Everything that leaves the machine, the statistics, the model and the private evaluation, is
+    **Formal guarantees.** Everything that leaves the client, the statistics, the model and the private evaluation, is
     together mu-GDP for replacement of one row of the table, for the mu that was asked for, and all calls with one
     ledger stay within its budget. Bounds that columns are scaled by are made from the released statistics alone. It
     rests on this computer, which sees the rows, on a public schema that does not come from these rows, and on the
@@ -141,11 +141,11 @@ def fit_for_real(
     spent = NO_LOSS
     if scaling_share:
         statistics = _statistics_client(schema, Places(rows), policy, scaling_mu, kept, found.name)
-        bounds, spent = _bounds(statistics, schema), statistics.machine.plan.loss
+        bounds, spent = _bounds(statistics, schema), statistics.privatizer.plan.loss
         schema = schema.bounded(bounds)
         rows = rows.read_by(schema)
     client = _client(experiment, rows, policy, kept, found.name)
-    _check_unchanged(client.machine)
+    _check_unchanged(client.privatizer)
     present = [client]
     grid = InProcessGrid(numpy_client_app(lambda _: present[0]), 1, {})
 
@@ -163,7 +163,7 @@ def fit_for_real(
 
 
 def _client(experiment: Experiment, samples: Any, policy: PrivacyPolicy, ledger: SQLiteLedger, name: str) -> Any:
-    """The one machine of a real fit."""
+    """The one client of a real fit."""
     samples_held = len(experiment.data.train_labels)
     queries = [one.client_query(policy, samples_held) for one in experiment.queries]
     options = {**experiment.method.client_options(experiment.trained, 0), "queries": queries}
@@ -173,7 +173,7 @@ def _client(experiment: Experiment, samples: Any, policy: PrivacyPolicy, ledger:
 def _opened(
     path: Path, experiment: Experiment, schema: Schema, mu: float, scaling_mu: float, budget: float, name: str
 ) -> tuple[SQLiteLedger, PrivacyPolicy]:
-    """The ledger, made only if nothing is wrong with the settings, and the machine's policy on its budget."""
+    """The ledger, made only if nothing is wrong with the settings, and the client's policy on its budget."""
     delta, count = experiment.config.delta, len(experiment.data.train_labels)
     kept = SQLiteLedger(path) if path.exists() else None
     if kept is not None and budget:
@@ -197,7 +197,7 @@ def _opened(
             got=given,
         )
     policy = replace(experiment.policy(), budget_mu=whole, noise_quality="exact")
-    with tempfile.TemporaryDirectory() as scratch:  # where machines with nobody's rows find what is wrong
+    with tempfile.TemporaryDirectory() as scratch:  # where clients with nobody's rows find what is wrong
         at = delta if kept is None else float(kept.delta or delta)
         trial = SQLiteLedger.create(Path(scratch) / "trial.ledger", budget_mu=whole, delta=at)
         if scaling_mu:
@@ -227,10 +227,10 @@ def _check_room(ledger: SQLiteLedger, mu: float, budget: float, delta: float) ->
     )
 
 
-def _check_unchanged(machine: LedgeredMachine) -> None:
+def _check_unchanged(privatizer: LedgeredPrivatizer) -> None:
     """Raise, in a fixed text, if the rows are not those that the ledger was used with."""
     try:
-        machine.check_data()
+        privatizer.check_data()
     except LedgerError:
         raise ChangedRowsError from None
 
@@ -303,7 +303,7 @@ def dealt_order(counts: Sequence[int]) -> NDArray[np.int64]:
 
 
 def with_spent(result: RunResult, spent: Loss) -> RunResult:
-    """Return a result whose figures cover a release before it, on the same machines and under the same trust.
+    """Return a result whose figures cover a release before it, on the same clients and under the same trust.
 
     Notes
     -----
@@ -315,13 +315,13 @@ def with_spent(result: RunResult, spent: Loss) -> RunResult:
 def _statistics_client(
     schema: Schema, places: Any, policy: PrivacyPolicy, mu: float, ledger: SQLiteLedger, name: str
 ) -> StatisticsClient:
-    """The machine that releases statistics of the columns, next to a training under this ``policy``."""
+    """The client that releases statistics of the columns, next to a training under this ``policy``."""
     own = statistics_policy(
         mu, delta=policy.delta, budget_mu=policy.budget_mu, budget_local_mu=policy.budget_local_mu, trust=policy.trust
     )
     check_beside(own, policy, beside="scale = 'private'", release="the statistics of the columns")
     client = StatisticsClient(TableRows(schema), places, own, ledger, ledger.keys(), name=name)
-    client.machine.together = True  # each row is read and placed by itself, and none fails
+    client.privatizer.together = True  # each row is read and placed by itself, and none fails
     return client
 
 
@@ -330,9 +330,9 @@ def _bounds(client: StatisticsClient, schema: Schema) -> dict[str, tuple[float, 
 
     Notes
     -----
-    **Formal guarantees.** The bounds are mu-GDP for replacement of one row, for the mu of the machine's plan.
+    **Formal guarantees.** The bounds are mu-GDP for replacement of one row, for the mu of the client's plan.
     """
-    _check_unchanged(client.machine)
+    _check_unchanged(client.privatizer)
     grid = InProcessGrid(numpy_client_app(lambda _: client), 1, {})
     return Statistics(columns=statistics_columns(schema), num_clients=1).collect(grid).bounds
 
@@ -343,7 +343,7 @@ def _unmeasured(progress: Progress) -> Progress:
 
 
 def evaluated_privately(schema: Schema) -> dict[str, Value]:
-    """Settings of a private evaluation on rows that machines set aside; none of numbers, of which nothing is right."""
+    """Settings of a private evaluation on rows that clients set aside; none of numbers, of which nothing is right."""
     if schema.num_classes == 1:
         return {}
     bins: dict[str, Value] = {"evaluation.score-bins": _BINS} if schema.num_classes == _TWO else {}
@@ -351,7 +351,7 @@ def evaluated_privately(schema: Schema) -> dict[str, Value]:
 
 
 class Dealt:
-    """A table's rows as a machine's samples, in a public order (:func:`dealt_order`).
+    """A table's rows as a client's samples, in a public order (:func:`dealt_order`).
 
     Those that are set aside for the evaluation are the last ones. In a batch of several a made-up record stands in for
     one that does not fit, and ``fits`` says which; by itself it fails. The ledger knows them as the reviewed schema

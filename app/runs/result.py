@@ -22,23 +22,23 @@ from numpy.typing import NDArray
 
 from ...privacy.accounting.guarantee import Guarantee
 from ...privacy.accounting.noise_forecast import Forecast
+from ...privacy.release.clipping import TrainingFigures
+from ...privacy.release.tables import NONE, PRIVATE
 from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.files import not_written, replace_durably
 from ...privacy.forecast_text import forecast_document
-from ...privacy.machine.clipping import TrainingFigures
-from ...privacy.machine.tables import NONE, PRIVATE
 from ...privacy.queries.evaluation import EvaluationRows
 from ...strategies.full_batch import FullBatch
 from ...strategies.queries import EvaluationResult
 from ...strategies.rounds.checkpoint import checkpoint_header
-from ...strategies.rounds.known_machines import restored_names
+from ...strategies.rounds.client_registry import restored_names
 from ...strategies.rounds.strategy import ReleaseStrategy
 from ..data.partition import shard_sizes
 from ..methods.presets import constant_feature, feature_bound, the_task
 from ..methods.queries import QueryOutcome
 from ..settings.run_config import check_run_name
+from .client_statements import Participation, is_named, releases_made, stated, statement_groups
 from .experiment import Experiment
-from .machine_statements import Participation, is_named, releases_made, stated, statement_groups
 from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Alone, Outcome
 from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
@@ -81,7 +81,7 @@ class RunResult:
     progress : list of Progress
         One a round.
     statements : mapping
-        What each machine says it has spent, by name.
+        What each client says it has spent, by name.
     figures : Figures
         The guarantee in numbers: mu and, under secure aggregation, what it rests on.
     seconds : float or None
@@ -90,7 +90,7 @@ class RunResult:
         Cumulative loss and regrets, where they were computed
         (:meth:`murmurfl.app.runs.simulated_figures.OnlineLosses.document`).
     deployed : bool
-        Whether the machines were real ones.
+        Whether the clients were real ones.
     gradient_norms : dict or None
         The norms of the training loss's gradient, where they were asked for: ``rounds`` and ``values``.
     training : dict of int to TrainingFigures
@@ -107,7 +107,7 @@ class RunResult:
 
     Notes
     -----
-    ``mu`` covers everything the run released, in simulation by the policies of the run configuration, on real machines
+    ``mu`` covers everything the run released, in simulation by the policies of the run configuration, on real clients
     by what they state; :attr:`guarantee` says of what and against whom. Nothing here is more than the server knows, but
     for ``training``, ``gradient_norms`` and ``online``: only a simulation has them, and they are marked as not private
     where they are written.
@@ -131,11 +131,11 @@ class RunResult:
 
     delta = _recorded("delta", "Delta at which epsilon is shown.")
     rounds = _recorded("rounds", "How many rounds were made.")
-    num_clients = _recorded("num_clients", "Machines in all.")
-    releases = _recorded("releases", "Releases that the machines say they made.")
-    refusals = _recorded("refusals", "Requests that machines refused.")
+    num_clients = _recorded("num_clients", "Clients in all.")
+    releases = _recorded("releases", "Releases that the clients say they made.")
+    refusals = _recorded("refusals", "Requests that clients refused.")
     lost_replies = _recorded("lost_replies", "Replies that did not come.")
-    min_honest = _recorded("min_honest", "Under secure aggregation, h, the honest machines of each sum; else None.")
+    min_honest = _recorded("min_honest", "Under secure aggregation, h, the honest clients of each sum; else None.")
     min_cohort = _recorded("min_cohort", "Under secure aggregation, the fewest releases of a sum; else None.")
     config = _recorded("config", "The run configuration, with what preset and data made of it.")
     per_round = _recorded("per_round", "What became of every round.")
@@ -165,7 +165,7 @@ class RunResult:
         return [
             ("accuracy" if self.accuracy is not None else "test loss", shown_measure(self.outcome)),
             ("epsilon", f"{shown(self.outcome.epsilon)} at delta = {self.delta:g}"),
-            ("machines", f"{self.num_clients:,}"),
+            ("clients", f"{self.num_clients:,}"),
             ("rounds", f"{self.rounds:,}"),
         ]
 
@@ -247,13 +247,13 @@ class RunResult:
 
     @property
     def evaluation(self) -> EvaluationResult | None:
-        """With a private evaluation, how good the model is on the machines' samples."""
+        """With a private evaluation, how good the model is on the clients' samples."""
         found = self.answers.get(EvaluationRows.name)
         return None if found is None else found.answer
 
     @property
     def mu_local(self) -> float | None:
-        """Under secure aggregation, what holds whatever server, helpers and other machines do; else None."""
+        """Under secure aggregation, what holds whatever server, helpers and other clients do; else None."""
         return self.figures.loss.mus[1]
 
     @property
@@ -268,7 +268,7 @@ class RunResult:
 
     @cached_property
     def alone(self) -> Alone | None:
-        """What one machine reaches alone, without noise: of a simulation, and not private; None of real machines."""
+        """What one client reaches alone, without noise: of a simulation, and not private; None of real clients."""
         return None if self.deployed else alone(self.experiment.config)
 
     @cached_property
@@ -376,7 +376,7 @@ class RunResult:
         }
 
 
-MACHINES_NAME, PICTURE_NAME, END_NAME, EXCLUDED_NAME = "machines.json", "accuracy.png", "end", "excluded.json"
+CLIENTS_NAME, PICTURE_NAME, END_NAME, EXCLUDED_NAME = "clients.json", "accuracy.png", "end", "excluded.json"
 
 _MOST_POINTS = 200
 
@@ -466,7 +466,7 @@ def write_record(result: RunResult, folder: Path, *, picture: bool = True) -> di
         np.savez(folder / "model.npz", **result.arrays)
         if picture:
             draw_accuracy(result.outcome, folder / PICTURE_NAME)
-        write_machines(result, folder / MACHINES_NAME)
+        write_clients(result, folder / CLIENTS_NAME)
         write_outcome(result.outcome, folder)  # last: whoever finds a result.json finds a finished run
     except OSError as reason:
         raise RecordError(
@@ -500,7 +500,7 @@ def write_failure(error: BaseException, folder: Path) -> None:
 
 
 def ask_to_end(folder: Path) -> None:
-    """Ask the run on real machines that writes into a folder to end after its round, with its model so far.
+    """Ask the run on real clients that writes into a folder to end after its round, with its model so far.
 
     Raises ConfigurationError if no such run is under way there.
     """
@@ -529,7 +529,7 @@ def exclude_clients(folder: Path, names: Collection[str], *, back: bool = False)
     """
     _check_under_way(folder)
     _, plain = checkpoint_header(folder / CHECKPOINT_NAME)
-    known = list(restored_names(plain.get("machines", [])))
+    known = list(restored_names(plain.get("clients", [])))
     if unknown := sorted(set(names).difference(known)):
         raise ConfigurationError(
             f"Expected clients of this run, {', '.join(known)}, got {', '.join(unknown)}.",
@@ -543,21 +543,21 @@ def exclude_clients(folder: Path, names: Collection[str], *, back: bool = False)
 
 
 def _check_under_way(folder: Path) -> None:
-    """Refuse a folder without an unfinished run on real machines."""
+    """Refuse a folder without an unfinished run on real clients."""
     if not (folder / CHECKPOINT_NAME).exists() or (folder / RESULT_NAME).exists():
         raise ConfigurationError(
-            f"Expected the folder of a run on real machines that has ended a round and goes on, got {folder}: name "
+            f"Expected the folder of a run on real clients that has ended a round and goes on, got {folder}: name "
             "OUT-DIR/RUN-NAME of the run, on the server.",
             kind="not-found",
         )
 
 
-def write_machines(result: RunResult, path: Path) -> None:
-    """Write ``machines.json``: who was asked when, and what a machine's releases cost one after the other.
+def write_clients(result: RunResult, path: Path) -> None:
+    """Write ``clients.json``: who was asked when, and what a client's releases cost one after the other.
 
-    A server knows all of it: whom it asked, whose release it aggregated, and the policies that machines state. ``mu``
+    A server knows all of it: whom it asked, whose release it aggregated, and the policies that clients state. ``mu``
     is bookkeeping, true of a number of releases fixed in advance (:meth:`murmurfl.privacy.NoisePlan.spent_mu`). Rounds
-    are written one by one: those of very many machines need not be in memory at once.
+    are written one by one: those of very many clients need not be in memory at once.
     """
     with path.open("w") as file:
         file.write('{"rounds": {')
@@ -568,25 +568,25 @@ def write_machines(result: RunResult, path: Path) -> None:
 
 def _rounds(result: RunResult) -> Iterator[tuple[str, dict[str, int | None]]]:
     for progress in result.progress:
-        if asked := progress.machines:
+        if asked := progress.clients:
             plain = asked.plain() if isinstance(asked, Participation) else dict(asked)
             yield str(progress.report.server_round), plain
 
 
 def _streams(result: RunResult) -> list[dict[str, Any]]:
-    """The cost of releases for every kind of noise, with the names of its machines, or of very many their number."""
+    """The cost of releases for every kind of noise, with the names of its clients, or of very many their number."""
     streams: dict[tuple[Any, ...], dict[str, Any]] = {}
     experiment = result.experiment
     size = experiment.method.release_size(experiment)
-    machines = {samples: machine for machine, samples in enumerate(shard_sizes(experiment.shards))}.values()
-    for policy in map(experiment.policy, machines):
+    clients = {samples: client for client, samples in enumerate(shard_sizes(experiment.shards))}.values()
+    for policy in map(experiment.policy, clients):
         plan, cap = policy.plan(size), policy.max_participations
         key = (plan.noise_std, plan.sensitivity, cap, policy.mechanism)
         if not math.isfinite(plan.mu) or key in streams:
             continue
         releases = sorted({round(cap * i / _MOST_POINTS) for i in range(_MOST_POINTS + 1)} | {0, 1, cap})
         streams[key] = {
-            "machines": [],
+            "clients": [],
             "count": 0,
             "noise_std": plan.noise_std,
             "sensitivity": plan.sensitivity,
@@ -600,7 +600,7 @@ def _streams(result: RunResult) -> list[dict[str, Any]]:
     if is_named(result.statements):
         for name, statement in result.statements.items():
             if (stream := streams.get(_stream_of(statement))) is not None:
-                stream["machines"].append(name)
+                stream["clients"].append(name)
     return [stream for stream in streams.values() if stream["count"]]
 
 

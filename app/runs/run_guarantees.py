@@ -18,19 +18,19 @@ from ...privacy.accounting.loss import NO_LOSS, Loss, SumAssumption, weakest_los
 from ...privacy.accounting.noise_plan import stated_words
 from ...privacy.errors import ConfigurationError
 from ..settings.run_config import RunConfig
+from .client_statements import statement_groups
 from .experiment import Experiment, prepare
-from .machine_statements import statement_groups
 
-TRUSTED = "Real machines; the server's noise key is the operating system's."
-STATED = "Real machines: the figure is what {said} of {all} machines say of themselves, which a server cannot check."
-EXPECTED = "Real machines: what the run configuration expects of them; their own figure comes at the end."
+TRUSTED = "Real clients; the server's noise key is the operating system's."
+STATED = "Real clients: the figure is what {said} of {all} clients say of themselves, which a server cannot check."
+EXPECTED = "Real clients: what the run configuration expects of them; their own figure comes at the end."
 
-ONE_POLICY = "Machines that share sums have one noise: all of them the cap of the one with the fewest samples, {cap}."
+ONE_POLICY = "Clients that share sums have one noise: all of them the cap of the one with the fewest samples, {cap}."
 
 COUNTED = "It includes how many gradients are clipped, which is a part of every release."
 COUNTED_SHARE = "Of it mu = {mu}, {share:.4g} % of mu^2, is for how many gradients are clipped."
 
-STAND_INS = "The data do not say whose samples are: every {most} of a machine's stand for one owner's."
+STAND_INS = "The data do not say whose samples are: every {most} of a client's stand for one owner's."
 
 _ROUNDING = 1e-9
 """Mus are compared with this much room for the rounding of sums of squares."""
@@ -42,14 +42,14 @@ def configured_figures(experiment: Experiment) -> Figures:
     if not experiment.config.secure:
         return Figures(loss)
     # Of the policies that the loss comes from: a method of one's own may have other numbers than the configuration.
-    machines = {size: machine for machine, size in enumerate(experiment.sizes)}.values()
-    policies = [experiment.policy(machine) for machine in machines]
+    clients = {size: client for client, size in enumerate(experiment.sizes)}.values()
+    policies = [experiment.policy(client) for client in clients]
     honest, cohorts = zip(*((one.sums.min_honest, one.sums.min_cohort) for one in policies), strict=True)
     return Figures(loss, SumAssumption(max(honest), min(cohorts)))
 
 
 def refuse_untrue(figures: Figures, statements: Statements) -> None:
-    """Refuse a result whose figures are not its machines': a method of one's own may say what it does not do."""
+    """Refuse a result whose figures are not its clients': a method of one's own may say what it does not do."""
     released = [group.statement for group in statement_groups(statements) if group.statement["releases"]]
     found = weakest_loss([NO_LOSS, *(Loss.stated(one) for one in released)])
     claims = [("mu", figures.loss.assumed.mu, found.assumed.mu)]
@@ -58,7 +58,7 @@ def refuse_untrue(figures: Figures, statements: Statements) -> None:
     for name, claimed, stated in claims:
         if stated > claimed * (1 + _ROUNDING):
             raise ConfigurationError(
-                f"Expected machines that guarantee {name} = {claimed:g}, as the method says of the run, got {name} = "
+                f"Expected clients that guarantee {name} = {claimed:g}, as the method says of the run, got {name} = "
                 f"{stated:g} from those that made releases: its policy, asked_rounds and client do not agree. "
                 "There is no result.",
                 kind="mismatch",
@@ -69,7 +69,7 @@ def refuse_untrue(figures: Figures, statements: Statements) -> None:
     honest = [int(one.get("min-honest", 1)) for one in released]
     cohorts = [int(one.get("min-cohort", 1)) for one in released]
     if max(honest, default=0) > sums.min_honest:
-        claimed = f"rests on {sums.min_honest} honest machines of a sum"
+        claimed = f"rests on {sums.min_honest} honest clients of a sum"
         raise ConfigurationError(_rests_on(claimed, max(honest)), kind="mismatch")
     if min(cohorts, default=math.inf) < sums.min_cohort:
         claimed = f"is for sums of at least {sums.min_cohort} releases"
@@ -78,7 +78,7 @@ def refuse_untrue(figures: Figures, statements: Statements) -> None:
 
 def _rests_on(claimed: str, found: int) -> str:
     return (
-        f"Expected machines whose mu {claimed}, as the run configuration says, got {found} from those that made "
+        f"Expected clients whose mu {claimed}, as the run configuration says, got {found} from those that made "
         "releases: the method's policy or client has numbers of its own. There is no result."
     )
 
@@ -101,8 +101,8 @@ def run_guarantee(
 
     Notes
     -----
-    **Formal guarantees.** In simulation mu is for replacement of one sample of one machine over all releases the caps
-    allow, against whom the trust says. For real machines it is what they say or, before they were asked, what the run
+    **Formal guarantees.** In simulation mu is for replacement of one sample of one client over all releases the caps
+    allow, against whom the trust says. For real clients it is what they say or, before they were asked, what the run
     configuration expects; the notes say which.
     """
     said = list((statements or {}).values())
@@ -115,7 +115,7 @@ def run_guarantee(
         words=stated_words(mechanisms, masked=experiment.config.secure) if deployed else "",
         stated=deployed,
     )
-    # Whoever protects owners protects samples that stay their owner's: what is not said of all real machines is said of
+    # Whoever protects owners protects samples that stay their owner's: what is not said of all real clients is said of
     # these.
     of_owners = [one.get("unit") == "owner" for one in said]
     if not deployed or (len(said) >= experiment.config.num_clients and all(of_owners)):
@@ -129,7 +129,7 @@ def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarante
 
     Notes
     -----
-    **Formal guarantees.** It is what machines that keep to the run configuration guarantee for replacement of one
+    **Formal guarantees.** It is what clients that keep to the run configuration guarantee for replacement of one
     sample; real ones keep to their own policies, which may differ.
     """
     experiment = prepare(config, deployed=deployed)
@@ -173,7 +173,7 @@ def _included(experiment: Experiment, deployed: bool) -> Iterator[str]:
 
 
 def _one_policy(experiment: Experiment) -> bool:
-    """Whether machines that share sums leave batches unused, because one of them has fewer samples."""
+    """Whether clients that share sums leave batches unused, because one of them has fewer samples."""
     config, sizes = experiment.config, experiment.sizes
     if not config.secure or config.max_participations or "batch-size" not in experiment.method.keys:
         return False

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...privacy.accounting.guarantee import plain_meaning, rounded_up
+from ...privacy.release.policy import NO_NOISE
 from ...privacy.errors import ConfigurationError
 from ...privacy.forecast_text import HELD, shortest
-from ...privacy.machine.policy import NO_NOISE
 from ..reports.figures import empty_figure
 from ..settings.registry import registry
 from ..settings.run_config import SECURE
@@ -59,7 +59,7 @@ def is_better(one: Outcome | Twin | Alone, other: Outcome | Twin | Alone) -> boo
 def shown_evaluation(evaluation: EvaluationFigures) -> str:
     """A private evaluation in a few words."""
     if evaluation.accuracy is None:
-        return "none: no machine answered"
+        return "none: no client answered"
     said = f"{100 * evaluation.accuracy:.1f} %{_interval(evaluation.interval, 100, 1)}"
     return (
         said
@@ -90,7 +90,7 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
     note = noise_note(outcome.config["noise-quality"])
     at_delta = f"at delta = {outcome.delta:g}{note}"
     rows = [("test accuracy", shown_accuracy(outcome))]
-    if (alone := outcome.alone) is not None and alone.machines:
+    if (alone := outcome.alone) is not None and alone.clients:
         rows.append(("one alone", f"{shown_accuracy(alone)}: without the others and noise; simulated, not private"))
     if (training := outcome.training) is not None and training.worrying:
         rows.append(("training", training.sentence))
@@ -100,20 +100,20 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
     if (honest := outcome.min_honest) is not None:
         helpers = outcome.helpers or 0
         closed = f"; {outcome.closed_rounds} rounds stayed closed" if outcome.closed_rounds else ""
-        assumed = f"1 of {helpers} helper{'s' * (helpers != 1)} and {honest} machine{'s' * (honest != 1)} of each sum"
+        assumed = f"1 of {helpers} helper{'s' * (helpers != 1)} and {honest} client{'s' * (honest != 1)} of each sum"
         rows += [
             ("if honest", assumed),
             ("mu local", f"{shown(outcome.mu_local)} whatever happens"),
             ("epsilon local", f"{shown(outcome.epsilon_local)} {at_delta}"),
-            ("sums", f"of at least {outcome.min_cohort} machines{closed}"),
+            ("sums", f"of at least {outcome.min_cohort} clients{closed}"),
         ]
     if (mean := outcome.centring) is not None:
         part = "" if mean.mu is None else f", {100 * mean.share:.4g} % of mu^2 (mu = {shown(mean.mu)})"
-        rows.append(("centring", f"the mean of the features of {mean.aggregated} machines{part}"))
+        rows.append(("centring", f"the mean of the features of {mean.aggregated} clients{part}"))
     rows += [(name, shown_query(found)) for name, found in (outcome.queries or {}).items()]
     rows += [
         ("rounds", str(outcome.rounds)),
-        ("machines", str(outcome.num_clients)),
+        ("clients", str(outcome.num_clients)),
         ("releases", f"{outcome.releases} made, {outcome.aggregated} aggregated"),
         ("refusals", str(outcome.refusals)),
         ("lost replies", str(outcome.lost_replies)),
@@ -162,7 +162,7 @@ def short_lines(outcome: Outcome, folder: Path) -> list[str]:
     beside = []
     if (twin := outcome.without_noise) is not None and outcome.config.get("mechanism") != NO_NOISE:
         beside.append(f"without noise {shown_accuracy(twin)}")
-    if (alone := outcome.alone) is not None and alone.machines:
+    if (alone := outcome.alone) is not None and alone.clients:
         own = "" if alone.own_mix is None else f" ({100 * alone.own_mix:.1f} % on its own mix of classes)"
         beside.append(f"one client alone {shown_accuracy(alone)}{own}")
     rows = [("accuracy" if outcome.accuracy is not None else "test loss", shown_measure(outcome))]
@@ -170,9 +170,7 @@ def short_lines(outcome: Outcome, folder: Path) -> list[str]:
     rows += [("privately", shown_evaluation(one))] if (one := outcome.private_evaluation) is not None else []
     counts = {"refused": outcome.refusals, "lost": outcome.lost_replies, "rounds closed": outcome.closed_rounds}
     lost = "".join(f", {count} {name}" for name, count in counts.items() if count)
-    rows.append(
-        ("releases", f"{outcome.aggregated} of {outcome.num_clients} machines in {outcome.rounds} rounds{lost}")
-    )
+    rows.append(("releases", f"{outcome.aggregated} of {outcome.num_clients} clients in {outcome.rounds} rounds{lost}"))
     rows.append(("files", str(folder)))
     width = max(len(name) for name, _ in rows)
     said = [f"  {name:<{width}}  {value}" for name, value in rows]
@@ -200,7 +198,7 @@ def warning_lines(outcome: Outcome) -> list[str]:
 
 
 def compared_lines(outcome: Outcome) -> list[str]:
-    """What it means that the same run without noise, or one machine alone, ends on the other side of the run."""
+    """What it means that the same run without noise, or one client alone, ends on the other side of the run."""
     lines, twin = [], outcome.without_noise
     if twin is not None and is_better(outcome, twin):
         lines.append(
@@ -291,7 +289,7 @@ def plot_accuracy(outcome: Outcome, path: Path | BinaryIO) -> None:
         0.98,
         0.05,
         f"{'NOT PRIVATE: ε is infinite' if epsilon is None else spent}\n"
-        f"{outcome.num_clients} machines, {outcome.releases} releases{noise_note(config['noise-quality'])}",
+        f"{outcome.num_clients} clients, {outcome.releases} releases{noise_note(config['noise-quality'])}",
         transform=axes.transAxes,
         horizontalalignment="right",
         bbox={"facecolor": "white", "edgecolor": "#cccccc"},

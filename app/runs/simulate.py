@@ -1,6 +1,6 @@
 """Whole trainings in this process: :func:`simulate`, and what a recorded run is compared with.
 
-A private run is compared with the same run without noise, made on the simulated run's data, and with one machine alone.
+A private run is compared with the same run without noise, made on the simulated run's data, and with one client alone.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ def simulate(
     verbose: bool = False,
     **settings: Any,
 ) -> RunResult:
-    """Train with simulated machines in this process, to the end; nothing is written.
+    """Train with simulated clients in this process, to the end; nothing is written.
 
     Parameters
     ----------
     config : RunConfig or mapping, optional
         A whole run configuration, or hyphenated keys, such as those of a TOML file, on top of the default run's.
     engine : {"cohort", "inprocess"}
-        ``cohort`` asks machines together and without messages, and is the faster one; ``inprocess`` sends the app's
+        ``cohort`` asks clients together and without messages, and is the faster one; ``inprocess`` sends the app's
         messages. The noise and the ledgers are the same, and the model is up to the rounding of gradients.
     on_progress : callable, optional
         Called after every round with its :class:`~murmurfl.app.runs.progress.Progress`; default a bar, in a notebook or
         on a terminal.
     workers : int, optional
-        Over how many processes the cohort engine's machines are spread; the model is the same to the last bit.
+        Over how many processes the cohort engine's clients are spread; the model is the same to the last bit.
     ray_address : str
         A Ray cluster on which they are (:func:`~murmurfl.app.engines.run_cohort`); default this computer.
     device : str
@@ -84,8 +84,8 @@ def simulate(
 
     Notes
     -----
-    Machines have seeded keys: whoever knows the seed can take the noise out again. :attr:`RunResult.guarantee` says
-    what the same run on real machines would guarantee, and protects no data by itself.
+    Clients have seeded keys: whoever knows the seed can take the noise out again. :attr:`RunResult.guarantee` says
+    what the same run on real clients would guarantee, and protects no data by itself.
 
     Examples
     --------
@@ -179,7 +179,7 @@ def configs_without_noise(outcome: Outcome) -> list[RunConfig]:
     """
     if outcome.engine not in (*ENGINES, None):
         raise ConfigurationError(
-            "Expected a simulated run, got one of real machines: their data are in no one place, so there is no run "
+            "Expected a simulated run, got one of real clients: their data are in no one place, so there is no run "
             "without noise to compare with.",
             kind="unsupported",
         )
@@ -233,7 +233,7 @@ def without_noise(outcome: Outcome) -> Twin:
 
 
 def add_alone(folder: Path) -> Outcome:
-    """Put what one machine reaches alone into a simulated run's files; any other run stays as it is."""
+    """Put what one client reaches alone into a simulated run's files; any other run stays as it is."""
     outcome = Outcome.read(folder)
     if outcome.engine not in ENGINES or outcome.alone is not None:
         return outcome

@@ -1,6 +1,6 @@
-"""What only a simulation can compute, from samples that no server has: regret, gradient norms, one machine alone.
+"""What only a simulation can compute, from samples that no server has: regret, gradient norms, one client alone.
 
-None of it is private, and none of it a release: of real machines nothing of it is computed, since no ledger would count
+None of it is private, and none of it a release: of real clients nothing of it is computed, since no ledger would count
 what it tells of their records.
 """
 
@@ -35,7 +35,7 @@ class ComputableOptima(Protocol):
 class OnlineLosses:
     """Regret of online federated learning: the global models' losses on the samples their round is about to use.
 
-    With f^{r,t}_i the loss on the t-th sample of machine i in round r, and sums over all of them (zhang-2025, section
+    With f^{r,t}_i the loss on the t-th sample of client i in round r, and sums over all of them (zhang-2025, section
     II),
 
         dynamic regret = sum (f(x^r) - min_x f^r(x)),    static regret = sum (f(x^r) - f(x*)),
@@ -63,7 +63,7 @@ class OnlineLosses:
         """Cumulative loss and regrets after every few ``rounds``, as plain values; None if rounds are missing.
 
         ``cumulative-loss``, ``dynamic-regret`` and ``static-regret`` are sums of losses over samples divided by the
-        number of machines, as the paper has them. The regrets are None where the optima are not known.
+        number of clients, as the paper has them. The regrets are None where the optima are not known.
         """
         if len(self.losses) != self._num_rounds:
             return None
@@ -150,18 +150,18 @@ class GradientNorms:
 
 NOTE = "simulation only, and not private"
 _NO_LINEAR_MODEL = "It is made for linear models, which are trained in a moment."
-_MOST_MACHINES, _FEWEST_MACHINES = 20, 5
+_MOST_CLIENTS, _FEWEST_CLIENTS = 20, 5
 _MOST_SAMPLES, _MOST_VALUES = 2_000, 8_000_000
-"""Samples of one machine, and values of all of them: wide features are tried on fewer machines."""
+"""Samples of one client, and values of all of them: wide features are tried on fewer clients."""
 _STRENGTHS = (1.0, 10.0, 100.0)
 """How little is shrunk (scikit-learn's C), of features with a root mean square norm of one."""
 
 
 def alone(config: RunConfig) -> Alone:
-    """What one machine of a simulated run reaches without the others; cached, for noise and steps do not matter.
+    """What one client of a simulated run reaches without the others; cached, for noise and steps do not matter.
 
-    A linear model is trained on the run's features of each of up to 20 machines, spread evenly, and judged on the test
-    set. Its L2 penalty is the best of three on other machines' samples.
+    A linear model is trained on the run's features of each of up to 20 clients, spread evenly, and judged on the test
+    set. Its L2 penalty is the best of three on other clients' samples.
     """
     chosen = registry("partition")[config.partition]
     partition = config.partition, settings(getattr(chosen, "reads", None), config)
@@ -185,11 +185,11 @@ def _measured(config: RunConfig) -> Alone:
     parts = Parts.together(registry("partition")[config.partition].parts(data, config))
     usual = min(int(np.median(parts.sizes)), _MOST_SAMPLES)
     most = _MOST_VALUES // max(usual * data.num_features, 1)
-    tried = min(max(most, _FEWEST_MACHINES), _MOST_MACHINES, len(parts))
-    machines = np.linspace(0, len(parts) - 1, tried).round().astype(int)
-    kept = [parts[i][:_MOST_SAMPLES] for i in machines if len(parts[i])]
+    tried = min(max(most, _FEWEST_CLIENTS), _MOST_CLIENTS, len(parts))
+    clients = np.linspace(0, len(parts) - 1, tried).round().astype(int)
+    kept = [parts[i][:_MOST_SAMPLES] for i in clients if len(parts[i])]
     batches = [_taken(data, numbers) for numbers in kept]
-    few, test = range(min(_FEWEST_MACHINES, len(kept))), (data.test_features, data.test_labels)
+    few, test = range(min(_FEWEST_CLIENTS, len(kept))), (data.test_features, data.test_labels)
     others = [np.concatenate(kept[:i] + kept[i + 1 :] or kept)[:_MOST_SAMPLES] for i in few]
     with threadpool_limits(limits=1):  # its models are small: threads would wait for each other
         judged = {
@@ -199,7 +199,7 @@ def _measured(config: RunConfig) -> Alone:
         best = max(_STRENGTHS, key=lambda one: judged[one])
         found = [_Trained(batch, best, classes).against(test, batch[1]) for batch in batches]
     figures: dict[str, Any] = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
-    return Alone(note=NOTE, machines=len(kept), samples=float(np.mean(list(map(len, kept)))), **figures)
+    return Alone(note=NOTE, clients=len(kept), samples=float(np.mean(list(map(len, kept)))), **figures)
 
 
 def _taken(data: Dataset, numbers: NDArray[np.int64]) -> Batch:
@@ -207,7 +207,7 @@ def _taken(data: Dataset, numbers: NDArray[np.int64]) -> Batch:
 
 
 class _Trained:
-    """A linear model, trained on one machine's samples; of numbers ridge regression."""
+    """A linear model, trained on one client's samples; of numbers ridge regression."""
 
     def __init__(self, batch: Batch, strength: float, num_classes: int) -> None:
         features, labels = batch

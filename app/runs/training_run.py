@@ -21,22 +21,22 @@ from ...privacy.errors import ConfigurationError, MurmurflError
 from ...strategies.callbacks.callback import Callback, Training
 from ...strategies.rounds.checkpoint import checkpoint_header
 from ...strategies.rounds.guarded_grid import GuardedGrid
-from ...strategies.rounds.replies import DirectMachines, RoundReport
+from ...strategies.rounds.replies import DirectReplies, RoundReport
 from ...strategies.rounds.strategy import ReleaseStrategy
 from ..methods.method import AUTO, refuse_unsettled
 from ..methods.presets import feature_bound
 from ..methods.queries import QueryOutcome, check_permit
 from ..planning.rehearsal import foretold
 from ..settings.run_config import RunConfig, nothing_gained
+from .client_statements import compact, listed
 from .experiment import Experiment, prepare, reply_is_lost, worked_out
-from .machine_statements import compact, listed
 from .progress import Progress
 from .result import END_NAME, RunResult, excluded_clients
 from .run_guarantees import configured_figures, refuse_untrue
 from .simulated_figures import GradientNorms, OnlineLosses
 
 REAL_NODES = "real-nodes"
-"""The engine's name where machines are real."""
+"""The engine's name where clients are real."""
 
 log = logging.getLogger("flwr").log
 
@@ -51,19 +51,19 @@ class NoReleasesError(MurmurflError):
 
 
 def check_deployed(config: RunConfig) -> None:
-    """Refuse a run on real machines that is for simulation only.
+    """Refuse a run on real clients that is for simulation only.
 
     Notes
     -----
-    Real machines add the noise of their own policies whatever a run configuration says, and refuse to be without. It
+    Real clients add the noise of their own policies whatever a run configuration says, and refuse to be without. It
     keeps a run without noise from being called private.
     """
     if config.strategy == AUTO:
         raise refuse_unsettled()
     if not config.private:
         raise ConfigurationError(
-            f"Expected a noise mechanism on real machines, got mechanism = {config.mechanism.kind!r}: runs without "
-            "noise are for simulation only, and a machine's noise is its operator's business. Leave mechanism empty; "
+            f"Expected a noise mechanism on real clients, got mechanism = {config.mechanism.kind!r}: runs without "
+            "noise are for simulation only, and a client's noise is its operator's business. Leave mechanism empty; "
             "to see what noise costs, use `murmurfl run --engine cohort --set mechanism=none`.",
             kind="conflict",
             setting="mechanism",
@@ -93,7 +93,7 @@ def of_session(config: RunConfig, checkpoint: Path | None) -> RunConfig:
 
 
 def run_experiment(
-    grid: Grid | DirectMachines,
+    grid: Grid | DirectReplies,
     config: RunConfig,
     *,
     checkpoint: Path | None = None,
@@ -107,32 +107,32 @@ def run_experiment(
 
     Parameters
     ----------
-    grid : Grid or DirectMachines
-        Ray's grid, the in-process one or a network's; or the machines of the cohort engine.
+    grid : Grid or DirectReplies
+        Ray's grid, the in-process one or a network's; or the clients of the cohort engine.
     checkpoint : Path, optional
-        Where the server saves its state after every round; useful where the machines' ledgers outlive the run.
+        Where the server saves its state after every round; useful where the clients' ledgers outlive the run.
     on_progress : callable, optional
         Called after every round.
     deployed : bool
-        Whether the machines are real ones, with policies of their own and ledgers that outlive the run: then the
-        session has a fresh name, the guarantee is what the machines state, and they are asked before the first round
+        Whether the clients are real ones, with policies of their own and ledgers that outlive the run: then the
+        session has a fresh name, the guarantee is what the clients state, and they are asked before the first round
         how many releases they can make.
     engine : str
-        What carries the messages, for the record; real machines are called ``real-nodes``.
+        What carries the messages, for the record; real clients are called ``real-nodes``.
     experiment : Experiment, optional
-        The configuration worked out, where its machines are not those that it would have by itself.
+        The configuration worked out, where its clients are not those that it would have by itself.
     rehearsed : bool
         Whether the forecast before the first round is a rehearsal on made-up data, which takes about a second.
 
     Raises
     ------
     MurmurflError
-        If the configuration is impossible, machines are missing or can make too few releases, nothing could be
+        If the configuration is impossible, clients are missing or can make too few releases, nothing could be
         aggregated in ``give-up-after`` rounds in a row, or ever.
     """
     experiment = _ready(config, experiment, checkpoint, deployed=deployed)
     config = experiment.config  # of a strategy that was chosen, the chosen one's
-    if config.lost_replies and not isinstance(grid, DirectMachines):
+    if config.lost_replies and not isinstance(grid, DirectReplies):
         grid = LossyGrid(grid, config.lost_replies, config.seed)
     started = time.perf_counter()
     answers: dict[str, QueryOutcome] = {}
@@ -155,7 +155,7 @@ def run_experiment(
         experiment.initial_arrays(),
         num_rounds=experiment.num_rounds,
         timeout=config.round_timeout_s,
-        simulated=not deployed,  # a simulation may have fewer nodes than machines
+        simulated=not deployed,  # a simulation may have fewer nodes than clients
     )
     seconds = time.perf_counter() - started
     _refuse_nothing(strategy, watch.progress)
@@ -212,7 +212,7 @@ def _confirmed(figures: Figures, experiment: Experiment, statements: Statements,
 
 
 def _rehearsal(experiment: Experiment, deployed: bool, forecast: Forecast) -> tuple[float, float] | None:
-    """Rehearse a run; that of real machines at the mu that they state, if it is less than was thought."""
+    """Rehearse a run; that of real clients at the mu that they state, if it is less than was thought."""
     config = experiment.config
     if deployed and forecast.mu < config.mu:
         experiment = replace(experiment, config=replace(config, mu=forecast.mu))
@@ -222,7 +222,7 @@ def _rehearsal(experiment: Experiment, deployed: bool, forecast: Forecast) -> tu
 class _Watch(Callback):
     """Observes a run: evaluations, progress, and rounds without a release.
 
-    The folder of ``checkpoint`` is where people ask a run on real machines to end, or to exclude clients; ``rehearsed``
+    The folder of ``checkpoint`` is where people ask a run on real clients to end, or to exclude clients; ``rehearsed``
     is the experiment that is rehearsed before the first round, if it has noise.
     """
 
@@ -249,7 +249,7 @@ class _Watch(Callback):
         wanted = config.gradient_norm and not deployed
         self.norms = GradientNorms(experiment.model, experiment.data) if wanted else None
         self._on_progress = on_progress
-        self._times: list[float] = []  # when rounds ended; machines of Ray start in the first
+        self._times: list[float] = []  # when rounds ended; clients of Ray start in the first
         self._silent: list[RoundReport] = []  # rounds in a row that asked for releases and got none
 
     @property
@@ -337,13 +337,13 @@ def _measured(metrics: MetricRecord | None, name: str) -> float | None:
 
 
 def _regret_of(experiment: Experiment) -> OnlineLosses | None:
-    """The losses of a regret, where every machine learns once from every sample; otherwise None."""
+    """The losses of a regret, where every client learns once from every sample; otherwise None."""
     config = experiment.config
     if not experiment.method.has_regret or config.clients_per_round != config.num_clients:
         return None
     if experiment.num_rounds * config.batch_size > min(experiment.sizes):
         return None
-    # Names every machine's samples, their order and the model's loss on them, for optima that are kept on disk.
+    # Names every client's samples, their order and the model's loss on them, for optima that are kept on disk.
     data = (
         *(config.task, config.features, config.partition, config.num_clients, config.seed),
         config.validation_samples,
@@ -359,31 +359,31 @@ def _refuse_nothing(strategy: ReleaseStrategy[Any], progress: list[Progress]) ->
     if not progress or not any(report.asked for report in made) or any(report.aggregated for report in made):
         return
     reasons = sorted({reason for report in made for reason in report.refused})
-    said = [f"machines refused with {', '.join(reasons)}"] if reasons else []
+    said = [f"clients refused with {', '.join(reasons)}"] if reasons else []
     said += sorted({f"a round was closed ({report.closed})" for report in made if report.closed})
     raise ConfigurationError(
         f"Expected releases to aggregate, got none in {len(progress)} rounds{': ' if said else ''}{'; '.join(said)}; "
-        "see the machines' logs.",
+        "see the clients' logs.",
         kind="missing",
     )
 
 
 def _warn_beforehand(experiment: Experiment) -> None:
-    """Say which machine runs out and how many rounds stay closed, as far as seed and sizes tell."""
+    """Say which client runs out and how many rounds stay closed, as far as seed and sizes tell."""
     found, left, floor = experiment.shortage, experiment.replies_left, experiment.config.sums.min_cohort
     if found is not None:
         log(
             WARNING,
-            "Not every machine lasts for all %d rounds: machine %d is the first to run out; it can make %d releases "
-            "(%s) and is asked for one more in round %d. Such machines refuse, and the others go on.",
-            *(experiment.num_rounds, found.machine, found.releases, found.reason, found.server_round),
+            "Not every client lasts for all %d rounds: client %d is the first to run out; it can make %d releases "
+            "(%s) and is asked for one more in round %d. Such clients refuse, and the others go on.",
+            *(experiment.num_rounds, found.client, found.releases, found.reason, found.server_round),
         )
     closed = sum(replies < floor for replies in left)
     if closed > _WORTH_SAYING * len(left):
         log(
             WARNING,
             "%d of %d rounds will have fewer replies than trust.min-cohort = %d, with lost-replies = %g: they stay "
-            "closed, and machines carry their releases over.",
+            "closed, and clients carry their releases over.",
             *(closed, len(left), floor, experiment.config.lost_replies),
         )
 
@@ -397,14 +397,14 @@ def _give_up(silent: list[RoundReport], patience: int) -> None:
     raise NoReleasesError(
         f"Expected releases to aggregate, got none in {patience} rounds in a row, the last of them round "
         f"{silent[-1].server_round}: {closed}"
-        f"{f'machines refused with {reasons}' if reasons else 'no machine refused'}, "
-        f"{sum(report.lost for report in silent)} replies were lost. See the machines' logs; give-up-after sets how "
+        f"{f'clients refused with {reasons}' if reasons else 'no client refused'}, "
+        f"{sum(report.lost for report in silent)} replies were lost. See the clients' logs; give-up-after sets how "
         "many such rounds are waited for."
     )
 
 
 class LossyGrid(GuardedGrid):
-    """A guarded grid, whose train replies are lost at random: the machine did its work, the server never hears of it.
+    """A guarded grid, whose train replies are lost at random: the client did its work, the server never hears of it.
 
     Each is lost by itself with probability ``lost_replies``; the same seed loses the same replies on every engine.
     """
@@ -430,5 +430,5 @@ class LossyGrid(GuardedGrid):
             return False
         if protocol.ASK in config:  # a query to a noise mod, in a message of this type
             return False
-        server_round, machine = config[protocol.SERVER_ROUND], config[protocol.MACHINE]
-        return reply_is_lost(self._lost_replies, self._seed, int(server_round), str(machine))  # type: ignore[arg-type]
+        server_round, client = config[protocol.SERVER_ROUND], config[protocol.CLIENT]
+        return reply_is_lost(self._lost_replies, self._seed, int(server_round), str(client))  # type: ignore[arg-type]

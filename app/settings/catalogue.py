@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...privacy.machine.policy import NO_NOISE
+from ...privacy.release.policy import NO_NOISE
 from ...privacy.mechanisms import MECHANISMS
 from ...privacy.setting import Setting, Value, spelled_out
 from .registry import registry

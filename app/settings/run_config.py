@@ -19,9 +19,9 @@ from typing import Any
 
 from ...privacy.accounting.gdp import gdp_mu
 from ...privacy.accounting.loss import MOST_SUMMED, NOTHING_ASSUMED, SumAssumption
+from ...privacy.release.policy import MOST_CLIENTS, NO_NOISE, Trust
+from ...privacy.release.tables import HELD_OUT, PRIVATE, SHUFFLED
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.policy import MOST_MACHINES, NO_NOISE, Trust
-from ...privacy.machine.tables import HELD_OUT, PRIVATE, SHUFFLED
 from ...privacy.queries.mean_of_features import CENTRING_SHARE
 from ...privacy.setting import Setting, flat, mu_and_epsilon, not_read, refusal, settings, settings_of, unknown_key
 from ...strategies.rounds.participation import ParticipationConfig
@@ -84,7 +84,7 @@ class RunConfig(RunKeys):
                 kind="out-of-range",
             )
         if self.asked_per_round > self.num_clients:
-            most = f"{self.num_clients} machines over clients-per-round = {self.clients_per_round}"
+            most = f"{self.num_clients} clients over clients-per-round = {self.clients_per_round}"
             raise refusal("over_selection", f"at most {most}", self.over_selection, kind="out-of-range")
         if self.min_available_nodes > self.num_clients:
             raise refusal(
@@ -164,7 +164,7 @@ class RunConfig(RunKeys):
 
     @cached_property
     def asked_per_round(self) -> int:
-        """n: how many machines a round asks, and what a step divides by."""
+        """n: how many clients a round asks, and what a step divides by."""
         return self._participation.asked(max(self.num_clients, math.ceil(self.over_selection * self.clients_per_round)))
 
     @property
@@ -282,8 +282,8 @@ def helper_names(helpers: int) -> tuple[str, ...]:
 def sum_assumption(clients_per_round: int, floor: int = 0, colluders: int = -1) -> SumAssumption:
     """Return what mu assumes of every sum of a run.
 
-    A sum has ``floor`` releases at least; 0 stands for four fifths of the machines asked, rounded up. Those of machines
-    that do not work with the server are honest; negative ``colluders`` leave half of the machines asked honest. It is
+    A sum has ``floor`` releases at least; 0 stands for four fifths of the clients asked, rounded up. Those of clients
+    that do not work with the server are honest; negative ``colluders`` leave half of the clients asked honest. It is
     an assumption, which nobody can check: mu holds if it does.
     """
     fewest = floor or -(-4 * clients_per_round // 5)
@@ -291,18 +291,18 @@ def sum_assumption(clients_per_round: int, floor: int = 0, colluders: int = -1) 
 
 
 def check_cohorts(config: RunConfig) -> None:
-    """Refuse numbers of machines with which no sum could be opened, or in which nobody would be honest.
+    """Refuse numbers of clients with which no sum could be opened, or in which nobody would be honest.
 
-    A sum has at most the machines that a round asks: ``over_selection`` times ``clients_per_round``.
+    A sum has at most the clients that a round asks: ``over_selection`` times ``clients_per_round``.
     """
     num_clients, clients_per_round, asked = config.num_clients, config.clients_per_round, config.asked_per_round
-    if num_clients > MOST_MACHINES:
+    if num_clients > MOST_CLIENTS:
         raise refusal(
-            "num_clients", f"at most {MOST_MACHINES} with trust = {SECURE!r}", num_clients, kind="out-of-range"
+            "num_clients", f"at most {MOST_CLIENTS} with trust = {SECURE!r}", num_clients, kind="out-of-range"
         )
     if asked > MOST_SUMMED:
         expected = (
-            f"at most {MOST_SUMMED} machines a round, with over-selection, for trust = {SECURE!r}, or sums could wrap"
+            f"at most {MOST_SUMMED} clients a round, with over-selection, for trust = {SECURE!r}, or sums could wrap"
         )
         raise refusal("clients_per_round", expected, asked, kind="out-of-range")
     if config.summing.min_cohort > clients_per_round:
@@ -316,7 +316,7 @@ def check_cohorts(config: RunConfig) -> None:
     half = sum_assumption(clients_per_round).min_honest
     if colluders < 0 and floor < half:
         raise ConfigurationError(
-            f"Expected trust.colluders beside trust.min-cohort = {floor}, which is below the {half} honest machines "
+            f"Expected trust.colluders beside trust.min-cohort = {floor}, which is below the {half} honest clients "
             f"that are assumed where it is left out: set trust.colluders to a number below {floor}, or "
             f"trust.min-cohort to {half} at least.",
             kind="conflict",
@@ -341,10 +341,10 @@ def check_lost_replies(clients_per_round: int, floor: int, lost_replies: float) 
 
 
 def check_end_of_rounds(needed: int, floor: int) -> None:
-    """Refuse rounds that wait for fewer machines than a sum must have."""
+    """Refuse rounds that wait for fewer clients than a sum must have."""
     if needed < floor:
         raise ConfigurationError(
-            f"Expected rounds that wait for at least trust.min-cohort = {floor} machines, got quorum x "
+            f"Expected rounds that wait for at least trust.min-cohort = {floor} clients, got quorum x "
             f"clients-per-round = {needed}: raise quorum, or lower trust.min-cohort.",
             kind="out-of-range",
             setting="quorum",
@@ -356,8 +356,8 @@ def nothing_gained(min_honest: int) -> str:
     if min_honest > 1:
         return ""
     return (
-        "Secure aggregation saves no noise here: of each sum one machine only is taken to be honest (h = "
-        "trust.min-cohort - trust.colluders = 1), so mu is what each machine's own noise gives without it. Lower "
+        "Secure aggregation saves no noise here: of each sum one client only is taken to be honest (h = "
+        "trust.min-cohort - trust.colluders = 1), so mu is what each client's own noise gives without it. Lower "
         "trust.colluders, raise trust.min-cohort, or leave trust out."
     )
 
@@ -375,7 +375,7 @@ def refused_trust(trust: str, strategy: str, able: Iterable[str], others: Iterab
 
 
 def is_centred(config: RunConfig) -> bool:
-    """Whether machines release the mean of their features first: as set, or else as the features want it."""
+    """Whether clients release the mean of their features first: as set, or else as the features want it."""
     if config.centring:
         return config.centring == PRIVATE
     if config.samples_per_owner:  # the mean counts samples, not owners
@@ -390,7 +390,7 @@ def centred_by_default(strategy: str, features: str, *, secret_order: bool) -> b
 
 
 def is_evaluated(config: RunConfig) -> bool:
-    """Whether machines say privately, after the training, how good the model is."""
+    """Whether clients say privately, after the training, how good the model is."""
     return config.private_evaluation > 0
 
 

@@ -1,6 +1,6 @@
 """The keys of a run configuration (:mod:`murmurfl.privacy.setting`).
 
-Keys about a machine's privacy are in :mod:`murmurfl.privacy.machine.tables`, which operators' files share.
+Keys about a client's privacy are in :mod:`murmurfl.privacy.release.tables`, which operators' files share.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from functools import partial
 from typing import Annotated
 
 from ...clients.adapters.per_sample_gradients import GRADIENT_MEMORY_MIB
-from ...privacy.machine import tables
-from ...privacy.machine.policy import CLIP_UNITS, RELEASE_RULES
-from ...privacy.machine.shuffled_machine import ACCOUNTINGS, ORDERS
+from ...privacy.release import tables
+from ...privacy.release.policy import CLIP_UNITS, RELEASE_RULES
+from ...privacy.release.shuffled_privatizer import ACCOUNTINGS, ORDERS
 from ...privacy.mechanisms import SHARES
 from ...privacy.noise import NOISE_QUALITIES
 from ...privacy.queries.clipped_share import QUANTILE_SHARE
@@ -31,7 +31,7 @@ _PRESETS = "the preset's"
 TaskName = Annotated[
     str,
     Declaration(
-        "The data set; on real machines also the path of a schema, whose records only they have.",
+        "The data set; on real clients also the path of a schema, whose records only they have.",
         names=True,
         choices=partial(registry, "task"),
     ),
@@ -50,12 +50,12 @@ DataRoot = Annotated[
 ]
 PartitionName = Annotated[
     str,
-    Declaration("How samples are split among machines.", names=True, choices=partial(registry, "partition")),
+    Declaration("How samples are split among clients.", names=True, choices=partial(registry, "partition")),
 ]
 StrategyName = Annotated[
     str,
     Declaration(
-        "The method: how machines and server train.",
+        "The method: how clients and server train.",
         names=True,
         choices=partial(registry, "strategy"),
     ),
@@ -83,7 +83,7 @@ class RunSums(tables.SecureAggregation):
     colluders: Annotated[
         int,
         Declaration(
-            "Machines of a sum that may collude with the server: mu protects the other h = min-cohort - colluders; -1 "
+            "Clients of a sum that may collude with the server: mu protects the other h = min-cohort - colluders; -1 "
             "sets h to half of clients-per-round.",
             at_least=-1,
         ),
@@ -91,7 +91,7 @@ class RunSums(tables.SecureAggregation):
     max_byzantine: Annotated[
         int,
         Declaration(
-            "The most machines that are taken to lie: after a wrong sum so many are left out in turns.",
+            "The most clients that are taken to lie: after a wrong sum so many are left out in turns.",
             at_least=1,
             at_most=MOST_BYZANTINE,
         ),
@@ -317,10 +317,10 @@ class RunKeys:
     ] = 784
     synthetic_alpha: Annotated[
         float,
-        Declaration("Variance of the labelling rule between machines.", key="task.alpha", at_least=0, read_by="task"),
+        Declaration("Variance of the labelling rule between clients.", key="task.alpha", at_least=0, read_by="task"),
     ] = 0.1
     synthetic_beta: Annotated[
-        float, Declaration("Variance of the features between machines.", key="task.beta", at_least=0, read_by="task")
+        float, Declaration("Variance of the features between clients.", key="task.beta", at_least=0, read_by="task")
     ] = 0.1
     validation_samples: Annotated[
         int, Declaration("Training samples held out for tuning; they replace the test set.", at_least=0)
@@ -328,7 +328,7 @@ class RunKeys:
     training_samples: Annotated[
         int,
         Declaration(
-            "Training samples used, the same in every run; with a schema as task, about how many all machines have.",
+            "Training samples used, the same in every run; with a schema as task, about how many all clients have.",
             at_least=0,
             zero="all",
         ),
@@ -353,15 +353,15 @@ class RunKeys:
     passes: tables.Passes = 1
     max_participations: tables.MaxParticipations = 0
     batch_selection: tables.BatchSelection = ""
-    num_clients: Annotated[int, Declaration("M, machines in all.", at_least=1)] = 10
+    num_clients: Annotated[int, Declaration("M, clients in all.", at_least=1)] = 10
     clients_per_round: Annotated[
-        int, Declaration("m, machines asked in a round.", at_least=0, zero="all num-clients of them")
+        int, Declaration("m, clients asked in a round.", at_least=0, zero="all num-clients of them")
     ] = 10
     quorum: Annotated[
         float,
         Declaration(
             "Share of clients-per-round whose answers end a round. Later answers count in a later round where the "
-            "method allows it; simulated machines are never late. A resumed run may have another.",
+            "method allows it; simulated clients are never late. A resumed run may have another.",
             above=0,
             at_most=1,
         ),
@@ -369,7 +369,7 @@ class RunKeys:
     min_available_nodes: Annotated[
         int,
         Declaration(
-            "Fewest connected clients with which a round of real machines begins after node-deadline-s. A resumed run "
+            "Fewest connected clients with which a round of real clients begins after node-deadline-s. A resumed run "
             "may have another.",
             at_least=0,
             zero="half of clients-per-round, rounded up, or the quorum if that is less",
@@ -378,7 +378,7 @@ class RunKeys:
     over_selection: Annotated[
         float,
         Declaration(
-            "Machines asked in a round, as a multiple of clients-per-round, rounded up.", at_least=1, at_most=2**31 - 1
+            "Clients asked in a round, as a multiple of clients-per-round, rounded up.", at_least=1, at_most=2**31 - 1
         ),
     ] = 1.0
     num_rounds: Annotated[
@@ -386,19 +386,19 @@ class RunKeys:
         Declaration(
             "T, rounds; more than samples and caps allow are refused.",
             at_least=0,
-            zero="one pass over the data, with full batches the preset's; real machines need a number",
+            zero="one pass over the data, with full batches the preset's; real clients need a number",
         ),
     ] = 0
     allow_exhaustion: Annotated[
         bool,
         Declaration(
-            "Whether rounds go on after machines run out of samples or reach their cap, and so refuse; in a "
+            "Whether rounds go on after clients run out of samples or reach their cap, and so refuse; in a "
             "simulation of one pass they do.",
         ),
     ] = False
     sampling: Annotated[
         str,
-        Declaration("How a round's machines are drawn; empty for the preset's.", choices=("", *SAMPLINGS)),
+        Declaration("How a round's clients are drawn; empty for the preset's.", choices=("", *SAMPLINGS)),
     ] = ""
     lost_replies: Annotated[
         float, Declaration("Share of replies that a simulation loses at random.", at_least=0, below=1)
@@ -412,7 +412,7 @@ class RunKeys:
         ),
     ] = 1
     round_timeout_s: Annotated[float, Declaration("Longest wait for a round's replies, in seconds.", above=0)] = 600.0
-    node_deadline_s: Annotated[float, Declaration("Longest wait for enough machines, in seconds.", above=0)] = 120.0
+    node_deadline_s: Annotated[float, Declaration("Longest wait for enough clients, in seconds.", above=0)] = 120.0
     give_up_after: Annotated[
         int,
         Declaration(
@@ -424,15 +424,14 @@ class RunKeys:
     permit: Annotated[
         str,
         Declaration(
-            "On real machines, the owner's permit (`murmurfl owner permit`) for machines that demand one.",
+            "On real clients, the owner's permit (`murmurfl owner permit`) for clients that demand one.",
             zero="none",
         ),
     ] = ""
     schema: Annotated[
         str,
         Declaration(
-            "On real machines, the digest of the record schema (`murmurfl schema FILE --digest`); others are not "
-            "asked.",
+            "On real clients, the digest of the record schema (`murmurfl schema FILE --digest`); others are not asked.",
             zero="any",
         ),
     ] = ""
@@ -489,7 +488,7 @@ class RunKeys:
         int, Declaration("Rounds between evaluations; the last is always evaluated.", at_least=1)
     ] = 1
     checkpoint: Annotated[
-        bool, Declaration("On real machines, whether the server saves its state after every round.")
+        bool, Declaration("On real clients, whether the server saves its state after every round.")
     ] = True
     out_dir: Annotated[
         str,

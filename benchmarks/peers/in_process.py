@@ -1,9 +1,9 @@
 """The in-process grid beside pfl, in one run and taking turns: updates a second at equal work.
 
 Run with ``python -m benchmarks.peers.in_process``. The work is that of :mod:`.run`: softmax regression on the synthetic
-task, d = 7,850, 100 machines, 50 a round, one clipped gradient of one sample each, with noise of its own. pfl and noisy
+task, d = 7,850, 100 clients, 50 a round, one clipped gradient of one sample each, with noise of its own. pfl and noisy
 SGD on the in-process grid do it in processes of their own, one after the other, and each turn gives a ratio: whatever
-else the computer does meanwhile slows both down. DP-μ²-FL, with two gradients a machine and round and last noise taken
+else the computer does meanwhile slows both down. DP-μ²-FL, with two gradients a client and round and last noise taken
 back out, takes part in every turn as well.
 """
 
@@ -92,7 +92,7 @@ def table(document: dict[str, Any]) -> str:
         lines.append(f"| {label} | {rate:,.0f} ({low:,.0f} to {high:,.0f}) | {times[name]} | {peaks[name]:,.0f} |")
     lines += [
         "",
-        f"{document['clients']} machines, {document['per_round']} a round, {document['rounds']} rounds, one core each, "
+        f"{document['clients']} clients, {document['per_round']} a round, {document['rounds']} rounds, one core each, "
         f"medians of {document['repeats']} turns; ratios are those of each turn. By processor time, "
         "which a busy computer changes less, they are "
         f"{document['inprocess / pfl, by processor time']['median']:.2f} and "

@@ -1,1 +1,1 @@
-"""Other libraries' models and other people's apps as machines: PyTorch, scikit-learn, ClientApps."""
+"""Other libraries' models and other people's apps as clients: PyTorch, scikit-learn, ClientApps."""

@@ -1,8 +1,8 @@
 """Correlated noise for anybody's ClientApp: a Flower mod around a training that knows nothing of it.
 
-The ClientApp trains as it always did. What leaves the machine is the release P_k - P_ack of its update (trained minus
+The ClientApp trains as it always did. What leaves the client is the release P_k - P_ack of its update (trained minus
 received model), clipped, with noise, on the grid and recorded in the ledger before it goes
-(:class:`~murmurfl.privacy.PrivateMachine`). :class:`~murmurfl.strategies.CorrelatedFedAvg` adds the releases up.
+(:class:`~murmurfl.privacy.Privatizer`). :class:`~murmurfl.strategies.CorrelatedFedAvg` adds the releases up.
 Nothing that the ClientApp raises may reach the server: the text of an exception can carry data.
 """
 
@@ -21,6 +21,10 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from ...privacy import protocol
+from ...privacy.release.clipping import TrainingFigures, observing
+from ...privacy.release.known_samples import any_data
+from ...privacy.release.ledgered_privatizer import Release
+from ...privacy.release.prefix_sums import Privatizer
 from ...privacy.errors import (
     OF_DATA,
     PUBLIC,
@@ -32,10 +36,6 @@ from ...privacy.errors import (
 )
 from ...privacy.ledger.ledger_records import Ledger
 from ...privacy.ledger.sqlite import SQLiteLedger
-from ...privacy.machine.clipping import TrainingFigures, observing
-from ...privacy.machine.known_samples import any_data
-from ...privacy.machine.ledgered_machine import Release
-from ...privacy.machine.prefix_sums import PrivateMachine
 from ...privacy.noise import NoiseKeys
 from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Masking
@@ -55,9 +55,9 @@ from ..messages import (
     statement_entries,
     training_entries,
 )
-from ..nodes.machine_file import UpdateNode
+from ..nodes.client_file import UpdateNode
 from ..nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
-from ..simulation.simulated_machines import LEDGER_RECORDS, ContextLedger, SimulatedSums, simulated_machine
+from ..simulation.simulated_clients import LEDGER_RECORDS, ContextLedger, SimulatedSums, simulated_client
 from .update_policy import UpdatePolicy, update_guarantee
 
 _in_training: ContextVar[Message | None] = ContextVar("murmurfl_noise_mod", default=None)
@@ -65,7 +65,7 @@ _in_training: ContextVar[Message | None] = ContextVar("murmurfl_noise_mod", defa
 # The records that Flower's legacy ClientApp looks for, and does not find.
 _OF_LEGACY = ("'fitins.", "'evaluateins.")
 _LEGACY = (
-    "this machine has Flower's legacy ClientApp(client_fn, mods=...), which cannot read messages of the Message API: "
+    "this client has Flower's legacy ClientApp(client_fn, mods=...), which cannot read messages of the Message API: "
     "write app = numpy_client_app(client_fn, mods=[CorrelatedNoiseMod(...)])"
 )
 
@@ -97,7 +97,7 @@ def received_model(content: RecordDict) -> dict[str, NDArray[np.float64]]:
 
 
 class ClientAppError(MurmurflError):
-    """The ClientApp failed; its text stays in the machine's own log."""
+    """The ClientApp failed; its text stays in the client's own log."""
 
     kind = "failed"
 
@@ -130,8 +130,8 @@ def trained_model(
 ) -> Callable[[], NDArray[np.float64]]:
     """Have the ClientApp train; the result gives the trained model as one vector, or raises what the training raised.
 
-    An exception is kept back because a real machine must release something all the same: whether training fails may
-    depend on the data. ``guarded`` machines have their ledger in ``context.state``, which must stay there.
+    An exception is kept back because a real client must release something all the same: whether training fails may
+    depend on the data. ``guarded`` clients have their ledger in ``context.state``, which must stay there.
     """
     state, ours = context.state, _ledger_records(context)
     values: NDArray[np.float64] | Exception
@@ -143,7 +143,7 @@ def trained_model(
         after = _ledger_records(context)
         if context.state is not state or any(after.get(key) is not record for key, record in ours.items()):
             raise ConfigurationError(
-                "Expected the records of murmurfl in context.state to stay, got others: this machine's ledger is in "
+                "Expected the records of murmurfl in context.state to stay, got others: this client's ledger is in "
                 "them. Put new records beside them.",
                 kind="mismatch",
             )
@@ -187,7 +187,7 @@ _MOST_PARAMETERS = 2**40
 
 
 @dataclass(frozen=True)
-class _Machine:
+class _Node:
     policy: UpdatePolicy
     name: str
     ledger: Ledger
@@ -200,13 +200,13 @@ class _Machine:
         # In a simulation, too: whatever it releases is sent.
         check_masking(self.policy.privacy_policy(), self.masking, self.name, simulated=False)
 
-    def private(self, num_parameters: int) -> PrivateMachine:
+    def private(self, num_parameters: int) -> Privatizer:
         policy, parts = self.policy.privacy_policy(), self.policy.releases_per_pass
         known = self.known_by()  # once for this message
-        data = any_data if self.policy.unit == "machine" else lambda part: b"%d " % part + known
+        data = any_data if self.policy.unit == "client" else lambda part: b"%d " % part + known
         # Under another roster a helper may not know what was opened in the session.
         roster = "" if self.masking is None else self.masking.roster.digest
-        return PrivateMachine(policy, num_parameters, parts, self.ledger, self.keys, data=data, roster=roster)
+        return Privatizer(policy, num_parameters, parts, self.ledger, self.keys, data=data, roster=roster)
 
 
 class CorrelatedNoiseMod:
@@ -218,17 +218,17 @@ class CorrelatedNoiseMod:
     Parameters
     ----------
     simulation : UpdatePolicy, optional
-        Policy of every *simulated* machine. A real node does not look at it: there the operator's file decides
+        Policy of every *simulated* client. A real node does not look at it: there the operator's file decides
         (:class:`~murmurfl.clients.UpdateNode`), that of ``murmurfl node``, or one named by the environment variable
         ``MURMURFL_NODE_CONFIG`` or ``flower-supernode --node-config 'murmurfl-config="..."'``. Without a file the
-        machine refuses.
+        client refuses.
     seed : int
-        Seed of the simulated machines' keys: the same run gives the same model.
+        Seed of the simulated clients' keys: the same run gives the same model.
     helpers : int
         How many of a simulation's nodes, the last ones, are helpers, under secure aggregation. The ClientApp is told of
         the others only, as ``num-partitions``.
     node : UpdateNode, optional
-        The real machine, if its operator's file was read already; no other file is looked for.
+        The real client, if its operator's file was read already; no other file is looked for.
 
     Raises
     ------
@@ -240,8 +240,8 @@ class CorrelatedNoiseMod:
     If two of these mods are around one app, the inner one lets messages pass: the outer one releases the update, once.
 
     **What leaves.** For a training request: the release, in float64; its number, the acknowledgement it is built on,
-    the machine's name, and what it guarantees. Everything else the ClientApp returns (loss, accuracy, the number of
-    examples) stays. Results of ``evaluate`` are refused unless the machine's own configuration allows them, and are
+    the client's name, and what it guarantees. Everything else the ClientApp returns (loss, accuracy, the number of
+    examples) stays. Results of ``evaluate`` are refused unless the client's own configuration allows them, and are
     then marked ``not-private``: no epsilon covers them. Queries are answered here or refused.
 
     **Arrays.** The update is taken of all floating-point arrays of the model, float buffers included, in float64.
@@ -249,11 +249,11 @@ class CorrelatedNoiseMod:
     kinds (complex numbers, or bfloat16, which Flower cannot carry) are refused.
 
     **Formal guarantees.** What leaves is what its :class:`~murmurfl.clients.UpdatePolicy` guarantees: by default mu-GDP
-    for replacement of all data of the machine (client-level). It rests on the machine running this code and on
+    for replacement of all data of the client (client-level). It rests on the client running this code and on
     ``ClientApp(mods=[...])``: functions registered with another app, and Flower's ``lifespan``, are not covered.
     (``murmurfl node`` runs what its operator installed, and puts a mod around all of it.) On a real node, a training
     that fails or does not answer with the model counts as an update of zero, because whether it fails may depend on the
-    data; only the machine's own log says so. In simulation it is an error reply with a fixed text. Timing is not
+    data; only the client's own log says so. In simulation it is an error reply with a fixed text. Timing is not
     protected. Simulated keys protect nobody's data. Under secure aggregation no release is sent without masks, in a
     simulation neither.
     Proof: docs/proofs/returning-samples.md.
@@ -287,31 +287,31 @@ class CorrelatedNoiseMod:
         return answer(message, lambda: self._content(message, context, call_next))
 
     def _content(self, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
-        machine = self._machine(context)
+        client = self._client(context)
         key, config = _config(message.content)
         if protocol.ASK in config:
-            return _asked(machine, config)
+            return _asked(client, config)
         kind = message.metadata.message_type.split(".")[0]
         if kind == MessageType.TRAIN:
-            return _train(machine, key, config, message, context, call_next)
+            return _train(client, key, config, message, context, call_next)
         if kind == MessageType.EVALUATE:
-            return _evaluate(machine, message, context, call_next)
-        raise malformed("the query is not one this machine answers")
+            return _evaluate(client, message, context, call_next)
+        raise malformed("the query is not one this client answers")
 
-    def _machine(self, context: Context) -> _Machine:
+    def _client(self, context: Context) -> _Node:
         if self._own is not None:
             return self._own
         if in_simulation():
             if self.simulation is None:
                 raise ConfigurationError(
-                    "Expected a policy for simulated machines, got none: CorrelatedNoiseMod(simulation=UpdatePolicy("
+                    "Expected a policy for simulated clients, got none: CorrelatedNoiseMod(simulation=UpdatePolicy("
                     "clip_norm=1.0, mu=4.0, max_participations=20)).",
                     kind="missing",
                     setting="simulation",
                 )
-            made = simulated_machine(context, seed=self.seed)
+            made = simulated_client(context, seed=self.seed)
             masking = None if self._sums is None else self._sums.masking(context, self.simulation.sums)
-            return _Machine(policy=self.simulation, **made, masking=masking)
+            return _Node(policy=self.simulation, **made, masking=masking)
         path = operators_file(context.node_config)
         if path is None:
             raise ConfigurationError(
@@ -323,24 +323,24 @@ class CorrelatedNoiseMod:
         return _real(UpdateNode.read(path), context.node_config)
 
 
-def machine_behind(node: UpdateNode) -> PrivateMachine:
-    """The machine of an operator's file with a ClientApp of its own, for a model of one parameter.
+def privatizer_behind(node: UpdateNode) -> Privatizer:
+    """The client of an operator's file with a ClientApp of its own, for a model of one parameter.
 
     Notes
     -----
-    **Formal guarantees.** Policy, budget and ledger are those of the operator's file: a release of the machine would be
+    **Formal guarantees.** Policy, budget and ledger are those of the operator's file: a release of the client would be
     spent like any other.
     """
     return _real(node, {}).private(1)
 
 
-def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Machine:
+def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Node:
     ledger = SQLiteLedger(node.ledger)  # never created here: a new ledger would have forgotten what was spent
     known_by = partial(node.known_by, node_config)
-    machine = _Machine(node.policy(ledger), node.machine, ledger, ledger.keys(), known_by, node.masking())
+    client = _Node(node.policy(ledger), node.client, ledger, ledger.keys(), known_by, node.masking())
     # Before the node says that it is ready. The check needs no model, so its size may be any.
-    machine.private(1).check_data()
-    return machine
+    client.private(1).check_data()
+    return client
 
 
 def _config(content: RecordDict) -> tuple[str, Mapping[str, Any]]:
@@ -351,22 +351,22 @@ def _config(content: RecordDict) -> tuple[str, Mapping[str, Any]]:
     return (found[0][0], dict(found[0][1])) if found else ("", {})
 
 
-def _asked(machine: _Machine, config: Mapping[str, Any]) -> RecordDict:
+def _asked(privatizer: _Node, config: Mapping[str, Any]) -> RecordDict:
     check_version(config)
-    entries: dict[str, Any] = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: machine.name}
+    entries: dict[str, Any] = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.CLIENTS: privatizer.name}
     if config[protocol.ASK] == protocol.ASK_PRIVACY:
         size = integer_entry(config, protocol.NUM_PARAMETERS, 1, _MOST_PARAMETERS)
-        entries |= statement_entries(machine.private(size), session_entry(config))
-        entries |= {"unit": machine.policy.unit, "evaluation-allowed": machine.policy.allow_evaluation}
+        entries |= statement_entries(privatizer.private(size), session_entry(config))
+        entries |= {"unit": privatizer.policy.unit, "evaluation-allowed": privatizer.policy.allow_evaluation}
     elif config[protocol.ASK] == protocol.ASK_HELLO:
-        entries |= name_shown(machine.masking, config)
+        entries |= name_shown(privatizer.masking, config)
     else:
-        raise malformed("the query is not one this machine answers")
+        raise malformed("the query is not one this client answers")
     return RecordDict({protocol.CONFIG: ConfigRecord(entries)})
 
 
 def _train(
-    machine: _Machine,
+    privatizer: _Node,
     key: str,
     config: Mapping[str, Any],
     message: Message,
@@ -376,20 +376,22 @@ def _train(
     if not config:
         raise RefusedError(
             protocol.PROTOCOL_MISMATCH,
-            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states no "
+            f"this client speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states no "
             "version: the server must use murmurfl's CorrelatedFedAvg",
         )
-    check_addressed(config, machine.name)
+    check_addressed(config, privatizer.name)
     ack, session = integer_entry(config, protocol.ACK, 0, protocol.LARGEST_ROUND), session_entry(config)
     received = received_model(message.content)
     start = np.concatenate([values.ravel() for values in received.values()])
-    known = machine.known_by()  # before the ledger compares the data as well, so that a change from here on is noticed
-    private = machine.private(len(start))
+    known = (
+        privatizer.known_by()
+    )  # before the ledger compares the data as well, so that a change from here on is noticed
+    private = privatizer.private(len(start))
     part = private.admits(session, ack).start  # refused before anything is trained
     message.content[key] = ConfigRecord({**config, protocol.PART: part})
     # Outside of the ledger's transaction: training may take long, and a process it starts must not hold the ledger.
-    trained = trained_model(message, context, call_next, received, guarded=isinstance(machine.ledger, ContextLedger))
-    if machine.known_by() != known:
+    trained = trained_model(message, context, call_next, received, guarded=isinstance(privatizer.ledger, ContextLedger))
+    if privatizer.known_by() != known:
         raise LedgerError(
             "Expected the data-files to stay as they are while they are used, got other contents.",
             kind="mismatch",
@@ -407,22 +409,22 @@ def _train(
     with observing() as observer:
         release = private.release(session, ack, contribution, skipped=skipped_entry(config))
     figures = observer.figures()
-    _log_release(machine, private, release, figures)
-    return _reply(machine, private, release, session, figures, received)
+    _log_release(privatizer, private, release, figures)
+    return _reply(privatizer, private, release, session, figures, received)
 
 
 def _reply(
-    machine: _Machine,
-    private: PrivateMachine,
+    privatizer: _Node,
+    private: Privatizer,
     release: Release,
     session: str,
     figures: TrainingFigures | None,
     received: Mapping[str, NDArray[np.float64]],
 ) -> RecordDict:
-    """The release in the model's arrays, and the machine's statements of it: nothing else leaves."""
+    """The release in the model's arrays, and the client's statements of it: nothing else leaves."""
     shapes = [values.shape for values in received.values()]
     policy = private.policy
-    sent, hidden = outgoing_reply(release, shapes, masking=machine.masking, session=session, policy=policy)
+    sent, hidden = outgoing_reply(release, shapes, masking=privatizer.masking, session=session, policy=policy)
     arrays = dict(zip(received, map(Array, sent), strict=True))
     loss = private.plan.loss
     sums = {protocol.MU_LOCAL: loss.worst_case.mu, protocol.MIN_HONEST: policy.sums.min_honest} if hidden else {}
@@ -432,52 +434,54 @@ def _reply(
         protocol.ACK: release.ack,
         protocol.SENSITIVITY: private.plan.sensitivity,
         protocol.MU_GUARANTEED: loss.mu,
-        protocol.DELTA: machine.policy.delta,
-        protocol.CLIENT_LEVEL: int(machine.policy.unit == "machine"),
+        protocol.DELTA: privatizer.policy.delta,
+        protocol.CLIENT_LEVEL: int(privatizer.policy.unit == "client"),
         protocol.NUM_EXAMPLES: 1,  # of equal weight: a count could depend on data
         **sums,
         **({protocol.MENDED: 1} if release.mended else {}),
-        **training_entries(machine.name, figures if private.simulated else None),
+        **training_entries(privatizer.name, figures if private.simulated else None),
     }
     return RecordDict(
         {
             protocol.ARRAYS: ArrayRecord(arrays),
             protocol.METRICS: MetricRecord(entries),
-            protocol.CONFIG: ConfigRecord({protocol.MACHINE: machine.name, **hidden}),
+            protocol.CONFIG: ConfigRecord({protocol.CLIENT: privatizer.name, **hidden}),
         }
     )
 
 
-def _log_release(machine: _Machine, private: PrivateMachine, release: Release, figures: TrainingFigures | None) -> None:
-    """Log on the machine what left it and what is guaranteed."""
+def _log_release(privatizer: _Node, private: Privatizer, release: Release, figures: TrainingFigures | None) -> None:
+    """Log on the client what left it and what is guaranteed."""
     if not private.simulated and figures is not None and figures.worrying:
-        logger.warning("In this machine's own log alone, not private: %s", figures.sentence, extra=OF_DATA)
-    policy = machine.policy
+        logger.warning("In this client's own log alone, not private: %s", figures.sentence, extra=OF_DATA)
+    policy = privatizer.policy
     guarantee = update_guarantee(policy, private.plan.loss, simulated=private.simulated)
-    # A simulation has many machines: the first one says it once, and the server's log has it in every round.
-    quiet = private.simulated and (release.release > 1 or machine.name != "0")
+    # A simulation has many clients: the first one says it once, and the server's log has it in every round.
+    quiet = private.simulated and (release.release > 1 or privatizer.name != "0")
     logger.log(
         logging.DEBUG if quiet else logging.INFO,
         "%s",
-        f"Machine {machine.name}: release {release.release} of at most {policy.max_participations}. "
+        f"Client {privatizer.name}: release {release.release} of at most {policy.max_participations}. "
         f"{guarantee.sentence}",
         extra=PUBLIC,
     )
     if release.release == 1:
-        log_own_forecast(machine.name, private, unit=policy.unit)
+        log_own_forecast(privatizer.name, private, unit=policy.unit)
 
 
-def _evaluate(machine: _Machine, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
-    if not machine.policy.allow_evaluation:
+def _evaluate(privatizer: _Node, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
+    if not privatizer.policy.allow_evaluation:
         raise RefusedError(
-            protocol.EVALUATION_BLOCKED, "this machine does not evaluate: the result would not be private"
+            protocol.EVALUATION_BLOCKED, "this client does not evaluate: the result would not be private"
         )
     reply = called(call_next, message, context)
     metrics = {key: value for record in reply.content.metric_records.values() for key, value in record.items()}
-    logger.warning("Machine %s answers an evaluation without noise: no epsilon covers it.", machine.name, extra=PUBLIC)
+    logger.warning(
+        "Client %s answers an evaluation without noise: no epsilon covers it.", privatizer.name, extra=PUBLIC
+    )
     return RecordDict(
         {
             protocol.METRICS: MetricRecord({**metrics, protocol.NOT_PRIVATE: 1}),
-            protocol.CONFIG: ConfigRecord({protocol.MACHINE: machine.name}),
+            protocol.CONFIG: ConfigRecord({protocol.CLIENT: privatizer.name}),
         }
     )

@@ -1,4 +1,4 @@
-"""Per-sample gradients: what a machine needs from a model, how it combines them, and in how much memory.
+"""Per-sample gradients: what a client needs from a model, how it combines them, and in how much memory.
 
 What one sample needs is measured once: the bytes of tensors that are alive at a time while its gradient is computed,
 which depend on shapes alone. As many samples are then computed together as fit into the memory set aside. Gradients of
@@ -17,8 +17,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ...privacy.release.clipping import DenseContributions, StackedContributions, squared_lengths
 from ...privacy.errors import OF_DATA, ConfigurationError, MisfitError, is_interrupt
-from ...privacy.machine.clipping import DenseContributions, StackedContributions, squared_lengths
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class PerSampleGradients(Protocol):
     Notes
     -----
     **Formal guarantees.** Row i must depend on sample i and the parameters alone (so no batch normalisation): every
-    guarantee for one sample rests on it. How long a row is does not matter, for the machine bounds it.
+    guarantee for one sample rests on it. How long a row is does not matter, for the client bounds it.
     """
 
     @property
@@ -49,7 +49,7 @@ class PerSampleGradients(Protocol):
 
 
 class Samples(Protocol):
-    """A machine's data: a length, and a batch for a slice."""
+    """A client's data: a length, and a batch for a slice."""
 
     def __len__(self) -> int: ...
 
@@ -60,7 +60,7 @@ def rows_unmixed(gradients: PerSampleGradients) -> bool:
     """Whether gradients declare that a row of a batch depends on its own sample and the batch's size alone.
 
     The declaration, ``rows_unmixed = True``, covers every bit, whatever samples and parameters are, and that computing
-    a batch never fails. A real machine may then compute many samples together. A subclass does not inherit it.
+    a batch never fails. A real client may then compute many samples together. A subclass does not inherit it.
     """
     return bool(vars(gradients).get("rows_unmixed", vars(type(gradients)).get("rows_unmixed", False)))
 
@@ -196,7 +196,7 @@ def _are_alike(one: NDArray[np.floating] | None, other: NDArray[np.floating] | N
 
 
 class CarefulGradients:
-    """Gradients of a real machine, which loads its samples one by one: a sample that fails has gradient zero.
+    """Gradients of a real client, which loads its samples one by one: a sample that fails has gradient zero.
 
     A batch is an array of numbers of samples in ``source``. Whether a sample can be loaded, and its gradient computed,
     may depend on the sample. So a failure must not show, and must change nothing but what that sample contributes.
@@ -452,7 +452,7 @@ class PulledOuterProducts(OuterProducts):
     """Outer products with one matrix V added to each, [r x^T + V, r]: gradients with a penalty on the weights.
 
     ``pull`` is V, shape (classes, features), the same for every sample. Norms are at most 2^-41 too small, and sums as
-    precise as clipping and adding up need them (:mod:`~murmurfl.privacy.machine.clipping`), whatever V a server
+    precise as clipping and adding up need them (:mod:`~murmurfl.privacy.release.clipping`), whatever V a server
     chooses: where r x^T and V cancel, and little but rounding is left, a row is written out first.
     """
 

@@ -1,6 +1,6 @@
 """A ClientApp with sample-level privacy from a model, a loss, samples and an epsilon.
 
-Where :class:`~murmurfl.clients.CorrelatedNoiseMod` protects whole updates of somebody's training, here the machine
+Where :class:`~murmurfl.clients.CorrelatedNoiseMod` protects whole updates of somebody's training, here the client
 computes and clips the gradient of each sample itself. Replacing a sample then moves a sum of N gradients by 2 S,
 whatever N is, and the noise in their mean is N times smaller.
 """
@@ -22,48 +22,48 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ...privacy import protocol
 from ...privacy.accounting.loss import NOTHING_ASSUMED, SumAssumption
+from ...privacy.release.policy import OF_SUMS, PrivacyPolicy, Trust
 from ...privacy.errors import ConfigurationError, RefusedError, formerly
 from ...privacy.ledger.sqlite import SQLiteLedger
-from ...privacy.machine.policy import OF_SUMS, PrivacyPolicy, Trust
 from ...privacy.sums.masking import Masking
 from ..algorithms import Algorithm, app_method
 from ..messages import answer, in_simulation, malformed
-from ..nodes.machine_file import SampleNode
+from ..nodes.client_file import SampleNode
 from ..nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from ..private_client import PrivateClient, handled
 from ..queries import EvaluationShare, Measure
+from ..records.client_records import Items, OwnerGradients, Records, file_items, items_of
 from ..records.drafting import inferred
-from ..records.machine_records import Items, OwnerGradients, Records, file_items, items_of
 from ..records.schema import Schema
-from ..simulation.simulated_machines import SimulatedSums, simulated_machine
-from .machine_model import MachineModel, statistics_model
+from ..simulation.simulated_clients import SimulatedSums, simulated_client
+from .client_model import ClientModel, statistics_model
 from .per_sample_gradients import GRADIENT_MEMORY_MIB
 
 logger = logging.getLogger(__name__)
 SamplesOf = Callable[[Context], Any]
-"""A function of Flower's context that gives a machine its samples."""
+"""A function of Flower's context that gives a client its samples."""
 _KEPT_BYTES = 1 << 29
-"""Most memory of machines' samples that a worker of a simulation keeps: 512 MiB."""
+"""Most memory of clients' samples that a worker of a simulation keeps: 512 MiB."""
 _MOST_KEPT = 256
-"""Most machines whose samples it keeps."""
+"""Most clients whose samples it keeps."""
 
 
 class PrivateClientApp(ClientApp):
-    """A ClientApp whose machines answer with private sums of per-sample gradients; :func:`private_client_app` makes it.
+    """A ClientApp whose clients answer with private sums of per-sample gradients; :func:`private_client_app` makes it.
 
-    ``policy``, ``helpers``, ``seed`` and ``schema`` are those of simulated machines. So is ``evaluation``, but which
-    predictions are right it says on every machine.
+    ``policy``, ``helpers``, ``seed`` and ``schema`` are those of simulated clients. So is ``evaluation``, but which
+    predictions are right it says on every client.
 
     Notes
     -----
-    **Formal guarantees.** Everything a machine returns is mu-GDP for replacement of one record, under the policy of its
+    **Formal guarantees.** Everything a client returns is mu-GDP for replacement of one record, under the policy of its
     node's file or, in simulation, ``policy``; :func:`private_client_app` says of what records, and against whom.
     Proof: docs/proofs/release-rule.md.
     """
 
     def __init__(
         self,
-        model: MachineModel,
+        model: ClientModel,
         method: Algorithm,
         samples: Any,
         policy: PrivacyPolicy,
@@ -97,7 +97,7 @@ class PrivateClientApp(ClientApp):
         """Step, and momentum of full batches, for the server's strategy: ``FullBatch(..., **app.steps())``.
 
         They go with the clip of the app's policy, and follow from the schema and the model as that does
-        (docs/tuning.md). Real machines whose operators set other clips need other steps.
+        (docs/tuning.md). Real clients whose operators set other clips need other steps.
         """
         if math.isinf(self._bound):
             raise ConfigurationError(
@@ -111,7 +111,7 @@ class PrivateClientApp(ClientApp):
     def records(
         self, context: Context, schema: Schema, items: Items | None = None, *, count: int, evaluated: bool
     ) -> Records:
-        """The ``count`` records of a real machine, from ``items`` or the project's ``samples``.
+        """The ``count`` records of a real client, from ``items`` or the project's ``samples``.
 
         A model that cannot take such records, or does not treat each by itself, is refused by the schema alone; no
         record can be a reason to refuse.
@@ -124,13 +124,13 @@ class PrivateClientApp(ClientApp):
         return made
 
     def _simulated_records(self, context: Context) -> Records:
-        """The records of a simulated machine, whose schema may be inferred from all of them."""
+        """The records of a simulated client, whose schema may be inferred from all of them."""
         items = items_of(self._given(context))
         known = self.schema or self.model.schema
         if known is None and not self._inferred:
             self._inferred = True
             logger.info(
-                "What a record is was inferred from all data of simulated machines. A real node needs a schema: "
+                "What a record is was inferred from all data of simulated clients. A real node needs a schema: "
                 "`murmurfl schema FILE` drafts one."
             )
         schema = known or inferred(items)
@@ -153,7 +153,7 @@ class PrivateClientApp(ClientApp):
         return self._samples(context) if _is_function(self._samples) else self._samples
 
     def _as_participant(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Let the last nodes of a simulation of secure aggregation be helpers; machines see the others only."""
+        """Let the last nodes of a simulation of secure aggregation be helpers; clients see the others only."""
         if self._sums is None or not in_simulation():
             return call_next(message, context)
         return self._sums.answer(message, context, lambda own: call_next(message, own))
@@ -173,15 +173,15 @@ class PrivateClientApp(ClientApp):
             return self._of_operators_file(context)
         records = self._kept_records(context)
         masking = None if self._sums is None else self._sums.masking(context, self.policy.sums)
-        made = simulated_machine(context, seed=self._seed)
-        return self.machine(records, self.policy, masking=masking, evaluation=self.evaluation, **made)
+        made = simulated_client(context, seed=self._seed)
+        return self.client(records, self.policy, masking=masking, evaluation=self.evaluation, **made)
 
     def answer_as(self, client: PrivateClient) -> None:
-        """Answer every message from now on with one real machine."""
+        """Answer every message from now on with one real client."""
         self._real = client
 
     def _of_operators_file(self, context: Context) -> PrivateClient:
-        """The real machine of a plain ``flower-supernode``, made once."""
+        """The real client of a plain ``flower-supernode``, made once."""
         path = operators_file(context.node_config)
         if path is None:
             raise ConfigurationError(
@@ -190,10 +190,10 @@ class PrivateClientApp(ClientApp):
                 f"'{NODE_CONFIG_KEY}=\"...\"'. What the app says of privacy is for simulation only.",
                 kind="missing",
             )
-        self.answer_as(self.real_machine(SampleNode.read(path), context.node_config))
+        self.answer_as(self.real_client(SampleNode.read(path), context.node_config))
         return self._client(context)
 
-    def real_machine(
+    def real_client(
         self,
         node: SampleNode,
         node_config: Mapping[str, Any] | None = None,
@@ -201,7 +201,7 @@ class PrivateClientApp(ClientApp):
         ledger: SQLiteLedger | None = None,
         items: Items | None = None,
     ) -> PrivateClient:
-        """A real machine: this app's model and samples; the policy, ledger and key of an operator's file.
+        """A real client: this app's model and samples; the policy, ledger and key of an operator's file.
 
         The ledger outlives the process; key and nonces are the operating system's. Nothing of the app's own policy and
         nothing of a run configuration is looked at. ``node_config`` is the SuperNode's own, from the operator's command
@@ -223,13 +223,13 @@ class PrivateClientApp(ClientApp):
         # Never made here: a fresh one would have forgotten what was spent.
         ledger = SQLiteLedger(node.ledger) if ledger is None else ledger
         policy = node.policy(ledger)
-        own: dict[str, Any] = {"ledger": ledger, "keys": ledger.keys(), "name": node.machine}
+        own: dict[str, Any] = {"ledger": ledger, "keys": ledger.keys(), "name": node.client}
         own["places"] = node.num_records if node.samples_per_owner else None
-        client = self.machine(records, policy, masking=node.masking(), evaluation=node.evaluation, **own)
-        client.machine.check_data()  # before the node says that it is ready
+        client = self.client(records, policy, masking=node.masking(), evaluation=node.evaluation, **own)
+        client.privatizer.check_data()  # before the node says that it is ready
         return client
 
-    def machine(
+    def client(
         self,
         records: Records,
         policy: PrivacyPolicy,
@@ -239,9 +239,9 @@ class PrivateClientApp(ClientApp):
         places: int | None = None,
         **made: Any,
     ) -> PrivateClient:
-        """The machine with these records and this policy, of which an evaluation has its share.
+        """The client with these records and this policy, of which an evaluation has its share.
 
-        ``places`` are for a real machine's owners (:meth:`Records.by_owner`).
+        ``places`` are for a real client's owners (:meth:`Records.by_owner`).
         """
         if bool(records.schema.owner) != bool(policy.samples_per_owner):
             raise ConfigurationError(
@@ -262,7 +262,7 @@ class PrivateClientApp(ClientApp):
         return self.method.client(gradients, owned, policy, masking=masking, **made)
 
     def _kept_records(self, context: Context) -> Records:
-        """A simulated machine's records, of which a worker keeps the latest."""
+        """A simulated client's records, of which a worker keeps the latest."""
         key = repr((sorted(context.node_config.items()), sorted(context.run_config.items())))
         if key not in self._kept:
             self._kept[key] = self._simulated_records(context)
@@ -311,8 +311,8 @@ def private_client_app(
     loss : callable, optional
         ``loss(output, target) -> scalar``, as PyTorch's criteria; default the cross-entropy.
     samples : callable, or samples
-        ``samples(context)`` gives a machine's own: (inputs, targets), a data set of such pairs, a table, or a
-        ``DataLoader``, whose data set is taken item by item. Samples that are no function are every machine's.
+        ``samples(context)`` gives a client's own: (inputs, targets), a data set of such pairs, a table, or a
+        ``DataLoader``, whose data set is taken item by item. Samples that are no function are every client's.
     policy : PrivacyPolicy, optional
         In place of ``epsilon`` to ``sums`` and ``samples_per_owner``.
     method : {"full-batch", "mu2", "noisy-sgd", "fedavg", "statistics"}
@@ -321,7 +321,7 @@ def private_client_app(
         Privacy of all releases of one training together; exactly one of them. Epsilon is at ``delta``.
     clip_norm : float, optional
         S, the L2 bound on one sample's gradient. By default the method's share of R, how long a record of ``schema``
-        can be; of a module, of its gradients for records made up from it. 1 without such a schema. A real machine's
+        can be; of a module, of its gradients for records made up from it. 1 without such a schema. A real client's
         clip is its operator's.
     rounds : int
         K, the most releases of one training.
@@ -330,19 +330,19 @@ def private_client_app(
         (``full-batch``, and ``fedavg`` by default).
     trust : {"untrusted-server", "secure-aggregation"}
     sums : SumAssumption
-        Under ``secure-aggregation``: honest machines of every sum, and its fewest releases.
+        Under ``secure-aggregation``: honest clients of every sum, and its fewest releases.
     helpers : int
         How many of a simulation's nodes, the last ones, are helpers, under ``secure-aggregation``.
     seed : int
-        Seed of the simulated machines' keys: the same run gives the same model.
+        Seed of the simulated clients' keys: the same run gives the same model.
     chunk : int, optional
         The most samples whose gradients are computed together; default 128.
     gradient_memory_mib : float
         Memory for computing a module's gradients, in MiB, in a simulation: as many samples are computed together as
-        fit. A real machine computes one sample at a time.
+        fit. A real client computes one sample at a time.
     schema : Schema, optional
         What a record is. The model is tried on records made from it when the app is made. Without one a simulation
-        infers it from all of a machine's samples and says so; a real node has its operator's.
+        infers it from all of a client's samples and says so; a real node has its operator's.
     samples_per_owner : int
         j, where the schema names an owner: all of an owner's samples are protected as one, and the first j are used.
     evaluation : float or EvaluationShare, optional
@@ -358,13 +358,13 @@ def private_client_app(
 
     Notes
     -----
-    The policy, or what stands for it, is that of *simulated* machines.
+    The policy, or what stands for it, is that of *simulated* clients.
 
-    **Formal guarantees.** Everything a machine returns is mu-GDP for replacement of *one record*: a row of a file that
+    **Formal guarantees.** Everything a client returns is mu-GDP for replacement of *one record*: a row of a file that
     murmurfl reads, or one item as it was handed over, if whatever made the items treats each by itself; with
     ``samples_per_owner`` all records of one owner. It holds against a server that chooses models, rounds,
     acknowledgements and stopping adaptively; under ``secure-aggregation`` if one helper and ``sums.min_honest``
-    machines of each sum are honest, and the plan's ``loss.worst_case`` whatever happens. Simulated keys protect
+    clients of each sum are honest, and the plan's ``loss.worst_case`` whatever happens. Simulated keys protect
     nobody's data.
     Proof: docs/proofs/release-rule.md, docs/proofs/records.md.
     """
@@ -382,7 +382,7 @@ def private_client_app(
             setting="rounds",
         )
     share = EvaluationShare.of(evaluation)
-    made = _machine_model(model, loss, seed=seed, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
+    made = _client_model(model, loss, seed=seed, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
     bound, known = math.inf, schema
     if known is None and not _is_function(samples):
         known = made.schema or inferred(items_of(samples))
@@ -421,7 +421,7 @@ def _refuse_beside_policy(stated: Mapping[str, Any]) -> None:
         )
 
 
-def _machine_model(model: Any, loss: Callable[[Any, Any], Any] | None, **torch_only: Any) -> MachineModel:
+def _client_model(model: Any, loss: Callable[[Any, Any], Any] | None, **torch_only: Any) -> ClientModel:
     """A model of whatever library it is."""
     if isinstance(model, Schema):
         return statistics_model(model)
@@ -429,9 +429,9 @@ def _machine_model(model: Any, loss: Callable[[Any, Any], Any] | None, **torch_o
 
     if is_estimator(model):
         return estimator_model(model, loss)
-    from .torch_checks import torch_machine_model
+    from .torch_checks import torch_client_model
 
-    return torch_machine_model(model, loss, **torch_only)
+    return torch_client_model(model, loss, **torch_only)
 
 
 def _is_function(samples: Any) -> bool:
@@ -467,7 +467,7 @@ def _read_request(message: Message, method: Algorithm, layout: _Layout) -> tuple
     records = [record for record in message.content.array_records.values() if len(record)]
     if protocol.RELEASE_OF not in entries and len(records) != method.client.query_points:
         raise malformed(
-            f"expected {method.client.query_points} models, got {len(records)}: this machine is for {method.strategy}"
+            f"expected {method.client.query_points} models, got {len(records)}: this client is for {method.strategy}"
         )
     numbered = [(str(i), shape) for i, (_, shape) in enumerate(layout)]
     for record in records:
@@ -487,14 +487,14 @@ def _entries(content: RecordDict, method: Algorithm) -> ConfigRecord:
     if len(found) != 1:
         raise RefusedError(
             protocol.PROTOCOL_MISMATCH,
-            f"this machine speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states "
+            f"this client speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states "
             f"{'several versions' if found else 'no version'}: the server must use murmurfl's {method.strategy}",
         )
     return found[0]
 
 
 def _check_asked_as(method: Algorithm, *, updates: bool) -> None:
-    """CorrelatedFedAvg asks in messages of training, the other strategies in queries: a machine answers its own."""
+    """CorrelatedFedAvg asks in messages of training, the other strategies in queries: a client answers its own."""
     if method.updates != updates:
         evaluation = ", or PrivateEvaluation(of_updates=True)" if method.updates else ""
-        raise malformed(f"this machine is for {method.strategy}{evaluation}, and another strategy asks")
+        raise malformed(f"this client is for {method.strategy}{evaluation}, and another strategy asks")

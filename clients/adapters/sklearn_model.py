@@ -1,4 +1,4 @@
-"""A linear estimator of scikit-learn as a machine's model: gradients in closed form, and the fitted estimator back.
+"""A linear estimator of scikit-learn as a client's model: gradients in closed form, and the fitted estimator back.
 
 A setting that gradients of single samples cannot keep is refused by its name, with what takes its place. Settings of
 scikit-learn's search for the model (``solver``, ``max_iter``, ``tol``, ``random_state`` ...) are not looked at: rounds
@@ -21,12 +21,12 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ...privacy.accounting.gdp import check_count
+from ...privacy.release.clipping import DenseContributions, StackedContributions
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.clipping import DenseContributions, StackedContributions
 from ...privacy.queries.evaluation import Measured
 from ..queries import Measure
 from ..records.schema import Label, Part, Schema
-from .machine_model import MachineModel
+from .client_model import ClientModel
 from .per_sample_gradients import OuterProducts, PulledOuterProducts, combined_gradients
 
 Scores = NDArray[np.float64]
@@ -118,7 +118,7 @@ _WEIGHTS = (
 _WARM = (
     "warm_start",
     (False,),
-    "set coef_ and intercept_ of the estimator to those of a model of public data, and machines start there",
+    "set coef_ and intercept_ of the estimator to those of a model of public data, and clients start there",
 )
 _OF_LOGISTIC = (
     _WEIGHTS,
@@ -154,7 +154,7 @@ _PENALTIES = (
 def closed_form(estimator: Any, num_classes: int, num_samples: int | None) -> tuple[Residuals, float, int]:
     """The residuals of an estimator's loss, its l2 penalty and its number of scores; refuses what cannot be kept.
 
-    The loss is a mean over the ``num_samples`` of all machines, plus pull / 2 ||W||^2; intercepts are not pulled.
+    The loss is a mean over the ``num_samples`` of all clients, plus pull / 2 ||W||^2; intercepts are not pulled.
     """
     from sklearn.linear_model import LogisticRegression, SGDClassifier
 
@@ -202,7 +202,7 @@ def _pull_of_logistic(estimator: Any, num_samples: int | None) -> float:
     if num_samples is None:
         raise ConfigurationError(
             f"Expected num_samples with LogisticRegression(C={settings['C']:g}), got none: C weighs against the sum of "
-            "all losses, so say how many samples all machines have together, or give C=numpy.inf and no penalty.",
+            "all losses, so say how many samples all clients have together, or give C=numpy.inf and no penalty.",
             kind="missing",
             setting="num_samples",
         )
@@ -257,7 +257,7 @@ _NAMES = "coef_", "intercept_"
 class LinearEstimator:
     """A linear classifier of scikit-learn with its classes and features, which ``fit`` would learn from all data.
 
-    The same object stands on both sides: ``private_client_app(model, ...)`` on the machines,
+    The same object stands on both sides: ``private_client_app(model, ...)`` on the clients,
     ``model.initial_arrays()`` and ``model.fitted(arrays)`` on the server.
 
     Parameters
@@ -267,7 +267,7 @@ class LinearEstimator:
     classes : sequence
         All labels there may be, at least two; kept sorted, as in scikit-learn.
     num_samples : int, optional
-        Samples of all machines together, needed only for the ``C`` of ``LogisticRegression``.
+        Samples of all clients together, needed only for the ``C`` of ``LogisticRegression``.
 
     Raises
     ------
@@ -328,8 +328,8 @@ class LinearEstimator:
         return fitted(self.estimator, arrays, self.classes)
 
 
-def estimator_model(model: Any, loss: Any = None) -> MachineModel:
-    """The machine's model of a :class:`LinearEstimator`, or of an estimator that has ``coef_`` and ``classes_``."""
+def estimator_model(model: Any, loss: Any = None) -> ClientModel:
+    """The client's model of a :class:`LinearEstimator`, or of an estimator that has ``coef_`` and ``classes_``."""
     if loss is not None:
         raise ConfigurationError(
             f"Expected no loss beside a scikit-learn estimator, which has its own, got {loss!r}.",
@@ -353,7 +353,7 @@ def estimator_model(model: Any, loss: Any = None) -> MachineModel:
     def bound(schema: Schema) -> float:
         return math.hypot(schema.norm_bound, made.fit_intercept)
 
-    return MachineModel(made.gradients, made.names, check, partial(_measure, made), bound, own)
+    return ClientModel(made.gradients, made.names, check, partial(_measure, made), bound, own)
 
 
 def _measure(model: LinearEstimator, right: Any) -> Measure:
@@ -446,7 +446,7 @@ class LinearGradients:
     Notes
     -----
     A batch is a pair (features, labels), labels the numbers of classes; another label gives a row of NaN, which a
-    machine counts as zero.
+    client counts as zero.
 
     **Formal guarantees.** Row i depends on sample i and the point alone.
     """

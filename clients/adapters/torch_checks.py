@@ -3,8 +3,8 @@
 A gradient is private because it is one sample's. What mixes samples (batch norm, losses over the batch), draws at
 random (dropout) or remembers (running statistics, whatever a closure or a global keeps) is refused with what to use
 instead, as far as it is found (:class:`~murmurfl.clients.adapters.torch_state.ModuleState` says where nobody looks).
-What is tried is made up: no sample of any machine is looked at. A module that passes is a machine's model
-(:func:`torch_machine_model`).
+What is tried is made up: no sample of any client is looked at. A module that passes is a client's model
+(:func:`torch_client_model`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...privacy.errors import OF_DATA, ConfigurationError, check_installed
 from ...privacy.noise import derived_seed
 from ..queries import Measure
 from ..records.schema import Schema
-from .machine_model import MachineModel, measured_bound
+from .client_model import ClientModel, measured_bound
 from .per_sample_gradients import GRADIENT_MEMORY_MIB
 from .torch_model import (
     ModuleGradients,
@@ -140,7 +140,7 @@ class SampleTrials:
     """Tries a module's gradients on made-up records, so that the verdict depends on no sample.
 
     It finds mistakes, and promises nothing of a model that shows them on no example: what such a model remembers is put
-    back before every sample of a real machine, where it is found
+    back before every sample of a real client, where it is found
     (:class:`~murmurfl.clients.adapters.torch_state.ModuleState`).
     """
 
@@ -157,7 +157,7 @@ class SampleTrials:
         """Refuse a model that mixes samples, draws at random, remembers, or cannot be computed sample by sample.
 
         Examples are batches of one record each. The first ``ordinary`` ones, at least two, must have a gradient; an
-        extreme one that fails counts as zero, as a machine's sample would. The ``measure`` of a private evaluation is
+        extreme one that fails counts as zero, as a client's sample would. The ``measure`` of a private evaluation is
         tried as well.
         """
         if ordinary < 2 or len(examples) < ordinary:
@@ -270,7 +270,7 @@ class SampleTrials:
                 )
             looks = repr([(tuple(part.shape[1:]), part.dtype) for part in leaves((inputs, targets))])
             raise refusal or ConfigurationError(
-                f"Expected a loss and a gradient for one sample like this machine's, {looks}, got "
+                f"Expected a loss and a gradient for one sample like this client's, {looks}, got "
                 f"{type(error).__name__}: {said}. The module gets a batch of one, as does loss(output, target); "
                 "integers stay integers, so scale images (x / 255).",
                 kind="failed",
@@ -454,15 +454,15 @@ def _first_line(error: Exception | None) -> str:
     return str(error).strip().split("\n", 1)[0][:300]
 
 
-def torch_machine_model(
+def torch_client_model(
     model: Any,
     loss: Callable[[Any, Any], Any] | None,
     *,
     seed: int,
     chunk: int | None = None,
     gradient_memory_mib: float = GRADIENT_MEMORY_MIB,
-) -> MachineModel:
-    """The machine's model of a module, or of a function that makes one by a seed; by default with the cross-entropy."""
+) -> ClientModel:
+    """The client's model of a module, or of a function that makes one by a seed; by default with the cross-entropy."""
     check_installed("torch", "torch", "a PyTorch model")
     import torch
 
@@ -482,7 +482,7 @@ def torch_machine_model(
         arrays = [part.detach().float().cpu().numpy() for part in trainable_parameters(module).values()]
         return measured_bound(gradients, arrays, schema)
 
-    return MachineModel(gradients, tuple(gradients.names), check, partial(ModuleMeasure, gradients), bound)
+    return ClientModel(gradients, tuple(gradients.names), check, partial(ModuleMeasure, gradients), bound)
 
 
 def made_module(model: Any, seed: int) -> torch.nn.Module:

@@ -1,7 +1,7 @@
-"""A PyTorch module on a machine: its trained parameters, its gradients and its predictions, sample by sample.
+"""A PyTorch module on a client: its trained parameters, its gradients and its predictions, sample by sample.
 
 Trained, sent and released is what has ``requires_grad``, in the order of ``named_parameters`` and tied weights once.
-Buffers and frozen layers are constants of the module that each machine has installed.
+Buffers and frozen layers are constants of the module that each client has installed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ...privacy.accounting.gdp import check_count
+from ...privacy.release.clipping import DenseContributions, StackedContributions, squared_lengths
 from ...privacy.errors import ConfigurationError, check_installed
-from ...privacy.machine.clipping import DenseContributions, StackedContributions, squared_lengths
 from ...privacy.queries.evaluation import Measured
 from .per_sample_gradients import (
     GRADIENT_MEMORY_MIB,
@@ -137,7 +137,7 @@ def trainable_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Paramete
 
 
 def trainable_arrays(module: torch.nn.Module) -> ArrayRecord:
-    """The parameters with ``requires_grad``: what a server starts from and machines train.
+    """The parameters with ``requires_grad``: what a server starts from and clients train.
 
     Returns
     -------
@@ -252,7 +252,7 @@ class ModuleGradients(_SampleGradients):
         The most samples that are computed together; default 128.
     gradient_memory_mib : float
         Memory for computing gradients, in MiB: as many samples are computed together as fit, and where the rows of all
-        do not fit (:meth:`stacked`), they are computed in chunks, twice. A real machine computes one sample at a time.
+        do not fit (:meth:`stacked`), they are computed in chunks, twice. A real client computes one sample at a time.
 
     Notes
     -----
@@ -262,7 +262,7 @@ class ModuleGradients(_SampleGradients):
 
     **Formal guarantees.** Row i depends on sample i alone: each sample goes through the module as a batch of one
     (``torch.func.vmap``), with the same buffers and frozen parameters. A module that changes them would carry one
-    sample's data to the next. That is an error, and samples that come one by one, as a real machine's, meet the module
+    sample's data to the next. That is an error, and samples that come one by one, as a real client's, meet the module
     as it was before the first of them, attributes of it and of the loss too, as far as :class:`ModuleState` finds them:
     what it does not is listed there, and a model that keeps a sample in it has no guarantee.
     """
@@ -341,7 +341,7 @@ class ModuleGradients(_SampleGradients):
         return np.float64 if any(kind == torch.float64 for kind, _ in self._kinds) else np.float32
 
     def _write(self, rows: NDArray[np.floating], trained: dict[str, torch.Tensor], inputs: Any, targets: Any) -> None:
-        """Write the gradients of some samples; of a single one, as on a real machine, without vmap."""
+        """Write the gradients of some samples; of a single one, as on a real client, without vmap."""
         count = first_axis(inputs)  # more than there are rows, where the last one is computed again and again
         if not self.together and count > 1:
             for i in range(len(rows)):
@@ -422,7 +422,7 @@ class TorchGradients(_SampleGradients):
     -----
     A batch is a pair (inputs, targets) of arrays or tensors with the samples along the first axis. Each sample is
     passed through the module alone, as a batch of one (``torch.func.vmap``), so rows cannot depend on each other. What
-    module and loss remember is put back before samples that come one by one, as a real machine's, as far as it is found
+    module and loss remember is put back before samples that come one by one, as a real client's, as far as it is found
     (:class:`~murmurfl.clients.adapters.torch_state.ModuleState`).
     """
 
@@ -480,7 +480,7 @@ class TorchGradients(_SampleGradients):
 
         inputs, targets = (torch.as_tensor(part) for part in samples)
         count = len(inputs)
-        if count == 1:  # as a real machine asks: whatever another sample has left behind is put back
+        if count == 1:  # as a real client asks: whatever another sample has left behind is put back
             self.state.restore(values=False)
         rows, step = np.empty((count, self._width)), count
         if count > 1:
@@ -509,7 +509,7 @@ class ModuleMeasure:
     prediction; of a single one its sign, or with ``BCELoss``, which takes probabilities, whether it is above 1/2.
 
     Row i depends on sample i alone for a module that mixes no samples, as those that ``private_client_app`` accepts; a
-    real machine computes one sample at a time, whatever the module does.
+    real client computes one sample at a time, whatever the module does.
     """
 
     def __init__(self, gradients: ModuleGradients, right: Callable[[Any, Any], Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Restore the memory of a model before every sample of a real machine.
+"""Restore the memory of a model before every sample of a real client.
 
 A model that remembers a sample carries its data into all later gradients: one sample would move all of them.
 """
@@ -43,10 +43,10 @@ _WELL_KNOWN = """
     torchmetrics torchtext torchvision transformers triton typing_extensions xgboost yaml
 """
 _NOT_ENTERED = frozenset(_THREADED.split())
-"""Packages whose objects are left alone: files, locks, logs and machinery, which other threads may write to."""
+"""Packages whose objects are left alone: files, locks, logs and clientry, which other threads may write to."""
 _LIBRARIES = sys.stdlib_module_names | _NOT_ENTERED | frozenset(_WELL_KNOWN.split())
 """Packages whose modules, functions and classes are not read: only their instances remember a sample."""
-_MACHINERY = "torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx", "torch.jit"
+_CLIENTRY = "torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx", "torch.jit"
 _PLAIN = frozenset(
     (
         *(int, float, complex, str, bytes, bool, range, slice, random.SystemRandom),
@@ -484,7 +484,7 @@ def _is_library(module: Any) -> bool:
 
 
 def _is_left_alone(kind: type) -> bool:
-    return _top(str(kind.__module__)) in _NOT_ENTERED or str(kind.__module__).startswith(_MACHINERY)
+    return _top(str(kind.__module__)) in _NOT_ENTERED or str(kind.__module__).startswith(_CLIENTRY)
 
 
 def _is_lost(found: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A machine's policy for the noise on its model updates, and their guarantee."""
+"""A client's policy for the noise on its model updates, and their guarantee."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from ...privacy.accounting.gdp import asked_mu, check_count
 from ...privacy.accounting.guarantee import SIMULATED, Guarantee, Unit, policy_guarantee
 from ...privacy.accounting.loss import NOTHING_ASSUMED, Loss, SumAssumption, as_loss
+from ...privacy.release.policy import NO_NOISE, OF_SUMS, PrivacyPolicy, Trust, check_own_noise
 from ...privacy.errors import ConfigurationError, formerly
-from ...privacy.machine.policy import NO_NOISE, OF_SUMS, PrivacyPolicy, Trust, check_own_noise
 from ...privacy.mechanisms import noise_stands_alone
 
 
 @formerly(min_honest=OF_SUMS, min_cohort=OF_SUMS)
 @dataclass(frozen=True)
 class UpdatePolicy:
-    """A machine's decisions about the model updates it releases; none of them ever comes from a message.
+    """A client's decisions about the model updates it releases; none of them ever comes from a message.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class UpdatePolicy:
     max_participations : int
         K, the most releases of one session.
     budget_mu : float, optional
-        Budget of everything this machine ever releases, over all sessions (mus add in squares). Default ``mu``: one
+        Budget of everything this client ever releases, over all sessions (mus add in squares). Default ``mu``: one
         session. On a real node the ledger's.
     delta : float
         Where epsilon is shown. On a real node the ledger's.
@@ -35,13 +35,13 @@ class UpdatePolicy:
         (nothing has less noise then) and ``blt`` where they do not.
     releases_per_pass : int
         Disjoint, fixed parts into which the ClientApp divides its data. For every release it uses the one whose number,
-        from 0, it finds as ``part`` in the request's config: the machine's own count, not the server's round. Only the
+        from 0, it finds as ``part`` in the request's config: the client's own count, not the server's round. Only the
         ClientApp's operator can promise this. 1, the default, promises nothing. With K or more no sample is used twice
         in a session.
     allow_evaluation : bool
         Whether results of the ClientApp's ``evaluate`` may leave, **without noise**: no epsilon here covers them.
     trust : {"untrusted-server", "secure-aggregation"}
-        Under ``secure-aggregation`` the machine adds its share of the noise, and hides each release under masks that
+        Under ``secure-aggregation`` the client adds its share of the noise, and hides each release under masks that
         only a sum of ``sums.min_cohort`` releases loses. Where data return and the noise is ``independent``, releases
         then stand alone: what a lost reply carried is lost.
     sums : SumAssumption
@@ -56,13 +56,13 @@ class UpdatePolicy:
     -----
     **Formal guarantees.** The update is clipped as a whole, whatever is computed inside, so one release moves by at
     most 2 S. With ``releases_per_pass = 1`` that is charged in every one of the K releases: all releases of a session
-    together are mu-GDP for replacement of *all data of the machine* (client-level), and with that of any one sample.
+    together are mu-GDP for replacement of *all data of the client* (client-level), and with that of any one sample.
     With more, a sample is charged in ceil(K / releases_per_pass) releases, that many apart: they are mu-GDP for
     replacement of *one sample* (sample-level), provided the ClientApp keeps the promise whatever the server sends
     along, and carries nothing learned from a sample into another release (no optimiser state or local layers kept
     between rounds). All sessions together are budget_mu-GDP likewise. Against a server that chooses models, rounds,
     acknowledgements and stopping adaptively. With ``allow_evaluation`` this is true of the updates alone. Under
-    ``secure-aggregation`` mu holds if one helper and ``sums.min_honest`` machines of each sum are honest; whatever
+    ``secure-aggregation`` mu holds if one helper and ``sums.min_honest`` clients of each sum are honest; whatever
     happens, the plan's ``loss.worst_case`` does.
     Proof: docs/proofs/returning-samples.md.
     """
@@ -102,11 +102,11 @@ class UpdatePolicy:
 
     @property
     def unit(self) -> Unit:
-        """What may be replaced: ``machine`` (all of its data) or ``sample``."""
-        return "machine" if self.releases_per_pass == 1 else "sample"
+        """What may be replaced: ``client`` (all of its data) or ``sample``."""
+        return "client" if self.releases_per_pass == 1 else "sample"
 
     def privacy_policy(self) -> PrivacyPolicy:
-        """The policy of a :class:`~murmurfl.privacy.PrivateMachine`.
+        """The policy of a :class:`~murmurfl.privacy.Privatizer`.
 
         It has the acknowledged release rule, or where releases stand alone under secure aggregation the ``paper`` rule,
         which carries nothing over.
@@ -126,7 +126,7 @@ class UpdatePolicy:
             delta=self.delta,
             mechanism=mechanism,
             clip_unit="update",
-            # At least two: only where samples may return does a machine count its parts by session. A second use that
+            # At least two: only where samples may return does a client count its parts by session. A second use that
             # does not happen is not charged.
             sample_participations=max(2, passes),
             min_separation=self.releases_per_pass,
@@ -138,7 +138,7 @@ class UpdatePolicy:
 
 
 def update_guarantee(policy: UpdatePolicy, loss: Loss | float, *, simulated: bool = False) -> Guarantee:
-    """Return the guarantee of all updates of one session of a machine with this policy.
+    """Return the guarantee of all updates of one session of a client with this policy.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def update_guarantee(policy: UpdatePolicy, loss: Loss | float, *, simulated: boo
     """
     notes = []
     if policy.unit == "sample":
-        notes.append("Which sample is in which release is as the machine's operator declared.")
+        notes.append("Which sample is in which release is as the client's operator declared.")
     if policy.allow_evaluation:
         notes.append("Results of evaluations leave without noise and are NOT covered.")
     if simulated:

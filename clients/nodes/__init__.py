@@ -1,1 +1,1 @@
-"""Operators' files of real machines with apps of their own."""
+"""Operators' files of real clients with apps of their own."""

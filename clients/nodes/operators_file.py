@@ -1,6 +1,6 @@
-"""The operator's file of a real machine: where it is, who may write it, and how it is read.
+"""The operator's file of a real client: where it is, who may write it, and how it is read.
 
-One TOML document, read on the machine; nothing in it ever comes from a message.
+One TOML document, read on the client; nothing in it ever comes from a message.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class OperatorsFile:
         if values.pop(RUNS_TABLE, None) is not None and not runs_kept:
             raise ConfigurationError(
                 f"{path}: Expected no table [{RUNS_TABLE}] where nothing keeps it, got one: under a plain "
-                "flower-supernode the server's own code runs, whatever the table says. Start this machine with "
+                "flower-supernode the server's own code runs, whatever the table says. Start this client with "
                 "`murmurfl node FILE`, or take the table out and take every run.",
                 kind="conflict",
             )
@@ -197,7 +197,7 @@ def named_values(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _meant(unknown: Sequence[str], known: Sequence[str]) -> str:
     """A guess at what unknown keys were meant to be, or nothing."""
-    for kind, command in (("helper", "murmurfl helper"), ("machine", "murmurfl node")):
+    for kind, command in (("helper", "murmurfl helper"), ("client", "murmurfl node")):
         if kind in unknown:
             return f"this is a {kind}'s file, for `{command}`; "
     near = {name: difflib.get_close_matches(name, known, n=1) for name in unknown}

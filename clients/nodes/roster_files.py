@@ -1,4 +1,4 @@
-"""Files of secure aggregation: the roster, and the private keys of machines and helpers.
+"""Files of secure aggregation: the roster, and the private keys of clients and helpers.
 
 A roster's file is no secret; what makes it believable is its digest, which every operator compares with the others' by
 their own means and then pins. Files with private keys are made once, with mode 600, and are never written over.
@@ -14,10 +14,10 @@ from typing import Any
 
 from ...privacy.errors import ConfigurationError, check_format
 from ...privacy.files import check_private, create_private
-from ...privacy.sums.roster import HelperKey, MachineKey, Roster
+from ...privacy.sums.roster import ClientKey, HelperKey, Roster
 
 _FORMAT = 1
-_MACHINE_KEY = "murmurfl-machine-key"
+_CLIENT_KEY = "murmurfl-machine-key"
 _HELPER_KEY = "murmurfl-helper-key"
 _MAKE_ONE = "Make one with `murmurfl roster key`, and have its card put into the roster."
 
@@ -25,7 +25,7 @@ _MAKE_ONE = "Make one with `murmurfl roster key`, and have its card put into the
 def read_roster(path: Path, digest: str | None) -> Roster:
     """Read a roster; refuse another one than the operator pinned by its digest.
 
-    The digest is None only for whoever looks at a roster and does not take part by it. With one, the machines and
+    The digest is None only for whoever looks at a roster and does not take part by it. With one, the clients and
     helpers are those that the operator compared, down to each key, whoever wrote the file since. That they are
     different people is the operators' to know.
     """
@@ -39,7 +39,7 @@ def read_roster(path: Path, digest: str | None) -> Roster:
     if digest is not None and roster.digest != pinned_digest(digest):
         raise ConfigurationError(
             f"Expected the roster with digest {digest}, which this operator's configuration pins, got {path} with "
-            f"digest {roster.digest}: it has other machines, helpers or keys. Compare the new digest with the other "
+            f"digest {roster.digest}: it has other clients, helpers or keys. Compare the new digest with the other "
             "operators' by your own means, and pin it only if they are the same; the server's word counts for nothing.",
             kind="mismatch",
             setting="roster-digest",
@@ -61,29 +61,29 @@ def pinned_digest(text: str) -> str:
 
 
 def write_roster(path: Path, roster: Roster) -> None:
-    """Write a roster to a new file: a roster that machines pinned must not change under them."""
+    """Write a roster to a new file: a roster that clients pinned must not change under them."""
     text = json.dumps(roster.document, indent=2) + "\n"
     create_private(path, "a roster", text.encode(), error=ConfigurationError)
 
 
-def read_machine_key(path: Path) -> MachineKey:
-    """Read the private key of a machine.
+def read_client_key(path: Path) -> ClientKey:
+    """Read the private key of a client.
 
     Notes
     -----
     **Formal guarantees.** A key that others may have read is refused: with it somebody else's releases would count as
-    this machine's, and a sum would have fewer honest machines than it seems to.
+    this client's, and a sum would have fewer honest clients than it seems to.
     """
-    entries = _secrets(path, "a machine's key", _MACHINE_KEY, ("secret",))
-    return MachineKey(entries["secret"])
+    entries = _secrets(path, "a client's key", _CLIENT_KEY, ("secret",))
+    return ClientKey(entries["secret"])
 
 
-def write_machine_key(path: Path, key: MachineKey) -> None:
-    """Write a machine's private key to a new file of mode 600, durable when this returns.
+def write_client_key(path: Path, key: ClientKey) -> None:
+    """Write a client's private key to a new file of mode 600, durable when this returns.
 
-    The machine counts among the honest only while the file stays its operator's alone; it is not encrypted.
+    The client counts among the honest only while the file stays its operator's alone; it is not encrypted.
     """
-    _write_secrets(path, "a machine's key", _MACHINE_KEY, {"secret": key.secret.hex()})
+    _write_secrets(path, "a client's key", _CLIENT_KEY, {"secret": key.secret.hex()})
 
 
 def read_helper_key(path: Path) -> tuple[str, HelperKey]:
@@ -91,7 +91,7 @@ def read_helper_key(path: Path) -> tuple[str, HelperKey]:
 
     Notes
     -----
-    **Formal guarantees.** Keys that others may have read are refused: who has those of every helper sees each machine's
+    **Formal guarantees.** Keys that others may have read are refused: who has those of every helper sees each client's
     own release.
     """
     entries = _secrets(path, "a helper's keys", _HELPER_KEY, ("sealing-secret", "signing-secret"), ("name",))

@@ -1,1 +1,1 @@
-"""Records and how they are read: the schema, sources of items, and a machine's records."""
+"""Records and how they are read: the schema, sources of items, and a client's records."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.errors import ConfigurationError, MisfitError
-from .machine_records import CsvLines, Items, Rows, check_ending, npz_rows, parquet_rows
+from .client_records import CsvLines, Items, Rows, check_ending, npz_rows, parquet_rows
 from .schema import MISSING_WORDS, OTHER, Column, Label, Part, Schema, array_of, is_missing, number_of, text_of
 
 FEWEST_OF_A_CATEGORY = 20

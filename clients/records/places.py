@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...privacy.errors import ConfigurationError, MisfitError, is_interrupt
 from ...privacy.queries.statistics import CountedColumn, StatisticsRows
-from .machine_records import Records
+from .client_records import Records
 from .schema import OTHER, Column, Label, Schema, is_missing, number_of, text_of
 
 

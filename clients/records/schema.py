@@ -2,8 +2,8 @@
 
 A guarantee is for a record of a *file*. It holds only if nothing that is made of one record depends on another: not its
 type, not its order, not its scale, and not whether it is refused. So types, categories, bounds and shapes come from a
-schema that machines have in common, and every record is converted by itself (:meth:`Schema.read`). A record that does
-not fit counts as zero, and nobody but the machine's operator can tell.
+schema that clients have in common, and every record is converted by itself (:meth:`Schema.read`). A record that does
+not fit counts as zero, and nobody but the client's operator can tell.
 """
 
 from __future__ import annotations
@@ -427,7 +427,7 @@ class Schema(_Said):
 
     @cached_property
     def digest(self) -> str:
-        """A digest that machines of one training compare: equal for schemas by which records are read alike."""
+        """A digest that clients of one training compare: equal for schemas by which records are read alike."""
         unread: Any = {"reviewed": True, "separator": True, "decimal": True, "label": {"majority"}}
         said = self.model_dump(mode="json", exclude=unread, exclude_defaults=True)
         said["columns"] = list(said.get("columns", {}).items())  # their order settles what a model is given

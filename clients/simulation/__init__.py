@@ -1,1 +1,1 @@
-"""Machines of a simulation: asked together, with ledgers that end with the process."""
+"""Clients of a simulation: asked together, with ledgers that end with the process."""

@@ -1,4 +1,4 @@
-"""Both sides of a training that sees samples from their mean: full batches of least squares on three machines."""
+"""Both sides of a training that sees samples from their mean: full batches of least squares on three clients."""
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -21,7 +21,7 @@ class LeastSquares:
 
 
 class Samples:
-    """One machine's samples, made up."""
+    """One client's samples, made up."""
 
     def __init__(self, name):
         rows = np.random.default_rng(int(name)).random((500, FEATURES)).astype(np.float32)
@@ -35,7 +35,7 @@ class Samples:
 
 
 def client_fn(context):
-    """One machine: its mean first, then its gradients, from one budget."""
+    """One client: its mean first, then its gradients, from one budget."""
     name = str(context.node_config["partition-id"])
     rest = PrivacyPolicy(
         clip_norm=1.0,

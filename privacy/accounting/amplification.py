@@ -1,8 +1,8 @@
-"""A secret order: every sample in one release that nobody but the machine knows, and what that is worth.
+"""A secret order: every sample in one release that nobody but the client knows, and what that is worth.
 
-A machine with independent noise lets each of its samples draw one of K releases, uniformly, and independently of each
+A client with independent noise lets each of its samples draw one of K releases, uniformly, and independently of each
 other. Whoever watches does not know in which of the K releases to look. With m the distance by which one sample's
-contribution moves a release, in standard deviations of its noise, what a machine shows of a sample against one without
+contribution moves a release, in standard deviations of its noise, what a client shows of a sample against one without
 it (its contribution is zero in every release) is post-processing of
 
     (1 / K) sum_j N(m e_j, I)    against    N(0, I)    in K dimensions,
@@ -20,7 +20,7 @@ and adding another: each is half of what the un-amplified mu is for, m = mu / 2,
     delta(epsilon) <= delta_with(e1) + e^e1 delta_without(e2).
 
 For independent noise this is an upper bound on epsilon. For correlated noise whose C is lower triangular
-without negative entries, a machine shows of a sample, against one without it, no more than the mixture of the columns
+without negative entries, a client shows of a sample, against one without it, no more than the mixture of the columns
 of C against nothing (arXiv 2410.06266, for an adaptive server). The delta of that pair is only known by drawing from
 it, so it is an estimate and no guarantee. For other noise nothing is said.
 
@@ -66,8 +66,8 @@ from numpy.typing import NDArray
 from scipy.optimize import root_scalar
 from scipy.special import ndtr
 
+from ..release.policy import PrivacyPolicy
 from ..errors import ConfigurationError
-from ..machine.policy import PrivacyPolicy
 from ..mechanisms import noise_stands_alone
 from ..noise import derived_seed
 from .gdp import check_count, gdp_delta, gdp_epsilon, gdp_mu
@@ -425,24 +425,24 @@ def amplification_of(policy: PrivacyPolicy, plan: NoisePlan) -> Amplification | 
     return amplification_of_all([(policy, plan)])
 
 
-def amplification_of_all(machines: Sequence[tuple[PrivacyPolicy, NoisePlan]]) -> Amplification | None:
-    """Return one epsilon for the secret orders of several machines; None if one has none.
+def amplification_of_all(clients: Sequence[tuple[PrivacyPolicy, NoisePlan]]) -> Amplification | None:
+    """Return one epsilon for the secret orders of several clients; None if one has none.
 
     Their policies may differ in their caps only.
 
     Notes
     -----
-    **Formal guarantees.** The epsilon bounds what every machine's releases show for replacement of one sample, as long
+    **Formal guarantees.** The epsilon bounds what every client's releases show for replacement of one sample, as long
     as the orders stay secret: it is for the fewest releases and the largest move of any of them, and more releases hide
     no less (their mean likelihood ratio varies less).
     Proof: docs/proofs/secret-order.md.
     """
-    if not machines or not all(_is_hidden(*machine) for machine in machines):
+    if not clients or not all(_is_hidden(*client) for client in clients):
         return None
-    policy, plan = min(machines, key=lambda machine: machine[0].max_participations)
-    slots, known = policy.max_participations, max(plan.epsilon(policy.delta) for policy, plan in machines)
-    shift, hint = max(zero_out_shift(*machine) for machine in machines), max(plan.resolution_mu for _, plan in machines)
-    if all(noise_stands_alone(policy.mechanism) for policy, _ in machines):
+    policy, plan = min(clients, key=lambda client: client[0].max_participations)
+    slots, known = policy.max_participations, max(plan.epsilon(policy.delta) for policy, plan in clients)
+    shift, hint = max(zero_out_shift(*client) for client in clients), max(plan.resolution_mu for _, plan in clients)
+    if all(noise_stands_alone(policy.mechanism) for policy, _ in clients):
         # With the range and the resolution of computed normals, which no order hides.
         epsilon = allocation_epsilon(math.hypot(2 * shift, hint), slots, policy.delta, resolution_mu=hint)
         return Amplification(min(known, epsilon), slots, proved=True)
@@ -464,7 +464,7 @@ def _is_hidden(policy: PrivacyPolicy, plan: NoisePlan) -> bool:
 
 
 def zero_out_shift(policy: PrivacyPolicy, plan: NoisePlan) -> float:
-    """Return how far a sample, against zero in its place, moves a machine's releases, in standard deviations of noise.
+    """Return how far a sample, against zero in its place, moves a client's releases, in standard deviations of noise.
 
     Notes
     -----

@@ -2,9 +2,9 @@
 
 A :class:`Guarantee` carries what makes an epsilon mean something: delta, the unit that is protected, the neighbouring
 relation, against whom it holds, and whose noise of which mechanism. Under secure aggregation two figures belong
-together: one if enough machines are honest, one whatever happens. It is said in one way only: by
+together: one if enough clients are honest, one whatever happens. It is said in one way only: by
 :attr:`Guarantee.sentence`, and by :func:`caption` for a table or figure with many of them. The words come from the
-policy that was used (:func:`policy_guarantee`, :func:`server_guarantee`). What machines of a federation state of
+policy that was used (:func:`policy_guarantee`, :func:`server_guarantee`). What clients of a federation state of
 themselves becomes one guarantee that is true of all of them (:func:`stated_guarantee`).
 """
 
@@ -17,20 +17,20 @@ from decimal import Decimal
 from typing import Any, Literal, TypedDict, get_args
 
 from .. import protocol
+from ..release.policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
 from ..errors import ConfigurationError
-from ..machine.policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
 from .amplification import Amplification
 from .gdp import check_count, gdp_best_guess
 from .loss import Loss, Profile, SumAssumption, as_loss, weakest_loss
 from .noise_plan import NOBODY_ASKED, server_noise_words, stated_words
 
 _GUESSED = {
-    "sample": ("whether one sample of a machine was used, or another in its place,", "every other sample"),
+    "sample": ("whether one sample of a client was used, or another in its place,", "every other sample"),
     "owner": (
-        "whether one owner's samples on a machine were used, or any others of that owner in their place,",
+        "whether one owner's samples on a client were used, or any others of that owner in their place,",
         "every other owner",
     ),
-    "machine": ("whether the samples of one machine were used, or any others in their place,", "every other machine's"),
+    "client": ("whether the samples of one client were used, or any others in their place,", "every other client's"),
 }
 _GUESSERS = {
     "untrusted-server": "the server and everybody else, even if they know",
@@ -59,7 +59,7 @@ def plain_meaning(
     Examples
     --------
     >>> print(plain_meaning(1.0))  # doctest: +NORMALIZE_WHITESPACE
-    The best guess whether one sample of a machine was used, or another in its place, is right at most 69.2 % of the
+    The best guess whether one sample of a client was used, or another in its place, is right at most 69.2 % of the
     time; tossing a coin is right 50 % of the time. This holds for the server and everybody else, even if they know
     every other sample.
     """
@@ -75,7 +75,7 @@ def plain_meaning(
         return f"{said}."
     worst = loss.worst_case.mu
     local = f"at most {right_at_most(worst)}" if math.isfinite(worst) else "nothing is promised"
-    honest = f"{min_honest} machine{'s' * (min_honest != 1)}"
+    honest = f"{min_honest} client{'s' * (min_honest != 1)}"
     return f"{said}, if one helper and {honest} of each sum are honest; if not, {local}."
 
 
@@ -100,20 +100,20 @@ def rounded_up(value: float, digits: int = 4, *, places: int | None = None) -> s
     return f"{float(shown):.{digits}g}" if places is None else f"{shown:.{places}f}"
 
 
-Unit = Literal["sample", "owner", "machine"]
+Unit = Literal["sample", "owner", "client"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 Relation = Literal["replacement"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
 UNIT_WORDS: Mapping[str, str] = {
-    "sample": "one sample of one machine",
-    "owner": "all samples of one owner on one machine",
-    "machine": "all samples of one machine",
+    "sample": "one sample of one client",
+    "owner": "all samples of one owner on one client",
+    "client": "all samples of one client",
 }
 _REPLACED_BY: Mapping[str, str] = {"owner": " by others of that owner"}
 """What replaces a unit, where it is not just any other: samples under another owner's name would move two owners."""
-SAME_OWNER = "On machines that protect owners a sample is replaced by one of the same owner."
-"""Note where machines, or sessions, of owners and of samples have one figure together."""
+SAME_OWNER = "On clients that protect owners a sample is replaced by one of the same owner."
+"""Note where clients, or sessions, of owners and of samples have one figure together."""
 AGAINST: dict[Trust, str] = {
     "untrusted-server": "against the server and everybody else",
     "secure-aggregation": "against the server and everybody else",
@@ -129,9 +129,9 @@ NOTHING_SPENT = "No private sample was used: nothing is spent."
 GIVEN_SCHEMA = "a schema that does not come from these {records}"
 """Condition of every guarantee for records that are read by a schema: nobody can check where a schema came from."""
 RECORDS = {
-    "row": "A sample is one row of a machine's file. The guarantee holds given "
+    "row": "A sample is one row of a client's file. The guarantee holds given "
     f"{GIVEN_SCHEMA.format(records='rows')}: a reviewed draft shows something of them.",
-    "item": "A sample is one item as a machine's code handed it over, if what made the items treats each by itself. "
+    "item": "A sample is one item as a client's code handed it over, if what made the items treats each by itself. "
     f"The guarantee holds given {GIVEN_SCHEMA.format(records='items')}: a reviewed draft shows something of them.",
 }
 """Sentences on what a sample is, a row that murmurfl read from a file or an item that was handed over, and on what the
@@ -150,15 +150,15 @@ class Guarantee:
     ----------
     loss : Loss or float
         What all the releases cost; a number is the mu of Gaussian DP against everybody. Under ``secure-aggregation``,
-        and only there, it is conditional: its worst case holds whatever server, helpers and other machines do. Infinite
+        and only there, it is conditional: its worst case holds whatever server, helpers and other clients do. Infinite
         where nothing is guaranteed.
     delta : float
         Where epsilon is shown.
     mechanism : str
-        Whose noise of which mechanism, such as ``cancelling (uniform) noise on each machine``.
+        Whose noise of which mechanism, such as ``cancelling (uniform) noise on each client``.
     trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
         Against whom it holds.
-    unit : {"sample", "owner", "machine"}
+    unit : {"sample", "owner", "client"}
         What is protected as a whole.
     relation : {"replacement"}
         How neighbouring data sets differ: the unit is replaced by any other of its kind.
@@ -167,7 +167,7 @@ class Guarantee:
     notes : tuple of str
         Sentences about what the figure rests on.
     min_honest : int, optional
-        How many machines of each sum must be honest for what the loss assumes, the one it protects among them. Under
+        How many clients of each sum must be honest for what the loss assumes, the one it protects among them. Under
         ``secure-aggregation``, and only there.
     amplified : Amplification, optional
         What a secret order makes of epsilon, or an estimate of that. ``loss`` and ``epsilon`` are without it.
@@ -179,13 +179,13 @@ class Guarantee:
 
     Examples
     --------
-    >>> print(Guarantee(1.0, 1e-5, "tree noise on each machine"))  # doctest: +NORMALIZE_WHITESPACE
-    mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one machine, against the
-    server and everybody else; tree noise on each machine; over all releases its cap allows.
+    >>> print(Guarantee(1.0, 1e-5, "tree noise on each client"))  # doctest: +NORMALIZE_WHITESPACE
+    mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one client, against the
+    server and everybody else; tree noise on each client; over all releases its cap allows.
     >>> sums = Guarantee(Loss.of(1.0, 7.0711), 1e-5, "tree noise", trust="secure-aggregation", min_honest=50)
     >>> print(sums)  # doctest: +NORMALIZE_WHITESPACE
-    mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one machine, against the
-    server and everybody else if one helper and 50 machines of each sum are honest, and mu = 7.072, epsilon = 54.38
+    mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one client, against the
+    server and everybody else if one helper and 50 clients of each sum are honest, and mu = 7.072, epsilon = 54.38
     whatever happens; tree noise; over all releases its cap allows.
     """
 
@@ -274,13 +274,13 @@ class Guarantee:
         return self.protected("" if self.min_honest is None else str(self.min_honest))
 
     def protected(self, honest: str) -> str:
-        """The text of :attr:`protects` with another word for the number of honest machines, such as ``h``."""
+        """The text of :attr:`protects` with another word for the number of honest clients, such as ``h``."""
         replaced = f"{self.relation} of {UNIT_WORDS[self.unit]}{_REPLACED_BY.get(self.unit, '')}"
         protects = f"at delta = {self.delta:g}, for {replaced}, {AGAINST[self.trust]}"
         if self.min_honest is None:
             return protects
-        machines = "machine" if honest == "1" else "machines"
-        return f"{protects} if one helper and {honest} {machines} of each sum are honest"
+        clients = "client" if honest == "1" else "clients"
+        return f"{protects} if one helper and {honest} {clients} of each sum are honest"
 
     @property
     def whatever_happens(self) -> str:
@@ -366,25 +366,25 @@ def policy_guarantee(
     stated: bool = False,
     amplified: Amplification | None = None,
 ) -> Guarantee:
-    """Return the guarantee of a loss under a machine's policy, in the policy's own words.
+    """Return the guarantee of a loss under a client's policy, in the policy's own words.
 
-    Under a trusted server a machine alone can vouch for nothing: use :func:`server_guarantee`.
+    Under a trusted server a client alone can vouch for nothing: use :func:`server_guarantee`.
 
     Parameters
     ----------
     loss : Loss or float
-        That of its noise plan, or of several machines the largest, with a worst case under ``secure-aggregation``. A
-        number is a mu. Infinite where the machine adds no noise, 0 if no machine is asked for a release.
+        That of its noise plan, or of several clients the largest, with a worst case under ``secure-aggregation``. A
+        number is a mu. Infinite where the client adds no noise, 0 if no client is asked for a release.
     covers : str
         Which releases it is true of.
-    unit : {"sample", "owner", "machine"}, optional
+    unit : {"sample", "owner", "client"}, optional
         What the policy's participations were counted for; default the policy's own.
     notes : iterable of str
         Further sentences about what the figure rests on.
     words : str
-        In the place of the policy's: what real machines say of themselves (:func:`stated_words`).
+        In the place of the policy's: what real clients say of themselves (:func:`stated_words`).
     stated : bool
-        Whether mu is what real machines say, or are expected to say: then it is theirs to explain why it is infinite.
+        Whether mu is what real clients say, or are expected to say: then it is theirs to explain why it is infinite.
     amplified : Amplification, optional
         What the policy's secret order is worth (:func:`~murmurfl.privacy.accounting.amplification.amplification_of`).
 
@@ -397,7 +397,7 @@ def policy_guarantee(
     if loss.mu == 0.0:
         return Guarantee(0.0, policy.delta, NOBODY_ASKED, unit=unit, covers=covers, notes=(NOTHING_SPENT, *notes))
     if not policy.adds_noise:
-        # A machine that trusts its server is private towards everybody else; one without any noise is not.
+        # A client that trusts its server is private towards everybody else; one without any noise is not.
         notes = (NOT_PRIVATE, *notes) if policy.mechanism == NO_NOISE else tuple(notes)
         return Guarantee(math.inf, policy.delta, policy.words, unit=unit, covers=covers, notes=notes)
     sums: _Sums = {}
@@ -420,14 +420,14 @@ def server_guarantee(
     notes: Iterable[str] = (),
     stated: bool = False,
 ) -> Guarantee:
-    """Return what a trusted server guarantees to everybody else: the mu of the machines' policy, which it has to keep.
+    """Return what a trusted server guarantees to everybody else: the mu of the clients' policy, which it has to keep.
 
     ``mu`` is of all models the server publishes; infinite where its noise cannot serve the policy. ``noise`` is a
     mechanism's name, or ``fresh``; the rest is as for :func:`policy_guarantee`.
 
     Notes
     -----
-    **Formal guarantees.** Says what mu is true of under a trusted server: replacement of one sample of one machine,
+    **Formal guarantees.** Says what mu is true of under a trusted server: replacement of one sample of one client,
     against everybody but the server. With mechanism ``none`` it says that nothing is guaranteed, against anybody.
     """
     if policy.trust != "trusted-server":
@@ -451,7 +451,7 @@ def _quality_and_range(policy: PrivacyPolicy, mu: float, stated: bool) -> tuple[
     return (*fast, BEYOND_RANGE.format(mu=policy.mu, delta=policy.delta))
 
 
-WHATEVER_HAPPENS = "What holds whatever happens rests on nobody else's honesty: no server's, helper's or machine's."
+WHATEVER_HAPPENS = "What holds whatever happens rests on nobody else's honesty: no server's, helper's or client's."
 """Note beside a column with these figures."""
 
 
@@ -464,7 +464,7 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
         The name of a row or column, and its guarantee; guarantees with the same terms are said once. What holds
         whatever happens, under secure aggregation, is said of each, and so is what a secret order is worth.
     in_columns : bool
-        Whether the table has columns for h, the honest machines of each sum, and for what holds whatever happens: then
+        Whether the table has columns for h, the honest clients of each sum, and for what holds whatever happens: then
         both are said in words, and once.
     """
     # Labels in their order, by mechanism, by all other terms.
@@ -503,13 +503,13 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
 
 
 def mechanism_words(policy: PrivacyPolicy) -> str:
-    """A machine's mechanism and its options in words: :attr:`~murmurfl.privacy.PrivacyPolicy.words`."""
+    """A client's mechanism and its options in words: :attr:`~murmurfl.privacy.PrivacyPolicy.words`."""
     return policy.words
 
 
 Statements = Mapping[str, Mapping[str, Any]]
 
-_UNCHECKED = "It is what {said} of {all} machines say of themselves, which a server cannot check."
+_UNCHECKED = "It is what {said} of {all} clients say of themselves, which a server cannot check."
 
 
 @dataclass(frozen=True)
@@ -534,23 +534,23 @@ class Figures:
 
 
 def stated_figures(expected: Figures, statements: Statements, num_clients: int) -> Figures:
-    """Return figures that are true of all real machines, from what each states.
+    """Return figures that are true of all real clients, from what each states.
 
     Parameters
     ----------
     expected : Figures
-        What the run configuration expects of them: counts for machines that did not answer.
+        What the run configuration expects of them: counts for clients that did not answer.
     statements : mapping
-        What each machine says of itself.
+        What each client says of itself.
     num_clients : int
-        Machines in all.
+        Clients in all.
 
     Notes
     -----
-    A server cannot check what machines say. Under secure aggregation a machine says its mu for h honest machines of a
-    sum, and machines may differ in h. One sentence names the smallest: what a machine stated for a larger one is worked
+    A server cannot check what clients say. Under secure aggregation a client says its mu for h honest clients of a
+    sum, and clients may differ in h. One sentence names the smallest: what a client stated for a larger one is worked
     out again for it, mu sqrt(h), and never more than in its worst case. Where the run configuration does not ask for
-    sums, what a machine states for them is not said of it: its worst case is.
+    sums, what a client states for them is not said of it: its worst case is.
     """
     silent = len(statements) < num_clients
     claims = [(Loss.stated(one), int(one.get("min-honest", 1))) for one in statements.values()]
@@ -573,34 +573,34 @@ def stated_figures(expected: Figures, statements: Statements, num_clients: int) 
 def stated_guarantee(
     statements: Statements, num_clients: int, notes: tuple[str, ...] = (), *, masked: bool
 ) -> Guarantee:
-    """Return one guarantee that is true of all machines, from what each states.
+    """Return one guarantee that is true of all clients, from what each states.
 
     Parameters
     ----------
     statements : mapping
-        What each machine says of itself.
+        What each client says of itself.
     num_clients : int
-        Machines in all.
+        Clients in all.
     notes : tuple of str
         Further sentences about what the figure rests on.
     masked : bool
-        Whether the training had sums of masked releases: without it nothing is said of sums, whatever machines state.
+        Whether the training had sums of masked releases: without it nothing is said of sums, whatever clients state.
 
     Raises
     ------
     ConfigurationError
-        If no machine states anything, or all trust their server: what such a server guarantees, they cannot say.
+        If no client states anything, or all trust their server: what such a server guarantees, they cannot say.
 
     Notes
     -----
-    **Formal guarantees.** Mu and its terms are those of the machine that states the weakest, for replacement of its
-    unit; they are said of sums only if all machines hide their releases. A server cannot check statements, and a
-    machine that states nothing is not spoken for: the sentence counts who does. Next to machines that vouch for their
+    **Formal guarantees.** Mu and its terms are those of the client that states the weakest, for replacement of its
+    unit; they are said of sums only if all clients hide their releases. A server cannot check statements, and a
+    client that states nothing is not spoken for: the sentence counts who does. Next to clients that vouch for their
     noise, one that states that it trusts its server has no guarantee, and so has the whole.
     """
     if not statements:
         raise ConfigurationError(
-            "Expected what machines state, got nothing: pass strategy.ask_privacy(grid), after the training.",
+            "Expected what clients state, got nothing: pass strategy.ask_privacy(grid), after the training.",
             kind="missing",
         )
     if stated_values(statements, "trust") != {"trusted-server"}:
@@ -611,22 +611,22 @@ def stated_guarantee(
     notes = (*notes, *(sentence for kind, sentence in RECORDS.items() if kind in kinds))
     if "trusted-server" in trusts:
         raise ConfigurationError(
-            "Expected machines that vouch for their own noise, got trust 'trusted-server': what the server guarantees, "
-            "machines cannot say. Run it with murmurfl's own app (`murmurfl run`), which knows it.",
+            "Expected clients that vouch for their own noise, got trust 'trusted-server': what the server guarantees, "
+            "clients cannot say. Run it with murmurfl's own app (`murmurfl run`), which knows it.",
             kind="conflict",
         )
-    # Only if all of them hide their releases: what is said of sums is not true of a machine without masks.
+    # Only if all of them hide their releases: what is said of sums is not true of a client without masks.
     secure = masked and trusts == {"secure-aggregation"}
     own = max(float(one["mu-guaranteed"]) for one in statements.values())
     figures = stated_figures(Figures(Loss.of(own, own if secure else None)), statements, len(statements))
-    # Whoever protects all data of a machine protects each sample, and whoever protects owners each that stays its own.
+    # Whoever protects all data of a client protects each sample, and whoever protects owners each that stays its own.
     units = {one.get("unit") for one in statements.values()}
-    unit = "machine" if units == {"machine"} else "owner" if units <= {"machine", "owner"} else "sample"
+    unit = "client" if units == {"client"} else "owner" if units <= {"client", "owner"} else "sample"
     words = stated_words(stated_values(statements, "mechanism"), masked=secure)
     return Guarantee(
         figures.loss.tightened(),
         min(stated_values(statements, "delta")),
-        words or "noise on each machine, by its own account",
+        words or "noise on each client, by its own account",
         trust="secure-aggregation" if secure else "untrusted-server",
         unit=unit,
         notes=(
@@ -646,36 +646,36 @@ def _alone(statement: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def stated_values(statements: Statements, name: str) -> set[Any]:
-    """Return the distinct values that machines state under a name."""
+    """Return the distinct values that clients state under a name."""
     return {one[name] for one in statements.values() if name in one}
 
 
-def person_loss(loss: Loss | float, *, machines: int = 1, samples: int = 1, trust: Trust = "untrusted-server") -> Loss:
-    """Return the loss of a person with ``samples`` samples on each of ``machines`` machines, from that of one sample.
+def person_loss(loss: Loss | float, *, clients: int = 1, samples: int = 1, trust: Trust = "untrusted-server") -> Loss:
+    """Return the loss of a person with ``samples`` samples on each of ``clients`` clients, from that of one sample.
 
-    ``loss`` and ``trust`` are those of the guarantee, the same on each machine; a number is a mu. Under
+    ``loss`` and ``trust`` are those of the guarantee, the same on each client; a number is a mu. Under
     ``secure-aggregation`` a loss with a worst case is required.
 
     Notes
     -----
-    **Formal guarantees.** For replacement of all of that person's samples by any others, on all these machines at once.
-    Machines that add their own noise are independent, so their mus add in squares: samples x sqrt(machines) x mu.
-    Where mu counts on other machines' noise, or on the server's, one sample after the other is replaced: samples x
-    machines x mu; under secure aggregation no more than the worst case, samples x sqrt(machines) times that of one
-    sample, which needs nobody. All of these are upper bounds that some placement of the samples attains. The machines
-    must be honest, as mu asks of the machine that it is of. Of a secret order's epsilon nothing is said.
+    **Formal guarantees.** For replacement of all of that person's samples by any others, on all these clients at once.
+    Clients that add their own noise are independent, so their mus add in squares: samples x sqrt(clients) x mu.
+    Where mu counts on other clients' noise, or on the server's, one sample after the other is replaced: samples x
+    clients x mu; under secure aggregation no more than the worst case, samples x sqrt(clients) times that of one
+    sample, which needs nobody. All of these are upper bounds that some placement of the samples attains. The clients
+    must be honest, as mu asks of the client that it is of. Of a secret order's epsilon nothing is said.
     Proof: docs/proofs/owners.md.
 
     Examples
     --------
-    >>> person_loss(1.0, machines=4).mu, person_loss(1.0, samples=3).mu
+    >>> person_loss(1.0, clients=4).mu, person_loss(1.0, samples=3).mu
     (2.0, 3.0)
-    >>> person_loss(1.0, machines=4, trust="trusted-server").mu
+    >>> person_loss(1.0, clients=4, trust="trusted-server").mu
     4.0
-    >>> person_loss(Loss.of(1.0, 5.0), machines=100, trust="secure-aggregation").mu  # 25 honest machines of each sum
+    >>> person_loss(Loss.of(1.0, 5.0), clients=100, trust="secure-aggregation").mu  # 25 honest clients of each sum
     50.0
     """
-    for name, value in (("machines", machines), ("samples", samples)):
+    for name, value in (("clients", clients), ("samples", samples)):
         check_count(name, value)
     loss = as_loss(loss)
     if not loss.mu >= 0:
@@ -686,7 +686,7 @@ def person_loss(loss: Loss | float, *, machines: int = 1, samples: int = 1, trus
             kind="conflict",
             setting="worst_case",
         )
-    independent, together = samples * math.sqrt(machines), samples * machines
+    independent, together = samples * math.sqrt(clients), samples * clients
     if trust == "untrusted-server":
         return loss.times(independent)
     if trust == "trusted-server":

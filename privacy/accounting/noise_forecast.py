@@ -5,10 +5,10 @@ can be, the noise on it is known, and their ratio
 
     noise / longest = sqrt(d) * tau / (sqrt(M) * k * L)
 
-says what the model will be made of: d values, M machines of k releases each, none of which is longer than L, and tau
-the standard deviation of the noise in one value of what one machine releases in all. For updates clipped to S, with
-all of a machine's data protected, it is 2 sqrt(d / M) / mu, whatever k and S are; for full batches of N samples on M
-machines 2 sqrt(d M) / (N mu). Under secure aggregation, with h honest machines of each sum, it is 1 / sqrt(h) of that.
+says what the model will be made of: d values, M clients of k releases each, none of which is longer than L, and tau
+the standard deviation of the noise in one value of what one client releases in all. For updates clipped to S, with
+all of a client's data protected, it is 2 sqrt(d / M) / mu, whatever k and S are; for full batches of N samples on M
+clients 2 sqrt(d M) / (N mu). Under secure aggregation, with h honest clients of each sum, it is 1 / sqrt(h) of that.
 
 No training uses the whole length that clipping allows: updates are shorter than the clip and point in different
 directions. Which part of it a typical training uses (:data:`TYPICAL`), and what is left of what it learns
@@ -25,8 +25,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from .. import protocol
-from ..machine.policy import CLIP_UNITS, ClipUnit, PrivacyPolicy
-from ..machine.shuffled_machine import ShuffledPolicy
+from ..release.policy import CLIP_UNITS, ClipUnit, PrivacyPolicy
+from ..release.shuffled_privatizer import ShuffledPolicy
 from ..mechanisms import noise_stands_alone
 from ..mechanisms.mechanism import Mechanism
 from .gdp import gdp_epsilon
@@ -40,7 +40,7 @@ _LARGEST_RATIO = 1e50
 
 @dataclass(frozen=True)
 class StatedNoise:
-    """Public numbers, stated by one machine, that a forecast needs.
+    """Public numbers, stated by one client, that a forecast needs.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class StatedNoise:
     mu, delta : float
         The guarantee of all of them.
     clip_unit, unit, trust : str
-        As in the machine's :class:`~murmurfl.privacy.PrivacyPolicy`.
+        As in the client's :class:`~murmurfl.privacy.PrivacyPolicy`.
     honest : int
         Under secure aggregation, h; else 1.
     alone : bool
@@ -73,7 +73,7 @@ class StatedNoise:
 
     @classmethod
     def read(cls, statement: Mapping[str, Any]) -> StatedNoise | None:
-        """The numbers in a machine's statement; None if it says too little."""
+        """The numbers in a client's statement; None if it says too little."""
         longest, noise = (_size(statement.get(key)) for key in (protocol.LONGEST_RELEASE, protocol.NOISE_IN_ALL))
         mu, delta = _size(statement.get("mu-guaranteed")), statement.get("delta")
         releases, honest = _count(statement.get("max-participations")), _count(statement.get(protocol.MIN_HONEST, 1))
@@ -92,7 +92,7 @@ class StatedNoise:
             mu,
             delta,
             clip_unit=units.get(words[protocol.CLIP_UNIT], "sample"),
-            unit=words["unit"] if words["unit"] in ("machine", "owner") else "sample",
+            unit=words["unit"] if words["unit"] in ("client", "owner") else "sample",
             trust=words["trust"] or "untrusted-server",
             honest=honest,
             alone=noise_stands_alone(words["mechanism"]),
@@ -115,7 +115,7 @@ def _count(value: Any) -> int | None:
 
 
 def stated_noise(policy: PrivacyPolicy, plan: NoisePlan, num_samples: int) -> dict[str, float | str]:
-    """The entries of a machine's statement that a forecast is made from.
+    """The entries of a client's statement that a forecast is made from.
 
     Nothing in it depends on data but ``num_samples``, which is public.
     """
@@ -175,7 +175,7 @@ TYPICAL: Mapping[ClipUnit, float] = {
     "nonnegative": 0.5,
     "moments": 0.5,
 }
-"""Which part of the longest path a typical training uses, by what is clipped: an estimate. Updates of a machine agree
+"""Which part of the longest path a typical training uses, by what is clipped: an estimate. Updates of a client agree
 with each other far more than gradients do, which shrink while a training goes on."""
 
 USEFUL_SHARE, LEAST_SHARE = 0.5, 0.25
@@ -190,7 +190,7 @@ _HALF_LEFT = 3.0
 WARNED = 1.0
 """Above this ratio of the noise to the *longest* update there is a warning, whatever a typical one is."""
 _SAMPLES = 100
-"""Samples of a machine, where nobody says how many there are."""
+"""Samples of a client, where nobody says how many there are."""
 _LEAST_HONEST = 2
 _FEWEST_VALUES = 10
 
@@ -209,7 +209,7 @@ def kept_share(ratio: float) -> float:
     return 1.0 / (1.0 + (ratio / _HALF_LEFT) ** 2)
 
 
-ChangeKind = Literal["sample", "sums", "both", "machines", "samples", "parameters", "epsilon"]
+ChangeKind = Literal["sample", "sums", "both", "clients", "samples", "parameters", "epsilon"]
 
 
 class Change(NamedTuple):
@@ -235,7 +235,7 @@ class Change(NamedTuple):
 class Forecast:
     """What a training's model will be made of, as far as public numbers tell.
 
-    The ratio to the longest update is arithmetic on what machines state; everything about a typical update is an
+    The ratio to the longest update is arithmetic on what clients state; everything about a typical update is an
     estimate, and called one. No data are looked at. It has figures alone; :mod:`murmurfl.privacy.forecast_text` says
     them to people.
 
@@ -243,14 +243,14 @@ class Forecast:
     ----------
     ratio : float
         The noise in the average of all releases over the longest that average could be.
-    num_parameters, machines, per_round, rounds : int
+    num_parameters, clients, per_round, rounds : int
         d, M, m and T.
     mu, delta : float
-        The largest mu that a machine guarantees, and where epsilon is shown.
+        The largest mu that a client guarantees, and where epsilon is shown.
     clip_unit, unit, trust, honest, alone
         As for :class:`StatedNoise`.
     samples : int
-        Samples of a machine, where they are known; else 0.
+        Samples of a client, where they are known; else 0.
     rehearsed : tuple of float, optional
         Between which shares of what can be learnt the very run is likely to keep, by made-up data of its shape; then
         ``kept`` and ``verdict`` are of these.
@@ -258,13 +258,13 @@ class Forecast:
 
     ratio: float
     num_parameters: int
-    machines: int
+    clients: int
     per_round: int
     rounds: int
     mu: float
     delta: float
     clip_unit: ClipUnit = "update"
-    unit: str = "machine"
+    unit: str = "client"
     trust: str = "untrusted-server"
     honest: int = 1
     alone: bool = True
@@ -296,10 +296,10 @@ class Forecast:
         return (self.ratio > WARNED and self.rehearsed is None) or self.verdict == "useless"
 
     @property
-    def machines_needed(self) -> int:
-        """The number of such machines at which it is useful; under sums the same share of them is honest."""
+    def clients_needed(self) -> int:
+        """The number of such clients at which it is useful; under sums the same share of them is honest."""
         times = self._excess if self.trust != "untrusted-server" else self._excess**2
-        return max(math.ceil(self.machines * times * (1 - 1e-12)), 1)
+        return max(math.ceil(self.clients * times * (1 - 1e-12)), 1)
 
     @property
     def mu_needed(self) -> float:
@@ -329,13 +329,13 @@ class Forecast:
         summed = self.summed()
         if self._excess <= 1 and self.rehearsed is not None:
             return found  # it is not the noise that keeps it from learning
-        if self.unit == "machine":
+        if self.unit == "client":
             found.append(Change("sample", self.per_sample(), self.samples or _SAMPLES))
         if summed is not None:
             found.append(Change("sums", summed.typical_ratio))
-            if self.unit == "machine":
+            if self.unit == "client":
                 found.append(Change("both", summed.per_sample()))
-        found.append(Change("machines", MOST_USEFUL, self.machines_needed))
+        found.append(Change("clients", MOST_USEFUL, self.clients_needed))
         if self.clip_unit == "sample":
             found.append(Change("samples", MOST_USEFUL, max(self._excess, 1.0)))
         if self.parameters_needed >= _FEWEST_VALUES:
@@ -345,14 +345,14 @@ class Forecast:
         return found
 
     def summed(self) -> Forecast | None:
-        """The forecast with sums only, half of the machines of a round honest; None where that gains nothing."""
+        """The forecast with sums only, half of the clients of a round honest; None where that gains nothing."""
         honest = self.per_round // 2
         if self.trust != "untrusted-server" or honest < _LEAST_HONEST:
             return None
         return replace(self, ratio=self.ratio / math.sqrt(honest), trust="secure-aggregation", honest=honest)
 
     def per_sample(self) -> float:
-        """Return the noise over a typical sum of gradients if one sample were protected, not a whole machine."""
+        """Return the noise over a typical sum of gradients if one sample were protected, not a whole client."""
         return self.ratio / (self.samples or _SAMPLES) / TYPICAL["sample"]
 
     def document(self) -> dict[str, Any]:
@@ -365,41 +365,41 @@ class Forecast:
             "typical": TYPICAL[self.clip_unit],
             "kept": self.kept,
             "kept_range": None if self.rehearsed is None else list(self.rehearsed),
-            "machines_needed": self.machines_needed,
+            "clients_needed": self.clients_needed,
             "parameters_needed": self.parameters_needed,
             "epsilon_needed": self.epsilon_needed,
         }
 
 
 def forecast_of(
-    stated: Sequence[StatedNoise], *, num_parameters: int, machines: int, per_round: int, rounds: int, samples: int = 0
+    stated: Sequence[StatedNoise], *, num_parameters: int, clients: int, per_round: int, rounds: int, samples: int = 0
 ) -> Forecast | None:
-    """Forecast a training from what its machines state; None if nobody adds noise, or what they state makes no sense.
+    """Forecast a training from what its clients state; None if nobody adds noise, or what they state makes no sense.
 
     Parameters
     ----------
     stated : sequence of StatedNoise
-        Of some machines or all: the others are taken to be like them.
-    num_parameters, machines, per_round, rounds : int
-        d, M, m and T: values of a release, machines in all and in a round, and rounds.
+        Of some clients or all: the others are taken to be like them.
+    num_parameters, clients, per_round, rounds : int
+        d, M, m and T: values of a release, clients in all and in a round, and rounds.
     samples : int
-        Of a machine, where they are known.
+        Of a client, where they are known.
     """
     if not stated or not any(one.noise for one in stated):
         return None
     # As often as each is asked on average, and never less than once.
-    asked = [min(max(rounds * per_round / machines, 1.0), one.releases) for one in stated]
+    asked = [min(max(rounds * per_round / clients, 1.0), one.releases) for one in stated]
     noise = math.sqrt(sum(one.after(times) ** 2 for one, times in zip(stated, asked, strict=True)) / len(stated))
     path = sum(one.longest * times for one, times in zip(stated, asked, strict=True)) / len(stated)
     most = max(stated, key=lambda one: one.mu)
-    heard = min(machines, rounds * per_round)  # of very many machines a short training asks few
+    heard = min(clients, rounds * per_round)  # of very many clients a short training asks few
     ratio = math.sqrt(num_parameters / heard) * noise / path
     if not 1 / _LARGEST_RATIO <= ratio <= _LARGEST_RATIO:
         return None
     return Forecast(
         ratio=ratio,
         num_parameters=num_parameters,
-        machines=machines,
+        clients=clients,
         per_round=per_round,
         rounds=rounds,
         mu=most.mu,

@@ -18,14 +18,14 @@ from .loss import Loss
 
 @dataclass(frozen=True)
 class Summing:
-    """Sums of releases, at least ``honest`` of which come from honest machines with noise of one kind.
+    """Sums of releases, at least ``honest`` of which come from honest clients with noise of one kind.
 
     Parameters
     ----------
     honest : int
-        h, the machine itself among them.
+        h, the client itself among them.
     stands_alone : bool
-        Whether every release has noise of its own. Otherwise each is built on the last one of its machine that was
+        Whether every release has noise of its own. Otherwise each is built on the last one of its client that was
         opened.
     """
 
@@ -35,12 +35,12 @@ class Summing:
     def sensitivity(self, mechanism: Mechanism, pattern: Mapping[str, Any], n: int | None = None) -> float:
         """The sensitivity of the sums to one sample's contributions, in the units of :meth:`Mechanism.sensitivity`.
 
-        With ``n``, only the machine's first n releases count; the others may have made all of theirs.
+        With ``n``, only the client's first n releases count; the others may have made all of theirs.
 
         Notes
         -----
-        **Formal guarantees.** An upper bound. One turn of a sample shows in a sum with other machines' noise as much as
-        1 / v'S^+v >= sum_i 1 / (v'S_i^+ v) says, where no machine's part is less than by its largest column; several
+        **Formal guarantees.** An upper bound. One turn of a sample shows in a sum with other clients' noise as much as
+        1 / v'S^+v >= sum_i 1 / (v'S_i^+ v) says, where no client's part is less than by its largest column; several
         turns show at most what each shows by itself, added up, and never more than without any sum.
         Proof: docs/proofs/secure-aggregation.md.
         """
@@ -76,10 +76,10 @@ class NoisePlan:
     sensitivity : float
         The charged change of one release: 2 S / b + gamma sqrt(d).
     noise_std : float
-        Standard deviation in front of the mechanism's rows; 0 for a machine that adds no noise.
+        Standard deviation in front of the mechanism's rows; 0 for a client that adds no noise.
     loss : Loss
         What all K releases together guarantee; in the worst case, if each of them is seen by itself, which under
-        ``secure-aggregation`` holds whatever the server, helpers and other machines do. Infinite for a machine that
+        ``secure-aggregation`` holds whatever the server, helpers and other clients do. Infinite for a client that
         adds no noise (under ``trusted-server`` the guarantee is the server's).
     fingerprint : str
         Names the policy and d; a session in a ledger belongs to one of them.
@@ -89,7 +89,7 @@ class NoisePlan:
         A sample's participations (:attr:`PrivacyPolicy.pattern`).
     problem : str
         Why this noise guarantees nothing, or empty: a mu so large, or a delta so small, that the range of the normals
-        shows (:func:`~murmurfl.privacy.noise.range_problem`). Then mu is infinite, and a real machine refuses.
+        shows (:func:`~murmurfl.privacy.noise.range_problem`). Then mu is infinite, and a real client refuses.
     local_problem : str
         The same for the worst case.
     resolution_mu : float
@@ -143,7 +143,7 @@ class NoisePlan:
         Notes
         -----
         **Formal guarantees.** The first ``releases`` are mu-GDP for this figure if their number was fixed in advance:
-        exact, and an upper bound under secure aggregation, whatever number of releases the other machines have made. A
+        exact, and an upper bound under secure aggregation, whatever number of releases the other clients have made. A
         server that chooses when to stop can make the figure depend on the data; :attr:`mu` holds then too.
         Proof: docs/proofs/release-rule.md.
         """
@@ -152,7 +152,7 @@ class NoisePlan:
         if math.isinf(self.mu):
             return math.inf
         noise = self.sensitivity * self.summed_sensitivity(releases) / self.noise_std
-        # The normals of a sum are those of machines that may have made all of their releases.
+        # The normals of a sum are those of clients that may have made all of their releases.
         share = releases / self.mechanism.num_releases if self.sums is None else 1.0
         spent = math.hypot(noise, self.resolution_mu * math.sqrt(share))
         return self.mu if math.isclose(spent, self.mu, rel_tol=1e-12) else spent
@@ -163,16 +163,16 @@ class NoisePlan:
 
 
 NO_NOISE = "none"
-"""The mechanism of a simulated machine that adds no noise, to see what noise costs."""
+"""The mechanism of a simulated client that adds no noise, to see what noise costs."""
 
 NO_NOISE_WORDS = "no noise was added anywhere"
-"""Words for the mechanism ``none``: neither the machines nor the server add noise."""
+"""Words for the mechanism ``none``: neither the clients nor the server add noise."""
 
-TRUSTING_WORDS = "no noise on the machine"
-"""Words for a machine under a trusted server, as far as the machine itself can tell."""
+TRUSTING_WORDS = "no noise on the client"
+"""Words for a client under a trusted server, as far as the client itself can tell."""
 
 NOBODY_ASKED = "nobody was asked"
-"""Words for a run in which no machine makes a release."""
+"""Words for a run in which no client makes a release."""
 
 _ACCOUNTS = {"amplified": "amplification by iteration", "composed": "plain composition"}
 
@@ -181,7 +181,7 @@ def noise_words(
     mechanism: str,
     options: Iterable[object] = (),
     *,
-    where: str = "on each machine",
+    where: str = "on each client",
     sensitivity: str = "",
     participations: int = 1,
     masked: bool = False,
@@ -189,7 +189,7 @@ def noise_words(
     clipping: str = "",
     per_owner: int = 0,
 ) -> str:
-    """Words for noise that machines put on their own releases.
+    """Words for noise that clients put on their own releases.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def noise_words(
     masked : bool
         Whether only sums of these releases are seen.
     secret : bool
-        Whether each sample is in a release that only its machine knows.
+        Whether each sample is in a release that only its client knows.
     clipping : str
         How samples' rows are bounded, if not by cutting them: ``automatic``.
     per_owner : int
@@ -215,7 +215,7 @@ def noise_words(
     Examples
     --------
     >>> noise_words("banded", (None, 4), sensitivity="update", participations=2)
-    'banded (4) noise on each machine, update sensitivity, every sample in up to 2 releases'
+    'banded (4) noise on each client, update sensitivity, every sample in up to 2 releases'
     """
     named = ", ".join(str(value) for value in options if value)
     words = f"{mechanism}{f' ({named})' if named else ''} noise {where}"
@@ -228,7 +228,7 @@ def noise_words(
 
 
 def epoch_words(accounting: str, epochs: int | None = None) -> str:
-    """Words for noise inside the epochs of a machine, which the paper and its readers call a silo.
+    """Words for noise inside the epochs of a client, which the paper and its readers call a silo.
 
     ``accounting`` is the account the guarantee rests on (:attr:`murmurfl.privacy.ShuffledPolicy.accounting_used`),
     ``epochs`` how many use private samples, where that is known.
@@ -246,6 +246,6 @@ def server_noise_words(noise: str, rounds: int | None = None) -> str:
 
 
 def stated_words(mechanisms: Iterable[str], *, masked: bool = False) -> str:
-    """Words for the noise of real machines, from the mechanisms they state; empty if none states any."""
+    """Words for the noise of real clients, from the mechanisms they state; empty if none states any."""
     names = " or ".join(sorted(set(mechanisms) - {""}))
-    return f"{names} noise on each machine{', under masks' if masked else ''}, by its own account" if names else ""
+    return f"{names} noise on each client{', under masks' if masked else ''}, by its own account" if names else ""

@@ -3,7 +3,7 @@
 Formal guarantees
 -----------------
 A lower bound above the claim refutes the claim, at the stated confidence. One below it proves nothing, for another
-attack may do better, and no audit protects anybody's data. Both ask the machines' own code: policy, ledger, keys,
+attack may do better, and no audit protects anybody's data. Both ask the clients' own code: policy, ledger, keys,
 clipping, noise and release rule.
 """
 

@@ -1,6 +1,6 @@
-"""The audit of many runs: how well a canary's presence shows in everything a machine sends.
+"""The audit of many runs: how well a canary's presence shows in everything a client sends.
 
-Two neighbouring data sets differ in one sample, the canary. The machine's whole stream is run many times on each, with
+Two neighbouring data sets differ in one sample, the canary. The client's whole stream is run many times on each, with
 fresh keys, and its noisy prefix sums P_1 .. P_K are put together again from its messages, whatever was acknowledged.
 Numbers made from them, called *statistics*, then tell the data sets apart with certain errors, and the errors bound mu
 and epsilon from below. All statistics are linear, on the directions in which the canary moves the
@@ -64,9 +64,9 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtri
 
 from ..accounting.gdp import gdp_epsilon
+from ..release.ledgered_privatizer import Release
+from ..release.policy import PrivacyPolicy, ReleaseRule
 from ..errors import ConfigurationError, RefusedError
-from ..machine.ledgered_machine import Release
-from ..machine.policy import PrivacyPolicy, ReleaseRule
 from ..mechanisms import Mechanism
 
 Numbers = float | NDArray[np.floating]
@@ -108,11 +108,11 @@ def epsilon_bound(false_alarms: Numbers, misses: Numbers, delta: float) -> NDArr
 
 
 Answers = Callable[[int, Sequence[int]], Iterable[Release | RefusedError]]
-"""From request k, from 1, and one acknowledgement a run, the answers of the machines: one release a run."""
+"""From request k, from 1, and one acknowledgement a run, the answers of the clients: one release a run."""
 
 Streams = Callable[[str | None, range], Answers]
-"""Fresh machines for the runs of these numbers, on the data with a canary of this name or, None, without. No two of
-all these machines may have keys in common."""
+"""Fresh clients for the runs of these numbers, on the data with a canary of this name or, None, without. No two of
+all these clients may have keys in common."""
 
 TOGETHER = 250
 """Runs held in memory at a time."""
@@ -128,7 +128,7 @@ _CHOOSING = 1e-6
 
 @dataclass(frozen=True)
 class AuditResult:
-    """The claimed and the measured privacy of machines.
+    """The claimed and the measured privacy of clients.
 
     Notes
     -----
@@ -184,7 +184,7 @@ def audit_client(
     confidence: float = 0.95,
     claimed_mu: float | None = None,
 ) -> AuditResult:
-    """Measure the privacy of machines by the best of several canaries and statistics.
+    """Measure the privacy of clients by the best of several canaries and statistics.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def audit_client(
     Notes
     -----
     **Formal guarantees.** With probability at least ``confidence`` over the runs' keys, the measured bounds are not
-    above the true mu and epsilon for replacement of one sample, if the keys are as good as random: an honest machine
+    above the true mu and epsilon for replacement of one sample, if the keys are as good as random: an honest client
     is accused with probability at most 1 - confidence. An infinite result is no confidence bound: it says that in all
     runs the canary moved a statistic by 10^4 times its spread.
     """
@@ -216,7 +216,7 @@ def audit_client(
     plan = policy.plan(parameters)
     if plan.noise_std == 0.0:
         raise ConfigurationError(
-            f"Expected a policy with noise of the machine's own, got trust {policy.trust!r} and mechanism "
+            f"Expected a policy with noise of the client's own, got trust {policy.trust!r} and mechanism "
             f"{policy.mechanism!r}.",
             kind="conflict",
             setting="mechanism",
@@ -415,7 +415,7 @@ def audit_secret_order(
     policy : PrivacyPolicy
         With ``batch_selection="shuffled"``.
     streams : callable
-        Makes the machines of some runs, with the canary (any name) or, None, with its replacement.
+        Makes the clients of some runs, with the canary (any name) or, None, with its replacement.
     move : ndarray of shape (parameters,)
         By how much the canary moves the release that it is in; not zero.
     claimed_epsilon : float, optional
@@ -467,7 +467,7 @@ def audit_secret_order(
         estimated_mu=separation(*counted),
         confidence=confidence,
         runs=runs,
-        canary="one sample, in a release that only the machine knows",
+        canary="one sample, in a release that only the client knows",
         statistic=statistic,
     )
 

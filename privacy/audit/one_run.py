@@ -1,7 +1,7 @@
 r"""The audit of one run: many canaries, each there or not by a coin of its own (Steinke, Nasr and Jagielski 2023).
 
-m samples of a machine are canaries; a coin decides for each which of two values it has. The machine runs once. From
-what it sent somebody guesses r of the coins and abstains on the others. Against an epsilon-DP machine no more of the
+m samples of a client are canaries; a coin decides for each which of two values it has. The client runs once. From
+what it sent somebody guesses r of the coins and abstains on the others. Against an epsilon-DP client no more of the
 guesses are right than among r coins of bias e^epsilon / (1 + e^epsilon) each; delta adds a little (theorem 5.2
 there, with f(v) the probability that a binomial of r and that bias is at least v):
 
@@ -12,7 +12,7 @@ or removes a sample; here a coin chooses between two values of a sample that is 
 of one sample, what our mu is for: no factor comes in between. A canary of S in one direction against -S uses all of the
 sensitivity 2 S; against a zero sample it would use half.
 
-Weaker than many runs for one machine (a coin is guessed from its own noise only), but it needs one run: for trainings
+Weaker than many runs for one client (a coin is guessed from its own noise only), but it needs one run: for trainings
 too long to repeat. With delta near 1 / m or above the bound says nothing.
 """
 
@@ -67,7 +67,7 @@ def audit_one_run(
     Notes
     -----
     **Formal guarantees.** With probability at least ``confidence`` over the coins and the run, the bound is not above
-    the epsilon of the machine at delta, for replacement of one sample (module description).
+    the epsilon of the client at delta, for replacement of one sample (module description).
     """
     if np.shape(scores) != np.shape(present) or np.ndim(scores) != 1 or not len(scores):
         raise ConfigurationError(

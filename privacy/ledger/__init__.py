@@ -1,4 +1,4 @@
-"""The ledger: what a machine must remember so that it never spends the same privacy twice.
+"""The ledger: what a client must remember so that it never spends the same privacy twice.
 
 Spend before you speak: a release, its nonce, the samples it used up and what has not been acknowledged are committed
 before the reply leaves. A crash in between wastes a release; it never repeats one.

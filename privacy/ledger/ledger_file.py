@@ -206,7 +206,7 @@ def budget_left(mark: Path) -> BudgetLeft:
 
     Notes
     -----
-    What it returns does not depend on the machine's data: budgets, and what sessions reserved when they were opened.
+    What it returns does not depend on the client's data: budgets, and what sessions reserved when they were opened.
     Between a commit and its mark it is what was left before; the ledger alone decides what is released.
     """
     state = LEDGER_MARK.load(mark)

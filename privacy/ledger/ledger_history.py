@@ -12,7 +12,7 @@ and the samples' pattern. It is never too small:
   and on every path of its choices they move by at most that sum of squares, whatever it acknowledges and however it
   mixes sessions (docs/proofs/release-rule.md, steps 2, 5, 6 and 7 with the cap k_s in place of K).
 * mu_n, what the normals' resolution tells, is charged whole to a session's first release.
-* Under secure aggregation the machines of a sum may have made all of their releases: S is that of
+* Under secure aggregation the clients of a sum may have made all of their releases: S is that of
   :meth:`~murmurfl.privacy.accounting.noise_plan.Summing.sensitivity` for the first k_s of this one.
 * Where any of it cannot be known, the session counts whole: what was closed, what a trusted server answers for, noise
   of another version, and terms that do not give again the mu that was reserved. If its first line is not known either,
@@ -37,9 +37,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..accounting.loss import NO_LOSS, Loss, SumAssumption, total_loss, weakest_loss
 from ..accounting.noise_plan import NoisePlan
+from ..release.policy import PrivacyPolicy, read_fields
+from ..release.shuffled_privatizer import ShuffledPolicy
 from ..errors import LedgerError, MurmurflError
-from ..machine.policy import PrivacyPolicy, read_fields
-from ..machine.shuffled_machine import ShuffledPolicy
 from ..noise import NOISE_VERSION
 from .ledger_file import CLOSED, LedgerFile, LedgerStore, read_reserved
 from .ledger_records import no_bound
@@ -59,7 +59,7 @@ class SessionSummary:
     session: str
     loss: Loss
     """Reserved whole, whatever number of its releases was made; under a trusted server that server's word. Conditional
-    under secure aggregation: its worst case holds whatever other machines and helpers do."""
+    under secure aggregation: its worst case holds whatever other clients and helpers do."""
     releases: int
     ack: int
     """The last release the server says it has."""
@@ -71,12 +71,12 @@ class SessionSummary:
     terms: Mapping[str, Any]
     """The policy it was opened with and the noise that followed from it."""
     trusted: bool = False
-    """Whether the machine left the noise to a trusted server: the loss holds against everybody but that server, by its
+    """Whether the client left the noise to a trusted server: the loss holds against everybody but that server, by its
     word; against it nothing is guaranteed."""
 
     @property
     def min_honest(self) -> int | None:
-        """How many honest machines of each sum the loss rests on; None if it rests on none or only the mark knows."""
+        """How many honest clients of each sum the loss rests on; None if it rests on none or only the mark knows."""
         return self.terms.get("min_honest") if self.loss.conditional else None
 
 
@@ -89,7 +89,7 @@ class LedgerSummary:
     created: float
     """When, in seconds since 1970."""
     budget: Loss
-    """In the worst case, for what holds whatever other machines and helpers do; the same where that was not decided."""
+    """In the worst case, for what holds whatever other clients and helpers do; the same where that was not decided."""
     delta: float
     samples_used: int
     commits: int
@@ -131,7 +131,7 @@ def read_ledger(path: str | Path) -> LedgerSummary:
 
     Notes
     -----
-    What it returns does not depend on the machine's data.
+    What it returns does not depend on the client's data.
     """
     return read_steadily(Path(path).absolute(), _read)
 
@@ -235,7 +235,7 @@ class ReleaseLine:
     release: int
     """Number in the session, from 1."""
     time: float
-    """When it was recorded, in seconds since 1970, by the machine's clock."""
+    """When it was recorded, in seconds since 1970, by the client's clock."""
     samples_used: int
     """Over all sessions, by then."""
     so_far: Loss
@@ -261,9 +261,9 @@ def read_history(path: str | Path) -> LedgerHistory:
 
     Notes
     -----
-    What it returns does not depend on the machine's data. ``mu_so_far`` of a line is an upper bound: what a server sees
+    What it returns does not depend on the client's data. ``mu_so_far`` of a line is an upper bound: what a server sees
     of the first releases of each session, as many as there are up to this line, is mu_so_far-GDP for replacement of one
-    sample of this machine (or what the session's unit is), for numbers of releases fixed beforehand. ``mu_reserved``
+    sample of this client (or what the session's unit is), for numbers of releases fixed beforehand. ``mu_reserved``
     covers a server that stops where it likes.
     Proof: docs/proofs/release-rule.md, step 8.
     """
@@ -307,7 +307,7 @@ def whole_of(session: SessionSummary) -> Loss:
     Notes
     -----
     **Formal guarantees.** What the session reserved when it was opened, for replacement of one of its units; only the
-    worst case where nobody knows how many honest machines the other figure rests on.
+    worst case where nobody knows how many honest clients the other figure rests on.
     """
     return session.loss.unconditional() if session.min_honest is None else session.loss
 

@@ -1,8 +1,8 @@
-"""The records that a ledger keeps, the interface of every ledger, and the ledgers of many machines at once.
+"""The records that a ledger keeps, the interface of every ledger, and the ledgers of many clients at once.
 
-The ledgers of many machines are an array or a list for each entry, with a row for each machine. The release rule works
-on these (:mod:`murmurfl.privacy.machine.admission`, :mod:`murmurfl.privacy.machine.prefix_sums`). A real machine is a
-block of one, read from its ledger and written back to it; the machines of a simulation stand in one
+The ledgers of many clients are an array or a list for each entry, with a row for each client. The release rule works
+on these (:mod:`murmurfl.privacy.release.admission`, :mod:`murmurfl.privacy.release.prefix_sums`). A real client is a
+block of one, read from its ledger and written back to it; the clients of a simulation stand in one
 :class:`BlockLedger`.
 """
 
@@ -53,23 +53,23 @@ class StreamRecord:
     """Under secure aggregation the random names, 16 bytes each, of the acknowledged release and of those after it that
     may still be acknowledged; empty otherwise."""
     order: bytes = b""
-    """The nonce from which, with the machine's key, its secret order is made again
-    (:func:`~murmurfl.privacy.machine.known_samples.slots_of`), 16 bytes; empty for other orders."""
+    """The nonce from which, with the client's key, its secret order is made again
+    (:func:`~murmurfl.privacy.release.known_samples.slots_of`), 16 bytes; empty for other orders."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """The privacy and samples that one machine has spent, over all sessions."""
+    """The privacy and samples that one client has spent, over all sessions."""
 
     samples_used: int = 0
     """Fresh samples used up; they are taken in order, each once."""
     reserved: Mapping[str, float] = field(default_factory=dict)
     """mu reserved by each session: that of all its K releases, reserved whole when it makes its first, because an
-    adaptive server may choose when to stop. With a minus sign: mu by a trusted server's word. The machine added no
+    adaptive server may choose when to stop. With a minus sign: mu by a trusted server's word. The client added no
     noise, so the figure holds against everybody but that server, and against it nothing does. Infinity: nothing
-    holds against anybody, of a simulated machine (mechanism ``none``, or a mu its noise cannot serve)."""
+    holds against anybody, of a simulated client (mechanism ``none``, or a mu its noise cannot serve)."""
     data: str = ""
-    """Digest of the samples used up (:class:`~murmurfl.privacy.machine.known_samples.DataDigest`); empty where none is
+    """Digest of the samples used up (:class:`~murmurfl.privacy.release.known_samples.DataDigest`); empty where none is
     kept."""
     reserved_local: Mapping[str, float] = field(default_factory=dict)
     """What sessions under secure aggregation reserved in the worst case, which holds whatever happens. For all others
@@ -94,7 +94,7 @@ class Account:
         return math.inf if no_bound(reserved) else reserved
 
     def local_bound_of(self, session: str) -> float:
-        """The mu that holds for a session whatever other machines and helpers do: what it reserved, or infinite."""
+        """The mu that holds for a session whatever other clients and helpers do: what it reserved, or infinite."""
         return max(self.bound_of(session), self.reserved_local.get(session, 0.0))
 
     def reserve(self, session: str, loss: Loss, *, trusted: bool = False) -> Account:
@@ -126,25 +126,25 @@ class LedgerTransaction(ABC):
 
 
 class Ledger(ABC):
-    """A machine's memory of what it has spent.
+    """A client's memory of what it has spent.
 
     Notes
     -----
-    **Formal guarantees.** An implementation promises that transactions on one machine's ledger exclude each other, that
-    a commit is all or nothing, and that what was committed is what is read next. The machine's privacy rests on it.
+    **Formal guarantees.** An implementation promises that transactions on one client's ledger exclude each other, that
+    a commit is all or nothing, and that what was committed is what is read next. The client's privacy rests on it.
     """
 
     durable: ClassVar[bool] = False
-    """Whether a commit outlives the process: real machines insist on it."""
+    """Whether a commit outlives the process: real clients insist on it."""
 
     budget_mu: float | None = None
-    """The budget this ledger was made for, which a machine's policy must then have; None: the policy's own."""
+    """The budget this ledger was made for, which a client's policy must then have; None: the policy's own."""
 
     delta: float | None = None
     """Where the epsilons of this ledger are shown, likewise."""
 
     budget_local_mu: float | None = None
-    """The budget for what holds whatever other machines and helpers do, likewise: of sessions under secure aggregation
+    """The budget for what holds whatever other clients and helpers do, likewise: of sessions under secure aggregation
     mu_local, of all others their mu."""
 
     local_hint: str = ""
@@ -153,7 +153,7 @@ class Ledger(ABC):
     def secret_of_owners(self, keys: NoiseKeys) -> bytes:
         """The secret from which, with their names, the places of owners follow (:class:`~murmurfl.privacy.Owners`).
 
-        It follows from the machine's noise keys; a ledger whose key may be exchanged has a secret of its own.
+        It follows from the client's noise keys; a ledger whose key may be exchanged has a secret of its own.
 
         Notes
         -----
@@ -217,9 +217,9 @@ class _Block:
 
 @dataclass
 class StreamBlock(_Block):
-    """The streams of one session of several machines: each column an entry of :class:`StreamRecord`.
+    """The streams of one session of several clients: each column an entry of :class:`StreamRecord`.
 
-    A machine without a stream yet has an empty fingerprint.
+    A client without a stream yet has an empty fingerprint.
     """
 
     _counted = "release"
@@ -236,15 +236,15 @@ class StreamBlock(_Block):
     order: list[bytes]
 
     @classmethod
-    def empty(cls, session: str, machines: int) -> StreamBlock:
-        """A block of so many machines without streams."""
-        numbers = np.zeros((2, machines), np.int64)
+    def empty(cls, session: str, clients: int) -> StreamBlock:
+        """A block of so many clients without streams."""
+        numbers = np.zeros((2, clients), np.int64)
         defaults = ("", b"", NOTHING, (), "", (), NOTHING, b"")
-        return cls(session, numbers[0], numbers[1], *([value] * machines for value in defaults))  # type: ignore[misc]
+        return cls(session, numbers[0], numbers[1], *([value] * clients for value in defaults))  # type: ignore[misc]
 
     @classmethod
     def of(cls, session: str, stream: StreamRecord | None) -> StreamBlock:
-        """A block of one machine."""
+        """A block of one client."""
         block = cls.empty(session, 1)
         if stream is not None:
             block.set(0, stream)
@@ -254,7 +254,7 @@ class StreamBlock(_Block):
         return len(self.fingerprint)
 
     def has(self, row: int) -> bool:
-        """Whether a machine has a stream."""
+        """Whether a client has a stream."""
         return bool(self.fingerprint[row])
 
     def record(self, row: int) -> StreamRecord:
@@ -273,7 +273,7 @@ _STREAM_LISTS = ("nonces", "pending", "noise_state", "terms", "noted", "ids", "o
 
 @dataclass
 class AccountBlock(_Block):
-    """The accounts of several machines: each column an entry of :class:`Account`."""
+    """The accounts of several clients: each column an entry of :class:`Account`."""
 
     _counted = "samples_used"
     samples_used: NDArray[np.int64]
@@ -282,13 +282,13 @@ class AccountBlock(_Block):
     reserved_local: list[Mapping[str, float]]
 
     @classmethod
-    def empty(cls, machines: int) -> AccountBlock:
-        """A block of so many machines that have spent nothing."""
-        return cls(np.zeros(machines, np.int64), [NOTHING] * machines, [""] * machines, [NOTHING] * machines)
+    def empty(cls, clients: int) -> AccountBlock:
+        """A block of so many clients that have spent nothing."""
+        return cls(np.zeros(clients, np.int64), [NOTHING] * clients, [""] * clients, [NOTHING] * clients)
 
     @classmethod
     def of(cls, account: Account) -> AccountBlock:
-        """A block of one machine."""
+        """A block of one client."""
         block = cls.empty(1)
         block.set(0, account)
         return block
@@ -302,22 +302,22 @@ class AccountBlock(_Block):
 
 
 class LedgerBlock(Protocol):
-    """The ledgers of several machines, a row each; a real machine's is the only one of its block."""
+    """The ledgers of several clients, a row each; a real client's is the only one of its block."""
 
     def exclusive(self, rows: NDArray[np.intp]) -> AbstractContextManager[LedgerBlock]:
-        """A transaction of some machines together, in which alone the other methods may be called."""
+        """A transaction of some clients together, in which alone the other methods may be called."""
         ...
 
     def transaction(self, row: int) -> LedgerTransaction:
-        """One machine's ledger, within a transaction."""
+        """One client's ledger, within a transaction."""
         ...
 
     def streams(self, session: str, rows: NDArray[np.intp]) -> StreamBlock:
-        """Copy some machines' streams of a session."""
+        """Copy some clients' streams of a session."""
         ...
 
     def accounts(self, rows: NDArray[np.intp]) -> AccountBlock:
-        """Copy what some machines have spent."""
+        """Copy what some clients have spent."""
         ...
 
     def commit(self, rows: NDArray[np.intp], streams: StreamBlock, accounts: AccountBlock | None = None) -> None:
@@ -326,39 +326,39 @@ class LedgerBlock(Protocol):
 
 
 class BlockLedger:
-    """The ledgers of the machines of a simulation, in this process's memory; gone with it.
+    """The ledgers of the clients of a simulation, in this process's memory; gone with it.
 
-    Each machine has a row, from 0. One in whose ledger nothing stands yet costs four bytes.
+    Each client has a row, from 0. One in whose ledger nothing stands yet costs four bytes.
     """
 
-    def __init__(self, machines: int) -> None:
-        self.machines = machines
+    def __init__(self, clients: int) -> None:
+        self.clients = clients
         self._lock = threading.RLock()
-        self._entered: list[NDArray[np.intp]] = []  # the machines of each transaction that is open
-        # Where each machine's entries stand in the columns: at first all of them in row 0, which stays empty.
-        self._place = np.zeros(machines, np.int32)
+        self._entered: list[NDArray[np.intp]] = []  # the clients of each transaction that is open
+        # Where each client's entries stand in the columns: at first all of them in row 0, which stays empty.
+        self._place = np.zeros(clients, np.int32)
         self._used = self._rows = 1
         self._accounts = AccountBlock.empty(1)
         self._streams: dict[str, StreamBlock] = {}
 
     def ledger(self, row: int) -> Ledger:
-        """One machine's ledger."""
-        if not 0 <= row < self.machines:
+        """One client's ledger."""
+        if not 0 <= row < self.clients:
             raise IndexError(row)
         return MemoryLedger(self, row)
 
     def transaction(self, row: int) -> LedgerTransaction:
-        """One machine's ledger, within a transaction of all."""
+        """One client's ledger, within a transaction of all."""
         return MemoryLedger(self, row)
 
     @contextmanager
     def exclusive(self, rows: NDArray[np.intp]) -> Iterator[BlockLedger]:
-        """A transaction of some machines together; other threads wait."""
+        """A transaction of some clients together; other threads wait."""
         with self._lock:
-            # A machine that is named twice, or again by the thread that has it, would make the same release twice.
+            # A client that is named twice, or again by the thread that has it, would make the same release twice.
             if len(set(rows.tolist())) < len(rows) or any(np.isin(rows, others).any() for others in self._entered):
                 raise ConfigurationError(
-                    "Expected every machine once and in one transaction at a time, got one again before its "
+                    "Expected every client once and in one transaction at a time, got one again before its "
                     "transaction has ended; nothing was released.",
                     kind="wrong-order",
                 )
@@ -370,32 +370,32 @@ class BlockLedger:
                 self._entered = [others for others in self._entered if others is not rows]
 
     def account(self, row: int) -> Account:
-        """Return what one machine has spent."""
+        """Return what one client has spent."""
         return self._accounts.record(int(self._place[row]))
 
     def stream(self, session: str, row: int) -> StreamRecord | None:
-        """Return one machine's stream of a session, or None if it has none yet."""
+        """Return one client's stream of a session, or None if it has none yet."""
         known, place = self._streams.get(session), int(self._place[row])
         return known.record(place) if known is not None and known.has(place) else None
 
     def record(self, rows: NDArray[np.intp], session: str, stream: StreamRecord, account: Account) -> None:
-        """Record the stream and account of one machine, the only one of ``rows``."""
+        """Record the stream and account of one client, the only one of ``rows``."""
         place = int(self._places(rows)[0])
         self._of_session(session).set(place, stream)
         self._accounts.set(place, account)
 
     def streams(self, session: str, rows: NDArray[np.intp]) -> StreamBlock:
-        """Copy some machines' streams of a session."""
+        """Copy some clients' streams of a session."""
         known = self._streams.get(session)
         return StreamBlock.empty(session, len(rows)) if known is None else known.chosen(self._place[rows])
 
     def whole(self, session: str, rows: NDArray[np.intp]) -> tuple[StreamBlock, list[int]] | None:
-        """Return a session's streams uncopied, with the rows of some machines in them; None if the session has none."""
+        """Return a session's streams uncopied, with the rows of some clients in them; None if the session has none."""
         known = self._streams.get(session)
         return None if known is None else (known, self._place[rows].tolist())
 
     def accounts(self, rows: NDArray[np.intp]) -> AccountBlock:
-        """Copy what some machines have spent."""
+        """Copy what some clients have spent."""
         return self._accounts.chosen(self._place[rows])
 
     def figures(self, rows: NDArray[np.intp]) -> list[NDArray[np.int64]]:
@@ -418,12 +418,12 @@ class BlockLedger:
         return self._streams[session]
 
     def _places(self, rows: NDArray[np.intp]) -> NDArray[np.int32]:
-        """Where the entries of machines stand; a machine that is new gets a place of its own."""
+        """Where the entries of clients stand; a client that is new gets a place of its own."""
         new = rows[self._place[rows] == 0]
         if new.size:
             needed = self._used + len(new)
             if needed > self._rows:
-                self._rows = min(max(needed, self._rows + self._rows // 2), self.machines + 1)
+                self._rows = min(max(needed, self._rows + self._rows // 2), self.clients + 1)
                 for block in (self._accounts, *self._streams.values()):
                     block.grow(self._rows)
             self._place[new] = np.arange(self._used, needed, dtype=np.int32)
@@ -444,7 +444,7 @@ class MemoryLedger(Ledger, LedgerTransaction):
     Notes
     -----
     **Formal guarantees.** Transactions exclude each other, and what was committed is what is read next, until the
-    process ends: a machine that was started again would spend its budget anew.
+    process ends: a client that was started again would spend its budget anew.
     """
 
     def __init__(self, block: BlockLedger | None = None, row: int = 0) -> None:
@@ -467,19 +467,19 @@ class MemoryLedger(Ledger, LedgerTransaction):
 
 
 class JoinedLedgers:
-    """Separate ledgers of machines, such as a real machine's own, as a :class:`LedgerBlock`."""
+    """Separate ledgers of clients, such as a real client's own, as a :class:`LedgerBlock`."""
 
     def __init__(self, ledgers: Sequence[Ledger]) -> None:
         self._ledgers = list(ledgers)
         self._transactions: dict[int, LedgerTransaction] = {}
 
     def transaction(self, row: int) -> LedgerTransaction:
-        """One machine's ledger, within a transaction."""
+        """One client's ledger, within a transaction."""
         return self._transactions[row]
 
     @contextmanager
     def exclusive(self, rows: NDArray[np.intp]) -> Iterator[JoinedLedgers]:
-        """A transaction in the ledger of each of some machines."""
+        """A transaction in the ledger of each of some clients."""
         with ExitStack() as stack:
             opened = JoinedLedgers(self._ledgers)
             for row in rows.tolist():
@@ -487,7 +487,7 @@ class JoinedLedgers:
             yield opened
 
     def streams(self, session: str, rows: NDArray[np.intp]) -> StreamBlock:
-        """Read some machines' streams of a session."""
+        """Read some clients' streams of a session."""
         block = StreamBlock.empty(session, len(rows))
         for place, row in enumerate(rows.tolist()):
             stream = self._transactions[row].stream(session)
@@ -496,14 +496,14 @@ class JoinedLedgers:
         return block
 
     def accounts(self, rows: NDArray[np.intp]) -> AccountBlock:
-        """Read what some machines have spent."""
+        """Read what some clients have spent."""
         block = AccountBlock.empty(len(rows))
         for place, row in enumerate(rows.tolist()):
             block.set(place, self._transactions[row].account())
         return block
 
     def commit(self, rows: NDArray[np.intp], streams: StreamBlock, accounts: AccountBlock | None = None) -> None:
-        """Record streams and accounts, machine by machine."""
+        """Record streams and accounts, client by client."""
         for place, row in enumerate(rows.tolist()):
             transaction = self._transactions[row]
             account = transaction.account() if accounts is None else accounts.record(place)

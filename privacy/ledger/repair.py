@@ -4,7 +4,7 @@ Each of these rests on something the operator knows and the file cannot show, so
 refusals, and no node ever does them by itself. Each takes the ledger's ``path``, and waits at most ``timeout_s`` for
 another process.
 
-What hangs on a machine's noise key: the noise of its releases, with each release's nonce; the digest of the rows that
+What hangs on a client's noise key: the noise of its releases, with each release's nonce; the digest of the rows that
 were used; the fingerprint of every session. A session goes on by taking its last noise row back out, which only the old
 key can make again. So under a new key no session can go on: all are closed, and what they reserved stays reserved.
 """
@@ -17,9 +17,9 @@ import secrets
 from contextlib import closing
 from pathlib import Path
 
+from ..release.known_samples import Owners, RowBytes, any_data, make_digest
 from ..errors import ConfigurationError, LedgerError
 from ..files import create_private
-from ..machine.known_samples import Owners, RowBytes, any_data, make_digest
 from ..noise import KEY_BYTES
 from .ledger_file import LEDGER_MARK, LedgerStore
 from .sqlite import SQLiteLedger, SQLiteTransaction, begun, check_local_budget
@@ -112,8 +112,8 @@ def rotate_key(
     path : path
         The ledger.
     rows : callable or Owners
-        What the machine's data are known by, as its machine has it
-        (:func:`~murmurfl.privacy.machine.known_samples.known_by`): the digest of the rows used so far is made again
+        What the client's data are known by, as its client has it
+        (:func:`~murmurfl.privacy.release.known_samples.known_by`): the digest of the rows used so far is made again
         under the new key, and under the old one it is compared first.
     num_rows : int
         How many rows there are.

@@ -336,7 +336,7 @@ class SQLiteLedger(Ledger):
         delta : float
             At which its epsilons are shown.
         budget_local_mu : float, optional
-            Budget for what holds whatever server, helpers and other machines do: sessions under secure aggregation
+            Budget for what holds whatever server, helpers and other clients do: sessions under secure aggregation
             reserve more of it than of ``budget_mu``. Default ``budget_mu``.
         data : str
             What the operator calls the data.

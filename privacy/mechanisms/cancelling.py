@@ -79,7 +79,7 @@ class CancellingNoise(Mechanism):
             rounds = count if num_rounds is None else num_rounds
             if rounds < count:
                 raise ConfigurationError(
-                    f"Expected num_rounds >= num_releases = {count} (a machine takes part at most once a round), "
+                    f"Expected num_rounds >= num_releases = {count} (a client takes part at most once a round), "
                     f"got {num_rounds}.",
                     kind="out-of-range",
                     setting="num_rounds",

@@ -1,6 +1,6 @@
 """What a correlated-noise mechanism is: a causal factorisation A = B C, and the rows of B Z.
 
-A machine's contributions g_1 .. g_K (rows of G) are released as prefix sums: A is the K x K lower triangle of ones.
+A client's contributions g_1 .. g_K (rows of G) are released as prefix sums: A is the K x K lower triangle of ones.
 Releasing C G + Z with Z standard normal is a Gaussian mechanism, and multiplying by B turns it into A G + B Z: the
 prefix sums with noise of covariance B B^T. Row k may use only noise drawn up to release k (causal). Everything in
 murmurfl that adds noise over time is this with another C (ALGORITHMS section 3):
@@ -20,7 +20,7 @@ mechanism           C                                        row k of B Z
 ``optimal``         the least ||A C^{-1}||_F                 A C^{-1}
 ==================  =======================================  ================================================
 
-What a machine adds to contribution k is the *increment*, row k of B Z minus row k - 1 (row k of C^{-1} Z where C is
+What a client adds to contribution k is the *increment*, row k of B Z minus row k - 1 (row k of C^{-1} Z where C is
 square); the increments up to k sum to row k.
 
 Sensitivity
@@ -370,7 +370,7 @@ class Mechanism(ABC):
         num_participations : int
             Most releases one sample takes part in.
         min_separation : int
-            Distance, in releases of this machine, between two of them.
+            Distance, in releases of this client, between two of them.
         n : int, optional
             Count only the first n releases.
         pattern : {"separated", "epochs"}

@@ -598,7 +598,7 @@ class BisrNoise(RecentNoise):
 
     Notes
     -----
-    For streams in which samples return many times, and whose machines have no room for rows of noise. In one pass few
+    For streams in which samples return many times, and whose clients have no room for rows of noise. In one pass few
     bands are weak: at 1024 releases 16 of them have 5.10 Delta / mu of noise in a prefix sum where ``sqrt_toeplitz``
     has 3.11.
 
@@ -624,8 +624,8 @@ def best_decay(num_releases: int, workload: Workload = "mu2") -> float:
 
     Minimises sensitivity^2 times the squared error summed over the releases: with a = 1 - lambda, B's column is 1, a,
     a, ..., and that of the sums of prefix sums is 1 + j a. Tried are 0, 1 and every 1 - a with two digits of a; the
-    error is within 0.1 % of the least. Only sums and products are used, so that every machine finds the same digits:
-    machines that share a sum must have one noise. The sensitivity is derived from whatever lambda is in use: the choice
+    error is within 0.1 % of the least. Only sums and products are used, so that every client finds the same digits:
+    clients that share a sum must have one noise. The sensitivity is derived from whatever lambda is in use: the choice
     affects the error only.
     """
     n = positive_integer("num_releases", num_releases)

@@ -5,7 +5,7 @@ has a mark, whether g is within C (Andrew, Thakkar, Ramaswamy and McMahan 2021):
 
     ( sqrt(1 - q) g / max(C, ||g||),    sqrt(q) (+1 if ||g|| <= C, else -1) ).
 
-No row is longer than 1, whatever C is. So the machine's ordinary clip of the whole row, to S = 1, cuts nothing, and one
+No row is longer than 1, whatever C is. So the client's ordinary clip of the whole row, to S = 1, cuts nothing, and one
 noise of Delta = 2 covers both parts; the marks have the share q of mu^2. Whoever sums rows reads the mean clipped
 gradient at C, and the share of gradients within C; the next C is raised or lowered towards the share that is wanted:
 
@@ -22,13 +22,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..release.clipping import LEAST_STABILITY, bounded_scales
 from ..errors import ConfigurationError
-from ..machine.clipping import LEAST_STABILITY, bounded_scales
 
 QUANTILE_SHARE = 0.02
 """The share of mu^2 spent on how many gradients are clipped."""
 COUNTED_CLIP_NORM = 1.0
-"""S of a machine that counts: rows are made for it."""
+"""S of a client that counts: rows are made for it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class CountedRows:
     -----
     **Formal guarantees.** For replacement of one sample: a row depends on its sample and on C, which is public, and is
     no longer than 1 for every C, if lengths are true up to a relative error of 2^-41, or lost to rounding below 1e-150.
-    A machine clips the whole row to S = 1 besides, and mu of a release covers all of it. The marks alone are sqrt(q)
+    A client clips the whole row to S = 1 besides, and mu of a release covers all of it. The marks alone are sqrt(q)
     mu-GDP, for two of them are 2 sqrt(q) apart.
     Proof: docs/proofs/sensitivities.md.
     """

@@ -1,4 +1,4 @@
-r"""Private evaluation: how many of a machine's samples a model gets right, released once and with noise.
+r"""Private evaluation: how many of a client's samples a model gets right, released once and with noise.
 
 Teams without public test data want to know how good their model is. A count of right predictions is of private samples,
 so it is a release like any other: of a session of its own, with a share of mu^2, in the same ledger.
@@ -11,7 +11,7 @@ scores it also gives one of two classes and a score from 0 to 1, for the area un
 with e_j the unit vector of the sample's class and the bin of its score, B bins a class. Without scores q = 0, and the
 second part is left out. No entry is negative and no row is longer than 1.
 
-**Its sensitivity.** The machine sets negative entries to zero and cuts longer rows, whatever it is handed
+**Its sensitivity.** The client sets negative entries to zero and cuts longer rows, whatever it is handed
 (``clip_unit="nonnegative"``), and two rows without negative entries have no negative product. So replacing one sample
 moves the sum by at most sqrt(2), and by that much where a right prediction becomes a wrong one.
 
@@ -23,7 +23,7 @@ Each figure has a 95 % interval that counts the noise.
 **Accuracy.** a = count / n has noise of a known standard deviation s. The n samples are drawn from something in which
 a share p of predictions is right. Then (a - p)^2 <= z^2 (p (1 - p) / n + s^2) holds for about 95 % of all outcomes,
 z = 1.96, and the interval has every p for which it does: Wilson's interval, with noise beside the sampling. Without the
-sampling it is a +- z s, for these very samples. Where machines draw from different sources, p (1 - p) / n is more than
+sampling it is a +- z s, for these very samples. Where clients draw from different sources, p (1 - p) / n is more than
 the variance, so that the interval is not too short.
 
 **AUC.** Scores are known in bins, and two scores in one bin count half. With the classes' noisy counts C_0 and C_1
@@ -34,7 +34,7 @@ whose noise follows from its derivatives with respect to each count, and from wh
 numerator. The variance of the sampling is at most A (1 - A) / min(|C_0|, |C_1|) (van Dantzig 1951), ties or not, which
 is what is counted.
 
-A private count is the simpler query: for how many of a machine's samples something holds. A sample's row is 1/2 or
+A private count is the simpler query: for how many of a client's samples something holds. A sample's row is 1/2 or
 -1/2, so replacing one moves the sum by 1 and no more. Half the public number of samples is added where it is read.
 """
 
@@ -49,15 +49,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import protocol
+from ..release.ledgered_privatizer import Release
+from ..release.policy import PrivacyPolicy
+from ..release.prefix_sums import Privatizer
 from ..errors import ConfigurationError
-from ..machine.ledgered_machine import Release
-from ..machine.policy import PrivacyPolicy
-from ..machine.prefix_sums import PrivateMachine
 from .query import ClipUnit, Query, QuerySum, query_policy
 
 
 def counting_policy(mu: float = 0.0, **fields: Any) -> PrivacyPolicy:
-    """The policy of a machine that releases one count, of this mu, over all of its samples.
+    """The policy of a client that releases one count, of this mu, over all of its samples.
 
     ``fields`` are others of :class:`~murmurfl.privacy.PrivacyPolicy`: who is trusted, budgets, delta, quality of the
     noise.
@@ -70,10 +70,10 @@ def counting_policy(mu: float = 0.0, **fields: Any) -> PrivacyPolicy:
     return query_policy(0.5, "sample", mu, **fields)
 
 
-def release_count(machine: PrivateMachine, session: str, holds: Callable[[slice], NDArray[Any]]) -> Release:
-    """Release the number of a machine's samples for which ``holds`` is true, with noise, in a session of its own.
+def release_count(privatizer: Privatizer, session: str, holds: Callable[[slice], NDArray[Any]]) -> Release:
+    """Release the number of a client's samples for which ``holds`` is true, with noise, in a session of its own.
 
-    The machine has a :func:`counting_policy` and one parameter.
+    The client has a :func:`counting_policy` and one parameter.
 
     Raises
     ------
@@ -82,15 +82,15 @@ def release_count(machine: PrivateMachine, session: str, holds: Callable[[slice]
 
     Notes
     -----
-    **Formal guarantees.** Under the trust of the machine's policy the count is mu-GDP for replacement of one sample,
+    **Formal guarantees.** Under the trust of the client's policy the count is mu-GDP for replacement of one sample,
     whatever ``holds`` gives for a sample, and the ledger has it before it is returned.
     Proof: docs/proofs/sensitivities.md.
     """
-    return machine.release(session, 0, lambda samples: np.asarray(holds(samples), dtype=np.float64)[:, None] - 0.5)
+    return privatizer.release(session, 0, lambda samples: np.asarray(holds(samples), dtype=np.float64)[:, None] - 0.5)
 
 
 def counted(releases: Iterable[Release]) -> tuple[float, int]:
-    """The noisy count over all machines, and the samples it is of."""
+    """The noisy count over all clients, and the samples it is of."""
     total, samples = 0.0, 0
     for release in releases:
         total += float(release.values[0]) + release.samples / 2
@@ -137,7 +137,7 @@ class EvaluationRows(Query["EvaluationResult"]):
 
     Notes
     -----
-    **Formal guarantees.** Row i depends on sample i alone. Its length is for the machine to bound
+    **Formal guarantees.** Row i depends on sample i alone. Its length is for the client to bound
     (:func:`evaluation_policy`).
     """
 
@@ -147,7 +147,7 @@ class EvaluationRows(Query["EvaluationResult"]):
     policy_maker: ClassVar[str] = "evaluation_policy"
     of_client: ClassVar[str] = "a private evaluation of the model, which it releases last"
     of_client_if_trusted: ClassVar[str] = "how good a model is on its samples after them"
-    not_configured: ClassVar[str] = "this machine is not configured for private evaluation: it releases no count"
+    not_configured: ClassVar[str] = "this client is not configured for private evaluation: it releases no count"
     at_a_model: ClassVar[bool] = True
 
     bins: int = 0
@@ -223,7 +223,7 @@ class EvaluationRows(Query["EvaluationResult"]):
             right=self.right(found.total, found.samples),
             right_std=self.right_std(found.noise_std),
             samples=found.samples,
-            machines=found.clients,
+            clients=found.clients,
             held_out=all(held_out for _, held_out in found.facts),
             histograms=self.histograms(found.total) if self.bins else None,
             histogram_std=self.histogram_std(found.noise_std) if self.bins else 0.0,
@@ -276,16 +276,16 @@ class EvaluationRows(Query["EvaluationResult"]):
 
 
 def evaluation_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) -> PrivacyPolicy:
-    """The policy of a machine's evaluation: every sample's row, once, in a session of its own.
+    """The policy of a client's evaluation: every sample's row, once, in a session of its own.
 
     ``mechanism`` is ``none`` for a simulation without noise; ``fields`` are others of
     :class:`~murmurfl.privacy.PrivacyPolicy`, such as ``budget_mu``, or ``epsilon`` in the place of mu.
 
     Notes
     -----
-    **Formal guarantees.** The one release of a session is mu-GDP for replacement of one sample of this machine, and
+    **Formal guarantees.** The one release of a session is mu-GDP for replacement of one sample of this client, and
     whatever the session is called, another one takes the same from the budget again. It stands alone and takes every
-    sample of the machine.
+    sample of the client.
     Proof: docs/proofs/sensitivities.md.
     """
     return query_policy(1.0, "nonnegative", mu, mechanism=mechanism, **fields)
@@ -299,7 +299,7 @@ _SURELY = 4.0
 
 EVALUATION_FIGURES = (
     *("accuracy", "interval", "noise_interval", "auc", "auc_interval", "auc_noise_interval"),
-    *("samples", "machines", "held_out", "noise_std", "sentence"),
+    *("samples", "clients", "held_out", "noise_std", "sentence"),
 )
 """The names of an evaluation's figures as plain values."""
 
@@ -318,8 +318,8 @@ class EvaluationResult:
         The standard deviation of that noise.
     samples : int
         n, samples in the sum.
-    machines : int
-        Machines in the sum.
+    clients : int
+        Clients in the sum.
     held_out : bool
         Whether all of them had set those samples aside, so that nobody trained on them.
     histograms : ndarray of shape (2, B), optional
@@ -333,7 +333,7 @@ class EvaluationResult:
     right: float
     right_std: float
     samples: int
-    machines: int
+    clients: int
     held_out: bool = False
     histograms: NDArray[np.float64] | None = None
     histogram_std: float = 0.0
@@ -387,7 +387,7 @@ class EvaluationResult:
     def sentence(self) -> str:
         """The figures in words."""
         of = "that were held out" if self.held_out else "that it was trained on"
-        machines = f"{self.machines:,} machine{'s' * (self.machines != 1)}"
+        clients = f"{self.clients:,} client{'s' * (self.clients != 1)}"
         parts = [
             f"accuracy {100 * self.accuracy:.1f} % (95 % interval {_percent(self.interval)}, noise and sampling; "
             f"noise alone {_percent(self.noise_interval)})"
@@ -401,7 +401,7 @@ class EvaluationResult:
             parts.append("no AUC: the noise hides one of the classes")
         if self.silent > max(_SURELY * self.silent_std, 0.5):
             of += f"; about {self.silent:,.0f} of them could not be evaluated, and count as half right"
-        return f"{', '.join(parts)}, on {self.samples:,} samples of {machines} {of}"
+        return f"{', '.join(parts)}, on {self.samples:,} samples of {clients} {of}"
 
     @property
     def document(self) -> dict[str, Any]:
@@ -411,7 +411,7 @@ class EvaluationResult:
         accuracy, alone, auc, auc_alone = plain
         values = (
             *(self.accuracy, accuracy, alone, self.auc, auc, auc_alone),
-            *(self.samples, self.machines, self.held_out, self.noise_std, self.sentence),
+            *(self.samples, self.clients, self.held_out, self.noise_std, self.sentence),
         )
         return dict(zip(EVALUATION_FIGURES, values, strict=True))
 

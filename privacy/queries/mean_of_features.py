@@ -4,16 +4,16 @@ Features without negative values point all in one direction, more or less, and w
 it. Taken around their mean m they spread, and a model learns from less. m is of private samples, so it is a release
 like any other: the first one of a training, in a session of its own, with a share of mu^2.
 
-**Its sensitivity.** With a and b two rows of features, bounded by the machine
-(:mod:`~murmurfl.privacy.machine.clipping`), replacing one sample changes the machine's sum by a - b, and
+**Its sensitivity.** With a and b two rows of features, bounded by the client
+(:mod:`~murmurfl.privacy.release.clipping`), replacing one sample changes the client's sum by a - b, and
 
     ||a - b||^2 = ||a||^2 + ||b||^2 - 2 <a, b>  <=  2 S^2 - 2 <a, b>.
 
 Rows without negative entries have <a, b> >= 0, so the sum moves by at most sqrt(2) S, and not by 2 S. Features being
-without negative entries is nothing to rely on. The machine sets negative ones to zero and cuts rows longer than S, and
+without negative entries is nothing to rely on. The client sets negative ones to zero and cuts rows longer than S, and
 refuses none. Where features may be negative, ``nonnegative`` is False, and the sensitivity is 2 S.
 
-**What follows it.** x = unit(phi - m) with a constant appended, unit again, is computed on the machine from one sample
+**What follows it.** x = unit(phi - m) with a constant appended, unit again, is computed on the client from one sample
 and m. m came from a server, and is public: x is as private as the sample's own features, whatever m is.
 """
 
@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 
 from .. import protocol
 from ..accounting.gdp import check_count
-from ..machine.clipping import squared_lengths
-from ..machine.policy import PrivacyPolicy
+from ..release.clipping import squared_lengths
+from ..release.policy import PrivacyPolicy
 from .query import Query, QuerySum, query_policy
 
 CENTRING_SHARE = 0.05
@@ -49,7 +49,7 @@ def centring_policy(
     clip_norm : float
         S, which longer rows of features are cut to: a public bound of how they are made.
     nonnegative : bool
-        Whether features have no negative entries, as they are made. The machine sets negative ones to zero then, and
+        Whether features have no negative entries, as they are made. The client sets negative ones to zero then, and
         the noise is that of sqrt(2) S instead of 2 S.
     mechanism : str
         ``none`` for a simulation without noise.
@@ -58,9 +58,9 @@ def centring_policy(
 
     Notes
     -----
-    **Formal guarantees.** The one release of a session is mu-GDP for replacement of one sample of this machine, and
+    **Formal guarantees.** The one release of a session is mu-GDP for replacement of one sample of this client, and
     whatever the session is called, another one takes the same from the budget again. It stands alone and takes every
-    sample of the machine.
+    sample of the client.
     Proof: docs/proofs/sensitivities.md.
     """
     return query_policy(clip_norm, "nonnegative" if nonnegative else "sample", mu, mechanism=mechanism, **fields)
@@ -87,7 +87,7 @@ class MeanRows(Query[NDArray[np.float32]]):
     of_client: ClassVar[str] = "the mean of its features, which it releases first"
     of_client_if_trusted: ClassVar[str] = "the mean of its features before them"
     not_configured: ClassVar[str] = (
-        "this machine is not configured for centring: it releases no mean and takes no centre"
+        "this client is not configured for centring: it releases no mean and takes no centre"
     )
     policy_maker: ClassVar[str] = "centring_policy"
     gives: ClassVar[str] = protocol.CENTRE

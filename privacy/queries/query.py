@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import protocol
+from ..release.policy import NO_NOISE, PrivacyPolicy
 from ..errors import ConfigurationError
-from ..machine.policy import NO_NOISE, PrivacyPolicy
 from ..mechanisms import noise_stands_alone
 
 Answer = TypeVar("Answer")
@@ -64,9 +64,9 @@ def query_policy(
 
     Notes
     -----
-    **Formal guarantees.** The one release of a session is mu-GDP for replacement of one sample of this machine, and
+    **Formal guarantees.** The one release of a session is mu-GDP for replacement of one sample of this client, and
     whatever the session is called, another one takes the same from the budget again. It stands alone and takes every
-    sample of the machine.
+    sample of the client.
     Proof: docs/proofs/sensitivities.md.
     """
     settled: dict[str, Any] = {
@@ -108,7 +108,7 @@ _WORDS = {
     "setting": "{what}",
     "of_client": "{what}, which it releases beside its training",
     "of_client_if_trusted": "{what} beside them",
-    "not_configured": "this machine is not configured for {what}",
+    "not_configured": "this client is not configured for {what}",
 }
 """What a query says in messages where its class leaves it out."""
 

@@ -13,7 +13,7 @@ with c_j the j-th column of the square root of the triangle of ones, entries bin
 from row j on, made unit. So each part has length 1 / sqrt(d) at a place and less in between, and the row at most 1. No
 entry is negative. Splitting a number between its neighbours keeps its value: the mean has no error of the grid.
 
-**Its sensitivity.** The machine sets negative entries to zero and cuts longer rows, whatever it is handed
+**Its sensitivity.** The client sets negative entries to zero and cuts longer rows, whatever it is handed
 (``clip_unit="nonnegative"``), and two rows without negative entries have no negative product. So replacing one record
 moves the sum by at most sqrt(2), and by that much where every category changes.
 
@@ -61,8 +61,8 @@ from scipy.optimize import isotonic_regression
 
 from .. import protocol
 from ..accounting.guarantee import Guarantee
+from ..release.policy import PrivacyPolicy
 from ..errors import ConfigurationError
-from ..machine.policy import PrivacyPolicy
 from .evaluation import Z_95, Interval
 from .query import ClipUnit, Query, QuerySum, query_policy
 
@@ -150,7 +150,7 @@ class StatisticsRows(Query["TableStatistics"]):
     Notes
     -----
     **Formal guarantees.** Row i depends on the places of record i alone, and on public columns. Its length is for the
-    machine to bound (:func:`statistics_policy`).
+    client to bound (:func:`statistics_policy`).
     """
 
     name: ClassVar[str] = protocol.OF_STATISTICS
@@ -159,7 +159,7 @@ class StatisticsRows(Query["TableStatistics"]):
     policy_maker: ClassVar[str] = "statistics_policy"
     of_client: ClassVar[str] = "the statistics of its records, which it releases beside its training"
     of_client_if_trusted: ClassVar[str] = "the statistics of its records beside them"
-    not_configured: ClassVar[str] = "this machine is not configured for statistics: it releases none beside a training"
+    not_configured: ClassVar[str] = "this client is not configured for statistics: it releases none beside a training"
 
     columns: tuple[CountedColumn, ...]
 
@@ -226,7 +226,7 @@ class StatisticsRows(Query["TableStatistics"]):
             self.columns,
             self.counts(found.total, found.samples, found.noise_std),
             records=found.samples,
-            machines=found.clients,
+            clients=found.clients,
             noise_std=found.noise_std,
         )
 
@@ -272,16 +272,16 @@ def _decoding(places: int, number: bool) -> tuple[NDArray[np.float64], NDArray[n
 
 
 def statistics_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) -> PrivacyPolicy:
-    """The policy of a machine's statistics: every record's row, once, in a session of its own.
+    """The policy of a client's statistics: every record's row, once, in a session of its own.
 
     ``mechanism`` is ``none`` for a simulation without noise; ``fields`` are others of
     :class:`~murmurfl.privacy.PrivacyPolicy`, such as ``budget_mu``, or ``epsilon`` in the place of mu.
 
     Notes
     -----
-    **Formal guarantees.** The one release of a session is mu-GDP for replacement of one record of this machine, and
+    **Formal guarantees.** The one release of a session is mu-GDP for replacement of one record of this client, and
     whatever the session is called, another one takes the same from the budget again: everything that is read from it,
-    of however many columns, is post-processing. It stands alone and takes every record of the machine.
+    of however many columns, is post-processing. It stands alone and takes every record of the client.
     Proof: docs/proofs/sensitivities.md.
     """
     return query_policy(1.0, "nonnegative", mu, mechanism=mechanism, **fields)
@@ -477,8 +477,8 @@ class TableStatistics:
     columns : tuple of ColumnStatistics
     records : int
         Records in the sum, a public number.
-    machines : int
-        Machines in the sum.
+    clients : int
+        Clients in the sum.
     noise_std : float
         The standard deviation of the noise in each value of the sum.
     guarantee : Guarantee, optional
@@ -487,7 +487,7 @@ class TableStatistics:
 
     columns: tuple[ColumnStatistics, ...]
     records: int
-    machines: int
+    clients: int
     noise_std: float
     guarantee: Guarantee | None = None
 
@@ -498,12 +498,12 @@ class TableStatistics:
         counts: Sequence[PlaceCounts],
         *,
         records: int,
-        machines: int,
+        clients: int,
         noise_std: float,
     ) -> TableStatistics:
         """The statistics of columns with these counts."""
         found = tuple(ColumnStatistics(*pair) for pair in zip(columns, counts, strict=True))
-        return cls(found, records, machines, noise_std)
+        return cls(found, records, clients, noise_std)
 
     def __getitem__(self, name: str) -> ColumnStatistics:
         """The statistics of a column."""
@@ -519,7 +519,7 @@ class TableStatistics:
         """The figures as plain values."""
         return {
             "records": self.records,
-            "machines": self.machines,
+            "clients": self.clients,
             "noise_std": self.noise_std,
             "columns": {column.name: column.document for column in self.columns},
         }

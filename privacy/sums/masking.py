@@ -1,6 +1,6 @@
-r"""Masks: a machine hides its release, so that only the sum over a whole cohort can be seen.
+r"""Masks: a client hides its release, so that only the sum over a whole cohort can be seen.
 
-A machine draws a fresh 32-byte seed for each helper and sends its int64 counts plus the seeds' keystreams, modulo 2^64,
+A client draws a fresh 32-byte seed for each helper and sends its int64 counts plus the seeds' keystreams, modulo 2^64,
 
     y = counts + sum over helpers of AES-256-CTR(seed)   (mod 2^64),
 
@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 
 from .. import protocol
 from ..accounting.loss import MOST_SUMMED
+from ..release.ledgered_privatizer import Release
+from ..release.policy import PrivacyPolicy, ReleaseMode, check_federation, read_mode, recorded_mode
 from ..errors import ConfigurationError, MurmurflError
-from ..machine.ledgered_machine import Release
-from ..machine.policy import PrivacyPolicy, ReleaseMode, check_federation, read_mode, recorded_mode
-from .roster import HelperKey, MachineKey, Roster, is_signed, name_proof
+from .roster import ClientKey, HelperKey, Roster, is_signed, name_proof
 
 MASKING_VERSION = 1
 """The version of header, seal and mask."""
@@ -41,7 +41,7 @@ MASKING_VERSION = 1
 SEED_BYTES = 32
 ID_BYTES = 16
 NOTHING_OPENED = bytes(ID_BYTES)
-"""The id that stands for no release: what a machine's first releases are built on."""
+"""The id that stands for no release: what a client's first releases are built on."""
 
 SEAL_BYTES = 80
 """An encapsulated key, a seed and a tag."""
@@ -70,14 +70,14 @@ class Header:
     """The description of a masked release: public, signed, bound to its seals, and independent of data."""
 
     session: str
-    machine: str
-    """The machine's name in the roster."""
+    client: str
+    """The client's name in the roster."""
     release_mode: ReleaseMode
-    """Whether the release carries on from the machine's last opened one, or stands alone with noise of its own."""
+    """Whether the release carries on from the client's last opened one, or stands alone with noise of its own."""
     release: int
     """k."""
     release_id: str
-    """A random name of this release, 32 hexadecimal digits: a machine whose ledger was rolled back makes k again, and
+    """A random name of this release, 32 hexadecimal digits: a client whose ledger was rolled back makes k again, and
     not this."""
     ack_id: str
     """The name of the release it was built on; zeros for none."""
@@ -86,13 +86,13 @@ class Header:
     spacing: float
     """The spacing of the grid that all counts of the session are on."""
     min_cohort: int
-    """The fewest releases the machine lets its own be summed with, itself among them."""
+    """The fewest releases the client lets its own be summed with, itself among them."""
     roster: str
     """The roster's digest."""
     helpers: tuple[str, ...]
     """The helpers it sealed seeds for, in order."""
     terms: str
-    """Digest of what the noise depends on (:meth:`~murmurfl.privacy.PrivacyPolicy.shared_terms`): machines whose noise
+    """Digest of what the noise depends on (:meth:`~murmurfl.privacy.PrivacyPolicy.shared_terms`): clients whose noise
     differs cannot share a sum."""
     version: int = MASKING_VERSION
 
@@ -120,7 +120,7 @@ class Header:
         return header
 
     def _check(self) -> None:
-        texts = (self.session, self.machine, self.release_id, self.ack_id, self.roster, self.terms, *self.helpers)
+        texts = (self.session, self.client, self.release_id, self.ack_id, self.roster, self.terms, *self.helpers)
         numbers = (self.version, self.release, self.size, self.min_cohort)
         right = (
             all(isinstance(text, str) for text in texts)
@@ -128,7 +128,7 @@ class Header:
             and isinstance(self.spacing, float)
             and self.version == MASKING_VERSION
             and 0 < len(self.session) <= protocol.LONGEST_SESSION_NAME
-            and 0 < len(self.machine) <= protocol.LONGEST_MACHINE_NAME
+            and 0 < len(self.client) <= protocol.LONGEST_CLIENT_NAME
             and 1 <= self.release <= protocol.LARGEST_ROUND
             and 1 <= self.size <= LARGEST_SIZE
             and 1 <= self.min_cohort <= MOST_SUMMED
@@ -155,7 +155,7 @@ class Sealed:
     seals: tuple[bytes, ...]
     """One for each helper, in the header's order."""
     signature: bytes
-    """The machine's, on header and seals."""
+    """The client's, on header and seals."""
 
     @property
     def signed(self) -> bytes:
@@ -166,7 +166,7 @@ class Sealed:
 
 @dataclass(frozen=True)
 class MaskedRelease:
-    """A release as it leaves a machine under secure aggregation: its counts under their masks, and the sealed seeds.
+    """A release as it leaves a client under secure aggregation: its counts under their masks, and the sealed seeds.
 
     Notes
     -----
@@ -180,7 +180,7 @@ class MaskedRelease:
 
 
 class Masking:
-    """A machine's masks: its name and key in the roster that its operator pinned.
+    """A client's masks: its name and key in the roster that its operator pinned.
 
     Notes
     -----
@@ -191,18 +191,18 @@ class Masking:
     Proof: docs/proofs/secure-aggregation.md.
     """
 
-    def __init__(self, name: str, key: MachineKey, roster: Roster) -> None:
-        known = roster.machines.get(name)
+    def __init__(self, name: str, key: ClientKey, roster: Roster) -> None:
+        known = roster.clients.get(name)
         if known is None:
             raise ConfigurationError(
-                f"Expected machine {name!r} in the roster, got one without it: send its operator's card to whoever "
+                f"Expected client {name!r} in the roster, got one without it: send its operator's card to whoever "
                 "keeps the roster, and take the new roster.",
                 kind="missing",
                 setting="roster",
             )
         if known != key.public:
             raise ConfigurationError(
-                f"Expected the key of machine {name!r} to be the one in the roster, got another: use the key whose "
+                f"Expected the key of client {name!r} to be the one in the roster, got another: use the key whose "
                 "card is in the roster, or have the roster made with this one's.",
                 kind="mismatch",
                 setting="key",
@@ -221,15 +221,15 @@ class Masking:
                 setting="trust",
                 got=policy.trust,
             )
-        if policy.sums.min_cohort > len(self.roster.machines):
+        if policy.sums.min_cohort > len(self.roster.clients):
             raise ConfigurationError(
-                f"Expected min_cohort of at most the roster's {len(self.roster.machines)} machines, got "
+                f"Expected min_cohort of at most the roster's {len(self.roster.clients)} clients, got "
                 f"{policy.sums.min_cohort}: no sum could ever be opened.",
                 kind="out-of-range",
                 setting="min_cohort",
                 got=policy.sums.min_cohort,
             )
-        check_federation(policy, len(self.roster.machines))
+        check_federation(policy, len(self.roster.clients))
 
     def prove_name(self, nonce: Any) -> bytes:
         """Sign a server's nonce (:func:`~.roster.name_proof`); return empty bytes for what is no nonce."""
@@ -241,13 +241,13 @@ class Masking:
         self.check_policy(policy)
         if release.counts.dtype != np.int64 or {len(release.release_id), len(release.ack_id)} != {ID_BYTES}:
             raise ConfigurationError(
-                "Expected a release of int64 counts with ids, as a PrivateMachine makes it under trust "
+                "Expected a release of int64 counts with ids, as a Privatizer makes it under trust "
                 "'secure-aggregation', got another.",
                 kind="wrong-type",
             )
         header = Header(
             session=session,
-            machine=self.name,
+            client=self.name,
             release_mode=policy.release_mode,
             release=release.release,
             release_id=release.release_id.hex(),
@@ -283,15 +283,15 @@ def add_mask(total: NDArray[np.uint64], seed: bytes, *, subtract: bool = False) 
 
 
 def checked_header(sealed: Sealed, roster: Roster) -> Header:
-    """Return the header of a masked release if the machine that it names signed it, in this roster, for its helpers."""
+    """Return the header of a masked release if the client that it names signed it, in this roster, for its helpers."""
     header = Header.from_bytes(sealed.header)
     if any(not isinstance(seal, bytes) or len(seal) != SEAL_BYTES for seal in sealed.seals):
         raise MaskedReleaseError(
             f"Expected seals of {SEAL_BYTES} bytes, got another length or kind.", kind="wrong-shape"
         )
-    public = roster.machines.get(header.machine)
+    public = roster.clients.get(header.client)
     if public is None or not is_signed(public, sealed.signature, sealed.signed):
-        raise MaskedReleaseError("Expected a masked release signed by a machine of the roster, got another.")
+        raise MaskedReleaseError("Expected a masked release signed by a client of the roster, got another.")
     if header.roster != roster.digest or header.helpers != roster.helper_names:
         raise MaskedReleaseError("Expected a masked release for this roster and its helpers, got one for another.")
     if len(sealed.seals) != len(header.helpers):
@@ -300,7 +300,7 @@ def checked_header(sealed: Sealed, roster: Roster) -> Header:
 
 
 def opened_seal(sealed: Sealed, header: Header, helper: str, key: HelperKey) -> bytes:
-    """Open the seed that a machine sealed for this helper and this release.
+    """Open the seed that a client sealed for this helper and this release.
 
     It must not leave the helper: with all helpers' seeds a release is seen by itself.
     """

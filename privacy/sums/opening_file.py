@@ -8,7 +8,7 @@ first was copied back from a backup, and belongs on a disk that is not backed up
 order of writing are those of every durable store (:mod:`murmurfl.privacy.ledger.store`). A set that was recorded before
 a crash gets its answer when it is asked for again.
 
-Unlike a machine's ledger, a record that was copied back cannot be accepted: which releases were opened since is not
+Unlike a client's ledger, a record that was copied back cannot be accepted: which releases were opened since is not
 known to anybody one could believe.
 """
 
@@ -108,8 +108,8 @@ CREATE TABLE record (name TEXT NOT NULL, created REAL NOT NULL, helper TEXT NOT 
 CREATE TABLE log (number INTEGER PRIMARY KEY, session TEXT NOT NULL, opening TEXT NOT NULL, time REAL NOT NULL,
     line BLOB NOT NULL, link BLOB NOT NULL, UNIQUE (session, opening));
 CREATE TABLE sessions (session TEXT PRIMARY KEY, terms TEXT NOT NULL);
-CREATE TABLE machines (session TEXT NOT NULL, machine TEXT NOT NULL, release INTEGER NOT NULL,
-    release_id TEXT NOT NULL, PRIMARY KEY (session, machine)) WITHOUT ROWID;
+CREATE TABLE clients (session TEXT NOT NULL, client TEXT NOT NULL, release INTEGER NOT NULL,
+    release_id TEXT NOT NULL, PRIMARY KEY (session, client)) WITHOUT ROWID;
 """
 
 _LAST_BUT = "SELECT time FROM log WHERE opening NOT GLOB '* *' ORDER BY number DESC LIMIT 1 OFFSET ? - 1"
@@ -179,11 +179,11 @@ class _RecordStore(Store[_Identity, OpeningPlace]):
                 raise self.damaged(f"a line {number} that does not follow from the one before")
             if opened.kind != protocol.VIEW_LOCKED:
                 terms[session] = _terms_text(opened.terms)
-            machines = last.setdefault(session, {})
-            machines |= opened.moves(machines)
+            clients = last.setdefault(session, {})
+            clients |= opened.moves(clients)
         found_terms = dict(connection.execute("SELECT session, terms FROM sessions"))
-        found = {tuple(row[:2]): LastOpened(*row[2:]) for row in connection.execute("SELECT * FROM machines")}
-        moved = {(session, name): one for session, machines in last.items() for name, one in machines.items()}
+        found = {tuple(row[:2]): LastOpened(*row[2:]) for row in connection.execute("SELECT * FROM clients")}
+        moved = {(session, name): one for session, clients in last.items() for name, one in clients.items()}
         if (found_terms, found) != (terms, moved):
             raise self.damaged("tables that do not follow from its lines")
         return self.read_state(connection, header)
@@ -322,12 +322,12 @@ class SQLiteOpeningTransaction(OpeningTransaction):
             row = self._connection.execute("SELECT terms FROM sessions WHERE session = ?", (session,)).fetchone()
             return None if row is None else SessionTerms.from_values(json.loads(row[0]))
 
-    def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
+    def last_opened(self, session: str, clients: Sequence[str]) -> dict[str, LastOpened]:
         with self._errors():
             found = {}
-            for name in machines:
+            for name in clients:
                 row = self._connection.execute(
-                    "SELECT release, release_id FROM machines WHERE session = ? AND machine = ?", (session, name)
+                    "SELECT release, release_id FROM clients WHERE session = ? AND client = ?", (session, name)
                 ).fetchone()
                 if row is not None:
                     found[name] = LastOpened(*row)
@@ -344,7 +344,7 @@ class SQLiteOpeningTransaction(OpeningTransaction):
             check_forward(self, opened)
             place, line = self._file.state, opened.to_bytes()
             link = _next_link(bytes.fromhex(place.link), line)
-            moved = opened.moves(self.last_opened(opened.session, list(opened.machines)))
+            moved = opened.moves(self.last_opened(opened.session, list(opened.clients)))
             number, promise = place.number + 1, opened.kind == protocol.VIEW_LOCKED
             row = (number, opened.session, _column(opened, number), time.time(), line, link)
             self._connection.execute("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?)", row)
@@ -354,7 +354,7 @@ class SQLiteOpeningTransaction(OpeningTransaction):
                 terms = (opened.session, _terms_text(opened.terms))
                 self._connection.execute("INSERT OR IGNORE INTO sessions VALUES (?, ?)", terms)
             self._connection.executemany(
-                "INSERT OR REPLACE INTO machines VALUES (?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO clients VALUES (?, ?, ?, ?)",
                 ((opened.session, name, last.release, last.release_id) for name, last in moved.items()),
             )
             self._file.commit()

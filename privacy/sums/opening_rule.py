@@ -8,21 +8,21 @@ nothing else. The helper answers only if
 * session, d, spacing, roster, helpers, terms and ``release_mode`` are one in all of U, and those of the session for
   good;
 * U has at least as many releases as the largest ``min_cohort`` in U, and at most 2^11;
-* k rises strictly for each machine and session;
-* with ``release_mode = cumulative``, the ack is the id of the last release of that machine which *this helper* opened;
+* k rises strictly for each client and session;
+* with ``release_mode = cumulative``, the ack is the id of the last release of that client which *this helper* opened;
 * no other set was opened, or is void, under the same session and name. The same bytes again get the same answer;
 * the helper has not promised another set of the session (*lock*), and this very set is not *void*;
 * d, the number of releases, and what was opened in the last day are within the helper's own bounds.
 
 Everything else is refused whole, with one fixed text, and the helper's own log says why. What was opened is recorded
 durably before the answer leaves. The guarantee hangs on this record: a helper that forgets can be made to open what,
-with what it opened before, singles a machine's release out. A helper that lost its record gets a new key.
+with what it opened before, singles a client's release out. A helper that lost its record gets a new key.
 
 Asked before, a helper says whether it would open a set, and whose releases not; that binds nobody. Asked to promise it,
 its yes is a *lock*, recorded as durably: of the session it opens that very set next or none. A lock ends when the set
 is answered, or when a set is recorded as *void*: shown a set that another helper has signed to have opened, a helper
-records that it never answers it, now and for ever, and moves its machines on as if it had. So a set that is open at one
-helper only costs its round, and releases build on it everywhere. What machines are moved on to, they signed themselves:
+records that it never answers it, now and for ever, and moves its clients on as if it had. So a set that is open at one
+helper only costs its round, and releases build on it everywhere. What clients are moved on to, they signed themselves:
 another helper's word can cost a helper answers, and makes it give none.
 
 Proof: docs/proofs/secure-aggregation.md.
@@ -48,8 +48,8 @@ from numpy.typing import NDArray
 
 from .. import protocol
 from ..accounting.loss import MOST_SUMMED
+from ..release.policy import ReleaseMode, read_mode, recorded_mode
 from ..errors import ConfigurationError, LedgerError, RefusedError, formerly
-from ..machine.policy import ReleaseMode, read_mode, recorded_mode
 from .masking import (
     LARGEST_SIZE,
     NOTHING_OPENED,
@@ -95,7 +95,7 @@ class SessionTerms:
 
 @dataclass(frozen=True)
 class LastOpened:
-    """The last release of a machine that a helper opened in a session."""
+    """The last release of a client that a helper opened in a session."""
 
     release: int
     release_id: str
@@ -111,18 +111,16 @@ class OpenedSet:
     set_digest: str
     """Digest of all its bytes (:func:`set_digest`)."""
     terms: SessionTerms
-    machines: Mapping[str, LastOpened]
-    """The machines whose releases were in it, and which."""
+    clients: Mapping[str, LastOpened]
+    """The clients whose releases were in it, and which."""
     kind: str = protocol.VIEW_OPENED
     """``locked`` if it was only promised, ``void`` if another helper opened it and this one never answers it."""
 
     def moves(self, last: Mapping[str, LastOpened]) -> dict[str, LastOpened]:
-        """Return the machines whose last opened release it changes, and to which; a promise moves none."""
+        """Return the clients whose last opened release it changes, and to which; a promise moves none."""
         if self.kind == protocol.VIEW_LOCKED:
             return {}
-        return {
-            name: one for name, one in self.machines.items() if name not in last or one.release > last[name].release
-        }
+        return {name: one for name, one in self.clients.items() if name not in last or one.release > last[name].release}
 
     def to_bytes(self) -> bytes:
         """Encode this set; there is one encoding."""
@@ -131,7 +129,7 @@ class OpenedSet:
             self.opening,
             self.set_digest,
             self.terms.to_values(),
-            [[name, last.release, last.release_id] for name, last in self.machines.items()],
+            [[name, last.release, last.release_id] for name, last in self.clients.items()],
             *([] if self.kind == protocol.VIEW_OPENED else [self.kind]),
         ]
         return json.dumps(document, separators=(",", ":")).encode()
@@ -139,8 +137,8 @@ class OpenedSet:
     @classmethod
     def from_bytes(cls, content: bytes) -> OpenedSet:
         """Read what :meth:`to_bytes` wrote."""
-        session, opening, digest, terms, machines, *kind = json.loads(content)
-        last = {name: LastOpened(release, release_id) for name, release, release_id in machines}
+        session, opening, digest, terms, clients, *kind = json.loads(content)
+        last = {name: LastOpened(release, release_id) for name, release, release_id in clients}
         return cls(session, opening, digest, SessionTerms.from_values(terms), last, *kind)
 
 
@@ -164,8 +162,8 @@ class OpeningTransaction(ABC):
         """Return the terms of a session, or None if none of its sets was opened or is void."""
 
     @abstractmethod
-    def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
-        """Return the last release, opened or in a void set, of each of these machines that had any."""
+    def last_opened(self, session: str, clients: Sequence[str]) -> dict[str, LastOpened]:
+        """Return the last release, opened or in a void set, of each of these clients that had any."""
 
     def times(self, sessions: int, sets: int) -> tuple[float, float]:
         """When the last session but ``sessions - 1`` began, and the last set but ``sets - 1`` was opened.
@@ -213,7 +211,7 @@ def key_digest(helper: HelperEntry) -> bytes:
 def check_forward(transaction: OpeningTransaction, opened: OpenedSet) -> None:
     """Refuse a commit that goes back or against a promise.
 
-    That is one under a name that was used, of a release that does not come after the machine's last, or next to a
+    That is one under a name that was used, of a release that does not come after the client's last, or next to a
     promise; of a void set, what is recorded of it already.
 
     The opening rule never asks for one; a mistaken call must not make a record that nobody can believe.
@@ -228,14 +226,14 @@ def check_forward(transaction: OpeningTransaction, opened: OpenedSet) -> None:
     if opened.kind == protocol.VIEW_VOID:
         wrong |= digest == known or digest in voids
     else:
-        last = transaction.last_opened(session, list(opened.machines))
+        last = transaction.last_opened(session, list(opened.clients))
         again = lock is not None and opened.kind == protocol.VIEW_LOCKED
         promised = again or (lock is not None and (lock.opening, lock.set_digest) != (name, digest))
-        behind = any(opened.machines[one].release <= before.release for one, before in last.items())
+        behind = any(opened.clients[one].release <= before.release for one, before in last.items())
         wrong |= known is not None or bool(voids) or promised or behind
     if wrong:
         raise OpeningRecordError(
-            "Expected a set under a new name, of releases that each come after the machine's last opened one, and no "
+            "Expected a set under a new name, of releases that each come after the client's last opened one, and no "
             "other that was promised, got another. Nothing was recorded or opened.",
             kind="mismatch",
         )
@@ -253,7 +251,7 @@ class OpenedSession:
     """Digest of each set that was opened, by its name."""
     voids: list[OpenedSet] = field(default_factory=list)
     last: dict[str, LastOpened] = field(default_factory=dict)
-    """Last release of each machine, opened or in a void set."""
+    """Last release of each client, opened or in a void set."""
 
     def record(self, opened: OpenedSet) -> None:
         """Record a set that :func:`check_forward` allows."""
@@ -274,7 +272,7 @@ class MemoryOpeningRecord(OpeningRecord, OpeningTransaction):
     Notes
     -----
     **Formal guarantees.** Transactions exclude each other, and what was committed is what is read next, until the
-    process ends: a real helper that used it, and was started again, could be made to open what singles machines out.
+    process ends: a real helper that used it, and was started again, could be made to open what singles clients out.
     """
 
     def __init__(self) -> None:
@@ -309,9 +307,9 @@ class MemoryOpeningRecord(OpeningRecord, OpeningTransaction):
     def terms(self, session: str) -> SessionTerms | None:
         return self.session(session).terms
 
-    def last_opened(self, session: str, machines: Sequence[str]) -> dict[str, LastOpened]:
+    def last_opened(self, session: str, clients: Sequence[str]) -> dict[str, LastOpened]:
         last = self.session(session).last
-        return {name: last[name] for name in machines if name in last}
+        return {name: last[name] for name in clients if name in last}
 
     def times(self, sessions: int, sets: int) -> tuple[float, float]:
         found = ((list(self._begun.values()), sessions), (self._opened, sets))
@@ -359,7 +357,7 @@ class Opening:
 
     Notes
     -----
-    **Formal guarantees.** The total shows a sum over at least as many distinct machines as the most careful of them
+    **Formal guarantees.** The total shows a sum over at least as many distinct clients as the most careful of them
     asks for, and nothing of any single mask (:class:`Opener`).
     Proof: docs/proofs/secure-aggregation.md.
     """
@@ -406,8 +404,8 @@ class View:
     """``opened``, ``locked`` (promised) or ``void`` if this very set is recorded so, ``yes`` if it would be opened, and
     ``no`` if it would not."""
     disputed: tuple[str, ...]
-    """Machines of the set without whose releases there would be one reason less: a seal that does not open, or a
-    release that is not built on the machine's last opened one. Empty for any other reason."""
+    """Clients of the set without whose releases there would be one reason less: a seal that does not open, or a
+    release that is not built on the client's last opened one. Empty for any other reason."""
     signature: bytes
     """The helper's, on all of this and on the session."""
 
@@ -419,11 +417,11 @@ class Opener:
     Notes
     -----
     **Formal guarantees.** Of one helper that keeps its keys and its record: for every session, what it ever opens are
-    sums of at least as many releases of distinct machines of the roster as the most careful of them asks for; a release
-    is opened at most once; under ``cumulative`` the opened and the void releases of a machine are a chain, each opened
+    sums of at least as many releases of distinct clients of the roster as the most careful of them asks for; a release
+    is opened at most once; under ``cumulative`` the opened and the void releases of a client are a chain, each opened
     one built on the one before; of each name of a set there is one set; and of a void set nothing is opened from then
     on. By this a sample moves the sums once and for good, which is the
-    second step of docs/proofs/secure-aggregation.md. It holds whatever the server, other helpers and other machines do.
+    second step of docs/proofs/secure-aggregation.md. It holds whatever the server, other helpers and other clients do.
     A set that is refused leaves no trace but in the log. A promised set is opened when it is asked for, unless a set
     was declared void in between. Seeds are dropped once they are added up, and never leave.
     What :meth:`view` says before shows which seals open and which releases follow: nothing of a seed or of any counts.
@@ -512,14 +510,14 @@ class Opener:
                 would = protocol.VIEW_NO
             if would == protocol.VIEW_NO:
                 logger.warning("Would not open a set of session %r: %s", session, why)
-            last = transaction.last_opened(session, [header.machine for header in headers])
+            last = transaction.last_opened(session, [header.client for header in headers])
             for sealed, header in zip(releases, headers, strict=True) if would == protocol.VIEW_YES else ():
                 try:
                     self._seed(sealed, header)
-                    _check_follows(header, last.get(header.machine))
+                    _check_follows(header, last.get(header.client))
                 except OpeningRefusedError as refusal:
                     logger.warning("Would not open a set of session %r: %s", session, refusal.why)
-                    disputed.append(header.machine)
+                    disputed.append(header.client)
             if disputed:
                 would = protocol.VIEW_NO
             elif lock and would == protocol.VIEW_YES:
@@ -530,7 +528,7 @@ class Opener:
     def void(self, session: str, opening: str, releases: Sequence[Sealed], elsewhere: SignedOpening) -> View:
         """Record, now and for ever, that a set which another helper has opened is never answered here.
 
-        Its releases count as opened: what machines release from now on is built on them. A lock ends with it. Of a set
+        Its releases count as opened: what clients release from now on is built on them. A lock ends with it. Of a set
         that was opened here too it only says so.
         """
         releases = tuple(releases)
@@ -547,7 +545,7 @@ class Opener:
                         raise OpeningRefusedError(_OTHER_TERMS)
                     would = protocol.VIEW_VOID
                     void = _entry(opening, digest, headers, would)
-                    if void.moves(transaction.last_opened(session, list(void.machines))):
+                    if void.moves(transaction.last_opened(session, list(void.clients))):
                         transaction.commit(void)  # one that moves nobody is never answered as it is, for k must rise
                     logger.warning(
                         "Set %s of session %r is void: helper %r has opened it, this one has not and never will.",
@@ -592,8 +590,8 @@ class Opener:
             headers = [checked_header(sealed, self.roster) for sealed in releases]
         except MaskedReleaseError as error:
             raise OpeningRefusedError(f"one of them is no release of this roster: {error}") from error
-        if len({header.machine for header in headers}) < len(headers):
-            raise OpeningRefusedError("a machine is in it twice")
+        if len({header.client for header in headers}) < len(headers):
+            raise OpeningRefusedError("a client is in it twice")
         if any(header.session != session for header in headers):
             raise OpeningRefusedError("a release is another session's")
         if len({SessionTerms.of(header) for header in headers}) > 1:
@@ -609,7 +607,7 @@ class Opener:
         needed = max(headers, key=lambda header: header.min_cohort)
         if len(headers) < needed.min_cohort:
             raise OpeningRefusedError(
-                f"machine {needed.machine!r} wants sums of {needed.min_cohort} releases or more, got {len(headers)}"
+                f"client {needed.client!r} wants sums of {needed.min_cohort} releases or more, got {len(headers)}"
             )
         return headers
 
@@ -632,7 +630,7 @@ class Opener:
         try:
             return opened_seal(sealed, header, self.name, self._key)
         except MaskedReleaseError as error:
-            raise OpeningRefusedError(f"the seal of machine {header.machine!r} does not open") from error
+            raise OpeningRefusedError(f"the seal of client {header.client!r} does not open") from error
 
     @staticmethod
     def _record_set(transaction: OpeningTransaction, opening: str, digest: str, headers: list[Header]) -> None:
@@ -642,9 +640,9 @@ class Opener:
             return
         if standing not in (protocol.VIEW_YES, protocol.VIEW_LOCKED):
             raise OpeningRefusedError(why)
-        last = transaction.last_opened(headers[0].session, [header.machine for header in headers])
+        last = transaction.last_opened(headers[0].session, [header.client for header in headers])
         for header in headers:
-            _check_follows(header, last.get(header.machine))
+            _check_follows(header, last.get(header.client))
         transaction.commit(_entry(opening, digest, headers, protocol.VIEW_OPENED))
 
 
@@ -674,8 +672,8 @@ def _standing(transaction: OpeningTransaction, opening: str, digest: str, header
 
 def _entry(opening: str, digest: str, headers: Sequence[Header], kind: str) -> OpenedSet:
     """Return what is recorded of a set."""
-    machines = {header.machine: LastOpened(header.release, header.release_id) for header in headers}
-    return OpenedSet(headers[0].session, opening, digest, SessionTerms.of(headers[0]), machines, kind)
+    clients = {header.client: LastOpened(header.release, header.release_id) for header in headers}
+    return OpenedSet(headers[0].session, opening, digest, SessionTerms.of(headers[0]), clients, kind)
 
 
 def set_digest(session: str, opening: str, releases: Sequence[Sealed]) -> str:
@@ -714,16 +712,16 @@ def _said(view: View, session: str) -> bytes:
 
 
 def _check_follows(header: Header, last: LastOpened | None) -> None:
-    """Refuse a release that is not built on its machine's last opened one, or does not come after it."""
+    """Refuse a release that is not built on its client's last opened one, or does not come after it."""
     if last is not None and header.release <= last.release:
         raise OpeningRefusedError(
-            f"release {header.release} of machine {header.machine!r} does not come after release {last.release}, its "
+            f"release {header.release} of client {header.client!r} does not come after release {last.release}, its "
             "last opened one"
         )
     expected = NOTHING_OPENED.hex() if last is None else last.release_id
     if header.release_mode == "cumulative" and header.ack_id != expected:
         raise OpeningRefusedError(
-            f"release {header.release} of machine {header.machine!r} is not built on its last opened one"
+            f"release {header.release} of client {header.client!r} is not built on its last opened one"
         )
 
 

@@ -1,8 +1,8 @@
-"""Who takes part in secure aggregation: the public keys of machines and helpers, and the private ones behind them.
+"""Who takes part in secure aggregation: the public keys of clients and helpers, and the private ones behind them.
 
 A :class:`Roster` is a list that operators exchange by their own means. Its digest stands in every operator's own
-configuration and in every masked release, so that nobody, the server least of all, can put another machine or another
-helper in. A machine has one key, which signs what it releases (Ed25519). A helper has two: one that mask seeds are
+configuration and in every masked release, so that nobody, the server least of all, can put another client or another
+helper in. A client has one key, which signs what it releases (Ed25519). A helper has two: one that mask seeds are
 sealed for (X25519), and one that signs its answers (Ed25519).
 
 Proof: docs/proofs/secure-aggregation.md.
@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from .. import protocol
+from ..release.policy import MOST_CLIENTS
 from ..errors import ConfigurationError, check_format
-from ..machine.policy import MOST_MACHINES
 from ..noise import derived_bytes
 
 _PRIME = 2**255 - 19
@@ -65,29 +65,29 @@ _FORMAT_KEY = "murmurfl-roster"
 
 
 @dataclass(frozen=True)
-class MachineKey:
-    """A machine's private key of 32 bytes, which signs its masked releases; :meth:`generate` makes one.
+class ClientKey:
+    """A client's private key of 32 bytes, which signs its masked releases; :meth:`generate` makes one.
 
     Notes
     -----
-    **Formal guarantees.** What secure aggregation guarantees for a machine, and counts it among the honest for, rests
+    **Formal guarantees.** What secure aggregation guarantees for a client, and counts it among the honest for, rests
     on this key staying secret for the whole session, and on its noise key and nonces staying secret for good.
     """
 
     secret: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
-        _check_bytes("a machine's secret key", self.secret)
+        _check_bytes("a client's secret key", self.secret)
 
     @classmethod
-    def generate(cls) -> MachineKey:
+    def generate(cls) -> ClientKey:
         """Generate a key from the operating system's randomness."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     @classmethod
-    def simulated(cls, seed: int, name: str) -> MachineKey:
-        """Derive a simulated machine's key: the same in every run of a seed, and no secret."""
-        return cls(derived_bytes(KEY_BYTES, "machine key", seed, name))
+    def simulated(cls, seed: int, name: str) -> ClientKey:
+        """Derive a simulated client's key: the same in every run of a seed, and no secret."""
+        return cls(derived_bytes(KEY_BYTES, "client key", seed, name))
 
     @cached_property
     def _private(self) -> Ed25519PrivateKey:
@@ -109,7 +109,7 @@ class HelperKey:
 
     Notes
     -----
-    **Formal guarantees.** Whoever has the sealing key of *every* helper, and the masked releases, sees each machine's
+    **Formal guarantees.** Whoever has the sealing key of *every* helper, and the masked releases, sees each client's
     own release; the worst case then is all that holds. A helper's key is good for as long as its opening record is: a
     helper that lost its record gets a new key.
     """
@@ -166,47 +166,47 @@ class HelperEntry:
 
 @dataclass(frozen=True)
 class Roster:
-    """Machines and helpers of a federation with their public keys.
+    """Clients and helpers of a federation with their public keys.
 
     Parameters
     ----------
-    machines : mapping of str to bytes
-        Each machine's public Ed25519 key by its name, 32 bytes.
+    clients : mapping of str to bytes
+        Each client's public Ed25519 key by its name, 32 bytes.
     helpers : tuple of HelperEntry
-        In the order in which machines seal for them.
+        In the order in which clients seal for them.
 
     Notes
     -----
-    Two names with one key would be one machine that counts twice, so they are refused; that two keys are two *people*
+    Two names with one key would be one client that counts twice, so they are refused; that two keys are two *people*
     is the operators' to know (a roster full of one person's keys leaves what the noise of the others gives).
     """
 
-    machines: Mapping[str, bytes]
+    clients: Mapping[str, bytes]
     helpers: tuple[HelperEntry, ...]
 
     def __post_init__(self) -> None:
         # Copies: the digest must stay that of what is inside.
-        object.__setattr__(self, "machines", dict(self.machines))
+        object.__setattr__(self, "machines", dict(self.clients))
         object.__setattr__(self, "helpers", tuple(self.helpers))
-        if not 0 < len(self.machines) <= MOST_MACHINES:
+        if not 0 < len(self.clients) <= MOST_CLIENTS:
             raise ConfigurationError(
-                f"Expected a roster of 1 to {MOST_MACHINES} machines, got {len(self.machines)}.", kind="out-of-range"
+                f"Expected a roster of 1 to {MOST_CLIENTS} clients, got {len(self.clients)}.", kind="out-of-range"
             )
         if not 0 < len(self.helpers) <= MOST_HELPERS:
             raise ConfigurationError(
                 f"Expected a roster of 1 to {MOST_HELPERS} helpers, got {len(self.helpers)}.", kind="out-of-range"
             )
-        names = [*self.machines, *(helper.name for helper in self.helpers)]
+        names = [*self.clients, *(helper.name for helper in self.helpers)]
         for name in names:
             check_name(name)
         if (twice := _twice(names)) is not None:
             raise ConfigurationError(f"Expected every name once in a roster, got {twice!r} twice.", kind="duplicate")
-        for name, key in self.machines.items():
-            _check_key(f"machine {name!r}", key, is_signing_point)
+        for name, key in self.clients.items():
+            _check_key(f"client {name!r}", key, is_signing_point)
         for helper in self.helpers:
             _check_key(f"helper {helper.name!r} to sign with", helper.signing, is_signing_point)
             _check_key(f"helper {helper.name!r} to seal for", helper.sealing, is_sealing_point)
-        keys = [*self.machines.values(), *(key for one in self.helpers for key in (one.sealing, one.signing))]
+        keys = [*self.clients.values(), *(key for one in self.helpers for key in (one.sealing, one.signing))]
         if _twice(keys) is not None:
             raise ConfigurationError(
                 "Expected every key once in a roster, got one twice: each makes its own.", kind="duplicate"
@@ -217,7 +217,7 @@ class Roster:
         """The roster as plain values, for a JSON file; keys in hexadecimal."""
         return {
             _FORMAT_KEY: _FORMAT,
-            "machines": {name: self.machines[name].hex() for name in sorted(self.machines)},
+            "machines": {name: self.clients[name].hex() for name in sorted(self.clients)},
             "helpers": [
                 {"name": one.name, "sealing": one.sealing.hex(), "signing": one.signing.hex()} for one in self.helpers
             ],
@@ -230,7 +230,7 @@ class Roster:
         try:
             if set(document) != {_FORMAT_KEY, "machines", "helpers"} or document[_FORMAT_KEY] != _FORMAT:
                 raise ValueError("not the keys of a roster of this version")
-            machines = {name: bytes.fromhex(key) for name, key in document["machines"].items()}
+            clients = {name: bytes.fromhex(key) for name, key in document["machines"].items()}
             if any(set(one) != {"name", "sealing", "signing"} for one in document["helpers"]):
                 raise ValueError("not the keys of a helper")
             helpers = tuple(
@@ -241,7 +241,7 @@ class Roster:
             raise ConfigurationError(
                 f"Expected a roster of format {_FORMAT}, got something else ({error}).", kind="other-format"
             ) from error
-        return cls(machines, helpers)
+        return cls(clients, helpers)
 
     @classmethod
     def from_json(cls, text: str) -> Roster:
@@ -265,10 +265,10 @@ class Roster:
         return tuple(one.name for one in self.helpers)
 
     @classmethod
-    def simulated(cls, seed: int, machines: tuple[str, ...], helpers: tuple[str, ...]) -> Roster:
+    def simulated(cls, seed: int, clients: tuple[str, ...], helpers: tuple[str, ...]) -> Roster:
         """Make the roster of a simulation's keys."""
         return cls(
-            {name: MachineKey.simulated(seed, name).public for name in machines},
+            {name: ClientKey.simulated(seed, name).public for name in clients},
             tuple(HelperKey.simulated(seed, name).entry(name) for name in helpers),
         )
 
@@ -313,10 +313,10 @@ def _check_key(whose: str, key: Any, is_point: Callable[[bytes], bool]) -> None:
 def check_name(name: Any) -> None:
     """Refuse a name that a roster cannot have."""
     # People compare names by eye: what does not show, or shows as another name does, is none.
-    right = isinstance(name, str) and 0 < len(name) <= protocol.LONGEST_MACHINE_NAME and name.isprintable()
+    right = isinstance(name, str) and 0 < len(name) <= protocol.LONGEST_CLIENT_NAME and name.isprintable()
     if not right or name != unicodedata.normalize("NFC", name).strip():
         raise ConfigurationError(
-            f"Expected names of 1 to {protocol.LONGEST_MACHINE_NAME} characters that can be seen (Unicode's form NFC, "
+            f"Expected names of 1 to {protocol.LONGEST_CLIENT_NAME} characters that can be seen (Unicode's form NFC, "
             f"no space at either end) in a roster, got {name!r}.",
             kind="malformed",
             setting="name",

@@ -46,11 +46,11 @@ class CohortAgreement:
         self._option = option
         self._unreached = 0
         self._aborted_rounds = 0  # in a row that were closed because of what a helper said of their set
-        self._sealings: Counter[str] = Counter()  # by machine, how often it was asked to seal a release anew
-        self._disputed: dict[str, set[str]] = {}  # by helper, the machines that not all helpers dispute
+        self._sealings: Counter[str] = Counter()  # by client, how often it was asked to seal a release anew
+        self._disputed: dict[str, set[str]] = {}  # by helper, the clients that not all helpers dispute
 
     def hold(self, cohort: CohortSum, report: RoundReport, asked: Iterable[str]) -> CohortSet:
-        """Take the releases of a round as the set to be opened, without machines that want more than there are."""
+        """Take the releases of a round as the set to be opened, without clients that want more than there are."""
         wanting = cohort.wanting_more()
         if len(cohort.releases) - len(wanting) >= self._option.min_cohort:  # else it is closed, and says how many came
             report = _without(cohort, report, wanting)
@@ -70,7 +70,7 @@ class CohortAgreement:
         )
 
     def fewest_releases(self, held: CohortSet) -> int:
-        """Return the fewest releases with which a set is opened: the larger of what its machines and the server ask."""
+        """Return the fewest releases with which a set is opened: the larger of what its clients and the server ask."""
         return max(held.min_cohort, self._option.min_cohort)
 
     def too_few(self, held: CohortSet) -> str:
@@ -85,15 +85,15 @@ class CohortAgreement:
         if self._unreached >= self._option.patience:
             raise HelperUnavailableError(
                 f"Expected all helpers within reach, but in {self._unreached} rounds in a row, the last of them round "
-                f"{held.server_round}, {problem}. No sum was opened, and machines carry over what they released. Start "
+                f"{held.server_round}, {problem}. No sum was opened, and clients carry over what they released. Start "
                 "the helper again and resume from the checkpoint."
             )
         return problem
 
     def agree(self, context: RoundContext, held: CohortSet, cohort: CohortSum) -> tuple[CohortSet, str]:
-        """Ask helpers whether they would open a set, and leave out machines that they dispute.
+        """Ask helpers whether they would open a set, and leave out clients that they dispute.
 
-        Machines are asked for their releases under fresh masks, once a round, where that ends a dispute. Nothing is
+        Clients are asked for their releases under fresh masks, once a round, where that ends a dispute. Nothing is
         opened or recorded for it. Returns the set that is left, and why the round is to be closed, or an empty string.
         """
         fresh: set[str] = set()
@@ -106,7 +106,7 @@ class CohortAgreement:
             if not refusing:
                 self._aborted_rounds = 0
                 return held, ""
-            disputed = {machine for view in said.values() for machine in view.disputed}
+            disputed = {client for view in said.values() for client in view.disputed}
             again = self._seal_again(context, held, cohort, disputed - fresh)
             fresh |= disputed
             if not disputed:
@@ -114,7 +114,7 @@ class CohortAgreement:
             held = self._undisputed(held, cohort, said, refusing, disputed - again)
             if problem := self.too_few(held):
                 return held, problem
-        return held, self._abort("helpers dispute one machine after another")
+        return held, self._abort("helpers dispute one client after another")
 
     def agree_again(self, context: RoundContext, held: CohortSet) -> str:
         """Ask helpers whether they would open a set from a checkpoint, which cannot be changed.
@@ -162,7 +162,7 @@ class CohortAgreement:
         refusing: Sequence[str],
         disputed: set[str],
     ) -> CohortSet:
-        """Return the set without machines that helpers dispute."""
+        """Return the set without clients that helpers dispute."""
         self._note(said, disputed)
         report = _without(cohort, RoundReport(**held.report), sorted(disputed))
         for name in sorted(disputed):
@@ -172,7 +172,7 @@ class CohortAgreement:
     def _seal_again(
         self, context: RoundContext, held: CohortSet, cohort: CohortSum, disputed: Iterable[str]
     ) -> set[str]:
-        """Have machines seal disputed releases anew, each a few times in a training; returns whose were replaced."""
+        """Have clients seal disputed releases anew, each a few times in a training; returns whose were replaced."""
         names = [name for name in sorted(disputed) if self._sealings[name] < self._option.patience]
         if not names or cohort.terms[0] == "nothing":  # releases that stand alone are not kept
             return set()
@@ -184,10 +184,10 @@ class CohortAgreement:
             with suppress(MaskedReleaseError):
                 # The very header that was signed before: release, name and what it is built on.
                 header = checked_header(reply.contents.sealed, self.helpers.roster)
-                if reply.machine in set(names) - found and header == cohort.headers[reply.machine]:
-                    cohort.remove([reply.machine])
+                if reply.client in set(names) - found and header == cohort.headers[reply.client]:
+                    cohort.remove([reply.client])
                     cohort.add(reply)
-                    found.add(reply.machine)
+                    found.add(reply.client)
         return found
 
     def _note(self, said: Mapping[str, View], left_out: Iterable[str]) -> None:
@@ -198,7 +198,7 @@ class CohortAgreement:
             found |= set(view.disputed).intersection(left_out) - by_all
             if len(found) > self._option.max_byzantine:
                 raise HelpersDisagreeError(
-                    f"Expected helpers to dispute the seals of at most {self._option.max_byzantine} machines, got "
+                    f"Expected helpers to dispute the seals of at most {self._option.max_byzantine} clients, got "
                     f"{len(found)} of helper {name!r} alone ({', '.join(map(repr, sorted(found)))}). None of them is "
                     "left out for it: have its operator look at its log, then resume from the checkpoint."
                 )
@@ -214,27 +214,27 @@ class CohortAgreement:
             )
         return problem
 
-    def _warn(self, machine: str, problem: str) -> None:
-        if (machine, problem) not in self.warned:
-            self.warned.add((machine, problem))
-            logger.warning("Machine %r is left out of a round, and its release carried over: %s.", machine, problem)
+    def _warn(self, client: str, problem: str) -> None:
+        if (client, problem) not in self.warned:
+            self.warned.add((client, problem))
+            logger.warning("Client %r is left out of a round, and its release carried over: %s.", client, problem)
 
 
-def _without(cohort: CohortSum, report: RoundReport, machines: Sequence[str]) -> RoundReport:
-    """Take machines out of a round's sum; returns the report less these."""
-    samples = cohort.remove(machines)
-    return replace(report, aggregated=report.aggregated - len(machines), samples=report.samples - samples)
+def _without(cohort: CohortSum, report: RoundReport, clients: Sequence[str]) -> RoundReport:
+    """Take clients out of a round's sum; returns the report less these."""
+    samples = cohort.remove(clients)
+    return replace(report, aggregated=report.aggregated - len(clients), samples=report.samples - samples)
 
 
 def _sealed_anew(context: RoundContext, held: CohortSet, names: Iterable[str]) -> Iterable[Outcome]:
-    """Ask machines for their releases of this round once more, under fresh masks; return their answers."""
+    """Ask clients for their releases of this round once more, under fresh masks; return their answers."""
     if context.grid is None:
         return []
     nodes = {name: context.nodes[name] for name in names if name in context.nodes}
     asked = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SESSION: context.session}
     messages = []
     for name, node_id in nodes.items():
-        own = {protocol.MACHINE: name, protocol.ASK: protocol.ASK_SEAL, protocol.ACK: context.acks.get(name, 0)}
+        own = {protocol.CLIENT: name, protocol.ASK: protocol.ASK_SEAL, protocol.ACK: context.acks.get(name, 0)}
         own[protocol.RELEASE] = held.releases[name]
         content = RecordDict({protocol.CONFIG: ConfigRecord({**context.entries, **asked, **own})})
         messages.append(Message(content, dst_node_id=node_id, message_type=MessageType.TRAIN))

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid as FlowerGrid
 from ...privacy.accounting.loss import MOST_SUMMED
 from ...privacy.errors import ConfigurationError
 from ...privacy.noise import Grid
-from ..rounds.known_machines import Awaited, MachineDirectory
+from ..rounds.client_registry import Awaited, ClientRegistry
 from ..rounds.replies import Outcome, RoundReport, RoundRequest, Vector, vector_size
 from ..sums.lost_noise import LostNoise
 from ..sums.secure_aggregation import Helpers, SecureAggregation, SkippedSumError, WrongSumError
@@ -28,7 +28,7 @@ _LARGEST_COUNT = 2.0**52  # of an honest release
 
 
 class Masked(Aggregator):
-    """The trust of machines that release under masks.
+    """The trust of clients that release under masks.
 
     Each helper opens by its own rule. The state kept here lets an honest server ask for what they open, and for the
     same set again after it was killed.
@@ -67,8 +67,8 @@ class Masked(Aggregator):
     def settings(self) -> dict[str, Any]:
         return {"secure_aggregation": self.option.settled}
 
-    def wait_for_clients(self, machines: MachineDirectory, grid: FlowerGrid, awaited: Awaited) -> None:
-        """Wait for machines, and the first time for the helpers."""
+    def wait_for_clients(self, clients: ClientRegistry, grid: FlowerGrid, awaited: Awaited) -> None:
+        """Wait for clients, and the first time for the helpers."""
         self.helpers.meet(grid, awaited)
 
     def settle(self, asked: int, needed: int) -> None:
@@ -82,7 +82,7 @@ class Masked(Aggregator):
             )
         if asked > MOST_SUMMED:
             raise ConfigurationError(
-                f"Expected rounds that ask at most {MOST_SUMMED} machines under secure aggregation, got {asked}: "
+                f"Expected rounds that ask at most {MOST_SUMMED} clients under secure aggregation, got {asked}: "
                 "larger sums could wrap around. Lower clients_per_round or over_selection.",
                 kind="out-of-range",
                 setting="clients_per_round",
@@ -91,7 +91,7 @@ class Masked(Aggregator):
         self._most = asked
         if self.option.min_cohort > needed:
             raise ConfigurationError(
-                f"Expected rounds that wait for at least min_cohort = {self.option.min_cohort} machines, got "
+                f"Expected rounds that wait for at least min_cohort = {self.option.min_cohort} clients, got "
                 f"{needed}: raise quorum, or lower min_cohort.",
                 kind="out-of-range",
                 setting="quorum",
@@ -107,7 +107,7 @@ class Masked(Aggregator):
         return self.suspects.left_out
 
     def annotate(self, request: RoundRequest, save: Callable[[], None]) -> RoundRequest:
-        """Say which machines were in a sum that was skipped: their next releases may mend the noise."""
+        """Say which clients were in a sum that was skipped: their next releases may mend the noise."""
         return replace(request, skipped=self.noise.skipped.keys())
 
     def add(self, outcomes: Iterable[Outcome], count: Count, context: RoundContext) -> RoundOutcome:
@@ -125,7 +125,7 @@ class Masked(Aggregator):
         """Open the very set that an interrupted server had saved, and for which it may have asked helpers."""
         if context.grid is None:
             raise ConfigurationError(
-                "Expected the nodes of the interrupted training, got machines without messages.", kind="mismatch"
+                "Expected the nodes of the interrupted training, got clients without messages.", kind="mismatch"
             )
         if self.pending_cohort is None:
             raise ConfigurationError("Expected a set of releases before it is opened.", kind="wrong-order")
@@ -184,7 +184,7 @@ class Masked(Aggregator):
         report = replace(report, aggregated=0, samples=0, unopened=report.aggregated + report.unopened, closed=why)
         if self._agreement.too_few(held):
             self.suspects.too_few()
-        logger.warning("Round %d is closed: %s. Machines carry over what they released.", held.server_round, why)
+        logger.warning("Round %d is closed: %s. Clients carry over what they released.", held.server_round, why)
         return Closed(report, held.asked)
 
     def _opened(self, held: CohortSet, context: RoundContext) -> Vector:
@@ -205,12 +205,12 @@ class Masked(Aggregator):
         if found > most:
             raise WrongSumError(
                 f"Expected the sum of {len(held.releases)} releases to stay below {most * spacing:g}, got "
-                f"{found * spacing:g}: a machine or a helper did not mask as it says. Which, nobody can tell."
+                f"{found * spacing:g}: a client or a helper did not mask as it says. Which, nobody can tell."
             )
         return Grid(spacing).values(counts)
 
     def _build_on(self, held: CohortSet) -> None:
-        """Note that a set was opened, right or wrong: machines build on it from now on."""
+        """Note that a set was opened, right or wrong: clients build on it from now on."""
         self._ids.update(held.ids)
         self._terms = held.terms
 
@@ -232,7 +232,7 @@ class Masked(Aggregator):
             listed = " or ".join(f"helper {name!r}" for name in self.helpers.roster.helper_names)
             self._pause = (
                 f"Expected wrong sums to end once suspects were left out, got another in round {held.server_round}: "
-                f"either more than {self.option.max_byzantine} machines lie, or {listed} does. Have their operators "
+                f"either more than {self.option.max_byzantine} clients lie, or {listed} does. Have their operators "
                 "look, then resume from the checkpoint: the round is recorded as skipped, and the next one will be "
                 "asked."
             )
@@ -253,7 +253,7 @@ class Masked(Aggregator):
         if noise is not None and noise > self.option.max_noise and any(report.aggregated for report in history):
             return (
                 f"sums that were skipped left {noise:.3g} times the variance of the noise in the sum of all, which "
-                f"machines with cancelling or decay would mend, and max_noise is {self.option.max_noise:g}"
+                f"clients with cancelling or decay would mend, and max_noise is {self.option.max_noise:g}"
             )
         return ""
 
@@ -265,7 +265,7 @@ class Masked(Aggregator):
             kept |= {"held": self.pending_cohort.plain(), "held.total": self.pending_cohort.total}
         return kept
 
-    def load(self, saved: Mapping[str, Any] | None, machines: Collection[str]) -> None:
+    def load(self, saved: Mapping[str, Any] | None, clients: Collection[str]) -> None:
         if saved is None:
             return
         opened, held = saved["opened"], saved["held"]

@@ -20,9 +20,9 @@ import numpy as np
 
 from ...privacy import protocol
 from ...privacy.accounting.noise_forecast import StatedNoise, stated_noise
+from ...privacy.release.clipping import BLOCK_ROWS
+from ...privacy.release.policy import NO_NOISE, PrivacyPolicy, recorded_fields
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.clipping import BLOCK_ROWS
-from ...privacy.machine.policy import NO_NOISE, PrivacyPolicy, recorded_fields
 from ...privacy.noise import NoiseKeys, SystemKeys
 from ..rounds.checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
 from ..rounds.replies import Outcome, Reply, RoundRequest
@@ -33,9 +33,9 @@ StreamT = TypeVar("StreamT", bound=Stream)
 
 
 def is_well_formed(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -> bool:
-    """Whether a machine under this policy, which adds no noise, can have sent this reply.
+    """Whether a client under this policy, which adds no noise, can have sent this reply.
 
-    The machine states how many releases are in the reply, which decides how large values may be; so that number is
+    The client states how many releases are in the reply, which decides how large values may be; so that number is
     bounded by ``most_releases``, those it can have made since the last one acknowledged to it, and by the policy's cap.
     Under the ``paper`` rule a reply is one release, whatever was acknowledged.
 
@@ -46,19 +46,19 @@ def is_well_formed(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -
     pass. Nobody else's privacy rests on it.
     """
     numbers = reply.release, reply.ack
-    if any(type(number) is not int for number in numbers):  # a bool is an int, and no machine sends one
+    if any(type(number) is not int for number in numbers):  # a bool is an int, and no client sends one
         return False
     releases = 1 if policy.release_rule == "paper" else reply.release - reply.ack
     if not (0 <= reply.ack < reply.release <= policy.max_participations and releases <= most_releases):
         return False
-    # A machine that sums all of its samples uses each of them every time, and another number of times was charged.
+    # A client that sums all of its samples uses each of them every time, and another number of times was charged.
     if not policy.sums_samples and reply.samples not in (0, policy.batch_size):
         return False
     plan = policy.plan(len(reply.values))
     stated = reply.metrics.get(protocol.SENSITIVITY)
     if not isinstance(stated, float) or not 0.0 < stated <= plan.sensitivity * (1 + 1e-9):
         return False
-    # No longer than what machines send that clip at S and round their mean to the grid, or a sum over so many samples,
+    # No longer than what clients send that clip at S and round their mean to the grid, or a sum over so many samples,
     # block by block. NaN fails this test too.
     with np.errstate(over="ignore"):
         length = np.linalg.norm(reply.values)
@@ -75,7 +75,7 @@ class Noisy(Aggregator, Generic[StreamT]):
     Parameters
     ----------
     policy : PrivacyPolicy
-        What all machines were configured with: ``trust="trusted-server"``; its clip and batch give Delta, and its mu is
+        What all clients were configured with: ``trust="trusted-server"``; its clip and batch give Delta, and its mu is
         the guarantee. With mechanism ``none`` the server adds no noise either.
     stream : Stream
         What the server releases: :class:`~.streams.Sum`, :class:`~.streams.Prefix`, or a stream of private momentum.
@@ -87,8 +87,8 @@ class Noisy(Aggregator, Generic[StreamT]):
 
     Notes
     -----
-    **Formal guarantees.** All that is published is mu-GDP for replacement of one sample of one machine, against
-    everybody but the server itself, which sees contributions without noise, provided machines are honest, links are
+    **Formal guarantees.** All that is published is mu-GDP for replacement of one sample of one client, against
+    everybody but the server itself, which sees contributions without noise, provided clients are honest, links are
     private, and nothing else computed from un-noised sums is published; the checkpoint may hold them and must be kept
     like the data. Replies that state a larger sensitivity or another grid than the policy's are dropped. With mechanism
     ``none``, which is refused unless the keys are simulated, nothing is guaranteed.
@@ -145,7 +145,7 @@ class Noisy(Aggregator, Generic[StreamT]):
         self._new = False
         self._release_size = 0  # until there is a model
         self._unheard: Counter[str] = Counter()
-        """How often each machine was asked, at most, since its last release that was aggregated."""
+        """How often each client was asked, at most, since its last release that was aggregated."""
 
     @property
     def mu(self) -> float:
@@ -173,7 +173,7 @@ class Noisy(Aggregator, Generic[StreamT]):
         return {**policy, "noise": self.policy.plan(self.stream.num_parameters).fingerprint}
 
     def read_noise(self, statements: Mapping[str, Mapping[str, Any]]) -> Sequence[StatedNoise]:
-        # One noise for all machines of a round: that of one machine by itself, of which each has its part.
+        # One noise for all clients of a round: that of one client by itself, of which each has its part.
         policy = replace(self.policy, trust="untrusted-server")
         own = stated_noise(policy, policy.plan(self._release_size), 1)
         part = float(own[protocol.NOISE_IN_ALL]) / math.sqrt(self.stream.clients_per_round)
@@ -199,7 +199,7 @@ class Noisy(Aggregator, Generic[StreamT]):
         self._unheard.update(list(request.acks))
         if self._new:
             self.stream.calibrate(self._release_size)
-            # Saved before anybody is asked: machines count the session against their budgets from the first request on,
+            # Saved before anybody is asked: clients count the session against their budgets from the first request on,
             # so it must be found again after a crash.
             self._new = False
             if self._files is not None:
@@ -211,7 +211,7 @@ class Noisy(Aggregator, Generic[StreamT]):
         if not self.stream.accumulates:
             return is_well_formed(self.policy, reply, most_releases=1)
         # Only a reply built on the acknowledgement this server gave is aggregated; any other is late.
-        most = self._unheard[reply.machine] if current else self.policy.max_participations
+        most = self._unheard[reply.client] if current else self.policy.max_participations
         return is_well_formed(self.policy, reply, most_releases=most)
 
     def add(self, outcomes: Iterable[Outcome], count: Count, context: RoundContext) -> RoundOutcome:
@@ -242,7 +242,7 @@ class Noisy(Aggregator, Generic[StreamT]):
         unheard = {"unheard": dict(self._unheard)} if self.stream.accumulates else {}
         return {"key_check": self._key_check(), "mark": mark, **unheard, **self.stream.state()}
 
-    def load(self, saved: Mapping[str, Any] | None, machines: Collection[str]) -> None:
+    def load(self, saved: Mapping[str, Any] | None, clients: Collection[str]) -> None:
         self._new = saved is None
         if saved is None:
             if self._files is not None:
@@ -253,7 +253,7 @@ class Noisy(Aggregator, Generic[StreamT]):
         if self.stream.accumulates:
             self._unheard = Counter({str(name): int(times) for name, times in saved["unheard"].items()})
             # The round that was cut off may have been asked, and answered, after the checkpoint.
-            self._unheard.update(machines)
+            self._unheard.update(clients)
         self.stream.restore(saved)
 
     def _check_saved(self, saved: Mapping[str, Any]) -> None:

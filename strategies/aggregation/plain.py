@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from flwr.serverapp import Grid
 
 from ...privacy.accounting.noise_forecast import StatedNoise
-from ..rounds.known_machines import Awaited, MachineDirectory
+from ..rounds.client_registry import Awaited, ClientRegistry
 from ..rounds.replies import Layout, Outcome, Reply, RoundReport, RoundRequest, Vector, vector_size
 from ..sums.summation import ReleaseSum, Summation
 
@@ -144,9 +144,9 @@ class Aggregator:
     def shape(self, num_parameters: int, release_size: int) -> None:
         """Note how many values the model and a release have."""
 
-    def wait_for_clients(self, machines: MachineDirectory, grid: Grid, awaited: Awaited) -> None:
+    def wait_for_clients(self, clients: ClientRegistry, grid: Grid, awaited: Awaited) -> None:
         """Wait for clients, or for helpers where these answer for them."""
-        machines.meet(grid, awaited)
+        clients.meet(grid, awaited)
 
     # A round.
 
@@ -190,14 +190,14 @@ class Aggregator:
         """Return the contents of a checkpoint for :meth:`load`, plain values or arrays."""
         return {}
 
-    def load(self, saved: Mapping[str, Any] | None, machines: Collection[str]) -> None:
+    def load(self, saved: Mapping[str, Any] | None, clients: Collection[str]) -> None:
         """Take back what :meth:`state` returned, or begin where there is no checkpoint.
 
         Parameters
         ----------
         saved : mapping or None
             All contents of the checkpoint; None if there is none.
-        machines : collection of str
+        clients : collection of str
             The clients of the training that was saved.
 
         Raises

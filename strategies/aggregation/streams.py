@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.accounting.gdp import gdp_epsilon
+from ...privacy.release.policy import NO_NOISE, PrivacyPolicy
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.policy import NO_NOISE, PrivacyPolicy
 from ...privacy.mechanisms import IndependentNoise
 from ...privacy.noise import (
     FINEST_GRID,
@@ -43,7 +43,7 @@ class Stream(ABC):
     Notes
     -----
     **Formal guarantees.** All that a stream releases in the rounds of a training is mu-GDP for replacement of one
-    sample of one machine, under the conditions of :class:`~murmurfl.strategies.aggregation.noisy.Noisy`.
+    sample of one client, under the conditions of :class:`~murmurfl.strategies.aggregation.noisy.Noisy`.
     Proof: docs/proofs/sensitivities.md.
     """
 
@@ -113,7 +113,7 @@ class Stream(ABC):
 
     @abstractmethod
     def calibrate(self, num_parameters: int) -> None:
-        """Compute the noise, or refuse to, before any machine is asked for what has no noise."""
+        """Compute the noise, or refuse to, before any client is asked for what has no noise."""
 
     def _range_problem(self, num_parameters: int) -> str:
         if math.isinf(self.mu) or self.policy.noise_quality != "exact":
@@ -152,7 +152,7 @@ class Stream(ABC):
     def noise_grid(self, num_parameters: int) -> Grid:
         """Return the grid to which sums and noise are rounded, and on which rounding is charged.
 
-        It is the machines' own, or a coarser one where that is finer than large noise can be rounded to without showing
+        It is the clients' own, or a coarser one where that is finer than large noise can be rounded to without showing
         (:mod:`murmurfl.privacy.noise`).
         """
         if num_parameters not in self._grids:
@@ -164,7 +164,7 @@ class Stream(ABC):
         return self._grids[num_parameters]
 
     def rounding_charge(self, num_parameters: int) -> float:
-        """Return what rounding a sum to :meth:`noise_grid` adds to its sensitivity; 0 on the machines' own grid."""
+        """Return what rounding a sum to :meth:`noise_grid` adds to its sensitivity; 0 on the clients' own grid."""
         grid = self.noise_grid(num_parameters)
         return 0.0 if grid == self.policy.plan(num_parameters).grid else grid.charge(num_parameters)
 
@@ -217,7 +217,7 @@ class Sum(Stream):
     -----
     **Formal guarantees.** One sample changes each of T sums by at most Delta, so noise of Delta sqrt(T) / mu on each,
     or of Delta sqrt(sum s / s_t) / mu with shares s_t, makes all that is published mu-GDP for replacement of one sample
-    of one machine, against everybody but the server itself, provided machines are honest and links are private.
+    of one client, against everybody but the server itself, provided clients are honest and links are private.
     Proof: docs/proofs/sensitivities.md and docs/proofs/returning-samples.md.
     """
 

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result
 from ...privacy.accounting.guarantee import Statements
 from ...privacy.accounting.noise_forecast import Forecast
 from ...privacy.errors import ConfigurationError
-from ..rounds.replies import DirectMachines, RoundReport
+from ..rounds.replies import DirectReplies, RoundReport
 from ..sums.secure_aggregation import SecureAggregation
 
 
@@ -68,7 +68,7 @@ class Training(Protocol):
         """Names of the clients that are excluded now."""
         ...
 
-    def ask_privacy(self, grid: Grid | DirectMachines, timeout: float | None = None) -> Mapping[str, Mapping[str, Any]]:
+    def ask_privacy(self, grid: Grid | DirectReplies, timeout: float | None = None) -> Mapping[str, Mapping[str, Any]]:
         """Return what each client states about its privacy now."""
         ...
 
@@ -101,7 +101,7 @@ class Callback:
     """Whether this callback decides what becomes of a training in which no release is aggregated; without such a
     callback it ends with :class:`~murmurfl.strategies.NothingAggregatedError`."""
 
-    def on_start(self, training: Training, grid: Grid | DirectMachines, num_rounds: int) -> None:
+    def on_start(self, training: Training, grid: Grid | DirectReplies, num_rounds: int) -> None:
         """Note that a training begins, or goes on from its checkpoint; clients have been asked for statements."""
 
     def on_forecast(self, training: Training, forecast: Forecast) -> Forecast | None:
@@ -123,7 +123,7 @@ class Callback:
     def after_round(self, training: Training, report: RoundReport, metrics: MetricRecord | None) -> None:
         """Take note of a round: its report, and the metrics of the model where it was evaluated."""
 
-    def on_end(self, training: Training, grid: Grid | DirectMachines, result: Result) -> None:
+    def on_end(self, training: Training, grid: Grid | DirectReplies, result: Result) -> None:
         """Take note of the end of a training that went well."""
 
 
@@ -143,7 +143,7 @@ class CallbackList(Callback):
         """Whether any callback decides what becomes of a training without progress."""
         return any(one.handles_no_progress for one in self._callbacks)
 
-    def on_start(self, training: Training, grid: Grid | DirectMachines, num_rounds: int) -> None:
+    def on_start(self, training: Training, grid: Grid | DirectReplies, num_rounds: int) -> None:
         for one in self._callbacks:
             one.on_start(training, grid, num_rounds)
 
@@ -170,7 +170,7 @@ class CallbackList(Callback):
         for one in self._callbacks:
             one.after_round(training, report, metrics)
 
-    def on_end(self, training: Training, grid: Grid | DirectMachines, result: Result) -> None:
+    def on_end(self, training: Training, grid: Grid | DirectReplies, result: Result) -> None:
         for one in self._callbacks:
             one.on_end(training, grid, result)
 

@@ -21,7 +21,7 @@ from flwr.app import MetricRecord
 from flwr.serverapp import Grid
 
 from ...privacy import protocol
-from ..rounds.replies import DirectMachines, RoundReport
+from ..rounds.replies import DirectReplies, RoundReport
 from .callback import Callback, Training
 
 logger = logging.getLogger("flwr")
@@ -137,7 +137,7 @@ class MetricsFile(Callback):
         folder = os.environ.get(FIGURES_VARIABLE)
         return cls(Path(folder), _run_of(grid)) if folder else None
 
-    def on_start(self, training: Training, grid: Grid | DirectMachines, num_rounds: int) -> None:
+    def on_start(self, training: Training, grid: Grid | DirectReplies, num_rounds: int) -> None:
         self._planned = num_rounds
 
     def after_round(self, training: Training, report: RoundReport, metrics: MetricRecord | None) -> None:

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Result
 
 from ...privacy.accounting.guarantee import stated_guarantee
 from ...privacy.errors import MurmurflError
-from ..rounds.replies import DirectMachines
+from ..rounds.replies import DirectReplies
 from .callback import Callback, Training
 
 logger = logging.getLogger("flwr")
@@ -40,8 +40,8 @@ class ResultFolder(Callback):
     def __init__(self, folder: Path | str | None = "") -> None:
         self.folder = folder
 
-    def on_end(self, training: Training, grid: Grid | DirectMachines, result: Result) -> None:
-        if self.folder is None or not _log_guarantee(training) or isinstance(grid, DirectMachines):
+    def on_end(self, training: Training, grid: Grid | DirectReplies, result: Result) -> None:
+        if self.folder is None or not _log_guarantee(training) or isinstance(grid, DirectReplies):
             return
         try:
             stated = {**training.stated, **training.ask_privacy(grid)}
@@ -67,13 +67,13 @@ def _log_guarantee(training: Training) -> bool:
             return False
         if trusting:
             logger.warning(
-                "%d of %d machines state that they trust the server, which adds no noise here, so that nothing is "
+                "%d of %d clients state that they trust the server, which adds no noise here, so that nothing is "
                 "guaranteed: %s.",
                 *(len(trusting), len(stated), ", ".join(map(repr, trusting[:_MOST_NAMED]))),
             )
         masked = training.secure_aggregation is not None
         logger.info("Guarantee: %s", stated_guarantee(stated, training.num_clients, masked=masked))
     except (KeyError, TypeError, ValueError, MurmurflError) as error:
-        logger.warning("What machines state makes no guarantee that could be said: %s", error)
+        logger.warning("What clients state makes no guarantee that could be said: %s", error)
         return False
     return True

@@ -325,7 +325,7 @@ class TrustedCheckpoint:
     def _anew(self) -> str:
         files = f"{self.path}, {self.mark_path.name}" + (f" and {self.key_path.name}" if self._keeps_key else "")
         return (
-            f"Or start anew: remove {files}; that is a new training under a new session, which machines count against "
+            f"Or start anew: remove {files}; that is a new training under a new session, which clients count against "
             "their budgets once more."
         )
 

@@ -45,7 +45,7 @@ class RoundExchange:
             )
         self._sampler, self.requests, self.late_answers = sampler, sampler.requests, late_answers
         self.sampled = 0
-        """Number of machines drawn for the round that is under way, connected or not."""
+        """Number of clients drawn for the round that is under way, connected or not."""
         self.asked: dict[str, int] = {}
         """The connected ones among them, each with its last aggregated release."""
         self._overdue: dict[str, int] = {}
@@ -57,7 +57,7 @@ class RoundExchange:
             self._given_up = self.requests.give_up(reachable, timeout, self._sampler.excluded)
 
     def begin(self, names: Sequence[str], acks: Mapping[str, int]) -> None:
-        """Note the machines of a round, and the acknowledgements of those that are asked."""
+        """Note the clients of a round, and the acknowledgements of those that are asked."""
         self.sampled, self.asked, self._overdue = len(names), dict(acks), {}
         self._sampler.count_requests(acks.keys())
 
@@ -71,11 +71,11 @@ class RoundExchange:
         least_releases: int,
         timeout: float,
     ) -> list[Message]:
-        """Send a round's requests and take what comes; ``nodes`` has all connected machines."""
+        """Send a round's requests and take what comes; ``nodes`` has all connected clients."""
         messages, sampler, config = list(messages), self._sampler, self._sampler.config
-        if sampler.machines.several_on_a_node:
+        if sampler.clients.several_on_a_node:
             return exchange(grid, messages, timeout)
-        done, waits_for = sampler.unaskable - self.requests.machines, self.requests.absences.waits_for
+        done, waits_for = sampler.unaskable - self.requests.clients, self.requests.absences.waits_for
         askable = [name for name in nodes if name not in done]
         awaited = [name for name in askable if waits_for(name)]
         if len(awaited) < max(
@@ -131,35 +131,35 @@ class RoundExchange:
         return found
 
     def answering(self, nodes: Mapping[str, int]) -> dict[str, int]:
-        """Return the nodes of machines that may answer in this round: those it asked, and those that were late."""
+        """Return the nodes of clients that may answer in this round: those it asked, and those that were late."""
         return {name: nodes[name] for name in self.asked} | self._overdue
 
-    def drops(self, machine: str) -> bool:
-        """Whether a machine's answer came too late to count."""
-        return self.late_answers != "counted" and machine in self._overdue
+    def drops(self, client: str) -> bool:
+        """Whether a client's answer came too late to count."""
+        return self.late_answers != "counted" and client in self._overdue
 
     def counted(self, report: RoundReport, participation: Mapping[str, int | None], *, direct: bool) -> RoundReport:
         """Return the report with the counts of requests."""
         self._sampler.remaining.received(participation)
         finished = len(self._sampler.remaining.exhausted)
-        if self._sampler.machines.several_on_a_node or direct:
+        if self._sampler.clients.several_on_a_node or direct:
             return replace(report, finished=finished)
         return replace(
             report,
             lost=self.sampled - len(self.asked) + self._given_up,
             overdue=len(self._overdue),
-            awaited=len(self.requests.machines),
+            awaited=len(self.requests.clients),
             finished=finished,
         )
 
     @property
     def heard_per_round(self) -> int:
-        """How many machines of a round enter the model, sooner or later."""
+        """How many clients of a round enter the model, sooner or later."""
         return self._sampler.clients_per_round - self.dropped_per_round
 
     @property
     def dropped_per_round(self) -> int:
-        """The most machines of a round whose answers come too late to count."""
+        """The most clients of a round whose answers come too late to count."""
         sampler = self._sampler
         if not (sampler.is_patient and self.late_answers == "dropped"):
             return 0

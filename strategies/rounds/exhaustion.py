@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...privacy import protocol
 from ...privacy.errors import ConfigurationError
-from .known_machines import NumberedNames
+from .client_registry import NumberedNames
 
 logger = logging.getLogger("flwr")
 
@@ -85,7 +85,7 @@ class ExhaustionSchedule:
         first = [f"{name!r} after round {last} ({caps[name]} releases)" for name, last in after[:_MOST_NAMED]]
         more = ", ..." if len(after) > _MOST_NAMED else ""
         return [
-            f"Machines leave: {len(after)} of {len(self.last)} before the end of {self.rounds.stop - 1} rounds; "
+            f"Clients leave: {len(after)} of {len(self.last)} before the end of {self.rounds.stop - 1} rounds; "
             f"{', '.join(counts)}.",
             f"First: {', '.join(first)}{more}.",
         ]
@@ -212,19 +212,19 @@ def check_rounds(
         return
     last, name = found[0], names[found[1]]
     said = (
-        f"machine {name} says that it can make {caps[name]} {'more ' if done else ''}releases, and round {last} "
+        f"client {name} says that it can make {caps[name]} {'more ' if done else ''}releases, and round {last} "
         "asks it for one more: its cap (max-participations) and its fresh samples decide"
     )
     if not done:
         raise ConfigurationError(
             f"Expected at most {last - 1} rounds, got {rounds.stop - 1}: {said}. Use fewer rounds or a larger cap, "
-            "train without that machine (`murmurfl federation leave`), or set allow_exhaustion=True "
-            "(allow-exhaustion = true in murmurfl's own app): machines that can make no more then refuse.",
+            "train without that client (`murmurfl federation leave`), or set allow_exhaustion=True "
+            "(allow-exhaustion = true in murmurfl's own app): clients that can make no more then refuse.",
             kind="exhausted",
             setting="num_rounds",
             got=rounds.stop - 1,
         )
-    # No refusal here: a server that was killed asks for a round again, and what its machines released for it the
+    # No refusal here: a server that was killed asks for a round again, and what its clients released for it the
     # first time is spent. So a training that was possible may end up short of a release, through no fault of its
     # plan.
     logger.warning("In what is left of %d rounds %s; it refuses from then on.", rounds.stop - 1, said)
@@ -236,7 +236,7 @@ def check_enough_stay(schedule: ExhaustionSchedule, fewest: int) -> None:
         if (left := schedule.left(server_round)) < fewest:
             raise ConfigurationError(
                 f"Expected at most {server_round - 1} rounds, got {schedule.rounds.stop - 1}: from round "
-                f"{server_round} on {left} machines can make another release (caps and fresh samples decide), and "
+                f"{server_round} on {left} clients can make another release (caps and fresh samples decide), and "
                 f"a round waits for {fewest}. Use fewer rounds, larger caps, a smaller quorum, or "
                 "allow_exhaustion=True (allow-exhaustion = true in murmurfl's own app): it goes on with whatever "
                 "is left.",

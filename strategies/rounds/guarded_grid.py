@@ -109,7 +109,7 @@ class GuardedGrid(Grid):
     **Memory.** A reply takes at most :attr:`bounds`, which a strategy sets by its model: twice the model in float64
     values and 1 MiB for arrays, 1 MiB (and 1 KiB for each array) for everything else. While it is unpacked it takes at
     most five times its arrays and 64 times its other entries, and replies are unpacked one after the other. What is
-    larger is not read to its end. A round holds one reply of each machine.
+    larger is not read to its end. A round holds one reply of each client.
 
     **Time.** Nothing is waited for but the answer of the SuperLink: a reply with objects that are not uploaded yet is
     looked at again with the next look, and is late like any other when its round is over.
@@ -127,7 +127,7 @@ class GuardedGrid(Grid):
         self._grid = grid
         self.bounds = ReplyBounds()
         self.node_names: dict[int, str] = {}
-        """Names of the machines and helpers on each node, for the log."""
+        """Names of the clients and helpers on each node, for the log."""
         self._asked: dict[str, int] = {}
         self._http = _HttpReplies.of(grid)
         self._remote = self._http is not None or is_http(grid)

@@ -37,8 +37,8 @@ class Clock:
 class InFlightRequest:
     """A request that was sent and not answered yet."""
 
-    machine: str
-    node_id: int  # where the machine was
+    client: str
+    node_id: int  # where the client was
     server_round: int  # t
     since: float  # when it was sent, by the clock
 
@@ -49,7 +49,7 @@ class RoundReplies:
 
     sent: frozenset[str] = frozenset()  # ids of the round's own requests
     replies: list[Message] = field(default_factory=list)  # in the order in which they came
-    overdue: dict[str, int] = field(default_factory=dict)  # machines that answered an earlier round, and their nodes
+    overdue: dict[str, int] = field(default_factory=dict)  # clients that answered an earlier round, and their nodes
     given_up: int = 0  # requests that nobody waits for any more
     unreached: int = 0  # requests of which Flower says that they reach nobody
 
@@ -90,7 +90,7 @@ class Absences:
 
 
 class InFlightRequests:
-    """The open requests of a training, at most one a machine."""
+    """The open requests of a training, at most one a client."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = Clock() if clock is None else clock
@@ -104,20 +104,20 @@ class InFlightRequests:
         self.absences = other.absences
 
     @property
-    def machines(self) -> frozenset[str]:
-        """Machines that have not answered."""
-        return frozenset(request.machine for request in self._open.values())
+    def clients(self) -> frozenset[str]:
+        """Clients that have not answered."""
+        return frozenset(request.client for request in self._open.values())
 
     def give_up(self, nodes: Mapping[str, int], timeout: float, excluded: Collection[str] = ()) -> int:
-        """Forget requests that are too old, or whose machine is gone, elsewhere or excluded; returns their number."""
+        """Forget requests that are too old, or whose client is gone, elsewhere or excluded; returns their number."""
         now = self.clock.now()
         self._miss(message_id for message_id, one in self._open.items() if now - one.since >= timeout)
         kept = {
             message_id: one
             for message_id, one in self._open.items()
-            if now - one.since < timeout * self.absences.patience(one.machine)
-            and nodes.get(one.machine) == one.node_id
-            and one.machine not in excluded
+            if now - one.since < timeout * self.absences.patience(one.client)
+            and nodes.get(one.client) == one.node_id
+            and one.client not in excluded
         }
         given_up = [message_id for message_id in self._open if message_id not in kept]
         self._given_up += given_up
@@ -128,7 +128,7 @@ class InFlightRequests:
         self,
         grid: Grid,
         messages: Sequence[Message],
-        machines: Iterable[str],
+        clients: Iterable[str],
         *,
         server_round: int,
         answers: int,
@@ -137,14 +137,14 @@ class InFlightRequests:
         timeout: float,
         waits_for: Callable[[str], bool] = lambda _: True,
     ) -> RoundReplies:
-        """Send a round's requests, one a machine, and take answers to them and to earlier ones until it is enough.
+        """Send a round's requests, one a client, and take answers to them and to earlier ones until it is enough.
 
-        It is with ``answers`` of machines that it asked and ``least_releases`` replies without an error, late ones
-        among them, once at most ``most_open`` requests of any round are open to machines that it ``waits_for``.
+        It is with ``answers`` of clients that it asked and ``least_releases`` replies without an error, late ones
+        among them, once at most ``most_open`` requests of any round are open to clients that it ``waits_for``.
         """
         started = self.clock.now()
         shortest = min(_SHORTEST_PAUSE_S, float(getattr(grid, "pull_interval", _SHORTEST_PAUSE_S)))  # of a simulation
-        found = self.ask(grid, messages, machines, server_round)
+        found = self.ask(grid, messages, clients, server_round)
         own = found.sent
         wanted = min(answers, len(own))
         satisfied: float | None = None
@@ -154,7 +154,7 @@ class InFlightRequests:
             if satisfied is None and len(own) - waiting >= wanted:
                 satisfied = passed
             behind = waiting and passed < (1 + JUST_BEHIND) * (passed if satisfied is None else satisfied)
-            still = sum(waits_for(request.machine) for request in self._open.values())
+            still = sum(waits_for(request.client) for request in self._open.values())
             over = satisfied is not None and not behind and still <= most_open
             releases = sum(not reply.has_error() for reply in found.replies)
             if (over and releases >= least_releases) or not self._open:
@@ -169,18 +169,18 @@ class InFlightRequests:
         """Note, once for each of some requests, that it was waited for in vain; whatever was answered is none."""
         for message_id in [one for one in ids if one in self._open and one not in self._missed]:
             self._missed.add(message_id)
-            self.absences.missed(self._open[message_id].machine)
+            self.absences.missed(self._open[message_id].client)
 
-    def ask(self, grid: Grid, messages: Sequence[Message], machines: Iterable[str], server_round: int) -> RoundReplies:
-        """Send requests, one a machine, without waiting."""
+    def ask(self, grid: Grid, messages: Sequence[Message], clients: Iterable[str], server_round: int) -> RoundReplies:
+        """Send requests, one a client, without waiting."""
         guard = guarded(grid)
         guard.forget(self._given_up)
         self._given_up = []
         ids = list(guard.push_messages(messages)) if messages else []
         now, sent = self.clock.now(), set()
-        for message_id, message, machine in zip(ids, messages, machines, strict=False):
+        for message_id, message, client in zip(ids, messages, clients, strict=False):
             if message_id:
-                self._open[message_id] = InFlightRequest(machine, message.metadata.dst_node_id, server_round, now)
+                self._open[message_id] = InFlightRequest(client, message.metadata.dst_node_id, server_round, now)
                 sent.add(message_id)
         return RoundReplies(sent=frozenset(sent), given_up=len(messages) - len(sent))  # nobody carries the others
 
@@ -202,8 +202,8 @@ class InFlightRequests:
             found.replies.append(reply)
             if reply.has_error() and reply.error.code in UNREACHED:
                 found.unreached += 1
-                self.absences.missed(request.machine)
+                self.absences.missed(request.client)
                 continue
-            self.absences.answered(request.machine)
+            self.absences.answered(request.client)
             if request.server_round != server_round:
-                found.overdue[request.machine] = request.node_id
+                found.overdue[request.client] = request.node_id

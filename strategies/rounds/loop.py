@@ -22,8 +22,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from ...privacy import protocol
 from ...privacy.accounting.guarantee import Statements
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
+from ...privacy.release.clipping import TrainingFigures
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.clipping import TrainingFigures
 from ..aggregation.masked import Masked
 from ..aggregation.plain import Aggregator, Plain
 from ..callbacks.callback import Callback, CallbackList
@@ -32,11 +32,11 @@ from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.result_folder import default_callbacks
 from ..sums.secure_aggregation import Helpers
 from .checkpoint import load_checkpoint, save_checkpoint
+from .client_registry import ClientRegistry, is_simulation, plain_names, restored_names
 from .exchange import RoundExchange
 from .exhaustion import ExhaustionSchedule, check_rounds
 from .guarded_grid import ReplyBounds, guarded
 from .in_flight import InFlightRequests
-from .known_machines import MachineDirectory, is_simulation, plain_names, restored_names
 from .observed import PATIENCE, ClippingWatch, log_forecast, no_progress, require_progress
 from .options import RoundOptions, centre_bytes, refuse_sums, session_of
 from .participation import LateAnswers
@@ -50,7 +50,7 @@ from .preflight import (
 )
 from .replies import (
     STATEMENT_TIMEOUT_S,
-    DirectMachines,
+    DirectReplies,
     Layout,
     RoundReport,
     Vector,
@@ -73,7 +73,7 @@ StateT = TypeVar("StateT")
 class Run:
     """What :meth:`TrainingLoop.start` was called with, and its result."""
 
-    grid: Grid | DirectMachines
+    grid: Grid | DirectReplies
     initial_arrays: ArrayRecord
     num_rounds: int
     train_config: ConfigRecord
@@ -86,7 +86,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
     """The rounds of a training under Flower's interface, whatever happens within one; a base class."""
 
     acknowledges: ClassVar[bool] = True
-    """Whether machines are told what was aggregated; if not, every release is P_k: all of the machine's prefix sum."""
+    """Whether clients are told what was aggregated; if not, every release is P_k: all of the client's prefix sum."""
     sums_suffice: ClassVar[bool] = True
     """Whether rounds need only the sum of releases, so that these may come under masks."""
     late_answers: ClassVar[LateAnswers] = "counted"
@@ -103,14 +103,14 @@ class TrainingLoop(Strategy, Generic[StateT]):
     options: RoundOptions
     """What every strategy takes."""
     message_type_of_queries: ClassVar[str] = MessageType.QUERY
-    """Type of the messages that ask machines for their names and statements."""
+    """Type of the messages that ask clients for their names and statements."""
     aggregator: Aggregator
     """How the releases of a round become a sum."""
     client_line: ClassVar[str] = (
         "app = private_client_app(model, loss, samples, epsilon=..., rounds=...), or numpy_client_app(client_fn) "
         "around a client of murmurfl's."
     )
-    """The ClientApp that machines must have, as code, for error messages."""
+    """The ClientApp that clients must have, as code, for error messages."""
 
     def __init__(self, options: RoundOptions, rule: Rule[StateT], *, aggregator: Aggregator | None = None) -> None:
         self.options = taken = options
@@ -118,7 +118,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         """The server's update, pure functions."""
         self.aggregator = Plain() if aggregator is None else aggregator
         self.session = session_of(taken.permit, taken.session)
-        self.machines = MachineDirectory(
+        self.clients = ClientRegistry(
             taken.num_clients,
             taken.node_deadline_s,
             message_type=self.message_type_of_queries,
@@ -129,12 +129,12 @@ class TrainingLoop(Strategy, Generic[StateT]):
         )
         self.state: StateT | None = None
         self.acks: dict[str, int] = {}
-        """The last release aggregated of each machine."""
+        """The last release aggregated of each client."""
         self.participation: dict[str, int | None] = {}
-        """The number of the release aggregated of each machine that the last round asked, or None."""
+        """The number of the release aggregated of each client that the last round asked, or None."""
         self.history: list[RoundReport] = []
         self.forecast: Forecast | None = None
-        """Forecast of the noise in the model, from machines' statements before the first round; None without noise."""
+        """Forecast of the noise in the model, from clients' statements before the first round; None without noise."""
         self._stated_before: Statements = {}
         self.callbacks: list[Callback] = list(taken.callbacks)
         """What is called between rounds, in this order."""
@@ -142,21 +142,21 @@ class TrainingLoop(Strategy, Generic[StateT]):
         self.ended = ""
         """Why the training ended with the model it had before its last round; empty if it did not."""
         self.leaving: ExhaustionSchedule | None = None
-        """Which machines leave before the end and when, from their statements before the first round."""
+        """Which clients leave before the end and when, from their statements before the first round."""
         self._clipping = ClippingWatch()
         self.training: dict[int, TrainingFigures] = self._clipping.rounds
-        """What clipping did in each round; of simulated machines only, and not private."""
+        """What clipping did in each round; of simulated clients only, and not private."""
         self.checkpoint = None if taken.checkpoint is None else Path(taken.checkpoint)
         self.secure_aggregation = taken.secure_aggregation
         strategy = type(self).__name__
         if self.secure_aggregation is not None:
             able = self.sums_suffice and self.acknowledges and not self.aggregator.adds_noise
             refuse_sums(self.secure_aggregation, "" if able else strategy)
-            helpers = Helpers(self.secure_aggregation, self.machines, self.message_type_of_queries)
+            helpers = Helpers(self.secure_aggregation, self.clients, self.message_type_of_queries)
             self.aggregator = Masked(self.secure_aggregation, helpers, taken.largest_value)
         self.requests = InFlightRequests()
         """Requests that are not answered yet, and the clients that rounds do not wait for."""
-        self.sampler = CohortSampler(taken, self.machines, self.aggregator, self.requests, needs_all=self.needs_all)
+        self.sampler = CohortSampler(taken, self.clients, self.aggregator, self.requests, needs_all=self.needs_all)
         """Whom rounds ask."""
         self.exchange = RoundExchange(self.sampler, late_answers=self.late_answers, strategy=strategy)
         """Requests and replies of a round, and how long it waits."""
@@ -165,7 +165,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
             self._settle(taken.num_clients)
         self.entries: dict[str, Any] = {} if taken.centre is None else {protocol.CENTRE: centre_bytes(taken.centre)}
         """Entries of every request beside the protocol's own; plain values."""
-        self._grid: Grid | None = None  # None for machines that are asked without messages
+        self._grid: Grid | None = None  # None for clients that are asked without messages
         self._timeout = _TIMEOUT_S
         self._fresh_session = taken.session is None or bool(taken.permit)  # a permit may be renewed
         self._layout: Layout = []
@@ -175,12 +175,12 @@ class TrainingLoop(Strategy, Generic[StateT]):
 
     @property
     def num_clients(self) -> int:
-        """M; 0 until a training has begun with all connected machines."""
+        """M; 0 until a training has begun with all connected clients."""
         return self.sampler.num_clients
 
     @property
     def clients_per_round(self) -> int:
-        """Machines a round asks, by which a step divides; 0 until :attr:`num_clients` is known."""
+        """Clients a round asks, by which a step divides; 0 until :attr:`num_clients` is known."""
         return self.sampler.clients_per_round
 
     @property
@@ -197,7 +197,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
     def skipped_noise(self) -> float | None:
         """Variance of the noise in the model over what it would be without the sums that were skipped.
 
-        Of mechanisms as machines state them, with their usual options; None without such sums.
+        Of mechanisms as clients state them, with their usual options; None without such sums.
         """
         return self.aggregator.skipped_noise(self._stated_before, self.acks)
 
@@ -227,7 +227,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
 
     def start(  # type: ignore[override]
         self,
-        grid: Grid | DirectMachines,
+        grid: Grid | DirectReplies,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
         timeout: float = 3600,
@@ -241,8 +241,8 @@ class TrainingLoop(Strategy, Generic[StateT]):
 
         Parameters
         ----------
-        grid : Grid or DirectMachines
-            Flower's grid, or machines of this process that are asked without messages.
+        grid : Grid or DirectReplies
+            Flower's grid, or clients of this process that are asked without messages.
         initial_arrays : ArrayRecord
             The model to start from, floating-point arrays.
         num_rounds : int
@@ -250,9 +250,9 @@ class TrainingLoop(Strategy, Generic[StateT]):
         timeout : float
             Seconds to wait for a round's replies; later ones count as lost.
         train_config : ConfigRecord, optional
-            Sent along with every request; a private machine takes nothing from it.
+            Sent along with every request; a private client takes nothing from it.
         evaluate_config : ConfigRecord, optional
-            Not used: machines do not evaluate.
+            Not used: clients do not evaluate.
         evaluate_fn : callable, optional
             Central evaluation of the published model, on data that is not private.
         simulated : bool
@@ -261,22 +261,22 @@ class TrainingLoop(Strategy, Generic[StateT]):
         Raises
         ------
         NodesUnavailableError
-            If too few machines are connected when the deadline passes.
+            If too few clients are connected when the deadline passes.
         CheckpointError
             If the checkpoint is damaged or of another training.
         OpeningError
             Under secure aggregation, if a sum cannot be opened, or wrong ones do not end; the training can be resumed
             from its checkpoint.
         ConfigurationError
-            If a machine can make fewer releases than the rounds ask it for, unless ``allow_exhaustion``.
+            If a client can make fewer releases than the rounds ask it for, unless ``allow_exhaustion``.
         NothingAggregatedError
-            If no release was aggregated: after the first round in which all machines of a simulation refuse, after
+            If no release was aggregated: after the first round in which all clients of a simulation refuse, after
             three such rounds of real ones, or at the end.
 
         Notes
         -----
         Before the first round the log says how much of the model will be noise; :attr:`forecast` keeps it. After the
-        last one it says what machines guarantee, by what they stated before the first: every release that their caps
+        last one it says what clients guarantee, by what they stated before the first: every release that their caps
         allow in this training. What is asked of them besides, such as a private evaluation, has a statement of its own.
         Then it leaves a folder with the result (:class:`~murmurfl.strategies.ResultFolder`).
         """
@@ -288,9 +288,9 @@ class TrainingLoop(Strategy, Generic[StateT]):
             )
         logger.info("Starting %s strategy:", type(self).__name__)
         self.summary()
-        self.machines.several_on_a_node = simulated
+        self.clients.several_on_a_node = simulated
         self._ensure_state(initial_arrays)
-        if not isinstance(grid, DirectMachines):
+        if not isinstance(grid, DirectReplies):
             self._grid = grid = guarded(grid)
             grid.bounds = ReplyBounds.of(self._layout, self.release_layout)
         self._timeout = timeout
@@ -368,30 +368,30 @@ class TrainingLoop(Strategy, Generic[StateT]):
 
     def summary(self) -> None:
         """Log the strategy's settings."""
-        logger.info("\t├──> Machines: %s", self.sampler.config.sentence())
+        logger.info("\t├──> Clients: %s", self.sampler.config.sentence())
         for name, value in self.settings().items():
             if name not in ("strategy", "num_clients", "clients_per_round"):
                 logger.info("\t├──> %s: %s", name, value)
         logger.info("\t└──> Checkpoint: %s", self.checkpoint or "none")
 
     def ask_privacy(
-        self, grid: Grid | DirectMachines, timeout: float | None = None, *, few: bool = False
+        self, grid: Grid | DirectReplies, timeout: float | None = None, *, few: bool = False
     ) -> Mapping[str, Mapping[str, Any]]:
-        """Return the :class:`~murmurfl.privacy.PrivacyStatement` of each machine that answers, as plain values by name.
+        """Return the :class:`~murmurfl.privacy.PrivacyStatement` of each client that answers, as plain values by name.
 
         Parameters
         ----------
         timeout : float, optional
             Seconds to wait; default the timeout of :meth:`start`, and at most 60.
         few : bool
-            Whether a few of many machines are enough, spread over all.
+            Whether a few of many clients are enough, spread over all.
 
         Notes
         -----
-        Statements come from the machines' own ledgers and are independent of their data; a server cannot check them.
+        Statements come from the clients' own ledgers and are independent of their data; a server cannot check them.
         """
         return client_statements(
-            *(grid, self.machines, self.sampler),
+            *(grid, self.clients, self.sampler),
             session=self.session,
             num_parameters=vector_size(self.release_layout),
             message_type=self.message_type_of_queries,
@@ -399,18 +399,18 @@ class TrainingLoop(Strategy, Generic[StateT]):
             few=few,
         )
 
-    def _wait_for_clients(self, grid: Grid | DirectMachines) -> None:
-        """Wait until enough machines can be asked; the first time for all, whose names are learned then."""
-        begun = bool(self.machines.names)
-        wait_for_clients(grid, self.machines, self.sampler, self.aggregator)
+    def _wait_for_clients(self, grid: Grid | DirectReplies) -> None:
+        """Wait until enough clients can be asked; the first time for all, whose names are learned then."""
+        begun = bool(self.clients.names)
+        wait_for_clients(grid, self.clients, self.sampler, self.aggregator)
         if not self.clients_per_round:
-            self._settle(len(self.machines.names))
+            self._settle(len(self.clients.names))
         if not begun:
             self._exclude()
 
     def _exclude(self, done: int = 0, num_rounds: int = 0) -> None:
         """Take out whom the operator excludes now; after ``done`` rounds, with who leaves when worked out anew."""
-        if not self.machines.names:  # before anybody was met
+        if not self.clients.names:  # before anybody was met
             return
         try:
             if not self.sampler.exclude({*self.options.excluded, *self._hooks.exclude(self)}):
@@ -427,46 +427,46 @@ class TrainingLoop(Strategy, Generic[StateT]):
         if done:
             self.leaving = self.sampler.exhaustion(range(done + 1, num_rounds + 1)).logged()
 
-    def asks_machines(self, server_round: int) -> bool:
-        """Return True if a round asks any machine; for subclasses in which some rounds are the server's own."""
+    def asks_clients(self, server_round: int) -> bool:
+        """Return True if a round asks any client; for subclasses in which some rounds are the server's own."""
         return True
 
     def _cohort(self, server_round: int) -> list[str]:
         """Return the clients of a round; none where it is the server's own."""
-        return self.sampler.draw(server_round) if self.asks_machines(server_round) else []
+        return self.sampler.draw(server_round) if self.asks_clients(server_round) else []
 
-    def _settle(self, machines: int) -> None:
-        needed = self.sampler.settle(machines)
+    def _settle(self, clients: int) -> None:
+        needed = self.sampler.settle(clients)
         self.aggregator.settle(self.clients_per_round, needed)
 
-    def _preflight(self, grid: Grid | DirectMachines, done: int, num_rounds: int) -> None:
-        """Ask machines, before anything is spent, how many rounds they last and how loud their noise is."""
+    def _preflight(self, grid: Grid | DirectReplies, done: int, num_rounds: int) -> None:
+        """Ask clients, before anything is spent, how many rounds they last and how loud their noise is."""
         exhausts = self.options.allow_exhaustion
         if exhausts and not self.supports_forecast:
             return
         self._wait_for_clients(grid)
         rounds = range(done + 1, num_rounds + 1)
-        simulated = isinstance(grid, DirectMachines) or self.machines.several_on_a_node
-        # For how long a training lasts all machines matter; for how loud the noise is a few of them will do.
+        simulated = isinstance(grid, DirectReplies) or self.clients.several_on_a_node
+        # For how long a training lasts all clients matter; for how loud the noise is a few of them will do.
         statements = self.ask_privacy(grid, few=exhausts and simulated)
         # Who is gone since has releases in the model, and its word counts as before.
         self._stated_before = {**self._stated_before, **statements}
         if not exhausts:
             self._check_statements(statements)
             if simulated or self.sampler.config.waits_for_all:
-                check_rounds(self._cohort, self.machines.names, statements, rounds)
+                check_rounds(self._cohort, self.clients.names, statements, rounds)
         if not simulated:
             self.leaving = foresee(self.sampler, statements, rounds, allow_exhaustion=exhausts)
         if not done:
             log_absence_costs(self.sampler, type(self).__name__, self.absence_costs)
         if self.supports_forecast:
             log_dropped(self.exchange, self.sampler)
-            machines = self.num_clients - len(self.sampler.excluded)
+            clients = self.num_clients - len(self.sampler.excluded)
             self.forecast = forecast_of(
                 self.aggregator.read_noise(statements),
                 num_parameters=vector_size(self.release_layout),
-                machines=machines,
-                per_round=min(self.exchange.heard_per_round, machines),
+                clients=clients,
+                per_round=min(self.exchange.heard_per_round, clients),
                 rounds=num_rounds,
             )
             if self.forecast is not None:
@@ -475,7 +475,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
             log_forecast(self.forecast, 0 if sums is None else sums.max_failed_aggregations)
 
     def _check_statements(self, statements: Mapping[str, Mapping[str, Any]]) -> None:
-        """Refuse machines that a subclass cannot work with."""
+        """Refuse clients that a subclass cannot work with."""
 
     def _save(self) -> None:
         if self.checkpoint is None or self.state is None or not self.should_checkpoint:
@@ -485,9 +485,9 @@ class TrainingLoop(Strategy, Generic[StateT]):
             save_checkpoint(self.checkpoint, self._identity(), state | self._kept())
 
     def _after_round(
-        self, server_round: int, grid: Grid | DirectMachines, config: ConfigRecord, timeout: float, result: Result
+        self, server_round: int, grid: Grid | DirectReplies, config: ConfigRecord, timeout: float, result: Result
     ) -> None:
-        """Ask machines for what a subclass needs beside releases."""
+        """Ask clients for what a subclass needs beside releases."""
 
     def _publish(self, server_round: int, run: Run) -> MetricRecord | None:
         """Put the model into the result and evaluate it centrally; returns the metrics."""
@@ -508,7 +508,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         return {
             "server_round": self.history[-1].server_round if self.history else 0,
             "acks": self.acks,
-            "machines": plain_names(self.machines.names),
+            "clients": plain_names(self.clients.names),
             "seed": self.sampler.seed,
             "session": self.session,
             "history": [plain(report) for report in self.history],
@@ -530,7 +530,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         names = [f.name for f in fields(self.rule.state_type)]
         expected = {f"state.{name}" for name in names} | set(self._kept()) - {"statements"}  # older ones lack it
         saved = load_checkpoint(self.checkpoint, self._identity(), expected)
-        self.aggregator.load(saved, restored_names(saved["machines"]))
+        self.aggregator.load(saved, restored_names(saved["clients"]))
         self.state = self.rule.state_type(**{name: saved[f"state.{name}"] for name in names})
         self._restore(saved)
         for report in self.history:
@@ -544,9 +544,9 @@ class TrainingLoop(Strategy, Generic[StateT]):
     def _restore(self, saved: Mapping[str, Any]) -> None:
         self.acks.clear()
         self.acks.update({str(name): int(ack) for name, ack in saved["acks"].items()})
-        self.machines.restore(restored_names(saved["machines"]))
-        if self.machines.names:  # else it was saved before any machine was met
-            self._settle(len(self.machines.names))
+        self.clients.restore(restored_names(saved["clients"]))
+        if self.clients.names:  # else it was saved before any client was met
+            self._settle(len(self.clients.names))
         self.sampler.resume(int(saved["seed"]))
         self.session = str(saved["session"])
         self.history = [RoundReport(**report) for report in saved["history"]]
@@ -573,12 +573,12 @@ class TrainingLoop(Strategy, Generic[StateT]):
 
 
 def _between_rounds(
-    callbacks: Sequence[Callback], grid: Grid | DirectMachines, evaluate_fn: EvaluateFunction | None
+    callbacks: Sequence[Callback], grid: Grid | DirectReplies, evaluate_fn: EvaluateFunction | None
 ) -> CallbackList:
     """Return a training's callbacks, between those that every training has."""
     first: list[Callback] = [] if evaluate_fn is None else [CentralEvaluation(evaluate_fn)]
-    # A rehearsal's machines are in this process: its rounds are nobody's.
-    file = None if isinstance(grid, DirectMachines) else MetricsFile.from_environment(grid)
+    # A rehearsal's clients are in this process: its rounds are nobody's.
+    file = None if isinstance(grid, DirectReplies) else MetricsFile.from_environment(grid)
     first += [] if file is None else [file]
     last = [one for one in default_callbacks() if not any(isinstance(mine, type(one)) for mine in callbacks)]
     return CallbackList([*first, *callbacks, *last])

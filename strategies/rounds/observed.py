@@ -1,6 +1,6 @@
 """What a server sees of a training beside its model: what it refuses and says.
 
-Before the first round, while nothing is spent: do machines last for all rounds, and evaluate; what does their noise
+Before the first round, while nothing is spent: do clients last for all rounds, and evaluate; what does their noise
 leave of the model? Afterwards: does anything come from them, and does clipping leave anything of it?
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from ...privacy import protocol
 from ...privacy.accounting.noise_forecast import Forecast
+from ...privacy.release.clipping import FAR_BEYOND, TrainingFigures, times
 from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.forecast_text import forecast_advice, forecast_banner, forecast_basis, forecast_sentence
-from ...privacy.machine.clipping import FAR_BEYOND, TrainingFigures, times
 from .replies import RoundReport
 
 logger = logging.getLogger("flwr")
@@ -27,26 +27,26 @@ _LEGACY = " In place of ClientApp(client_fn, mods=[...]) write app = numpy_clien
 
 
 class NothingAggregatedError(MurmurflError):
-    """No machine's release ever came into the model."""
+    """No client's release ever came into the model."""
 
     kind = "missing"
 
 
 def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) -> None:
-    """Refuse a training if server (``masked``) and all machines disagree about masks: no reply could be read."""
+    """Refuse a training if server (``masked``) and all clients disagree about masks: no reply could be read."""
     unlike = [name for name, stated in statements.items() if (protocol.MIN_COHORT in stated) != masked]
     if not unlike or len(unlike) < len(statements):
         return
     if masked:
         raise ConfigurationError(
-            f"Expected machines that release under masks, got {len(unlike)} that do not, and secure_aggregation has "
+            f"Expected clients that release under masks, got {len(unlike)} that do not, and secure_aggregation has "
             "sums of masked releases only. Set trust='secure-aggregation' and sums=SumAssumption(...) in their "
             "policies, or leave secure_aggregation out.",
             kind="mismatch",
             setting="trust",
         )
     raise ConfigurationError(
-        f"Expected machines that release without masks, got {len(unlike)} with trust='secure-aggregation', whose masks "
+        f"Expected clients that release without masks, got {len(unlike)} with trust='secure-aggregation', whose masks "
         "this server cannot take off. Give the strategy secure_aggregation=SecureAggregation(min_cohort=..., "
         "helpers=...).",
         kind="mismatch",
@@ -55,25 +55,25 @@ def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) ->
 
 
 def check_evaluations(statements: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse to ask machines for evaluations if none of them allows any; warn if some do not."""
+    """Refuse to ask clients for evaluations if none of them allows any; warn if some do not."""
     stated = {name: statement.get("evaluation-allowed") for name, statement in statements.items()}
     said = {name: bool(allowed) for name, allowed in stated.items() if isinstance(allowed, bool | int)}
     refusing = [name for name, allowed in said.items() if not allowed]
     if not refusing:
         return
     how = (
-        "A machine evaluates only where its own configuration says so: allow_evaluation=True in its UpdatePolicy, "
+        "A client evaluates only where its own configuration says so: allow_evaluation=True in its UpdatePolicy, "
         "allow-evaluation = true in its operator's file. The results have no noise."
     )
     if len(refusing) == len(said):
         raise ConfigurationError(
-            f"Expected machines that evaluate, for evaluate_on_machines=True, got {len(said)} that do not. {how} Or "
-            "leave evaluate_on_machines out and give start(..., evaluate_fn=...), on public data.",
+            f"Expected clients that evaluate, for evaluate_on_clients=True, got {len(said)} that do not. {how} Or "
+            "leave evaluate_on_clients out and give start(..., evaluate_fn=...), on public data.",
             kind="mismatch",
-            setting="evaluate_on_machines",
+            setting="evaluate_on_clients",
         )
     named = ", ".join(refusing[:_MOST_NAMED]) + (", ..." if len(refusing) > _MOST_NAMED else "")
-    logger.warning("%d of %d machines do not evaluate (%s). %s", len(refusing), len(said), named, how)
+    logger.warning("%d of %d clients do not evaluate (%s). %s", len(refusing), len(said), named, how)
 
 
 def no_progress(history: Sequence[RoundReport], patience: int) -> bool:
@@ -92,7 +92,7 @@ def require_progress(history: Sequence[RoundReport], why: Sequence[str] = ()) ->
     legacy = any(protocol.REFUSAL_NAMES[protocol.LEGACY_CLIENT_APP] in report.refused for report in asked)
     raise NothingAggregatedError(
         f"Expected releases to aggregate, got none in {len(asked)} {rounds}: {'; '.join(_what_came(asked, why))}; see "
-        f"the machines' logs.{_LEGACY if legacy else ''}"
+        f"the clients' logs.{_LEGACY if legacy else ''}"
     )
 
 
@@ -100,7 +100,7 @@ def _what_came(asked: Sequence[RoundReport], why: Sequence[str]) -> list[str]:
     """Return what came in the place of releases in some rounds."""
     reasons = sorted({reason for report in asked for reason in report.refused})
     texts = f" ({'; '.join(why)})" if why else ""
-    came = [f"machines refused with {', '.join(reasons)}{texts}"] if reasons else []
+    came = [f"clients refused with {', '.join(reasons)}{texts}"] if reasons else []
     came += sorted({f"a round was closed ({report.closed})" for report in asked if report.closed})
     came += [f"{count} replies were malformed"] if (count := sum(report.malformed for report in asked)) else []
     came += [f"{count} replies were lost"] if (count := sum(report.lost for report in asked)) else []
@@ -128,18 +128,18 @@ def log_forecast(forecast: Forecast | None, failed_sums: int = 0) -> None:
         logger.log(level, "%s", line)
     if failed_sums and not forecast.alone:
         logger.info(
-            "A wrong sum is skipped, and machines mend the noise where their mechanism can. After %d the training "
+            "A wrong sum is skipped, and clients mend the noise where their mechanism can. After %d the training "
             "ends with the model it has.",
             failed_sums,
         )
 
 
-ALL_MACHINES = ""
-"""A machine's name for the figures of all machines of a round together."""
+ALL_CLIENTS = ""
+"""A client's name for the figures of all clients of a round together."""
 
 
 class ClippingWatch:
-    """What clipping did in every round, with warnings; not private, so only simulated machines tell it."""
+    """What clipping did in every round, with warnings; not private, so only simulated clients tell it."""
 
     def __init__(self) -> None:
         self.rounds: dict[int, TrainingFigures] = {}
@@ -147,7 +147,7 @@ class ClippingWatch:
         self._warned_of_ratio = 0.0
 
     def take(self, server_round: int, figures: Mapping[str, TrainingFigures]) -> None:
-        """Keep the figures of a round, by machine, and warn where they are bad."""
+        """Keep the figures of a round, by client, and warn where they are bad."""
         if not figures:
             return
         of_round = TrainingFigures.together(figures.values())
@@ -164,6 +164,6 @@ class ClippingWatch:
                 "nothing is left of them. Scale the model or its inputs, train less at a time, or raise clip_norm.",
                 *(server_round, times(of_round.median_ratio)),
                 ""
-                if name == ALL_MACHINES
-                else f", the update of machine {name} was {times(worst.largest_ratio)} the clip",
+                if name == ALL_CLIENTS
+                else f", the update of client {name} was {times(worst.largest_ratio)} the clip",
             )

@@ -64,7 +64,7 @@ class RoundOptions(ParticipationConfig):
     seed : int, optional
         Seed of the sampler; default from the operating system.
     sampling : {"uniform", "balanced"}
-        How a round's clients are drawn (:func:`~murmurfl.strategies.rounds.sampling.sample_machines`).
+        How a round's clients are drawn (:func:`~murmurfl.strategies.rounds.sampling.sample_clients`).
     session : str, optional
         Name of the training, letters and digits; default random. For every new session a client opens a new
         private stream and reserves its whole budget share.
@@ -225,25 +225,23 @@ class UnexpectedArgumentError(ConfigurationError, TypeError):
 
 
 _EVALUATION = (
-    "machines are not asked to evaluate, for what they would measure has no noise. Give start(..., evaluate_fn=...), "
+    "clients are not asked to evaluate, for what they would measure has no noise. Give start(..., evaluate_fn=...), "
     "which evaluates on the server's own data, or have a noised count of correct predictions with PrivateEvaluation"
 )
-_ON_MACHINES = (
-    "; CorrelatedFedAvg(evaluate_on_machines=True) asks machines all the same, without privacy, where they allow it"
+_ON_CLIENTS = (
+    "; CorrelatedFedAvg(evaluate_on_clients=True) asks clients all the same, without privacy, where they allow it"
 )
 _METRICS = (
-    "machines send no metrics of their training (loss, accuracy, counts): those have no noise. Look at the model, with "
+    "clients send no metrics of their training (loss, accuracy, counts): those have no noise. Look at the model, with "
     "start(..., evaluate_fn=...)"
 )
 _ROBUST = (
-    "single updates are noise and cannot be told apart or left out. A machine's influence is bounded by its clip, and "
-    "largest_value drops what no honest machine can send. Leave it out"
+    "single updates are noise and cannot be told apart or left out. A client's influence is bounded by its clip, and "
+    "largest_value drops what no honest client can send. Leave it out"
 )
-_BY_LOSS = (
-    "weights by a machine's loss would publish something about its data. All machines count the same. Leave it out"
-)
+_BY_LOSS = "weights by a client's loss would publish something about its data. All clients count the same. Leave it out"
 _NOISE = (
-    "clip and noise are each machine's own, and no server's: UpdatePolicy(clip_norm=..., mu=..., "
+    "clip and noise are each client's own, and no server's: UpdatePolicy(clip_norm=..., mu=..., "
     "max_participations=...), or the operator's file. Leave it out"
 )
 _SUMMATION = "releases are added up in one way, exactly. Leave it out"
@@ -252,8 +250,8 @@ _ADAPTIVE = "write CorrelatedFedAvg(optimizer=ServerAdam(beta_1=..., beta_2=...,
 # By names of FedAvg, FedProx, FedAdam, ..., of the Message API and of the legacy one, and of other strategies here.
 _INSTEAD: dict[str, str] = {
     "weighted_by_key": (
-        "all machines count the same. A weight, such as the number of examples, would publish a number that depends on "
-        "a machine's data, and a machine that counts for more would need more noise. Leave it out"
+        "all clients count the same. A weight, such as the number of examples, would publish a number that depends on "
+        "a client's data, and a client that counts for more would need more noise. Leave it out"
     ),
     **dict.fromkeys(
         (
@@ -264,7 +262,7 @@ _INSTEAD: dict[str, str] = {
     ),
     **dict.fromkeys(("train_metrics_aggr_fn", "fit_metrics_aggregation_fn"), _METRICS),
     **dict.fromkeys(("inplace", "aggregation"), _SUMMATION),
-    "accept_failures": "a machine that fails costs its round one update, and the training goes on. Leave it out",
+    "accept_failures": "a client that fails costs its round one update, and the training goes on. Leave it out",
     **dict.fromkeys(
         ("min_completion_rate_fit", "min_completion_rate_evaluate"),
         "a round takes what came. Under secure aggregation SecureAggregation(min_cohort=...) is the fewest",
@@ -336,7 +334,7 @@ _INSTEAD: dict[str, str] = {
 def refuse_arguments(strategy: type, arguments: Mapping[str, object]) -> None:
     """Refuse arguments that none of a strategy's constructors takes, unless they ask for nothing.
 
-    None asks for nothing, and neither does ``fraction_evaluate = 0``: machines do not evaluate anyway.
+    None asks for nothing, and neither does ``fraction_evaluate = 0``: clients do not evaluate anyway.
     """
     refused = {name: value for name, value in arguments.items() if not _asks_for_nothing(name, value)}
     if refused:
@@ -357,8 +355,8 @@ def _refusal(strategy: type, name: str, value: object) -> str:
         hint = f"; did you mean {close[0]!r}?" if close else "."
         return f"Expected an argument that {strategy.__name__} has, got {name!r}{hint}"
     instead = _INSTEAD[name]
-    if instead is _EVALUATION and "evaluate_on_machines" in _arguments(strategy, strategy.__init__):
-        instead += _ON_MACHINES
+    if instead is _EVALUATION and "evaluate_on_clients" in _arguments(strategy, strategy.__init__):
+        instead += _ON_CLIENTS
     return f"Expected no {name} for {strategy.__name__}, got {shown}: {instead}."
 
 

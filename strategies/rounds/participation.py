@@ -21,8 +21,8 @@ SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
 LateAnswers = Literal["counted", "dropped", "refused"]
 """What becomes of an answer that comes after its round; ``refused``: rounds wait for all that they ask."""
 
-_FEWEST = 2  # machines of a training that does not say how many there are, as in FedAvg
-_ROUNDING = 1e-9  # 0.8 * 10 is 8 machines, whatever floating point makes of it
+_FEWEST = 2  # clients of a training that does not say how many there are, as in FedAvg
+_ROUNDING = 1e-9  # 0.8 * 10 is 8 clients, whatever floating point makes of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class ParticipationConfig:
             )
         if fraction is not None and not 0 < fraction <= 1:
             raise ConfigurationError(
-                f"Expected 0 < fraction_train <= 1, got {fraction!r}: a round asks some machine.",
+                f"Expected 0 < fraction_train <= 1, got {fraction!r}: a round asks some client.",
                 kind="out-of-range",
                 setting="fraction_train",
                 got=fraction,
@@ -127,17 +127,17 @@ class ParticipationConfig:
             if value is not None and value > most:
                 raise ConfigurationError(
                     f"Expected {name} of at most num_clients = {self.num_clients}, got {value}: there are no more "
-                    "machines. Leave num_clients out to train with all that are connected.",
+                    "clients. Leave num_clients out to train with all that are connected.",
                     kind="out-of-range",
                     setting=name,
                     got=value,
                 )
 
-    def fewest_left(self, machines: int) -> int:
+    def fewest_left(self, clients: int) -> int:
         """Return the fewest connected clients, of M, with which a training that has begun goes on."""
         if self.min_available_nodes is not None:
             return self.min_available_nodes
-        return min(-(-self.wanted(machines) // 2), self.needed(machines))
+        return min(-(-self.wanted(clients) // 2), self.needed(clients))
 
     @property
     def waits_for_all(self) -> bool:
@@ -146,19 +146,19 @@ class ParticipationConfig:
 
     @property
     def fewest(self) -> int:
-        """How many machines must be there before the training begins."""
+        """How many clients must be there before the training begins."""
         if self.num_clients is not None:
             return self.num_clients
         asked = math.ceil(self.over_selection * (self.clients_per_round or self.min_train_nodes or 1) - _ROUNDING)
         return max(asked, _FEWEST if self.min_available_nodes is None else self.min_available_nodes)
 
-    def asked(self, machines: int) -> int:
-        """How many of M machines a round asks: ``over_selection`` times m."""
-        wanted = self.wanted(machines)
+    def asked(self, clients: int) -> int:
+        """How many of M clients a round asks: ``over_selection`` times m."""
+        wanted = self.wanted(clients)
         asked = math.ceil(self.over_selection * wanted - _ROUNDING)
-        if asked > machines:
+        if asked > clients:
             raise ConfigurationError(
-                f"Expected over_selection x clients_per_round of at most {machines} machines, got "
+                f"Expected over_selection x clients_per_round of at most {clients} clients, got "
                 f"{self.over_selection:g} x {wanted}: lower over_selection, or clients_per_round.",
                 kind="out-of-range",
                 setting="over_selection",
@@ -166,21 +166,21 @@ class ParticipationConfig:
             )
         return asked
 
-    def needed(self, machines: int, asked: int | None = None) -> int:
-        """How many answers end a round that asked ``asked`` of M machines (default as many as it may)."""
-        most = self.asked(machines)
-        share = self.quorum * self.wanted(machines) / most
+    def needed(self, clients: int, asked: int | None = None) -> int:
+        """How many answers end a round that asked ``asked`` of M clients (default as many as it may)."""
+        most = self.asked(clients)
+        share = self.quorum * self.wanted(clients) / most
         return math.ceil(share * (most if asked is None else asked) - _ROUNDING)
 
-    def wanted(self, machines: int) -> int:
-        """m, for M machines."""
+    def wanted(self, clients: int) -> int:
+        """m, for M clients."""
         if self.clients_per_round is not None:
             return self.clients_per_round
         if self.fraction_train is None:
-            return machines
+            return clients
         fewest = _FEWEST if self.min_train_nodes is None else self.min_train_nodes
         # As FedAvg counts; 0.29 * 100 is below 29 in floating point, which is nobody's wish.
-        return min(max(int(machines * self.fraction_train + _ROUNDING), fewest, 1), machines)
+        return min(max(int(clients * self.fraction_train + _ROUNDING), fewest, 1), clients)
 
     @property
     def plain(self) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from ..aggregation.plain import Aggregator
+from .client_registry import Awaited, ClientRegistry, NodesUnavailableError, in_order
 from .exchange import RoundExchange
 from .exhaustion import NO_CAP, ExhaustionSchedule, check_enough_stay
-from .known_machines import Awaited, MachineDirectory, NodesUnavailableError, in_order
-from .replies import DirectMachines, ask_statements
+from .replies import DirectReplies, ask_statements
 from .sampling import CohortSampler
 
 logger = logging.getLogger("flwr")
@@ -22,7 +22,7 @@ _FEW = 100
 
 
 def wait_for_clients(
-    grid: Grid | DirectMachines, machines: MachineDirectory, sampler: CohortSampler, aggregator: Aggregator
+    grid: Grid | DirectReplies, clients: ClientRegistry, sampler: CohortSampler, aggregator: Aggregator
 ) -> None:
     """Wait until enough clients can be asked; the first time for all, whose names are learned then.
 
@@ -31,23 +31,23 @@ def wait_for_clients(
     NodesUnavailableError
         If too few are connected when the deadline passes.
     """
-    begun = bool(machines.names)
+    begun = bool(clients.names)
     needed = sampler.fewest_connected
-    if not isinstance(grid, DirectMachines):
+    if not isinstance(grid, DirectReplies):
         without = sampler.unaskable if begun else frozenset[str]()
-        aggregator.wait_for_clients(machines, grid, Awaited(needed, sampler.fewest_left, without))
+        aggregator.wait_for_clients(clients, grid, Awaited(needed, sampler.fewest_left, without))
         if begun:
-            sampler.note_absent([name for name in machines.node_map() if name not in without])
+            sampler.note_absent([name for name in clients.node_map() if name not in without])
     elif not begun:
         names = in_order(grid.names())
         if len(names) < needed:
-            raise NodesUnavailableError(f"Expected {needed} machines, got {len(names)}.", kind="conflict")
-        machines.restore(names[: sampler.config.num_clients])
+            raise NodesUnavailableError(f"Expected {needed} clients, got {len(names)}.", kind="conflict")
+        clients.restore(names[: sampler.config.num_clients])
 
 
 def client_statements(
-    grid: Grid | DirectMachines,
-    machines: MachineDirectory,
+    grid: Grid | DirectReplies,
+    clients: ClientRegistry,
     sampler: CohortSampler,
     *,
     session: str,
@@ -57,16 +57,16 @@ def client_statements(
     few: bool = False,
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the statements of all connected clients by name, or those of a few of many, spread over all."""
-    if isinstance(grid, DirectMachines):
-        names = machines.names
+    if isinstance(grid, DirectReplies):
+        names = clients.names
         some = list(names[:: -(-len(names) // _FEW)]) if few and len(names) > _FEW else None
         statements = grid.statements(session) if some is None else grid.statements(session, some)
         if some or len(statements) == len(names):
             return statements
     else:
         # Who owes an answer would get a second message at a time; who is excluded is asked nothing.
-        owing = sampler.excluded | sampler.requests.machines
-        nodes = {name: node for name, node in machines.node_map().items() if name not in owing}
+        owing = sampler.excluded | sampler.requests.clients
+        nodes = {name: node for name, node in clients.node_map().items() if name not in owing}
         every = max(-(-len(nodes) // _FEW), 1) if few else 1
         statements = ask_statements(
             grid,
@@ -75,9 +75,9 @@ def client_statements(
             num_parameters=num_parameters,
             message_type=message_type,
             timeout=timeout,
-            entries=machines.entries,
+            entries=clients.entries,
         )
-    return {name: statements[name] for name in machines.names if name in statements}
+    return {name: statements[name] for name in clients.names if name in statements}
 
 
 def foresee(
@@ -102,7 +102,7 @@ def plain_statements(statements: Mapping[str, Mapping[str, Any]]) -> dict[str, d
 
 def log_absence_costs(sampler: CohortSampler, strategy: str, costs: str) -> None:
     """Log what becomes of a training when a client is off: it goes on, unless its rule needs everybody."""
-    if sampler.machines.several_on_a_node:
+    if sampler.clients.several_on_a_node:
         return
     if sampler.needs_all:
         logger.warning("%s needs every client in every round: %s", strategy, costs)
@@ -118,7 +118,7 @@ def log_dropped(exchange: RoundExchange, sampler: CohortSampler) -> None:
     """Warn of the budget that not waiting costs, where late answers are dropped."""
     if most := exchange.dropped_per_round:
         logger.warning(
-            "A round waits for %d of %d machines. What comes later is dropped, and no other release carries it: of "
-            "up to %d machines a round the budget of a release is spent for nothing.",
+            "A round waits for %d of %d clients. What comes later is dropped, and no other release carries it: of "
+            "up to %d clients a round the budget of a release is spent for nothing.",
             *(exchange.heard_per_round, sampler.clients_per_round, most),
         )

@@ -1,6 +1,6 @@
 """A round's requests, how they are sent, and which replies to believe.
 
-A model travels as named arrays; update rules see it as one vector of float64 values. A reply comes from a machine that
+A model travels as named arrays; update rules see it as one vector of float64 values. A reply comes from a client that
 may be broken, a node that may be somebody else's, and a network that may duplicate or delay: it is read as a whole, or
 dropped.
 """
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from ...privacy import protocol
 from ...privacy.accounting.loss import MOST_SUMMED
+from ...privacy.release.clipping import TrainingFigures
+from ...privacy.release.ledgered_privatizer import Release
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.clipping import TrainingFigures
-from ...privacy.machine.ledgered_machine import Release
 from ...privacy.protocol import dtype_name, read_array, write_array
 from ...privacy.sums.masking import MaskedRelease, Sealed
 from .guarded_grid import guarded
@@ -100,19 +100,19 @@ class RoundReport:
 
     server_round: int
     asked: int = 0
-    """m, machines sampled."""
+    """m, clients sampled."""
     aggregated: int = 0
     """Replies that entered the model."""
     lost: int = 0
-    """Machines that were not connected or whose reply did not come in time."""
+    """Clients that were not connected or whose reply did not come in time."""
     late: int = 0
-    """Replies dropped because another of the machine's was aggregated since, or because they came after their round."""
+    """Replies dropped because another of the client's was aggregated since, or because they came after their round."""
     malformed: int = 0
     """Replies dropped for their shape, values or entries."""
     refused: dict[str, int] = field(default_factory=dict)
     """Error replies by reason."""
     samples: int = 0
-    """Samples in the aggregated replies by their own account, public: b of each machine, or all that it has."""
+    """Samples in the aggregated replies by their own account, public: b of each client, or all that it has."""
     unopened: int = 0
     """Under secure aggregation: replies carried over, because the round was closed or they want more releases in it."""
     skipped: int = 0
@@ -124,7 +124,7 @@ class RoundReport:
     awaited: int = 0
     """Requests, of this round and earlier ones, that were open when it ended."""
     finished: int = 0
-    """Machines that have made all their releases, and are not asked any more."""
+    """Clients that have made all their releases, and are not asked any more."""
 
     @property
     def refusals(self) -> int:
@@ -156,24 +156,24 @@ class RoundRequest:
     server_round: int  # t, from 1
     session: str
     acks: Mapping[str, int]
-    """The machines asked, in order, and the last release of each that was aggregated."""
+    """The clients asked, in order, and the last release of each that was aggregated."""
     aggregated: Mapping[str, int]
-    """The last release aggregated of every machine, asked or not; it grows while the round's replies are taken."""
+    """The last release aggregated of every client, asked or not; it grows while the round's replies are taken."""
     points: tuple[Vector, ...]
     """The query points, each of shape (d,)."""
     entries: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of the request to every machine, plain values."""
+    """Further entries of the request to every client, plain values."""
     sums_suffice: bool = False
-    """Whether replies of several machines may come as :class:`SummedReplies`."""
+    """Whether replies of several clients may come as :class:`SummedReplies`."""
     skipped: Collection[str] = ()
-    """The machines whose last acknowledged release was in a sum that was skipped."""
+    """The clients whose last acknowledged release was in a sum that was skipped."""
 
 
 @dataclass(frozen=True)
 class Reply:
     """A reply that could be read."""
 
-    machine: str
+    client: str
     release: int
     """k."""
     ack: int
@@ -207,9 +207,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class SummedReplies:
-    """Replies of several machines of a simulation, whose releases were added up where they were made."""
+    """Replies of several clients of a simulation, whose releases were added up where they were made."""
 
-    machines: tuple[str, ...]
+    clients: tuple[str, ...]
     releases: tuple[int, ...]  # k of each
     acks: tuple[int, ...]
     samples: tuple[int, ...]
@@ -219,8 +219,8 @@ class SummedReplies:
     metrics: Mapping[str, Any] = field(default_factory=dict)  # the other entries, the same for all
 
     def each(self) -> Iterator[Reply]:
-        """Return the reply of each machine, without its release."""
-        for name, release, ack, samples in zip(self.machines, self.releases, self.acks, self.samples, strict=True):
+        """Return the reply of each client, without its release."""
+        for name, release, ack, samples in zip(self.clients, self.releases, self.acks, self.samples, strict=True):
             yield Reply(name, release, ack, None, {**self.metrics, protocol.NUM_EXAMPLES: samples})
 
 
@@ -232,16 +232,16 @@ class Refusal:
 
 
 Outcome = Reply | SummedReplies | Refusal | TrainingFigures | None
-"""The answer to a request; None if it cannot be read. Machines that are asked directly may answer several at once, and
+"""The answer to a request; None if it cannot be read. Clients that are asked directly may answer several at once, and
 add what clipping did in the round."""
 
 
 @runtime_checkable
-class DirectMachines(Protocol):
-    """Machines that are asked without messages: a simulation in this process."""
+class DirectReplies(Protocol):
+    """Clients that are asked without messages: a simulation in this process."""
 
     def names(self) -> Sequence[str]:
-        """All machines."""
+        """All clients."""
         ...
 
     def answer(self, request: RoundRequest) -> Iterable[Outcome]:
@@ -249,12 +249,12 @@ class DirectMachines(Protocol):
         ...
 
     def statements(self, session: str, names: Sequence[str] | None = None) -> Mapping[str, Mapping[str, Any]]:
-        """Return the machines' privacy statements by name, of all or of ``names``."""
+        """Return the clients' privacy statements by name, of all or of ``names``."""
         ...
 
 
 UNREACHED = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE})
-"""Errors by which Flower says that a machine does not answer: killed, cut off or gone, it has refused nothing."""
+"""Errors by which Flower says that a client does not answer: killed, cut off or gone, it has refused nothing."""
 
 
 def read_outcome(
@@ -267,7 +267,7 @@ def read_outcome(
 ) -> Refusal | Reply | None:
     """Read a message: a refusal, a reply with the model's arrays (``layout``), or None if it is malformed.
 
-    A machine answers for itself only: ``nodes`` has those of the machines asked in this round. ``largest_value`` bounds
+    A client answers for itself only: ``nodes`` has those of the clients asked in this round. ``largest_value`` bounds
     magnitudes, since a huge one would swallow everybody else's; it is not checked under masks.
     """
     if message.has_error():
@@ -277,7 +277,7 @@ def read_outcome(
     )
     if not (isinstance(arrays, ArrayRecord) and isinstance(metrics, MetricRecord) and isinstance(config, ConfigRecord)):
         return None
-    name, numbered = config.get(protocol.MACHINE), _read_numbers(metrics)
+    name, numbered = config.get(protocol.CLIENT), _read_numbers(metrics)
     if not isinstance(name, str) or nodes.get(name) != message.metadata.src_node_id or numbered is None:
         return None
     release, ack = numbered
@@ -301,9 +301,9 @@ def _read_numbers(metrics: MetricRecord) -> tuple[int, int] | None:
 
 
 def is_masked(message: Message) -> bool | None:
-    """Whether a machine's reply came under masks; None for anything else."""
+    """Whether a client's reply came under masks; None for anything else."""
     config = None if message.has_error() else message.content.get(protocol.CONFIG, None)
-    if not isinstance(config, ConfigRecord) or protocol.MACHINE not in config:
+    if not isinstance(config, ConfigRecord) or protocol.CLIENT not in config:
         return None
     return protocol.HEADER in config
 
@@ -388,8 +388,8 @@ def request_messages(
     nodes: Mapping[str, int],
     message_type: str = MessageType.TRAIN,
 ) -> list[Message]:
-    """Make the messages of a round, one a machine; they share the query points, which nobody may change."""
-    # What is equal for all machines is made and checked once: a copy of a record shares its values.
+    """Make the messages of a round, one a client; they share the query points, which nobody may change."""
+    # What is equal for all clients is made and checked once: a copy of a record shares its values.
     entries = ConfigRecord(
         {
             **config,
@@ -403,7 +403,7 @@ def request_messages(
     messages: list[Message] = []
     for name, ack in request.acks.items():
         said = {protocol.SKIPPED: 1} if name in request.skipped else {}
-        own = _put(entries.copy(), {protocol.MACHINE: name, protocol.ACK: ack, **said})
+        own = _put(entries.copy(), {protocol.CLIENT: name, protocol.ACK: ack, **said})
         records = _put(content.copy(), {protocol.CONFIG: own})
         alike = _alike(messages[0], records, nodes[name]) if messages else None
         messages.append(alike or Message(records, dst_node_id=nodes[name], message_type=message_type))
@@ -434,25 +434,25 @@ _MOST_REASONS = 10
 
 
 def say_refusals(server_round: int, replies: Iterable[Message], known: list[str]) -> None:
-    """Log why machines refuse, each reason once: new ones are appended to ``known``."""
+    """Log why clients refuse, each reason once: new ones are appended to ``known``."""
     for reply in replies:
         if not reply.has_error() or reply.error.code not in protocol.REFUSAL_NAMES:
             continue
         if reply.error.code in (protocol.INTERNAL_ERROR, protocol.MALFORMED_REPLY):  # its text says nothing, or is ours
             continue
-        # Whatever a machine writes ends up in a terminal.
+        # Whatever a client writes ends up in a terminal.
         shown = "".join(c if c.isprintable() else " " for c in (reply.error.reason or "")[:_LONGEST_REASON])
         if shown and shown not in known and len(known) < _MOST_REASONS:
             known.append(shown)
-            logger.warning("Round %d: machines refuse: %s.", server_round, shown)
+            logger.warning("Round %d: clients refuse: %s.", server_round, shown)
 
 
 def say_unlike(server_round: int, unlike: int, *, masked: bool) -> None:
-    """Warn where server and machines disagree about masks: all such replies are malformed."""
+    """Warn where server and clients disagree about masks: all such replies are malformed."""
     if unlike and masked:
         logger.warning(
             "Round %d: %d replies without masks, and this server has sums of masked releases only: they are "
-            "dropped. Have these machines set trust = 'secure-aggregation'.",
+            "dropped. Have these clients set trust = 'secure-aggregation'.",
             *(server_round, unlike),
         )
     elif unlike:
@@ -484,9 +484,9 @@ def ask_statements(
     timeout: float,
     entries: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
-    """Ask machines for their privacy statements; return the sensible ones by name, unchecked.
+    """Ask clients for their privacy statements; return the sensible ones by name, unchecked.
 
-    A machine behind a noise mod learns the model's size from ``num_parameters``.
+    A client behind a noise mod learns the model's size from ``num_parameters``.
     """
     messages = []
     for name, node_id in nodes.items():
@@ -496,7 +496,7 @@ def ask_statements(
                 protocol.VERSION: protocol.PROTOCOL_VERSION,
                 protocol.ASK: protocol.ASK_PRIVACY,
                 protocol.SESSION: session,
-                protocol.MACHINE: name,
+                protocol.CLIENT: name,
                 protocol.NUM_PARAMETERS: num_parameters,
             }
         )
@@ -506,15 +506,15 @@ def ask_statements(
     for reply in exchange(grid, messages, timeout):
         if not reply.has_error() and protocol.CONFIG in reply.content.config_records:
             entries = dict(reply.content.config_records[protocol.CONFIG])
-            name = str(entries.pop(protocol.MACHINES, ""))
-            # A machine speaks for itself only, and what it says must be a statement.
+            name = str(entries.pop(protocol.CLIENTS, ""))
+            # A client speaks for itself only, and what it says must be a statement.
             if nodes.get(name) == reply.metadata.src_node_id and is_statement(entries):
                 statements[name] = entries
     return statements
 
 
 def is_statement(entries: Mapping[str, Any]) -> bool:
-    """Return True if entries are a machine's privacy statement, whose values everybody can read without a check."""
+    """Return True if entries are a client's privacy statement, whose values everybody can read without a check."""
     if len(entries) > _MOST_ENTRIES or not all(_is_plain(value) for value in entries.values()):
         return False
     if math.inf in (value for key, value in entries.items() if key not in (*_STATEMENT_MUS, protocol.MU_LOCAL)):

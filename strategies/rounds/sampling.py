@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from ...privacy.errors import ConfigurationError
 from ...privacy.noise import derived_seed
 from ..aggregation.plain import Aggregator
+from .client_registry import ClientRegistry
 from .exhaustion import ExhaustionSchedule, RemainingReleases, capped, exhaustion_schedule, numbers_of
 from .in_flight import InFlightRequests
-from .known_machines import MachineDirectory
 from .participation import ParticipationConfig, Sampling
 
 logger = logging.getLogger("flwr")
@@ -31,7 +31,7 @@ _LARGEST_INT32 = 2**31 - 1
 _MOST_NAMED = 5
 
 
-def sample_machines(
+def sample_clients(
     names: Sequence[str], count: int, seed: int, server_round: int, sampling: Sampling = "uniform"
 ) -> list[str]:
     """Draw ``count`` of ``names`` without replacement, in the order of ``names``; the arguments alone decide.
@@ -40,16 +40,16 @@ def sample_machines(
     ----------
     sampling : {"uniform", "balanced"}
         ``uniform``: every round by itself, as in reshef-levy-2025. ``balanced``: without replacement over rounds
-        (:class:`ShuffledSampler`), so that all machines take part equally often and a single pass uses every sample.
+        (:class:`ShuffledSampler`), so that all clients take part equally often and a single pass uses every sample.
 
     Notes
     -----
-    A machine's guarantee is the same whenever it is asked: sampling does not amplify it.
+    A client's guarantee is the same whenever it is asked: sampling does not amplify it.
 
     Examples
     --------
-    >>> drawn = sample_machines(["a", "b", "c"], 2, seed=1, server_round=1)
-    >>> len(drawn), drawn == sample_machines(["a", "b", "c"], 2, seed=1, server_round=1)
+    >>> drawn = sample_clients(["a", "b", "c"], 2, seed=1, server_round=1)
+    >>> len(drawn), drawn == sample_clients(["a", "b", "c"], 2, seed=1, server_round=1)
     (2, True)
     """
     numbers: list[int] = sample_numbers(len(names), count, seed, server_round, sampling).tolist()
@@ -57,13 +57,13 @@ def sample_machines(
 
 
 def sample_numbers(
-    num_machines: int, count: int, seed: int, server_round: int, sampling: Sampling = "uniform"
+    num_clients: int, count: int, seed: int, server_round: int, sampling: Sampling = "uniform"
 ) -> NDArray[np.int64]:
-    """Return the numbers, ascending, of the machines that :func:`sample_machines` draws of M."""
+    """Return the numbers, ascending, of the clients that :func:`sample_clients` draws of M."""
     if sampling == "balanced":
-        return _shuffled(num_machines, count, seed).batch(server_round)
-    generator = np.random.Generator(np.random.Philox(key=derived_seed("sample machines", seed, server_round)))
-    return np.sort(generator.choice(num_machines, size=count, replace=False))
+        return _shuffled(num_clients, count, seed).batch(server_round)
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("sample clients", seed, server_round)))
+    return np.sort(generator.choice(num_clients, size=count, replace=False))
 
 
 class ShuffledSampler:
@@ -75,7 +75,7 @@ class ShuffledSampler:
 
     def __init__(self, num_clients: int, count: int, seed: int) -> None:
         if count > num_clients:
-            raise ConfigurationError("Expected no more machines a round than there are.", kind="out-of-range")
+            raise ConfigurationError("Expected no more clients a round than there are.", kind="out-of-range")
         self._num_clients, self._count, self._seed = num_clients, count, seed
         self._kind = np.int32 if num_clients <= _LARGEST_INT32 else np.int64
         self._firsts = [1]
@@ -95,7 +95,7 @@ class ShuffledSampler:
     def _epoch(self, number: int) -> _Epoch:
         if self._current is None or self._current[0] != number:
             self._current = None  # one at a time
-            key = derived_seed("deal machines", self._seed, number + 1)
+            key = derived_seed("deal clients", self._seed, number + 1)
             order = np.random.Generator(np.random.Philox(key=key)).permutation(self._num_clients).astype(self._kind)
             self._current = number, _Epoch(order, self._count, self._firsts[number], self._remainders[number])
         return self._current[1]
@@ -150,7 +150,7 @@ class CohortSampler:
     ----------
     config : ParticipationConfig
         How many clients there are and how many a round asks.
-    machines : MachineDirectory
+    clients : ClientRegistry
         The clients of the training.
     aggregator : Aggregator
         It may leave clients out for a while, and says how few releases a round can do with.
@@ -163,30 +163,30 @@ class CohortSampler:
     def __init__(
         self,
         config: ParticipationConfig,
-        machines: MachineDirectory,
+        clients: ClientRegistry,
         aggregator: Aggregator,
         requests: InFlightRequests,
         *,
         needs_all: bool = False,
     ) -> None:
-        self.config, self.machines, self.requests, self.needs_all = config, machines, requests, needs_all
+        self.config, self.clients, self.requests, self.needs_all = config, clients, requests, needs_all
         self._aggregator = aggregator
         self.seed = secrets.randbits(63) if config.seed is None else config.seed
         self.sampling: Sampling = config.sampling
         self.num_clients = config.num_clients or 0
         """M; 0 until it is known."""
         self.clients_per_round = 0
-        """Machines a round asks; 0 until M is known."""
+        """Clients a round asks; 0 until M is known."""
         self.excluded: frozenset[str] = frozenset()
         """Clients that the operator has taken out: they are not asked, and what they still send is not looked at."""
         self.remaining = RemainingReleases()
         """How many more releases each client can make."""
         self._times: Counter[str] = Counter()
 
-    def settle(self, machines: int) -> int:
-        """Note the number of machines; returns for how many of them a round waits."""
-        self.num_clients, self.clients_per_round = machines, self.config.asked(machines)
-        return self.config.needed(machines)
+    def settle(self, clients: int) -> int:
+        """Note the number of clients; returns for how many of them a round waits."""
+        self.num_clients, self.clients_per_round = clients, self.config.asked(clients)
+        return self.config.needed(clients)
 
     def resume(self, seed: int) -> None:
         """Go on with the seed of a checkpoint."""
@@ -194,7 +194,7 @@ class CohortSampler:
 
     @property
     def left_out(self) -> frozenset[str]:
-        """Machines that the aggregator leaves out for now; others take their place."""
+        """Clients that the aggregator leaves out for now; others take their place."""
         return frozenset(self._aggregator.excluded)
 
     @property
@@ -204,13 +204,13 @@ class CohortSampler:
 
     @property
     def is_patient(self) -> bool:
-        """Whether rounds may end before all have answered; simulated machines that share a node always answer."""
-        return not self.config.waits_for_all and not self.machines.several_on_a_node
+        """Whether rounds may end before all have answered; simulated clients that share a node always answer."""
+        return not self.config.waits_for_all and not self.clients.several_on_a_node
 
     @property
     def fewest_connected(self) -> int:
-        """How many machines a round waits for until the deadline, before it begins."""
-        if not self.machines.names:
+        """How many clients a round waits for until the deadline, before it begins."""
+        if not self.clients.names:
             return self.config.fewest
         expected = sum(map(self.requests.absences.waits_for, self.askable))  # of a network: thousands at most
         return max(min(self.config.needed(self.num_clients), expected), self.fewest_left)
@@ -218,16 +218,16 @@ class CohortSampler:
     @property
     def fewest_left(self) -> int:
         """With how many of them it begins once the deadline has passed."""
-        if self.needs_all or not self.machines.names:
+        if self.needs_all or not self.clients.names:
             return self.clients_per_round
         fewest = max(self.config.fewest_left(self.num_clients), self.fewest_summed)
         return min(fewest, len(self.askable))
 
     @property
     def askable(self) -> list[str]:
-        """The machines that have not finished, are not left out and not excluded."""
+        """The clients that have not finished, are not left out and not excluded."""
         absent = self.unaskable
-        return [name for name in self.machines.names if name not in absent]
+        return [name for name in self.clients.names if name not in absent]
 
     @property
     def unaskable(self) -> AbstractSet[str]:
@@ -255,14 +255,14 @@ class CohortSampler:
             If a name is none of this training's, if its rule needs everybody, or if fewer would be left than a sum has.
         """
         excluded = frozenset(names)
-        if unknown := sorted(excluded.difference(self.machines.names)):
+        if unknown := sorted(excluded.difference(self.clients.names)):
             raise ConfigurationError(
                 f"Expected names of this training's clients to exclude, got {', '.join(map(repr, unknown))}. Its "
-                f"clients are {', '.join(list(self.machines.names)[:_MOST_NAMED])}, ...",
+                f"clients are {', '.join(list(self.clients.names)[:_MOST_NAMED])}, ...",
                 kind="unknown-name",
                 setting="excluded",
             )
-        left = len(self.machines.names) - len(excluded)
+        left = len(self.clients.names) - len(excluded)
         if excluded and (self.needs_all or left < max(self.fewest_summed, 1)):
             needed = self.num_clients if self.needs_all else max(self.fewest_summed, 1)
             raise ConfigurationError(
@@ -275,20 +275,20 @@ class CohortSampler:
         return changed
 
     def draw(self, server_round: int) -> list[str]:
-        """Draw the machines of a round, without those that have not answered, have finished or are not asked."""
-        return self._drawn(server_round, self.requests.machines | self.unaskable, self._times)
+        """Draw the clients of a round, without those that have not answered, have finished or are not asked."""
+        return self._drawn(server_round, self.requests.clients | self.unaskable, self._times)
 
     def _drawn(self, server_round: int, absent: AbstractSet[str], times: Mapping[str, int]) -> list[str]:
-        """Return the sampled machines of a round, with others in the place of those that are absent."""
-        names = self.machines.names
-        sampled = sample_machines(names, self.clients_per_round, self.seed, server_round, self.sampling)
+        """Return the sampled clients of a round, with others in the place of those that are absent."""
+        names = self.clients.names
+        sampled = sample_clients(names, self.clients_per_round, self.seed, server_round, self.sampling)
         missing = [name for name in sampled if name in absent]
         if not missing:
             return sampled
         chosen = set(sampled).difference(missing)
         if self.is_patient or self.left_out or self.excluded:
             free = [name for name in names if name not in chosen and name not in absent]
-            key = derived_seed("replace machines", self.seed, server_round)
+            key = derived_seed("replace clients", self.seed, server_round)
             order = np.random.Generator(np.random.Philox(key=key)).permutation(len(free)).tolist()
             if self.sampling == "balanced":
                 order.sort(key=lambda place: times.get(free[place], 0))
@@ -303,7 +303,7 @@ class CohortSampler:
 
     def exhaustion(self, rounds: range) -> ExhaustionSchedule:
         """Return who runs out of releases when, if rounds ask others in the place of those that have none left."""
-        names = [name for name in self.machines.names if name not in self.excluded]
+        names = [name for name in self.clients.names if name not in self.excluded]
         caps, numbers = capped(names, self.remaining.left), numbers_of(names)
 
         def drawn(server_round: int, left: NDArray[np.int64]) -> NDArray[np.int64]:

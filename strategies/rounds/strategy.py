@@ -17,16 +17,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from ...privacy import protocol
+from ...privacy.release.clipping import TrainingFigures, observing
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.clipping import TrainingFigures, observing
 from ..aggregation.plain import Aggregator, Opened, RoundContext, RoundOutcome, Skipped
 from ..sums.summation import Summation
+from .client_registry import by_length_and_name
 from .guarded_grid import guarded
-from .known_machines import by_length_and_name
 from .loop import Run, TrainingLoop
 from .options import RoundOptions, check_permitted, refusing_others
 from .replies import (
-    DirectMachines,
+    DirectReplies,
     Outcome,
     Reply,
     RoundReport,
@@ -49,7 +49,7 @@ StateT = TypeVar("StateT")
 
 
 class ReleaseStrategy(TrainingLoop[StateT]):
-    """A strategy whose machines answer with releases P_k - P_ack.
+    """A strategy whose clients answer with releases P_k - P_ack.
 
     Parameters
     ----------
@@ -63,8 +63,8 @@ class ReleaseStrategy(TrainingLoop[StateT]):
 
     Notes
     -----
-    A server that adds no noise need not be trusted: it computes post-processing of what machines released. Each release
-    is aggregated at most once: a reply counts only if it was built on the last release aggregated for that machine, so
+    A server that adds no noise need not be trusted: it computes post-processing of what clients released. Each release
+    is aggregated at most once: a reply counts only if it was built on the last release aggregated for that client, so
     a late original beside its carry-over is dropped. Without acknowledgements every release is a prefix sum that stands
     alone, and counts in one round only.
     """
@@ -90,53 +90,53 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         self._observed: Mapping[str, TrainingFigures] = {}
 
     def _run_round(self, server_round: int, run: Run) -> MetricRecord | None:
-        """Ask the machines of a round and take the step; returns the counts of the round."""
+        """Ask the clients of a round and take the step; returns the counts of the round."""
         grid = run.grid
         if self.aggregator.pending:
-            self._grid = None if isinstance(grid, DirectMachines) else grid
+            self._grid = None if isinstance(grid, DirectReplies) else grid
             return self._finish_round(self.aggregator.open_pending(self._context())).metrics
-        if isinstance(grid, DirectMachines):
+        if isinstance(grid, DirectReplies):
             self._grid = None
             self._wait_for_clients(grid)
             return self._take_round(server_round, grid.answer(self._plan_round(server_round, None))).metrics
         messages = self.configure_train(server_round, run.initial_arrays, run.train_config, grid)
-        with observing() as observer:  # simulated machines of this process
+        with observing() as observer:  # simulated clients of this process
             replies = self.exchange.gather(
                 *(grid, messages, self._nodes),
                 server_round=server_round,
                 least_releases=self.aggregator.fewest_releases,
                 timeout=self._timeout,
             )
-        self._observed = observer.machines
+        self._observed = observer.clients
         return self.aggregate_train(server_round, replies)[1]
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Sample this round's machines and ask each of them; waits for enough of them to be connected.
+        """Sample this round's clients and ask each of them; waits for enough of them to be connected.
 
         Raises
         ------
         NodesUnavailableError
-            If too few machines are connected when the deadline passes: all of a training that begins, later
+            If too few clients are connected when the deadline passes: all of a training that begins, later
             ``min_available_nodes``.
         """
         self._ensure_state(arrays)
         self._grid = grid
         self._wait_for_clients(grid)
-        self._nodes = self.machines.node_map()
+        self._nodes = self.clients.node_map()
         request = self._plan_round(server_round, self._nodes)
         points = {key: self._asked_at(point) for key, point in zip(self._QUERY_RECORDS, request.points, strict=False)}
         return request_messages(config, request, points, self._nodes)
 
     def _plan_round(self, server_round: int, reachable: Mapping[str, int] | None) -> RoundRequest:
-        """Return the request for a round's machines, of those that can be reached (None: all can)."""
+        """Return the request for a round's clients, of those that can be reached (None: all can)."""
         if self.state is None:
             raise ConfigurationError("Expected a state before a round is planned.", kind="wrong-order")
         self.exchange.give_up(reachable, self._timeout)
         names = self._cohort(server_round)
         acks = {name: self._validator.ack(name) for name in names if reachable is None or name in reachable}
-        said = self.machines.entries
+        said = self.clients.entries
         if said:
             check_permitted(said[protocol.PERMIT], self.session)  # of a training that was begun under another one
         request = RoundRequest(
@@ -158,7 +158,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         return {**({protocol.WEIGHED_AS: turn} if turn < server_round else {}), **self.rule.entries(turn)}
 
     def _before_asking(self) -> None:
-        """Write what must be known before a machine is asked."""
+        """Write what must be known before a client is asked."""
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -173,10 +173,8 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             outcomes.append(read_outcome(reply, layout, asked, self.options.largest_value, masked=masked))
             if outcomes[-1] is None and not reply.has_error():  # else it was said already
                 self._say_malformed(reply.metadata.src_node_id, "its arrays, values or entries are no release's")
-        # In the order of names: the same sum on every engine (and on the machines' grid any order gives it).
-        outcomes.sort(
-            key=lambda outcome: by_length_and_name(outcome.machine) if isinstance(outcome, Reply) else (0, "")
-        )
+        # In the order of names: the same sum on every engine (and on the clients' grid any order gives it).
+        outcomes.sort(key=lambda outcome: by_length_and_name(outcome.client) if isinstance(outcome, Reply) else (0, ""))
         report = self._take_round(server_round, outcomes)
         return self._model(), report.metrics
 
@@ -220,7 +218,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             asked=self.exchange.asked,
             askable=lambda: self.sampler.askable,
             nodes=self._nodes,
-            entries=self.machines.entries,
+            entries=self.clients.entries,
             layout=self.release_layout,
             is_late=self._validator.is_late,
             save=self._save,
@@ -248,7 +246,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         return report
 
     def _weight(self, outcome: Opened) -> float:
-        """By what a round's sum is multiplied: a step divides by the machines of a round that leaves nobody out."""
+        """By what a round's sum is multiplied: a step divides by the clients of a round that leaves nobody out."""
         # Other strategies divide by what came; and of streams a sum that weighs more than the next would leave noise.
         divides = self.rule.divides_by_cohort and outcome.stands_alone
         if not (self.sampler.left_out and outcome.report.asked and divides):
@@ -268,7 +266,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """No requests: a machine's loss or accuracy has no noise. Use ``evaluate_fn``."""
+        """No requests: a client's loss or accuracy has no noise. Use ``evaluate_fn``."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

@@ -13,11 +13,11 @@ from itertools import repeat
 
 from ...privacy import protocol
 from ...privacy.accounting.guarantee import Statements
+from ...privacy.release.clipping import TrainingFigures
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.clipping import TrainingFigures
 from ..aggregation.plain import Aggregator
 from ..sums.summation import Summation
-from .observed import ALL_MACHINES
+from .observed import ALL_CLIENTS
 from .replies import UNREACHED, Outcome, Refusal, Reply, RoundReport, SummedReplies
 
 
@@ -88,8 +88,8 @@ class ReplyValidator:
 
     def is_late(self, reply: Reply) -> bool:
         """Return True if a part of this reply counted already, in another release of the client, or came too late."""
-        late = reply.ack != self.ack(reply.machine) or reply.release <= self._acks.get(reply.machine, 0)
-        return late or self._comes_too_late(reply.machine)
+        late = reply.ack != self.ack(reply.client) or reply.release <= self._acks.get(reply.client, 0)
+        return late or self._comes_too_late(reply.client)
 
     def add_valid(
         self,
@@ -110,7 +110,7 @@ class ReplyValidator:
         tally = RoundTally()
         for outcome in outcomes:
             if isinstance(outcome, TrainingFigures):
-                tally.figures[ALL_MACHINES] = outcome
+                tally.figures[ALL_CLIENTS] = outcome
             elif isinstance(outcome, Refusal):
                 if outcome.code not in UNREACHED:  # these are counted as lost
                     tally.refused[protocol.REFUSAL_NAMES.get(outcome.code, f"error-{outcome.code}")] += 1
@@ -130,7 +130,7 @@ class ReplyValidator:
         observed: Mapping[str, TrainingFigures],
         tally: RoundTally,
     ) -> None:
-        name = reply.machine
+        name = reply.client
         if not self._is_valid(reply, statements):
             tally.malformed += 1
             self._say_malformed(name, "its figures are not those of its policy")
@@ -149,17 +149,17 @@ class ReplyValidator:
         valid = (
             repeat(True) if self._check_reply is None else (self._is_valid(one, statements) for one in replies.each())
         )
-        for name, release, ack, is_valid in zip(replies.machines, replies.releases, replies.acks, valid, strict=False):
+        for name, release, ack, is_valid in zip(replies.clients, replies.releases, replies.acks, valid, strict=False):
             last = self._acks.get(name, 0)
             current = ack == (last if self._acknowledges else 0) and release > last
             if name in tally.aggregated or not current or not is_valid:
                 raise ConfigurationError(
-                    f"Expected a sum of releases that all count, got one with release {release} of machine "
+                    f"Expected a sum of releases that all count, got one with release {release} of client "
                     f"{name!r} in it, which does not: an engine must hand it in by itself.",
                     kind="mismatch",
                 )
         summation.add_sum(replies)
-        self._count(tally, dict(zip(replies.machines, replies.releases, strict=True)), sum(replies.samples))
+        self._count(tally, dict(zip(replies.clients, replies.releases, strict=True)), sum(replies.samples))
 
     def _count(self, tally: RoundTally, releases: Mapping[str, int], samples: int) -> None:
         if not self._aggregator.masked:  # else they count once they are opened
@@ -169,10 +169,10 @@ class ReplyValidator:
 
     def _is_valid(self, reply: Reply, statements: Statements) -> bool:
         """Return True if rule and aggregator accept what they may see of a reply."""
-        stated = statements.get(reply.machine, {}).get("max-participations", protocol.LARGEST_ROUND)
+        stated = statements.get(reply.client, {}).get("max-participations", protocol.LARGEST_ROUND)
         if reply.release > stated:
             return False
         seen = reply.hidden if self._aggregator.masked else reply
         if self._check_reply is not None and not self._check_reply(seen):
             return False
-        return self._aggregator.validate_reply(seen, current=seen.ack == self.ack(seen.machine))
+        return self._aggregator.validate_reply(seen, current=seen.ack == self.ack(seen.client))

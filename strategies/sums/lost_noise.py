@@ -1,7 +1,7 @@
 """Noise that skipped sums leave behind in the sum of all sums.
 
-Helpers have recorded the set of a skipped sum, so its releases are never opened again, and what machines say from now
-on is built on them: of a stream, their part is missing from the sum of all. So is its noise, unless a machine's next
+Helpers have recorded the set of a skipped sum, so its releases are never opened again, and what clients say from now
+on is built on them: of a stream, their part is missing from the sum of all. So is its noise, unless a client's next
 release mends that.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ...privacy.accounting.noise_forecast import lasting_noise
-from ...privacy.machine.policy import ReleaseMode
+from ...privacy.release.policy import ReleaseMode
 from ...privacy.mechanisms import MECHANISMS, make_mechanism
 from .summation import CohortSet
 
@@ -23,9 +23,9 @@ class LostNoise:
 
     def __init__(self) -> None:
         self.lost: dict[str, list[list[int]]] = {}
-        """Intervals of lost noise of each machine that was ever in a skipped sum."""
+        """Intervals of lost noise of each client that was ever in a skipped sum."""
         self.skipped: dict[str, int] = {}
-        """Machines whose last sum was skipped, and after which release noise is lost."""
+        """Clients whose last sum was skipped, and after which release noise is lost."""
 
     def opened(self, held: CohortSet, acks: Mapping[str, int]) -> None:
         """Note that a sum of releases built on ``acks`` enters the model."""
@@ -61,7 +61,7 @@ class LostNoise:
     ) -> float | None:
         """Return the variance of the noise in the sum of all sums over that of one in which no sum was wrong.
 
-        By what machines state; None without any skipped sum, or where machines state no mechanism that is known.
+        By what clients state; None without any skipped sum, or where clients state no mechanism that is known.
         """
         if not self.lost:
             return None

@@ -1,6 +1,6 @@
 """Secure aggregation: a strategy's option, its helpers, and the errors that end a run.
 
-Machines hide their releases under masks, and helpers hand over the sum of a whole cohort's masks
+Clients hide their releases under masks, and helpers hand over the sum of a whole cohort's masks
 (docs/secure-aggregation.md). Update rules are given the sum of a round's releases, as ever.
 
 Nobody is asked to open before all helpers have answered a greeting, so a helper that is down costs a round and no more.
@@ -31,7 +31,7 @@ from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Header
 from ...privacy.sums.opening_rule import Opening, SignedOpening, View, is_opening, is_view, set_digest
 from ...privacy.sums.roster import MOST_HELPERS, Roster, is_signed, name_proof
-from ..rounds.known_machines import Awaited, Introduction, MachineDirectory, hello, introduction
+from ..rounds.client_registry import Awaited, ClientRegistry, Introduction, hello, introduction
 from ..rounds.replies import exchange
 from .summation import CohortSet
 
@@ -49,7 +49,7 @@ class SecureAggregation:
     ----------
     min_cohort : int
         The fewest releases of a round that are opened; with fewer the round is closed, and everything is carried over.
-        Machines and helpers have such a number of their own, which decides.
+        Clients and helpers have such a number of their own, which decides.
     helpers : int
         Helpers of the roster.
     patience : int
@@ -57,13 +57,13 @@ class SecureAggregation:
     roster : str
         Digest of the one roster to work with, 64 hexadecimal digits; default whichever all helpers have.
     max_byzantine : int
-        The most machines that are taken to lie. After a wrong sum suspects take turns in being left out
-        (:mod:`~murmurfl.strategies.sums.suspects`); if no so many machines can be what is wrong, the run pauses.
+        The most clients that are taken to lie. After a wrong sum suspects take turns in being left out
+        (:mod:`~murmurfl.strategies.sums.suspects`); if no so many clients can be what is wrong, the run pauses.
     max_failed_aggregations : int
         Wrong sums after which the training ends with the model it has. Nothing of a wrong sum enters the model.
     max_noise : float
         Likewise, how many times the variance of its noise the sum of all may have. Wrong sums of streams leave noise
-        that only machines with ``cancelling`` or ``decay`` mend.
+        that only clients with ``cancelling`` or ``decay`` mend.
 
     Raises
     ------
@@ -72,7 +72,7 @@ class SecureAggregation:
 
     Notes
     -----
-    Helpers open only what their own rule allows, by what machines signed, whatever is asked here.
+    Helpers open only what their own rule allows, by what clients signed, whatever is asked here.
     """
 
     min_cohort: int
@@ -144,7 +144,7 @@ class SkippedSumError(OpeningError):
 
 
 class WrongSumError(SkippedSumError):
-    """Unmasked values are no sum of releases, whichever machines are left out: a helper may not do what it says."""
+    """Unmasked values are no sum of releases, whichever clients are left out: a helper may not do what it says."""
 
     kind = "mismatch"
 
@@ -212,7 +212,7 @@ _LONGEST_PAUSE_S = 10.0
 class Helpers:
     """The helpers of a training, as its server knows them; each opens by its own rule, whatever it is asked."""
 
-    def __init__(self, option: SecureAggregation, directory: MachineDirectory, message_type: str) -> None:
+    def __init__(self, option: SecureAggregation, directory: ClientRegistry, message_type: str) -> None:
         self.option = option
         self._directory = directory
         self._message_type = message_type
@@ -234,7 +234,7 @@ class Helpers:
         return self._roster is not None
 
     def meet(self, grid: Grid, awaited: Awaited) -> None:
-        """Wait for machines and, the first time, for all helpers; learn the roster."""
+        """Wait for clients and, the first time, for all helpers; learn the roster."""
         if self._roster is not None:
             self._directory.meet(grid, awaited)
             return
@@ -249,7 +249,7 @@ class Helpers:
         if roster is None:
             return None
         if (asked := (name, met, roster.digest)) not in self._shown:
-            keys = {**roster.machines, **{one.name: one.signing for one in roster.helpers}}
+            keys = {**roster.clients, **{one.name: one.signing for one in roster.helpers}}
             proof = name_proof(name, roster.digest, met.nonce)
             shown = name in keys and proof is not None and is_signed(keys[name], met.signature, proof)
             self._shown[asked] = shown
@@ -445,7 +445,7 @@ class _OpeningRequest:
         would, disputed, signature = (
             config.get(key) for key in (protocol.WOULD_OPEN, protocol.DISPUTED, protocol.SIGNATURE)
         )
-        known = {Header.from_bytes(one.header).machine for one in self._cohort.sealed}
+        known = {Header.from_bytes(one.header).client for one in self._cohort.sealed}
         if would not in protocol.VIEWS or not isinstance(disputed, list) or not isinstance(signature, bytes):
             return None
         if not known.issuperset(disputed):

@@ -2,7 +2,7 @@
 
 Masked releases are added modulo 2^64, masks and all; less the helpers' totals that is the sum of the counts, to the bit
 as of plain ones. A set can only be opened if its releases fit each other, so those that do not are dropped before, with
-the name of the machine and what is different about it.
+the name of the client and what is different about it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ...privacy import protocol
 from ...privacy.accounting.loss import MOST_SUMMED
+from ...privacy.release.ledgered_privatizer import Release
+from ...privacy.release.policy import RECORDED_MODES, ReleaseMode, release_mode_of
 from ...privacy.errors import ConfigurationError
-from ...privacy.machine.ledgered_machine import Release
-from ...privacy.machine.policy import RECORDED_MODES, ReleaseMode, release_mode_of
 from ...privacy.noise import Grid
 from ...privacy.sums.masking import (
     NOTHING_OPENED,
@@ -45,18 +45,18 @@ class CohortSet:
     """The releases of a round that are to be opened, and their sum under masks, as a checkpoint holds them."""
 
     server_round: int
-    releases: dict[str, int]  # the number of each machine's release, in the order of machines
+    releases: dict[str, int]  # the number of each client's release, in the order of clients
     terms: Terms
     total: NDArray[np.uint64]  # the sum of the counts, shape (d,), under masks unless ``sealed`` is empty
-    sealed: tuple[Sealed, ...]  # for helpers; empty for machines that were asked without messages
+    sealed: tuple[Sealed, ...]  # for helpers; empty for clients that were asked without messages
     ids: dict[str, str]  # the releases' random names
     report: dict[str, Any]  # the round's report, were the set opened
-    asked: tuple[str, ...]  # the machines that were asked
+    asked: tuple[str, ...]  # the clients that were asked
     mended: tuple[str, ...] = ()  # whose releases also take out the noise of those that were skipped
 
     @property
     def min_cohort(self) -> int:
-        """Largest ``min_cohort`` that a machine of this set signed; 1 for machines that were asked without messages."""
+        """Largest ``min_cohort`` that a client of this set signed; 1 for clients that were asked without messages."""
         return max((_header(one.header).min_cohort for one in self.sealed), default=1)
 
     @property
@@ -109,26 +109,26 @@ class CohortSum:
         """Add a release of the same terms as those before."""
         contents = reply.contents
         self.terms = terms_of(contents)
-        self.releases[reply.machine] = reply.release
+        self.releases[reply.client] = reply.release
         if reply.metrics.get(protocol.MENDED) == 1:
-            self.mended.add(reply.machine)
+            self.mended.add(reply.client)
         if isinstance(contents, MaskedRelease):
             self.counts += contents.counts
-            self._masked[reply.machine] = contents, reply.samples
-            self.headers[reply.machine] = _header(contents.sealed.header)
+            self._masked[reply.client] = contents, reply.samples
+            self.headers[reply.client] = _header(contents.sealed.header)
         elif isinstance(contents, Release):
             self.counts += contents.counts.ravel().view(np.uint64)  # two's complement is arithmetic modulo 2^64
 
     def add_sum(self, replies: SummedReplies) -> None:
-        """Add several releases of machines that were asked without messages."""
+        """Add several releases of clients that were asked without messages."""
         self.terms = "", "", replies.spacing
-        self.releases.update(zip(replies.machines, replies.releases, strict=True))
+        self.releases.update(zip(replies.clients, replies.releases, strict=True))
         self.counts += replies.counts.view(np.uint64)
 
-    def remove(self, machines: Iterable[str]) -> int:
+    def remove(self, clients: Iterable[str]) -> int:
         """Take masked releases out again; returns how many samples they count for."""
         samples = 0
-        for name in machines:
+        for name in clients:
             masked, its = self._masked.pop(name)
             self.counts -= masked.counts
             samples += its
@@ -141,7 +141,7 @@ class CohortSum:
         return tuple(masked.sealed for masked, _ in self._masked.values())
 
     def wanting_more(self) -> list[str]:
-        """Return machines that want more releases in a sum than there would be with them and all that want no more."""
+        """Return clients that want more releases in a sum than there would be with them and all that want no more."""
         wanted = {name: header.min_cohort for name, header in self.headers.items()}
         while wanted and max(wanted.values()) > len(wanted):
             wanted = {name: fewest for name, fewest in wanted.items() if fewest <= len(wanted)}
@@ -175,16 +175,16 @@ def _header(content: bytes) -> Header:
 
 
 class Screen:
-    """Which of a round's replies can stand in one sum: no single machine can spoil all of them.
+    """Which of a round's replies can stand in one sum: no single client can spoil all of them.
 
     Parameters
     ----------
     most : int
         The most releases a round can have.
     roster : Roster or None
-        None where machines are asked without messages.
+        None where clients are asked without messages.
     opened : mapping of str to str
-        The random name of each machine's last opened release.
+        The random name of each client's last opened release.
     terms : tuple or None
         :data:`Terms` of the sums opened so far.
     is_late : callable
@@ -192,7 +192,7 @@ class Screen:
     warned : set of tuples
         Warnings so far; grows.
     left_out : collection of str
-        Machines that are left out for now.
+        Clients that are left out for now.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Screen:
             if isinstance(outcome, SummedReplies):
                 yield from self._fitting_sums(outcome, most)
             elif isinstance(outcome, Reply) and its is not None and (problem := _misfit(its, most, room)):
-                self._warn(outcome.machine, problem)
+                self._warn(outcome.client, problem)
                 yield None
             else:
                 room -= its is not None
@@ -231,8 +231,8 @@ class Screen:
         if most is None or replies.spacing == most[2]:
             yield replies
             return
-        for machine in replies.machines:
-            self._warn(machine, _difference(("", "", replies.spacing), most))
+        for client in replies.clients:
+            self._warn(client, _difference(("", "", replies.spacing), most))
             yield None
 
     def _terms_of(self, outcome: Outcome) -> Terms | None:
@@ -244,13 +244,13 @@ class Screen:
         if isinstance(outcome.contents, Release) and self._roster is None:
             return outcome if outcome.contents.counts.size == self._size else None
         if not isinstance(outcome.contents, MaskedRelease) or self._roster is None:
-            self._warn(outcome.machine, "its release is not masked")
+            self._warn(outcome.client, "its release is not masked")
             return None
-        if outcome.machine in self._left_out:  # an answer to an earlier round
+        if outcome.client in self._left_out:  # an answer to an earlier round
             return None
         problem = self._problem(outcome, outcome.contents, self._roster)
         if problem:
-            self._warn(outcome.machine, problem)
+            self._warn(outcome.client, problem)
             return None
         return outcome
 
@@ -261,8 +261,8 @@ class Screen:
             Grid(header.spacing)
         except (MaskedReleaseError, ConfigurationError) as error:
             return str(error)
-        if (header.machine, header.release) != (reply.machine, reply.release):
-            return "its header names another machine or release"
+        if (header.client, header.release) != (reply.client, reply.release):
+            return "its header names another client or release"
         if header.session != self._session:
             return "its release is of another session"
         if header.size != self._size:
@@ -271,23 +271,23 @@ class Screen:
             return f"it insists on sums of at least {header.min_cohort} releases, and a round has at most {self._most}"
         built_on = NOTHING_OPENED.hex()
         if header.release_mode == "cumulative":
-            built_on = self._opened.get(header.machine, built_on)
+            built_on = self._opened.get(header.client, built_on)
         return "" if header.ack_id == built_on else "its release is not built on the last one that was opened"
 
-    def _warn(self, machine: str, problem: str) -> None:
-        if (machine, problem) not in self._warned:
-            self._warned.add((machine, problem))
-            logger.warning("Machine %r cannot be summed with the others: %s. Its reply is dropped.", machine, problem)
+    def _warn(self, client: str, problem: str) -> None:
+        if (client, problem) not in self._warned:
+            self._warned.add((client, problem))
+            logger.warning("Client %r cannot be summed with the others: %s. Its reply is dropped.", client, problem)
 
 
 def _most_common(outcomes: Iterable[Outcome], terms: Iterable[Terms | None]) -> Terms | None:
-    """Return the terms of most machines, the first of several; None without any."""
+    """Return the terms of most clients, the first of several; None without any."""
     votes: dict[Terms, set[str]] = {}
     for outcome, its in zip(outcomes, terms, strict=True):
         if isinstance(outcome, Reply) and its is not None:
-            votes.setdefault(its, set()).add(outcome.machine)
+            votes.setdefault(its, set()).add(outcome.client)
         elif isinstance(outcome, SummedReplies):
-            votes.setdefault(("", "", outcome.spacing), set()).update(outcome.machines)
+            votes.setdefault(("", "", outcome.spacing), set()).update(outcome.clients)
     return max(votes, key=lambda its: len(votes[its]), default=None)
 
 
@@ -343,7 +343,7 @@ class ReleaseSum:
         self._add(contents.counts, contents.spacing, LARGEST_COUNT)
 
     def add_sum(self, replies: SummedReplies) -> None:
-        self._add(replies.counts, replies.spacing, replies.largest * len(replies.machines))
+        self._add(replies.counts, replies.spacing, replies.largest * len(replies.clients))
 
     def _add(self, counts: NDArray[np.int64], spacing: float, largest: int) -> None:
         if spacing != self._spacing or self._largest + largest > _MOST_TOGETHER:

@@ -1,21 +1,21 @@
 r"""Who is left out after a wrong sum: suspects take turns, nobody is blamed, and nobody is left out for good.
 
-A sum that is no sum of releases has a liar in it, and nothing tells which machine it is: masks hide every machine's
-counts. Let c be the most machines that lie. A *hypothesis* is a set of at most c machines that may be all the liars; a
-wrong sum refutes those of which no machine was in it. The next rounds leave out as many machines as min_cohort allows,
+A sum that is no sum of releases has a liar in it, and nothing tells which client it is: masks hide every client's
+counts. Let c be the most clients that lie. A *hypothesis* is a set of at most c clients that may be all the liars; a
+wrong sum refutes those of which no client was in it. The next rounds leave out as many clients as min_cohort allows,
 such that as many hypotheses as possible are left out whole, until another sum is wrong. Correct sums refute nothing:
 liars may behave while others are left out. So who is left out follows from the wrong sums alone, and whenever c
-machines choose to lie, :func:`most_wrong_sums` says how many there are at most before all c are left out.
+clients choose to lie, :func:`most_wrong_sums` says how many there are at most before all c are left out.
 
 After a correct sum one of those that were left out is asked again, after the next one two, then four. If such a sum is
 wrong they are left out once more, one is asked again first, and the wait before that doubles: in T rounds this costs
 log2 T sums.
-Where wrong sums leave noise that machines do not mend, those who are left out stay so until another sum is wrong or the
+Where wrong sums leave noise that clients do not mend, those who are left out stay so until another sum is wrong or the
 training ends.
 
 Where those who are asked send too few releases that can be opened, one more is asked again in each round.
 
-If no hypothesis is left, more machines than c lie, or a helper does.
+If no hypothesis is left, more clients than c lie, or a helper does.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_MOST_HYPOTHESES = 50_000  # else fewer machines are taken to lie together
-_RARER = 16.0  # a hypothesis of one more machine counts so much less
-_SINGLE_UP_TO = 24  # so many machines are looked at one by one; more in groups, which are left out whole
+_MOST_HYPOTHESES = 50_000  # else fewer clients are taken to lie together
+_RARER = 16.0  # a hypothesis of one more client counts so much less
+_SINGLE_UP_TO = 24  # so many clients are looked at one by one; more in groups, which are left out whole
 
 
 class Suspects:
@@ -39,13 +39,13 @@ class Suspects:
     Parameters
     ----------
     culprits : int
-        c, the most machines that are taken to lie.
+        c, the most clients that are taken to lie.
     """
 
     def __init__(self, culprits: int) -> None:
         self.culprits = culprits
         self.left_out: tuple[str, ...] = ()
-        """The machines that are not asked now."""
+        """The clients that are not asked now."""
         self.lets_in = True
         """Whether those that were left out are asked again before another sum is wrong."""
         self._wrong: list[list[str]] = []
@@ -54,7 +54,7 @@ class Suspects:
         self._wait, self._correct, self._together = 1, 0, 1
 
     def correct(self) -> None:
-        """Note a correct sum; after enough of them more machines are asked again, twice as many each time."""
+        """Note a correct sum; after enough of them more clients are asked again, twice as many each time."""
         self._tried = ()
         self._correct += 1
         if self.lets_in and self.left_out and self._correct >= self._wait:
@@ -62,26 +62,26 @@ class Suspects:
             self._correct, self._together = 0, 2 * self._together
 
     def too_few(self) -> None:
-        """Note a round with too few releases to be opened: one more machine is asked again."""
+        """Note a round with too few releases to be opened: one more client is asked again."""
         if self.left_out:
             self._ask_again(1)
 
     def _ask_again(self, number: int) -> None:
         self._tried, self.left_out = self.left_out[:number], self.left_out[number:]
 
-    def wrong(self, machines: Iterable[str], names: Sequence[str], room: int) -> bool:
-        """Note a wrong sum of these machines, and choose whom to leave out; False if no hypothesis is left.
+    def wrong(self, clients: Iterable[str], names: Sequence[str], room: int) -> bool:
+        """Note a wrong sum of these clients, and choose whom to leave out; False if no hypothesis is left.
 
         Parameters
         ----------
-        machines : iterable of str
+        clients : iterable of str
             Those of the sum.
         names : sequence of str
-            All machines that can be asked.
+            All clients that can be asked.
         room : int
             The most that can be left out without making later sums too small.
         """
-        self._wrong.append(sorted(machines))
+        self._wrong.append(sorted(clients))
         chosen = suspects_of(names, self._wrong, self.culprits, room, self._chosen)
         if len(self.left_out) < len(self._chosen):  # somebody was asked again too early
             self._wait *= 2
@@ -118,9 +118,9 @@ def suspects_of(
     groups, most = _groups(len(names), culprits, room)
     hypotheses = _hypotheses(len(groups), most)
     place = {name: number for number, members in enumerate(groups) for name in (names[i] for i in members)}
-    for machines in wrong:
+    for clients in wrong:
         seen = np.zeros(len(groups), np.float32)
-        seen[[place[name] for name in machines if name in place]] = 1.0
+        seen[[place[name] for name in clients if name in place]] = 1.0
         hypotheses = hypotheses[hypotheses @ seen > 0]
     if not len(hypotheses):
         return None
@@ -132,10 +132,10 @@ def suspects_of(
     return tuple(names[i] for number, members in enumerate(groups) if chosen[number] for i in members)
 
 
-def _groups(machines: int, culprits: int, room: int) -> tuple[list[range], int]:
-    """Machines in groups that are left out whole, and the most groups of a hypothesis."""
-    size = 1 if machines <= _SINGLE_UP_TO else max(min(-(-machines // _SINGLE_UP_TO), room // culprits), 1)
-    groups = [range(start, min(start + size, machines)) for start in range(0, machines, size)]
+def _groups(clients: int, culprits: int, room: int) -> tuple[list[range], int]:
+    """Clients in groups that are left out whole, and the most groups of a hypothesis."""
+    size = 1 if clients <= _SINGLE_UP_TO else max(min(-(-clients // _SINGLE_UP_TO), room // culprits), 1)
+    groups = [range(start, min(start + size, clients)) for start in range(0, clients, size)]
     most = min(culprits, room // size)
     while most > 1 and sum(comb(len(groups), number) for number in range(1, most + 1)) > _MOST_HYPOTHESES:
         most -= 1
@@ -166,13 +166,13 @@ def _left_out(hypotheses: NDArray[np.float32], sizes: NDArray[np.float32], room:
         chosen[int(scores.argmax())] = 1.0
 
 
-def most_wrong_sums(machines: int, room: int, culprits: int, assumed: int = 2) -> int | None:
+def most_wrong_sums(clients: int, room: int, culprits: int, assumed: int = 2) -> int | None:
     """Return the most wrong sums that so many liars can cause before all of them are left out together.
 
     Parameters
     ----------
-    machines, room : int
-        Machines that a round asks, all of which answer, and how many of them a sum may lack.
+    clients, room : int
+        Clients that a round asks, all of which answer, and how many of them a sum may lack.
     culprits : int
         How many lie, whoever they are and whenever they choose to.
     assumed : int
@@ -188,10 +188,10 @@ def most_wrong_sums(machines: int, room: int, culprits: int, assumed: int = 2) -
     >>> most_wrong_sums(20, 8, 1), most_wrong_sums(20, 8, 2), most_wrong_sums(20, 4, 2), most_wrong_sums(20, 1, 2)
     (3, 11, 38, None)
     """
-    names = [str(number) for number in range(machines)]
+    names = [str(number) for number in range(clients)]
     liars = {frozenset(chosen) for chosen in combinations(names, culprits)}
     suspects = Suspects(assumed)
-    for sums in range(1, 2 + comb(machines, min(assumed, machines))):
+    for sums in range(1, 2 + comb(clients, min(assumed, clients))):
         if not suspects.wrong(set(names).difference(suspects.left_out), names, room):
             return None
         liars = {one for one in liars if not one <= set(suspects.left_out)}

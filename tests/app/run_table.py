@@ -21,7 +21,7 @@ SECURE = RunConfig(
     trust="secure-aggregation",
     min_cohort=4,
     colluders=1,
-    give_up_after=0,  # so few machines leave several rounds in a row closed
+    give_up_after=0,  # so few clients leave several rounds in a row closed
     checkpoint=False,
 )
 FEW = RunConfig(num_clients=6, clients_per_round=4, num_rounds=5, batch_size=2, lost_replies=0.3, checkpoint=False)
@@ -181,7 +181,7 @@ RUNS = {
         ),
     ),
     "full-batch, losses": Run("cohort workers", replace(FULL_BATCH, lost_replies=0.3, shares="average")),
-    "full-batch, some machines, skewed": Run("cohort", replace(FULL_BATCH, partition="dirichlet", clients_per_round=7)),
+    "full-batch, some clients, skewed": Run("cohort", replace(FULL_BATCH, partition="dirichlet", clients_per_round=7)),
     "full-batch, mlp": Run("cohort", replace(FULL_BATCH, model="mlp", num_rounds=2, training_samples=60), long=True),
     "full-batch, cap": Run("cohort", replace(FULL_BATCH, max_participations=2, allow_exhaustion=True), long=True),
     "trusted-full-batch": Run("cohort", replace(FULL_BATCH, strategy="trusted-full-batch", lost_replies=0.3)),

@@ -26,7 +26,7 @@ from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import UpdatePolicy
-from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, SystemKeys
+from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, Privatizer, SimulatedKeys, SystemKeys
 from murmurfl.strategies import CorrelatedMomentum, ReducedTreeMomentum, TreeMomentum, TrustedMu2
 
 from tests.harness.errors import raises
@@ -125,7 +125,7 @@ def test_a_reproductions_table_shows_no_epsilon_for_it(tmp_path, monkeypatch):
     assert f"Without noise, and not private: no noise / {ALONE}." in (tmp_path / "small.md").read_text()
 
 
-def test_it_is_refused_on_real_machines_by_the_server_and_by_each_machine(tmp_path):
+def test_it_is_refused_on_real_clients_by_the_server_and_by_each_client(tmp_path):
     ours = config("mu2")
     grid = InProcessGrid(None, 10, {})  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="for simulation only"):
@@ -140,9 +140,9 @@ def test_it_is_refused_on_real_machines_by_the_server_and_by_each_machine(tmp_pa
     class Durable(MemoryLedger):
         durable = True
 
-    PrivateMachine(policy, 3, 10, Durable(), SimulatedKeys(1, "a"))
+    Privatizer(policy, 3, 10, Durable(), SimulatedKeys(1, "a"))
     with raises(ConfigurationError, "conflict", "mechanism"):
-        PrivateMachine(policy, 3, 10, Durable(), SystemKeys.generate())
+        Privatizer(policy, 3, 10, Durable(), SystemKeys.generate())
     with pytest.raises(ConfigurationError, match="noise mechanism"):
         UpdatePolicy(clip_norm=1.0, mu=1.0, max_participations=3, mechanism="none")
 

@@ -108,7 +108,7 @@ def test_they_run_from_the_command_line_and_are_reported(settings, folder):
     command(RUN)
     document = json.loads((folder / "runs" / "ours" / "result.json").read_text())
     assert {key: document["config"][key] for key in settings} == settings
-    assert "half-cancelling noise on each machine" in document["guarantee"]
+    assert "half-cancelling noise on each client" in document["guarantee"]
     command(REPORT)
     page = (folder / "runs" / "ours" / "report" / "index.html").read_text()
     for name in (*(settings[key] for key in KEYS), document["guarantee"]):

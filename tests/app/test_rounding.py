@@ -37,7 +37,7 @@ def test_a_run_says_the_same_epsilon_in_every_round_and_in_its_summary(tmp_path)
 
 @pytest.mark.parametrize("mu", [4.0, 1.2345678, 0.333333])
 def test_a_budget_reads_like_the_session_that_spends_all_of_it(mu, tmp_path):
-    from murmurfl.privacy import PrivacyPolicy, PrivateMachine, SQLiteLedger
+    from murmurfl.privacy import PrivacyPolicy, Privatizer, SQLiteLedger
 
     path = tmp_path / "ledger"
     command("ledger", "create", path, "--delta", DELTA, "--mu", mu)
@@ -50,7 +50,7 @@ def test_a_budget_reads_like_the_session_that_spends_all_of_it(mu, tmp_path):
     assert amounts() == {"budget": rounded_up(gdp_epsilon(mu, DELTA)), "spent": "0", "left": amounts()["budget"]}
     ledger = SQLiteLedger(path)
     policy = PrivacyPolicy(clip_norm=1.0, batch_size=1, max_participations=2, mu=mu)
-    PrivateMachine(policy, 3, 9, ledger, ledger.keys(), data=row_bytes(range(9))).release(
+    Privatizer(policy, 3, 9, ledger, ledger.keys(), data=row_bytes(range(9))).release(
         "s", 0, lambda samples: [[0.0] * 3]
     )
     assert amounts() == {"budget": rounded_up(gdp_epsilon(mu, DELTA)), "spent": amounts()["budget"], "left": "0"}

@@ -1,4 +1,4 @@
-"""A real machine with a sample that cannot be loaded or computed: what leaves is a release like any other.
+"""A real client with a sample that cannot be loaded or computed: what leaves is a release like any other.
 
 Whether a sample fails may depend on the sample, so a server must see nothing of it: no error, no refusal, and a release
 that differs from the one without the bad sample by no more than replacing any one sample is charged.
@@ -23,8 +23,8 @@ from murmurfl.clients.adapters.per_sample_gradients import CarefulGradients
 from murmurfl.privacy import PrivacyPolicy, ShuffledPolicy, SimulatedKeys, protocol
 from murmurfl.privacy.errors import MisfitError, is_interrupt
 
+from tests.harness.clients import DurableLedger, FixedNonces, training_config
 from tests.harness.grid import ask
-from tests.harness.machines import DurableLedger, FixedNonces, training_config
 
 D, BATCH, COUNT, BAD, CLIP = 3, 8, 32, 2, 1.0
 SECRET = "patient 4711"
@@ -147,7 +147,7 @@ KINDS = {
 
 
 def replies(kind, loader=None, gradient=None, keys=None):
-    """Both replies of a machine's session, and how far a replaced sample may move the first of them."""
+    """Both replies of a client's session, and how far a replaced sample may move the first of them."""
     make, terms, options = KINDS[kind]
     special = loader
     if gradient is not None:
@@ -160,9 +160,9 @@ def replies(kind, loader=None, gradient=None, keys=None):
     client = make(Linear(gradient), Loader(special), terms, DurableLedger(), keys or FixedNonces(), name="7", **options)
     made = []
     for t in (1, 2):
-        ack = t - 1 if client.machine.policy.release_rule == "acknowledged" else 0
+        ack = t - 1 if client.privatizer.policy.release_rule == "acknowledged" else 0
         made.append(client.fit([np.zeros(D)] * client.query_points, training_config(t, ack)))
-    charge = 2.0 * CLIP * 1.0001 if make is ShuffledClient else client.machine.plan.sensitivity
+    charge = 2.0 * CLIP * 1.0001 if make is ShuffledClient else client.privatizer.plan.sensitivity
     return made, charge
 
 
@@ -240,7 +240,7 @@ def test_a_gradient_that_writes_to_its_parameters_moves_no_later_step():
     assert (points == 0).all()
 
 
-def test_ctrl_c_still_ends_a_machine():
+def test_ctrl_c_still_ends_a_client():
     with pytest.raises(KeyboardInterrupt):
         replies("mu2", loader=raising(KeyboardInterrupt()))
     seen = []
@@ -278,7 +278,7 @@ class Heir(Vouched):
 def full_batch(gradients, samples):
     make, terms, _ = KINDS["full-batch"]
     client = make(gradients, samples, terms, DurableLedger(), FixedNonces(), name="7")
-    return client.fit([np.zeros(D)], training_config(1, 0))[0][0], client.machine.plan
+    return client.fit([np.zeros(D)], training_config(1, 0))[0][0], client.privatizer.plan
 
 
 def test_rows_that_do_not_mix_are_computed_together_and_say_what_they_say_alone():

@@ -1,4 +1,4 @@
-"""The machine's half of full batches: the sum of all samples, and no more releases than its cap."""
+"""The client's half of full batches: the sum of all samples, and no more releases than its cap."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from murmurfl.clients import CountedGradients, FullBatchClient
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, protocol
 from murmurfl.privacy.queries.clipped_share import CountedRows
 
-from tests.harness.machines import training_config
+from tests.harness.clients import training_config
 from tests.harness.models import Quadratic
 
 D, K, N = 4, 3, 17
@@ -16,7 +16,7 @@ POLICY = PrivacyPolicy(0.5, 1, K, 1.0, batch_selection="full_batch", mechanism="
 SAMPLES = np.random.Generator(np.random.Philox(key=8)).normal(size=(N, D))
 
 
-def machine(policy=POLICY, samples=SAMPLES, kind=FullBatchClient):
+def make_client(policy=POLICY, samples=SAMPLES, kind=FullBatchClient):
     return kind(Quadratic(D), samples, policy, MemoryLedger(), SimulatedKeys(3, "0"), name="0")
 
 
@@ -27,8 +27,8 @@ def answer(client, point, *config, **entries):
 
 def test_a_reply_is_the_clipped_sum_with_its_sample_number():
     point = np.full(D, 0.3)
-    values, count, _ = answer(machine(), point)
-    nothing, _, _ = answer(machine(samples=np.tile(point, (N, 1))), point)  # gradient zero: the noise alone
+    values, count, _ = answer(make_client(), point)
+    nothing, _, _ = answer(make_client(samples=np.tile(point, (N, 1))), point)  # gradient zero: the noise alone
     rows = point - SAMPLES
     rows *= np.minimum(1.0, 0.5 / np.linalg.norm(rows, axis=1))[:, None]
     assert values - nothing == pytest.approx(rows.sum(axis=0), abs=1e-3)
@@ -41,10 +41,10 @@ def test_any_number_of_samples_keeps_the_sensitivity_of_a_sum():
         samples = np.zeros((size, D))
         samples[0, 0], other = 1e6, samples.copy()
         other[0, 0] = -1e6
-        one, another = (answer(machine(samples=held), far)[0] for held in (samples, other))
+        one, another = (answer(make_client(samples=held), far)[0] for held in (samples, other))
         moved = np.linalg.norm(one - another)
-        assert 0.999 < moved <= machine().machine.plan.sensitivity
-        assert machine(samples=samples).machine.plan.noise_std == machine().machine.plan.noise_std
+        assert 0.999 < moved <= make_client().privatizer.plan.sensitivity
+        assert make_client(samples=samples).privatizer.plan.noise_std == make_client().privatizer.plan.noise_std
 
 
 def test_rows_that_count_twice_are_noticed(monkeypatch):
@@ -55,8 +55,8 @@ def test_rows_that_count_twice_are_noticed(monkeypatch):
     samples = np.zeros((N, D))
     samples[0, 0], other = 1e6, samples.copy()
     other[0, 0] = -1e6
-    one, another = (answer(machine(samples=held), np.zeros(D))[0] for held in (samples, other))
-    assert np.linalg.norm(one - another) > 1.9 * machine().machine.plan.sensitivity
+    one, another = (answer(make_client(samples=held), np.zeros(D))[0] for held in (samples, other))
+    assert np.linalg.norm(one - another) > 1.9 * make_client().privatizer.plan.sensitivity
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_rows_that_count_twice_are_noticed(monkeypatch):
     ],
 )
 def test_rounds_beyond_the_cap_are_refused(requests):
-    client = machine()
+    client = make_client()
     for server_round, ack in requests[:K]:
         answer(client, np.zeros(D), server_round, ack)
     server_round, ack = requests[-1]
@@ -91,14 +91,14 @@ def test_rounds_beyond_the_cap_are_refused(requests):
 )
 def test_policies_of_other_releases_are_refused(changes, said):
     with pytest.raises(ConfigurationError, match=f"Expected {said} for full batches"):
-        machine(replace(POLICY, **changes))
+        make_client(replace(POLICY, **changes))
 
 
 @pytest.mark.long
 def test_torch_sums_do_not_depend_on_pieces():
     torch = pytest.importorskip("torch")
     from murmurfl.clients import TorchGradients
-    from murmurfl.privacy.machine import prefix_sums as release
+    from murmurfl.privacy.release import prefix_sums as release
 
     module = torch.nn.Linear(6, 3)
     inputs = np.random.Generator(np.random.Philox(key=9)).normal(size=(40, 6)).astype(np.float32)
@@ -171,7 +171,7 @@ def counted_sum(client, clip, point=None):
 
 
 def neighbours():
-    """Pairs of machines with one sample replaced; gradients at zero are minus the samples."""
+    """Pairs of clients with one sample replaced; gradients at zero are minus the samples."""
     for one in EDGES:
         for other in EDGES:
             for sign in (1.0, -1.0):
@@ -190,7 +190,7 @@ def moved(clip, model):
 
 @pytest.mark.parametrize("model", [Quadratic, Closed])
 def test_any_clip_keeps_a_counted_release_within_its_sensitivity(model):
-    charged = counting().machine.plan.sensitivity
+    charged = counting().privatizer.plan.sensitivity
     assert charged < 2.01
     found = [moved(clip, model) for clip in HOSTILE]
     assert all(one <= charged for one in found)
@@ -206,7 +206,7 @@ def test_marks_beside_gradients_that_are_bounded_by_themselves_are_caught(monkey
     first, second = POINTS.copy(), POINTS.copy()
     first[4], second[4] = [0.7, 0, 0], [-1.0, 0, 0]
     one, other = (counted_sum(counting(samples, Closed), 0.7) for samples in (first, second))
-    assert np.linalg.norm(one - other) > 1.05 * counting().machine.plan.sensitivity
+    assert np.linalg.norm(one - other) > 1.05 * counting().privatizer.plan.sensitivity
 
 
 @pytest.mark.parametrize("clip", [0.5, 1.5, 1e300, -1.0, 0.0])

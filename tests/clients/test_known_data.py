@@ -28,8 +28,8 @@ from murmurfl.privacy import (
     read_ledger,
 )
 
+from tests.harness.clients import training_config
 from tests.harness.grid import ask as ask_node
-from tests.harness.machines import training_config
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 D, ROWS = 3, 12
@@ -82,7 +82,7 @@ def start(path, kind, data):
 
 
 def ask(client, session="s"):
-    done = client.machine.statement(session).releases
+    done = client.privatizer.statement(session).releases
     ack = 0 if isinstance(client, DelayedMomentumClient) else done
     return client.fit([np.zeros(D)] * client.query_points, training_config(done + 1, ack, session))
 
@@ -109,13 +109,13 @@ def test_appended_rows_are_welcome(path, kind):
     ask(start(path, kind, np.concatenate([DATA, DATA])))
 
 
-# A machine around somebody else's ClientApp cannot see rows: what its operator named is what the ledger knows.
+# A client around somebody else's ClientApp cannot see rows: what its operator named is what the ledger knows.
 
 
 def node(tmp_path, **changes):
     parts = changes.pop("releases_per_pass", 4)
     updates = UpdatePolicy(clip_norm=1.0, mu=1.0, max_participations=4, releases_per_pass=parts)
-    place = {"machine": "7", "ledger": str(tmp_path / "ledger"), "app": "clinic:app"}
+    place = {"client": "7", "ledger": str(tmp_path / "ledger"), "app": "clinic:app"}
     return UpdateNode(updates=updates, **{**place, **changes})
 
 
@@ -150,8 +150,8 @@ def test_a_client_level_noise_mod_needs_to_know_nothing(tmp_path):
 def test_a_noise_mod_refuses_once_its_operators_configuration_changed(path, tmp_path):
     for config, works in (({"partition-id": 1}, True), ({"partition-id": 2}, False), ({"partition-id": 1}, True)):
         if works:
-            machine = _real(node(tmp_path, node_config=config), {}).private(D)
-            machine.release("s", machine.statement("s").releases, lambda samples: np.ones((1, D)))
+            privatizer = _real(node(tmp_path, node_config=config), {}).private(D)
+            privatizer.release("s", privatizer.statement("s").releases, lambda samples: np.ones((1, D)))
         else:
             with pytest.raises(LedgerError, match="partition or seed"):
                 _real(node(tmp_path, node_config=config), {})
@@ -169,13 +169,13 @@ def test_a_mod_notices_data_files_that_are_rewritten_while_it_runs(path, tmp_pat
     """They are rewritten between two messages."""
     data = tmp_path / "clinic.npz"
     data.write_bytes(b"rows in one order")
-    machine = _real(node(tmp_path, data_files=(str(data),)), {})
-    machine.private(D).release("s", 0, lambda samples: np.ones((1, D)))
+    client = _real(node(tmp_path, data_files=(str(data),)), {})
+    client.private(D).release("s", 0, lambda samples: np.ones((1, D)))
     data.write_bytes(b"rows in another order")
     with pytest.raises(LedgerError, match="Put the data back"):
-        machine.private(D).release("s", 1, lambda samples: np.ones((1, D)))
+        client.private(D).release("s", 1, lambda samples: np.ones((1, D)))
     data.write_bytes(b"rows in one order")
-    machine.private(D).release("s", 1, lambda samples: np.ones((1, D)))
+    client.private(D).release("s", 1, lambda samples: np.ones((1, D)))
 
 
 def test_a_mod_releases_nothing_of_a_training_during_which_its_data_files_were_rewritten(path, tmp_path):

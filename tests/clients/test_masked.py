@@ -1,4 +1,4 @@
-"""Under secure aggregation a machine sends masks and nothing else, whatever kind it is and whatever fails."""
+"""Under secure aggregation a client sends masks and nothing else, whatever kind it is and whatever fails."""
 
 from dataclasses import asdict
 
@@ -20,7 +20,7 @@ from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     RefusedError,
     SimulatedKeys,
     SQLiteLedger,
@@ -31,11 +31,11 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.sums import masking as masking_module
 from murmurfl.privacy.sums.masking import Masking, checked_header
-from murmurfl.privacy.sums.roster import MachineKey
+from murmurfl.privacy.sums.roster import ClientKey
 
+from tests.harness.clients import DurableLedger, normal_samples, training_config
 from tests.harness.errors import raises
 from tests.harness.grid import ask
-from tests.harness.machines import DurableLedger, normal_samples, training_config
 from tests.harness.secure import masking_of, roster_of, sealed_of, unmasked
 
 SIZE = 6
@@ -71,7 +71,7 @@ KINDS = {
 }
 
 
-def machine(kind=Mu2Client, chosen=None, name="1", *, ledger=None, keys=None, masking=masking_of, **options):
+def make_client(kind=Mu2Client, chosen=None, name="1", *, ledger=None, keys=None, masking=masking_of, **options):
     samples = normal_samples(name, 10, SIZE)
     own = masking(name, ROSTER) if masking is not None else None
     keys, ledger = keys or SimulatedKeys(0, name), ledger or MemoryLedger()
@@ -85,7 +85,7 @@ def points(client):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reply_is_the_recorded_release_under_masks(kind):
-    sent, bare = (machine(*KINDS[kind][:2], **KINDS[kind][2]) for _ in range(2))
+    sent, bare = (make_client(*KINDS[kind][:2], **KINDS[kind][2]) for _ in range(2))
     for k in (1, 2):
         ack = 0 if k == 1 else 1
         arrays, num_examples, entries = sent.fit(points(sent), training_config(k, ack))
@@ -94,7 +94,7 @@ def test_a_reply_is_the_recorded_release_under_masks(kind):
         counts, header = unmasked(arrays, entries, ROSTER)
         assert (counts == release.counts).all()
         assert [values.shape for values in arrays] == SHAPES
-        assert (header.machine, header.release, header.session, header.size) == ("1", k, "s", SIZE)
+        assert (header.client, header.release, header.session, header.size) == ("1", k, "s", SIZE)
         assert (header.min_cohort, header.roster) == (5, ROSTER.digest)
         assert header.release_mode == KINDS[kind][1].release_mode
         assert num_examples == (10 if kind == "full-batch" else 2)
@@ -113,7 +113,7 @@ def sealing(release, ack, **changes):
 
 @pytest.mark.parametrize("kind", [name for name in KINDS if KINDS[name][1].release_mode == "cumulative"])
 def test_a_release_is_sealed_again_under_fresh_masks_and_spends_nothing(kind):
-    client = machine(*KINDS[kind][:2], **KINDS[kind][2])
+    client = make_client(*KINDS[kind][:2], **KINDS[kind][2])
     client.fit(points(client), training_config(1, 0))
     arrays, samples, entries = client.fit(points(client), training_config(3, 0))
     before = client.statement("s")
@@ -132,11 +132,11 @@ def test_a_release_is_sealed_again_under_fresh_masks_and_spends_nothing(kind):
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "asked",
-    [sealing(1, 0), sealing(3, 0), sealing(2, 1), sealing(2, 0, session="t"), sealing(2, 0, machine="2"),
+    [sealing(1, 0), sealing(3, 0), sealing(2, 1), sealing(2, 0, session="t"), sealing(2, 0, client="2"),
      sealing(2, 0, **{protocol.VERSION: 99}), sealing(2, -1), sealing("2", 0), sealing(2, 0, session="")],
 )  # fmt: skip
 def test_no_other_release_than_the_last_as_it_was_sent_is_sealed_again(asked):
-    client = machine()
+    client = make_client()
     for k in (1, 2):
         client.fit(points(client), training_config(k, 0))
     with pytest.raises(RefusedError):
@@ -145,7 +145,7 @@ def test_no_other_release_than_the_last_as_it_was_sent_is_sealed_again(asked):
 
 
 def test_releases_that_stand_alone_are_not_kept_and_none_is_sealed_that_was_never_made():
-    alone = machine(NoisySGDClient, policy(mechanism="independent", release_rule="paper"))
+    alone = make_client(NoisySGDClient, policy(mechanism="independent", release_rule="paper"))
     with pytest.raises(RefusedError, match="not kept"):
         alone.fit([], sealing(1, 0))
     alone.fit(points(alone), training_config())
@@ -153,8 +153,8 @@ def test_releases_that_stand_alone_are_not_kept_and_none_is_sealed_that_was_neve
         alone.fit([], sealing(1, 0))
 
 
-def test_a_plain_machine_seals_nothing_again():
-    plain = machine(chosen=policy(trust="untrusted-server", sums=SumAssumption(1, 1)), masking=None)
+def test_a_plain_client_seals_nothing_again():
+    plain = make_client(chosen=policy(trust="untrusted-server", sums=SumAssumption(1, 1)), masking=None)
     plain.fit(points(plain), training_config())
     with pytest.raises(RefusedError, match="not kept"):
         plain.fit([], sealing(1, 0))
@@ -165,7 +165,7 @@ def test_a_real_node_seals_its_last_release_again_after_a_restart(tmp_path, quic
     SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, budget_local_mu=9.0)
 
     def started():
-        return PrivateMachine(
+        return Privatizer(
             policy(budget_mu=2.0), SIZE, 10, SQLiteLedger(path), SQLiteLedger(path).keys(),
             data=row_bytes(range(10)), roster=ROSTER.digest
         )  # fmt: skip
@@ -182,7 +182,7 @@ def test_a_real_node_seals_its_last_release_again_after_a_restart(tmp_path, quic
 
 def test_what_is_sent_is_uniform_whatever_the_release_is():
     """Of 4 x 6 words each top byte is 0 or 255 with probability 1/128; unmasked, all are. False alarm below 10^-4."""
-    client = machine()
+    client = make_client()
     words = np.concatenate([
         np.concatenate([values.ravel() for values in client.fit(points(client), training_config(k, k - 1))[0]])
         for k in range(1, 5)
@@ -193,7 +193,7 @@ def test_what_is_sent_is_uniform_whatever_the_release_is():
 
 def test_the_test_above_would_see_a_release_that_was_not_masked(monkeypatch):
     monkeypatch.setattr(masking_module, "add_mask", lambda *_, **__: None)
-    client = machine()
+    client = make_client()
     arrays = client.fit(points(client), training_config())[0]
     top = np.concatenate([values.ravel() for values in arrays]) >> np.uint64(56)
     assert np.isin(top, [0, 255]).all()
@@ -201,7 +201,7 @@ def test_the_test_above_would_see_a_release_that_was_not_masked(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_released_without_masks_even_in_a_simulation(kind):
-    client = machine(*KINDS[kind][:2], masking=None, **KINDS[kind][2])
+    client = make_client(*KINDS[kind][:2], masking=None, **KINDS[kind][2])
     with raises(ConfigurationError, "missing", "masking"):
         client.fit(points(client), training_config())
     assert client.statement("s")["releases"] == 0, "nothing was spent on a release that could not be sent"
@@ -209,7 +209,7 @@ def test_nothing_is_released_without_masks_even_in_a_simulation(kind):
 
 def test_a_client_that_forgot_to_check_still_sends_nothing_bare(monkeypatch):
     monkeypatch.setattr("murmurfl.clients.private_client.check_can_send", lambda *_: None)
-    client = machine(masking=None)
+    client = make_client(masking=None)
     with pytest.raises(ConfigurationError, match="without masks"):
         client.fit(points(client), training_config())
 
@@ -218,13 +218,13 @@ def test_a_client_that_sends_without_masks_is_caught(monkeypatch):
     """The planted bug of all planted bugs: what these tests look at would show it."""
     sends_bare = lambda release, shapes, **_: (masked.unflatten(release.values, shapes), {})  # noqa: E731
     monkeypatch.setattr("murmurfl.clients.private_client.outgoing_reply", sends_bare)
-    client = machine()
+    client = make_client()
     arrays, _, entries = client.fit(points(client), training_config())
     with pytest.raises((AssertionError, KeyError)):
         unmasked(arrays, entries, ROSTER)
 
 
-def test_a_real_machine_is_not_even_made_without_masks():
+def test_a_real_client_is_not_even_made_without_masks():
     with pytest.raises(ConfigurationError, match="Pass masking"):
         Mu2Client(
             Differences(), normal_samples("1", 10, SIZE), policy(), DurableLedger(), SystemKeys.generate(), name="1"
@@ -233,13 +233,13 @@ def test_a_real_machine_is_not_even_made_without_masks():
 
 def test_masks_that_belong_to_something_else_are_refused():
     with raises(ConfigurationError, "conflict", "masking"):
-        machine(chosen=PrivacyPolicy(1.0, 2, 5, 1.0))
-    with pytest.raises(ConfigurationError, match="for machine '1', got that of '2'"):
-        machine(masking=lambda _, roster: masking_of("2", roster))
+        make_client(chosen=PrivacyPolicy(1.0, 2, 5, 1.0))
+    with pytest.raises(ConfigurationError, match="for client '1', got that of '2'"):
+        make_client(masking=lambda _, roster: masking_of("2", roster))
     with raises(ConfigurationError, "out-of-range", "min_cohort"):
-        machine(chosen=policy(sums=SumAssumption(3, 9)))
+        make_client(chosen=policy(sums=SumAssumption(3, 9)))
     with raises(ConfigurationError, "mismatch", "key"):
-        machine(masking=lambda name, roster: Masking(name, MachineKey.simulated(1, name), roster))
+        make_client(masking=lambda name, roster: Masking(name, ClientKey.simulated(1, name), roster))
 
 
 class Renamed(Mu2Client):
@@ -257,12 +257,12 @@ class Renamed(Mu2Client):
 )
 def test_only_the_kinds_that_say_so_serve_it(kind):
     with pytest.raises(ConfigurationError, match=f"got {kind[0].__name__}"):
-        machine(*kind)
+        make_client(*kind)
 
 
 def test_a_failing_mask_leaves_the_release_recorded_and_sends_nothing(monkeypatch):
     ledger = MemoryLedger()
-    client, other = machine(ledger=ledger), machine()
+    client, other = make_client(ledger=ledger), make_client()
 
     def fails(*_):
         raise OSError("no keystream")
@@ -295,7 +295,7 @@ def test_what_fails_while_masking_is_answered_with_the_fixed_text(monkeypatch):
 
 def masked_app(chosen=None):
     def client_fn(context):
-        return machine(chosen=chosen, name="0", ledger=ContextLedger(context.state, "0"))
+        return make_client(chosen=chosen, name="0", ledger=ContextLedger(context.state, "0"))
 
     return numpy_client_app(client_fn)
 
@@ -310,7 +310,7 @@ def test_a_masked_reply_has_these_entries_and_no_others():
     assert {key: sorted(record) for key, record in reply.content.items()} == {
         "arrays": ["0", "1"],
         "metrics": ["ack", "num-examples", "protocol-version", "release", "sensitivity"],
-        "config": ["header", "machine", "seals", "signature"],
+        "config": ["header", "client", "seals", "signature"],
     }
     arrays = [array.numpy() for array in reply.content["arrays"].values()]
     _, header = unmasked(arrays, dict(reply.content["config"]), ROSTER)
@@ -321,7 +321,7 @@ def test_entries_of_a_reply_do_not_depend_on_data():
     def other_data(*_):
         return np.full((10, SIZE), 7.0)
 
-    one, other = machine(), machine()
+    one, other = make_client(), make_client()
     other.samples = other_data()
     first, second = (client.fit(points(client), training_config())[2] for client in (one, other))
     random = {protocol.HEADER, protocol.SEALS, protocol.SIGNATURE}
@@ -337,12 +337,12 @@ def unmasked_header(entries):
 
 
 def test_seeds_are_never_used_twice():
-    """The same release, made by two machines with the same keys and ledger state, has other masks each time."""
-    sent = [np.concatenate([v.ravel() for v in machine().fit(POINT * 2, training_config())[0]]) for _ in range(2)]
+    """The same release, made by two clients with the same keys and ledger state, has other masks each time."""
+    sent = [np.concatenate([v.ravel() for v in make_client().fit(POINT * 2, training_config())[0]]) for _ in range(2)]
     assert not (sent[0] == sent[1]).any()
 
 
-def test_a_real_machine_masks_as_a_simulated_one_does():
+def test_a_real_client_masks_as_a_simulated_one_does():
     samples = normal_samples("1", 10, SIZE)
     client = Mu2Client(
         Differences(),
@@ -362,9 +362,9 @@ def test_a_real_machine_masks_as_a_simulated_one_does():
 def test_a_session_does_not_go_on_under_another_roster():
     """Its helpers may be new ones, which do not know what was opened."""
     ledger, other = MemoryLedger(), roster_of(NAMES, ("helper-0", "another"))
-    client = machine(chosen=policy(budget_mu=3.0), ledger=ledger)
+    client = make_client(chosen=policy(budget_mu=3.0), ledger=ledger)
     client.fit(points(client), training_config())
-    moved = machine(chosen=policy(budget_mu=3.0), ledger=ledger, masking=lambda name, _: masking_of(name, other))
+    moved = make_client(chosen=policy(budget_mu=3.0), ledger=ledger, masking=lambda name, _: masking_of(name, other))
     with pytest.raises(RefusedError) as refusal:
         moved.fit(points(moved), training_config(2))
     assert refusal.value.code == protocol.POLICY_CHANGED

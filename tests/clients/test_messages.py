@@ -1,4 +1,4 @@
-"""Replies in Flower's records, as Flower makes them, and what a machine says in its own log of its noise."""
+"""Replies in Flower's records, as Flower makes them, and what a client says in its own log of its noise."""
 
 import logging
 import re
@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from murmurfl.clients import NoisySGDClient
 from murmurfl.clients import messages as reply_records
 from murmurfl.clients.messages import array_record, entry_records, own_forecast
-from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, protocol
+from murmurfl.privacy import MemoryLedger, PrivacyPolicy, Privatizer, SimulatedKeys, protocol
 
-from tests.harness.machines import DurableLedger, FixedNonces, normal_samples, point_request
+from tests.harness.clients import DurableLedger, FixedNonces, normal_samples, point_request
 
 NUMBERS = st.one_of(st.sampled_from([0, 1, 0.0, -0.0, 1.0, 2]), st.floats(allow_nan=False), st.integers(-3, 3))
 OTHERS = st.one_of(st.text(max_size=2), st.binary(max_size=2), st.booleans(), st.lists(st.integers(0, 1), max_size=2))
 REPLIES = st.lists(
-    st.fixed_dictionaries({"release": NUMBERS, "ack": NUMBERS}, optional={"machine": OTHERS, "seals": OTHERS}),
+    st.fixed_dictionaries({"release": NUMBERS, "ack": NUMBERS}, optional={"client": OTHERS, "seals": OTHERS}),
     min_size=1,
     max_size=4,
 )
@@ -48,7 +48,7 @@ def test_the_records_of_a_reply_are_those_flower_makes_of_its_entries(replies):
         assert here(values) == by_flower(values)
 
 
-@pytest.mark.parametrize("values", [{"release": True}, {"release": np.float64(1.5)}, {"machine": "a", "seals": [b"x"]}])
+@pytest.mark.parametrize("values", [{"release": True}, {"release": np.float64(1.5)}, {"client": "a", "seals": [b"x"]}])
 def test_values_of_other_types_are_left_to_flower(values):
     assert here(values) == by_flower(values)
 
@@ -69,11 +69,11 @@ def test_a_flower_that_keeps_values_elsewhere_gets_them_too():
 
 
 def test_whoever_changes_a_record_changes_nobody_elses():
-    values = {"release": 1, "ack": 0, "machine": "7", "seals": [b"a"]}
+    values = {"release": 1, "ack": 0, "client": "7", "seals": [b"a"]}
     for _ in range(3):
         records = entry_records({**values, "seals": list(values["seals"])})
         records[protocol.METRICS]["release"] = 99
-        records[protocol.CONFIG]["machine"] = "8"
+        records[protocol.CONFIG]["client"] = "8"
         records[protocol.CONFIG]["seals"].append(b"b")
         del records[protocol.METRICS]["ack"]
     assert here(values) == by_flower(values)
@@ -100,28 +100,28 @@ class Linear:
         return np.asarray(samples)
 
 
-def machine(policy=POLICY):
-    return PrivateMachine(policy, D, K, MemoryLedger(), SimulatedKeys(1, "0"))
+def client(policy=POLICY):
+    return Privatizer(policy, D, K, MemoryLedger(), SimulatedKeys(1, "0"))
 
 
-def test_a_machine_forecasts_its_noise_and_the_machines_needed():
+def test_a_client_forecasts_its_noise_and_the_clients_needed():
     """2 S / mu on each value of every release, sqrt(6) of them in all, over 6 S."""
-    said = own_forecast(machine())
+    said = own_forecast(client())
     alone = 2 / MU * np.sqrt(D) / np.sqrt(K)
-    longest, machines = re.search(r"noise is (\S+) times .* over (\S+) machines", said).groups()
+    longest, clients = re.search(r"noise is (\S+) times .* over (\S+) clients", said).groups()
     assert float(longest) == pytest.approx(alone, rel=0.05)
-    assert int(machines.replace(",", "")) == pytest.approx((alone / 0.15) ** 2, rel=0.1)
+    assert int(clients.replace(",", "")) == pytest.approx((alone / 0.15) ** 2, rel=0.1)
     assert "an estimate" in said
 
 
-def test_a_machine_without_noise_has_nothing_to_say():
-    assert own_forecast(machine(PrivacyPolicy(1.0, 1, K, 1.0, mechanism="none"))) == ""
+def test_a_client_without_noise_has_nothing_to_say():
+    assert own_forecast(client(PrivacyPolicy(1.0, 1, K, 1.0, mechanism="none"))) == ""
 
 
-def test_a_real_machine_says_it_once_with_its_first_release(caplog):
+def test_a_real_client_says_it_once_with_its_first_release(caplog):
     caplog.set_level(logging.INFO)
     client = NoisySGDClient(Linear(), normal_samples("3", K, D), POLICY, DurableLedger(), FixedNonces(), name="clinic")
     for release in (1, 2, 3):
         client.fit(*point_request(np.zeros(D), release))
     said = [record.getMessage() for record in caplog.records if "By itself" in record.getMessage()]
-    assert said == [f"Machine clinic: {own_forecast(client.machine)}"]
+    assert said == [f"Client clinic: {own_forecast(client.client)}"]

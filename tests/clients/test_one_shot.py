@@ -1,4 +1,4 @@
-"""A machine of one shot: what it hands over, what it answers to, and that it answers once."""
+"""A client of one shot: what it hands over, what it answers to, and that it answers once."""
 
 import math
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from murmurfl.clients import LabelledFeatures, OneShotClient
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, SystemKeys
-from murmurfl.privacy.machine.clipping import Moments
+from murmurfl.privacy.release.clipping import Moments
 
-from tests.harness.machines import DurableLedger, Labelled, training_config
+from tests.harness.clients import DurableLedger, Labelled, training_config
 
 K, C, N = 4, 3, 60
 FEATURES = np.random.Generator(np.random.Philox(key=5)).normal(size=(N, K)) / 3
@@ -46,7 +46,7 @@ def test_a_release_is_all_samples_moments_made_one_by_one(real):
     labels = np.where(np.arange(N) % 7 == 0, -1, LABELS)  # some that are no class
     sent, samples, entries = client(keys, ledger, labels=labels).fit([], training_config())
     assert samples == N
-    assert set(entries) == {"protocol-version", "release", "ack", "sensitivity", "machine"}
+    assert set(entries) == {"protocol-version", "release", "ack", "sensitivity", "client"}
     gram, by_class = Moments(C).read(sent[0], 1.0)
     # Noise of standard deviation 0.22 and less in 18 values: beyond 2 with a chance below 1e-15.
     assert np.abs(gram - moments_of(FEATURES, labels)[0]).max() < 2
@@ -54,15 +54,15 @@ def test_a_release_is_all_samples_moments_made_one_by_one(real):
     assert moments_of(FEATURES, labels)[0].max() > 4
 
 
-def test_real_and_simulated_machines_add_up_the_same():
+def test_real_and_simulated_clients_add_up_the_same():
     made = []
     for keys, ledger in ((None, None), (SystemKeys(b"k" * 32), DurableLedger())):
-        machine = client(keys, ledger).machine
-        counts = machine._contribution_counts(
+        privatizer = client(keys, ledger).client
+        counts = privatizer._contribution_counts(
             lambda i: LabelledFeatures(K, C)((), (FEATURES[i], LABELS[i])), slice(0, N)
         )
-        made.append(machine.plan.grid.values(counts))
-    assert made[0] == pytest.approx(made[1], abs=2 * machine.plan.grid.spacing)
+        made.append(privatizer.plan.grid.values(counts))
+    assert made[0] == pytest.approx(made[1], abs=2 * privatizer.plan.grid.spacing)
     assert np.abs(made[0]).max() > 1
 
 
@@ -85,7 +85,7 @@ def test_it_is_asked_at_no_point_and_answers_once():
             subject.fit([], training_config(2, session=session))
 
 
-def test_a_sample_that_cannot_be_computed_on_a_real_machine_counts_as_zero():
+def test_a_sample_that_cannot_be_computed_on_a_real_client_counts_as_zero():
     features = FEATURES.copy()
     features[3] = math.nan
     keys, ledger = SystemKeys(b"k" * 32), DurableLedger()

@@ -20,7 +20,7 @@ from murmurfl.privacy import (
     protocol,
 )
 
-from tests.harness.machines import DurableLedger, Labelled, point_request
+from tests.harness.clients import DurableLedger, Labelled, point_request
 from tests.harness.models import Logistic, NonconvexLogistic, Ridge, Undeclared
 
 rng = np.random.Generator(np.random.Philox(key=31))
@@ -63,7 +63,7 @@ def test_an_update_is_the_papers_difference_of_iterates():
         assert examples == TAU
 
 
-def test_machines_together_are_the_machines_alone():
+def test_clients_together_are_the_clients_alone():
     model, point = logistic(), rng.normal(size=D)
     many = [samples(TAU, seed) for seed in range(5)]
     rates = np.repeat(rng.uniform(0.1, 0.5, size=(5, 1)), TAU, axis=1)
@@ -289,7 +289,7 @@ def test_contractive_sensitivity_holds_from_the_farthest_point(kind, share):
 
 @pytest.mark.parametrize(("kind", "unit"), [(Logistic, 8), (Ridge, 1)])
 def test_an_accepted_far_point_would_exceed_the_charge(kind, unit):
-    """The bug that the test above is for: machines of 0.1 took such a point from any server."""
+    """The bug that the test above is for: clients of 0.1 took such a point from any server."""
     rate, distance = 0.6 * unit, 1.5 * 2.0**52 * unit * np.sqrt(2)  # a step is 0.6 units in the last place
     check_contractive(kind(2, 1.0), rate, CLIP)
     assert Search(kind, STEPS, rate, distance).worst(trials=0) > 9.0
@@ -320,7 +320,7 @@ def test_far_points_are_refused_with_a_fixed_text():
     far_client(unit="update").fit(*point_request(np.array([1e16, 0.0])))  # clipped as a whole, whatever rounding does
 
 
-def test_machines_asked_together_refuse_as_they_do_alone():
+def test_clients_asked_together_refuse_as_they_do_alone():
     cohort = Cohort(["0", "1"], lambda name: far_client(name=name))
     outcomes = dict(cohort.releases(1, "s", {"0": 0, "1": 0}, [[np.array([1e16, 0.0])]]))
     assert [outcome.code for outcome in outcomes.values()] == [protocol.MALFORMED_REQUEST] * 2

@@ -1,4 +1,4 @@
-"""Machines whose rows are owners: what one owner can move, what an observer sees, and what the ledger knows."""
+"""Clients whose rows are owners: what one owner can move, what an observer sees, and what the ledger knows."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +21,8 @@ from murmurfl.privacy import (
 from murmurfl.privacy.audit import audit_client
 
 from tests.clients.test_known_data import Mean
+from tests.harness.clients import DurableLedger, training_config
 from tests.harness.errors import raises
-from tests.harness.machines import DurableLedger, training_config
 
 D, MOST = 3, 4
 SECRET = b"a machine's own secret"
@@ -93,13 +93,13 @@ def client(kind, samples, policy, ledger=None, keys=None):
 
 
 def contributions(samples, kind=NoisySGDClient, **changes):
-    """What a machine releases where nothing is added to it, release after release."""
+    """What a client releases where nothing is added to it, release after release."""
     policy = PrivacyPolicy(**{**COMMON, "batch_size": 2, "mechanism": "none", **changes})
-    machine, made = client(kind, samples, policy), []
+    client_id, made = client(kind, samples, policy), []
     points = [np.full(D, 0.25)] * kind.query_points
     for k in range(1, policy.max_participations + 1):
         entries = training_config(k, k - 1 if policy.release_rule == "acknowledged" else 0)
-        made.append(machine.fit(points, entries)[0][0])
+        made.append(client_id.fit(points, entries)[0][0])
     return np.array(made), policy
 
 
@@ -113,8 +113,8 @@ def test_an_owners_row_is_the_mean_over_the_owners_samples_and_clipped_once():
 
 
 @pytest.mark.parametrize("selection", ["once", "full_batch", "shuffled"])
-def test_a_real_machine_adds_whoever_falls_into_a_batch_over_the_public_number(selection):
-    """What is made before noise, of machines with keys of their own and other secrets."""
+def test_a_real_client_adds_whoever_falls_into_a_batch_over_the_public_number(selection):
+    """What is made before noise, of clients with keys of their own and other secrets."""
     data, means = Data(), Data().means()
     for number in range(20):
         samples = data.owned(secret=bytes([number]) * 16, places=8)
@@ -125,23 +125,23 @@ def test_a_real_machine_adds_whoever_falls_into_a_batch_over_the_public_number(s
         }
         own |= {"noise_quality": "exact", "release_rule": "paper" if selection == "shuffled" else "acknowledged"}
         policy = PrivacyPolicy(**{**COMMON, **own})
-        machine = client(NoisySGDClient, samples, policy, DurableLedger(), SystemKeys.generate()).machine
+        privatizer = client(NoisySGDClient, samples, policy, DurableLedger(), SystemKeys.generate()).client
         made = []
-        whole = machine._contribution_counts
+        whole = privatizer._contribution_counts
 
         def kept(*arguments, made=made, whole=whole):
             made.append(whole(*arguments))
             return made[-1].copy()  # noise is added to it
 
-        machine._contribution_counts = kept
+        privatizer._contribution_counts = kept
 
         def contribution(chosen, samples=samples):
             assert chosen.stop - chosen.start == 1
             return gradients()([np.full(D, 0.25)], samples[chosen])
 
-        counted = [machine.release("s", k, contribution).samples for k in range(4)]
+        counted = [privatizer.release("s", k, contribution).samples for k in range(4)]
         assert counted == [8 if selection == "full_batch" else 2] * 4
-        found, places = machine.plan.grid.values(np.array(made)), places_of(samples, data.names)
+        found, places = privatizer.plan.grid.values(np.array(made)), places_of(samples, data.names)
         batches = np.zeros((4, D))
         for owner, place in places.items():
             batches[place // 2] += means[owner] / 2
@@ -173,7 +173,7 @@ def test_a_row_does_not_depend_on_its_neighbours(monkeypatch):
     samples, point = Data().owned(), [np.full(D, 0.3)]
     together = gradients()(point, samples[0:10])
     assert (together == np.concatenate([gradients()(point, samples[i : i + 1]) for i in range(10)])).all()
-    monkeypatch.setattr("murmurfl.clients.records.machine_records._MOST_VALUES", 3 * MOST * D)
+    monkeypatch.setattr("murmurfl.clients.records.client_records._MOST_VALUES", 3 * MOST * D)
     assert (together == gradients()(point, samples[0:10])).all()
 
 
@@ -230,7 +230,7 @@ def test_samples_by_themselves_move_more_releases_and_further_than_is_claimed_of
 
 
 class OneByOne(OwnedSamples):
-    """Every sample an owner of its own, and a machine that does not say so."""
+    """Every sample an owner of its own, and a client that does not say so."""
 
     samples_per_owner = 0
 
@@ -246,18 +246,18 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def seen(kind, samples, **changes):
-    """Everything that an observer sees of a machine until nothing is left, but for the values of releases."""
+    """Everything that an observer sees of a client until nothing is left, but for the values of releases."""
     made, policy = KINDS[kind]
-    machine, transcript = client(made, samples, PrivacyPolicy(**{**COMMON, **policy, **changes})), []
+    client_id, transcript = client(made, samples, PrivacyPolicy(**{**COMMON, **policy, **changes})), []
     points = [np.zeros(D), np.ones(D)][: made.query_points]
     for k in range(1, 12):
         try:
-            arrays, examples, entries = machine.fit(points, training_config(k, k - 1))
+            arrays, examples, entries = client_id.fit(points, training_config(k, k - 1))
             quiet = {name: value for name, value in entries.items() if not name.startswith("training")}
             transcript.append(([array.shape for array in arrays], examples, quiet))
         except RefusedError as refusal:
             transcript.append((refusal.code, str(refusal)))
-        transcript.append(statement_entries(machine.machine, "s"))
+        transcript.append(statement_entries(client_id.client, "s"))
     return transcript
 
 
@@ -276,7 +276,7 @@ def test_a_reply_is_the_same_however_many_owners_there_are(kind):
     assert seen(kind, few.owned()) == seen(kind, Data().owned())
 
 
-def test_a_machine_that_counts_samples_would_show_how_many_an_owner_has():
+def test_a_client_that_counts_samples_would_show_how_many_an_owner_has():
     many, few = (OneByOne(data.values) for data in (Data(REPLACED["far more than are used"]), Data()))
     assert seen("full batches", many, samples_per_owner=0) != seen("full batches", few, samples_per_owner=0)
 
@@ -291,9 +291,9 @@ def test_a_policy_of_owners_and_samples_by_themselves_do_not_go_together():
             client(NoisySGDClient, samples, policy)
 
 
-def test_a_machine_of_owners_states_its_unit():
+def test_a_client_of_owners_states_its_unit():
     entries = statement_entries(
-        client(NoisySGDClient, Data().owned(), PrivacyPolicy(**COMMON, batch_size=2)).machine, "s"
+        client(NoisySGDClient, Data().owned(), PrivacyPolicy(**COMMON, batch_size=2)).client, "s"
     )
     assert (entries["unit"], entries["samples-per-owner"]) == ("owner", MOST)
     assert entries["samples-used"] == 0
@@ -314,7 +314,7 @@ def test_the_ledger_knows_owners_by_their_names(tmp_path):
     policy = PrivacyPolicy(**{**COMMON, "budget_mu": 3.0}, batch_size=2)
 
     def started(samples, policy=policy):
-        return client(NoisySGDClient, samples, policy, ledger, ledger.keys()).machine
+        return client(NoisySGDClient, samples, policy, ledger, ledger.keys()).client
 
     client(NoisySGDClient, Data().owned(), policy, ledger, ledger.keys()).fit([np.zeros(D)], training_config())
     started(Data().owned()).check_data()
@@ -342,21 +342,21 @@ DIRECTION = np.array([1.0, 0.0, 0.0])
 
 
 def streams(policy, per_owner):
-    """Machines of full batches whose canary is all of one owner's samples."""
+    """Clients of full batches whose canary is all of one owner's samples."""
 
     def start(canary, numbers):
         values = -np.tile(DIRECTION, (6 * MOST, 1))
         if canary:
             values[MOST : 2 * MOST] *= -1
         samples = OwnedSamples((values,), Owners.in_turn(len(values), MOST)) if per_owner else OneByOne(values)
-        machines = [
+        clients = [
             client(FullBatchClient, samples, policy, keys=SimulatedKeys(9, f"{canary} {run}")) for run in numbers
         ]
 
         def answers(k, acks):
-            for machine, ack in zip(machines, acks, strict=True):
-                yield machine.machine.release(
-                    "s", ack, lambda part, one=machine: one.gradients([np.zeros(D)], one.samples[part])
+            for client, ack in zip(clients, acks, strict=True):
+                yield client.privatizer.release(
+                    "s", ack, lambda part, one=client: one.gradients([np.zeros(D)], one.samples[part])
                 )
 
         return answers
@@ -366,7 +366,7 @@ def streams(policy, per_owner):
 
 @pytest.mark.parametrize("per_owner", [True, False], ids=["owners", "samples by themselves"])
 def test_owners_are_audited_below_their_claim_and_samples_by_themselves_are_caught(per_owner):
-    """An honest machine is accused with probability 5 % at most, for keys that are fixed."""
+    """An honest client is accused with probability 5 % at most, for keys that are fixed."""
     changes = {**ALL, "max_participations": 2, "samples_per_owner": MOST if per_owner else 0}
     policy = PrivacyPolicy(**{**COMMON, **changes})
     shift = np.cumsum(np.tile((1 if per_owner else MOST) * 2 * DIRECTION, (2, 1)), axis=0)

@@ -1,4 +1,4 @@
-"""A machine against a server that lies: whatever it is asked, it releases within its budget and says nothing else."""
+"""A client against a server that lies: whatever it is asked, it releases within its budget and says nothing else."""
 
 import math
 
@@ -31,13 +31,13 @@ from murmurfl.privacy import (
     protocol,
 )
 from murmurfl.privacy.sums.masking import Masking
-from murmurfl.privacy.sums.roster import MachineKey, Roster
+from murmurfl.privacy.sums.roster import ClientKey, Roster
 from murmurfl.strategies import CorrelatedFedAvg
 
+from tests.harness.clients import DurableLedger, concatenated, training_config
 from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid
 from tests.harness.grid import ask as ask_node
-from tests.harness.machines import DurableLedger, concatenated, training_config
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
 
@@ -95,7 +95,7 @@ def test_mu2_contributes_the_corrected_gradient_of_the_paper():
     expected = (5 * gradients(current, DATA[:2]) - 4 * gradients(previous, DATA[:2])).mean(axis=0)
     assert examples == BATCH
     assert [values.shape for values in arrays] == SHAPES
-    assert concatenated(arrays) == pytest.approx(expected, abs=subject.machine.plan.grid.spacing)
+    assert concatenated(arrays) == pytest.approx(expected, abs=subject.privatizer.plan.grid.spacing)
 
 
 def test_the_first_round_needs_no_previous_gradient():
@@ -111,7 +111,7 @@ def test_a_reply_says_nothing_that_depends_on_data():
         replies.append((examples, metrics, [values.shape for values in arrays]))
     assert replies[0] == replies[1]
     assert set(replies[0][1]) == {
-        protocol.VERSION, protocol.RELEASE, protocol.ACK, protocol.SENSITIVITY, protocol.MACHINE,
+        protocol.VERSION, protocol.RELEASE, protocol.ACK, protocol.SENSITIVITY, protocol.CLIENT,
     }  # fmt: skip
 
 
@@ -142,7 +142,7 @@ BAD = {
     "three points": request(points=3),
     "nan": request(value=np.nan),
     "infinite": request(value=np.inf),
-    "another machine": request(**{protocol.MACHINE: "8"}),
+    "another client": request(**{protocol.CLIENT: "8"}),
     "integers": ([np.zeros(s, dtype=np.int64) for _ in range(2) for s in SHAPES], request()[1]),
     "wrong shape": ([np.zeros((3, 2)), np.zeros(4)] * 2, request()[1]),
 }
@@ -152,10 +152,10 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
 def test_a_malformed_request_is_refused_and_costs_nothing(bad):
     subject = client()
-    before = subject.machine.statement("s")
+    before = subject.privatizer.statement("s")
     with pytest.raises(RefusedError):
         subject.fit(*bad)
-    assert subject.machine.statement("s") == before
+    assert subject.privatizer.statement("s") == before
     assert subject.gradients.calls == 0, "refused on the request alone, before any data was touched"
 
 
@@ -210,7 +210,7 @@ def test_a_hostile_pair_of_points_cannot_make_a_contribution_longer_than_the_cli
     rng = np.random.Generator(np.random.Philox(key=4))
     points = [rng.normal(size=s) * 1e6 for _ in range(2) for s in SHAPES]
     arrays, _, _ = subject.fit(points, request(t=2**31 - 1)[1])
-    assert np.linalg.norm(concatenated(arrays)) <= CLIP + subject.machine.plan.grid.charge(9)
+    assert np.linalg.norm(concatenated(arrays)) <= CLIP + subject.privatizer.plan.grid.charge(9)
 
 
 def test_noisy_sgd_needs_independent_noise():
@@ -234,10 +234,10 @@ def test_isrl_dp_samples_return_as_declared_and_charged():
     assert all(chosen.stop - chosen.start == BATCH for chosen in seen)
     with pytest.raises(RefusedError, match="cap"):
         subject.fit(*request(t=13, points=1))
-    plan = subject.machine.plan
+    plan = subject.privatizer.plan
     assert plan.noise_std == pytest.approx(plan.sensitivity * math.sqrt(3) / MU)
-    assert subject.machine.statement("s").mu_spent == pytest.approx(MU)
-    once = client(IsrlDpClient, max_participations=12).machine.plan
+    assert subject.privatizer.statement("s").mu_spent == pytest.approx(MU)
+    once = client(IsrlDpClient, max_participations=12).privatizer.plan
     assert once.noise_std == pytest.approx(plan.noise_std / math.sqrt(3), rel=1e-3), "and more noise than for one pass"
 
 
@@ -258,7 +258,7 @@ def test_delayed_momentum_corrects_against_its_own_last_query_point_across_clien
         if earlier is not None:
             momentum = momentum - earlier[0] * gradients(earlier[1], batch).mean(axis=0)
         earlier = t, point
-        assert concatenated(arrays) == pytest.approx(momentum, abs=10 * subject.machine.plan.grid.spacing)
+        assert concatenated(arrays) == pytest.approx(momentum, abs=10 * subject.privatizer.plan.grid.spacing)
         assert (metrics[protocol.RELEASE], metrics[protocol.ACK]) == (k + 1, 0)
 
 
@@ -270,7 +270,7 @@ def test_delayed_momentum_needs_the_whole_prefix_and_its_own_ledger():
     other = client(DelayedMomentumClient, ledger=ledger)
     with pytest.raises(LedgerError, match="start a new session"):
         other.fit(*request(t=2, points=1))
-    assert other.machine.statement("s").releases == 1
+    assert other.privatizer.statement("s").releases == 1
 
 
 @pytest.mark.parametrize("kind", [DelayedMomentumClient, IsrlDpClient])
@@ -281,7 +281,7 @@ def test_a_hostile_point_cannot_make_a_baselines_contribution_longer_than_the_cl
     for t in (2**30, 2**31 - 1):
         arrays, _, _ = subject.fit([rng.normal(size=s) * 1e6 for s in SHAPES], request(t=t, points=1)[1])
         step = concatenated(arrays) - (before if kind is DelayedMomentumClient else 0.0)
-        assert np.linalg.norm(step) <= CLIP + subject.machine.plan.grid.charge(9)
+        assert np.linalg.norm(step) <= CLIP + subject.privatizer.plan.grid.charge(9)
         before = concatenated(arrays)
         if kind is IsrlDpClient:
             break
@@ -296,15 +296,15 @@ def test_the_context_ledger_remembers_across_clients_and_agrees_with_the_one_in_
         fresh = client(ledger=ContextLedger(state, "7"))
         actual = fresh.fit(*request(t=k + 1, ack=expected[2][protocol.ACK]))
         assert all((a == b).all() for a, b in zip(expected[0], actual[0], strict=True))
-    assert client(ledger=ContextLedger(state, "7")).machine.statement("s") == memory.machine.statement("s")
-    assert client(ledger=ContextLedger(state, "8")).machine.statement("s").releases == 0, "machines share a node"
+    assert client(ledger=ContextLedger(state, "7")).privatizer.statement("s") == memory.privatizer.statement("s")
+    assert client(ledger=ContextLedger(state, "8")).privatizer.statement("s").releases == 0, "clients share a node"
 
 
 SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(9, 11)}
 
 
 def masked(ledger=None, **changes):
-    masking = Masking("7", MachineKey.simulated(1, "7"), ROSTER)
+    masking = Masking("7", ClientKey.simulated(1, "7"), ROSTER)
     return client(ledger=ledger, masking=masking, **SUMS, **changes)
 
 
@@ -321,7 +321,7 @@ def test_the_context_ledger_remembers_both_figures_and_the_names_of_releases():
     assert {len(name) for name in stream.ids.values()} == {16}
 
 
-def test_a_machine_states_both_figures_under_secure_aggregation_and_only_there():
+def test_a_client_states_both_figures_under_secure_aggregation_and_only_there():
     stated = masked().statement("s")
     assert stated["mu-guaranteed"] == MU
     assert stated["mu-local"] == pytest.approx(3 * MU, rel=1e-8)
@@ -330,13 +330,13 @@ def test_a_machine_states_both_figures_under_secure_aggregation_and_only_there()
 
 
 def memory_ack(subject, wanted):
-    with subject.machine._ledger.exclusive() as page:
+    with subject.privatizer._ledger.exclusive() as page:
         stream = page.stream("s")
     return 0 if stream is None else max(wanted, stream.ack)
 
 
 @pytest.mark.parametrize("damage", ["format", "pending", "missing arrays"])
-def test_a_damaged_context_ledger_stops_the_machine(damage):
+def test_a_damaged_context_ledger_stops_the_client(damage):
     state = RecordDict()
     client(ledger=ContextLedger(state, "7")).fit(*request())
     if damage == "format":
@@ -426,7 +426,7 @@ def test_arrays_keep_their_names():
     strategy = CorrelatedFedAvg(num_clients=2)
     result = strategy.start(NodesGrid(private, 2), record, num_rounds=1)
     assert list(result.arrays) == names
-    # Machine 0 adds nothing, machine 1 adds 1 to every value, clipped to length 1.
+    # Client 0 adds nothing, client 1 adds 1 to every value, clipped to length 1.
     assert result.arrays["layer.bias"].numpy() == pytest.approx(np.full(2, 0.25), abs=0.05)
 
 
@@ -441,7 +441,7 @@ def test_queries_reach_get_properties():
     assert ask(numpy_client_app(make_client), "query", content).content["config"]["node"] == 0
 
 
-def test_an_exception_never_leaves_the_machine():
+def test_an_exception_never_leaves_the_client():
     reply = ask(numpy_client_app(lambda context: Leaky()), "train")
     assert reply.has_error()
     assert reply.error.code == protocol.INTERNAL_ERROR

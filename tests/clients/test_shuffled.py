@@ -1,4 +1,4 @@
-"""The machine's half of shuffled gradients: the paper's steps, what it refuses, and its measured privacy."""
+"""The client's half of shuffled gradients: the paper's steps, what it refuses, and its measured privacy."""
 
 import math
 
@@ -19,9 +19,9 @@ from murmurfl.privacy import (
     row_key,
 )
 from murmurfl.privacy.audit import audit_client
-from murmurfl.privacy.machine.shuffled_machine import step_noise
+from murmurfl.privacy.release.shuffled_privatizer import step_noise
 
-from tests.harness.machines import DurableLedger, Labelled, point_request
+from tests.harness.clients import DurableLedger, Labelled, point_request
 from tests.harness.models import Ridge, Undeclared
 
 D, N = 4, 8
@@ -33,7 +33,7 @@ def samples(count=N, seed=1):
     return Labelled(generator.normal(size=(count, D)), generator.normal(size=count))
 
 
-def machine(model=None, own=None, public=None, keys=None, learning_rate=0.01, order="RR", **changes):
+def client(model=None, own=None, public=None, keys=None, learning_rate=0.01, order="RR", **changes):
     policy = {"clip_norm": 1e3, "batch_size": N, "max_participations": 3, "mu": 1.0, "delta": 1e-5}
     return ShuffledClient(
         Ridge(D, 5.0) if model is None else model,
@@ -53,7 +53,7 @@ def machine(model=None, own=None, public=None, keys=None, learning_rate=0.01, or
 def test_without_noise_an_epoch_is_plain_shuffled_gradient_descent(order):
     """The paper's algorithm 2: each sample once an epoch, in the epoch's order, step for step."""
     data, eta = samples(), 0.01
-    subject = machine(order=order, learning_rate=eta, trust="trusted-server")
+    subject = client(order=order, learning_rate=eta, trust="trusted-server")
     x, orders = rng.normal(size=D), []
     for release in (1, 2, 3):
         arrays, _, metrics = subject.fit(*point_request(x, release))
@@ -81,7 +81,7 @@ def order_of(subject, release):
             seen.append(features.index(chosen[0][0].tolist()))
             return np.zeros((1, D))
 
-    other = machine(model=Recorder(), order=subject.order, trust="trusted-server")
+    other = client(model=Recorder(), order=subject.order, trust="trusted-server")
     for earlier in range(1, release + 1):
         seen.clear()
         other.fit(*point_request(np.zeros(D), earlier))
@@ -90,9 +90,9 @@ def order_of(subject, release):
 
 def test_an_interleaved_epoch_takes_private_samples_first():
     public, eta = samples(20, seed=2), 0.01
-    subject = machine(public=public, learning_rate=eta, order="IG", private_steps=3, public_steps=5)
+    subject = client(public=public, learning_rate=eta, order="IG", private_steps=3, public_steps=5)
     arrays, _, _ = subject.fit(*point_request(np.ones(D)))
-    keys, plan = SimulatedKeys(1, "7"), subject.machine.plan
+    keys, plan = SimulatedKeys(1, "7"), subject.privatizer.plan
     key = row_key(keys.secret_key, keys.nonce("s", 1))
     noise = list(step_noise(key, 8, D, plan.noise_std, "exact"))
     z, own = np.ones(D), samples()
@@ -109,9 +109,9 @@ def test_unproved_amplification_is_refused_for_plain_composition():
     public = samples(20, seed=2)
     mixed = {"public": public, "private_steps": 3, "public_steps": 5}
     with pytest.raises(ConfigurationError, match="1 / L"):
-        machine(learning_rate=0.021, **mixed)  # L* = 2 R^2 = 50
+        client(learning_rate=0.021, **mixed)  # L* = 2 R^2 = 50
     with pytest.raises(ConfigurationError, match="convex and smooth"):
-        machine(model=Undeclared(D), **mixed)
+        client(model=Undeclared(D), **mixed)
 
     class Softmax:
         shapes, smoothness, gradient_bound, clips_contractively = ((D,),), 1.0, 50.0, False
@@ -122,45 +122,45 @@ def test_unproved_amplification_is_refused_for_plain_composition():
     with pytest.raises(ConfigurationError, match="clip_norm"):
         check_amplified(Softmax(), 0.1, 1.0)
     assert check_amplified(Softmax(), 0.1, 50.0) == 1.0
-    amplified, composed = machine(**mixed), machine(learning_rate=0.5, accounting="composed", **mixed)
-    ratio = composed.machine.plan.noise_std / amplified.machine.plan.noise_std
+    amplified, composed = client(**mixed), client(learning_rate=0.5, accounting="composed", **mixed)
+    ratio = composed.privatizer.plan.noise_std / amplified.privatizer.plan.noise_std
     assert ratio == pytest.approx(math.sqrt(6))
-    assert composed.machine.plan.mu == pytest.approx(amplified.machine.plan.mu)
+    assert composed.privatizer.plan.mu == pytest.approx(amplified.privatizer.plan.mu)
     assert composed.statement("s")["accounting"] == "composed"
-    assert machine(learning_rate=0.5).machine.plan.mu == pytest.approx(1.0), "DP-ShuffleG needs no condition"
+    assert client(learning_rate=0.5).privatizer.plan.mu == pytest.approx(1.0), "DP-ShuffleG needs no condition"
 
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(ConfigurationError, match="public samples"):
-        machine(public_steps=5)
+        client(public_steps=5)
     with pytest.raises(ConfigurationError, match="batch_size"):
-        machine(batch_size=N - 1)
+        client(batch_size=N - 1)
     with pytest.raises(ConfigurationError, match="order"):
-        machine(order="random")
+        client(order="random")
     with pytest.raises(ConfigurationError, match="learning_rate"):
-        machine(learning_rate=math.nan)
+        client(learning_rate=math.nan)
     with pytest.raises(ConfigurationError, match="release_epoch"):
-        machine().machine.release("s", 0, lambda chosen: np.zeros((1, D)))
-    subject = machine(public=samples(20, seed=2), private_steps=3, public_steps=5)
+        client().privatizer.release("s", 0, lambda chosen: np.zeros((1, D)))
+    subject = client(public=samples(20, seed=2), private_steps=3, public_steps=5)
     with pytest.raises(RefusedError, match="too far"):
         subject.fit(*point_request(np.full(D, 1e15)))
     assert subject.statement("s")["releases"] == 0
     subject.fit(*point_request(np.full(D, 1e3)))
 
 
-def test_a_gradient_that_fails_on_a_real_machine_counts_as_zero_and_shows_nothing():
+def test_a_gradient_that_fails_on_a_real_client_counts_as_zero_and_shows_nothing():
     class Broken:
         shapes = ((D,),)
 
         def __call__(self, parameters, chosen):
             raise ValueError("bad sample")
 
-    subject = machine(model=Broken(), keys=SystemKeys.generate(), mu=2.0, clip_norm=1e-3)
+    subject = client(model=Broken(), keys=SystemKeys.generate(), mu=2.0, clip_norm=1e-3)
     arrays, _, _ = subject.fit(*point_request(np.ones(D)))
     assert np.abs(arrays[0]).max() < 1.0
 
 
-def test_a_real_machines_ledger_says_how_private_and_public_steps_were_mixed(tmp_path):
+def test_a_real_clients_ledger_says_how_private_and_public_steps_were_mixed(tmp_path):
     ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=1.5, delta=1e-5)
     policy = {"clip_norm": 10.0, "batch_size": N, "max_participations": 2, "budget_mu": 1.5, "delta": 1e-5}
     model, public = Ridge(D, 5.0), samples(20, seed=2)
@@ -194,20 +194,20 @@ class Overtaken:
         return self.model(parameters, chosen)
 
 
-def real_machine(ledger, model):
+def real_client(ledger, model):
     policy = ShuffledPolicy(
         clip_norm=10.0, batch_size=N, max_participations=3, budget_mu=1.5, delta=1e-5, mu=1.0, public_steps=0
     )
     return ShuffledClient(model, samples(), policy, ledger, ledger.keys(), name="7", learning_rate=0.01)
 
 
-def test_an_overtaken_real_machine_discards_its_epoch(tmp_path):
+def test_an_overtaken_real_client_discards_its_epoch(tmp_path):
     """The ledger is free while an epoch is computed, so nobody waits for it; no release is made twice."""
     ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=1.5, delta=1e-5)
     model, numbers = Ridge(D, 5.0), []
-    fast = real_machine(ledger, model)
+    fast = real_client(ledger, model)
     slow_model = Overtaken(model, lambda: numbers.append(fast.fit(*point_request(np.ones(D)))[2][protocol.RELEASE]))
-    slow = real_machine(SQLiteLedger(tmp_path / "ledger"), slow_model)
+    slow = real_client(SQLiteLedger(tmp_path / "ledger"), slow_model)
     numbers.append(slow.fit(*point_request(np.ones(D)))[2][protocol.RELEASE])
     assert numbers == [1, 2]
     assert slow_model.calls == 2 * N, "the overtaken epoch, and another with noise of its own"
@@ -215,16 +215,16 @@ def test_an_overtaken_real_machine_discards_its_epoch(tmp_path):
     assert session.releases == 2
 
 
-def test_a_real_machine_that_is_overtaken_to_its_cap_releases_nothing(tmp_path):
+def test_a_real_client_that_is_overtaken_to_its_cap_releases_nothing(tmp_path):
     ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=1.5, delta=1e-5)
     model = Ridge(D, 5.0)
-    fast = real_machine(ledger, model)
+    fast = real_client(ledger, model)
 
     def all_of_them():
         for release in (1, 2, 3):
             fast.fit(*point_request(np.ones(D), release))
 
-    slow = real_machine(SQLiteLedger(tmp_path / "ledger"), Overtaken(model, all_of_them))
+    slow = real_client(SQLiteLedger(tmp_path / "ledger"), Overtaken(model, all_of_them))
     with pytest.raises(RefusedError, match="cap"):
         slow.fit(*point_request(np.ones(D)))
     (session,) = read_ledger(tmp_path / "ledger").sessions
@@ -285,8 +285,8 @@ def test_interleaved_is_measured_close_below_its_claim():
 
 def quiet_public_steps(client):
     """The planted bug: noise on private steps alone."""
-    machine = client.machine
-    honest = machine.release_epoch
+    privatizer = client.privatizer
+    honest = privatizer.release_epoch
 
     def release_epoch(session, ack, epoch):
         def mostly_quiet(release, noise):
@@ -295,7 +295,7 @@ def quiet_public_steps(client):
 
         return honest(session, ack, mostly_quiet)
 
-    machine.release_epoch = release_epoch
+    privatizer.release_epoch = release_epoch
 
 
 @pytest.mark.long

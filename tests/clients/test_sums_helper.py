@@ -20,9 +20,9 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.sums.opening_rule import SignedOpening
 
+from tests.harness.clients import DurableRecord
 from tests.harness.grid import ask, ask_real_node
-from tests.harness.machines import DurableRecord
-from tests.harness.masked_releases import ATTACKS, MACHINES, ROSTER, SEED, D, mask_of, opener_of, round_of
+from tests.harness.masked_releases import ATTACKS, CLIENTS, ROSTER, SEED, D, mask_of, opener_of, round_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 REFUSAL = "this helper does not open this set of releases; its own log says why"
@@ -310,7 +310,7 @@ def test_a_simulated_record_keeps_sessions_apart_and_no_more_than_it_needs():
             assert not answered(state, request(str(k), releases, session)).has_error()
     assert len(state) == 2
     for record in state.values():
-        assert {len(record[key]) for key in ("machines", "releases", "ids")} == {len(MACHINES)}
+        assert {len(record[key]) for key in ("clients", "releases", "ids")} == {len(CLIENTS)}
         assert len(record["openings"]) == 5
 
 

@@ -18,7 +18,7 @@ app = ClientApp()
 @app.query()
 def train(message, context):
     Path("{marker}").write_text("executed")
-    gradient = np.full(10, 42.0)  # stands for the raw gradient, which code on the machine can always compute
+    gradient = np.full(10, 42.0)  # stands for the raw gradient, which code on the client can always compute
     return Message(RecordDict({{"arrays": ArrayRecord([gradient]), "metrics": MetricRecord({{"num-examples": 1}})}}),
                    reply_to=message)
 """

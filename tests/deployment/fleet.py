@@ -1,6 +1,6 @@
-"""Somebody who follows docs/operations.md: each section's commands typed in order, on the machines they are for.
+"""Somebody who follows docs/operations.md: each section's commands typed in order, on the clients they are for.
 
-Folders stand for ``/etc`` and ``/var/lib`` of each machine, processes for services of systemd. What needs root, a
+Folders stand for ``/etc`` and ``/var/lib`` of each client, processes for services of systemd. What needs root, a
 package registry or systemd itself is left out; :data:`NOT_TYPED` says what.
 """
 
@@ -20,7 +20,7 @@ from murmurfl.app.settings.run_config import run_keys
 from murmurfl.privacy import read_ledger
 from murmurfl.privacy.setting import by_key
 
-from tests.deployment.test_walkthrough import AGREED, ROOT, Machines, blocks, log_in, samples_of, start_server
+from tests.deployment.test_walkthrough import AGREED, ROOT, Clients, blocks, log_in, samples_of, start_server
 from tests.harness.schemas import write_table
 
 PAGE = "operations.md"
@@ -45,7 +45,7 @@ def lines_of(section):
     return [line.strip() for block in found for line in block.replace("\\\n", " ").splitlines() if line.strip()]
 
 
-class Fleet(Machines):
+class Fleet(Clients):
     """A server, and nodes that are enrolled, changed and stopped as the page says."""
 
     def __init__(self, folder):

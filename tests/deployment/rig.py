@@ -30,7 +30,7 @@ from murmurfl.privacy.setting import by_key
 from murmurfl.privacy.sums.masking import opened_seal
 from murmurfl.strategies.rounds.replies import Reply
 
-from tests.harness.machines import stream_noise
+from tests.harness.clients import stream_noise
 
 HERE = Path(__file__).parent
 
@@ -43,7 +43,7 @@ def rigged(notes, plan):
 
 
 class Federation:
-    """Nodes of one configuration on this machine, each with a plan of what shall go wrong on it.
+    """Nodes of one configuration on this client, each with a plan of what shall go wrong on it.
 
     A node that has died is started again. ``folder`` holds the server's notes and, below ``nodes``, the nodes'.
     """
@@ -116,7 +116,7 @@ class Federation:
         for (number, attempt, _), (line,), arrays in self.events("heard"):
             values = np.concatenate([a.ravel() for a in arrays])
             contents = self._unmasked(line, values) if protocol.HEADER in line else values.astype(np.float64)
-            rounds[number][attempt].append(Reply(line["machine"], line["release"], line["ack"], contents, line))
+            rounds[number][attempt].append(Reply(line["client"], line["release"], line["ack"], contents, line))
         return {number: attempts[max(attempts)] for number, attempts in rounds.items()}
 
     def _unmasked(self, line, counts):
@@ -176,7 +176,7 @@ def assert_no_release_was_sent_with_two_contents(federation):
 def assert_ledgers_know_all_that_was_heard(federation):
     heard = defaultdict(set)
     for _, (line,), _ in federation.events("heard"):
-        heard[line["machine"]].add(line["release"])
+        heard[line["client"]].add(line["release"])
     for name in federation.running.nodes:
         (session,) = read_ledger(federation.ledger(name)).sessions
         sent = {line["release"] for line in federation.lines(name, "sent")}
@@ -187,7 +187,7 @@ def assert_ledgers_know_all_that_was_heard(federation):
 
 @dataclass(frozen=True)
 class Sum:
-    """Server's sum of releases, and what it must consist of, in counts of the machines' grid."""
+    """Server's sum of releases, and what it must consist of, in counts of the clients' grid."""
 
     server: np.ndarray
     contributions: np.ndarray
@@ -205,8 +205,8 @@ def sum_and_parts(federation):
     contributions, noise, spacings = 0, 0, set()
     for name, files in federation.running.nodes.items():
         node = NodeConfig.read(files.config)
-        client, ledger = node.client(), SQLiteLedger(node.ledger)
-        machine = client.machine
+        client, ledger = node.make_client(), SQLiteLedger(node.ledger)
+        privatizer = client.privatizer
         releases = range(1, plain["acks"].get(name, 0) + 1)
         made, drawn = (
             {line["release"]: line for line in federation.lines(name, what) if line["session"] == plain["session"]}
@@ -217,17 +217,17 @@ def sum_and_parts(federation):
             arrays = points[line["round"]]
             request = Request(line["round"], plain["session"], 0, (arrays[:width], arrays[width:]))
             rows = [client.contribution(request, client.samples[i : i + 1])[0] for i in range(*line["samples"])]
-            clipped = clip_per_sample(np.array(rows), machine.policy.clip_norm)
-            contributions = contributions + machine.plan.grid.counts(clipped, scale=1 / len(rows)).sum(axis=0)
+            clipped = clip_per_sample(np.array(rows), privatizer.policy.clip_norm)
+            contributions = contributions + privatizer.plan.grid.counts(clipped, scale=1 / len(rows)).sum(axis=0)
         nonces = [bytes.fromhex(drawn[release]["nonce"]) for release in releases]
-        noise = noise + stream_noise(machine.plan, machine.num_parameters, ledger.keys().secret_key, nonces)
-        spacings.add(machine.plan.grid.spacing)
+        noise = noise + stream_noise(privatizer.plan, privatizer.num_parameters, ledger.keys().secret_key, nonces)
+        spacings.add(privatizer.plan.grid.spacing)
     (spacing,) = spacings
     return Sum(np.rint(total / spacing).astype(np.int64), contributions, noise)
 
 
 def assert_nothing_is_missing_or_left_over(federation):
-    """The server's sum is every contribution and the noise of each machine's stream, to the last bit."""
+    """The server's sum is every contribution and the noise of each client's stream, to the last bit."""
     parts = sum_and_parts(federation)
     assert np.abs(parts.noise).max() > 0
     assert np.array_equal(parts.server, parts.contributions + parts.noise)
@@ -237,13 +237,13 @@ def assert_nothing_is_missing_or_left_over(federation):
 
 
 class Replayed:
-    """Machines that answer what they answered before, if they are asked the same."""
+    """Clients that answer what they answered before, if they are asked the same."""
 
     def __init__(self, replies, asked):
         self._replies, self._asked = replies, asked
 
     def names(self):
-        return sorted({reply.machine for replies in self._replies.values() for reply in replies})
+        return sorted({reply.client for replies in self._replies.values() for reply in replies})
 
     def answer(self, request):
         point = np.concatenate(request.points)

@@ -32,10 +32,10 @@ from murmurfl.app.commands import main as cli
 from murmurfl.app.nodes import executor
 from murmurfl.app.nodes import supernode as supernode
 from murmurfl.clients.private_client import PrivateClient
-from murmurfl.privacy import Opener, PrivateMachine, SQLiteLedger, SystemKeys, derived_seed, protocol
+from murmurfl.privacy import Opener, Privatizer, SQLiteLedger, SystemKeys, derived_seed, protocol
+from murmurfl.privacy.release.prefix_sums import ReleaseRule
 from murmurfl.privacy.ledger import sqlite as ledger_page
 from murmurfl.privacy.ledger import store
-from murmurfl.privacy.machine.prefix_sums import ReleaseRule
 from murmurfl.privacy.sums import opening_file
 
 PLAN = json.loads(Path(sys.argv.pop(1)).read_text())
@@ -127,9 +127,9 @@ def noted_read(self, parameters, config):
 PrivateClient._read = noted_read
 
 # The release.
-around(PrivateMachine, "_admit", "admit", "admitted")
-around(PrivateMachine, "_contribution_counts", "gradient", "gradient made")
-mean_counts = PrivateMachine._mean_counts
+around(Privatizer, "_admit", "admit", "admitted")
+around(Privatizer, "_contribution_counts", "gradient", "gradient made")
+mean_counts = Privatizer._mean_counts
 
 
 def counted_rows(self, rows):
@@ -139,8 +139,8 @@ def counted_rows(self, rows):
     return mean_counts(self, rows)
 
 
-PrivateMachine._mean_counts = counted_rows
-answer = PrivateMachine._answer
+Privatizer._mean_counts = counted_rows
+answer = Privatizer._answer
 
 
 def noted_answer(self, session, ack, compute, record):
@@ -153,7 +153,7 @@ def noted_answer(self, session, ack, compute, record):
     return answer(self, session, ack, compute, noted)
 
 
-PrivateMachine._answer = noted_answer
+Privatizer._answer = noted_answer
 draw_nonce = SystemKeys.nonce
 
 
@@ -226,7 +226,7 @@ def noted_push(client, message, context):
         return
     metrics, config = message.content[protocol.METRICS], message.content[protocol.CONFIG]
     digest = hashlib.sha256(b"".join(a.numpy().tobytes() for a in message.content[protocol.ARRAYS].values()))
-    line = {"release": metrics[protocol.RELEASE], "ack": metrics[protocol.ACK], "machine": config[protocol.MACHINE]}
+    line = {"release": metrics[protocol.RELEASE], "ack": metrics[protocol.ACK], "client": config[protocol.CLIENT]}
     note("sent", {**line, "round": now["answering"], "digest": digest.hexdigest()})
     time.sleep(late(now["answering"]))
     push(client, message, context)

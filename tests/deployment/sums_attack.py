@@ -1,8 +1,8 @@
-"""A server under secure aggregation that wants single releases: it may ask machines and helpers anything, in any order.
+"""A server under secure aggregation that wants single releases: it may ask clients and helpers anything, in any order.
 
-It adapts. It tells machines acknowledgements that are true, old, forged or of another session; it keeps every masked
+It adapts. It tells clients acknowledgements that are true, old, forged or of another session; it keeps every masked
 release it ever got, and asks helpers for sets of them that are right, too small, mixed, repeated, renamed, altered or
-padded with releases of colluding machines, whose keys it has. All that helpers ever opened is handed on.
+padded with releases of colluding clients, whose keys it has. All that helpers ever opened is handed on.
 """
 
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ from murmurfl.privacy import Header, Release, Sealed, SumAssumption, protocol
 from tests.harness.grid import ask_real_node
 
 SESSIONS = ("one", "two", "three", "four", "five")
-# A machine that was told of an opening that never was is of no more use in its session: in the first the server lies
+# A client that was told of an opening that never was is of no more use in its session: in the first the server lies
 # rarely, in the third often.
 LIES = dict(zip(SESSIONS, (0.01, 0.03, 0.3, 0.1, 0.1), strict=True))
 WEAKER = {
@@ -26,27 +26,27 @@ WEAKER = {
 
 
 class SumsAttack:
-    """Requests to machines of a softmax model with two classes, and to helpers.
+    """Requests to clients of a softmax model with two classes, and to helpers.
 
     Parameters
     ----------
-    machines : dict of str to app
-        What answers for each machine.
+    clients : dict of str to app
+        What answers for each client.
     helpers : dict of str to app
     policy : PrivacyPolicy
-        The machines'.
+        The clients'.
     colluders : dict of str to Masking
-        Machines whose keys the server has.
+        Clients whose keys the server has.
     features, seed : int
     """
 
-    def __init__(self, machines, helpers, policy, colluders, features, seed):
-        self.machines, self.helpers, self.policy, self.colluders = machines, helpers, policy, colluders
-        self.honest = [name for name in machines if name not in colluders]
+    def __init__(self, clients, helpers, policy, colluders, features, seed):
+        self.clients, self.helpers, self.policy, self.colluders = clients, helpers, policy, colluders
+        self.honest = [name for name in clients if name not in colluders]
         self.shapes = [(2, features), (2,)]
         self.generator = np.random.Generator(np.random.Philox(key=seed))
-        self.pool = defaultdict(lambda: defaultdict(list))  # session, machine: all masked releases, in order
-        self.last = defaultdict(dict)  # session and helper, machine: the header of what it opened last
+        self.pool = defaultdict(lambda: defaultdict(list))  # session, client: all masked releases, in order
+        self.last = defaultdict(dict)  # session and helper, client: the header of what it opened last
         self.opened = defaultdict(list)  # helper: the sets it opened
         self.asked = []  # sets as they were asked for
         self.codes = Counter()
@@ -58,7 +58,7 @@ class SumsAttack:
             if self.generator.random() < 0.3:
                 requests -= self.planned_round(self.one_of(SESSIONS))
             elif self.generator.random() < 0.2:
-                requests -= self.ask_machine()
+                requests -= self.ask_client()
             else:
                 requests -= self.ask_helper()
 
@@ -73,7 +73,7 @@ class SumsAttack:
         things = list(things)
         return things[int(self.generator.integers(len(things)))]
 
-    # Machines.
+    # Clients.
 
     def planned_round(self, session):
         """What the server thinks is best for it in a session; what the helper then refuses is still not shown."""
@@ -81,18 +81,18 @@ class SumsAttack:
         return PLANS[session](self, session, helper)
 
     def honest_round(self, session, helper):
-        """As an honest server would, but for the helpers, of which one alone is asked; a machine is away."""
-        absent = self.one_of(self.machines)
-        asked = [name for name in self.machines if name != absent]
+        """As an honest server would, but for the helpers, of which one alone is asked; a client is away."""
+        absent = self.one_of(self.clients)
+        asked = [name for name in self.clients if name != absent]
         for name in asked:
             self.train(name, session, self.known_release(session, helper, name))
         self.open(helper, session, self.new_name(), self.all_fitting(session, helper, asked))
         return len(asked) + 1
 
     def lean_round(self, session, helper):
-        """Sums as small as they may be, always of the same machines: nobody else's noise is in them.
+        """Sums as small as they may be, always of the same clients: nobody else's noise is in them.
 
-        Colluders fill them up with releases of their own make. Before that they try it with one honest machine alone,
+        Colluders fill them up with releases of their own make. Before that they try it with one honest client alone,
         and say that they are content with few.
         """
         asked = self.honest[: self.policy.sums.min_cohort - len(self.colluders)]
@@ -104,8 +104,8 @@ class SumsAttack:
         return len(asked) + 2
 
     def deaf_round(self, session, helper):
-        """One machine is told that nothing of its was ever opened, the others what is true: it is added up again."""
-        victim, *others = self.machines
+        """One client is told that nothing of its was ever opened, the others what is true: it is added up again."""
+        victim, *others = self.clients
         self.train(victim, session, 0)
         for name in others:
             self.train(name, session, self.known_release(session, helper, name))
@@ -114,25 +114,25 @@ class SumsAttack:
         return len(others) + 2
 
     def subsets_round(self, session, helper):
-        """All are told that nothing was opened, and two sums of different machines are asked for: their difference."""
-        for name in self.machines:
+        """All are told that nothing was opened, and two sums of different clients are asked for: their difference."""
+        for name in self.clients:
             self.train(name, session, 0)
-        newest = [self.pool[session][name][-1] for name in self.machines if self.pool[session][name]]
+        newest = [self.pool[session][name][-1] for name in self.clients if self.pool[session][name]]
         for _ in range(2):
             self.generator.shuffle(newest)
             self.open(helper, session, self.new_name(), newest[: self.policy.sums.min_cohort])
-        return len(self.machines) + 2
+        return len(self.clients) + 2
 
     def all_fitting(self, session, helper, names):
         members = [self.fitting(session, helper, name) for name in names]
         return [one for one in members if one is not None]
 
-    def ask_machine(self):
-        session, name = self.one_of(SESSIONS), self.one_of(self.machines)
+    def ask_client(self):
+        session, name = self.one_of(SESSIONS), self.one_of(self.clients)
         told = self.known_release(session, self.favourite(session), name)
         if self.generator.random() < 0.1:
             kind = self.one_of(["evaluate", "query", "query.open", "train.other"])
-            self.answer(self.machines[name], kind, {protocol.ASK: self.one_of(["privacy", "samples", "hello"])})
+            self.answer(self.clients[name], kind, {protocol.ASK: self.one_of(["privacy", "samples", "hello"])})
         elif self.generator.random() < LIES[session]:  # something of its was opened that was not, or nothing was
             self.train(name, session, self.one_of([0, 0, -1, 1, 2, len(self.pool[session][name]), 7, 2**31 - 1]))
         elif self.generator.random() < 0.3:
@@ -150,7 +150,7 @@ class SumsAttack:
     def train(self, name, session, ack, **entries):
         points = [np.zeros(shape) for shape in self.shapes]
         config = {protocol.SERVER_ROUND: 1, protocol.SESSION: session, protocol.ACK: ack, **entries}
-        reply = self.answer(self.machines[name], "train", config, points)
+        reply = self.answer(self.clients[name], "train", config, points)
         if reply is None or protocol.ARRAYS not in reply:
             return
         arrays = [array.numpy() for array in reply[protocol.ARRAYS].values()]
@@ -162,7 +162,7 @@ class SumsAttack:
     # Helpers.
 
     def fitting(self, session, helper, name):
-        """A release that the helper could open next: built on the last one of this machine that it opened."""
+        """A release that the helper could open next: built on the last one of this client that it opened."""
         last = self.last[session, helper].get(name)
         expected = last.release_id if last else "00" * 16
         for sealed in reversed(self.pool[session][name]):
@@ -174,7 +174,7 @@ class SumsAttack:
     def ask_helper(self):
         session = self.one_of(SESSIONS)
         helper = self.favourite(session)
-        fitting = [self.fitting(session, helper, name) for name in self.machines]
+        fitting = [self.fitting(session, helper, name) for name in self.clients]
         members = [one for one in fitting if one is not None]
         self.generator.shuffle(members)
         opening, draw = self.new_name(), self.generator.random()
@@ -183,7 +183,7 @@ class SumsAttack:
         elif draw < 0.35:  # releases of the colluders' own make in the place of most
             modest = self.generator.random() < 0.5
             forged = [self.forged(session, helper, name, modest=modest) for name in self.colluders]
-            honest = [one for one in members if Header.from_bytes(one.header).machine not in self.colluders]
+            honest = [one for one in members if Header.from_bytes(one.header).client not in self.colluders]
             members = [
                 *forged,
                 *honest[: int(self.generator.integers(1, self.policy.sums.min_cohort - len(forged) + 1))],
@@ -192,7 +192,7 @@ class SumsAttack:
             session, helper, opening, members = self.one_of(self.asked)
             members = list(members)
             members.pop(int(self.generator.integers(len(members))))
-            name = self.one_of(self.machines)
+            name = self.one_of(self.clients)
             if self.pool[session][name] and self.generator.random() < 0.5:
                 members.append(self.one_of(self.pool[session][name]))
             opening = opening if self.generator.random() < 0.5 else self.new_name()
@@ -201,7 +201,7 @@ class SumsAttack:
             opening = opening if self.generator.random() < 0.5 else self.new_name()
             helper = helper if self.generator.random() < 0.8 else self.one_of(self.helpers)
         elif draw < 0.75:  # anything there is: releases that build on nothing, on what was never opened, on old ones
-            everything = [one for name in self.machines for one in self.pool[session][name]]
+            everything = [one for name in self.clients for one in self.pool[session][name]]
             members = [self.one_of(everything) for _ in range(self.policy.sums.min_cohort)] if everything else []
         elif draw < 0.85 and members:  # a header with another acknowledgement, cohort, number or session
             members = [self.altered(members[0]), *members[1:]]
@@ -234,7 +234,7 @@ class SumsAttack:
                 {"min_cohort": 1},
                 {"release": header.release + 1},
                 {"session": self.one_of(SESSIONS)},
-                {"machine": other.machine},
+                {"client": other.client},
                 {"release_mode": "independent"},
             ]
         )
@@ -261,9 +261,9 @@ class SumsAttack:
         headers = [Header.from_bytes(one.header) for one in members]
         self.opened[helper].append(headers)
         for header in headers:
-            before = self.last[session, helper].get(header.machine)
+            before = self.last[session, helper].get(header.client)
             if before is None or header.release > before.release:
-                self.last[session, helper][header.machine] = header
+                self.last[session, helper][header.client] = header
 
     # Both.
 

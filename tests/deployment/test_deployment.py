@@ -94,9 +94,9 @@ def test_a_real_run_leaves_the_usual_files(deployed):
     assert deployed.result["aggregated"] == 2 * ROUNDS == deployed.result["releases"]
     assert deployed.result["refusals"] == deployed.result["lost_replies"] == 0
     assert deployed.result["mu"] == pytest.approx(MU)
-    assert sorted(deployed.result["machines"]) == ["node-0", "node-1"]
+    assert sorted(deployed.result["clients"]) == ["node-0", "node-1"]
     assert {path.name for path in deployed.folder.iterdir()} >= {"result.json", "accuracy.png", "model.npz"}
-    assert "Real machines" in deployed.result["guarantee"]
+    assert "Real clients" in deployed.result["guarantee"]
 
 
 def test_ledgers_know_of_every_release_the_server_has(deployed):
@@ -110,7 +110,7 @@ def test_ledgers_know_of_every_release_the_server_has(deployed):
 
 
 def test_what_the_server_added_up_is_what_the_ledgers_say_was_released(deployed):
-    """The last round, for the ledgers keep no more: each still holds its P_2 - P_1, in counts of the machines' grid."""
+    """The last round, for the ledgers keep no more: each still holds its P_2 - P_1, in counts of the clients' grid."""
     with np.load(deployed.checkpoints[2]) as after, np.load(deployed.checkpoints[1]) as before:
         step = after["array state.release_sum"] - before["array state.release_sum"]
     session = checkpoint_of(deployed.checkpoints[2])["session"]
@@ -136,7 +136,7 @@ def test_a_bundle_that_steals_raw_gradients_is_never_executed(deployed):
 def test_another_protocol_version_is_refused_with_a_message_on_both_sides(deployed):
     for answer in deployed.stealing.seen()["other-version"]:
         assert answer["code"] == protocol.PROTOCOL_MISMATCH
-        assert answer["reason"] == "this machine speaks murmurfl's protocol version 1, the request states version 99"
+        assert answer["reason"] == "this client speaks murmurfl's protocol version 1, the request states version 99"
     for log in deployed.logs.values():
         assert "speaks murmurfl's protocol version 1, the request states version 99" in log
 
@@ -145,7 +145,7 @@ def test_nothing_a_server_sends_weakens_the_noise_or_widens_the_budget(deployed)
     answers = deployed.stealing.seen()
     noise = prepare(configuration(deployed.folder)).policy(0).plan(650)
     first_row_std = noise.noise_std * noise.mechanism.row_std_range()[0]
-    for answer in answers["weaker"]:  # a session is opened, under the machine's own policy
+    for answer in answers["weaker"]:  # a session is opened, under the client's own policy
         values = np.concatenate(answer["arrays"])
         # Noise of 0.35 hides a gradient of 0.02. 650 values: 20 % are 7 standard errors, exceeded once in 10^11 runs.
         assert values.std() == pytest.approx(first_row_std, rel=0.2)

@@ -101,7 +101,7 @@ def test_a_killed_node_comes_back_and_the_run_completes(tmp_path):
         recorded = {name: ledger(running, name).sessions[0].releases for name in running.nodes}
     assert document["rounds"] == 6
     assert sum(recorded.values()) >= document["aggregated"] >= 8, "of 12; nobody waits for one that was missed"
-    assert all(recorded[name] >= statement["releases"] for name, statement in document["machines"].items())
+    assert all(recorded[name] >= statement["releases"] for name, statement in document["clients"].items())
     assert document["accuracy"] > 0.4
 
 
@@ -156,7 +156,7 @@ def test_a_node_that_must_not_be_missing_ends_the_run_in_time_with_the_reason(tm
             running.submit(config.to_mapping())
         assert time.monotonic() - started < 180
     reason = failure(folder)
-    assert "Expected 2 machines within 20 s, got 1 (missing: node-1)" in reason["reason"]
+    assert "Expected 2 clients within 20 s, got 1 (missing: node-1)" in reason["reason"]
     assert reason["checkpoint"] == str(folder / "checkpoint.npz")
 
 
@@ -168,10 +168,10 @@ def test_nodes_that_all_refuse_end_the_run_in_time_with_the_reason(tmp_path):
         running.submit(config.to_mapping())
         with pytest.raises(LaunchError, match="budget-exhausted"):  # the budget was for one run
             running.submit(second.to_mapping())
-        with pytest.raises(LaunchError, match="at most 10 rounds, got 11: machine node-0 says"):
+        with pytest.raises(LaunchError, match="at most 10 rounds, got 11: client node-0 says"):
             running.submit(third.to_mapping())
     assert "got none in 2 rounds in a row" in failure(again)["reason"]
-    assert "machines refused with budget-exhausted" in failure(again)["reason"]
+    assert "clients refused with budget-exhausted" in failure(again)["reason"]
 
 
 def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path):

@@ -1,4 +1,4 @@
-"""The short way of docs/deployment.md, typed as it stands there: a coordinator, five machines and two helpers.
+"""The short way of docs/deployment.md, typed as it stands there: a coordinator, five clients and two helpers.
 
 Each member has a folder that stands for a computer of its own; files go between them as operators send them. The test
 counts what is typed, looks for keys that travelled, and trains over what was started. Four hospitals do the same
@@ -31,8 +31,8 @@ from tests.harness.schemas import write_table
 pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parents[2]
-MACHINES, HELPERS = [f"machine-{i}" for i in range(1, 6)], ["helper-1", "helper-2"]
-MEMBERS = [*MACHINES, *HELPERS]
+CLIENTS, HELPERS = [f"client-{i}" for i in range(1, 6)], ["helper-1", "helper-2"]
+MEMBERS = [*CLIENTS, *HELPERS]
 MOST_COMMANDS = 17
 
 
@@ -59,7 +59,7 @@ class Site:
 
     def said(self, line, member):
         line = line.replace("fl.example.org:8000", f"localhost:{self.port}").replace("/path/to/murmurfl", str(ROOT))
-        return line.replace("machine-1", member).replace("/var/lib/murmurfl", str(self.folder / "out"))
+        return line.replace("client-1", member).replace("/var/lib/murmurfl", str(self.folder / "out"))
 
     def type(self, line, where, *, counts=True):
         if counts:
@@ -91,7 +91,7 @@ def site(tmp_path_factory):
 
 
 def records_of(number):
-    experiment = prepare(RunConfig(num_clients=len(MACHINES), clients_per_round=len(MACHINES), batch_size=32))
+    experiment = prepare(RunConfig(num_clients=len(CLIENTS), clients_per_round=len(CLIENTS), batch_size=32))
     features, labels = experiment.client(number, MemoryLedger()).samples[:]
     return np.tile(features, (2, 1)), np.tile(labels, 2)
 
@@ -169,7 +169,7 @@ def patients():
             {n: "" if row[n] in ("-9", "-9.0") else row[n] for n in names} for row in rows if row["site"] == hospital
         ]
         own = [own[i] for i in np.random.Generator(np.random.Philox(key=number)).permutation(len(own))]
-        kept[f"machine-{number + 1}"], held = own[len(own) // 5 :], held + own[: len(own) // 5]
+        kept[f"client-{number + 1}"], held = own[len(own) // 5 :], held + own[: len(own) // 5]
     return kept, held
 
 
@@ -179,7 +179,7 @@ def test_four_hospitals_train_on_their_tables_by_the_page_and_beat_the_usual_ans
     The limit, 5 points above the usual answer's 57 %, is 30 of their standard deviations away.
     """
     kept, held = patients
-    site = Site(tmp_path, tuple(kept), " --helpers 0 --machines 4 --num-records 180 --set num-rounds=6")
+    site = Site(tmp_path, tuple(kept), " --helpers 0 --clients 4 --num-records 180 --set num-rounds=6")
     (tmp_path / "coordinator" / "schema.toml").write_text(HEART_SCHEMA)
     for member, rows in kept.items():
         with (tmp_path / member / "patients.csv").open("w", newline="") as file:
@@ -206,14 +206,14 @@ def test_seventeen_commands_and_one_edited_file_make_a_federation_that_trains(si
     coordinator = site.folder / "coordinator"
     write_table(coordinator, *records_of(0))  # the schema; the rows are nobody's
     tables = {}
-    for number, member in enumerate(MACHINES):
+    for number, member in enumerate(CLIENTS):
         features, labels = records_of(number)
         write_table(site.folder / member, features, labels)
         tables[member] = len(labels)
     submit, status = started(site, tables)
     assert len(site.typed) == MOST_COMMANDS
     trained(site, submit, coordinator)
-    assert site.type(site.said(status, ""), coordinator, counts=False).count("mu 2 of 4") == len(MACHINES)
+    assert site.type(site.said(status, ""), coordinator, counts=False).count("mu 2 of 4") == len(CLIENTS)
 
 
 def edit(folder, rows, edited):
@@ -231,12 +231,12 @@ def edit(folder, rows, edited):
 def trained(site, submit, coordinator):
     site.type(site.said(submit, ""), coordinator, counts=False)
     result = json.loads((site.folder / "out" / "first" / "result.json").read_text())
-    assert (result["rounds"], result["aggregated"]) == (2, 2 * len(MACHINES))
+    assert (result["rounds"], result["aggregated"]) == (2, 2 * len(CLIENTS))
     assert result["mu"] == pytest.approx(2.0)
     assert result["mu_local"] == pytest.approx(2.0 * 2**0.5)
     assert (result["accuracy"], result["loss"]) == (None, None)
-    assert result["private_evaluation"]["samples"] == sum(len(records_of(number)[1]) for number in range(len(MACHINES)))
-    for member in MACHINES:
+    assert result["private_evaluation"]["samples"] == sum(len(records_of(number)[1]) for number in range(len(CLIENTS)))
+    for member in CLIENTS:
         sessions = read_ledger(site.folder / member / member / "ledger.sqlite").sessions
         assert sorted(session.releases for session in sessions) == [1, 2]  # of the evaluation, of the training
     for member in HELPERS:
@@ -264,19 +264,19 @@ def test_no_private_key_left_its_members_folder(site):
 
 def test_a_member_leaves_another_comes_and_a_third_exchanges_its_keys(site):
     coordinator = site.folder / "coordinator"
-    site.type("murmurfl federation leave machine-5 --in ours", coordinator)
+    site.type("murmurfl federation leave client-5 --in ours", coordinator)
     later = site.folder / "later"
     later.mkdir()
-    shutil.copy(coordinator / "ours" / "kits" / "machine-1.kit", later / "machine-6.kit")
-    site.type("murmurfl federation join machine-6.kit --name machine-6", later)
+    shutil.copy(coordinator / "ours" / "kits" / "client-1.kit", later / "client-6.kit")
+    site.type("murmurfl federation join client-6.kit --name client-6", later)
     renewing = site.folder / "helper-2"
     before = (renewing / "helper-2" / "helper-2.answer").read_text()
     site.type("murmurfl federation renew helper-2", renewing)
-    for member, there in (("machine-6", later), ("helper-2", renewing)):
+    for member, there in (("client-6", later), ("helper-2", renewing)):
         shutil.copy(there / member / f"{member}.answer", coordinator)
     assert (coordinator / "helper-2.answer").read_text() != before
-    said = site.type("murmurfl federation accept machine-6.answer helper-2.answer", coordinator)
-    assert "machine-5" not in said
+    said = site.type("murmurfl federation accept client-6.answer helper-2.answer", coordinator)
+    assert "client-5" not in said
     log = coordinator / "log"
     wait_until(lambda: log.read_text().count("Unregistered a node") == 2, "the old nodes are still registered")
-    wait_until(lambda: "Registered the node of machine-6" in log.read_text(), "the new one is not registered")
+    wait_until(lambda: "Registered the node of client-6" in log.read_text(), "the new one is not registered")

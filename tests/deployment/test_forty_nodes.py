@@ -145,6 +145,6 @@ def test_forty_nodes_train_and_what_the_server_has_is_what_their_ledgers_say(tmp
             assert after["acks"][name] == session.releases
         if after["acks"][name] > before["acks"].get(name, 0):
             counts = counts + stream.pending[after["acks"][name]]
-    # The last round, to the last bit: each ledger still has what its machine sent, in counts of one grid.
+    # The last round, to the last bit: each ledger still has what its client sent, in counts of one grid.
     grid = experiment.policy(0).plan(counts.size).grid
     assert np.array_equal(grid.values(counts), total - sooner)

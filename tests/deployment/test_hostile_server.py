@@ -56,10 +56,10 @@ def canaries(folder, name):
 
 def make_client(folder, name):
     folder = folder / name
-    config = {**NODE, "machine": name, "ledger": "ledger.sqlite", **canaries(folder, name)}
+    config = {**NODE, "client": name, "ledger": "ledger.sqlite", **canaries(folder, name)}
     SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=BUDGET, delta=DELTA)
     (folder / "node.toml").write_text(toml_document(config))
-    return NodeConfig.read(folder / "node.toml").client()
+    return NodeConfig.read(folder / "node.toml").make_client()
 
 
 def attacked(clients, requests):
@@ -76,17 +76,17 @@ def attacked(clients, requests):
 
 
 def releases_of(answers):
-    """For each machine, session and release what was heard of it: contents, each once."""
+    """For each client, session and release what was heard of it: contents, each once."""
     heard = defaultdict(lambda: defaultdict(lambda: defaultdict(set)))
     for answer in answers:
         if "values" in answer:
             content = answer["ack"], tuple(answer["values"])
-            heard[answer["machine"]][answer["session"]][answer["release"]].add(content)
+            heard[answer["client"]][answer["session"]][answer["release"]].add(content)
     return heard
 
 
 def spent_mu(sessions, plan):
-    """What a machine has spent by what came back: a session for every content there is of one release."""
+    """What a client has spent by what came back: a session for every content there is of one release."""
     squares = 0.0
     for contents in sessions.values():
         copies = max(len(of_one) for of_one in contents.values())
@@ -107,29 +107,29 @@ def prefixes_of(contents):
 
 
 def audited(answers, plan, samples_of):
-    """The audit's lower bound on epsilon from what came back of all machines."""
+    """The audit's lower bound on epsilon from what came back of all clients."""
     scores, coins = [], []
-    for machine, sessions in releases_of(answers).items():
+    for client, sessions in releases_of(answers).items():
         score, used = np.zeros(FEATURES), np.zeros(FEATURES, bool)
         for session, contents in sessions.items():
             prefixes = prefixes_of(contents)
             weights = prefixes[:, : 2 * FEATURES].reshape(len(prefixes), 2, FEATURES)
             canaries = (weights[:, 0] - weights[:, 1]) / math.sqrt(2)
             for k in range(1, len(prefixes) + 1):
-                samples = samples_of(machine, session, k)
+                samples = samples_of(client, session, k)
                 columns = canaries[:, samples]
                 score[samples] += canary_scores(plan.mechanism, columns, np.full(columns.shape[1], k))
                 used[samples] = True
         scores.append(score[used])
-        coins.append(coins_of(machine)[used])
+        coins.append(coins_of(client)[used])
     return audit_one_run(np.concatenate(scores), np.concatenate(coins), DELTA)
 
 
 def of_the_ledger(ledgers):
     """Which samples a release used, by the ledgers: what a server may well find out."""
 
-    def samples_of(machine, session, release):
-        with closing(sqlite3.connect(f"{ledgers[machine].as_uri()}?mode=ro", uri=True)) as connection:
+    def samples_of(client, session, release):
+        with closing(sqlite3.connect(f"{ledgers[client].as_uri()}?mode=ro", uri=True)) as connection:
             where = "WHERE session = ? AND release = ?"
             (used,) = connection.execute(f"SELECT samples_used FROM releases {where}", (session, release)).fetchone()
         return slice(used - BATCH, used)
@@ -140,10 +140,10 @@ def of_the_ledger(ledgers):
 def assert_no_node_went_beyond_its_budget(answers, plan, samples_of):
     heard = releases_of(answers)
     assert heard
-    for machine, sessions in heard.items():
-        assert spent_mu(sessions, plan) <= BUDGET * (1 + 1e-9), f"{machine} released beyond its budget"
+    for client, sessions in heard.items():
+        assert spent_mu(sessions, plan) <= BUDGET * (1 + 1e-9), f"{client} released beyond its budget"
         made = sum(len(of_one) for contents in sessions.values() for of_one in contents.values())
-        assert made * BATCH <= FEATURES, f"{machine} used samples again"
+        assert made * BATCH <= FEATURES, f"{client} used samples again"
     measured = audited(answers, plan, samples_of).measured_epsilon
     assert measured <= CLAIM, f"the server can tell more than {CLAIM:.3g}: {measured:.3g}"
 
@@ -161,7 +161,7 @@ def test_a_thousand_hostile_requests_get_no_more_than_the_budget(tmp_path):
     answers = attacked(clients, 1000)
     assert_everything_was_tried(answers)
     ledgers = {client.name: tmp_path / client.name / "ledger.sqlite" for client in clients}
-    assert_no_node_went_beyond_its_budget(answers, clients[0].machine.plan, of_the_ledger(ledgers))
+    assert_no_node_went_beyond_its_budget(answers, clients[0].privatizer.plan, of_the_ledger(ledgers))
     heard = releases_of(answers)
     made = [len(contents) for sessions in heard.values() for contents in sessions.values()]
     assert made == [RELEASES] * SESSIONS * len(clients), "the attack gets all that the budget allows"
@@ -194,8 +194,8 @@ class GullibleClient(Mu2Client):
 
     def fit(self, parameters, config):
         if config.get("mu", 0.0) > 1.0:
-            self.machine.release_rule.noise.__dict__["_scale"] = 0.1 * self.machine.plan.grid.factor(
-                self.machine.plan.noise_std
+            self.privatizer.release_rule.noise.__dict__["_scale"] = 0.1 * self.privatizer.plan.grid.factor(
+                self.privatizer.plan.noise_std
             )
         return super().fit(parameters, config)
 
@@ -203,25 +203,25 @@ class GullibleClient(Mu2Client):
 def forgetful_nodes(folder, count):
     clients = [make_client(folder, f"node-{i}") for i in range(count)]
     for client in clients:
-        client.machine._ledgers = JoinedLedgers([ForgetfulLedger()])
+        client.privatizer._ledgers = JoinedLedgers([ForgetfulLedger()])
     return clients
 
 
-def from_the_first_sample(machine, session, release):
+def from_the_first_sample(client, session, release):
     return slice((release - 1) * BATCH, release * BATCH)
 
 
 def test_a_ledger_that_forgets_is_caught_by_counting_what_came_back(tmp_path):
     (client,) = forgetful_nodes(tmp_path, 1)
     with pytest.raises(AssertionError, match="released beyond its budget"):
-        assert_no_node_went_beyond_its_budget(attacked([client], 50), client.machine.plan, from_the_first_sample)
+        assert_no_node_went_beyond_its_budget(attacked([client], 50), client.privatizer.plan, from_the_first_sample)
 
 
 @pytest.mark.deployment
 def test_a_ledger_that_forgets_is_caught_by_the_audit(tmp_path):
     clients = forgetful_nodes(tmp_path, 4)
     answers = attacked(clients, 2400)
-    assert audited(answers, clients[0].machine.plan, from_the_first_sample).measured_epsilon > CLAIM
+    assert audited(answers, clients[0].privatizer.plan, from_the_first_sample).measured_epsilon > CLAIM
 
 
 @pytest.mark.deployment
@@ -232,7 +232,7 @@ def test_a_node_that_lets_the_server_choose_its_noise_is_caught_by_the_audit(tmp
         client.__class__ = GullibleClient
     answers = attacked(clients, 400)
     with pytest.raises(AssertionError, match="the server can tell more"):
-        assert_no_node_went_beyond_its_budget(answers, clients[0].machine.plan, of_the_ledger(ledgers))
+        assert_no_node_went_beyond_its_budget(answers, clients[0].privatizer.plan, of_the_ledger(ledgers))
 
 
 @pytest.mark.deployment
@@ -253,7 +253,7 @@ def test_two_hostile_runs_at_once_get_no_more_from_real_nodes(tmp_path):
             time.sleep(0.5)
         beside.communicate(timeout=60)
         paths = {name: Path(NodeConfig.read(files.config).ledger) for name, files in running.nodes.items()}
-        plan = NodeConfig.read(running.nodes["node-0"].config).client().machine.plan
+        plan = NodeConfig.read(running.nodes["node-0"].config).make_client().privatizer.plan
     runs = [[json.loads(line) for line in (tmp_path / f"answers-{i}").read_text().splitlines()] for i in range(2)]
     answers = [answer for run in runs for answer in run]
     assert len(answers) > 950  # of a thousand

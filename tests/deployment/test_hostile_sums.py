@@ -1,7 +1,7 @@
 """A server that wants single releases under secure aggregation, and what it can tell after a thousand requests.
 
-Real machines with ledgers and real helpers with records on SQLite, of which one works with the server: so do two of
-the machines. What the other helper opened is all that the server learns, and the exact mu of every sample follows from
+Real clients with ledgers and real helpers with records on SQLite, of which one works with the server: so do two of
+the clients. What the other helper opened is all that the server learns, and the exact mu of every sample follows from
 it by linear algebra (tests/harness/transcripts.py): there is no chance in it, and so no false alarm.
 """
 
@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 from murmurfl.app.engines.loopback import toml_document
-from murmurfl.app.fleet.federation.keys_and_cards import Card, make_helper, make_machine, roster_of
-from murmurfl.app.nodes.node_app import machine_of
+from murmurfl.app.fleet.federation.keys_and_cards import Card, make_client, make_helper, roster_of
+from murmurfl.app.nodes.node_app import client_of
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
-from murmurfl.clients.nodes.roster_files import read_machine_key, write_roster
+from murmurfl.clients.nodes.roster_files import read_client_key, write_roster
 from murmurfl.clients.sums_helper import helper_app
 from murmurfl.privacy import Masking, MemoryOpeningRecord, Opener, SQLiteLedger, protocol, read_ledger
 from murmurfl.privacy.sums import opening_rule as opening
@@ -23,9 +23,9 @@ from tests.deployment.sums_attack import SESSIONS, SumsAttack
 from tests.harness.schemas import write_samples
 from tests.harness.transcripts import Stream, Transcript, opened_sets
 
-MACHINES, COLLUDERS, HONEST, RELEASES, BATCH, FEATURES = 7, 2, 3, 12, 2, 3
+CLIENTS, COLLUDERS, HONEST, RELEASES, BATCH, FEATURES = 7, 2, 3, 12, 2, 3
 MU = 0.7
-NAMES = [f"clinic-{i}" for i in range(MACHINES)]
+NAMES = [f"clinic-{i}" for i in range(CLIENTS)]
 HELPERS = ["auditor", "ward"]
 
 
@@ -40,11 +40,11 @@ def folder(tmp_path):
 
 
 def federation(folder):
-    """Operators' files of machines and helpers, with all they name."""
+    """Operators' files of clients and helpers, with all they name."""
     cards = []
     for name in NAMES:
         (folder / name).mkdir(parents=True)
-        cards.append(make_machine(folder / name / "signing.key", name).card)
+        cards.append(make_client(folder / name / "signing.key", name).card)
     for name in HELPERS:
         (folder / name).mkdir()
         cards.append(make_helper(folder / name / "helper.key", name, folder / name / "record.sqlite").card)
@@ -53,7 +53,7 @@ def federation(folder):
     pinned = {"roster": "../roster.json", "roster-digest": roster.digest}
     sums = {"trust": "secure-aggregation", "trust.min-honest": HONEST, "trust.min-cohort": HONEST + COLLUDERS}
     generator = np.random.Generator(np.random.Philox(key=3))
-    machines, helpers = [], []
+    clients, helpers = [], []
     for name in NAMES:
         count = len(SESSIONS) * RELEASES * BATCH
         features = generator.standard_normal((count, FEATURES)).astype(np.float32)
@@ -61,27 +61,27 @@ def federation(folder):
         budget = MU * len(SESSIONS) ** 0.5
         budgets = {"budget_mu": budget, "budget_local_mu": 2 * budget}
         SQLiteLedger.create(folder / name / "ledger.sqlite", **budgets, delta=1e-5)
-        own = {"machine": name, "ledger": "ledger.sqlite", **samples, "mu": MU}
+        own = {"client": name, "ledger": "ledger.sqlite", **samples, "mu": MU}
         own |= {"clip-norm": 1.0, "batch-size": BATCH, "max-participations": RELEASES, "signing-key": "signing.key"}
         (folder / name / "node.toml").write_text(toml_document({**own, **sums, **pinned}))
-        machines.append(NodeConfig.read(folder / name / "node.toml"))
+        clients.append(NodeConfig.read(folder / name / "node.toml"))
     for name in HELPERS:
         own = {"helper": name, "record": "record.sqlite", "key": "helper.key"}
         (folder / name / "helper.toml").write_text(toml_document({**own, **pinned}))
         helpers.append(HelperConfig.read(folder / name / "helper.toml"))
-    return machines, helpers, roster
+    return clients, helpers, roster
 
 
 def attacked(folder, requests, seed=1, opener=HelperConfig.opener):
-    """A server's attack on a whole federation, and the plan of its machines."""
+    """A server's attack on a whole federation, and the plan of its clients."""
     configs, helpers, roster = federation(folder)
-    machines = {config.machine: machine_of(config)[0] for config in configs}
+    clients = {config.client: client_of(config)[0] for config in configs}
     openers = {config.helper: helper_app(opener(config)) for config in helpers}
     colluders = {
-        name: Masking(name, read_machine_key(folder / name / "signing.key"), roster) for name in NAMES[-COLLUDERS:]
+        name: Masking(name, read_client_key(folder / name / "signing.key"), roster) for name in NAMES[-COLLUDERS:]
     }
-    policy = configs[0].client().machine.policy
-    attack = SumsAttack(machines, openers, policy, colluders, FEATURES, seed)
+    policy = configs[0].client().privatizer.policy
+    attack = SumsAttack(clients, openers, policy, colluders, FEATURES, seed)
     attack.on(requests)
     return attack, policy.plan(2 * FEATURES + 2)
 
@@ -89,7 +89,7 @@ def attacked(folder, requests, seed=1, opener=HelperConfig.opener):
 def worst(attack, plan, helper):
     """The largest mu of a sample by what a helper opened, were all other helpers and the colluders the server's."""
     honest = [
-        [header for header in headers if header.machine not in attack.colluders] for headers in attack.opened[helper]
+        [header for header in headers if header.client not in attack.colluders] for headers in attack.opened[helper]
     ]
     # The same set twice is the same sum: it is the helper's to see that it is the same to the bit.
     distinct = list({tuple(header.release_id for header in headers): headers for headers in honest}.values())
@@ -105,7 +105,7 @@ def worst(attack, plan, helper):
 def assert_nobody_is_seen_beyond_mu(attack, plan):
     for helper in attack.helpers:
         found = worst(attack, plan, helper)
-        assert found.mu <= MU * (1 + 1e-9), f"what {helper} opened shows a sample of {found.machine}: mu = {found.mu:g}"
+        assert found.mu <= MU * (1 + 1e-9), f"what {helper} opened shows a sample of {found.client}: mu = {found.mu:g}"
 
 
 def assert_everything_was_tried(attack, *further):
@@ -114,7 +114,7 @@ def assert_everything_was_tried(attack, *further):
     assert not set(attack.codes) & {protocol.INTERNAL_ERROR, protocol.LEDGER_UNUSABLE, protocol.NOT_CONFIGURED}
 
 
-def test_hostile_requests_to_machines_and_helpers_show_nobody_beyond_mu(folder):
+def test_hostile_requests_to_clients_and_helpers_show_nobody_beyond_mu(folder):
     attack, plan = attacked(folder, 300)
     assert_nobody_is_seen_beyond_mu(attack, plan)
     assert_everything_was_tried(attack)
@@ -141,7 +141,7 @@ class Forgetful(MemoryOpeningRecord):
 
     durable = True
 
-    def last_opened(self, session, machines):
+    def last_opened(self, session, clients):
         return {}
 
     def commit(self, opened):
@@ -181,4 +181,4 @@ def test_a_helper_that_takes_any_cohort_is_caught(folder, monkeypatch):
 def test_cards_of_the_federation_are_those_of_its_keys(folder):
     federation(folder)
     card = Card.read(folder / NAMES[0] / "signing.card")
-    assert card == Card.of_machine(NAMES[0], read_machine_key(folder / NAMES[0] / "signing.key"))
+    assert card == Card.of_client(NAMES[0], read_client_key(folder / NAMES[0] / "signing.key"))

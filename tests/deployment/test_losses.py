@@ -14,11 +14,11 @@ from tests.deployment.rig import (
 
 pytestmark = pytest.mark.deployment
 
-ROUNDS, MACHINES, SEEDS = 34, 4, (1, 2, 3)
+ROUNDS, CLIENTS, SEEDS = 34, 4, (1, 2, 3)
 TIMEOUT_S = 15.0
 SETTINGS = {
-    "num_clients": MACHINES,
-    "clients_per_round": MACHINES,
+    "num_clients": CLIENTS,
+    "clients_per_round": CLIENTS,
     "num_rounds": ROUNDS,
     "batch_size": 10,
     "round_timeout_s": TIMEOUT_S,
@@ -48,8 +48,8 @@ def run_with_losses(folder, seed):
             "noise is left over, or something missing"
         )
         assert not np.array_equal(parts.server, parts.contributions), "the check sees the noise of the last release"
-    # Of a machine that was missed rounds do not wait for: what comes of it later counts, and is neither lost nor late.
-    assert result["lost_replies"] + result["late_replies"] > 0.1 * ROUNDS * MACHINES
+    # Of a client that was missed rounds do not wait for: what comes of it later counts, and is neither lost nor late.
+    assert result["lost_replies"] + result["late_replies"] > 0.1 * ROUNDS * CLIENTS
     return result["accuracy"]
 
 

@@ -73,7 +73,7 @@ def test_a_fleet_is_enrolled_and_one_node_comes_and_another_goes_during_a_run(fl
     assert made - 1 <= result["aggregated"] <= made, "what a node that goes is answering is lost"
     assert releases_of(fleet.ledger(0)) > 2
     assert releases_of(fleet.ledger(1)) == left > 0
-    assert releases_of(fleet.ledger(2)) == 0, "a run's machines are those that were there when it began"
+    assert releases_of(fleet.ledger(2)) == 0, "a run's clients are those that were there when it began"
 
 
 @docs
@@ -121,7 +121,7 @@ def test_restored_and_rotated_nodes_join_the_next_run(fleet):
     assert len(fleet.numbers[2]) == 1
     result = fleet.ended(fleet.submit("second", num_clients=2, clients_per_round=2, num_rounds=2), "second")
     assert result["aggregated"] == 4
-    assert sorted(result["machines"]) == ["clinic-0", "clinic-2"]
+    assert sorted(result["clients"]) == ["clinic-0", "clinic-2"]
     assert [session.closed for session in read_ledger(fleet.ledger(0)).sessions] == [True, False]
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.deployment
 EXAMPLE = Path(__file__).parents[2] / "examples" / "legacy-numpyclient"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{EXAMPLE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
 FILE = """\
-machine = "{name}"
+client = "{name}"
 ledger = "ledger.sqlite"
 clip-norm = 0.5
 mu = 1.0
@@ -27,7 +27,7 @@ num-partitions = 2
 
 
 def plain(folder):
-    """The example's project, whose server takes no sums of 95 machines but the updates of these two."""
+    """The example's project, whose server takes no sums of 95 clients but the updates of these two."""
     shutil.copytree(EXAMPLE, folder)
     server = folder / "legacy_numpyclient" / "server_app.py"
     assert server.read_text().count(", secure_aggregation=sums") == 1
@@ -47,7 +47,7 @@ def test_the_operators_client_answers_whatever_the_bundle_holds(tmp_path, make_s
         ledgers = [read_ledger(files.config.parent / "ledger.sqlite") for files in running.nodes.values()]
         running.submit({}, thief.folder)
         logs = [files.log.read_text() for files in running.nodes.values()]
-    stated = Guarantee(1.0, 1e-6, "noise on each machine, by its own account", unit="machine").sentence
+    stated = Guarantee(1.0, 1e-6, "noise on each client, by its own account", unit="client").sentence
     assert sum("2 of 2 updates aggregated" in line and stated in line for line in lines) == 3
     assert [[session.releases for session in ledger.sessions] for ledger in ledgers] == [[3], [3]]
     assert all("round 3, release 3" in log for log in logs)

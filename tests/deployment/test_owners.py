@@ -38,11 +38,11 @@ NODE = {
 }
 
 
-def write_samples(folder, data, machine):
+def write_samples(folder, data, client):
     """Digits of owners with one to seven samples each."""
     folder.mkdir(parents=True)
     owners = np.repeat(np.arange(OWNERS), 1 + np.arange(OWNERS) % 7)
-    chosen = slice(machine * len(owners), (machine + 1) * len(owners))
+    chosen = slice(client * len(owners), (client + 1) * len(owners))
     np.savez(
         folder / "samples.npz",
         features=data.train_features[chosen],
@@ -57,17 +57,17 @@ def test_owners_are_the_unit_from_the_operators_file_to_the_servers_result(tmp_p
     config = RunConfig.from_mapping({**RUN, "out-dir": str(folder.parent), "run-name": folder.name})
     data = prepare(config).data
     with deployment(folder, timeout_s=240) as running:
-        for machine in range(2):
-            write_samples(folder / "nodes" / f"node-{machine}", data, machine)
-        running.add_nodes({f"node-{machine}": {**NODE, "clip-norm": 1.0} for machine in range(2)})
+        for client in range(2):
+            write_samples(folder / "nodes" / f"node-{client}", data, client)
+        running.add_nodes({f"node-{client}": {**NODE, "clip-norm": 1.0} for client in range(2)})
         for name in running.nodes:
             running.start_node(name)
         running.submit(config.to_mapping())
         result = json.loads((folder / "result.json").read_text())
         assert result["aggregated"] == 2 * ROUNDS
         assert result["privacy"]["unit"] == "owner"
-        assert "for replacement of all samples of one owner on one machine" in result["privacy"]["sentence"]
-        assert "Real machines" in result["privacy"]["sentence"]
+        assert "for replacement of all samples of one owner on one client" in result["privacy"]["sentence"]
+        assert "Real clients" in result["privacy"]["sentence"]
         for name, files in running.nodes.items():
             ledger = read_ledger(files.config.parent / "ledger.sqlite")
             assert [session.releases for session in ledger.sessions] == [ROUNDS]

@@ -196,7 +196,7 @@ def test_a_node_takes_the_bundle_that_it_knows_and_says_nothing_to_another(tmp_p
 
 
 def test_a_helper_opens_sums_of_permitted_sessions_only(tmp_path):
-    """Machines and a helper with `[runs]`: without a permit of the owner's no sum is ever opened."""
+    """Clients and a helper with `[runs]`: without a permit of the owner's no sum is ever opened."""
     sums = {
         "trust": "secure-aggregation",
         "num_clients": 3,

@@ -12,12 +12,12 @@ from tests.deployment.rig import (
 
 pytestmark = pytest.mark.deployment
 
-ROUNDS, MACHINES = 12, 4
+ROUNDS, CLIENTS = 12, 4
 LATE_S = 12.0
 
 
 def test_a_late_nodes_releases_count_once_and_delay_nobody(tmp_path):
-    settings = {"num_clients": MACHINES, "clients_per_round": MACHINES, "num_rounds": ROUNDS, "batch_size": 10}
+    settings = {"num_clients": CLIENTS, "clients_per_round": CLIENTS, "num_rounds": ROUNDS, "batch_size": 10}
     config = configuration(tmp_path / "run", quorum=0.75, evaluate_every=ROUNDS, **settings)
     with federation(config, tmp_path / "run", 900) as real:
         slow = {"delay": (1.0, LATE_S, 1, ROUNDS + 1)}
@@ -28,7 +28,7 @@ def test_a_late_nodes_releases_count_once_and_delay_nobody(tmp_path):
         assert real.result()["refusals"] == 0
         assert sum(report.get("overdue", 0) for report in history) > 0
         assert sum(report["late"] for report in history) == 0
-        assert sum(report["asked"] for report in history) < ROUNDS * MACHINES, "who is late is not asked meanwhile"
+        assert sum(report["asked"] for report in history) < ROUNDS * CLIENTS, "who is late is not asked meanwhile"
         assert_no_release_was_sent_with_two_contents(real)
         assert_ledgers_know_all_that_was_heard(real)
         plain, total = real.checkpoint()
@@ -40,7 +40,7 @@ def test_a_late_nodes_releases_count_once_and_delay_nobody(tmp_path):
 def prefix_sums_of(real):
     """P_k of every release that was heard, from what was sent: P_k - P_ack, and P_0 = 0."""
     heard = [
-        (line["machine"], line["release"], line["ack"], np.concatenate([a.ravel() for a in arrays]).astype(np.float64))
+        (line["client"], line["release"], line["ack"], np.concatenate([a.ravel() for a in arrays]).astype(np.float64))
         for _, (line,), arrays in real.events("heard")
     ]
     sums = {}

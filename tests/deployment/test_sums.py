@@ -1,6 +1,6 @@
 """Secure aggregation between real processes over TLS: helpers and a server killed, replies lost, two runs at once.
 
-Every check is exact: what the server added up is what the machines' data and the noise in their ledgers say, and the
+Every check is exact: what the server added up is what the clients' data and the noise in their ledgers say, and the
 model is that of the same releases given to the strategy without messages and masks.
 """
 
@@ -48,14 +48,14 @@ def start(real, plans=None):
     real.start({name: (plans or {}).get(name, {}) for name in (*real.running.helpers, *real.running.nodes)})
 
 
-ROUNDS, MACHINES, TIMEOUT_S = 12, 6, 15.0
+ROUNDS, CLIENTS, TIMEOUT_S = 12, 6, 15.0
 # A fifth of all replies; those of the last round come, so that everything made was opened.
 DROPPED, LATE = 0.14, 0.06
 
 
 def test_lost_replies_leave_the_model_of_plain_sums(tmp_path):
     folder = tmp_path / "run"
-    sizes = {"num_clients": MACHINES, "clients_per_round": MACHINES, "num_rounds": ROUNDS}
+    sizes = {"num_clients": CLIENTS, "clients_per_round": CLIENTS, "num_rounds": ROUNDS}
     cohort = {"min_cohort": 4, "colluders": 1, "round_timeout_s": TIMEOUT_S}
     config = configuration(folder, **{**SETTINGS, **sizes, **cohort, "give_up_after": 0})
     with federation(config, folder, 1500, {"max-participations": ROUNDS}, helpers=2) as real:
@@ -65,7 +65,7 @@ def test_lost_replies_leave_the_model_of_plain_sums(tmp_path):
         assert real.result()["rounds"] == ROUNDS
         assert real.result()["refusals"] == 0
         troubled = real.result()["lost_replies"] + real.result()["late_replies"]
-        assert troubled > 0.1 * ROUNDS * MACHINES
+        assert troubled > 0.1 * ROUNDS * CLIENTS
         assert_all_is_well(real)
 
 
@@ -107,7 +107,7 @@ def test_a_server_killed_before_opening_ends_with_the_same_model(tmp_path):
                 real.submit({"kills": SERVER_KILLS})
         real.submit({"kills": SERVER_KILLS})
         assert (folder / "killed").read_text().splitlines() == [f"{step} {number}" for step, number in SERVER_KILLS]
-        # The set of a round that was cut off was asked for again, and no machine was asked a second time.
+        # The set of a round that was cut off was asked for again, and no client was asked a second time.
         sessions = [read_ledger(real.ledger(name)).sessions for name in real.running.nodes]
         assert [[session.releases for session in of_one] for of_one in sessions] == [[4]] * 3
         asked = Counter(numbers[0] for numbers, _, _ in real.events("asked"))

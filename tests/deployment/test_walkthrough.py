@@ -1,4 +1,4 @@
-"""docs/deployment.md followed to the letter on one machine, and the commands of other pages that need its federation.
+"""docs/deployment.md followed to the letter on one client, and the commands of other pages that need its federation.
 
 Four operators do what the page says, each in folders that stand for ``/etc`` and ``/var/lib``; the name of the server
 is ``localhost`` and its port a free one. What systemd would do is left out.
@@ -44,7 +44,7 @@ def commands(page):
     return [block.strip() for block in blocks(page, "sh") if "flwr run . ours" in block]
 
 
-class Machines:
+class Clients:
     """The folders and processes of everybody who reads the page."""
 
     def __init__(self, folder):
@@ -109,47 +109,45 @@ def settings(command):
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory):
-    made = Machines(tmp_path_factory.mktemp("walk"))
+def clients(tmp_path_factory):
+    made = Clients(tmp_path_factory.mktemp("walk"))
     try:
         yield made
     finally:
         made.stop()
 
 
-def start_server(machines):
+def start_server(clients):
     certificate, key, superlink, *_ = blocks("deployment.md", "sh")
     connection, *_ = blocks("deployment.md", "toml")
-    server = machines.join("server")
+    server = clients.join("server")
     for command in (certificate, key):
-        machines.run(machines.text(command, "server"), server)
-    machines.start(machines.text(superlink, "server"), server)
-    (machines.folder / "home" / "config.toml").write_text(machines.text(connection, "server"))
+        clients.run(clients.text(command, "server"), server)
+    clients.start(clients.text(superlink, "server"), server)
+    (clients.folder / "home" / "config.toml").write_text(clients.text(connection, "server"))
     return server
 
 
-def log_in(machines):
+def log_in(clients):
     """What the page has an owner do before the first command: the rest of its block is about one node."""
     line, _ = blocks("deployment.md", "sh")[3].strip().splitlines()
-    machines.run(machines.text(line, "server"), machines.folder / "server")
+    clients.run(clients.text(line, "server"), clients.folder / "server")
 
 
-def register(machines, name):
+def register(clients, name):
     """The other line of that block."""
     _, line = blocks("deployment.md", "sh")[3].strip().splitlines()
-    return machines.run(machines.text(line, "server").replace("clinic-0", name), machines.folder / "server")
+    return clients.run(clients.text(line, "server").replace("clinic-0", name), clients.folder / "server")
 
 
-def make_operator(machines, server, number, samples, lines):
+def make_operator(clients, server, number, samples, lines):
     """An operator's folder with certificate, file and samples, where these lines of the page were typed."""
-    operator = machines.join(f"operator-{number}")
+    operator = clients.join(f"operator-{number}")
     (operator / "etc" / "ca.crt").write_bytes((server / "ca.crt").read_bytes())
-    (operator / "etc" / "node.toml").write_text(
-        machines.text(blocks("deployment.md", "toml")[1], operator.name, number)
-    )
+    (operator / "etc" / "node.toml").write_text(clients.text(blocks("deployment.md", "toml")[1], operator.name, number))
     (operator / "etc" / "node.toml").chmod(0o600)
     write_table(operator / "lib" / "murmurfl", *samples)
-    said = [machines.run(machines.text(line, operator.name, number), operator) for line in lines]
+    said = [clients.run(clients.text(line, operator.name, number), operator) for line in lines]
     (server / f"clinic-{number}.pub").write_bytes((operator / "etc" / f"clinic-{number}.pub").read_bytes())
     return operator, said
 
@@ -162,22 +160,22 @@ def samples_of(number):
     return np.tile(features, (2, 1)), np.tile(labels, 2)
 
 
-def test_the_page_followed_by_a_server_and_four_nodes(machines):
+def test_the_page_followed_by_a_server_and_four_nodes(clients):
     _, _, _, _, submit, keygen, create, node, *_ = blocks("deployment.md", "sh")
-    server = start_server(machines)
+    server = start_server(clients)
     operators = []
     for i in range(NODES):
-        operator, said = make_operator(machines, server, i, samples_of(i), [keygen, create])
+        operator, said = make_operator(clients, server, i, samples_of(i), [keygen, create])
         operators.append(operator)
         assert "epsilon" in said[1]
-    wait_until(lambda: b"SuperLink" in machines.logs[0].read_bytes(), "the SuperLink did not start")
-    log_in(machines)
+    wait_until(lambda: b"SuperLink" in clients.logs[0].read_bytes(), "the SuperLink did not start")
+    log_in(clients)
     for i, operator in enumerate(operators):
-        register(machines, f"clinic-{i}")
-        machines.start(machines.text(node, operator.name, i), operator)
+        register(clients, f"clinic-{i}")
+        clients.start(clients.text(node, operator.name, i), operator)
 
     project = (ROOT / "pyproject.toml").read_bytes()
-    said = machines.run(machines.text(submit, "server"), ROOT)
+    said = clients.run(clients.text(submit, "server"), ROOT)
     assert (ROOT / "pyproject.toml").read_bytes() == project
     assert "completed" in said  # flwr ls
     result = json.loads((server / "lib" / "murmurfl" / "first" / "result.json").read_text())
@@ -189,21 +187,21 @@ def test_the_page_followed_by_a_server_and_four_nodes(machines):
 
 
 @pytest.mark.parametrize("page", ["running.md", "errors.md"])
-def test_runs_of_other_pages_on_the_same_federation(page, machines):
+def test_runs_of_other_pages_on_the_same_federation(page, clients):
     """After the page above; the last of them spends the last of what its ledgers allow: 4 runs of mu = 2."""
     found = commands(page)
     assert found
     for number, command in enumerate(found):
         who = f"{page}-{number}"
-        machines.run(machines.text(settings(command), who), ROOT)
-        result = json.loads((machines.folder / who / "lib" / "murmurfl" / "first" / "result.json").read_text())
+        clients.run(clients.text(settings(command), who), ROOT)
+        result = json.loads((clients.folder / who / "lib" / "murmurfl" / "first" / "result.json").read_text())
         asked = int(re.search(r"clients-per-round=(\d+)", settings(command)).group(1))
         assert (result["rounds"], result["aggregated"]) == (AGREED["num-rounds"], AGREED["num-rounds"] * asked)
 
 
-def test_then_nothing_is_left(machines):
+def test_then_nothing_is_left(clients):
     for i in range(NODES):
-        ledger = read_ledger(machines.folder / f"operator-{i}" / "lib" / "murmurfl" / "ledger.sqlite")
+        ledger = read_ledger(clients.folder / f"operator-{i}" / "lib" / "murmurfl" / "ledger.sqlite")
         spent = len(ledger.sessions)
         assert spent <= 4
         assert ledger.spent.mu == pytest.approx(2.0 * spent**0.5)
@@ -224,25 +222,25 @@ HELPERS = ("auditor", "ward")
 
 
 def test_the_part_on_secure_aggregation_followed_by_four_operators_and_two_helpers(tmp_path):
-    machines = Machines(tmp_path)
+    clients = Clients(tmp_path)
     try:
-        follow_secure_aggregation(machines)
+        follow_secure_aggregation(clients)
     finally:
-        machines.stop()
+        clients.stop()
 
 
-def follow_secure_aggregation(machines):
+def follow_secure_aggregation(clients):
     _, _, _, _, _, keygen, _, node, *sums = blocks("deployment.md", "sh")
     key, helper_key, make, create, check, check_helper, helper_keygen, start_helper, submit, *_ = sums
     _, _, more, helper_file, *_ = blocks("deployment.md", "toml")
-    server = start_server(machines)
-    made = [make_operator(machines, server, i, samples_of(i), [keygen, key, create]) for i in range(NODES)]
+    server = start_server(clients)
+    made = [make_operator(clients, server, i, samples_of(i), [keygen, key, create]) for i in range(NODES)]
     operators = [operator for operator, _ in made]
     cards = [operator / "etc" / f"clinic-{i}.card" for i, operator in enumerate(operators)]
     for helper in HELPERS:
-        folder = machines.join(helper)
-        machines.run(of_helper(machines, helper_key, helper), folder)
-        machines.run(of_helper(machines, helper_keygen, helper), folder)
+        folder = clients.join(helper)
+        clients.run(of_helper(clients, helper_key, helper), folder)
+        clients.run(of_helper(clients, helper_keygen, helper), folder)
         cards.append(folder / "etc" / f"{helper}.card")
         for name, there in ((f"{helper}.pub", server), ("ca.crt", None)):
             (there or folder / "etc").joinpath(name).write_bytes(
@@ -250,44 +248,44 @@ def follow_secure_aggregation(machines):
             )
     for card in cards:
         (server / card.name).write_bytes(card.read_bytes())
-    said = machines.run(make, server)
+    said = clients.run(make, server)
     roster = read_roster(server / "roster.json", None)
     assert said.count(roster.digest) == 2  # made, and shown
     for i, operator in enumerate(operators):
         (operator / "etc" / "roster.json").write_bytes((server / "roster.json").read_bytes())
-        pinned = machines.text(more, operator.name, i).replace("0" * 64, roster.digest)
+        pinned = clients.text(more, operator.name, i).replace("0" * 64, roster.digest)
         path = operator / "etc" / "node.toml"
         path.write_text(f"{path.read_text()}\n{pinned}")
-        said = " ".join(machines.run(machines.text(check, operator.name, i), operator).split())
+        said = " ".join(clients.run(clients.text(check, operator.name, i), operator).split())
         assert "WRONG" not in said
         assert "mu = 2 Gaussian DP" in said
-        assert "2 machines of each sum are honest, and mu = 2.829" in said
+        assert "2 clients of each sum are honest, and mu = 2.829" in said
     for helper in HELPERS:
-        folder = machines.folder / helper
+        folder = clients.folder / helper
         (folder / "etc" / "roster.json").write_bytes((server / "roster.json").read_bytes())
-        text = of_helper(machines, helper_file, helper).replace("0" * 64, roster.digest)
+        text = of_helper(clients, helper_file, helper).replace("0" * 64, roster.digest)
         (folder / "etc" / "helper.toml").write_text(text)
         (folder / "etc" / "helper.toml").chmod(0o600)
-        assert "are in order" in machines.run(of_helper(machines, check_helper, helper), folder)
-    wait_until(lambda: b"SuperLink" in machines.logs[0].read_bytes(), "the SuperLink did not start")
-    log_in(machines)
+        assert "are in order" in clients.run(of_helper(clients, check_helper, helper), folder)
+    wait_until(lambda: b"SuperLink" in clients.logs[0].read_bytes(), "the SuperLink did not start")
+    log_in(clients)
     for helper in HELPERS:
-        register(machines, helper)
-        machines.start(of_helper(machines, start_helper, helper), machines.folder / helper)
+        register(clients, helper)
+        clients.start(of_helper(clients, start_helper, helper), clients.folder / helper)
     for i, operator in enumerate(operators):
-        register(machines, f"clinic-{i}")
-        machines.start(machines.text(node, operator.name, i), operator)
-    machines.run(machines.text(submit, "server"), ROOT)
+        register(clients, f"clinic-{i}")
+        clients.start(clients.text(node, operator.name, i), operator)
+    clients.run(clients.text(submit, "server"), ROOT)
     result = json.loads((server / "lib" / "murmurfl" / "sums" / "result.json").read_text())
     assert (result["rounds"], result["aggregated"]) == (3, 3 * NODES)
     assert result["mu"] == pytest.approx(2.0)
     assert result["mu_local"] == pytest.approx(2.0 * 2**0.5)
     for helper in HELPERS:
-        assert SQLiteOpeningRecord(machines.folder / helper / "lib" / "murmurfl" / "openings.sqlite").sets == 3
+        assert SQLiteOpeningRecord(clients.folder / helper / "lib" / "murmurfl" / "openings.sqlite").sets == 3
 
 
-def of_helper(machines, text, helper):
-    return machines.text(text, helper).replace("auditor", helper)
+def of_helper(clients, text, helper):
+    return clients.text(text, helper).replace("auditor", helper)
 
 
 def test_the_demonstration_of_secure_aggregation(tmp_path):
@@ -298,7 +296,7 @@ def test_the_demonstration_of_secure_aggregation(tmp_path):
     assert ended.returncode == 0, ended.stderr[-2000:]
     said = " ".join(ended.stdout.split())  # wrapped
     assert "12 made, 12 aggregated" in said
-    assert "if one helper and 3 machines of each sum are honest, and mu = 6.929" in said
+    assert "if one helper and 3 clients of each sum are honest, and mu = 6.929" in said
     for i in range(6):
         assert f"ledger of node-{i}: 2 releases, mu 4 of 4 spent, 6.929 of 6.929 whatever happens" in said
     for i in range(2):

@@ -33,7 +33,7 @@ PROJECTS = (
     "sklearn-breast-cancer",
     "swap-strategy",
     "tabular-network",
-    "too-few-machines",
+    "too-few-clients",
 )
 # What Flower starts must find this checkout, and not the hub.
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -50,7 +50,7 @@ def test_edge_deployment_files_are_in_order(clinics):
     ledger = str(config.parent / "ledger.sqlite")
     assert CliRunner().invoke(cli, ["ledger", "create", ledger, "--mu", "4", "--delta", "1e-5"]).exit_code == 0
     said = CliRunner().invoke(cli, ["node", str(config), "--check"]).stdout
-    stated = Guarantee(2.0, 1e-5, "decay noise on each machine").sentence
+    stated = Guarantee(2.0, 1e-5, "decay noise on each client").sentence
     assert f"clinic-0: up to 6 releases of 25 samples a run, {stated}" in " ".join(said.split())
     assert len(NodeConfig.read(config).load_samples()[0]) == 150
 
@@ -91,14 +91,14 @@ def test_secure_aggregation_as_its_operators_set_it_up(operators):
     digest = read_roster(folder / "roster.json", None).digest
     assert digest in said["roster make 'operators/*/*.card' --out operators/roster.json"]
     stated = policy_guarantee(
-        NodeConfig.read(folder / "hospital-0" / "node.toml").client().machine.policy, Loss.of(2.0, 2 * 2**0.5)
+        NodeConfig.read(folder / "hospital-0" / "node.toml").make_client().privatizer.policy, Loss.of(2.0, 2 * 2**0.5)
     )
     assert stated.sentence in said["node operators/hospital-0/node.toml --check"]
     assert "are in order" in said["helper operators/auditor/helper.toml --check"]
     for check in ("hospital-0/node.toml", "auditor/helper.toml"):
         assert "WRONG" not in said[f"roster check operators/{check}"]
     for name in ("hospital-1", "hospital-2"):
-        assert NodeConfig.read(folder / name / "node.toml").client().masking is not None
+        assert NodeConfig.read(folder / name / "node.toml").make_client().masking is not None
     assert HelperConfig.read(folder / "hospital-0" / "helper.toml").opener().name == "hospital-0-helper"
 
 
@@ -123,7 +123,7 @@ def test_a_readme_says_unit_epsilon_and_accuracy_first(folder):
     _, title, first, *_ = re.split(r"^(.+)\n\n", (EXAMPLES / folder / "README.md").read_text(), maxsplit=1, flags=re.M)
     assert title.startswith("# ")
     first = first.partition("\n\n")[0]
-    assert re.match(r"\*\*Unit: (one \w+|all data of a machine)\. Epsilon: \d+ \(", first), first
+    assert re.match(r"\*\*Unit: (one \w+|all data of a client)\. Epsilon: \d+ \(", first), first
     assert re.search(r"Accuracy: about\s\d+(\.\d)?\s%", first), first
 
 
@@ -143,8 +143,8 @@ def test_nobody_is_told_to_end_processes_that_may_be_other_peoples():
     ("folder", "config", "least", "said"),
     [
         ("swap-strategy", {}, 0.85, "first round: useful"),
-        ("too-few-machines", {}, 0.0, "LIKELY TO BE USELESS"),
-        ("too-few-machines", {"trust": "secure-aggregation"}, 0.7, "first round: useful"),
+        ("too-few-clients", {}, 0.0, "LIKELY TO BE USELESS"),
+        ("too-few-clients", {"trust": "secure-aggregation"}, 0.7, "first round: useful"),
         ("legacy-numpyclient", {}, 0.78, "first round: useful"),
         ("own-model", {}, 0.85, "first round: useful"),
         ("sklearn-breast-cancer", {}, 0.9, "first round: useful"),
@@ -181,7 +181,7 @@ def test_edge_deployment_over_real_nodes(tmp_path, clinics):
             settings = tomllib.loads(config.read_text())
             own = {key: str(config.parent / settings[key]) for key in ("samples", "schema")}
             own |= {"budget-mu": 4.0, "delta": 1e-5}
-            nodes[settings.pop("machine")] = {**{k: v for k, v in settings.items() if k != "ledger"}, **own}
+            nodes[settings.pop("client")] = {**{k: v for k, v in settings.items() if k != "ledger"}, **own}
         running.add_nodes(nodes)
         for name in nodes:
             running.start_node(name)
@@ -189,7 +189,7 @@ def test_edge_deployment_over_real_nodes(tmp_path, clinics):
         ledgers = [read_ledger(files.config.parent / "ledger.sqlite") for files in running.nodes.values()]
     assert accuracy(lines) > 0.8
     assert [sum(session.releases for session in ledger.sessions) for ledger in ledgers] == [3, 3, 3]
-    stated = Guarantee(2.0, 1e-5, "decay noise on each machine, by its own account").sentence
+    stated = Guarantee(2.0, 1e-5, "decay noise on each client, by its own account").sentence
     assert any(f"clinic-2: 3 of 6 releases. {stated}" in line for line in lines)
 
 
@@ -201,8 +201,8 @@ def test_secure_aggregation_over_real_nodes(tmp_path, project):
     with deployment(tmp_path / "run", timeout_s=400, on_line=lines.append, environment=ENVIRONMENT) as running:
         nodes = {}
         for number in range(hospitals.HOSPITALS):
-            settings = tomllib.loads(hospitals.MACHINE.format(number=number, rows=150, digest=""))
-            name = settings.pop("machine")
+            settings = tomllib.loads(hospitals.CLIENT.format(number=number, rows=150, digest=""))
+            name = settings.pop("client")
             own = {key: str(tmp_path / "operators" / name / settings[key]) for key in ("samples", "schema")}
             own |= {"budget-mu": 4.0, "delta": 1e-5}
             nodes[name] = {**{k: v for k, v in settings.items() if k != "ledger"}, **own, "budget-local-mu": 6.0}
@@ -216,11 +216,11 @@ def test_secure_aggregation_over_real_nodes(tmp_path, project):
     assert [sum(session.releases for session in ledger.sessions) for ledger in ledgers] == [3, 3, 3]
     assert [SQLiteOpeningRecord(record).sets for record in records] == [3, 3]
     assert any("hospital-2: 3 of 6 releases. mu = 2 Gaussian DP" in line for line in lines)
-    assert any("if one helper and 2 machines of each sum are honest, and mu = 2.829" in line for line in lines)
+    assert any("if one helper and 2 clients of each sum are honest, and mu = 2.829" in line for line in lines)
 
 
 OPERATORS_FILE = """\
-machine = "{name}"
+client = "{name}"
 ledger = "ledger.sqlite"
 clip-norm = 0.5
 mu = 1.0
@@ -230,7 +230,7 @@ max-participations = 3
 
 @pytest.mark.examples
 def test_the_noise_mod_on_real_nodes_takes_its_policy_from_the_operator(tmp_path):
-    """A plain ``flower-supernode`` runs the bundle's ClientApp with the mod in it: two machines, three rounds asked."""
+    """A plain ``flower-supernode`` runs the bundle's ClientApp with the mod in it: two clients, three rounds asked."""
     lines = []
     with deployment(tmp_path / "run", timeout_s=300, on_line=lines.append, environment=ENVIRONMENT) as running:
         made = {"clip-norm": 1.0, "batch-size": 1, "mu": 1.0, "task": "digits", "num-partitions": 2, "partition-id": 0}
@@ -251,8 +251,8 @@ def test_the_noise_mod_on_real_nodes_takes_its_policy_from_the_operator(tmp_path
         ledgers = [read_ledger(files.config.parent / "ledger.sqlite") for files in running.nodes.values()]
         logs = [files.log.read_text() for files in running.nodes.values()]
     # Of the operator's file, not of the policy in the bundle (epsilon = 4).
-    stated = Guarantee(1.0, 1e-6, "noise on each machine, by its own account", unit="machine").sentence
+    stated = Guarantee(1.0, 1e-6, "noise on each client, by its own account", unit="client").sentence
     assert sum("2 of 2 updates aggregated" in line and stated in line for line in lines) == 3
     assert [[session.releases for session in ledger.sessions] for ledger in ledgers] == [[3], [3]]
     assert any("0 of 2 replies aggregated" in line and "budget-exhausted" in line for line in lines)
-    assert all("Machine clinic-" in log and "release 3 of at most 3" in log for log in logs)
+    assert all("Client clinic-" in log and "release 3 of at most 3" in log for log in logs)

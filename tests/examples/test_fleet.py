@@ -175,7 +175,7 @@ def test_the_operators_file_is_read(tmp_path):
     text = (FLEET / "node.toml").read_text()
     path.write_text(re.sub(r'^(root-certificates|private-key) = ".*/', r'\1 = "', text, flags=re.MULTILINE))
     path.chmod(0o600)
-    assert NodeConfig.read(path).machine == "clinic-0"
+    assert NodeConfig.read(path).client == "clinic-0"
     (tmp_path / "ca.crt").touch()
     (tmp_path / "clinic-0").touch()
     connection = Connection.needed(path, {})

@@ -8,7 +8,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-OF_A_MACHINE = re.compile(r"(?:^|[\s\"'(=])/(?:home|root|work|tmp|usr|Users)/|\.venv")
+OF_A_CLIENT = re.compile(r"(?:^|[\s\"'(=])/(?:home|root|work|tmp|usr|Users)/|\.venv")
 
 
 def texts(notebook):
@@ -30,8 +30,8 @@ def problems(text):
         found.append("not executed from top to bottom")
     if any(output["output_type"] == "error" for cell in code for output in cell["outputs"]):
         found.append("error")
-    if OF_A_MACHINE.search(texts(notebook)):
-        found.append("path of a machine")
+    if OF_A_CLIENT.search(texts(notebook)):
+        found.append("path of a client")
     if not any("**Look at**" in "".join(cell["source"]) for cell in cells):
         found.append("nothing to look at")
     return found
@@ -54,7 +54,7 @@ def test_a_notebook_is_executed_and_short(path):
         (lambda cells: cells[1]["outputs"].append({"output_type": "error"}), "error"),
         (
             lambda cells: cells[1]["outputs"].append({"output_type": "stream", "text": ["/home/me/x"]}),
-            "path of a machine",
+            "path of a client",
         ),
         (lambda cells: [cell.update(source=["x"]) for cell in cells], "nothing to look at"),
     ],
@@ -70,7 +70,7 @@ def test_a_bad_notebook_would_be_noticed(change, found):
 def test_an_epsilon_in_a_notebook_has_its_sentence(path):
     shown = texts(json.loads(path.read_text()))
     assert "epsilon" in shown
-    assert re.search(r"epsilon = \S+ at delta = \S+, for replacement of (one sample|all samples) of one machine", shown)
+    assert re.search(r"epsilon = \S+ at delta = \S+, for replacement of (one sample|all samples) of one client", shown)
 
 
 @pytest.mark.frameworks

@@ -21,8 +21,8 @@ def test_own_model_leaves_a_report(run_example, tmp_path, monkeypatch):
     report = CliRunner().invoke(cli, ["report", "runs/own-model"])
     assert report.exit_code == 0, report.output
     page = Path("runs/own-model/report/index.html").read_text()
-    assert "epsilon = 4 at delta = 1e-05, for replacement of one sample of one machine" in page
-    assert "counted by machines with noise" in page
+    assert "epsilon = 4 at delta = 1e-05, for replacement of one sample of one client" in page
+    assert "counted by clients with noise" in page
     document = json.loads(Path("runs/own-model/result.json").read_text())
     jsonschema.Draft202012Validator(result_schema()).validate(document)
     assert document["forecast"]["verdict"] == "useful"
@@ -40,6 +40,6 @@ def test_own_model_is_as_short_as_promised():
 
 
 @pytest.mark.parametrize("name", ["client_app.py", "task.py"])
-def test_a_machine_says_nothing_of_messages_or_noise(name):
+def test_a_client_says_nothing_of_messages_or_noise(name):
     text = (EXAMPLES / "own-model" / "own_model" / name).read_text().lower()
     assert not any(word in text.partition('"""\n')[2] for word in ("message", "noise", "recorddict"))

@@ -17,8 +17,8 @@ from tests.harness.packages import EXAMPLES, accuracy
 # What Flower starts must find this checkout, and not the hub.
 ENVIRONMENT = {"PYTHONPATH": str(EXAMPLES.parent), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 MU = gdp_mu(4.0, 1e-5)
-SAMPLE = "epsilon = 4 at delta = 1e-05, for replacement of one sample of one machine"
-MACHINE = Guarantee(MU, 1e-5, "noise on each machine, by its own account", unit="machine").sentence
+SAMPLE = "epsilon = 4 at delta = 1e-05, for replacement of one sample of one client"
+CLIENT = Guarantee(MU, 1e-5, "noise on each client, by its own account", unit="client").sentence
 
 
 @pytest.fixture(scope="session")
@@ -63,39 +63,39 @@ def short(project, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("privacy", "machines", "nodes", "stated"),
+    ("privacy", "clients", "nodes", "stated"),
     [
         ("none", 3, 3, ""),
-        ("machine", 3, 3, MACHINE),
+        ("client", 3, 3, CLIENT),
         ("untrusted-server", 3, 3, SAMPLE),
         pytest.param(
-            *("secure-aggregation", 81, 83, "if one helper and 50 machines of each sum are honest"),
+            *("secure-aggregation", 81, 83, "if one helper and 50 clients of each sum are honest"),
             marks=pytest.mark.long,
         ),
     ],
 )
-def test_pytorch_cnn(run_example, short, made_up_mnist, tmp_path, privacy, machines, nodes, stated):
+def test_pytorch_cnn(run_example, short, made_up_mnist, tmp_path, privacy, clients, nodes, stated):
     short("pytorch-cnn")
     where = {"data_root": made_up_mnist, "out": str(tmp_path / "report")}
-    lines = run_example("pytorch-cnn", nodes=nodes, num_clients=machines, privacy=privacy, **where)
+    lines = run_example("pytorch-cnn", nodes=nodes, num_clients=clients, privacy=privacy, **where)
     assert stated in " ".join(lines)
     accuracy(lines)
 
 
 @pytest.mark.parametrize(
-    ("privacy", "machines", "nodes", "stated"),
+    ("privacy", "clients", "nodes", "stated"),
     [
         ("none", 3, 3, ""),
-        ("machine", 3, 3, MACHINE),
+        ("client", 3, 3, CLIENT),
         ("without-noise", 3, 3, ""),
         ("untrusted-server", 3, 3, SAMPLE),
-        ("secure-aggregation", 17, 19, "if one helper and 10 machines of each sum are honest"),
+        ("secure-aggregation", 17, 19, "if one helper and 10 clients of each sum are honest"),
     ],
 )
-def test_tabular_network(run_example, short, made_up_customers, tmp_path, privacy, machines, nodes, stated):
+def test_tabular_network(run_example, short, made_up_customers, tmp_path, privacy, clients, nodes, stated):
     short("tabular-network")
     where = {"data": made_up_customers, "out": str(tmp_path / "report")}
-    lines = run_example("tabular-network", nodes=nodes, num_clients=machines, privacy=privacy, **where)
+    lines = run_example("tabular-network", nodes=nodes, num_clients=clients, privacy=privacy, **where)
     assert stated in " ".join(lines)
     accuracy(lines)
 
@@ -114,7 +114,7 @@ def test_the_network_is_as_large_as_its_page_says(project, folder, made):
 
 
 @pytest.mark.parametrize("folder", ["pytorch-cnn", "tabular-network"])
-def test_what_the_machine_lends_the_server_is_only_public_figures(folder):
+def test_what_the_client_lends_the_server_is_only_public_figures(folder):
     """The server's file imports constants of the client's, and no data of anybody."""
     tree = ast.parse((EXAMPLES / folder / folder.replace("-", "_") / "server_app.py").read_text())
     (names,) = [
@@ -152,7 +152,7 @@ def figures(folder):
 @pytest.mark.parametrize("folder", ["pytorch-cnn", "tabular-network"])
 def test_the_page_has_every_way_and_they_are_in_order(project, folder):
     said = figures(folder)
-    assert set(said) | {"machine"} == set(project(folder, "client_app").APPS)
+    assert set(said) | {"client"} == set(project(folder, "client_app").APPS)
     assert max(said.values()) == said["none"]
 
 
@@ -211,7 +211,7 @@ def flwr_run(folder, nodes, config, timeout_s):
     )
     assert result.status == "finished:completed"
     assert "Forecast before the first round: useful." in result.log
-    assert "replacement of one sample of one machine" in result.log
+    assert "replacement of one sample of one client" in result.log
     found = 100 * accuracy(result.log.splitlines())
     assert found == pytest.approx(figures(folder)[config["privacy"]], abs=1.5)
     return found

@@ -1,4 +1,4 @@
-"""scikit-learn over ten machines: before and after, and what the README says of it."""
+"""scikit-learn over ten clients: before and after, and what the README says of it."""
 
 import json
 import math
@@ -28,14 +28,14 @@ def test_one_run_is_useful_and_says_what_it_guarantees(run_example, privacy, nod
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("privacy", "least"), [("none", 0.85), ("machine", 0.0)])
+@pytest.mark.parametrize(("privacy", "least"), [("none", 0.85), ("client", 0.0)])
 def test_before_and_the_swap_of_one_line(run_example, privacy, least):
     lines = run_example(FOLDER, privacy=privacy)
     assert accuracy(lines) > least
-    assert any("LIKELY TO BE USELESS" in line for line in lines) == (privacy == "machine")
+    assert any("LIKELY TO BE USELESS" in line for line in lines) == (privacy == "client")
 
 
-def test_the_readme_says_what_machines_guarantee(project):
+def test_the_readme_says_what_clients_guarantee(project):
     client = project(FOLDER, "client_app")
     for name in ("untrusted-server", "secure-aggregation"):
         policy = client.APPS[name].policy

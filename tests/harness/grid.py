@@ -17,9 +17,9 @@ from murmurfl.privacy import derived_seed, protocol
 from murmurfl.strategies.rounds.in_flight import Clock
 
 
-def reply_is_lost(share, seed, server_round, machine):
-    """A coin for every round and machine: the same seed loses the same replies."""
-    coin = np.random.Generator(np.random.Philox(key=derived_seed("loss", seed, server_round, machine)))
+def reply_is_lost(share, seed, server_round, client):
+    """A coin for every round and client: the same seed loses the same replies."""
+    coin = np.random.Generator(np.random.Philox(key=derived_seed("loss", seed, server_round, client)))
     return bool(coin.random() < share)
 
 
@@ -96,7 +96,7 @@ class NodesGrid(Grid):
         if message.metadata.message_type != MessageType.TRAIN or config is None or protocol.ASK in config:
             return False
         return self.lost > 0 and reply_is_lost(
-            self.lost, self.seed, config[protocol.SERVER_ROUND], config[protocol.MACHINE]
+            self.lost, self.seed, config[protocol.SERVER_ROUND], config[protocol.CLIENT]
         )
 
     def set_run(self, run):
@@ -118,7 +118,7 @@ def unreached(identifier, reply):
 
 
 class TamperedNodes(NodesGrid):
-    """Machines made by ``client_of(name, state)``; ``deaf`` ones' replies are lost, ``forged`` changes all others."""
+    """Clients made by ``client_of(name, state)``; ``deaf`` ones' replies are lost, ``forged`` changes all others."""
 
     def __init__(self, client_of, num_nodes, *, deaf=(), forged=lambda reply: reply):
         def client_fn(context):
@@ -186,7 +186,7 @@ def ask_real_node(app, content, kind="train", **node_config):
 class Late:
     """Hands a training's replies on after a while, or never; for a :class:`NodesGrid`.
 
-    ``delay(machine, server_round)`` gives seconds, infinite for a reply that is lost. A node works on one message at a
+    ``delay(client, server_round)`` gives seconds, infinite for a reply that is lost. A node works on one message at a
     time, in the order in which they were sent. :attr:`queues` has how many training requests each node had at once.
     """
 
@@ -194,7 +194,7 @@ class Late:
         super().__init__(*parts)
         self.delay, self.now = delay, 0.0
         self.clock = Clock(now=lambda: self.now, sleep=self._sleep)
-        self.sent = []  # what machines answered, whether it arrived or not: name, release, ack, values
+        self.sent = []  # what clients answered, whether it arrived or not: name, release, ack, values
         self.queues = {}
         self._due, self._free, self._open = {}, {}, {}
 
@@ -208,7 +208,7 @@ class Late:
             config = message.content.config_records.get(protocol.CONFIG)
             if message.metadata.message_type != MessageType.TRAIN or config is None or protocol.ASK in config:
                 continue
-            node, name = message.metadata.dst_node_id, config[protocol.MACHINE]
+            node, name = message.metadata.dst_node_id, config[protocol.CLIENT]
             seconds = self.delay(name, config[protocol.SERVER_ROUND])
             began = max(self.now, self._free.get(node, 0.0))
             self._due[identifier] = began + seconds
@@ -233,7 +233,7 @@ class Late:
         return list(self.pull_messages(ids))
 
     def prefix_sums(self):
-        """P_k of every machine and release, from all that was sent: P_0 = 0, and P_k - P_ack in each message."""
+        """P_k of every client and release, from all that was sent: P_0 = 0, and P_k - P_ack in each message."""
         sums = {}
         for name, release, ack, values in self.sent:
             sums[name, release] = values + (sums[name, ack] if ack else 0.0)

@@ -5,32 +5,32 @@ import secrets
 from dataclasses import dataclass, replace
 
 import numpy as np
-from murmurfl.privacy import Header, HelperKey, MachineKey, Opener, OpeningRefusedError, Roster, Sealed, add_mask
+from murmurfl.privacy import ClientKey, Header, HelperKey, Opener, OpeningRefusedError, Roster, Sealed, add_mask
 from murmurfl.privacy.sums.masking import _SUITE as SUITE
 from murmurfl.privacy.sums.masking import NOTHING_OPENED, SEED_BYTES, opened_seal
 from murmurfl.privacy.sums.masking import _seal_info as seal_info
 
 SEED, D, SPACING, MIN_COHORT = 7, 40, 2.0**-20, 3
-MACHINES, HELPERS = tuple("abcdef"), ("left", "right")
-ROSTER = Roster.simulated(SEED, MACHINES, HELPERS)
-OTHER_ROSTER = Roster.simulated(SEED, (*MACHINES, "g"), HELPERS)
+CLIENTS, HELPERS = tuple("abcdef"), ("left", "right")
+ROSTER = Roster.simulated(SEED, CLIENTS, HELPERS)
+OTHER_ROSTER = Roster.simulated(SEED, (*CLIENTS, "g"), HELPERS)
 NOTHING = NOTHING_OPENED.hex()
 
 
-def id_of(machine, release):
-    """The name of a machine's release."""
-    return hashlib.sha256(f"{machine} {release}".encode()).hexdigest()[:32]
+def id_of(client, release):
+    """The name of a client's release."""
+    return hashlib.sha256(f"{client} {release}".encode()).hexdigest()[:32]
 
 
-def header_of(machine, release=1, ack=0, **changes):
+def header_of(client, release=1, ack=0, **changes):
     """The header of release k, built on release ``ack``; 0 for nothing."""
     values = {
         "session": "s",
-        "machine": machine,
+        "client": client,
         "release_mode": "cumulative",
         "release": release,
-        "release_id": id_of(machine, release),
-        "ack_id": id_of(machine, ack) if ack else NOTHING,
+        "release_id": id_of(client, release),
+        "ack_id": id_of(client, ack) if ack else NOTHING,
         "size": D,
         "spacing": SPACING,
         "min_cohort": MIN_COHORT,
@@ -42,20 +42,20 @@ def header_of(machine, release=1, ack=0, **changes):
     return Header(**values)
 
 
-def key_of(machine):
-    """A machine's key."""
-    return MachineKey.simulated(SEED, machine)
+def key_of(client):
+    """A client's key."""
+    return ClientKey.simulated(SEED, client)
 
 
 def sealed_by(header, key=None, roster=ROSTER):
-    """A header with seals and signature, by the machine it names unless another key is given."""
+    """A header with seals and signature, by the client it names unless another key is given."""
     content = header if isinstance(header, bytes) else header.to_bytes()
     seals = tuple(
         SUITE.encrypt(secrets.token_bytes(SEED_BYTES), HelperKey.simulated(SEED, name).sealing.public_key(),
                       info=seal_info(name, content))
         for name in roster.helper_names
     )  # fmt: skip
-    return signed(Sealed(content, seals, b""), key or key_of(header.machine))
+    return signed(Sealed(content, seals, b""), key or key_of(header.client))
 
 
 def signed(sealed, key):
@@ -63,14 +63,14 @@ def signed(sealed, key):
     return replace(sealed, signature=key.sign(sealed.signed))
 
 
-def release_of(machine, release=1, ack=0, **changes):
+def release_of(client, release=1, ack=0, **changes):
     """What a helper is shown of a release."""
-    return sealed_by(header_of(machine, release, ack, **changes))
+    return sealed_by(header_of(client, release, ack, **changes))
 
 
-def round_of(machines=MACHINES, release=1, ack=0, **changes):
-    """One release of each of some machines."""
-    return [release_of(machine, release, ack, **changes) for machine in machines]
+def round_of(clients=CLIENTS, release=1, ack=0, **changes):
+    """One release of each of some clients."""
+    return [release_of(client, release, ack, **changes) for client in clients]
 
 
 def mask_of(sealed, helper):
@@ -96,22 +96,22 @@ class Attack:
 
 
 def _edited(sealed, **changes):
-    """A header changed by somebody who has no key; seals and signature are the machine's."""
+    """A header changed by somebody who has no key; seals and signature are the client's."""
     return replace(sealed, header=replace(Header.from_bytes(sealed.header), **changes).to_bytes())
 
 
 def _resealed(sealed, seals):
-    """The same header with other seals, rightly signed by its machine."""
-    return signed(replace(sealed, seals=tuple(seals)), key_of(Header.from_bytes(sealed.header).machine))
+    """The same header with other seals, rightly signed by its client."""
+    return signed(replace(sealed, seals=tuple(seals)), key_of(Header.from_bytes(sealed.header).client))
 
 
 def attacks():
     """Every attack by its name; all are on the helper ``left``."""
     first, second = round_of(), round_of(release=2, ack=1)
-    stranger = MachineKey.simulated(99, "stranger")
+    stranger = ClientKey.simulated(99, "stranger")
     opened = [("1", first)]
     return {
-        "one machine": Attack([], "1", first[:1]),
+        "one client": Attack([], "1", first[:1]),
         "nobody": Attack([], "1", []),
         "too few": Attack([], "1", first[: MIN_COHORT - 1]),
         "too few for one of them": Attack([], "1", [*first[:4], release_of("e", min_cohort=6)]),
@@ -122,7 +122,7 @@ def attacks():
         "ack edited": Attack(opened, "2", [*second[:5], _edited(release_of("f", 2, 0), ack_id=id_of("f", 1))]),
         "a stranger": Attack([], "1", [*first, sealed_by(header_of("z"), stranger)]),
         "a stranger under a known name": Attack([], "1", [*first[:5], sealed_by(header_of("f"), stranger)]),
-        "a machine under another's name": Attack([], "1", [*first[:5], sealed_by(header_of("f"), key_of("e"))]),
+        "a client under another's name": Attack([], "1", [*first[:5], sealed_by(header_of("f"), key_of("e"))]),
         "another session's": Attack([], "1", first, session="t"),
         "one of another session": Attack([], "1", [*first[:5], release_of("f", session="t")]),
         "a subset under the same name": Attack(opened, "1", first[:5]),

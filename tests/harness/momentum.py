@@ -1,15 +1,15 @@
-"""Servers of private momentum and their machines, for the tests of each of its strategies."""
+"""Servers of private momentum and their clients, for the tests of each of its strategies."""
 
 import numpy as np
 from flwr.app import ArrayRecord
 from murmurfl.clients import NoisySGDClient
 from murmurfl.privacy import PrivacyPolicy, SimulatedKeys
 
+from tests.harness.clients import normal_samples, simulated_app
 from tests.harness.grid import NodesGrid
-from tests.harness.machines import normal_samples, simulated_app
 from tests.harness.models import Quadratic
 
-MACHINES, BATCHES, PASSES, D = 3, 5, 4, 6
+CLIENTS, BATCHES, PASSES, D = 3, 5, 4, 6
 ROUNDS = BATCHES * PASSES
 START = ArrayRecord([np.ones(D)])
 POLICY = {
@@ -26,7 +26,7 @@ POLICY = {
 
 
 def policy(**changes):
-    """Of the machines: every sample returns once an epoch."""
+    """Of the clients: every sample returns once an epoch."""
     return PrivacyPolicy(**{**POLICY, **changes})
 
 
@@ -39,14 +39,14 @@ def app():
 
 
 def grid(**changes):
-    return NodesGrid(app(), MACHINES, **changes)
+    return NodesGrid(app(), CLIENTS, **changes)
 
 
 def strategy(kind, **changes):
     """A server of a kind of momentum, with seeded keys."""
     options = {
-        "num_clients": MACHINES,
-        "clients_per_round": MACHINES,
+        "num_clients": CLIENTS,
+        "clients_per_round": CLIENTS,
         "learning_rate": 0.05,
         "alpha": 0.3,
         "policy": policy(),

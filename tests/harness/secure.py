@@ -1,7 +1,7 @@
-"""Secure aggregation for tests: machines under masks, helpers that open their sums, and whole trainings of them.
+"""Secure aggregation for tests: clients under masks, helpers that open their sums, and whole trainings of them.
 
-Machines are this package's clients; what they release is masked here with ``murmurfl.privacy`` alone, so that a test
-can have a machine do it wrongly. Helpers are real openers, and a test can have one fail at any point. The same machines
+Clients are this package's clients; what they release is masked here with ``murmurfl.privacy`` alone, so that a test
+can have a client do it wrongly. Helpers are real openers, and a test can have one fail at any point. The same clients
 and trainings are there without masks.
 """
 
@@ -19,24 +19,24 @@ from murmurfl.clients.sums_helper import answer_helper
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, SumAssumption, protocol
 from murmurfl.privacy.sums.masking import Masking, Sealed, add_mask, checked_header, opened_seal
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener
-from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.roster import ClientKey, HelperKey, Roster
 from murmurfl.strategies import Mu2, NothingAggregatedError, OnlineFedSGD, Refusal, Reply, SecureAggregation
 
+from tests.harness.clients import normal_samples
 from tests.harness.grid import NodesGrid
-from tests.harness.machines import normal_samples
 from tests.harness.models import Data
 
 HELPERS = ("helper-0", "helper-1")
 
 
-def roster_of(machines, helpers=HELPERS, seed=0):
+def roster_of(clients, helpers=HELPERS, seed=0):
     """The roster of simulated keys."""
-    return Roster.simulated(seed, tuple(machines), tuple(helpers))
+    return Roster.simulated(seed, tuple(clients), tuple(helpers))
 
 
 def masking_of(name, roster, seed=0):
-    """A machine's masks, with its simulated key."""
-    return Masking(name, MachineKey.simulated(seed, name), roster)
+    """A client's masks, with its simulated key."""
+    return Masking(name, ClientKey.simulated(seed, name), roster)
 
 
 def sealed_of(entries):
@@ -59,16 +59,16 @@ SEED = 3
 
 
 def secure_policy(*, min_honest=2, min_cohort=3, **changes):
-    """A policy for sums of at least three releases, two of them of honest machines."""
+    """A policy for sums of at least three releases, two of them of honest clients."""
     settings = {"clip_norm": 1.0, "batch_size": 1, "max_participations": 30, "mu": 2.0, "trust": "secure-aggregation"}
     return PrivacyPolicy(**{**settings, "sums": SumAssumption(min_honest, min_cohort), **changes})
 
 
-class Machines:
-    """Simulated machines ``"0"`` to ``"count - 1"`` whose contributions are their data; ledgers live as long as this.
+class Clients:
+    """Simulated clients ``"0"`` to ``"count - 1"`` whose contributions are their data; ledgers live as long as this.
 
     ``masked`` False makes the very same releases and sends them as numbers. ``different`` has policies of single
-    machines, and ``mask`` is what turns a release into a masked one: a test may replace it.
+    clients, and ``mask`` is what turns a release into a masked one: a test may replace it.
     """
 
     def __init__(self, data, shapes, count=6, *, kind=Mu2Client, masked=True, different=None, options=None, **changes):
@@ -79,10 +79,10 @@ class Machines:
         self._shapes, self._options = shapes, options or {}
         self._policies = {name: secure_policy(**{**changes, **(different or {}).get(name, {})}) for name in names}
         self._clients = {}
-        self.masks = {name: Masking(name, MachineKey.simulated(SEED, name), self.roster) for name in names}
+        self.masks = {name: Masking(name, ClientKey.simulated(SEED, name), self.roster) for name in names}
 
     def client(self, name):
-        """A machine."""
+        """A client."""
         if name not in self._clients:
             samples, policy = self._data(name), self._policies[name]
             self._clients[name] = self.kind(
@@ -96,7 +96,7 @@ class Machines:
 
     @property
     def app(self):
-        """The machines as an app, one on each node."""
+        """The clients as an app, one on each node."""
         app = ClientApp()
 
         @app.train()
@@ -130,10 +130,10 @@ class Machines:
     def _seal(self, name, content):
         config = content[protocol.CONFIG]
         asked = (config[key] for key in (protocol.SESSION, protocol.ACK, protocol.RELEASE))
-        return self._reply(name, self.client(name).machine.last_release(*asked), config[protocol.SESSION])
+        return self._reply(name, self.client(name).privatizer.last_release(*asked), config[protocol.SESSION])
 
     def _reply(self, name, release, session):
-        client, entries, values = self.client(name), {protocol.MACHINE: name}, release.values
+        client, entries, values = self.client(name), {protocol.CLIENT: name}, release.values
         if self.masked:
             masked = self.mask(name, release, session)
             values = masked.counts
@@ -147,12 +147,12 @@ class Machines:
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.RELEASE: release.release,
             protocol.ACK: release.ack,
-            protocol.SENSITIVITY: client.machine.plan.sensitivity,
-            protocol.MU_GUARANTEED: client.machine.plan.mu,
+            protocol.SENSITIVITY: client.privatizer.plan.sensitivity,
+            protocol.MU_GUARANTEED: client.privatizer.plan.mu,
             protocol.DELTA: 1e-5,
             protocol.CLIENT_LEVEL: 0,
-            protocol.MU_LOCAL: client.machine.plan.loss.worst_case.mu,
-            protocol.MIN_HONEST: client.machine.policy.sums.min_honest,
+            protocol.MU_LOCAL: client.privatizer.plan.loss.worst_case.mu,
+            protocol.MIN_HONEST: client.privatizer.policy.sums.min_honest,
             protocol.NUM_EXAMPLES: 1,
             **({protocol.MENDED: 1} if release.mended else {}),
         }
@@ -166,18 +166,18 @@ class Machines:
 
 
 class DirectCohort:
-    """The same machines, asked without messages."""
+    """The same clients, asked without messages."""
 
-    def __init__(self, machines, lost=lambda server_round, name: False):
-        self.machines, self.lost = machines, lost
+    def __init__(self, clients, lost=lambda server_round, name: False):
+        self.clients, self.lost = clients, lost
 
     def names(self):
-        return [str(i) for i in range(self.machines.count)]
+        return [str(i) for i in range(self.clients.count)]
 
     def answer(self, request):
         for name, ack in request.acks.items():
-            client = self.machines.client(name)
-            points = [part for point in request.points for part in unflatten(point, self.machines._shapes)]
+            client = self.clients.client(name)
+            points = [part for point in request.points for part in unflatten(point, self.clients._shapes)]
             config = {
                 protocol.VERSION: protocol.PROTOCOL_VERSION,
                 protocol.SERVER_ROUND: request.server_round,
@@ -193,11 +193,11 @@ class DirectCohort:
                 yield Reply(name, release.release, release.ack, release, {protocol.NUM_EXAMPLES: release.samples})
 
     def statements(self, session):
-        return {name: self.machines.client(name).statement(session) for name in self.names()}
+        return {name: self.clients.client(name).statement(session) for name in self.names()}
 
 
 class SecureGrid(NodesGrid):
-    """Machines on a node each, and beside them the helpers of their roster, each on a node of its own.
+    """Clients on a node each, and beside them the helpers of their roster, each on a node of its own.
 
     ``watch(kind, helper, message)`` is called before a helper is handed a message, ``"hello"``, ``"whether"``,
     ``"lock"``, ``"open"`` or ``"void"``, and ``seen(kind, helper, reply)`` with what it answers; either may raise what
@@ -207,9 +207,9 @@ class SecureGrid(NodesGrid):
 
     first_helper = 5000
 
-    def __init__(self, machines, *, lost=0.0, seed=2, helpers=HELPERS):
-        super().__init__(machines.app, machines.count, lost=lost, seed=seed)
-        self.roster = machines.roster
+    def __init__(self, clients, *, lost=0.0, seed=2, helpers=HELPERS):
+        super().__init__(clients.app, clients.count, lost=lost, seed=seed)
+        self.roster = clients.roster
         self.openers = {
             self.first_helper + i: Opener(name, HelperKey.simulated(SEED, name), self.roster, MemoryOpeningRecord())
             for i, name in enumerate(helpers)
@@ -249,12 +249,12 @@ def refusal(helper, code=protocol.OPENING_REFUSED):
     return Message(Error(code, "no"), reply_to=request)
 
 
-def other_header(masked, machine_key, **changes):
+def other_header(masked, client_key, **changes):
     """A masked release whose header says something else, signed all the same."""
     header = json.loads(masked.sealed.header)
     changed = json.dumps({**header, **changes}, sort_keys=True, separators=(",", ":")).encode()
     unsigned = replace(masked.sealed, header=changed, signature=b"")
-    return replace(masked, sealed=replace(unsigned, signature=machine_key.sign(unsigned.signed)))
+    return replace(masked, sealed=replace(unsigned, signature=client_key.sign(unsigned.signed)))
 
 
 def state_bytes(strategy):
@@ -273,13 +273,13 @@ def some(name, samples=30):
     return normal_samples(name, samples, D) / 4
 
 
-def machines(**changes):
-    """Six machines with samples of their own."""
-    return Machines(some, SHAPES, **changes)
+def clients(**changes):
+    """Six clients with samples of their own."""
+    return Clients(some, SHAPES, **changes)
 
 
 def build(kind=Mu2, *, secure=None, **options):
-    """A strategy of six machines; ``secure`` holds what differs from sums of at least three releases."""
+    """A strategy of six clients; ``secure`` holds what differs from sums of at least three releases."""
     common = {"num_clients": 6, "clients_per_round": 4, "learning_rate": 0.05, "seed": 1, "session": "s"}
     own = {OnlineFedSGD: {"local_steps": 1}}.get(kind, {})
     if secure is not None:
@@ -310,7 +310,7 @@ class Plain(NodesGrid):
 
 def plain_run(strategy=Mu2, *, lost=0.0, seed=2, closed=(), **changes):
     """A training with the very same releases and no masks."""
-    grid = Plain(machines(masked=False, **changes).app, 6, lost=lost, seed=seed)
+    grid = Plain(clients(masked=False, **changes).app, 6, lost=lost, seed=seed)
     grid.closed = closed
     return trained(
         build(strategy, allow_exhaustion=True), grid

@@ -1,8 +1,8 @@
 """What a server that sees only sums can tell, exactly: from all sums that were opened to the mu of every sample.
 
-Every release is P_k - P_ack of its machine's stream, so its noise is row k less row ack of B Z and its signal the
+Every release is P_k - P_ack of its client's stream, so its noise is row k less row ack of B Z and its signal the
 contributions after ack. A *transcript* is the list of opened sums. With S the covariance of the sums' noise, of all
-machines that do not work with the server, and v the change of the sums when one contribution moves by one,
+clients that do not work with the server, and v the change of the sums when one contribution moves by one,
 
     mu^2 = sensitivity^2 v' S^+ v,
 
@@ -36,7 +36,7 @@ NO_SIGNAL = 1e-7
 
 @dataclass(frozen=True)
 class Stream:
-    """The noise of one machine in one session.
+    """The noise of one client in one session.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Stream:
 
     @classmethod
     def of_plan(cls, plan: NoisePlan) -> Stream:
-        """The stream of a machine with this plan."""
+        """The stream of a client with this plan."""
         return cls(plan.mechanism.decoder(), plan.noise_std, plan.sensitivity)
 
     @classmethod
@@ -62,9 +62,9 @@ class Stream:
 
 
 class Opened(NamedTuple):
-    """One release in an opened sum: P_release - P_ack of a machine's stream in a session."""
+    """One release in an opened sum: P_release - P_ack of a client's stream in a session."""
 
-    machine: str
+    client: str
     release: int
     ack: int
     session: str = "s"
@@ -76,7 +76,7 @@ class Worst(NamedTuple):
     """The sample that is least private: the one in this release."""
 
     mu: float
-    machine: str
+    client: str
     session: str
     release: int
 
@@ -87,11 +87,11 @@ class Transcript:
     Parameters
     ----------
     streams : Stream or mapping of str to Stream
-        Of each machine, by its name; one for all of them.
+        Of each client, by its name; one for all of them.
     sets : sequence of sequences of Opened
         The sums; a release that is in one twice counts twice.
     colluders : collection of str
-        Machines whose noise and contributions the server knows.
+        Clients whose noise and contributions the server knows.
     """
 
     def __init__(
@@ -104,20 +104,20 @@ class Transcript:
         self._terms: dict[tuple[str, str], list[tuple[int, int, int, int]]] = {}
         self._sums = len(sets)
         for row, members in enumerate(sets):
-            for machine, release, ack, session, after in members:
-                if machine in colluders:
+            for client, release, ack, session, after in members:
+                if client in colluders:
                     continue
-                if not 0 <= ack < release <= len(self._stream(machine).decoder):
+                if not 0 <= ack < release <= len(self._stream(client).decoder):
                     raise ValueError(f"Expected 0 <= ack < release <= K, got {ack} and {release}.")
                 term = (row, release, ack, ack if after is None else after)
-                self._terms.setdefault((machine, session), []).append(term)
+                self._terms.setdefault((client, session), []).append(term)
 
-    def _stream(self, machine: str) -> Stream:
-        return self._streams if isinstance(self._streams, Stream) else self._streams[machine]
+    def _stream(self, client: str) -> Stream:
+        return self._streams if isinstance(self._streams, Stream) else self._streams[client]
 
-    def _noise(self, machine: str, session: str) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    def _noise(self, client: str, session: str) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """The sums with this stream in them, and its noise in each: rows of the stream's Z."""
-        stream, terms = self._stream(machine), self._terms[machine, session]
+        stream, terms = self._stream(client), self._terms[client, session]
         rows = np.unique([row for row, *_ in terms])
         coefficients = np.zeros((len(rows), len(stream.decoder) + 1))
         for row, release, _, after in terms:
@@ -128,36 +128,36 @@ class Transcript:
 
     @cached_property
     def covariance(self) -> NDArray[np.float64]:
-        """S, sum by sum: of the noise of every machine that is no colluder."""
+        """S, sum by sum: of the noise of every client that is no colluder."""
         covariance = np.zeros((self._sums, self._sums))
-        for machine, session in self._terms:
-            rows, noise = self._noise(machine, session)
+        for client, session in self._terms:
+            rows, noise = self._noise(client, session)
             covariance[np.ix_(rows, rows)] += noise @ noise.T
         return covariance
 
-    def covariance_of(self, machine: str, session: str = "s") -> NDArray[np.float64]:
+    def covariance_of(self, client: str, session: str = "s") -> NDArray[np.float64]:
         """What one stream adds to :attr:`covariance`."""
         covariance = np.zeros((self._sums, self._sums))
-        rows, noise = self._noise(machine, session)
+        rows, noise = self._noise(client, session)
         covariance[np.ix_(rows, rows)] = noise @ noise.T
         return covariance
 
-    def change(self, machine: str, release: int, session: str = "s") -> NDArray[np.float64]:
+    def change(self, client: str, release: int, session: str = "s") -> NDArray[np.float64]:
         """v: how often each sum contains the contribution to a release."""
         change = np.zeros(self._sums)
-        for row, last, ack, _ in self._terms.get((machine, session), ()):
+        for row, last, ack, _ in self._terms.get((client, session), ()):
             change[row] += ack < release <= last
         return change
 
     @cached_property
     def squares(self) -> dict[tuple[str, str, int], float]:
-        """mu^2 of a sample in each release of each machine that is in a sum: (machine, session, release)."""
+        """mu^2 of a sample in each release of each client that is in a sum: (client, session, release)."""
         names = [
-            (machine, session, release)
-            for machine, session in self._terms
-            for release in range(1, len(self._stream(machine).decoder) + 1)
+            (client, session, release)
+            for client, session in self._terms
+            for release in range(1, len(self._stream(client).decoder) + 1)
         ]
-        changes = [self.change(machine, release, session) for machine, session, release in names]
+        changes = [self.change(client, release, session) for client, session, release in names]
         seen = [place for place, change in enumerate(changes) if change.any()]
         if not seen:
             return {}
@@ -167,25 +167,25 @@ class Transcript:
             found[names[place]] = self._stream(names[place][0]).sensitivity ** 2 * float(value)
         return found
 
-    def square(self, machine: str, release: int, session: str = "s") -> float:
+    def square(self, client: str, release: int, session: str = "s") -> float:
         """mu^2 of a sample in one release; 0 if no sum shows it."""
-        return self.squares.get((machine, session, release), 0.0)
+        return self.squares.get((client, session, release), 0.0)
 
     def worst(self) -> Worst:
         """The sample that is least private, among those that are in one release."""
         if not self.squares:
             return Worst(0.0, "", "", 0)
-        (machine, session, release), square = max(self.squares.items(), key=lambda item: item[1])
-        return Worst(math.sqrt(square), machine, session, release)
+        (client, session, release), square = max(self.squares.items(), key=lambda item: item[1])
+        return Worst(math.sqrt(square), client, session, release)
 
-    def gram(self, machine: str, releases: Sequence[int], session: str = "s") -> NDArray[np.float64]:
+    def gram(self, client: str, releases: Sequence[int], session: str = "s") -> NDArray[np.float64]:
         """Inner products of a sample's participations: mu^2 is the sum of them, times the moves' own."""
-        changes = np.array([self.change(machine, release, session) for release in releases]).T
-        return self._stream(machine).sensitivity ** 2 * inner_products(self.covariance, changes)
+        changes = np.array([self.change(client, release, session) for release in releases]).T
+        return self._stream(client).sensitivity ** 2 * inner_products(self.covariance, changes)
 
-    def returning(self, machine: str, releases: Sequence[int], session: str = "s") -> float:
+    def returning(self, client: str, releases: Sequence[int], session: str = "s") -> float:
         """The most mu can be of a sample that moves each of these releases in any direction."""
-        return math.sqrt(np.abs(self.gram(machine, releases, session)).sum())
+        return math.sqrt(np.abs(self.gram(client, releases, session)).sum())
 
 
 def quadratic(covariance: NDArray[np.float64], changes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -232,7 +232,7 @@ def opened_sets(headers: Sequence[Sequence[Header]], made: Iterable[Header] = ()
     return [
         [
             Opened(
-                header.machine,
+                header.client,
                 header.release,
                 numbers[header.ack_id] if header.release_mode == "cumulative" else header.release - 1,
                 header.session,
@@ -244,30 +244,30 @@ def opened_sets(headers: Sequence[Sequence[Header]], made: Iterable[Header] = ()
 
 
 def played(patterns: Sequence[Sequence[int]], releases: int | None = None) -> list[list[Opened]]:
-    """The opened sets of rounds in which every machine is not asked (0), loses its reply (1) or is opened (2).
+    """The opened sets of rounds in which every client is not asked (0), loses its reply (1) or is opened (2).
 
-    Machine i is called str(i); an opened release carries all its machine lost since the last opened one, as the release
-    rule has it. A machine may also be opened and be told that its sum was skipped (3): its next release mends that.
+    Client i is called str(i); an opened release carries all its client lost since the last opened one, as the release
+    rule has it. A client may also be opened and be told that its sum was skipped (3): its next release mends that.
 
     Parameters
     ----------
     patterns : sequence of sequences
-        For every machine, for every round.
+        For every client, for every round.
     releases : int, optional
         K: who has made so many is not asked any more.
     """
     made, last, after, sets = *([0] * len(patterns) for _ in range(3)), []
     for states in zip(*patterns, strict=True):
         members = []
-        for machine, state in enumerate(states):
-            if state and (releases is None or made[machine] < releases):
-                made[machine] += 1
+        for client, state in enumerate(states):
+            if state and (releases is None or made[client] < releases):
+                made[client] += 1
                 if state >= 2:
-                    mended = after[machine] if after[machine] < last[machine] else None
-                    members.append(Opened(str(machine), made[machine], last[machine], noise_after=mended))
-                    last[machine] = made[machine]
+                    mended = after[client] if after[client] < last[client] else None
+                    members.append(Opened(str(client), made[client], last[client], noise_after=mended))
+                    last[client] = made[client]
                 if state == 2:
-                    after[machine] = made[machine]
+                    after[client] = made[client]
         sets.append(members)
     return sets
 
@@ -327,8 +327,8 @@ def generator(key):
     return np.random.Generator(np.random.Philox(key=key))
 
 
-def random_patterns(chance, most_machines=6, most_rounds=8):
-    """Patterns with any share of replies lost, and a cap that may end machines early."""
-    rounds, machines = int(chance.integers(2, most_rounds + 1)), int(chance.integers(2, most_machines + 1))
-    patterns = chance.choice(3, size=(machines, rounds), p=chance.dirichlet([1, 1, 2]))
+def random_patterns(chance, most_clients=6, most_rounds=8):
+    """Patterns with any share of replies lost, and a cap that may end clients early."""
+    rounds, clients = int(chance.integers(2, most_rounds + 1)), int(chance.integers(2, most_clients + 1))
+    patterns = chance.choice(3, size=(clients, rounds), p=chance.dirichlet([1, 1, 2]))
     return patterns, int(chance.integers(1, rounds + 1))

@@ -32,7 +32,7 @@ from murmurfl.strategies.rounds.checkpoint import TrustedCheckpoint
 
 from tests.harness.rules import begun, stepped
 
-MACHINES, BATCHES, PASSES, D = 2, 5, 4, 200
+CLIENTS, BATCHES, PASSES, D = 2, 5, 4, 200
 ROUNDS = BATCHES * PASSES
 CLAIM = 1.0
 POINTS = ("noise drawn", "checkpoint written", "mark moved", "seen")
@@ -46,7 +46,7 @@ class Killed(Exception):
 
 
 def policy(kind="tree", **changes):
-    """The machines' policy; for momentum, samples return every epoch."""
+    """The clients' policy; for momentum, samples return every epoch."""
     options = {"clip_norm": 1.0, "batch_size": 1, "max_participations": ROUNDS, "mu": CLAIM, "trust": "trusted-server"}
     if kind != "trusted-mu2":
         options |= {"mechanism": "independent", "release_rule": "paper"}
@@ -57,8 +57,8 @@ def policy(kind="tree", **changes):
 def strategy(kind, checkpoint, **changes):
     """A server with real keys, as a deployed run has them."""
     options = {
-        "num_clients": MACHINES,
-        "clients_per_round": MACHINES,
+        "num_clients": CLIENTS,
+        "clients_per_round": CLIENTS,
         "learning_rate": 0.05,
         "policy": policy(kind),
         "num_rounds": ROUNDS,
@@ -77,8 +77,8 @@ def strategy(kind, checkpoint, **changes):
 
 
 @dataclass
-class Machines:
-    """Machines that answer every round: with nothing, or with contributions that depend on name and round alone."""
+class Clients:
+    """Clients that answer every round: with nothing, or with contributions that depend on name and round alone."""
 
     policy: PrivacyPolicy
     size: int = D
@@ -88,7 +88,7 @@ class Machines:
     sessions: list[str] = field(default_factory=list)
 
     def names(self):
-        return [str(i) for i in range(MACHINES)]
+        return [str(i) for i in range(CLIENTS)]
 
     def contribution(self, name, k):
         rng = np.random.Generator(np.random.Philox(key=[int(name), k]))
@@ -197,18 +197,18 @@ def deaths_in(interruptions):
     return [(POINTS[-1 - i % len(POINTS)], server_round) for i, server_round in enumerate(dying)]
 
 
-def run(build, machines, deaths, num_rounds=ROUNDS):
+def run(build, clients, deaths, num_rounds=ROUNDS):
     """Run a training to its end, starting it again after every death: its last server and the number of restarts."""
 
     def look(server_round, arrays):
-        machines.seen.append((server_round, arrays["0"].numpy().tobytes()))
+        clients.seen.append((server_round, arrays["0"].numpy().tobytes()))
         deaths.at("seen", server_round)
 
     restarts = 0
     while True:
         subject = build()
         try:
-            subject.start(machines, ArrayRecord([np.zeros(machines.size)]), num_rounds=num_rounds, evaluate_fn=look)
+            subject.start(clients, ArrayRecord([np.zeros(clients.size)]), num_rounds=num_rounds, evaluate_fn=look)
         except Killed:
             restarts += 1
             continue
@@ -217,9 +217,9 @@ def run(build, machines, deaths, num_rounds=ROUNDS):
 
 def published_noise(kind, checkpoint, columns, deaths):
     """The rounds and the matrix W of everything a training published, and its last server."""
-    machines = Machines(policy(kind))
-    subject, _ = run(lambda: strategy(kind, checkpoint), machines, deaths)
-    published = [(number, model) for number, model in dict.fromkeys(machines.seen) if number]
+    clients = Clients(policy(kind))
+    subject, _ = run(lambda: strategy(kind, checkpoint), clients, deaths)
+    published = [(number, model) for number, model in dict.fromkeys(clients.seen) if number]
     weights = np.array([columns.of_model[model] for _, model in published])
     return [number for number, _ in published], weights[:, : len(columns.numbers)], subject
 
@@ -227,7 +227,7 @@ def published_noise(kind, checkpoint, columns, deaths):
 def exact_mu(kind, subject, numbers, weights):
     """The largest |W^+ v| over all changes v that one sample can make in what was published."""
     lower = np.array([[0.3 * 0.7 ** (t - s) if s <= t else 0.0 for s in range(ROUNDS)] for t in range(ROUNDS)])
-    change = subject.aggregator.policy.plan(D).sensitivity / MACHINES
+    change = subject.aggregator.policy.plan(D).sensitivity / CLIENTS
     shifts = []
     if kind == "trusted-mu2":
         shifts = [change * (np.arange(ROUNDS) >= place) for place in range(ROUNDS)]

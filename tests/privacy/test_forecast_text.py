@@ -16,9 +16,7 @@ from murmurfl.privacy.forecast_text import (
     shortest,
 )
 
-UPDATES = Forecast(
-    ratio=2.0, num_parameters=2500, machines=40, per_round=40, rounds=8, mu=gdp_mu(4.0, 1e-5), delta=1e-5
-)
+UPDATES = Forecast(ratio=2.0, num_parameters=2500, clients=40, per_round=40, rounds=8, mu=gdp_mu(4.0, 1e-5), delta=1e-5)
 GRADIENTS = replace(UPDATES, clip_unit="sample", unit="sample")
 
 
@@ -44,19 +42,19 @@ def test_useful_forecast_of_gradients_says_what_it_does_not_know():
 
 
 def test_basis_shows_mu_with_its_epsilon_where_one_exists():
-    assert "mu = 0.93 (epsilon = 4 at delta = 1e-05) to protect all samples of one machine" in forecast_basis(UPDATES)
+    assert "mu = 0.93 (epsilon = 4 at delta = 1e-05) to protect all samples of one client" in forecast_basis(UPDATES)
     assert "epsilon" not in forecast_basis(replace(UPDATES, mu=math.inf))
 
 
 def test_each_change_is_named_with_its_amount():
     words = {one.kind: change_words(UPDATES, one) for one in UPDATES.changes()}
-    assert list(words) == ["sample", "sums", "both", "machines", "parameters", "epsilon"]
-    assert words["sample"] == "privacy for one sample instead, 100 a machine"
-    assert words["machines"] == "330 machines like these"  # 40 x (2 / 0.7)^2 = 326.5
+    assert list(words) == ["sample", "sums", "both", "clients", "parameters", "epsilon"]
+    assert words["sample"] == "privacy for one sample instead, 100 a client"
+    assert words["clients"] == "330 clients like these"  # 40 x (2 / 0.7)^2 = 326.5
     assert words["parameters"] == "300 values to train (frozen features)"  # 2500 / (2 / 0.7)^2 = 306
     assert words["epsilon"].startswith("epsilon = ")
     (samples,) = (one for one in GRADIENTS.changes() if one.kind == "samples")
-    assert change_words(GRADIENTS, samples) == "14 times as many samples on each machine"  # 2 / 0.15 = 13.3
+    assert change_words(GRADIENTS, samples) == "14 times as many samples on each client"  # 2 / 0.15 = 13.3
     correlated = replace(UPDATES, alone=False)
     (sums,) = (one for one in correlated.changes() if one.kind == "sums")
     assert change_words(correlated, sums).endswith("at best")

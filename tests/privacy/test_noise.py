@@ -21,7 +21,7 @@ from murmurfl.privacy import (
     Grid,
     MemoryLedger,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     SimulatedKeys,
     SystemKeys,
     policy_guarantee,
@@ -47,7 +47,7 @@ from murmurfl.privacy.noise import (
 from scipy import stats
 
 from benchmarks.noise import version_1_pairs
-from tests.privacy.machines import DurableLedger
+from tests.privacy.clients import DurableLedger
 
 KEY = bytes(range(32))
 FALSE_ALARM = 1e-6
@@ -66,7 +66,7 @@ def test_a_row_is_regenerated_bit_for_bit(quality, size):
 
 
 def test_rows_are_what_they_were_when_this_was_written():
-    """A machine regenerates noise it drew before an upgrade; another stream would leave that noise in the model."""
+    """A client regenerates noise it drew before an upgrade; another stream would leave that noise in the model."""
     exact = standard_normals(key(1), 4, "exact")
     fast = standard_normals(key(1), 4, "fast")
     assert exact.dtype == np.float64
@@ -184,7 +184,7 @@ def test_rows_drawn_together_are_the_rows_drawn_alone(quality, size):
 
 CIPHER_KEY = row_key(bytes(range(32)), bytes(16))
 
-# What murmurfl 0.1 chose: TrustedMu2 with d = 7850, T = 100, mu = 1, and a machine with d = 1e6, K = 100, mu = 0.001.
+# What murmurfl 0.1 chose: TrustedMu2 with d = 7850, T = 100, mu = 1, and a client with d = 1e6, K = 100, mu = 0.001.
 OLD_GRIDS = [2.0**-33.8, 2.0**-30.8]
 
 
@@ -504,20 +504,20 @@ def number_in(error):
     ],
 )
 def test_a_policy_the_noise_cannot_serve_is_refused_with_the_number_it_could(changes, size, key):
-    def machine(**changes):
-        return PrivateMachine(served(**changes), size, 800, DurableLedger(), SystemKeys(bytes(32)), data=row_bytes([0]))
+    def client(**changes):
+        return Privatizer(served(**changes), size, 800, DurableLedger(), SystemKeys(bytes(32)), data=row_bytes([0]))
 
     with pytest.raises(ConfigurationError, match=f"Expected {key} [<>]=") as refused:
-        machine(**changes)
+        client(**changes)
     number = number_in(refused.value)
-    assert 0 < machine(**{**changes, key: number}).plan.mu <= served(**{**changes, key: number}).mu
+    assert 0 < client(**{**changes, key: number}).plan.mu <= served(**{**changes, key: number}).mu
     with pytest.raises(ConfigurationError, match=f"Expected {key}"):
-        machine(**{**changes, key: number * (1.1 if changes[key] > number else 0.9)})
+        client(**{**changes, key: number * (1.1 if changes[key] > number else 0.9)})
 
 
 def test_in_simulation_a_mu_beyond_the_noise_is_said_to_guarantee_nothing():
     policy = served(mu=400.0, mechanism="cancelling")
-    subject = PrivateMachine(policy, 3, 80, MemoryLedger(), SimulatedKeys(1, "a"))
+    subject = Privatizer(policy, 3, 80, MemoryLedger(), SimulatedKeys(1, "a"))
     subject.release("s", 0, lambda samples: np.zeros((8, 3)))
     statement = subject.statement("s")
     assert math.isinf(subject.plan.mu)

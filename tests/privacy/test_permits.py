@@ -5,7 +5,7 @@ import json
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from murmurfl.privacy import ConfigurationError, MachineKey, permits
+from murmurfl.privacy import ClientKey, ConfigurationError, permits
 from murmurfl.privacy.permits import (
     LONGEST_LOGIN_S,
     LONGEST_PERMIT,
@@ -79,7 +79,7 @@ def test_nothing_but_a_permit_is_believed():
         assembled(payload, b""),
         assembled(payload, sign(payload)),  # of no label
         assembled(payload, sign(b"murmurfl masked release 1\x00" + payload)),  # of another one
-        assembled(payload, MachineKey(OWNER.secret).sign(payload)),
+        assembled(payload, ClientKey(OWNER.secret).sign(payload)),
         assembled(payload.replace(b"night1", b"night2"), signature),
     ]
     assert [is_believed(text) for text in wrong] == [False] * len(wrong)

@@ -1,7 +1,7 @@
-"""What a machine sends, read off its own code as exact linear algebra.
+"""What a client sends, read off its own code as exact linear algebra.
 
 A message is a linear function of the contributions and of the noise rows Z. Keyed normals are replaced by unit rows
-(each row of Z in a coordinate of its own), so a message of a machine without data *is* its coefficients of Z;
+(each row of Z in a coordinate of its own), so a message of a client without data *is* its coefficients of Z;
 contributions that are unit vectors, without noise, give its coefficients of the contributions. With V and N these
 coefficients, one row a message,
 
@@ -15,17 +15,17 @@ from itertools import product
 
 import numpy as np
 import pytest
-from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys
-from murmurfl.privacy.machine import prefix_sums as noise_stream
+from murmurfl.privacy import MemoryLedger, PrivacyPolicy, Privatizer, SimulatedKeys
+from murmurfl.privacy.release import prefix_sums as noise_stream
 
 # A unit row is many grid spacings long, so that rounding is in the twelfth digit; below the 2^51 of the grid.
 UNIT = 2.0**20
-SIZE = 32  # parameters of the machines, and the most rows of Z
+SIZE = 32  # parameters of the clients, and the most rows of Z
 
 
 @dataclass
 class Sent:
-    """Everything a machine sent: V, N, and the samples each message was made from."""
+    """Everything a client sent: V, N, and the samples each message was made from."""
 
     signal: np.ndarray
     noise: np.ndarray
@@ -57,7 +57,7 @@ class Sent:
 
 
 class Reader:
-    """Runs a machine twice on the same requests, once for each half of :class:`Sent`."""
+    """Runs a client twice on the same requests, once for each half of :class:`Sent`."""
 
     def __init__(self, monkeypatch):
         self._patch = monkeypatch
@@ -95,8 +95,8 @@ class Reader:
     def no_noise(self):
         self.normals(lambda key, size: np.zeros(size))
 
-    def sent(self, policy, requests, *, num_samples=64, kind=PrivateMachine, keys=SimulatedKeys, rewound_before=None):
-        """Everything a machine sends in answer to (session, ack) requests.
+    def sent(self, policy, requests, *, num_samples=64, kind=Privatizer, keys=SimulatedKeys, rewound_before=None):
+        """Everything a client sends in answer to (session, ack) requests.
 
         Before request ``rewound_before`` its ledger is put back to what it was before the first.
         """
@@ -109,12 +109,12 @@ class Reader:
         return Sent(signal[:, : len(requests)] / share, noise / (plan.noise_std * UNIT), samples, plan)
 
     def _messages(self, length, policy, requests, num_samples, kind, keys, rewound_before):
-        def machine():
+        def client():
             return kind(policy, SIZE, num_samples, MemoryLedger(), keys(1, "m"))
 
-        subject, messages, asked = machine(), [], []
+        subject, messages, asked = client(), [], []
         for number, (session, ack) in enumerate(requests):
-            subject = machine() if number == rewound_before else subject
+            subject = client() if number == rewound_before else subject
 
             def rows(samples, number=number):
                 asked.append(samples)

@@ -34,7 +34,7 @@ def noise_and_cost(encoder, chosen, participations):
 def test_no_mechanism_beats_the_full_batch_bound(name):
     mechanism = make_mechanism(name, ROUNDS)
     encoder = mechanism.materialize()
-    sensitivity = mechanism.sensitivity(ROUNDS, 1)  # what a machine charges
+    sensitivity = mechanism.sensitivity(ROUNDS, 1)  # what a client charges
     for label, chosen in weights().items():
         noise, _ = noise_and_cost(encoder, chosen, ROUNDS)
         assert noise * sensitivity >= np.abs(chosen).sum() * (1 - 1e-9), label

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from murmurfl.privacy import MECHANISMS, Grid, MemoryLedger, PrivateMachine, SimulatedKeys
+from murmurfl.privacy import MECHANISMS, Grid, MemoryLedger, Privatizer, SimulatedKeys
 from murmurfl.privacy.mechanisms import Increment, IndependentNoise
 
 D, K = 40, 5
@@ -63,7 +63,7 @@ def contributions(k):
 
 
 def of_the_real_mechanism(subject, rows):
-    """What the machine must send: contributions on the grid and its noise, in real numbers, rounded once.
+    """What the client must send: contributions on the grid and its noise, in real numbers, rounded once.
 
     Where a release takes out the whole of the last row this is said of the prefixes, otherwise of every message.
     """
@@ -94,21 +94,21 @@ def test_what_is_sent_is_the_real_mechanisms_output_rounded_once(name, reader, m
 
     reader.normals(drawn)
     policy = reader.policy(mechanism=name, max_participations=K)
-    subject = PrivateMachine(policy, D, K, MemoryLedger(), SimulatedKeys(1, "m"))
+    subject = Privatizer(policy, D, K, MemoryLedger(), SimulatedKeys(1, "m"))
     sent = [subject.release("s", k - 1, lambda chosen, k=k: contributions(k)).counts for k in range(1, K + 1)]
     by_release = dict(enumerate(rows.values(), start=1))
     assert (np.array(sent) == of_the_real_mechanism(subject, by_release)).all()
 
 
 def shift(reader, batch, one, other, clip_unit="sample", clip_norm=1.0):
-    """How far a machine's release moves when its first sample's contribution is another, and what is charged."""
+    """How far a client's release moves when its first sample's contribution is another, and what is charged."""
     reader.no_noise()
     policy = reader.policy(
         batch_size=batch, clip_unit=clip_unit, clip_norm=clip_norm, mechanism="independent", max_participations=1
     )
     counts = []
     for first in (one, other):
-        subject = PrivateMachine(policy, len(one), batch, MemoryLedger(), SimulatedKeys(1, "m"))
+        subject = Privatizer(policy, len(one), batch, MemoryLedger(), SimulatedKeys(1, "m"))
         rows = np.vstack([first[None], np.full((policy.rows_per_release - 1, len(one)), 0.01)])
         counts.append(subject.release("s", 0, lambda chosen, rows=rows: rows).counts)
     moved = subject.plan.grid.spacing * math.sqrt(int(((counts[0] - counts[1]) ** 2).sum()))

@@ -1,6 +1,6 @@
 """docs/proofs/secure-aggregation.md, its steps about promises and void sets: all courses of small cases.
 
-The helpers are real ones; a set is one release of each of two machines. *Privacy*: one honest helper is asked by a
+The helpers are real ones; a set is one release of each of two clients. *Privacy*: one honest helper is asked by a
 server that works with the other helper, which signs whatever it is shown; after every course of answers and void sets
 the exact mu of what was answered is at most the claim. *Liveness*: two honest helpers are asked by a server that does
 what it likes and then turns honest; from wherever it left them, every promise is kept and both open a next set. A
@@ -28,11 +28,11 @@ from murmurfl.privacy.sums.opening_rule import OpenedSession, OpenedSet, SignedO
 from tests.harness.masked_releases import HELPERS, ROSTER, opener_of, release_of
 from tests.harness.transcripts import ROUNDING, Opened, Stream, Transcript
 
-MACHINES = ("a", "b")
+CLIENTS = ("a", "b")
 POLICY = PrivacyPolicy(1.0, 1, 3, 1.5, trust="secure-aggregation", sums=SumAssumption(2, 2), budget_mu=3.0)
 MU, STREAM = POLICY.plan(2).mu, Stream.of_plan(POLICY.plan(2))
 ACKS = [(0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 1), (0, 1, 2)]
-"""What each of three releases of a machine may be built on: acknowledgements move forward."""
+"""What each of three releases of a client may be built on: acknowledgements move forward."""
 COURSES = list(itertools.combinations_with_replacement(ACKS, 2))
 SIGNED = {helper: opener_of(MemoryOpeningRecord(), helper)._key for helper in HELPERS}
 
@@ -58,8 +58,8 @@ def seed_of(sealed, helper):
 
 
 @cache
-def sealed(machine, release, ack):
-    return release_of(machine, release, ack, min_cohort=len(MACHINES))
+def sealed(client, release, ack):
+    return release_of(client, release, ack, min_cohort=len(CLIENTS))
 
 
 class Releases(tuple):
@@ -71,8 +71,8 @@ class Releases(tuple):
 
 @cache
 def made(versions):
-    """The set of these releases, one of each machine, with what each is built on."""
-    return Releases(sealed(name, *version) for name, version in zip(MACHINES, versions, strict=True))
+    """The set of these releases, one of each client, with what each is built on."""
+    return Releases(sealed(name, *version) for name, version in zip(CLIENTS, versions, strict=True))
 
 
 def members(acks, numbers):
@@ -126,7 +126,7 @@ class Helper:
 
     @property
     def last(self):
-        return {name: self.session.last.get(name) for name in MACHINES}
+        return {name: self.session.last.get(name) for name in CLIENTS}
 
     def lock(self, name, releases):
         try:
@@ -206,7 +206,7 @@ def answers(acks, most_void):
 def exact_mu(acks, answered):
     """The exact mu of the worst sample in what was answered."""
     sets = [
-        [Opened(name, k, its[k - 1]) for name, k, its in zip(MACHINES, numbers, acks, strict=True)]
+        [Opened(name, k, its[k - 1]) for name, k, its in zip(CLIENTS, numbers, acks, strict=True)]
         for numbers in sorted(answered)
     ]
     return Transcript(STREAM, sets).worst().mu
@@ -227,14 +227,14 @@ def worst(acks, **options):
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize(("acks", "most_void"), [*((acks, 1) for acks in COURSES), (((0, 0, 2), (0, 1, 2)), 2)])
 def test_void_sets_never_make_what_is_answered_tell_more(acks, most_void):
-    """Every course of three releases of each machine, with void sets at any time."""
+    """Every course of three releases of each client, with void sets at any time."""
     told, twice = worst(acks, most_void=most_void)
     assert 0.5 * MU < told <= MU * ROUNDING
     assert not twice, "a sample moves what is answered once"
 
 
 def test_a_helper_that_answers_a_void_set_is_caught(monkeypatch):
-    """P_2 - P_0 of one machine beside P_2 - P_1 of the other is void once P_1 was answered, and is answered too."""
+    """P_2 - P_0 of one client beside P_2 - P_1 of the other is void once P_1 was answered, and is answered too."""
     real = Opener._record_set
 
     def answers_all_the_same(page, opening, digest, headers):
@@ -249,7 +249,7 @@ def test_a_helper_that_answers_a_void_set_is_caught(monkeypatch):
 
 def test_a_helper_whom_a_void_set_takes_back_is_caught(monkeypatch):
     """P_1 is void after P_2 was answered, and P_3 - P_1 is answered."""
-    monkeypatch.setattr(OpenedSet, "moves", lambda self, last: dict(self.machines))
+    monkeypatch.setattr(OpenedSet, "moves", lambda self, last: dict(self.clients))
     assert worst(((0, 0, 1), (0, 1, 2)), most_void=1)[1]
 
 
@@ -260,7 +260,7 @@ NAMES = ("1", "2")
 
 RELEASES = [((1, 0), (1, 0)), ((2, 0), (1, 0)), ((1, 0), (2, 0)), ((2, 0), (2, 0)), ((2, 1), (2, 1)), ((2, 1), (2, 0))]
 SETS = [(name, made(pair)) for name in NAMES for pair in RELEASES]
-"""Of each machine its release and what that is built on: sets that follow, overlap and exclude each other."""
+"""Of each client its release and what that is built on: sets that follow, overlap and exclude each other."""
 
 
 class Pair:
@@ -307,8 +307,8 @@ class Pair:
                     return "a set that is open elsewhere is neither open here nor void"
         last = self.helpers[0].last
         if last != self.helpers[1].last:
-            return "machines cannot build on what both helpers take for opened"
-        following = made(tuple((3, 0 if last[name] is None else last[name].release) for name in MACHINES))
+            return "clients cannot build on what both helpers take for opened"
+        following = made(tuple((3, 0 if last[name] is None else last[name].release) for name in CLIENTS))
         for helper in self.helpers:
             helper.lock("next", following)
         for helper in self.helpers:
@@ -335,7 +335,7 @@ def first_dead_end():
     return next(filter(None, ends(SETS)))
 
 
-APART = "machines cannot build on what both helpers take for opened"
+APART = "clients cannot build on what both helpers take for opened"
 
 
 def test_a_helper_that_declares_void_what_nobody_signed_is_caught(monkeypatch):
@@ -344,7 +344,7 @@ def test_a_helper_that_declares_void_what_nobody_signed_is_caught(monkeypatch):
     assert first_dead_end() == APART
 
 
-def test_a_helper_that_does_not_move_machines_on_is_caught(monkeypatch):
+def test_a_helper_that_does_not_move_clients_on_is_caught(monkeypatch):
     real = OpenedSet.moves
     monkeypatch.setattr(OpenedSet, "moves", lambda self, last: {} if self.kind == "void" else real(self, last))
     assert first_dead_end() == APART

@@ -1,8 +1,8 @@
 """docs/proofs/secure-aggregation.md, the steps about helpers: whatever a server asks for, what one honest helper opens
 tells no more than mu.
 
-Real machines make real masked releases, the server asks at random and keeps, mixes, repeats and forges what it likes.
-It has the keys of all other helpers and of the colluding machines, so what it learns is the sums that the honest helper
+Real clients make real masked releases, the server asks at random and keeps, mixes, repeats and forges what it likes.
+It has the keys of all other helpers and of the colluding clients, so what it learns is the sums that the honest helper
 opened; their exact mu comes from their headers.
 """
 
@@ -12,19 +12,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, RefusedError, SimulatedKeys, SumAssumption
-from murmurfl.privacy.machine.ledgered_machine import Release
+from murmurfl.privacy import MemoryLedger, PrivacyPolicy, Privatizer, RefusedError, SimulatedKeys, SumAssumption
+from murmurfl.privacy.release.ledgered_privatizer import Release
 from murmurfl.privacy.sums import opening_rule as opening
 from murmurfl.privacy.sums import opening_rule as opening_record
 from murmurfl.privacy.sums.masking import NOTHING_OPENED, Header, Masking, add_mask, checked_header, opened_seal
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener, OpeningRefusedError
-from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.roster import ClientKey, HelperKey, Roster
 
 from tests.harness.transcripts import ROUNDING, Stream, Transcript, generator, opened_sets
 
-MACHINES, COLLUDERS, HELPERS = ("a", "b", "c", "d"), ("e", "f"), ("honest", "corrupt")
+CLIENTS, COLLUDERS, HELPERS = ("a", "b", "c", "d"), ("e", "f"), ("honest", "corrupt")
 SESSIONS, K = ("s", "t"), 12
-ROSTER = Roster.simulated(1, (*MACHINES, *COLLUDERS), HELPERS)
+ROSTER = Roster.simulated(1, (*CLIENTS, *COLLUDERS), HELPERS)
 
 
 @pytest.fixture(autouse=True)
@@ -42,23 +42,23 @@ def policy(min_cohort=4, **changes):
 
 
 class HostileServer:
-    """Asks machines and one helper at random, remembers all it has got, and opens what it may at the end of a round.
+    """Asks clients and one helper at random, remembers all it has got, and opens what it may at the end of a round.
 
     Parameters
     ----------
     chosen : PrivacyPolicy
-        Of all machines.
+        Of all clients.
     told_zero : collection of str
-        Machines that are told for ever that nothing of theirs was opened.
+        Clients that are told for ever that nothing of theirs was opened.
     """
 
     def __init__(self, chosen, *, key=1, record=MemoryOpeningRecord, told_zero=()):
         self.policy, self.chance, self.told_zero = chosen, generator(key), told_zero
-        self.machines = {
-            name: PrivateMachine(chosen, 2, 2 * K * len(SESSIONS), MemoryLedger(), SimulatedKeys(1, name))
-            for name in MACHINES
+        self.clients = {
+            name: Privatizer(chosen, 2, 2 * K * len(SESSIONS), MemoryLedger(), SimulatedKeys(1, name))
+            for name in CLIENTS
         }
-        self.masking = {name: Masking(name, MachineKey.simulated(1, name), ROSTER) for name in (*MACHINES, *COLLUDERS)}
+        self.masking = {name: Masking(name, ClientKey.simulated(1, name), ROSTER) for name in (*CLIENTS, *COLLUDERS)}
         self.opener = Opener("honest", HelperKey.simulated(1, "honest"), ROSTER, record())
         self.releases, self.last, self.opened, self.refused, self.requests = [], {}, {}, 0, 0
 
@@ -70,14 +70,14 @@ class HostileServer:
             return 0, NOTHING_OPENED
         return self.last.get((session, name), (0, NOTHING_OPENED))
 
-    def ask_a_machine(self, session, name):
+    def ask_a_client(self, session, name):
         """With an ack that is true; now and then with an older one, and d's with any."""
         ack, _ = self.opened_last(session, name)
         if self.chance.random() < 0.1:
             ack = int(self.chance.integers(0, K if name == "d" else ack + 1))
         self.requests += 1
         try:
-            release = self.machines[name].release(session, ack, lambda chosen: np.zeros((1, 2)))
+            release = self.clients[name].release(session, ack, lambda chosen: np.zeros((1, 2)))
         except RefusedError:
             self.refused += 1
             return
@@ -109,22 +109,22 @@ class HostileServer:
             return  # the same set again, and the same answer
         self.opened[session, name] = chosen
         for _, header in chosen:
-            self.last[session, header.machine] = header.release, bytes.fromhex(header.release_id)
+            self.last[session, header.client] = header.release, bytes.fromhex(header.release_id)
 
     def latest(self, session):
         """The latest release of everybody."""
-        found = {header.machine: (sealed, header) for sealed, header in self.releases if header.session == session}
+        found = {header.client: (sealed, header) for sealed, header in self.releases if header.session == session}
         return [found[name] for name in sorted(found)]
 
     def fitting(self, session):
         """Of the latest, those that an honest server might open; of them as few honest ones as may be."""
         good = []
         for sealed, header in self.latest(session):
-            last, identity = self.last.get((session, header.machine), (0, NOTHING_OPENED))
+            last, identity = self.last.get((session, header.client), (0, NOTHING_OPENED))
             if header.release > last and header.ack_id == identity.hex():
                 good.append((sealed, header))
-        bad = [one for one in good if one[1].machine in COLLUDERS]
-        honest = [one for one in good if one[1].machine in MACHINES]
+        bad = [one for one in good if one[1].client in COLLUDERS]
+        honest = [one for one in good if one[1].client in CLIENTS]
         return [*honest[: max(1, self.policy.sums.min_cohort - len(bad))], *bad]
 
     def anything(self, session):
@@ -138,20 +138,20 @@ class HostileServer:
         return self.known(session)[1:]
 
     def swapped(self, session):
-        """A set that fits, with an earlier release of one machine in the place of its latest."""
+        """A set that fits, with an earlier release of one client in the place of its latest."""
         chosen = self.fitting(session)
         if not chosen:
             return []
-        wanted = session, chosen[0][1].machine
-        earlier = [one for one in self.releases if (one[1].session, one[1].machine) == wanted]
+        wanted = session, chosen[0][1].client
+        earlier = [one for one in self.releases if (one[1].session, one[1].client) == wanted]
         return [self.pick(earlier), *chosen[1:]]
 
     def run(self, attacks=30):
-        """Rounds of both sessions, in turns, until no machine has a release left."""
+        """Rounds of both sessions, in turns, until no client has a release left."""
         for number in range(K):
             for session in SESSIONS:
-                for name in MACHINES:
-                    self.ask_a_machine(session, name)
+                for name in CLIENTS:
+                    self.ask_a_client(session, name)
                 for name in COLLUDERS:
                     self.forge(session, name)
                 for attack in range(attacks):
@@ -167,13 +167,13 @@ class HostileServer:
         made = [header for _, header in self.releases]
         sets = opened_sets([[header for _, header in chosen] for chosen in self.opened.values()], made)
         plan = self.policy.plan(2)
-        honest = [[one for one in members if one.machine in MACHINES] for members in sets]
+        honest = [[one for one in members if one.client in CLIENTS] for members in sets]
         return Transcript(Stream.of_plan(plan), honest).worst().mu
 
 
 @pytest.mark.parametrize("key", range(3))
 def test_whatever_a_server_asks_an_honest_helper_tells_no_more_than_mu(key):
-    """A thousand requests of all kinds, in two sessions, with two colluding machines; much of mu is really there."""
+    """A thousand requests of all kinds, in two sessions, with two colluding clients; much of mu is really there."""
     server, mu = HostileServer(policy(), key=key).run(attacks=40), policy().plan(2).mu
     assert server.requests > 1000
     assert server.refused > 500
@@ -200,12 +200,12 @@ class Forgets(MemoryOpeningRecord):
 
 
 def test_a_helper_that_forgets_what_it_opened_is_caught():
-    """Machines are never told that anything was opened, so everything is built on nothing."""
-    server = HostileServer(policy(), record=Forgets, told_zero=(*MACHINES, *COLLUDERS)).run(attacks=60)
+    """Clients are never told that anything was opened, so everything is built on nothing."""
+    server = HostileServer(policy(), record=Forgets, told_zero=(*CLIENTS, *COLLUDERS)).run(attacks=60)
     assert server.worst() > 1.05 * policy().plan(2).mu
 
 
-def test_machines_that_let_the_server_choose_the_smallest_sum_are_caught():
+def test_clients_that_let_the_server_choose_the_smallest_sum_are_caught():
     """The planted bug: min_cohort comes from a message, and the noise is for the h that was meant."""
     told = policy(min_cohort=2)
     assert told.shared_terms(2) == policy().shared_terms(2)
@@ -217,10 +217,10 @@ def test_two_helpers_that_are_shown_different_sets_open_only_sums_of_both():
     chosen = policy()
     server = HostileServer(chosen)
     counts, hidden, sealed = {}, {}, {}
-    for name in (*MACHINES, *COLLUDERS):
-        machine = PrivateMachine(chosen, 2, K, MemoryLedger(), SimulatedKeys(1, name))
+    for name in (*CLIENTS, *COLLUDERS):
+        privatizer = Privatizer(chosen, 2, K, MemoryLedger(), SimulatedKeys(1, name))
         for number in (1, 2):
-            release = machine.release("s", number - 1, lambda chosen: np.zeros((1, 2)))
+            release = privatizer.release("s", number - 1, lambda chosen: np.zeros((1, 2)))
             masked = server.masking[name].mask(release, "s", chosen)
             counts[name, number], hidden[name, number] = release.counts.astype(np.uint64), masked.counts
             sealed[name, number] = masked.sealed
@@ -250,31 +250,31 @@ def seeds_of(helper, releases):
 
 @pytest.mark.parametrize(
     "attack",
-    ["one machine", "too few", "one many times", "a header edited", "a stranger", "a stranger under a known name",
+    ["one client", "too few", "one many times", "a header edited", "a stranger", "a stranger under a known name",
      "another session's", "a subset in the same round", "a subset in the next round", "P_2 - P_0 after P_1"],
 )  # fmt: skip
 def test_each_attack_of_the_list_is_refused_and_leaves_no_trace(attack):
-    chosen, machines = policy(), {}
+    chosen, clients = policy(), {}
     helper = Opener("honest", HelperKey.simulated(1, "honest"), ROSTER, MemoryOpeningRecord())
-    masking = {name: Masking(name, MachineKey.simulated(1, name), ROSTER) for name in MACHINES}
-    for name in MACHINES:
-        machines[name] = PrivateMachine(chosen, 2, 2 * K, MemoryLedger(), SimulatedKeys(1, name))
+    masking = {name: Masking(name, ClientKey.simulated(1, name), ROSTER) for name in CLIENTS}
+    for name in CLIENTS:
+        clients[name] = Privatizer(chosen, 2, 2 * K, MemoryLedger(), SimulatedKeys(1, name))
 
     def made(name, ack, session="s"):
-        release = machines[name].release(session, ack, lambda samples: np.zeros((1, 2)))
+        release = clients[name].release(session, ack, lambda samples: np.zeros((1, 2)))
         return masking[name].mask(release, session, chosen).sealed
 
-    first, second = [made(name, 0) for name in MACHINES], [made(name, 0) for name in MACHINES]
-    strange = Roster.simulated(9, (*MACHINES, "g"), HELPERS)
+    first, second = [made(name, 0) for name in CLIENTS], [made(name, 0) for name in CLIENTS]
+    strange = Roster.simulated(9, (*CLIENTS, "g"), HELPERS)
     stranger = Masking(
-        "g" if attack == "a stranger" else "a", MachineKey.simulated(9, "g" if attack == "a stranger" else "a"), strange
+        "g" if attack == "a stranger" else "a", ClientKey.simulated(9, "g" if attack == "a stranger" else "a"), strange
     )
     forged = stranger.mask(
         Release(np.zeros(2, np.int64), chosen.plan(2).grid.spacing, 1, 0, bytes(16), bytes(16)), "s", chosen
     )
     edited = replace(Header.from_bytes(first[0].header), min_cohort=1).to_bytes()
     sets = {
-        "one machine": first[:1],
+        "one client": first[:1],
         "too few": first[:3],
         "one many times": [first[0]] * 4,
         "a header edited": [replace(first[0], header=edited), *first[1:]],
@@ -292,10 +292,10 @@ def test_each_attack_of_the_list_is_refused_and_leaves_no_trace(attack):
     with pytest.raises(OpeningRefusedError) as refusal:
         helper.open("s", name, sets[attack])
     assert str(refusal.value).endswith("its own log says why")
-    follow = [made(name, 1) for name in MACHINES] if after else first
+    follow = [made(name, 1) for name in CLIENTS] if after else first
     assert helper.open("s", "3", follow).total.any(), "an honest set is opened all the same"
 
 
 def test_a_helper_that_ignores_acks_leaves_the_local_mu():
-    """P_2 - P_0 for one machine beside P_2 - P_1 of the others: their own noise is what is left in the difference."""
+    """P_2 - P_0 for one client beside P_2 - P_1 of the others: their own noise is what is left in the difference."""
     assert math.sqrt(2) * policy().plan(2).mu == pytest.approx(policy().plan(2).loss.worst_case.mu, rel=1e-3)

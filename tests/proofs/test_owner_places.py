@@ -1,7 +1,7 @@
 """docs/proofs/owners.md, steps 5 to 7: what all rows of one owner show, exactly, wherever in a file they are.
 
 "Exact" is the norm of C (G - G'), of the contributions of two files, in units of the noise: the mu of everything that a
-machine sends if the server acknowledges each release. It is divided by the mu that is claimed, so that 1 is the bound.
+client sends if the server acknowledges each release. It is divided by the mu that is claimed, so that 1 is the bound.
 """
 
 import math
@@ -13,13 +13,13 @@ from murmurfl.privacy import (
     MECHANISMS,
     Owners,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     SimulatedKeys,
     SystemKeys,
     make_mechanism,
 )
 
-from tests.harness.machines import DurableLedger
+from tests.harness.clients import DurableLedger
 
 OWNERS, PLACES, BATCH, MOST, D = 60, 48, 2, 3, 2
 BATCHES = PLACES // BATCH
@@ -97,7 +97,7 @@ def exact(moves, name, passes=1):
 
 @pytest.fixture(scope="module")
 def moves():
-    """How random re-datings of one owner move the releases of a machine."""
+    """How random re-datings of one owner move the releases of a client."""
     generator, made = chance(1), []
     for pair in range(PAIRS):
         if pair % 50 == 0:
@@ -221,7 +221,7 @@ def test_caps_and_numbers_that_depend_on_owners_are_caught():
 
 @pytest.fixture(scope="module")
 def more_and_renamed():
-    """How a machine's releases move if an owner is added, and if one is replaced by another name."""
+    """How a client's releases move if an owner is added, and if one is replaced by another name."""
     generator, added, renamed = chance(5), [], []
     for pair in range(500):
         if pair % 25 == 0:
@@ -347,15 +347,15 @@ def test_in_a_sum_over_all_owners_each_is_rounded_alone(keys):
     policy = PrivacyPolicy(
         1.0, 1, 3, mu=1.0, batch_selection="full_batch", mechanism="independent", samples_per_owner=MOST
     )
-    machine = PrivateMachine(policy, D, PLACES, DurableLedger(), keys, data=owners)
+    privatizer = Privatizer(policy, D, PLACES, DurableLedger(), keys, data=owners)
     rows = policy.bound.rows(means(owners, values)(slice(0, len(owners))))
-    alone = np.sum([machine.plan.grid.counts(row) for row in rows], axis=0)
-    assert (machine._contribution_counts(means(owners, values), slice(0, PLACES)) == alone).all()
+    alone = np.sum([privatizer.plan.grid.counts(row) for row in rows], axis=0)
+    assert (privatizer._contribution_counts(means(owners, values), slice(0, PLACES)) == alone).all()
 
 
 @pytest.mark.parametrize("clipping", ["clip", "automatic"])
-def test_real_machines_move_as_far_as_that_and_no_further(clipping):
-    """Machines with keys of their own: what they make before noise, of two files, on their grid."""
+def test_real_clients_move_as_far_as_that_and_no_further(clipping):
+    """Clients with keys of their own: what they make before noise, of two files, on their grid."""
     own = {"mechanism": "decay", "mu": 1.0, "samples_per_owner": MOST, "noise_quality": "exact", "clipping": clipping}
     policy = PrivacyPolicy(1.0, BATCH, BATCHES, **own)
     generator, worst = chance(8), 0.0
@@ -363,10 +363,10 @@ def test_real_machines_move_as_far_as_that_and_no_further(clipping):
 
     def made(names, values):
         owners = by_place(names, MOST)
-        machine = PrivateMachine(policy, D, PLACES, DurableLedger(), SystemKeys.generate(), data=owners)
+        privatizer = Privatizer(policy, D, PLACES, DurableLedger(), SystemKeys.generate(), data=owners)
         parts = [slice(start, start + BATCH) for start in range(0, PLACES, BATCH)]
-        counts = np.array([machine._contribution_counts(means(owners, values), part) for part in parts])
-        return machine.plan.grid.values(counts), machine.plan
+        counts = np.array([privatizer._contribution_counts(means(owners, values), part) for part in parts])
+        return privatizer.plan.grid.values(counts), privatizer.plan
 
     before, plan = made(names, values)
     if clipping == "clip":

@@ -30,64 +30,64 @@ RELEASES = 5
 KINDS = [name for name in MECHANISMS if name != "bisr"]  # which takes seconds to begin
 
 
-def alone(machines, acks):
-    """Every release of some machines, each seen by itself."""
-    return [[Opened(str(machine), k, acks(machine, k))] for k in range(1, RELEASES + 1) for machine in range(machines)]
+def alone(clients, acks):
+    """Every release of some clients, each seen by itself."""
+    return [[Opened(str(client), k, acks(client, k))] for k in range(1, RELEASES + 1) for client in range(clients)]
 
 
 def person(transcript, samples):
-    """The most that (machine, release) samples show together, over all their signs."""
-    changes = np.array([transcript.change(str(machine), release) for machine, release in samples]).T
+    """The most that (client, release) samples show together, over all their signs."""
+    changes = np.array([transcript.change(str(client), release) for client, release in samples]).T
     signs = np.array(list(product([1.0], *[[-1.0, 1.0]] * (len(samples) - 1)))).T
     return math.sqrt(quadratic(transcript.covariance, changes @ signs).max())
 
 
 def exposed(name):
     """The release that shows a sample most, and what one sample in it shows: under a tree less than is charged."""
-    worst = Transcript(stream(name, RELEASES), alone(1, lambda machine, k: k - 1)).worst()
+    worst = Transcript(stream(name, RELEASES), alone(1, lambda client, k: k - 1)).worst()
     assert worst.mu <= largest_column(name, RELEASES) * ROUNDING
     return worst.release, worst.mu
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_samples_on_several_machines_cost_the_root_of_their_number(name):
+def test_samples_on_several_clients_cost_the_root_of_their_number(name):
     chance, (worst, own) = generator(1), exposed(name)
-    for machines in (2, 3, 4):
-        acks = {(machine, 1): 0 for machine in range(machines)}
-        for machine, k in product(range(machines), range(2, RELEASES + 1)):
-            acks[machine, k] = int(chance.integers(acks[machine, k - 1], k))
-        seen = Transcript(stream(name, RELEASES), alone(machines, lambda machine, k, acks=acks: acks[machine, k]))
-        claimed = person_loss(own, machines=machines).mu
-        placed = [[(machine, int(chance.integers(1, RELEASES + 1))) for machine in range(machines)] for _ in range(4)]
+    for clients in (2, 3, 4):
+        acks = {(client, 1): 0 for client in range(clients)}
+        for client, k in product(range(clients), range(2, RELEASES + 1)):
+            acks[client, k] = int(chance.integers(acks[client, k - 1], k))
+        seen = Transcript(stream(name, RELEASES), alone(clients, lambda client, k, acks=acks: acks[client, k]))
+        claimed = person_loss(own, clients=clients).mu
+        placed = [[(client, int(chance.integers(1, RELEASES + 1))) for client in range(clients)] for _ in range(4)]
         assert all(person(seen, samples) <= claimed * ROUNDING for samples in placed)
-        assert person(seen, [(machine, worst) for machine in range(machines)]) == pytest.approx(claimed)
+        assert person(seen, [(client, worst) for client in range(clients)]) == pytest.approx(claimed)
 
 
-def test_machines_of_unequal_mus_and_numbers_of_samples_add_in_squares():
+def test_clients_of_unequal_mus_and_numbers_of_samples_add_in_squares():
     streams = {str(i): Stream(np.eye(RELEASES), noise_std=std) for i, std in enumerate((1.0, 2.0, 5.0))}
-    seen = Transcript(streams, alone(3, lambda machine, k: k - 1))
+    seen = Transcript(streams, alone(3, lambda client, k: k - 1))
     own = [math.sqrt(RELEASES) / std for std in (1.0, 2.0, 5.0)]
     samples = [(0, 1), (1, 1), (1, 1), (2, 1), (2, 1), (2, 1)]
     assert person(seen, samples) == pytest.approx(compose_gdp([own[0], 2 * own[1], 3 * own[2]]))
-    assert person(seen, samples) > person_loss(own[2], machines=3, samples=2).mu  # the root of j is of equal machines
+    assert person(seen, samples) > person_loss(own[2], clients=3, samples=2).mu  # the root of j is of equal clients
 
 
-def test_noise_that_two_machines_share_would_make_it_their_number():
-    """The square root counts on noise of their own; a key used on two machines is caught."""
+def test_noise_that_two_clients_share_would_make_it_their_number():
+    """The square root counts on noise of their own; a key used on two clients is caught."""
     decoder = mechanism("decay", RELEASES).decoder()
     both = Transcript(Stream(np.sqrt(2) * decoder), [[Opened("0", k, k - 1)] for k in range(1, RELEASES + 1)])
     worst, _ = exposed("decay")
-    # The sum of both machines' releases then has twice the noise of one, not the root of two of it.
+    # The sum of both clients' releases then has twice the noise of one, not the root of two of it.
     change = 2 * both.change("0", worst)
     honest = math.sqrt(quadratic(both.covariance, change[:, None])[0])
-    shared = Transcript(Stream(decoder), alone(1, lambda machine, k: k - 1))
-    assert honest == pytest.approx(person_loss(largest_column("decay", RELEASES), machines=2).mu)
+    shared = Transcript(Stream(decoder), alone(1, lambda client, k: k - 1))
+    assert honest == pytest.approx(person_loss(largest_column("decay", RELEASES), clients=2).mu)
     assert person(shared, [(0, worst), (0, worst)]) > honest * 1.4
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_samples_of_one_machine_cost_their_number_at_most(name):
-    seen, (worst, own) = Transcript(stream(name, RELEASES), alone(1, lambda machine, k: k - 1)), exposed(name)
+def test_samples_of_one_client_cost_their_number_at_most(name):
+    seen, (worst, own) = Transcript(stream(name, RELEASES), alone(1, lambda client, k: k - 1)), exposed(name)
     shown = {
         places: person(seen, [(0, k) for k in places])
         for places in combinations_with_replacement(range(1, RELEASES + 1), 3)
@@ -105,35 +105,35 @@ def test_samples_in_different_releases_cost_root_to_full_number():
         assert found == pytest.approx(expected) if expected else 2.9 < found < 3
 
 
-def summed(machines, honest):
-    """One sum a round of all machines that are honest, of uniform cancelling noise."""
-    assert machines <= honest
+def summed(clients, honest):
+    """One sum a round of all clients that are honest, of uniform cancelling noise."""
+    assert clients <= honest
     return Transcript(Stream(np.eye(RELEASES)), played(np.full((honest, RELEASES), 2)))
 
 
-@pytest.mark.parametrize(("machines", "honest"), [(1, 4), (2, 4), (3, 4), (4, 4), (2, 2), (3, 9)])
-def test_under_secure_aggregation_machines_in_one_sum_cost_their_number(machines, honest):
+@pytest.mark.parametrize(("clients", "honest"), [(1, 4), (2, 4), (3, 4), (4, 4), (2, 2), (3, 9)])
+def test_under_secure_aggregation_clients_in_one_sum_cost_their_number(clients, honest):
     local = math.sqrt(RELEASES)
     mu = local / math.sqrt(honest)
-    claimed = person_loss(Loss.of(mu, local), machines=machines, trust="secure-aggregation").mu
-    assert claimed == pytest.approx(machines * mu)
-    found = person(summed(machines, honest), [(machine, 1) for machine in range(machines)])
+    claimed = person_loss(Loss.of(mu, local), clients=clients, trust="secure-aggregation").mu
+    assert claimed == pytest.approx(clients * mu)
+    found = person(summed(clients, honest), [(client, 1) for client in range(clients)])
     assert found == pytest.approx(claimed)
-    if machines > 1:  # the root of their number would be wrong
-        assert found > person_loss(mu, machines=machines).mu * 1.4
+    if clients > 1:  # the root of their number would be wrong
+        assert found > person_loss(mu, clients=clients).mu * 1.4
 
 
-def test_a_persons_many_machines_cost_the_local_mu_at_most():
-    """Nine of a person's machines in one sum, where mu counts on four: they are nine honest ones themselves."""
+def test_a_persons_many_clients_cost_the_local_mu_at_most():
+    """Nine of a person's clients in one sum, where mu counts on four: they are nine honest ones themselves."""
     local = math.sqrt(RELEASES)
-    claimed = person_loss(Loss.of(local / 2, local), machines=9, trust="secure-aggregation").mu
+    claimed = person_loss(Loss.of(local / 2, local), clients=9, trust="secure-aggregation").mu
     assert claimed == pytest.approx(3 * local)
     assert claimed < 9 * local / 2
-    assert person(summed(9, 9), [(machine, 1) for machine in range(9)]) == pytest.approx(claimed)
+    assert person(summed(9, 9), [(client, 1) for client in range(9)]) == pytest.approx(claimed)
 
 
 def test_random_sums_never_show_a_person_more_than_is_said():
-    """Machines that miss rounds, with any noise; each person has a sample on each of two or three of them."""
+    """Clients that miss rounds, with any noise; each person has a sample on each of two or three of them."""
     chance = generator(7)
     for name in ("independent", "cancelling", "decay", "blt", "tree"):
         for _ in range(6):
@@ -143,17 +143,17 @@ def test_random_sums_never_show_a_person_more_than_is_said():
             if not seen.squares:
                 continue
             mu, local = seen.worst().mu, largest_column(name, rounds)  # the least mu that any claim may state
-            for machines in (2, 3):
-                samples = [(machine, int(chance.integers(1, rounds + 1))) for machine in range(machines)]
-                said = person_loss(Loss.of(mu, local), machines=machines, trust="secure-aggregation").mu
+            for clients in (2, 3):
+                samples = [(client, int(chance.integers(1, rounds + 1))) for client in range(clients)]
+                said = person_loss(Loss.of(mu, local), clients=clients, trust="secure-aggregation").mu
                 assert person(seen, samples) <= said * ROUNDING
 
 
 def test_samples_cost_their_number_under_a_trusted_server():
-    """One noise for all: the published sums are one stream, and j machines move one of its releases j times as far."""
+    """One noise for all: the published sums are one stream, and j clients move one of its releases j times as far."""
     for name in ("independent", "tree", "blt"):
-        seen, (worst, own) = Transcript(stream(name, RELEASES), alone(1, lambda machine, k: k - 1)), exposed(name)
-        said = person_loss(own, machines=4, trust="trusted-server").mu
+        seen, (worst, own) = Transcript(stream(name, RELEASES), alone(1, lambda client, k: k - 1)), exposed(name)
+        said = person_loss(own, clients=4, trust="trusted-server").mu
         assert person(seen, [(0, worst)] * 4) == pytest.approx(said)
         assert said == pytest.approx(4 * own)
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from murmurfl.privacy import (
     MemoryLedger,
-    PrivateMachine,
+    Privatizer,
     RefusedError,
     SessionSummary,
     SimulatedKeys,
     gdp_delta,
     gdp_epsilon,
 )
+from murmurfl.privacy.release.prefix_sums import MOST_PENDING
 from murmurfl.privacy.ledger.ledger_history import ReleaseRow, history_of
-from murmurfl.privacy.machine.prefix_sums import MOST_PENDING
 from scipy.stats import norm
 
 from tests.harness.transcripts import delta_of_two
@@ -60,14 +60,14 @@ def test_every_message_is_a_difference_of_two_prefixes_whatever_is_acknowledged(
     """The same P's to the last bit: what is said of acknowledgements chooses between them and changes none."""
     data = np.random.Generator(np.random.Philox(key=5)).normal(size=(K, 3))
 
-    def machine():
-        return PrivateMachine(reader.policy(**options), 3, K, MemoryLedger(), SimulatedKeys(1, "m"))
+    def client():
+        return Privatizer(reader.policy(**options), 3, K, MemoryLedger(), SimulatedKeys(1, "m"))
 
-    whole = machine()
+    whole = client()
     steps = [whole.release("s", k, lambda chosen: data[chosen]).counts for k in range(K)]
     prefixes = np.concatenate([np.zeros((1, 3), np.int64), np.cumsum(steps, axis=0)])
     for acks in acknowledgements():
-        subject = machine()
+        subject = client()
         for k, ack in enumerate(acks, start=1):
             release = subject.release("s", ack, lambda chosen: data[chosen])
             assert (release.counts == prefixes[k] - prefixes[ack]).all()
@@ -75,16 +75,16 @@ def test_every_message_is_a_difference_of_two_prefixes_whatever_is_acknowledged(
 
 @pytest.mark.parametrize("chosen", range(1, 8))
 def test_of_many_unacknowledged_releases_the_last_four_can_be_acknowledged_and_no_other(chosen, reader):
-    def machine():
-        return PrivateMachine(reader.policy(max_participations=8), 3, 8, MemoryLedger(), SimulatedKeys(1, "m"))
+    def client():
+        return Privatizer(reader.policy(max_participations=8), 3, 8, MemoryLedger(), SimulatedKeys(1, "m"))
 
-    subject = machine()
+    subject = client()
     prefixes = [subject.release("s", 0, lambda samples: np.ones((1, 3))).counts for _ in range(7)]
     if chosen <= 7 - MOST_PENDING:
         with pytest.raises(RefusedError, match="acknowledge"):
             subject.release("s", chosen, lambda samples: np.ones((1, 3)))
         chosen = 0
-    whole = machine()
+    whole = client()
     last = sum(whole.release("s", k, lambda samples: np.ones((1, 3))).counts for k in range(8))
     message = subject.release("s", chosen, lambda samples: np.ones((1, 3))).counts
     assert (message == last - (prefixes[chosen - 1] if chosen else 0)).all()
@@ -117,7 +117,7 @@ def test_the_papers_rule_costs_the_same_whatever_is_lost(options, reader):
     assert found.pop() <= sent.plan.mu * (1 + 1e-9)
 
 
-class SendsAgainWithFreshNoise(PrivateMachine):
+class SendsAgainWithFreshNoise(Privatizer):
     """The planted bug: what was lost is made again from the same samples, under noise of its own."""
 
     def _admit(self, ledgers, session, ack):
@@ -156,7 +156,7 @@ def test_acknowledgements_that_are_not_forward_are_refused_in_every_state_and_ch
     for acks in acknowledgements(3):
         for wrong in range(-1, K + 2):
             ledger = MemoryLedger()
-            subject = PrivateMachine(reader.policy(release_rule=rule), 3, 9, ledger, SimulatedKeys(1, "m"))
+            subject = Privatizer(reader.policy(release_rule=rule), 3, 9, ledger, SimulatedKeys(1, "m"))
             for ack in acks:
                 subject.release("s", ack, lambda chosen: np.ones((1, 3)))
             if acks[-1] <= wrong <= 3:

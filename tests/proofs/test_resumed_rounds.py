@@ -1,8 +1,8 @@
 """docs/proofs/secure-aggregation.md, its steps 1 to 8, 18 and 19 at once: trainings on two neighbouring data sets.
 
-Real machines, helpers and a real server, which is killed at any message and resumed from its checkpoint. Replies and
+Real clients, helpers and a real server, which is killed at any message and resumed from its checkpoint. Replies and
 answers are lost, helpers open sets that others never answer, which become void, seals do not open and are made again,
-two machines send garbage, and what their sums lost is mended. In the end a hostile server asks each helper once more
+two clients send garbage, and what their sums lost is mended. In the end a hostile server asks each helper once more
 for every set that it ever heard of. Everything is drawn from one seed, so that the same happens with both data sets:
 what differs is what the victim's sample moves. Whatever one honest helper has answered is a transcript, whose exact mu
 is at most the claim.
@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 from murmurfl.privacy import Header, Opener, OpeningRefusedError, SumAssumption, protocol
-from murmurfl.privacy.machine.prefix_sums import ReleaseRule
+from murmurfl.privacy.release.prefix_sums import ReleaseRule
 from murmurfl.privacy.sums import opening_rule
 from murmurfl.strategies import NothingAggregatedError, OpeningError
 
-from tests.harness.secure import HELPERS, SHAPES, D, Machines, SecureGrid, build, some, trained
+from tests.harness.secure import HELPERS, SHAPES, Clients, D, SecureGrid, build, some, trained
 from tests.harness.transcripts import ROUNDING, Opened, Stream, Transcript, generator
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
 
 LIARS, VICTIM, ROUNDS = ("1", "4"), "2", 12
-MACHINES, MIN_COHORT = 8, 4
+CLIENTS, MIN_COHORT = 8, 4
 TERMS = {"sums": SumAssumption(MIN_COHORT - len(LIARS), MIN_COHORT), "max_participations": ROUNDS + 2}
 
 
@@ -48,9 +48,9 @@ class Course:
         self.chance, self.answered, self.heard = generator(seed), {name: {} for name in HELPERS}, {}
         self.made, self.begins, self.kills, self.sample = {}, {}, 0, sample
         self.refuses = {str(self.chance.integers(1, ROUNDS)): name for name in HELPERS}  # a round that becomes void
-        self.machines = Machines(self._samples, SHAPES, MACHINES, mechanism=mechanism, **TERMS)
-        self._mask, self.machines.mask = self.machines.mask, self.masked
-        self.grid = SecureGrid(self.machines, lost=0.05, seed=seed)
+        self.clients = Clients(self._samples, SHAPES, CLIENTS, mechanism=mechanism, **TERMS)
+        self._mask, self.clients.mask = self.clients.mask, self.masked
+        self.grid = SecureGrid(self.clients, lost=0.05, seed=seed)
         self.grid.watch = self.grid.seen = self.trouble
         with monkeypatch.context() as patch:
             for what in ("open", "view", "void"):
@@ -75,7 +75,7 @@ class Course:
         if drawn[1] < 0.05:
             seals = (masked.sealed.seals[0], bytes(80))
             unsigned = replace(masked.sealed, seals=seals, signature=b"")
-            signed = self.machines.masks[name]._key.sign(unsigned.signed)
+            signed = self.clients.masks[name]._key.sign(unsigned.signed)
             return replace(masked, sealed=replace(unsigned, signature=signed))
         return masked
 
@@ -109,9 +109,9 @@ class Course:
         checkpoint = folder / "checkpoint.npz"
         for _ in range(200):
             option = {"min_cohort": MIN_COHORT, "max_failed_aggregations": 99, "max_noise": 1e9}
-            asked = {"num_clients": MACHINES, "clients_per_round": MACHINES, "allow_exhaustion": True}
+            asked = {"num_clients": CLIENTS, "clients_per_round": CLIENTS, "allow_exhaustion": True}
             self.strategy = strategy = build(secure=option, checkpoint=checkpoint, **asked)
-            strategy.machines.sleep = lambda seconds: None
+            strategy.clients.sleep = lambda seconds: None
             with suppress(Killed, OpeningError):
                 with suppress(NothingAggregatedError):
                     trained(strategy, self.grid, ROUNDS)
@@ -130,18 +130,18 @@ class Course:
         return [[Header.from_bytes(one.header) for one in releases] for _, releases in self.answered[helper]]
 
     def sums(self, helper):
-        """What each of these shows of honest machines."""
+        """What each of these shows of honest clients."""
         return [
-            sum(self.made[one.release_id][0].counts for one in members if one.machine not in LIARS)
+            sum(self.made[one.release_id][0].counts for one in members if one.client not in LIARS)
             for members in self.sets(helper)
         ]
 
     def mu(self, helper):
         """The exact mu of the worst sample in what a helper has answered, beside liars that tell what they know."""
-        plan = self.machines.client(VICTIM).machine.plan
+        plan = self.clients.client(VICTIM).privatizer.plan
         sets = []
         for members in self.sets(helper):
-            releases = [(one.machine, *self.made[one.release_id]) for one in members]
+            releases = [(one.client, *self.made[one.release_id]) for one in members]
             sets.append([Opened(name, r.release, r.ack, noise_after=after) for name, r, after in releases])
         return Transcript(Stream.of_plan(plan), sets, LIARS).worst().mu, plan.mu
 
@@ -154,9 +154,9 @@ def neighbours(seed, mechanism, monkeypatch, folder):
 
 def seen(courses):
     """Of each helper how many of its sums differ, by how much of the sensitivity, and mu over the claim."""
-    plan = courses[0].machines.client(VICTIM).machine.plan
+    plan = courses[0].clients.client(VICTIM).privatizer.plan
     for helper in HELPERS:
-        sets = [[[(one.machine, one.release) for one in its] for its in course.sets(helper)] for course in courses]
+        sets = [[[(one.client, one.release) for one in its] for its in course.sets(helper)] for course in courses]
         assert sets[0] == sets[1], "nothing that happens depends on data"
         moves = [a - b for a, b in zip(*(course.sums(helper) for course in courses), strict=True)]
         lengths = [np.linalg.norm(move) * plan.grid.spacing / plan.sensitivity for move in moves if np.any(move)]
@@ -186,7 +186,7 @@ def caught(seed, monkeypatch, folder):
     return any(moved > 1 or length > 1 or told > ROUNDING for moved, length, told in found)
 
 
-def test_a_machine_that_sends_skipped_contributions_again_is_caught(monkeypatch, tmp_path):
+def test_a_client_that_sends_skipped_contributions_again_is_caught(monkeypatch, tmp_path):
     """P_k - P_b of the last release b that was used: its noise telescopes too, and samples are in two sums."""
     real, sent = ReleaseRule.advance_mending, {}
 

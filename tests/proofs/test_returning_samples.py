@@ -7,7 +7,7 @@ from itertools import combinations, pairwise, product
 import numpy as np
 import pytest
 from murmurfl.clients import UpdatePolicy
-from murmurfl.privacy import MECHANISMS, SHARES, PrivateMachine, make_mechanism
+from murmurfl.privacy import MECHANISMS, SHARES, Privatizer, make_mechanism
 from murmurfl.privacy.mechanisms.mechanism import gram_sensitivity
 from murmurfl.privacy.mechanisms.toeplitz import ToeplitzMechanism
 
@@ -36,7 +36,7 @@ def test_returning_samples_cost_mu_at_most_in_real_messages(name, rule, particip
         assert sent.worst() == pytest.approx(policy.mu)
 
 
-class ComesBackEarly(PrivateMachine):
+class ComesBackEarly(Privatizer):
     """The planted bug: the parts are counted one short, so one sample is in a release more than was charged."""
 
     def _admit(self, ledgers, session, ack):
@@ -54,7 +54,7 @@ def test_a_sample_that_comes_back_early_is_caught(name, reader):
     assert reader.sent(policy, asked, kind=ComesBackEarly).worst() > 2.0 * 1.05
 
 
-class CountsOneTurn(PrivateMachine):
+class CountsOneTurn(Privatizer):
     """The planted bug: noise as if each sample were in one release of K."""
 
     def __init__(self, policy, *parts, **options):

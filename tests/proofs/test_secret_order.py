@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, SimulatedKeys, gdp_delta
+from murmurfl.privacy import MemoryLedger, PrivacyPolicy, Privatizer, SimulatedKeys, gdp_delta
 from murmurfl.privacy.accounting.amplification import (
     allocation_delta,
     allocation_epsilon,
@@ -29,9 +29,9 @@ POLICY = PrivacyPolicy(
 
 
 def sent(rows, seed=1):
-    """All releases of a machine, made on these rows."""
-    machine = PrivateMachine(POLICY, D, len(rows), MemoryLedger(), SimulatedKeys(seed, "m"))
-    return np.array([machine.release("s", k, lambda samples: rows[samples]).values for k in range(SLOTS)])
+    """All releases of a client, made on these rows."""
+    privatizer = Privatizer(POLICY, D, len(rows), MemoryLedger(), SimulatedKeys(seed, "m"))
+    return np.array([privatizer.release("s", k, lambda samples: rows[samples]).values for k in range(SLOTS)])
 
 
 def test_with_the_same_keys_a_sample_moves_one_release_by_what_is_charged():
@@ -61,7 +61,7 @@ def next_direction(history, step):
 
 
 def transcripts(slots, generator):
-    """What a machine sends to such a server; slot -1: the sample is zeroed out."""
+    """What a client sends to such a server; slot -1: the sample is zeroed out."""
     history, ratio = [], []
     for k in range(SLOTS):
         adds = SHIFT * next_direction(history, slots)
@@ -99,7 +99,7 @@ def test_a_server_that_follows_what_it_sees_gets_no_more_than_the_pair(epsilon):
 
 
 @pytest.mark.parametrize("slot", [-1, 0, 3])
-def test_what_the_simulator_sends_has_the_law_of_what_the_machine_sends(slot):
+def test_what_the_simulator_sends_has_the_law_of_what_the_client_sends(slot):
     """Six projections each; fails for 1 seed in 10^3."""
     generator = np.random.Generator(np.random.Philox(key=12))
     slots = np.full(8000, slot)

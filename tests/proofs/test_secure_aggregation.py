@@ -1,6 +1,6 @@
-"""docs/proofs/secure-aggregation.md, step by step: what the sums of machines' releases tell of one sample, exactly.
+"""docs/proofs/secure-aggregation.md, step by step: what the sums of clients' releases tell of one sample, exactly.
 
-In a sum that is opened in round t every machine's noise is new, and a sample stands in the one sum it was first opened
+In a sum that is opened in round t every client's noise is new, and a sample stands in the one sum it was first opened
 in: v is a unit vector, and v' S^{-1} v a diagonal entry of the inverse. That is what the enumerations here compute, by
 millions; tests/harness/transcripts.py computes the same from lists of releases and knows nothing of it.
 """
@@ -12,9 +12,9 @@ from itertools import combinations, combinations_with_replacement, product
 import numpy as np
 import pytest
 from murmurfl.privacy import SimulatedKeys, SumAssumption, make_mechanism
-from murmurfl.privacy.machine.prefix_sums import ReleaseRule
+from murmurfl.privacy.release.prefix_sums import ReleaseRule
 
-from tests.harness.machines import stream_noise
+from tests.harness.clients import stream_noise
 from tests.harness.transcripts import (
     MECHANISMS,
     ROUNDING,
@@ -30,8 +30,8 @@ from tests.harness.transcripts import (
     random_patterns,
     stream,
 )
-from tests.privacy.machines import D, zero
-from tests.privacy.machines import machine as real_machine
+from tests.privacy.clients import D, zero
+from tests.privacy.clients import client as real_client
 
 QUICK = ("cancelling", "sqrt_toeplitz", "tree")
 
@@ -43,8 +43,8 @@ def diagonal_of_inverse(covariances):
     return np.where(empty, np.inf, np.diagonal(np.linalg.inv(filled), axis1=-2, axis2=-1))
 
 
-def all_cases(name, rounds, machines, states=3):
-    """Exact, refined and coarse mu^2 of all samples, for all {not asked, lost, opened} of so many machines.
+def all_cases(name, rounds, clients, states=3):
+    """Exact, refined and coarse mu^2 of all samples, for all {not asked, lost, opened} of so many clients.
 
     Arrays with one row for every choice of patterns and a column for every round; NaN where none was opened.
     """
@@ -52,7 +52,7 @@ def all_cases(name, rounds, machines, states=3):
     own = np.array([Transcript(stream(name, rounds), played([p])).covariance for p in patterns])
     opened = np.array(patterns) >= 2
     alone = diagonal_of_inverse(own)
-    chosen = np.array(list(combinations_with_replacement(range(len(patterns)), machines)))  # machines are alike
+    chosen = np.array(list(combinations_with_replacement(range(len(patterns)), clients)))  # clients are alike
     cohort = opened[chosen].sum(axis=1)
     shown = np.where(cohort > 0, 1.0, np.nan)
     exact = diagonal_of_inverse(own[chosen].sum(axis=1)) * shown
@@ -62,14 +62,14 @@ def all_cases(name, rounds, machines, states=3):
 
 
 def distinct(chosen, opened):
-    """How many machines with other patterns than each other's are opened in each round: their samples are the cases."""
+    """How many clients with other patterns than each other's are opened in each round: their samples are the cases."""
     first = np.ones(chosen.shape, bool)
     first[:, 1:] = chosen[:, 1:] != chosen[:, :-1]  # a choice is sorted
     return (opened[chosen] & first[:, :, None]).sum(axis=1)
 
 
-def holds_everywhere(name, rounds, machines, states=3):
-    exact, refined, coarse, cases = all_cases(name, rounds, machines, states)
+def holds_everywhere(name, rounds, clients, states=3):
+    exact, refined, coarse, cases = all_cases(name, rounds, clients, states)
     known = ~np.isnan(exact)
     assert (exact[known] <= refined[known] * ROUNDING).all()
     assert (refined[known] <= coarse[known] * ROUNDING).all()
@@ -77,8 +77,8 @@ def holds_everywhere(name, rounds, machines, states=3):
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_no_pattern_of_three_machines_and_four_rounds_tells_more_than_the_theorem(name):
-    """Every machine in every round not asked, lost or opened: exact <= refined <= coarse, and attained."""
+def test_no_pattern_of_three_clients_and_four_rounds_tells_more_than_the_theorem(name):
+    """Every client in every round not asked, lost or opened: exact <= refined <= coarse, and attained."""
     ratios, cases = holds_everywhere(name, 4, 3)
     assert cases == 358_668
     assert ratios.max() == pytest.approx(1.0) or name == "tree"
@@ -89,10 +89,10 @@ MENDING = [name for name in MECHANISMS if mechanism(name, 4).mends]
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", MENDING)
-def test_machines_that_mend_skipped_sums_tell_no_more_whoever_says_which_were_skipped(name):
-    """Each machine by itself may be told of any of its opened releases that its sum was skipped."""
-    for rounds, machines in ((3, 3), (4, 2)):
-        ratios, _ = holds_everywhere(name, rounds, machines, states=4)
+def test_clients_that_mend_skipped_sums_tell_no_more_whoever_says_which_were_skipped(name):
+    """Each client by itself may be told of any of its opened releases that its sum was skipped."""
+    for rounds, clients in ((3, 3), (4, 2)):
+        ratios, _ = holds_everywhere(name, rounds, clients, states=4)
         assert ratios.max() == pytest.approx(1.0) or "paper" in name
 
 
@@ -114,7 +114,7 @@ def test_what_mends_has_no_entry_twice_as_large_as_one_of_a_contribution_before(
 
 
 def courses(name, rounds):
-    """What a real machine sends under any acknowledgements, forward, each with its sum used or skipped.
+    """What a real client sends under any acknowledgements, forward, each with its sum used or skipped.
 
     Of every course: the encoder C; which contributions each release has, T; and its noise N_k - N_b, the rows of I - S
     on N = B Z. Which b, is found by the bits, and a release says that it mends if b is not what was acknowledged.
@@ -126,7 +126,7 @@ def courses(name, rounds):
         if list(acks) != sorted(acks):
             continue
         for skips in product((False, True), repeat=rounds - 1):
-            subject = real_machine(max_participations=rounds, **summed, **options)
+            subject = real_client(max_participations=rounds, **summed, **options)
             noise = [stream_noise(subject.plan, D, key, names[:k]) for k in range(rounds + 1)]
             moved, seen = np.zeros((rounds, rounds)), np.zeros((rounds, rounds))
             for k, (ack, skipped) in enumerate(zip(acks, (False, *skips), strict=True), start=1):
@@ -141,7 +141,7 @@ def courses(name, rounds):
 
 
 def told(name, monkeypatch, most=None):
-    """The largest mu^2 over the charged one to whoever sees all that leaves a real machine, of any acks and skips."""
+    """The largest mu^2 over the charged one to whoever sees all that leaves a real client, of any acks and skips."""
     if most is not None:
         monkeypatch.setattr(type(mechanism(name, 4)), "mends", most)
     worst = 0.0
@@ -182,7 +182,7 @@ def test_whatever_is_skipped_a_contribution_is_taken_out_once_for_good(name, rou
     assert set(found) == set(range(rounds)), "up to all but the last one"
 
 
-def test_a_machine_that_forgets_what_it_mended_before_is_caught(monkeypatch):
+def test_a_client_that_forgets_what_it_mended_before_is_caught(monkeypatch):
     """The planted bug: after two skipped sums the third release takes out the second's own noise alone."""
     made = ReleaseRule.advance_mending
 
@@ -202,7 +202,7 @@ def test_a_machine_that_forgets_what_it_mended_before_is_caught(monkeypatch):
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", ["cancelling", "decay", "decay-half"])
-def test_mu_local_holds_whatever_a_machine_is_told_of_acknowledgements_and_skipped_sums(name, monkeypatch):
+def test_mu_local_holds_whatever_a_client_is_told_of_acknowledgements_and_skipped_sums(name, monkeypatch):
     assert told(name, monkeypatch) == pytest.approx(1.0)
 
 
@@ -213,28 +213,28 @@ def test_mending_releases_that_carried_others_over_would_tell_more_than_mu_local
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_no_pattern_of_three_rounds_tells_more_than_the_theorem_whatever_the_mechanism(name):
-    for machines in (1, 2, 3):
-        ratios, _ = holds_everywhere(name, 3, machines)
+    for clients in (1, 2, 3):
+        ratios, _ = holds_everywhere(name, 3, clients)
         assert ratios.max() == pytest.approx(1.0) or "tree" in name or "paper" in name
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_no_pattern_of_four_machines_exceeds_the_theorem(name):
+def test_no_pattern_of_four_clients_exceeds_the_theorem(name):
     holds_everywhere(name, 4, 3)
     holds_everywhere(name, 3, 4)
     holds_everywhere(name, 5, 2)
 
 
 def compared(name, patterns, releases):
-    """Exact, refined and coarse mu^2 of every sample that any machine's releases have, by way of transcripts."""
+    """Exact, refined and coarse mu^2 of every sample that any client's releases have, by way of transcripts."""
     sets = played(patterns, releases)
     whole = Transcript(stream(name, releases), sets)
     worst = largest_column(name, releases) ** 2
-    for (machine, _, release), exact in whole.squares.items():
-        (tau,) = np.flatnonzero(whole.change(machine, release))
+    for (client, _, release), exact in whole.squares.items():
+        (tau,) = np.flatnonzero(whole.change(client, release))
         at_tau = np.eye(len(sets))[:, [tau]]
-        others = [member.machine for member in sets[tau]]
+        others = [member.client for member in sets[tau]]
         own = [float(quadratic(whole.covariance_of(other), at_tau)[0]) for other in others]
         yield exact, 1 / sum(1 / one for one in own), worst / len(others)
 
@@ -257,7 +257,7 @@ def test_no_random_pattern_with_losses_and_caps_tells_more_than_the_theorem(name
 @pytest.mark.long
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_no_pattern_of_many_random_ones_tells_more_than_the_theorem(name):
-    assert random_cases(name, 1500, most_machines=7, most_rounds=9) > 10_000
+    assert random_cases(name, 1500, most_clients=7, most_rounds=9) > 10_000
 
 
 def test_enumeration_and_transcripts_agree():
@@ -277,8 +277,8 @@ def test_a_sample_enters_the_sums_once_and_stays(name):
     for _ in range(20):
         patterns, releases = random_patterns(chance)
         whole = Transcript(stream(name, releases), played(patterns, releases))
-        for machine, session, release in whole.squares:
-            in_total = np.cumsum(whole.change(machine, release, session))
+        for client, session, release in whole.squares:
+            in_total = np.cumsum(whole.change(client, release, session))
             assert set(in_total) <= {0.0, 1.0}
             assert (np.diff(in_total) >= 0).all()
 
@@ -294,10 +294,10 @@ def test_added_covariances_resist_at_least_as_their_parts():
         together = float(quadratic(sum(factor @ factor.T for factor in factors), change)[0])
         assert 1 / together >= sum(1 / value for value in own) * (1 - 1e-6)
         twice = sum(1 / value for value in own) + 1 / own[0]
-        assert count > 1 or 1 / together < twice * (1 - 1e-6), "the planted bug: a machine that is counted twice"
+        assert count > 1 or 1 / together < twice * (1 - 1e-6), "the planted bug: a client that is counted twice"
 
 
-def test_unequal_machines_count_by_their_own_noise():
+def test_unequal_clients_count_by_their_own_noise():
     """mu^2 = Delta_victim^2 / sum over the cohort of (Delta_i / mu_i)^2; h times the victim's own is exceeded."""
     chance, exceeded = generator(6), 0
     for _ in range(150):
@@ -313,17 +313,17 @@ def test_unequal_machines_count_by_their_own_noise():
         }
         sets = played(patterns, releases)
         whole = Transcript(streams, sets)
-        for (machine, _, release), exact in whole.squares.items():
-            (tau,) = np.flatnonzero(whole.change(machine, release))
-            weights = [(streams[m.machine].sensitivity / local[m.machine]) ** 2 for m in sets[tau]]
-            assert exact <= streams[machine].sensitivity ** 2 / sum(weights) * ROUNDING
-            exceeded += exact > local[machine] ** 2 / len(weights) * 1.01
+        for (client, _, release), exact in whole.squares.items():
+            (tau,) = np.flatnonzero(whole.change(client, release))
+            weights = [(streams[m.client].sensitivity / local[m.client]) ** 2 for m in sets[tau]]
+            assert exact <= streams[client].sensitivity ** 2 / sum(weights) * ROUNDING
+            exceeded += exact > local[client] ** 2 / len(weights) * 1.01
     assert exceeded, "the planted bug: everybody counted as if of the victim's noise"
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_colluders_take_their_own_noise_out_and_only_the_honest_count(name):
-    """min_cohort = h + colluders: h of every sum remain. Counting all machines of it, the planted bug, is exceeded."""
+    """min_cohort = h + colluders: h of every sum remain. Counting all clients of it, the planted bug, is exceeded."""
     chance, honest, colluders = generator(7), 2, 2
     everybody = [str(i) for i in range(6)]
     bad = everybody[-colluders:]
@@ -332,10 +332,10 @@ def test_colluders_take_their_own_noise_out_and_only_the_honest_count(name):
         for _ in range(6):
             cohort = set(chance.choice(everybody, size=honest + colluders, replace=False))
             members = []
-            for machine in cohort:
-                made[machine] += 1
-                members.append(Opened(machine, made[machine], last[machine]))
-                last[machine] = made[machine]
+            for client in cohort:
+                made[client] += 1
+                members.append(Opened(client, made[client], last[client]))
+                last[client] = made[client]
             sets.append(members)
         worst = Transcript(stream(name, 6), sets, colluders=bad).worst().mu
         assert worst <= largest_column(name, 6) / math.sqrt(honest) * ROUNDING
@@ -344,7 +344,7 @@ def test_colluders_take_their_own_noise_out_and_only_the_honest_count(name):
     assert left > 1.2 * Transcript(stream(name, 6), fixed).worst().mu
 
 
-def test_seen_by_itself_a_machine_has_its_local_mu_whatever_the_others_do():
+def test_seen_by_itself_a_client_has_its_local_mu_whatever_the_others_do():
     """Server and all helpers together: every release a set of its own, beside any sums."""
     chance = generator(8)
     for name in MECHANISMS:
@@ -363,25 +363,25 @@ def test_sessions_side_by_side_add_in_squares_and_share_no_noise():
             sets += [[member._replace(session=session) for member in members] for session in ("a", "b")]
         both = Transcript(stream(name, 4), sets)
         one = Transcript(stream(name, 4), [members for members in sets if members and members[0].session == "a"])
-        for (machine, session, release), square in both.squares.items():
-            assert square == pytest.approx(one.square(machine, release, "a"))
+        for (client, session, release), square in both.squares.items():
+            assert square == pytest.approx(one.square(client, release, "a"))
             assert session in {"a", "b"}
 
 
 # Servers that choose who is in the next sum by what the last ones were.
 
-MACHINES = 4
-COHORTS = [cohort for size in (2, 3, 4) for cohort in combinations(range(MACHINES), size)]
+CLIENTS = 4
+COHORTS = [cohort for size in (2, 3, 4) for cohort in combinations(range(CLIENTS), size)]
 
 
 def on_path(path):
     """Everything a server saw that opened these cohorts."""
-    sets = played([[2 if machine in cohort else 0 for cohort in path] for machine in range(MACHINES)])
+    sets = played([[2 if client in cohort else 0 for cohort in path] for client in range(CLIENTS)])
     return Transcript(stream("cancelling", len(path)), sets)
 
 
 def path_squares(path):
-    """mu^2 of machine 0's first sample in the first 1, 2, ... sums of a path: what each adds, given those before it."""
+    """mu^2 of client 0's first sample in the first 1, 2, ... sums of a path: what each adds, given those before it."""
     whole = on_path(path)
     return np.cumsum(np.linalg.solve(np.linalg.cholesky(whole.covariance), whole.change("0", 1)) ** 2)
 
@@ -412,5 +412,5 @@ def test_a_server_that_chooses_the_second_cohort_by_the_first_sum_is_covered(eps
         worst = max(worst, delta_of_two(first, chosen, epsilon))
     assert worst <= claimed + 1e-9
     assert worst > 0.999 * claimed, "attained by the server that stays with the smallest cohort"
-    everybody = delta_of_two(0.0, lambda y: np.full_like(y, local / math.sqrt(MACHINES)), epsilon)
-    assert worst > 1.2 * everybody, "the planted bug: h = all machines that there are"
+    everybody = delta_of_two(0.0, lambda y: np.full_like(y, local / math.sqrt(CLIENTS)), epsilon)
+    assert worst > 1.2 * everybody, "the planted bug: h = all clients that there are"

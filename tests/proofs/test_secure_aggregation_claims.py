@@ -2,7 +2,7 @@
 samples and releases that stand alone, where the theorem says something else.
 
 "Exact" is v' S^+ v of everything that was opened (tests/harness/transcripts.py). Uniform cancelling noise is in units
-in which a machine by itself has mu^2 = K.
+in which a client by itself has mu^2 = K.
 """
 
 import math
@@ -35,12 +35,12 @@ def uniform(releases):
     return Stream(np.eye(releases))
 
 
-def square(sets, releases, machine="0", release=1):
-    return Transcript(uniform(releases), sets).square(machine, release)
+def square(sets, releases, client="0", release=1):
+    return Transcript(uniform(releases), sets).square(client, release)
 
 
-def fixed(machines, rounds):
-    return np.full((machines, rounds), 2)
+def fixed(clients, rounds):
+    return np.full((clients, rounds), 2)
 
 
 def with_acks(releases, honest, ack_of_the_victim):
@@ -137,14 +137,14 @@ def test_a_cumulative_release_that_passes_for_one_that_stands_alone_breaks_the_g
     assert passed > 46 * square(played(fixed(50, 100)), 100)
 
 
-def test_a_set_may_not_be_opened_again_with_one_machine_less():
+def test_a_set_may_not_be_opened_again_with_one_client_less():
     """In the same round, or in the next with the same release."""
     cohort = [Opened(str(i), 1, 0) for i in range(10)]
     assert square([cohort], 10) == pytest.approx(1 / 10)
     assert square([cohort, cohort[1:]], 10) == pytest.approx(1.0), "the victim by itself"
 
 
-def test_two_releases_of_one_machine_in_a_sum_are_one_machine():
+def test_two_releases_of_one_client_in_a_sum_are_one_client():
     """Ten releases, all the victim's: a cohort of one."""
     sets = [[Opened("0", k, 0) for k in range(1, 11)]]
     assert square(sets, 10) == pytest.approx(10.0), "P_1 + ... + P_10 has the sample ten times, and noise of 10"
@@ -163,28 +163,28 @@ def test_sums_that_are_not_built_on_what_was_opened_exceed_the_theorem(attack):
 
 
 def returning_cases(name, count, key):
-    """Random patterns, and releases of a machine that a sample of its was in, with the sizes of the sums they were
+    """Random patterns, and releases of a client that a sample of its was in, with the sizes of the sums they were
     first opened in.
     """
     chance = generator(key)
     for _ in range(count):
         patterns, releases = random_patterns(chance)
         whole = Transcript(stream(name, releases), sets := played(patterns, releases))
-        for machine in {machine for machine, _, _ in whole.squares}:
-            shown = sorted(release for owner, _, release in whole.squares if owner == machine)
+        for client in {client for client, _, _ in whole.squares}:
+            shown = sorted(release for owner, _, release in whole.squares if owner == client)
             if len(shown) < 2:
                 continue
             taken = sorted(chance.choice(shown, size=int(chance.integers(2, len(shown) + 1)), replace=False).tolist())
-            sizes = [len(sets[np.flatnonzero(whole.change(machine, release))[0]]) for release in taken]
-            yield whole, machine, taken, sizes, releases
+            sizes = [len(sets[np.flatnonzero(whole.change(client, release))[0]]) for release in taken]
+            yield whole, client, taken, sizes, releases
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_returning_sample_costs_no_more_than_its_turns_added_up(name):
     """(participations) x largest column / sqrt(h), moves of any direction: the triangle inequality."""
-    for whole, machine, taken, sizes, releases in returning_cases(name, 30, 9):
+    for whole, client, taken, sizes, releases in returning_cases(name, 30, 9):
         column = largest_column(name, releases)
-        exact = whole.returning(machine, taken)
+        exact = whole.returning(client, taken)
         assert exact <= sum(column / math.sqrt(size) for size in sizes) * ROUNDING
         assert exact <= len(taken) * column / math.sqrt(min(sizes)) * ROUNDING
 
@@ -199,14 +199,14 @@ def of_turns(sets):
 
 
 def asked_in_these_rounds_only():
-    """The victim's turns do not overlap; the other machine's releases of the same rounds follow each other."""
+    """The victim's turns do not overlap; the other client's releases of the same rounds follow each other."""
     return of_turns(played([[2] * 5, [2, 0, 2, 0, 2]]))
 
 
 def first_replies_lost():
     """The victim's first four replies are lost: its three turns stand in one sum, which is the other's first."""
     sets = played([[1, 1, 1, 1, 2, 2], [0, 0, 0, 0, 2, 2]])
-    assert {len(members) for members in sets} == {0, 2}, "all machines are in every opened sum"
+    assert {len(members) for members in sets} == {0, 2}, "all clients are in every opened sum"
     return of_turns(sets)
 
 
@@ -224,7 +224,7 @@ def test_unequal_release_numbers_break_the_local_pattern_bound():
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_it_is_enough_where_all_are_in_every_sum_with_the_same_numbers(name):
-    """Then S is h times one machine's covariance."""
+    """Then S is h times one client's covariance."""
     releases, honest = 6, 3
     for participations, separation in [(2, 3), (3, 2), (6, 1)]:
         local = mechanism(name, releases).sensitivity(participations, separation, pattern="epochs")
@@ -238,8 +238,8 @@ def test_releases_that_stand_alone_compose_round_by_round_exactly():
     """mu^2 = turns / (h tau^2), whoever else is in which sum and whatever was lost: no claim, but equality."""
     chance = generator(10)
     for _ in range(50):
-        rounds, machines, honest = 6, 5, 3
-        cohorts = [{0, *chance.choice(range(1, machines), size=honest - 1, replace=False)} for _ in range(rounds)]
+        rounds, clients, honest = 6, 5, 3
+        cohorts = [{0, *chance.choice(range(1, clients), size=honest - 1, replace=False)} for _ in range(rounds)]
         sets = [[Opened(str(i), k, k - 1) for i in sorted(cohort)] for k, cohort in enumerate(cohorts, start=1)]
         whole = Transcript(Stream.of_mechanism("independent", rounds), sets)
         taken = sorted(chance.choice(range(1, rounds + 1), size=int(chance.integers(1, 7)), replace=False).tolist())
@@ -278,7 +278,7 @@ def test_climbing_finds_no_pattern_beyond_the_theorem_or_the_triangle_bound(name
 
 
 def known_afterwards(memory, releases=10, honest=10):
-    """mu^2 over the claim, once all other machines' ledgers leak after the session: what their noise is made again
+    """mu^2 over the claim, once all other clients' ledgers leak after the session: what their noise is made again
     from stands in them, of the last release or of all."""
     decoder = np.eye(releases)
     left = decoder.copy() if memory == "last" else np.zeros_like(decoder)
@@ -287,7 +287,7 @@ def known_afterwards(memory, releases=10, honest=10):
     return Transcript(streams, played(fixed(honest, releases))).square("0", 1) / (releases / honest)
 
 
-def test_a_leaked_ledger_leaves_one_honest_machine_fewer():
+def test_a_leaked_ledger_leaves_one_honest_client_fewer():
     """A key that was secret for the whole session is not enough: noise can be made again as long as key and nonces
     are anywhere. Mechanisms that keep all nonces leave nothing, the others still the noise of what was replaced."""
     assert make_mechanism("cancelling", 10).memory == "last"

@@ -8,14 +8,14 @@ from murmurfl.privacy import (
     MECHANISMS,
     MemoryLedger,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     SimulatedKeys,
     SumAssumption,
     gdp_delta,
 )
-from murmurfl.privacy.machine.policy import MOST_SUMMED
+from murmurfl.privacy.release.policy import MOST_SUMMED
 from murmurfl.privacy.sums.masking import Masking, add_mask, checked_header, opened_seal
-from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.roster import ClientKey, HelperKey, Roster
 from scipy.stats import norm
 
 from tests.harness.transcripts import ROUNDING, Opened, Stream, Transcript, generator, opened_sets
@@ -35,11 +35,11 @@ def policy(name="cancelling", **changes):
     )
 
 
-def sums(chance, machines, cohort, rounds, lost=0.0, stands_alone=False):
-    """Rounds of at least ``cohort`` machines of those named; who is asked and lost is carried over."""
-    made, last, sets = dict.fromkeys(machines, 0), dict.fromkeys(machines, 0), []
+def sums(chance, clients, cohort, rounds, lost=0.0, stands_alone=False):
+    """Rounds of at least ``cohort`` clients of those named; who is asked and lost is carried over."""
+    made, last, sets = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0), []
     for _ in range(rounds):
-        asked = [name for name in chance.permutation(machines).tolist() if made[name] < K]
+        asked = [name for name in chance.permutation(clients).tolist() if made[name] < K]
         came = asked[: max(cohort, int(chance.integers(0, len(asked) + 1)))]
         members = []
         for name in asked:
@@ -54,24 +54,24 @@ def sums(chance, machines, cohort, rounds, lost=0.0, stands_alone=False):
 
 
 def smallest_honest(sets, colluders):
-    return min(len([one for one in members if one.machine not in colluders]) for members in sets if members)
+    return min(len([one for one in members if one.client not in colluders]) for members in sets if members)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_the_stated_mu_is_a_tight_bound_against_colluders(name):
     """20 random courses of 8 rounds with losses and two colluders, and the fixed cohort that attains it."""
-    plan, machines = policy(name).plan(D), [str(i) for i in range(8)]
-    colluders = machines[: COHORT - HONEST]
+    plan, clients = policy(name).plan(D), [str(i) for i in range(8)]
+    colluders = clients[: COHORT - HONEST]
     chance = generator(1)
     for _ in range(20):
-        sets = sums(chance, machines, COHORT, 8, lost=0.5)
+        sets = sums(chance, clients, COHORT, 8, lost=0.5)
         worst = Transcript(Stream.of_plan(plan), sets, colluders).worst().mu
         assert worst <= plan.mu * ROUNDING
         assert worst <= plan.loss.worst_case.mu / math.sqrt(max(smallest_honest(sets, colluders), 1)) * ROUNDING
-    fixed = sums(chance, machines[:COHORT], COHORT, K)
+    fixed = sums(chance, clients[:COHORT], COHORT, K)
     attained = Transcript(Stream.of_plan(plan), fixed, colluders).worst().mu
     assert attained > 0.999 * plan.mu or name == "tree"
-    planted = Transcript(Stream.of_plan(plan), fixed, machines[: COHORT - HONEST + 1]).worst().mu
+    planted = Transcript(Stream.of_plan(plan), fixed, clients[: COHORT - HONEST + 1]).worst().mu
     assert planted > 1.1 * plan.mu or name == "tree", "one colluder more than was assumed"
 
 
@@ -91,14 +91,14 @@ def test_whatever_happens_the_stated_local_mu_holds_and_is_attained(name):
 @pytest.mark.parametrize(("participations", "separation"), [(2, 3), (3, 2), (6, 1)])
 def test_the_stated_mu_covers_samples_that_return_whoever_else_is_in_the_sums(name, participations, separation):
     chosen = policy(name, sample_participations=participations, min_separation=separation)
-    plan, machines = chosen.plan(D), [str(i) for i in range(6)]
+    plan, clients = chosen.plan(D), [str(i) for i in range(6)]
     chance, stream = generator(2), Stream.of_plan(chosen.plan(D))
     for _ in range(10):
-        whole = Transcript(stream, sums(chance, machines, COHORT, 8, lost=0.5), machines[: COHORT - HONEST])
-        for machine in {machine for machine, _, _ in whole.squares}:
+        whole = Transcript(stream, sums(chance, clients, COHORT, 8, lost=0.5), clients[: COHORT - HONEST])
+        for client in {client for client, _, _ in whole.squares}:
             for begin in range(1, separation + 1):
                 taken = list(range(begin, K + 1, separation))
-                assert whole.returning(machine, taken) <= plan.mu * ROUNDING
+                assert whole.returning(client, taken) <= plan.mu * ROUNDING
                 alone = Transcript(stream, [[Opened("0", k, k - 1)] for k in range(1, K + 1)])
                 assert alone.returning("0", taken) <= plan.loss.worst_case.mu * ROUNDING
 
@@ -109,9 +109,9 @@ def test_releases_that_stand_alone_are_charged_exactly(participations, separatio
         "independent", release_rule="paper", sample_participations=participations, min_separation=separation
     )
     assert chosen.release_mode == "independent"
-    plan, machines = chosen.plan(D), [str(i) for i in range(COHORT)]
-    sets = sums(generator(3), machines, COHORT, K, stands_alone=True)
-    whole = Transcript(Stream.of_plan(plan), sets, machines[HONEST:])
+    plan, clients = chosen.plan(D), [str(i) for i in range(COHORT)]
+    sets = sums(generator(3), clients, COHORT, K, stands_alone=True)
+    whole = Transcript(Stream.of_plan(plan), sets, clients[HONEST:])
     taken = list(range(1, K + 1, separation))[:participations]
     assert whole.returning("0", taken) <= plan.mu * ROUNDING
     assert whole.returning("0", taken) > 0.999 * plan.mu
@@ -120,26 +120,26 @@ def test_releases_that_stand_alone_are_charged_exactly(participations, separatio
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_bookkeeping_of_fewer_releases_covers_what_they_tell_when_their_number_is_fixed(name):
     for options in ({}, {"sample_participations": 2, "min_separation": 3}):
-        plan, machines = policy(name, **options).plan(D), [str(i) for i in range(COHORT)]
+        plan, clients = policy(name, **options).plan(D), [str(i) for i in range(COHORT)]
         for releases in range(1, K + 1):
-            sets = sums(generator(4), machines, COHORT, releases)
-            whole = Transcript(Stream.of_plan(plan), sets, machines[HONEST:])
+            sets = sums(generator(4), clients, COHORT, releases)
+            whole = Transcript(Stream.of_plan(plan), sets, clients[HONEST:])
             for begin in range(1, min(releases, 3) + 1):
                 taken = [begin, begin + 3] if options and begin + 3 <= releases else [begin]
                 assert whole.returning("0", taken) <= plan.spent_mu(releases) * ROUNDING
 
 
 def test_a_masked_session_follows_its_headers_and_keeps_mu():
-    """Real machines and masks, a lost reply and a closed round: the sums are opened by taking the keystreams out."""
+    """Real clients and masks, a lost reply and a closed round: the sums are opened by taking the keystreams out."""
     names, chosen = tuple("abcd"), policy(sums=SumAssumption(2, 3))
     roster = Roster.simulated(1, names, ("h", "i"))
-    machines = {name: PrivateMachine(chosen, D, 2 * K, MemoryLedger(), SimulatedKeys(1, name)) for name in names}
-    masking = {name: Masking(name, MachineKey.simulated(1, name), roster) for name in names}
+    clients = {name: Privatizer(chosen, D, 2 * K, MemoryLedger(), SimulatedKeys(1, name)) for name in names}
+    masking = {name: Masking(name, ClientKey.simulated(1, name), roster) for name in names}
     acks, total, headers, made, kept = dict.fromkeys(names, 0), np.zeros(D, np.int64), [], [], {}
     for cohort in ("abcd", "abc", "ab", "bcd", "acd"):
         hidden, plain, sealed = np.zeros(D, np.uint64), np.zeros(D, np.int64), []
         for name in names:
-            release = machines[name].release("s", acks[name], lambda chosen: np.ones((2, D)) / 9)
+            release = clients[name].release("s", acks[name], lambda chosen: np.ones((2, D)) / 9)
             masked = masking[name].mask(release, "s", chosen)
             header = checked_header(masked.sealed, roster)
             made.append(header)
@@ -175,8 +175,8 @@ def test_a_mask_of_one_secret_seed_makes_any_counts_equally_likely():
     assert abs(halves - 0.5) < 5 / (2 * math.sqrt(64 * 50)), "bits of the masked counts: a false alarm in 10^6"
 
 
-def test_so_many_machines_as_a_sum_may_have_cannot_wrap_it():
-    """It bounds the releases of one opened set, which helpers count, and not the machines of a roster."""
+def test_so_many_clients_as_a_sum_may_have_cannot_wrap_it():
+    """It bounds the releases of one opened set, which helpers count, and not the clients of a roster."""
     plan = policy(mu=0.05).plan(D)
     assert plan.largest_value / plan.grid.spacing < 2.0**52
     assert MOST_SUMMED * 2**52 <= 2**63
@@ -187,9 +187,9 @@ def test_so_many_machines_as_a_sum_may_have_cannot_wrap_it():
 
 
 def test_the_stated_mu_pays_for_the_largest_sums_normals():
-    """The resolution's mu, of 2^11 machines' normals, is in it in squares: noise is a little above ideal normals'.
+    """The resolution's mu, of 2^11 clients' normals, is in it in squares: noise is a little above ideal normals'.
 
-    It bounds the machines of the sums that a sample is in; the others' noise is alike in both worlds.
+    It bounds the clients of the sums that a sample is in; the others' noise is alike in both worlds.
     """
     chosen = policy(mu=0.5)
     plan = chosen.plan(D)
@@ -218,18 +218,18 @@ def excess(one, other, mu):
     return worst
 
 
-def excess_of_a_sum(sigma, machines):
+def excess_of_a_sum(sigma, clients):
     whole = np.array([1.0])
-    for _ in range(machines):
+    for _ in range(clients):
         whole = np.convolve(whole, rounded(sigma))
-    return excess(np.append(0, whole), np.append(whole, 0), 1 / (sigma * math.sqrt(machines)))
+    return excess(np.append(0, whole), np.append(whole, 0), 1 / (sigma * math.sqrt(clients)))
 
 
-@pytest.mark.parametrize("machines", [1, 2, 5, 20])
+@pytest.mark.parametrize("clients", [1, 2, 5, 20])
 @pytest.mark.parametrize("sigma", [0.3, 0.5, 0.7, 1.0, 2.0])
-def test_rounded_sums_tell_no_more_but_for_aliasing(sigma, machines):
+def test_rounded_sums_tell_no_more_but_for_aliasing(sigma, clients):
     """A shift of one grid unit. Ours are 2^20 grid units wide, where e^(-pi^2 sigma^2) is zero."""
-    assert excess_of_a_sum(sigma, machines) <= math.exp(-(math.pi**2) * sigma**2) + 1e-9
+    assert excess_of_a_sum(sigma, clients) <= math.exp(-(math.pi**2) * sigma**2) + 1e-9
 
 
 def test_aliasing_is_seen_where_noise_is_a_fifth_of_the_grid():
@@ -239,7 +239,7 @@ def test_aliasing_is_seen_where_noise_is_a_fifth_of_the_grid():
 
 @pytest.mark.parametrize("sigma", [0.7, 1.0, 2.0])
 def test_rounded_rows_that_stay_over_two_rounds_tell_no_more_than_continuous_ones(sigma):
-    """Q_1 = w + z_1 and Q_2 = w + z_2, with w the row of a machine that took part in the first round only."""
+    """Q_1 = w + z_1 and Q_2 = w + z_2, with w the row of a client that took part in the first round only."""
     row = rounded(sigma)
     size = len(row)
     joint = np.zeros((2 * size - 1, 2 * size - 1))
@@ -254,14 +254,14 @@ def test_rounded_rows_that_stay_over_two_rounds_tell_no_more_than_continuous_one
 
 def test_a_sum_of_rounded_gaussians_is_a_rounded_gaussian_and_uniforms():
     """h - 1 uniforms beside the Gaussian of all of them, rounded once: the same probabilities up to aliasing."""
-    sigma, machines = 0.8, 3
+    sigma, clients = 0.8, 3
     whole = rounded(sigma)
-    for _ in range(machines - 1):
+    for _ in range(clients - 1):
         whole = np.convolve(whole, rounded(sigma))
     reach, steps = len(whole) // 2, 400
     offsets = (np.arange(steps) + 0.5) / steps - 0.5
     two = np.add.outer(offsets, offsets).ravel()  # two uniforms
     edges = np.arange(-reach, reach + 2) - 0.5
-    below = np.array([norm.cdf((edge - two) / (sigma * math.sqrt(machines))).mean() for edge in edges])
+    below = np.array([norm.cdf((edge - two) / (sigma * math.sqrt(clients))).mean() for edge in edges])
     assert np.abs(whole - np.diff(below)).max() < 6 * math.exp(-(math.pi**2) * sigma**2)
-    assert np.abs(whole - np.diff(norm.cdf(edges / (sigma * math.sqrt(machines))))).max() > 0.001, "uniforms count"
+    assert np.abs(whole - np.diff(norm.cdf(edges / (sigma * math.sqrt(clients))))).max() > 0.001, "uniforms count"

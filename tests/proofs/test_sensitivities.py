@@ -13,9 +13,9 @@ from murmurfl.privacy import (
     clip_per_sample,
     make_mechanism,
 )
-from murmurfl.privacy.machine import clipping as clipping_module
-from murmurfl.privacy.machine.clipping import LEAST_CLIP, DenseContributions, RowBound
-from murmurfl.privacy.machine.shuffled_machine import noisy_epoch
+from murmurfl.privacy.release import clipping as clipping_module
+from murmurfl.privacy.release.clipping import LEAST_CLIP, DenseContributions, RowBound
+from murmurfl.privacy.release.shuffled_privatizer import noisy_epoch
 from murmurfl.strategies import TrustedMu2
 
 from tests.harness.rules import begun, stepped
@@ -136,15 +136,15 @@ def test_the_squares_of_a_cancelling_schedule_add_up_to_mu(schedule, reader):
     assert sent.mu([0]) <= 2.0 * (1 + 1e-9)
 
 
-ROUNDS, MACHINES, SIZE = 6, 3, 4
+ROUNDS, CLIENTS, SIZE = 6, 3, 4
 
 
 def trusted_momenta(sign):
     """What a trusted server steps along in every round, where one sample of the first points one way or the other."""
     policy = PrivacyPolicy(1.0, 1, ROUNDS, 2.0, trust="trusted-server")
     strategy = TrustedMu2(
-        num_clients=MACHINES,
-        clients_per_round=MACHINES,
+        num_clients=CLIENTS,
+        clients_per_round=CLIENTS,
         learning_rate=1.0,
         policy=policy,
         num_rounds=ROUNDS,
@@ -168,7 +168,7 @@ def test_a_trusted_servers_rounds_all_show_the_sample_and_together_cost_mu():
     one, strategy = trusted_momenta(1.0)
     other, _ = trusted_momenta(-1.0)
     moved, std = np.linalg.norm(one - other, axis=1), strategy.aggregator.stream.noise_std(SIZE)
-    assert moved == pytest.approx(np.full(ROUNDS, 2.0 / MACHINES)), "the sample stays in q"
+    assert moved == pytest.approx(np.full(ROUNDS, 2.0 / CLIENTS)), "the sample stays in q"
     spent = math.sqrt(float(((moved / std) ** 2).sum()))
     assert spent <= strategy.aggregator.mu
     assert spent == pytest.approx(strategy.aggregator.mu, rel=1e-5)

@@ -9,12 +9,12 @@ from flwr.app import ArrayRecord
 from murmurfl.clients import DelayedMomentumClient, Mu2Client
 from murmurfl.clients.private_client import Request
 from murmurfl.privacy import PrivacyPolicy, SQLiteLedger
-from murmurfl.strategies import DelayedMomentum, Mu2, sample_machines
+from murmurfl.strategies import DelayedMomentum, Mu2, sample_clients
 from murmurfl.strategies.rounds import sampling
 
 from tests.harness.callbacks import AfterRound
+from tests.harness.clients import noise_of, normal_samples, simulated_app
 from tests.harness.grid import NodesGrid, reply_is_lost
-from tests.harness.machines import noise_of, normal_samples, simulated_app
 from tests.harness.models import Quadratic
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
@@ -45,7 +45,7 @@ def options(**changes):
 
 @pytest.mark.parametrize("lost", [0.0, 0.3])
 def test_without_noise_it_is_equation_12_written_out(lost):
-    """Lost replies change nothing in a machine's momentum, which is its own: the next reply carries all of it."""
+    """Lost replies change nothing in a client's momentum, which is its own: the next reply carries all of it."""
     rounds, gradients, start = 20, Quadratic(D, curved=True), np.ones(D)
     strategy = DelayedMomentum(**options())
     grid = NodesGrid(app(normal, trust="trusted-server", clip_norm=1e3), 6, lost=lost)
@@ -55,7 +55,7 @@ def test_without_noise_it_is_equation_12_written_out(lost):
     q, last, used = {}, {}, dict.fromkeys(range(6), 0)
     for t in range(1, rounds + 1):
         total = np.zeros(D)
-        for i in map(int, sample_machines([str(i) for i in range(6)], 2, 1, t)):
+        for i in map(int, sample_clients([str(i) for i in range(6)], 2, 1, t)):
             z = normal(i)[used[i] : used[i] + 1]
             used[i] += 1
             q[i] = q.get(i, 0.0) + t * gradients([x], z)[0]
@@ -80,7 +80,7 @@ def test_noise_on_q_is_the_last_noise_over_m(lost):
     strategy.start(NodesGrid(zeros, 6, lost=lost), ArrayRecord([np.zeros(D)]), num_rounds=0)
     for t in range(1, 13):
         expected = np.zeros(D)
-        for name in sample_machines(list(releases), 2, 1, t):
+        for name in sample_clients(list(releases), 2, 1, t):
             releases[name] += 1
             expected += 0.0 if reply_is_lost(lost, 2, t, name) else noise_of(name, releases[name], policy, D)
         until = DelayedMomentum(**options(learning_rate=1e-9))
@@ -89,9 +89,9 @@ def test_noise_on_q_is_the_last_noise_over_m(lost):
         assert until.state.q * 2 == pytest.approx(expected, abs=1e-4 * policy.plan(D).noise_std)
 
 
-def squared_error(kind, strategy_kind, monkeypatch, sampler, *, machines=12, asked=3, rounds=240, size=1000):
+def squared_error(kind, strategy_kind, monkeypatch, sampler, *, clients=12, asked=3, rounds=240, size=1000):
     """The mean over later rounds of |q_t - t grad f(x_t)|^2 / t, without noise; grad f(x) = x: samples have mean 0."""
-    monkeypatch.setattr(sampling, "sample_machines", sampler)
+    monkeypatch.setattr(sampling, "sample_clients", sampler)
     samples = app(
         lambda name: normal(name, rounds, size),
         kind=kind,
@@ -109,9 +109,9 @@ def squared_error(kind, strategy_kind, monkeypatch, sampler, *, machines=12, ask
         points.append(state.x)
 
     strategy = strategy_kind(
-        **options(num_clients=machines, clients_per_round=asked, learning_rate=1e-4, callbacks=[AfterRound(on_round)])
+        **options(num_clients=clients, clients_per_round=asked, learning_rate=1e-4, callbacks=[AfterRound(on_round)])
     )
-    strategy.start(NodesGrid(samples, machines), ArrayRecord([np.ones(size)]), num_rounds=rounds)
+    strategy.start(NodesGrid(samples, clients), ArrayRecord([np.ones(size)]), num_rounds=rounds)
     return float(np.mean(errors))
 
 
@@ -121,7 +121,7 @@ def in_turn(names, m, seed, server_round, sampling):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("sampler", "expected"), [(in_turn, 4.0), (sample_machines, 2 * 4.0 - 1)], ids=["in turn", "uniform"]
+    ("sampler", "expected"), [(in_turn, 4.0), (sample_clients, 2 * 4.0 - 1)], ids=["in turn", "uniform"]
 )
 def test_the_squared_gradient_error_is_larger_than_that_of_mu2_by_the_delay(sampler, expected, monkeypatch):
     """Appendix G: M / m = 4 if the delay is always M / m; for uniform draws E tau^2 / E tau = 2 M / m - 1 = 7.
@@ -135,8 +135,8 @@ def test_the_squared_gradient_error_is_larger_than_that_of_mu2_by_the_delay(samp
     assert math.sqrt(delayed / ours) > 0.9 * math.sqrt(12 / 3)
 
 
-def test_an_overtaken_machine_corrects_against_its_last_point(tmp_path):
-    """The machine answers another request after it read the last query point and before it releases."""
+def test_an_overtaken_client_corrects_against_its_last_point(tmp_path):
+    """The client answers another request after it read the last query point and before it releases."""
     ledger = SQLiteLedger.create(tmp_path / "ledger", budget_mu=3e6, delta=1e-5)
     policy = PrivacyPolicy(1e3, 1, 3, 1.0, budget_mu=3e6, trust="trusted-server")
     evaluated = []

@@ -31,7 +31,7 @@ SUMS = UpdatePolicy(clip_norm=1.0, mu=2.0, max_participations=30, trust="secure-
 
 
 def adding(mods=()):
-    """A project whose training adds numbers that depend on the machine, the round and the model."""
+    """A project whose training adds numbers that depend on the client, the round and the model."""
     app = ClientApp(mods=list(mods))
 
     @app.train()
@@ -110,16 +110,16 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(name, tmp_path
     app = private(UpdatePolicy(clip_norm=1.0, mu=2.0, max_participations=30))
     whole = trained(app, **options)
     grid = NodesGrid(app, CLIENTS)
-    same_machines = lambda *_, **__: grid  # noqa: E731 - their ledgers go on
-    trained(app, rounds=3, checkpoint=path, grid=same_machines, **options)
-    resumed = trained(app, checkpoint=path, grid=same_machines, **options)
+    same_clients = lambda *_, **__: grid  # noqa: E731 - their ledgers go on
+    trained(app, rounds=3, checkpoint=path, grid=same_clients, **options)
+    resumed = trained(app, checkpoint=path, grid=same_clients, **options)
     assert (resumed.state.x == whole.state.x).all()
     assert (resumed.state.moments == whole.state.moments).all()
     assert resumed.state.steps == whole.state.steps == ROUNDS
     with pytest.raises(CheckpointError, match="optimizer"):
-        trained(app, checkpoint=path, optimizer=ServerMomentum(0.1), grid=same_machines)
+        trained(app, checkpoint=path, optimizer=ServerMomentum(0.1), grid=same_clients)
     with pytest.raises(CheckpointError, match="optimizer"):
-        trained(app, checkpoint=path, grid=same_machines)
+        trained(app, checkpoint=path, grid=same_clients)
 
 
 class Hollow(Reliable, NodesGrid):

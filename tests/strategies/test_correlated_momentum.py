@@ -8,7 +8,7 @@ from murmurfl.strategies import MOMENTUM_MECHANISMS, CorrelatedMomentum
 from tests.harness import momentum as harness
 from tests.harness.rules import begun, stepped
 
-MACHINES, ROUNDS, EPOCH, D = harness.MACHINES, 70, 10, 5
+CLIENTS, ROUNDS, EPOCH, D = harness.CLIENTS, 70, 10, 5
 
 
 def policy(**changes):
@@ -33,7 +33,7 @@ def test_the_momentum_is_that_of_gradients_with_the_mechanisms_noise(mechanism):
     for t in range(1, ROUNDS + 1):
         gradients = rng.normal(size=D)
         state = stepped(subject, state, gradients, t)
-        momentum = 0.7 * momentum + 0.3 * (gradients / MACHINES + noise[t - 1])
+        momentum = 0.7 * momentum + 0.3 * (gradients / CLIENTS + noise[t - 1])
         w = w - 0.05 * momentum / np.linalg.norm(momentum)
         assert state.momentum == pytest.approx(momentum, rel=1e-4, abs=1e-4)
     assert state.w == pytest.approx(w, abs=1e-3)
@@ -44,7 +44,7 @@ def test_the_momentum_is_that_of_gradients_with_the_mechanisms_noise(mechanism):
 def test_without_momentum_and_normalisation_it_is_dp_sgd():
     subject = strategy(alpha=1.0, normalised=False, policy=policy(mu=1e6))
     state = stepped(subject, begun(subject, np.ones(D)), np.full(D, 6.0), 1)
-    assert state.w == pytest.approx(1 - 0.05 * 6 / MACHINES, abs=1e-4)
+    assert state.w == pytest.approx(1 - 0.05 * 6 / CLIENTS, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_sample_that_returns_every_epoch_costs_exactly_mu(mechanism):
     subject = strategy(mechanism=mechanism)
     encoder, change = (
         subject.aggregator.stream.mechanism.materialize(),
-        subject.aggregator.policy.plan(D).sensitivity / MACHINES,
+        subject.aggregator.policy.plan(D).sensitivity / CLIENTS,
     )
     std = subject.aggregator.stream.noise_std(D)
     spent = [change * np.linalg.norm(encoder[:, place::EPOCH].sum(axis=1)) / std for place in range(EPOCH)]

@@ -56,8 +56,8 @@ def test_steps_are_nesterovs_and_the_average_weighs_iterates_by_their_number(nes
     assert query_point(state, momentum=0.7, nesterov=nesterov) == pytest.approx(ahead)
 
 
-class Machines:
-    """Machines whose release is a sum over so many samples; ``missing`` says who does not answer in which round."""
+class Clients:
+    """Clients whose release is a sum over so many samples; ``missing`` says who does not answer in which round."""
 
     def __init__(self, sizes, missing=None):
         self.sizes, self.missing, self.points = sizes, missing or {}, []
@@ -88,25 +88,25 @@ class Machines:
 SIZES = {"0": 1, "1": 2, "2": 13}
 
 
-def trained(machines, strategy=None, rounds=T, **options):
+def trained(clients, strategy=None, rounds=T, **options):
     subject = strategy or FullBatch(**{**OPTIONS, "momentum": 0.6, **options})
-    return subject, subject.start(machines, ArrayRecord([np.zeros(D)]), num_rounds=rounds).arrays.to_numpy_ndarrays()[0]
+    return subject, subject.start(clients, ArrayRecord([np.zeros(D)]), num_rounds=rounds).arrays.to_numpy_ndarrays()[0]
 
 
-def means(machines, rounds=T):
+def means(clients, rounds=T):
     """The mean over the samples that came, round by round."""
     for t in range(1, rounds + 1):
-        there = {name: size for name, size in machines.sizes.items() if name not in machines.missing.get(t, ())}
+        there = {name: size for name, size in clients.sizes.items() if name not in clients.missing.get(t, ())}
         if there:
-            yield sum(size * machines.mean(name, t) for name, size in there.items()) / sum(there.values())
+            yield sum(size * clients.mean(name, t) for name, size in there.items()) / sum(there.values())
 
 
 @pytest.mark.parametrize("missing", [{}, {2: "2", 4: "01"}, {1: "012", 3: "012"}])
 @pytest.mark.parametrize("average", ["last", "linear"])
 def test_the_mean_is_over_the_samples_that_came(missing, average):
-    machines = Machines(SIZES, missing)
-    subject, model = trained(machines, average=average)
-    iterates = descended(means(machines), 0.6)
+    clients = Clients(SIZES, missing)
+    subject, model = trained(clients, average=average)
+    iterates = descended(means(clients), 0.6)
     weights = np.arange(1, len(iterates) + 1)
     expected = iterates[-1] if average == "last" else weights @ np.array(iterates) / weights.sum()
     assert model == pytest.approx(expected)
@@ -115,40 +115,40 @@ def test_the_mean_is_over_the_samples_that_came(missing, average):
     ]
 
 
-def test_a_step_along_a_mean_over_machines_is_another_one(monkeypatch):
-    """The planted bug: each machine counts the same, however many samples it has."""
-    machines, update = Machines(SIZES), FullBatchRule.update
+def test_a_step_along_a_mean_over_clients_is_another_one(monkeypatch):
+    """The planted bug: each client counts the same, however many samples it has."""
+    clients, update = Clients(SIZES), FullBatchRule.update
 
-    def over_machines(rule, state, total, turn):
+    def over_clients(rule, state, total, turn):
         return update(rule, state, total, replace(turn, samples=turn.aggregated))
 
-    monkeypatch.setattr(FullBatchRule, "update", over_machines)
-    assert trained(machines)[1] != pytest.approx(descended(means(machines), 0.6)[-1])
+    monkeypatch.setattr(FullBatchRule, "update", over_clients)
+    assert trained(clients)[1] != pytest.approx(descended(means(clients), 0.6)[-1])
 
 
 def test_a_round_in_which_nothing_came_changes_nothing():
-    class Refusing(Machines):
+    class Refusing(Clients):
         def answer(self, request):
             replies = list(super().answer(request))
             return [Refusal(protocol.MALFORMED_REQUEST)] * 3 if request.server_round == 2 else replies
 
-    machines = Refusing(SIZES)
-    trained(machines, rounds=3)
-    after_one = trained(Machines(SIZES), rounds=1)[1]
-    assert machines.points[1].tobytes() == machines.points[2].tobytes()
-    assert machines.points[1] == pytest.approx(after_one + 0.6 * after_one)  # w_1 + beta v_1, from rest
+    clients = Refusing(SIZES)
+    trained(clients, rounds=3)
+    after_one = trained(Clients(SIZES), rounds=1)[1]
+    assert clients.points[1].tobytes() == clients.points[2].tobytes()
+    assert clients.points[1] == pytest.approx(after_one + 0.6 * after_one)  # w_1 + beta v_1, from rest
 
 
 def test_a_reply_without_its_sample_number_is_malformed():
-    class Silent(Machines):
+    class Silent(Clients):
         def answer(self, request):
             for reply in super().answer(request):
-                silent = reply.machine == "2"
+                silent = reply.client == "2"
                 yield replace(reply, metrics={}) if silent else reply
 
     subject, model = trained(Silent(SIZES))
     assert all((report.malformed, report.aggregated) == (1, 2) for report in subject.history)
-    assert model == pytest.approx(descended(means(Machines({"0": 1, "1": 2})), 0.6)[-1])
+    assert model == pytest.approx(descended(means(Clients({"0": 1, "1": 2})), 0.6)[-1])
 
 
 @pytest.mark.parametrize(
@@ -192,18 +192,16 @@ def test_the_noise_of_all_rounds_is_that_of_mu(shares):
     assert change >= 2 * 0.5
 
 
-def published_noise(subject, rounds=T, machines=None):
+def published_noise(subject, rounds=T, clients=None):
     """The noise on the sums of a run's rounds, from its query points, as anybody could work it out."""
-    machines = machines or Machines(SIZES)
-    _, last = trained(machines, subject, rounds)
+    clients = clients or Clients(SIZES)
+    _, last = trained(clients, subject, rounds)
     w, v, noise = np.zeros(D), np.zeros(D), []
-    points = [*machines.points[1:], last + 0.6 * subject.state.velocity]
+    points = [*clients.points[1:], last + 0.6 * subject.state.velocity]
     for t, point in enumerate(points, start=1):
         after = (point + 0.6 * w) / 1.6  # point = w' + beta (w' - w)
         gradient = (0.6 * v - (after - w)) / 0.3
-        noise.append(
-            gradient * sum(SIZES.values()) - sum(size * machines.mean(name, t) for name, size in SIZES.items())
-        )
+        noise.append(gradient * sum(SIZES.values()) - sum(size * clients.mean(name, t) for name, size in SIZES.items()))
         v, w = after - w, after
     return np.array(noise)
 
@@ -234,14 +232,14 @@ def test_noise_for_one_round_alone_is_noticed(monkeypatch):
 
 def test_a_round_in_which_nothing_came_publishes_nothing_new():
     subject = trusted()
-    machines = Machines(SIZES, {2: "012"})
-    trained(machines, subject, rounds=3)
-    assert machines.points[1].tobytes() == machines.points[2].tobytes()
+    clients = Clients(SIZES, {2: "012"})
+    trained(clients, subject, rounds=3)
+    assert clients.points[1].tobytes() == clients.points[2].tobytes()
 
 
 def test_a_trusted_server_makes_no_more_rounds_than_its_noise_is_for():
     with pytest.raises(ConfigurationError, match=f"at most {T} rounds"):
-        trained(Machines(SIZES), trusted(), rounds=T + 1)
+        trained(Clients(SIZES), trusted(), rounds=T + 1)
 
 
 @pytest.mark.parametrize("changes", [{"batch_selection": "once"}, {"release_rule": "acknowledged"}])
@@ -253,13 +251,11 @@ def test_a_trusted_server_refuses_policies_of_other_releases(changes):
 
 
 def test_a_trusted_server_drops_sums_that_so_many_samples_cannot_have():
-    class Longer(Machines):
+    class Longer(Clients):
         def answer(self, request):
             for reply in super().answer(request):
                 long = np.zeros(D)
-                long[0] = (
-                    0.5 * reply.samples * (2 if reply.machine == "1" else 1)
-                )  # S times the samples, and twice that
+                long[0] = 0.5 * reply.samples * (2 if reply.client == "1" else 1)  # S times the samples, and twice that
                 yield replace(reply, contents=long)
 
     subject, _ = trained(Longer(SIZES), trusted(), rounds=1)
@@ -273,8 +269,8 @@ GRADIENTS = GENERATOR.normal(size=(N, D)) * np.exp(GENERATOR.normal(size=N))[:, 
 NORMS = np.linalg.norm(GRADIENTS, axis=1)
 
 
-class Machine:
-    """A machine whose gradients are the same everywhere, with noise of so much on a sum."""
+class Client:
+    """A client whose gradients are the same everywhere, with noise of so much on a sum."""
 
     def __init__(self, noise=0.0, silent=()):
         self.noise, self.silent, self.points = noise, silent, []
@@ -296,9 +292,9 @@ class Machine:
         yield Reply("0", request.server_round, request.acks["0"], total, {protocol.NUM_EXAMPLES: N})
 
 
-def with_quantile(machine, rounds=40, **options):
+def with_quantile(client, rounds=40, **options):
     strategy = FullBatch(**{**QUANTILE_OPTIONS, "quantile": 0.3, "quantile_share": SHARE, "first_clip": 1.0, **options})
-    strategy.start(machine, ArrayRecord([np.zeros(D)]), num_rounds=rounds)
+    strategy.start(client, ArrayRecord([np.zeros(D)]), num_rounds=rounds)
     return strategy
 
 
@@ -310,7 +306,7 @@ def within(strategy):
 @pytest.mark.parametrize("first_clip", [0.3, 1.0, 20.0])
 def test_the_clip_comes_to_the_quantile_that_is_wanted(quantile, first_clip):
     """Noise of 5 on a sum of 2000 marks of 0.32: on a share 0.4 %."""
-    strategy = with_quantile(Machine(noise=5.0), quantile=quantile, first_clip=first_clip)
+    strategy = with_quantile(Client(noise=5.0), quantile=quantile, first_clip=first_clip)
     assert within(strategy) == pytest.approx(quantile, abs=0.05)
 
 
@@ -323,12 +319,12 @@ def test_a_share_that_is_misread_leads_the_clip_elsewhere(monkeypatch):
         return gradient, float(mean[-1]) / math.sqrt(self.share)
 
     monkeypatch.setattr(CountedRows, "read", misread)
-    assert abs(within(with_quantile(Machine())) - 0.3) > 0.2
+    assert abs(within(with_quantile(Client())) - 0.3) > 0.2
 
 
 def test_a_step_follows_the_clipped_mean_and_shortens_with_it():
     for first_clip in (0.1, 100.0):
-        strategy = with_quantile(Machine(), rounds=1, learning_rate=1.0, first_clip=first_clip)
+        strategy = with_quantile(Client(), rounds=1, learning_rate=1.0, first_clip=first_clip)
         mean = (GRADIENTS * np.minimum(1.0, first_clip / NORMS)[:, None]).mean(axis=0)
         share = (first_clip >= NORMS).mean()
         clip = next_clip(first_clip, share, quantile=0.3, rate=4.0)
@@ -337,13 +333,13 @@ def test_a_step_follows_the_clipped_mean_and_shortens_with_it():
 
 
 def test_rounds_in_which_nothing_came_leave_the_clip_where_it_was():
-    machine = Machine(silent=(2, 3))
-    with_quantile(machine, rounds=4)
-    assert machine.points[1].tobytes() == machine.points[2].tobytes() == machine.points[3].tobytes()
+    client = Client(silent=(2, 3))
+    with_quantile(client, rounds=4)
+    assert client.points[1].tobytes() == client.points[2].tobytes() == client.points[3].tobytes()
 
 
 def test_a_run_that_was_interrupted_goes_on_with_its_clip(tmp_path):
-    whole, half = Machine(noise=5.0), Machine(noise=5.0)
+    whole, half = Client(noise=5.0), Client(noise=5.0)
     with_quantile(whole, rounds=6)
     with_quantile(half, rounds=3, checkpoint=tmp_path / "c.npz")
     with_quantile(half, rounds=6, checkpoint=tmp_path / "c.npz")
@@ -366,4 +362,4 @@ def test_a_run_that_was_interrupted_goes_on_with_its_clip(tmp_path):
 )
 def test_impossible_options_of_a_quantile_are_refused(options):
     with pytest.raises(ConfigurationError, match=r"Expected (quantile|first_clip|quantile_rate)"):
-        with_quantile(Machine(), **options)
+        with_quantile(Client(), **options)

@@ -21,15 +21,15 @@ from murmurfl.privacy import (
 )
 from murmurfl.strategies import CheckpointError, FullBatch, MeanOfFeatures
 
+from tests.harness.clients import Labelled
 from tests.harness.errors import raises
 from tests.harness.grid import KilledError, NodesGrid, TamperedNodes, killing
-from tests.harness.machines import Labelled
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
 
-K, MACHINES, MU = 4, 5, 2.0
+K, CLIENTS, MU = 4, 5, 2.0
 MEAN_MU, REST_MU = divided_mu(MU, 0.05)
-SIZES = {str(i): 20 + 10 * i for i in range(MACHINES)}
+SIZES = {str(i): 20 + 10 * i for i in range(CLIENTS)}
 
 
 def samples_of(name):
@@ -62,32 +62,32 @@ def client_of(name, state, *, centring=True, mechanism="", **trust):
 
 
 def nodes_of(*, deaf=(), forged=lambda reply: reply, **changes):
-    return TamperedNodes(partial(client_of, **changes), MACHINES, deaf=deaf, forged=forged)
+    return TamperedNodes(partial(client_of, **changes), CLIENTS, deaf=deaf, forged=forged)
 
 
 def mean_of(**options):
     options = {"seed": 1, "session": "mean", "node_deadline_s": 0.5, **options}
-    return MeanOfFeatures(num_features=K, num_clients=MACHINES, **options)
+    return MeanOfFeatures(num_features=K, num_clients=CLIENTS, **options)
 
 
-def noise_bound(machines):
+def noise_bound(clients):
     """Five standard deviations of a mean's noise: by chance once in a million and a half values."""
-    samples = sum(SIZES[str(i)] for i in machines)
-    return 5 * mean_policy().plan(K).noise_std * math.sqrt(len(machines)) / samples
+    samples = sum(SIZES[str(i)] for i in clients)
+    return 5 * mean_policy().plan(K).noise_std * math.sqrt(len(clients)) / samples
 
 
 def test_it_is_the_mean_over_all_samples_with_everybody_s_noise():
     strategy = mean_of()
     centre = strategy.collect(nodes_of())
     assert centre.dtype == np.float32
-    assert centre == pytest.approx(ALL.mean(axis=0), abs=noise_bound(range(MACHINES)))
+    assert centre == pytest.approx(ALL.mean(axis=0), abs=noise_bound(range(CLIENTS)))
     assert not np.allclose(centre, ALL.mean(axis=0), atol=1e-6)
     (report,) = strategy.history
-    assert (report.asked, report.aggregated, report.samples) == (MACHINES, MACHINES, len(ALL))
+    assert (report.asked, report.aggregated, report.samples) == (CLIENTS, CLIENTS, len(ALL))
     assert mean_of().collect(nodes_of(mechanism="none")) == pytest.approx(ALL.mean(axis=0), abs=1e-4)
 
 
-def test_machines_that_are_lost_are_in_neither_the_sum_nor_the_number():
+def test_clients_that_are_lost_are_in_neither_the_sum_nor_the_number():
     strategy = mean_of()
     centre = strategy.collect(nodes_of(deaf=(0, 4), mechanism="none"))
     heard = np.concatenate([samples_of(str(i)).features for i in (1, 2, 3)])
@@ -116,17 +116,17 @@ def test_a_reply_that_no_centre_could_hold_is_dropped():
 
     strategy, others = mean_of(), list(SIZES)[1:]
     centre = strategy.collect(nodes_of(forged=forged))
-    assert (strategy.history[0].malformed, strategy.history[0].aggregated) == (1, MACHINES - 1)
+    assert (strategy.history[0].malformed, strategy.history[0].aggregated) == (1, CLIENTS - 1)
     expected = np.concatenate([samples_of(name).features for name in others]).mean(axis=0)
     assert centre == pytest.approx(expected, abs=noise_bound(others))
 
 
-def test_a_training_goes_on_around_it_and_machines_see_nothing_else():
+def test_a_training_goes_on_around_it_and_clients_see_nothing_else():
     grid = nodes_of(mechanism="none")
     centre = mean_of().collect(grid)
     strategy = FullBatch(
-        num_clients=MACHINES,
-        clients_per_round=MACHINES,
+        num_clients=CLIENTS,
+        clients_per_round=CLIENTS,
         learning_rate=1.0,
         centre=centre,
         session="rest",
@@ -144,8 +144,8 @@ def test_a_training_goes_on_around_it_and_machines_see_nothing_else():
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
-        ({"centring": False}, "machines refused with not-configured"),
-        ({"deaf": range(MACHINES)}, "5 replies were lost"),
+        ({"centring": False}, "clients refused with not-configured"),
+        ({"deaf": range(CLIENTS)}, "5 replies were lost"),
         ({"forged": lambda reply: Message(Error(protocol.INTERNAL_ERROR, "x"), reply_to=reply)}, "internal-error"),
     ],
 )
@@ -161,10 +161,10 @@ def test_a_server_killed_after_the_round_restores_the_mean(tmp_path):
     path, grid = tmp_path / "mean.npz", nodes_of()
     centre = mean_of(session=None, checkpoint=path).collect(grid)
     again = mean_of(session=None, checkpoint=path)
-    assert np.array_equal(again.collect(nodes_of(deaf=range(MACHINES))), centre)
+    assert np.array_equal(again.collect(nodes_of(deaf=range(CLIENTS))), centre)
     assert again.session
     with pytest.raises(CheckpointError, match="num_features"):
-        MeanOfFeatures(num_features=K + 1, num_clients=MACHINES, seed=1, checkpoint=path).collect(grid)
+        MeanOfFeatures(num_features=K + 1, num_clients=CLIENTS, seed=1, checkpoint=path).collect(grid)
 
 
 def test_a_server_killed_in_the_round_keeps_its_session(tmp_path, caplog):
@@ -175,11 +175,11 @@ def test_a_server_killed_in_the_round_keeps_its_session(tmp_path, caplog):
     assert path.exists()
     second = mean_of(session=None, checkpoint=path)
     second_grid = nodes_of()
-    second_grid.contexts = grid.contexts  # the machines' ledgers are as they were
-    # No machine of a test repeats its last answer, as real nodes do: what was released is lost, and spent once.
+    second_grid.contexts = grid.contexts  # the clients' ledgers are as they were
+    # No client of a test repeats its last answer, as real nodes do: what was released is lost, and spent once.
     assert not second.collect(second_grid).any()
     assert second.session == first.session
-    assert second.history[0].refused == {"cap-reached": MACHINES}
+    assert second.history[0].refused == {"cap-reached": CLIENTS}
     assert "used as they lie" in caplog.text
 
 
@@ -192,7 +192,7 @@ def test_an_empty_round_is_asked_again(tmp_path):
 
 def test_a_training_around_another_centre_is_another_training(tmp_path):
     def strategy(centre):
-        options = {"num_clients": MACHINES, "clients_per_round": MACHINES, "learning_rate": 1.0, "seed": 1}
+        options = {"num_clients": CLIENTS, "clients_per_round": CLIENTS, "learning_rate": 1.0, "seed": 1}
         return FullBatch(**options, centre=centre, allow_exhaustion=True, checkpoint=tmp_path / "c.npz")
 
     grid, start = nodes_of(), ArrayRecord([np.zeros(K + 1)])
@@ -203,7 +203,7 @@ def test_a_training_around_another_centre_is_another_training(tmp_path):
 
 
 @pytest.mark.parametrize("centre", [np.array([math.nan] * K), np.full(K, 1e39), np.zeros((2, 2)), np.zeros(0)])
-def test_a_centre_that_machines_would_refuse_is_not_sent(centre):
+def test_a_centre_that_clients_would_refuse_is_not_sent(centre):
     with raises(ConfigurationError, "wrong-shape", "centre"):
         FullBatch(num_clients=2, clients_per_round=2, learning_rate=1.0, centre=centre)
 
@@ -221,10 +221,10 @@ def test_options_that_make_no_sense_are_refused():
 
 def trusted(**options):
     options = {"policy": mean_policy(trust="trusted-server"), "noise_keys": SimulatedKeys(1, "server"), **options}
-    return MeanOfFeatures(num_features=K, num_clients=MACHINES, seed=1, **{"session": "mean", **options})
+    return MeanOfFeatures(num_features=K, num_clients=CLIENTS, seed=1, **{"session": "mean", **options})
 
 
-def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
+def test_a_trusted_server_adds_the_noise_of_one_client_for_all():
     strategy = trusted()
     centre = strategy.collect(nodes_of(trust="trusted-server"))
     std = strategy.aggregator.stream.noise_std(K)
@@ -249,13 +249,13 @@ def test_a_trusted_server_drops_oversized_contributions():
 
     strategy = trusted()
     strategy.collect(nodes_of(trust="trusted-server", forged=forged))
-    assert (strategy.history[0].malformed, strategy.history[0].aggregated) == (1, MACHINES - 1)
+    assert (strategy.history[0].malformed, strategy.history[0].aggregated) == (1, CLIENTS - 1)
 
 
 def test_a_trusted_server_that_was_killed_after_the_round_publishes_the_same_centre(tmp_path):
     path, grid = tmp_path / "mean.npz", nodes_of(trust="trusted-server")
     centre = trusted(noise_keys=None, session=None, checkpoint=path).collect(grid)
-    again = trusted(noise_keys=None, session=None, checkpoint=path).collect(nodes_of(deaf=range(MACHINES)))
+    again = trusted(noise_keys=None, session=None, checkpoint=path).collect(nodes_of(deaf=range(CLIENTS)))
     assert np.array_equal(again, centre)
     assert not np.array_equal(
         trusted(noise_keys=SystemKeys.generate()).collect(nodes_of(trust="trusted-server")), centre

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.machine.clipping import Moments
+from murmurfl.privacy.release.clipping import Moments
 from murmurfl.strategies import OneShot, ridge_scores
 from murmurfl.strategies.rounds.rule import Turn
 
@@ -16,15 +16,15 @@ FEATURES = generator.normal(size=(N, K)) / 4
 LABELS = (FEATURES @ generator.normal(size=(K, C)) + 0.2).argmax(axis=1)
 
 
-def taught(arrays, features=FEATURES, labels=LABELS, classes=C, samples=N, machines=10, noise=0.0, **options):
-    """The model that a strategy makes of the moments of samples, without a machine."""
-    options = {"clip_norm": S, "num_clients": machines, "clients_per_round": machines, **options}
+def taught(arrays, features=FEATURES, labels=LABELS, classes=C, samples=N, clients=10, noise=0.0, **options):
+    """The model that a strategy makes of the moments of samples, without a client."""
+    options = {"clip_norm": S, "num_clients": clients, "clients_per_round": clients, **options}
     strategy = OneShot(**options)
     state = strategy._ensure_state(ArrayRecord([np.zeros(shape) for shape in arrays]))
     total = Moments(classes).sum(features, np.eye(classes)[labels], S)
     total += noise * np.random.Generator(np.random.Philox(key=4)).normal(size=len(total))
     assert strategy.release_layout[0][1] == total.shape
-    state = strategy.rule.update(state, total, Turn(1, machines, machines, samples, strategy._layout))
+    state = strategy.rule.update(state, total, Turn(1, clients, clients, samples, strategy._layout))
     return strategy._record(strategy.rule.model(state)).to_numpy_ndarrays()
 
 
@@ -54,9 +54,9 @@ def test_two_classes_may_share_one_weight():
 
 def test_the_floor_is_in_units_of_the_noise_on_the_sum():
     """Whatever the release had in directions below it, nothing there is longer than the targets over the floor."""
-    machines, std, ridge = 9, 0.5, 4.0
-    floor = ridge * std * math.sqrt(machines)
-    (weight,) = taught([(C, K)], machines=machines, noise_std=std, ridge=ridge)
+    clients, std, ridge = 9, 0.5, 4.0
+    floor = ridge * std * math.sqrt(clients)
+    (weight,) = taught([(C, K)], clients=clients, noise_std=std, ridge=ridge)
     gram, targets = FEATURES.T @ FEATURES, FEATURES.T @ (np.eye(C)[LABELS] - 1 / C)
     values, vectors = np.linalg.eigh(gram)
     assert values.min() > floor / 10  # of five directions none is lost, and one is shortened at least

@@ -24,7 +24,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.queries.evaluation import EVALUATION_FIGURES, noisy_auc, noisy_share_interval
 from murmurfl.privacy.sums.masking import Masking
-from murmurfl.privacy.sums.roster import MachineKey, Roster
+from murmurfl.privacy.sums.roster import ClientKey, Roster
 from murmurfl.strategies import (
     CheckpointError,
     EvaluationResult,
@@ -34,8 +34,8 @@ from murmurfl.strategies import (
 )
 from scipy.stats import rankdata
 
+from tests.harness.clients import Labelled
 from tests.harness.grid import KilledError, NodesGrid, TamperedNodes, killing
-from tests.harness.machines import Labelled
 from tests.harness.secure import HELPERS, SEED, SecureGrid
 
 DRAWS = 4000
@@ -90,8 +90,8 @@ def test_a_share_that_noise_carries_outside_leaves_an_interval(std):
     assert noisy_share_interval(-3.0, 100, std) == (pytest.approx(0.0), pytest.approx(1 - low))
 
 
-def test_machines_that_differ_make_no_interval_too_short():
-    """Strata: each machine's samples have an accuracy of their own."""
+def test_clients_that_differ_make_no_interval_too_short():
+    """Strata: each client's samples have an accuracy of their own."""
     draw, shares = generator(5), np.linspace(0.6, 1.0, 20)
     found = draw.binomial(20, shares, (DRAWS, 20)).sum(axis=1) / 400 + 0.02 * draw.normal(size=DRAWS)
     within = [low <= 0.8 <= high for low, high in (noisy_share_interval(share, 400, 0.02) for share in found)]
@@ -149,18 +149,18 @@ def test_the_sentence_says_what_each_interval_counts_and_whose_samples_they_are(
     found = EvaluationResult(934.0, 5.0, 1000, 12, held_out=True)
     assert found.sentence == (
         "accuracy 93.4 % (95 % interval 91.4 to 95.1 %, noise and sampling; noise alone 92.4 to 94.4 %), on 1,000 "
-        "samples of 12 machines that were held out"
+        "samples of 12 clients that were held out"
     )
-    assert EvaluationResult(934.0, 5.0, 1000, 1).sentence.endswith("of 1 machine that it was trained on")
+    assert EvaluationResult(934.0, 5.0, 1000, 1).sentence.endswith("of 1 client that it was trained on")
     assert tuple(found.document) == EVALUATION_FIGURES
     assert found.document["interval"] == list(found.interval)
     assert EvaluationResult(1200.0, 500.0, 1000, 1).accuracy == 1.0
     assert math.isclose(found.noise_std, 0.005)
 
 
-K, MACHINES, MU, BINS = 4, 5, 2.0, 4
+K, CLIENTS, MU, BINS = 4, 5, 2.0, 4
 OWN_MU, REST_MU = divided_mu(MU, 0.2)
-SIZES = {str(i): 40 + 20 * i for i in range(MACHINES)}
+SIZES = {str(i): 40 + 20 * i for i in range(CLIENTS)}
 MODEL = np.array([1.0, -0.5, 0.25, 0.0])
 
 
@@ -199,12 +199,12 @@ def client_of(name, state, *, masking=None, evaluates=True, mechanism="", bins=B
 
 
 def nodes_of(*, deaf=(), forged=lambda reply: reply, **changes):
-    return TamperedNodes(partial(client_of, **changes), MACHINES, deaf=deaf, forged=forged)
+    return TamperedNodes(partial(client_of, **changes), CLIENTS, deaf=deaf, forged=forged)
 
 
 def evaluation(**options):
     options = {"seed": 1, "session": "evaluation", "node_deadline_s": 0.5, "bins": BINS, **options}
-    return PrivateEvaluation(num_clients=MACHINES, **options)
+    return PrivateEvaluation(num_clients=CLIENTS, **options)
 
 
 def evaluate(grid, strategy=None):
@@ -215,7 +215,7 @@ def test_without_noise_an_evaluation_is_accuracy_and_binned_area():
     found = evaluate(nodes_of(mechanism="none"))
     right, score, positive = measured(SIZES)
     assert found.accuracy == pytest.approx(right.mean(), abs=1e-4)
-    assert (found.samples, found.machines, found.held_out) == (sum(SIZES.values()), MACHINES, False)
+    assert (found.samples, found.clients, found.held_out) == (sum(SIZES.values()), CLIENTS, False)
     assert found.noise_interval == pytest.approx((found.accuracy, found.accuracy))
     counts = [np.histogram(score[positive == c], bins=BINS, range=(0, 1))[0] for c in (0, 1)]
     assert found.histograms == pytest.approx(np.array(counts), abs=1e-3)
@@ -227,7 +227,7 @@ def test_with_noise_it_is_as_far_off_as_is_said():
     found = evaluate(nodes_of())
     right, _, _ = measured(SIZES)
     std = evaluation_policy(OWN_MU).plan(2 + 2 * BINS).noise_std
-    assert found.right_std == pytest.approx(std * math.sqrt(MACHINES) / math.sqrt(2) / math.sqrt(0.5), rel=1e-9)
+    assert found.right_std == pytest.approx(std * math.sqrt(CLIENTS) / math.sqrt(2) / math.sqrt(0.5), rel=1e-9)
     assert 0 < abs(found.right - right.sum()) < 5 * found.right_std
 
 
@@ -245,10 +245,10 @@ def test_samples_without_an_evaluation_are_reported_apart_from_noise(monkeypatch
     assert "of them could not be evaluated, and count as half right" in found.sentence
 
 
-def test_held_out_is_claimed_only_if_all_machines_agree():
+def test_held_out_is_claimed_only_if_all_clients_agree():
     found = evaluate(nodes_of(mechanism="none", held_out=10))
     right, _, _ = measured(SIZES, first=-10)
-    assert (found.held_out, found.samples) == (True, 10 * MACHINES)
+    assert (found.held_out, found.samples) == (True, 10 * CLIENTS)
     assert found.accuracy == pytest.approx(right.mean(), abs=1e-4)
 
     def one_not(reply):
@@ -259,10 +259,10 @@ def test_held_out_is_claimed_only_if_all_machines_agree():
     assert not evaluate(nodes_of(held_out=10, forged=one_not)).held_out
 
 
-def test_lost_machines_leave_count_number_and_noise():
+def test_lost_clients_leave_count_number_and_noise():
     found = evaluate(nodes_of(deaf=(0, 4)))
     heard = [str(i) for i in (1, 2, 3)]
-    assert (found.samples, found.machines) == (sum(SIZES[name] for name in heard), 3)
+    assert (found.samples, found.clients) == (sum(SIZES[name] for name in heard), 3)
     assert found.right_std == pytest.approx(evaluate(nodes_of()).right_std * math.sqrt(3 / 5))
 
 
@@ -288,15 +288,15 @@ def test_a_reply_that_does_not_say_what_it_is_of_is_dropped(said):
         return reply
 
     strategy = evaluation()
-    assert evaluate(nodes_of(forged=forged), strategy).machines == MACHINES - 1
+    assert evaluate(nodes_of(forged=forged), strategy).clients == CLIENTS - 1
     assert strategy.history[0].malformed == 1
 
 
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
-        ({"evaluates": False}, "machines refused with not-configured"),
-        ({"deaf": range(MACHINES)}, "5 replies were lost"),
+        ({"evaluates": False}, "clients refused with not-configured"),
+        ({"deaf": range(CLIENTS)}, "5 replies were lost"),
         ({"bins": 0}, "5 replies were malformed"),
         ({"share": 0.25}, "5 replies were malformed"),
         ({"forged": lambda reply: Message(Error(protocol.INTERNAL_ERROR, "x"), reply_to=reply)}, "internal-error"),
@@ -313,7 +313,7 @@ def test_where_nobody_answers_it_says_what_was_said(nodes, words):
 def test_a_server_that_was_killed_after_the_round_has_it_in_its_checkpoint(tmp_path):
     path = tmp_path / "evaluation.npz"
     found = evaluate(nodes_of(), evaluation(session=None, checkpoint=path))
-    again = evaluate(nodes_of(deaf=range(MACHINES)), evaluation(session=None, checkpoint=path))
+    again = evaluate(nodes_of(deaf=range(CLIENTS)), evaluation(session=None, checkpoint=path))
     assert again.document == found.document
     with pytest.raises(CheckpointError, match="start"):  # another model is another evaluation
         evaluation(session=None, checkpoint=path).evaluate(nodes_of(), ArrayRecord([-MODEL]))
@@ -327,8 +327,8 @@ def test_a_server_killed_in_the_round_asks_again(tmp_path):
     with pytest.raises(KilledError):
         evaluate(grid, first)
     second, second_grid = evaluation(session=None, checkpoint=path), nodes_of()
-    second_grid.contexts = grid.contexts  # the machines' ledgers are as they were
-    # No machine of a test repeats its last answer, as real nodes do: what was released is lost, and spent once.
+    second_grid.contexts = grid.contexts  # the clients' ledgers are as they were
+    # No client of a test repeats its last answer, as real nodes do: what was released is lost, and spent once.
     with pytest.raises(NotEvaluatedError, match=r"killed before it had their answers.*cap-reached"):
         evaluate(second_grid, second)
     assert second.session == first.session
@@ -341,7 +341,7 @@ SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(3, 4)}
 
 
 class Secure(SecureGrid):
-    """Machines that evaluate under masks, and two helpers."""
+    """Clients that evaluate under masks, and two helpers."""
 
     def __init__(self, **changes):
         names = tuple(SIZES)
@@ -349,25 +349,25 @@ class Secure(SecureGrid):
 
         def client_fn(context):
             name = str(context.node_config["partition-id"])
-            masking = Masking(name, MachineKey.simulated(SEED, name), roster)
+            masking = Masking(name, ClientKey.simulated(SEED, name), roster)
             return client_of(name, context.state, masking=masking, **{**SUMS, **changes})
 
-        super().__init__(SimpleNamespace(app=numpy_client_app(client_fn), count=MACHINES, roster=roster))
+        super().__init__(SimpleNamespace(app=numpy_client_app(client_fn), count=CLIENTS, roster=roster))
 
 
 def of_sums(**options):
     return evaluation(secure_aggregation=SecureAggregation(min_cohort=4, helpers=2), **options)
 
 
-def test_an_opened_sum_has_every_machines_noise_share():
+def test_an_opened_sum_has_every_clients_noise_share():
     """Five standard deviations: by chance once in a million and a half."""
     found = evaluate(Secure(), of_sums())
     right, _, _ = measured(SIZES)
     share = evaluation_policy(OWN_MU, **SUMS).plan(2 + 2 * BINS).noise_std
     alone = evaluation_policy(OWN_MU).plan(2 + 2 * BINS).noise_std
     assert share == pytest.approx(alone / math.sqrt(3), rel=1e-2)
-    assert found.right_std == pytest.approx(share * math.sqrt(MACHINES) / math.sqrt(2) / math.sqrt(0.5), rel=1e-9)
-    assert (found.machines, found.samples) == (MACHINES, sum(SIZES.values()))
+    assert found.right_std == pytest.approx(share * math.sqrt(CLIENTS) / math.sqrt(2) / math.sqrt(0.5), rel=1e-9)
+    assert (found.clients, found.samples) == (CLIENTS, sum(SIZES.values()))
     assert 0 < abs(found.right - right.sum()) < 5 * found.right_std
 
 
@@ -391,7 +391,7 @@ def test_a_killed_server_remembers_whose_noise_an_unopened_sum_has(tmp_path):
         evaluate(grid, of_sums(session=None, checkpoint=path))
     grid.watch = lambda kind, helper, message: message
     found = evaluate(grid, of_sums(session=None, checkpoint=path))
-    assert found.machines == MACHINES
+    assert found.clients == CLIENTS
     assert found.right_std == pytest.approx(evaluate(Secure(), of_sums()).right_std, rel=1e-12)
 
 
@@ -401,10 +401,10 @@ def test_a_killed_server_remembers_whose_noise_an_unopened_sum_has(tmp_path):
 def trusted(**options):
     policy = evaluation_policy(OWN_MU, budget_mu=MU, trust="trusted-server")
     options = {"policy": policy, "noise_keys": SimulatedKeys(1, "server"), "bins": BINS, **options}
-    return PrivateEvaluation(num_clients=MACHINES, seed=1, **{"session": "evaluation", **options})
+    return PrivateEvaluation(num_clients=CLIENTS, seed=1, **{"session": "evaluation", **options})
 
 
-def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
+def test_a_trusted_server_adds_the_noise_of_one_client_for_all():
     strategy, width = trusted(), 2 + 2 * BINS
     found = evaluate(nodes_of(trust="trusted-server"), strategy)
     std = strategy.aggregator.stream.noise_std(width)
@@ -429,14 +429,14 @@ def test_a_trusted_server_drops_oversized_contributions():
         return reply
 
     strategy = trusted()
-    assert evaluate(nodes_of(trust="trusted-server", forged=forged), strategy).machines == MACHINES - 1
+    assert evaluate(nodes_of(trust="trusted-server", forged=forged), strategy).clients == CLIENTS - 1
     assert strategy.history[0].malformed == 1
 
 
 def test_a_trusted_server_that_was_killed_after_the_round_publishes_the_same_figures(tmp_path):
     path = tmp_path / "evaluation.npz"
     found = evaluate(nodes_of(trust="trusted-server"), trusted(noise_keys=None, session=None, checkpoint=path))
-    again = evaluate(nodes_of(deaf=range(MACHINES)), trusted(noise_keys=None, session=None, checkpoint=path))
+    again = evaluate(nodes_of(deaf=range(CLIENTS)), trusted(noise_keys=None, session=None, checkpoint=path))
     assert again.document == found.document
     other = evaluate(nodes_of(trust="trusted-server"), trusted(noise_keys=SystemKeys.generate()))
     assert other.right != found.right

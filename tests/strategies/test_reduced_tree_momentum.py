@@ -11,7 +11,7 @@ from murmurfl.strategies import IncompleteRoundError, ReducedTreeMomentum, Reduc
 
 from tests.harness import momentum as harness
 from tests.harness.callbacks import AfterRound
-from tests.harness.momentum import BATCHES, IMPOSSIBLE, MACHINES, ROUNDS, START, D, data, grid, policy
+from tests.harness.momentum import BATCHES, CLIENTS, IMPOSSIBLE, ROUNDS, START, D, data, grid, policy
 from tests.harness.rules import begun, stepped
 
 
@@ -35,7 +35,7 @@ def test_a_run_is_lemma_17_on_the_noisy_nodes_of_three_trees():
             anchors.append(w)
 
         def gradient(x, place=place):
-            return np.sum([x - data(str(i))[place] for i in range(MACHINES)], axis=0)
+            return np.sum([x - data(str(i))[place] for i in range(CLIENTS)], axis=0)
 
         before = gradient(anchors[epoch - 1]) if epoch else np.zeros(D)
         series[0, t] = gradient(anchors[epoch])
@@ -128,7 +128,7 @@ def test_a_missing_reply_ends_the_run_before_anything_of_the_round_is_published(
     seen = []
     note = AfterRound(lambda report, metrics: seen.append(report.server_round))
     subject = strategy(checkpoint=tmp_path / "c.npz", callbacks=[note])
-    with pytest.raises(IncompleteRoundError, match="all 3 machines"):
+    with pytest.raises(IncompleteRoundError, match="all 3 clients"):
         subject.start(grid(lost=0.1), START, num_rounds=ROUNDS)
     assert 0 < len(subject.history) < ROUNDS
     assert seen == list(range(1, len(subject.history) + 1))

@@ -23,7 +23,7 @@ from murmurfl.strategies import (
     mu2_step,
     noisy_sgd_step,
     online_step,
-    sample_machines,
+    sample_clients,
 )
 from murmurfl.strategies.mu2 import project_to_ball
 
@@ -109,7 +109,7 @@ def test_noisy_sgd_is_a_projected_step():
     assert state.w == pytest.approx([1.5, 0.0])
 
 
-def test_delayed_momentum_is_anytime_averaging_along_the_machines_own_momenta():
+def test_delayed_momentum_is_anytime_averaging_along_the_clients_own_momenta():
     start, m, eta, diameter = rng.normal(size=5), 4, 0.3, 2.0
     state, w = DelayedMomentumState(start, start, start, np.zeros(5)), [start]
     for t in range(1, 30):
@@ -181,10 +181,10 @@ NAMES = [str(i) for i in range(12)]
 
 
 def test_uniform_samples_are_distinct_and_uniform():
-    """6,000 rounds: each machine's share is 5/12 within 5 standard errors (false alarm 12 x 6e-7)."""
+    """6,000 rounds: each client's share is 5/12 within 5 standard errors (false alarm 12 x 6e-7)."""
     counts = dict.fromkeys(NAMES, 0)
     for t in range(1, 6001):
-        sample = sample_machines(NAMES, 5, 3, t)
+        sample = sample_clients(NAMES, 5, 3, t)
         assert len(set(sample)) == 5
         assert sample == sorted(sample, key=NAMES.index)
         for name in sample:
@@ -194,10 +194,10 @@ def test_uniform_samples_are_distinct_and_uniform():
 
 
 @pytest.mark.parametrize("m", [1, 5, 7, 12])
-def test_balanced_samples_ask_every_machine_equally_often(m):
+def test_balanced_samples_ask_every_client_equally_often(m):
     counts = dict.fromkeys(NAMES, 0)
     for t in range(1, 12 * 4 + 1):
-        sample = sample_machines(NAMES, m, 3, t, "balanced")
+        sample = sample_clients(NAMES, m, 3, t, "balanced")
         assert len(set(sample)) == m
         for name in sample:
             counts[name] += 1
@@ -207,8 +207,8 @@ def test_balanced_samples_ask_every_machine_equally_often(m):
 
 def test_samples_are_functions_of_seed_and_round():
     for sampling in ("uniform", "balanced"):
-        assert sample_machines(NAMES, 5, 3, 8, sampling) == sample_machines(NAMES, 5, 3, 8, sampling)
-        different = {tuple(sample_machines(NAMES, 5, seed, t, sampling)) for seed in (1, 2) for t in range(1, 20)}
+        assert sample_clients(NAMES, 5, 3, 8, sampling) == sample_clients(NAMES, 5, 3, 8, sampling)
+        different = {tuple(sample_clients(NAMES, 5, seed, t, sampling)) for seed in (1, 2) for t in range(1, 20)}
         assert len(different) > 30
 
 

@@ -37,7 +37,7 @@ def test_an_epoch_on_public_samples_asks_nobody_and_is_shuffled_gradient_descent
         z = z - 0.1 * (z - target)
     assert stepped(server, ShuffledState(x), np.zeros(3), 1).x == pytest.approx(z)
     assert stepped(server, ShuffledState(x), np.zeros(3), 2).x == pytest.approx(x)
-    server.machines.restore(["0", "1", "2", "3"])
+    server.clients.restore(["0", "1", "2", "3"])
     server.state = ShuffledState(x)
     asked = [len(server._plan_round(r, None).acks) for r in (1, 2, 3, 4)]
     assert asked == [0, 2, 2, 0]

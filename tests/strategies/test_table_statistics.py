@@ -1,4 +1,4 @@
-"""Statistics over all machines in one round, under all three kinds of trust, and how often their intervals hold."""
+"""Statistics over all clients in one round, under all three kinds of trust, and how often their intervals hold."""
 
 import math
 from functools import partial
@@ -28,13 +28,13 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.queries import statistics as statistics_figures
 from murmurfl.privacy.sums.masking import Masking
-from murmurfl.privacy.sums.roster import MachineKey, Roster
+from murmurfl.privacy.sums.roster import ClientKey, Roster
 from murmurfl.strategies import CheckpointError, SecureAggregation, Statistics, TableStatistics
 
 from tests.harness.grid import TamperedNodes
 from tests.harness.secure import HELPERS, SEED, SecureGrid
 
-MACHINES, RECORDS, MU = 5, 300, 2.0
+CLIENTS, RECORDS, MU = 5, 300, 2.0
 SCHEMA = Schema(
     columns={
         "age": Column(kind="integer", bounds=(0, 120)),
@@ -48,14 +48,14 @@ ROWS = TableRows(SCHEMA)
 
 
 def values_of(name):
-    """Ages, weights, wards and labels of a machine; some weights are missing."""
+    """Ages, weights, wards and labels of a client; some weights are missing."""
     draw = np.random.Generator(np.random.Philox(key=int(name)))
     weight = np.where(draw.random(RECORDS) < 0.1, np.nan, draw.normal(75, 12, RECORDS))
     parts = [draw.integers(18, 95, RECORDS), weight, draw.integers(0, 3, RECORDS), draw.integers(0, 2, RECORDS)]
     return np.stack(parts, axis=1).astype(float)
 
 
-ALL = np.concatenate([values_of(name) for name in range(MACHINES)])
+ALL = np.concatenate([values_of(name) for name in range(CLIENTS)])
 
 
 def client_of(name, state, *, masking=None, mechanism="", rows=ROWS, **trust):
@@ -66,17 +66,17 @@ def client_of(name, state, *, masking=None, mechanism="", rows=ROWS, **trust):
 
 
 def nodes_of(*, deaf=(), forged=lambda reply: reply, **changes):
-    return TamperedNodes(partial(client_of, **changes), MACHINES, deaf=deaf, forged=forged)
+    return TamperedNodes(partial(client_of, **changes), CLIENTS, deaf=deaf, forged=forged)
 
 
 def statistics(**options):
     options = {"seed": 1, "session": "statistics", "node_deadline_s": 0.5, "columns": COLUMNS, **options}
-    return Statistics(num_clients=MACHINES, **options)
+    return Statistics(num_clients=CLIENTS, **options)
 
 
 def test_without_noise_they_are_the_records_own():
     found = statistics().collect(nodes_of(mechanism="none"))
-    assert (found.records, found.machines, found.noise_std) == (len(ALL), MACHINES, 0.0)
+    assert (found.records, found.clients, found.noise_std) == (len(ALL), CLIENTS, 0.0)
     weights = ALL[~np.isnan(ALL[:, 1]), 1]
     assert found["weight"].count == pytest.approx(len(weights), abs=1e-3)
     assert found["weight"].missing == pytest.approx(len(ALL) - len(weights), abs=1e-3)
@@ -101,16 +101,16 @@ def test_with_noise_they_are_as_far_off_as_is_said():
     """Five standard deviations: by chance once in a million and a half."""
     found = statistics().collect(nodes_of())
     std = statistics_policy(MU).plan(ROWS.rows.width).noise_std
-    assert found.noise_std == pytest.approx(std * math.sqrt(MACHINES), rel=1e-9)
+    assert found.noise_std == pytest.approx(std * math.sqrt(CLIENTS), rel=1e-9)
     mean = found["age"].mean
     reach = (mean.noise_interval[1] - mean.noise_interval[0]) / 2 / statistics_figures.Z_95
     assert 0 < abs(mean.value - ALL[:, 0].mean()) < 5 * reach
     assert mean.interval[0] < mean.noise_interval[0] < mean.noise_interval[1] < mean.interval[1]
 
 
-def test_lost_machines_leave_records_number_and_noise():
+def test_lost_clients_leave_records_number_and_noise():
     found = statistics().collect(nodes_of(deaf=(0, 4), mechanism="none"))
-    assert (found.records, found.machines) == (3 * RECORDS, 3)
+    assert (found.records, found.clients) == (3 * RECORDS, 3)
     assert found["age"].mean.value == pytest.approx(ALL[RECORDS:-RECORDS, 0].mean(), abs=1e-3)
 
 
@@ -126,11 +126,11 @@ def test_a_reply_that_does_not_say_what_it_is_of_is_dropped(said):
         return reply
 
     strategy = statistics()
-    assert strategy.collect(nodes_of(forged=forged)).machines == MACHINES - 1
+    assert strategy.collect(nodes_of(forged=forged)).clients == CLIENTS - 1
     assert strategy.history[0].malformed == 1
 
 
-def test_machines_of_other_columns_or_none_are_told_apart():
+def test_clients_of_other_columns_or_none_are_told_apart():
     with pytest.raises(ConfigurationError, match="5 replies were malformed"):
         statistics(columns=COLUMNS[:2]).collect(nodes_of())
     with pytest.raises(ConfigurationError, match="refused with not-configured"):
@@ -140,7 +140,7 @@ def test_machines_of_other_columns_or_none_are_told_apart():
 def test_a_server_that_was_killed_after_the_round_has_them_in_its_checkpoint(tmp_path):
     options = {"session": None, "checkpoint": tmp_path / "statistics.npz"}
     found = statistics(**options).collect(nodes_of())
-    assert statistics(**options).collect(nodes_of(deaf=range(MACHINES))).document == found.document
+    assert statistics(**options).collect(nodes_of(deaf=range(CLIENTS))).document == found.document
     renamed = [CountedColumn(f"{one.name}2", one.bounds, one.whole, one.values) for one in COLUMNS]
     with pytest.raises(CheckpointError, match="columns"):
         statistics(**options, columns=renamed).collect(nodes_of())
@@ -149,25 +149,25 @@ def test_a_server_that_was_killed_after_the_round_has_them_in_its_checkpoint(tmp
 SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(3, 4)}
 
 
-def test_an_opened_sum_has_every_machines_noise_share():
-    roster = Roster.simulated(SEED, tuple(map(str, range(MACHINES))), HELPERS)
+def test_an_opened_sum_has_every_clients_noise_share():
+    roster = Roster.simulated(SEED, tuple(map(str, range(CLIENTS))), HELPERS)
 
     def client_fn(context):
         name = str(context.node_config["partition-id"])
-        masking = Masking(name, MachineKey.simulated(SEED, name), roster)
+        masking = Masking(name, ClientKey.simulated(SEED, name), roster)
         return client_of(name, context.state, masking=masking, **SUMS)
 
-    grid = SecureGrid(SimpleNamespace(app=numpy_client_app(client_fn), count=MACHINES, roster=roster))
+    grid = SecureGrid(SimpleNamespace(app=numpy_client_app(client_fn), count=CLIENTS, roster=roster))
     found = statistics(secure_aggregation=SecureAggregation(min_cohort=4, helpers=2)).collect(grid)
     alone = statistics_policy(MU).plan(ROWS.rows.width).noise_std
-    assert found.noise_std == pytest.approx(alone * math.sqrt(MACHINES / 3), rel=1e-2)
-    assert (found.machines, found.records) == (MACHINES, len(ALL))
+    assert found.noise_std == pytest.approx(alone * math.sqrt(CLIENTS / 3), rel=1e-2)
+    assert (found.clients, found.records) == (CLIENTS, len(ALL))
     assert found["age"].mean.value == pytest.approx(ALL[:, 0].mean(), abs=1.0)
 
 
-def test_a_trusted_server_adds_the_noise_of_one_machine_for_all():
+def test_a_trusted_server_adds_the_noise_of_one_client_for_all():
     policy = statistics_policy(MU, trust="trusted-server")
-    options = {"columns": COLUMNS, "num_clients": MACHINES, "seed": 1, "session": "statistics"}
+    options = {"columns": COLUMNS, "num_clients": CLIENTS, "seed": 1, "session": "statistics"}
     strategy = Statistics(policy=policy, noise_keys=SimulatedKeys(1, "server"), **options)
     found = strategy.collect(nodes_of(trust="trusted-server"))
     assert math.sqrt(2) / MU < found.noise_std < 1.01 * math.sqrt(2) / MU
@@ -196,7 +196,7 @@ def covered(columns, *, noise_std=8.0, counted=8.0, seed=5):
         places = np.stack([x / size * (columns[0].places - 1), draw.integers(0, 2, COUNT)], axis=1)
         total = rows.rows(places).sum(axis=0) + draw.normal(scale=noise_std, size=rows.width)
         counts = rows.counts(total, COUNT, counted)
-        found = TableStatistics.of(columns, counts, records=COUNT, machines=1, noise_std=counted)["x"]
+        found = TableStatistics.of(columns, counts, records=COUNT, clients=1, noise_std=counted)["x"]
         mean, median = found.mean, found.quantile(0.5)
         own = [x.mean(), np.quantile(x, 0.5, method="inverted_cdf")]
         within = [
@@ -230,7 +230,7 @@ def test_a_mean_that_noise_carries_outside_leaves_an_interval():
     rows = StatisticsRows(NUMBER)
     total = rows.rows(np.tile([NUMBER[0].places - 1.0, 0.0], (COUNT, 1))).sum(axis=0)
     total[0] -= 80.0 * total.max() / COUNT
-    found = TableStatistics.of(NUMBER, rows.counts(total, COUNT, 8.0), records=COUNT, machines=1, noise_std=8.0)
+    found = TableStatistics.of(NUMBER, rows.counts(total, COUNT, 8.0), records=COUNT, clients=1, noise_std=8.0)
     mean = found["x"].mean
     assert mean.value == 1.0
     assert 0.9 < mean.interval[0] <= mean.noise_interval[0] < 0.99
@@ -241,7 +241,7 @@ def test_noise_that_hides_a_column_leaves_no_figures():
     rows = StatisticsRows(NUMBER)
     none = np.full((50, 2), np.nan)
     found = TableStatistics.of(
-        NUMBER, rows.counts(rows.rows(none).sum(axis=0), 50, 8.0), records=50, machines=1, noise_std=8.0
+        NUMBER, rows.counts(rows.rows(none).sum(axis=0), 50, 8.0), records=50, clients=1, noise_std=8.0
     )
     assert found["x"].hidden
     assert (found["x"].mean, found["x"].quantile(0.5), found["x"].bounds, found.bounds) == (None, None, None, {})

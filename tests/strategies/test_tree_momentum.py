@@ -11,7 +11,7 @@ from murmurfl.strategies.tree_momentum import tree_momentum
 
 from tests.harness import momentum as harness
 from tests.harness.grid import NodesGrid
-from tests.harness.momentum import BATCHES, IMPOSSIBLE, MACHINES, ROUNDS, START, D, app, data, grid, policy
+from tests.harness.momentum import BATCHES, CLIENTS, IMPOSSIBLE, ROUNDS, START, D, app, data, grid, policy
 from tests.harness.rules import begun, stepped
 
 strategy = partial(harness.strategy, TreeMomentum)
@@ -48,7 +48,7 @@ def test_with_next_to_no_noise_a_run_is_algorithm_1_written_out():
     subject.start(grid(), START, num_rounds=ROUNDS)
     w, momentum = np.ones(D), np.zeros(D)
     for t in range(ROUNDS):
-        gradient = w - np.mean([data(str(i))[t % BATCHES] for i in range(MACHINES)], axis=0)
+        gradient = w - np.mean([data(str(i))[t % BATCHES] for i in range(CLIENTS)], axis=0)
         momentum = 0.7 * momentum + 0.3 * gradient
         w = w - 0.05 * momentum / np.linalg.norm(momentum)
     assert subject.state.w == pytest.approx(w, abs=1e-3)
@@ -59,7 +59,7 @@ def test_the_noise_on_every_node_has_the_size_the_tree_asks_for():
     """20 rounds x 4,000 values of a step on nothing: each standard deviation within 5 standard errors (6e-7 x 20)."""
     size, subject = 4000, strategy()
     stds, state = subject.aggregator.stream.noise_stds(size), begun(subject, np.zeros(size))
-    change = subject.aggregator.policy.plan(size).sensitivity / MACHINES
+    change = subject.aggregator.policy.plan(size).sensitivity / CLIENTS
     expected = MomentumTree(ROUNDS, BATCHES, 0.3).noise_stds(
         change, 2.0, rounding=subject.aggregator.stream.noise_grid(size).charge(size)
     )
@@ -76,8 +76,8 @@ def test_the_noise_on_every_node_has_the_size_the_tree_asks_for():
         stepped(subject, state, np.zeros(size), ROUNDS + 1)
 
 
-def test_a_machine_out_of_step_is_left_out():
-    """After a lost reply a machine is still in step, for it did release; after a request that it missed it is not."""
+def test_a_client_out_of_step_is_left_out():
+    """After a lost reply a client is still in step, for it did release; after a request that it missed it is not."""
     subject = strategy()
     subject.start(grid(lost=0.3), START, num_rounds=ROUNDS)
     assert sum(report.lost for report in subject.history) > 0
@@ -91,7 +91,7 @@ def test_a_machine_out_of_step_is_left_out():
             return super().send_and_receive(messages, timeout=timeout)
 
     subject = strategy()
-    subject.start(Deaf(app(), MACHINES), START, num_rounds=6)
+    subject.start(Deaf(app(), CLIENTS), START, num_rounds=6)
     assert [report.aggregated for report in subject.history] == [3, 3, 2, 2, 2, 2]
     assert [report.malformed for report in subject.history] == [0, 0, 0, 1, 1, 1]
 

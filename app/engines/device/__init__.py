@@ -1,7 +1,7 @@
-"""The arithmetic of simulated machines on a GPU, or on PyTorch's CPU backend: gradients, clipping, rounding and noise.
+"""The arithmetic of simulated clients on a GPU, or on PyTorch's CPU backend: gradients, clipping, rounding and noise.
 
 Who may release, what is recorded and acknowledged, and what a release consists of stays in :mod:`murmurfl.privacy`.
-This room only computes the numbers of a block of machines on a PyTorch device, as integers on the same grid. It is for
+This room only computes the numbers of a block of clients on a PyTorch device, as integers on the same grid. It is for
 simulations: real nodes have no such choice.
 """
 

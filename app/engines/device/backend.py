@@ -58,7 +58,7 @@ def checked_device(name: str, engine: str = "cohort", workers: int | None = None
     if engine != "cohort":
         raise ConfigurationError(
             f"Expected engine 'cohort' for device {name!r}, got {engine!r}: only the cohort engine computes the "
-            "machines of a round in one piece.",
+            "clients of a round in one piece.",
             kind="conflict",
             setting="engine",
             got=engine,
@@ -66,7 +66,7 @@ def checked_device(name: str, engine: str = "cohort", workers: int | None = None
     if (workers or 1) > 1 or ray_address:
         raise ConfigurationError(
             f"Expected no workers beside device {name!r}, got {'a Ray cluster' if ray_address else workers}: a device "
-            "computes all machines in one process. Leave out one of the two.",
+            "computes all clients in one process. Leave out one of the two.",
             kind="conflict",
             setting="workers",
         )

@@ -1,4 +1,4 @@
-"""The arithmetic of a block of machines on a device (:class:`~murmurfl.privacy.machine.machine_block.BlockArithmetic`).
+"""Arithmetic of a block of clients on a device (:class:`~murmurfl.privacy.release.privatizer_block.BlockArithmetic`).
 
 Counts are rows of one int64 tensor, which the release rule adds and subtracts like NumPy arrays. A round returns one
 sum of releases from the device.
@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....clients.private_client import PrivateClient
+from ....privacy.release.clipping import StackedContributions
+from ....privacy.release.prefix_sums import ReleaseRule
 from ....privacy.errors import ConfigurationError, check_installed
 from ....privacy.ledger.ledger_records import MemoryLedger, StreamBlock
-from ....privacy.machine.clipping import StackedContributions
-from ....privacy.machine.prefix_sums import ReleaseRule
 from ...runs.experiment import Experiment
-from ..cohort import CohortMachines
+from ..cohort import CohortClients
 from .backend import CUDA, TORCH_CPU, check_device_name, torch
 from .device_gradients import DeviceContributions, DeviceShards, clipped_counts, gradients_on
 from .device_noise import DeviceNoise, RowTable, check_known_answers, check_mechanism_on_device
@@ -34,7 +34,7 @@ _BYTES_A_VALUE = 64
 class DeviceArithmetic:
     """Computes all values of a block's releases, for simulations only: the noise is of quality ``fast``.
 
-    With ``own_rows`` each machine's counts own their memory: remembering a lost release does not keep all others.
+    With ``own_rows`` each client's counts own their memory: remembering a lost release does not keep all others.
     """
 
     def __init__(self, rule: ReleaseRule, device: torch.device, rows: RowTable, *, own_rows: bool = False) -> None:
@@ -47,7 +47,7 @@ class DeviceArithmetic:
     ) -> Any:
         """Return the clipped contributions with added and removed noise.
 
-        These are int64 counts of shape (d,) for each machine, as rows of one tensor or as separate tensors.
+        These are int64 counts of shape (d,) for each client, as rows of one tensor or as separate tensors.
         """
         if not isinstance(contributions, DeviceContributions):
             raise ConfigurationError(
@@ -63,11 +63,11 @@ class DeviceArithmetic:
         return [row.clone() for row in counts] if self._own_rows else counts
 
     def total(self, counts: Sequence[torch.Tensor], places: Sequence[int]) -> NDArray[np.int64]:
-        """The sum of some machines' counts, shape (d,), on this side."""
+        """The sum of some clients' counts, shape (d,), on this side."""
         return torch.stack([counts[place] for place in places]).sum(dim=0).cpu().numpy()
 
     def sent(self, counts: torch.Tensor) -> NDArray[np.int64]:
-        """One machine's counts on this side, for a server that wants every release by itself."""
+        """One client's counts on this side, for a server that wants every release by itself."""
         return counts.cpu().numpy()
 
 
@@ -131,8 +131,8 @@ def _check_cuda(name: str) -> None:
         )
 
 
-def machines_on(experiment: Experiment, device: str) -> CohortMachines:
-    """An experiment's machines, with gradients, clipping, grid and noise on a device; refused before anything starts.
+def clients_on(experiment: Experiment, device: str) -> CohortClients:
+    """An experiment's clients, with gradients, clipping, grid and noise on a device; refused before anything starts.
 
     For simulations only: the noise is of quality ``fast``.
     """
@@ -142,10 +142,10 @@ def machines_on(experiment: Experiment, device: str) -> CohortMachines:
     samples = gradients.samples(experiment.data.train_features, experiment.data.train_labels)
     model: Any = gradients
     shards: Any = DeviceShards(experiment.shards, samples)
-    machines = CohortMachines(replace(experiment, model=model, shards=shards))
+    clients = CohortClients(replace(experiment, model=model, shards=shards))
     blocks = DeviceBlocks(opened, own_rows=experiment.config.lost_replies > 0)
-    machines.cohort.arithmetic, machines.cohort.block_values = blocks, blocks.block_values
-    return machines
+    clients.cohort.arithmetic, clients.cohort.block_values = blocks, blocks.block_values
+    return clients
 
 
 _WITHOUT = "or leave the device empty"
@@ -154,9 +154,9 @@ _WITHOUT = "or leave the device empty"
 def check_on_device(experiment: Experiment) -> None:
     """Raise if a device cannot compute the experiment."""
     config = experiment.config
-    # Policies follow from the number of samples: one machine of each is enough.
-    of_each_size = {size: machine for machine, size in enumerate(experiment.sizes)}.values()
-    policies = [experiment.policy(machine) for machine in of_each_size]
+    # Policies follow from the number of samples: one client of each is enough.
+    of_each_size = {size: client for client, size in enumerate(experiment.sizes)}.values()
+    policies = [experiment.policy(client) for client in of_each_size]
     if config.noise_quality != "fast" and any(policy.adds_noise for policy in policies):
         raise ConfigurationError(
             f"Expected noise-quality = 'fast' on a device, got {config.noise_quality!r}: exact normals need float64's "
@@ -168,7 +168,7 @@ def check_on_device(experiment: Experiment) -> None:
         )
     for query in experiment.queries:
         raise ConfigurationError(
-            "Expected a run whose machines release gradients alone on a device, got one with "
+            "Expected a run whose clients release gradients alone on a device, got one with "
             f"{query.off.partition('=')[0]}: a release beside the training is made on the processor. Set {query.off}, "
             f"{_WITHOUT}.",
             kind="conflict",
@@ -184,8 +184,8 @@ def check_on_device(experiment: Experiment) -> None:
         )
     if not _asked_together(type(experiment.client(0, MemoryLedger()))):
         raise ConfigurationError(
-            "Expected a strategy whose machines release weighted gradients of the query points on a device, such as "
-            f"mu2, trusted-mu2 or noisy-sgd, got {config.strategy!r}: its machines compute by themselves. Choose "
+            "Expected a strategy whose clients release weighted gradients of the query points on a device, such as "
+            f"mu2, trusted-mu2 or noisy-sgd, got {config.strategy!r}: its clients compute by themselves. Choose "
             f"another, {_WITHOUT}.",
             kind="conflict",
             setting="strategy",
@@ -194,7 +194,7 @@ def check_on_device(experiment: Experiment) -> None:
     for policy in policies:
         if policy.sums_samples or not policy.clips_samples or policy.bound.moments is not None:
             raise ConfigurationError(
-                "Expected machines that release the mean of a batch of clipped gradients on a device, got "
+                "Expected clients that release the mean of a batch of clipped gradients on a device, got "
                 f"batch_selection {policy.batch_selection!r} and clip-unit {policy.clip_unit!r}: sums over all samples "
                 f"and whole updates are computed on the processor. Choose another strategy, {_WITHOUT}.",
                 kind="conflict",
@@ -206,7 +206,7 @@ def check_on_device(experiment: Experiment) -> None:
 
 
 def _asked_together(client: type[PrivateClient]) -> bool:
-    """Whether machines of a kind contribute weighted gradients, as the model computes them."""
+    """Whether clients of a kind contribute weighted gradients, as the model computes them."""
     plain = client.contribution is PrivateClient.contribution and client.release is PrivateClient.release
     together: Any = client.together
     return plain and together.__func__ is PrivateClient.__dict__["together"].__func__

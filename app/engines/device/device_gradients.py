@@ -1,11 +1,11 @@
-"""Training samples on a device, per-sample gradients of many machines at once, and their clipped counts on the grid.
+"""Training samples on a device, per-sample gradients of many clients at once, and their clipped counts on the grid.
 
 Closed forms are in float64, as in :mod:`murmurfl.app.models`, and differ from those by rounding. Modules compute in
 their own type.
 
-:meth:`murmurfl.privacy.machine.clipping.RowBound.scales` decides how much clipping leaves of a row, from norms that the
+:meth:`murmurfl.privacy.release.clipping.RowBound.scales` decides how much clipping leaves of a row, from norms that the
 device computes: one number a sample comes to this side and goes back. The device multiplies, rounds and adds up. A
-machine with a row without a finite norm is computed on this side, by the same code as everywhere.
+client with a row without a finite norm is computed on this side, by the same code as everywhere.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from ....clients.adapters.per_sample_gradients import LEAST_SQUARES
 from ....clients.adapters.torch_model import ModuleGradients
+from ....privacy.release.clipping import RowBound, observe_releases
 from ....privacy.errors import ConfigurationError
-from ....privacy.machine.clipping import RowBound, observe_releases
 from ....privacy.noise import MARK, Grid
-from ...data.partition import PerMachine
+from ...data.partition import PerClient
 from ...data.task import Shard
 from ...models.linear import (
     LinearModel,
@@ -131,20 +131,20 @@ _ROUNDER = 1.5 * 2.0**52
 
 
 def clipped_counts(stack: DeviceContributions, bound: RowBound, grid: Grid, rows_per_release: int) -> torch.Tensor:
-    """The mean of each machine's bounded rows, ``rows_per_release`` each, on the grid, each row rounded by itself.
+    """The mean of each client's bounded rows, ``rows_per_release`` each, on the grid, each row rounded by itself.
 
-    Rows are bounded as by :meth:`murmurfl.privacy.machine.clipping.RowBound.rows`: float64 products and roundings
+    Rows are bounded as by :meth:`murmurfl.privacy.release.clipping.RowBound.rows`: float64 products and roundings
     follow IEEE 754 on a device too; norms are sums of at most 2^26 squares in another order.
     """
     norms = stack.norms()
     share = 1.0 / rows_per_release
     grid.rounded(np.empty(0), bound.clip_norm * share)  # refuses a grid on which the bound does not fit
     scales = np.full(norms.shape, np.nan) if bound.nonnegative else bound.scales(norms)
-    machines = scales.reshape(-1, rows_per_release)
-    plain = np.isfinite(machines).all(axis=1)
+    clients = scales.reshape(-1, rows_per_release)
+    plain = np.isfinite(clients).all(axis=1)
     if bound.observed:
-        observe_releases(norms.reshape(machines.shape)[plain], bound.clip_norm)
-    factors = np.where(np.isfinite(machines), machines * (share / grid.spacing), 0.0)
+        observe_releases(norms.reshape(clients.shape)[plain], bound.clip_norm)
+    factors = np.where(np.isfinite(clients), clients * (share / grid.spacing), 0.0)
     sent = torch.from_numpy(np.ascontiguousarray(factors.T)).to(stack.device)
     total = marked(stack.scaled(slice(0, None, rows_per_release), sent[0])).sub_(_MARK)
     for j in range(1, rows_per_release):
@@ -160,20 +160,20 @@ def marked(scaled: torch.Tensor) -> torch.Tensor:
 
 
 def _careful_counts(
-    stack: DeviceContributions, bound: RowBound, grid: Grid, machine: int, rows_per_release: int, size: int
+    stack: DeviceContributions, bound: RowBound, grid: Grid, client: int, rows_per_release: int, size: int
 ) -> torch.Tensor:
-    """One machine's contribution by the code of every machine, on this side."""
+    """One client's contribution by the code of every client, on this side."""
     rows = np.empty((rows_per_release, size))
     with np.errstate(all="ignore"):
         for j, row in enumerate(rows):
-            stack.write(machine * rows_per_release + j, 1.0, row)
+            stack.write(client * rows_per_release + j, 1.0, row)
     share = 1.0 / rows_per_release
     return torch.from_numpy(grid.counts(bound.rows(rows), scale=share, bound=bound.clip_norm).sum(axis=0))
 
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """Samples of several machines, one machine after the other."""
+    """Samples of several clients, one client after the other."""
 
     features: torch.Tensor
     labels: torch.Tensor
@@ -197,7 +197,7 @@ class DeviceSamples:
 
 
 class DeviceShard:
-    """One machine's samples in the order in which it uses them."""
+    """One client's samples in the order in which it uses them."""
 
     def __init__(self, shard: Shard, samples: DeviceSamples) -> None:
         self._shard, self._samples = shard, samples
@@ -210,13 +210,13 @@ class DeviceShard:
 
     @classmethod
     def stack(cls, parts: Sequence[tuple[DeviceShard, slice]]) -> DeviceBatch:
-        """One batch of several machines' samples, made on the device."""
+        """One batch of several clients' samples, made on the device."""
         places = np.concatenate([shard._shard.places(samples) for shard, samples in parts])
         return parts[0][0]._samples.batch(places)
 
 
-class DeviceShards(PerMachine[DeviceShard]):
-    """The samples of all machines, each made on access."""
+class DeviceShards(PerClient[DeviceShard]):
+    """The samples of all clients, each made on access."""
 
     def __init__(self, shards: Sequence[Shard], samples: DeviceSamples) -> None:
         self._shards, self._samples = shards, samples
@@ -224,7 +224,7 @@ class DeviceShards(PerMachine[DeviceShard]):
     def __len__(self) -> int:
         return len(self._shards)
 
-    def machine(self, number: int) -> DeviceShard:
+    def client(self, number: int) -> DeviceShard:
         return DeviceShard(self._shards[number], self._samples)
 
 
@@ -250,7 +250,7 @@ class DeviceGradients(ABC):
         return getattr(self._model, name)
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: DeviceBatch) -> NDArray[np.float64]:
-        """Gradients as an array, shape (b, d), for a machine that is asked alone."""
+        """Gradients as an array, shape (b, d), for a client that is asked alone."""
         made = self.stacked([parameters], [1.0], samples)
         ones = torch.ones(len(samples.labels), dtype=torch.float64, device=self.device)
         return made.scaled(slice(None), ones).cpu().numpy()

@@ -1,4 +1,4 @@
-"""Keyed normals on a device, and what each release of a block of machines adds to its contribution and removes from it.
+"""Keyed normals on a device, and what each release of a block of clients adds to its contribution and removes from it.
 
 **Normals.** A row is a pure function of its key, with the same bits on every backend. Words come from Philox4x32-10
 (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3"): four words of 32 bits as a pure
@@ -21,7 +21,7 @@ are for simulations only: Philox is no cipher, and the gaps of float32 tell neig
 
 **Increments.** A mechanism's increment is linear in the normals of the release and of the few before it. Its own code
 gives the factors, as its increment of unit vectors (:func:`factors_of`). The device multiplies, adds and rounds to the
-grid like :class:`~murmurfl.privacy.machine.prefix_sums.NoiseStream`; a mechanism that removes its whole last row
+grid like :class:`~murmurfl.privacy.release.prefix_sums.NoiseStream`; a mechanism that removes its whole last row
 removes the very integers that were added.
 """
 
@@ -211,7 +211,7 @@ def _polynomial(coefficients: Sequence[float], values: torch.Tensor) -> torch.Te
 
 
 Name = tuple[bytes, bytes]
-"""A machine's secret key and the nonce of a release."""
+"""A client's secret key and the nonce of a release."""
 
 
 class RowTable:
@@ -322,9 +322,9 @@ def factors_of(mechanism: Mechanism, release: int, scale: float) -> Factors:
 
 
 class DeviceNoise:
-    """The noise of sessions of the machines of one policy, for simulations only.
+    """The noise of sessions of the clients of one policy, for simulations only.
 
-    It depends neither on what ``rows`` keeps, nor on data, nor on which machines share a block.
+    It depends neither on what ``rows`` keeps, nor on data, nor on which clients share a block.
     """
 
     def __init__(self, plan: NoisePlan, num_parameters: int, device: torch.device, rows: RowTable) -> None:
@@ -343,9 +343,9 @@ class DeviceNoise:
         nonces: Sequence[bytes],
         earlier: Sequence[bytes],
     ) -> None:
-        """Add the noise of each machine's next release to its contribution: ``counts`` (machines, d) changes in place.
+        """Add the noise of each client's next release to its contribution: ``counts`` (clients, d) changes in place.
 
-        ``earlier`` has the nonces of each machine's earlier releases, the last one last, as far as the mechanism
+        ``earlier`` has the nonces of each client's earlier releases, the last one last, as far as the mechanism
         remembers them.
         """
         if self.plan.noise_std == 0.0:
@@ -362,7 +362,7 @@ class DeviceNoise:
                 counts.index_add_(0, torch.tensor(chosen, device=self.device), noise)
 
     def _increment(self, release: int, names: Sequence[tuple[bytes, Sequence[bytes]]]) -> torch.Tensor:
-        """What machines that make release k add, less what they remove, as counts."""
+        """What clients that make release k add, less what they remove, as counts."""
         mechanism = self.plan.mechanism
         factors = factors_of(mechanism, release, self._scale)
         self._check_room(factors)
@@ -391,7 +391,7 @@ class DeviceNoise:
         return standard_normal_rows(keys, self.num_parameters, self.device)
 
     def _check_room(self, factors: Factors) -> None:
-        """Raise if the noise does not fit the grid, as a single machine does."""
+        """Raise if the noise does not fit the grid, as a single client does."""
         largest = sum(np.abs(part).sum() for part in factors if part is not None)
         self.plan.grid.rounded(np.empty(0), LARGEST_NORMAL * float(largest) * self.plan.grid.spacing)
 

@@ -41,7 +41,7 @@ from ..servers.gate import is_loopback
 from .keys_and_cards import Card, in_fours, make_server_certificates, roster_of, write_owner_key
 from .proposal import DEFAULT_ROWS, SETTINGS, counts, propose, run_text, with_counts
 
-MACHINE, HELPER = "machine", "helper"
+CLIENT, HELPER = "client", "helper"
 
 LARGEST_DOCUMENT = 16 << 20
 """Bytes of a document: nothing longer is read."""
@@ -90,10 +90,10 @@ class Terms:
         if unknown or own_code:
             raise ConfigurationError(
                 f"Expected settings among {', '.join(SETTINGS)}, and built-in names, got "
-                f"{', '.join(map(repr, unknown or own_code))}: what else a machine has is its operator's to say.",
+                f"{', '.join(map(repr, unknown or own_code))}: what else a client has is its operator's to say.",
                 kind="unknown-name",
             )
-        NodeConfig.from_mapping(self.node_values("machine", "0" * 64))
+        NodeConfig.from_mapping(self.node_values("client", "0" * 64))
 
     @property
     def records(self) -> Schema:
@@ -102,16 +102,16 @@ class Terms:
 
     @property
     def sums(self) -> bool:
-        """Whether machines release under masks, which helpers take off sums."""
+        """Whether clients release under masks, which helpers take off sums."""
         return self.settings.get("trust") == SECURE
 
-    def node_values(self, machine: str, roster_digest: str) -> dict[str, Value]:
-        """Top-level keys of a machine's file, with placeholders for what only its operator knows."""
+    def node_values(self, client: str, roster_digest: str) -> dict[str, Value]:
+        """Top-level keys of a client's file, with placeholders for what only its operator knows."""
         sums: dict[str, Value] = {}
         if self.sums:
             sums = {"signing-key": "roster.key", "roster": "roster.json", "roster-digest": roster_digest}
         own: dict[str, Value] = {"samples": "records.csv", "schema": "schema.toml", "num-records": 1}
-        return {"machine": machine, "ledger": "ledger.sqlite", **own, **sums, **self.settings}
+        return {"client": client, "ledger": "ledger.sqlite", **own, **sums, **self.settings}
 
     @property
     def document(self) -> dict[str, Any]:
@@ -144,16 +144,16 @@ class Kit:
     """A member's invitation: the terms, its name and its role."""
 
     member: str
-    role: str  # :data:`MACHINE` or :data:`HELPER`
+    role: str  # :data:`CLIENT` or :data:`HELPER`
     terms: Terms
 
     KIND = "murmurfl-kit"
 
     def __post_init__(self) -> None:
         check_plain(self.member, "a member's name")
-        if self.role not in (MACHINE, HELPER):
+        if self.role not in (CLIENT, HELPER):
             raise ConfigurationError(
-                f"Expected a kit for a machine or a helper, got one for {self.role!r}.", kind="unknown-name"
+                f"Expected a kit for a client or a helper, got one for {self.role!r}.", kind="unknown-name"
             )
 
     @property
@@ -242,9 +242,9 @@ class Federation:
 
     @cached_property
     def roster(self) -> Roster | None:
-        """Who takes part in sums; None without secure aggregation, and until both a machine and a helper are in."""
+        """Who takes part in sums; None without secure aggregation, and until both a client and a helper are in."""
         cards = [one.card for one in self.members]
-        whole = self.terms.sums and {card.kind for card in cards} == {MACHINE, HELPER}
+        whole = self.terms.sums and {card.kind for card in cards} == {CLIENT, HELPER}
         return roster_of(cards) if whole else None
 
     @property
@@ -369,16 +369,16 @@ def _number(value: Any) -> float:
 
 
 def _statements(folder: Path) -> Mapping[str, Mapping[str, Any] | None]:
-    """Return what each machine that a run asked says in its result, None where it was not there at the end.
+    """Return what each client that a run asked says in its result, None where it was not there at the end.
 
     Empty if there is no result that can be read.
     """
     from ...runs.outcome import Outcome, read_json
-    from ...runs.result import MACHINES_NAME
+    from ...runs.result import CLIENTS_NAME
 
     try:
-        said = (Outcome.read(folder).machines if folder.is_absolute() else None) or {}
-        rounds = read_json(folder / MACHINES_NAME)["rounds"].values()
+        said = (Outcome.read(folder).clients if folder.is_absolute() else None) or {}
+        rounds = read_json(folder / CLIENTS_NAME)["rounds"].values()
         return {**dict.fromkeys(name for asked in rounds for name in asked), **said}
     except (MurmurflError, OSError, KeyError, AttributeError, TypeError):
         return {}
@@ -392,7 +392,7 @@ class Coordinator:
     members: dict[str, Joining] = field(default_factory=dict)  # accepted
     left: tuple[str, ...] = ()  # node keys that are no member's any more
     awaited: tuple[str, ...] = ()  # names of kits that nobody has answered
-    num_records: int = DEFAULT_ROWS  # records of each machine that the training was planned for
+    num_records: int = DEFAULT_ROWS  # records of each client that the training was planned for
     counts: Mapping[str, int] = field(default_factory=dict)  # as they were last written into the run settings
     changes: tuple[str, ...] = ()  # what the last change did that its operator must know of, in lines
 
@@ -425,7 +425,7 @@ class Coordinator:
         return Federation.read(self.folder / FEDERATION_NAME)
 
     def seen(self) -> dict[str, Seen]:
-        """What the server says of each member's node, and what each machine said in the results of its runs."""
+        """What the server says of each member's node, and what each client said in the results of its runs."""
         from flwr.common.serde import user_config_from_proto
 
         from ...nodes.connection import server_name
@@ -522,7 +522,7 @@ class Coordinator:
                 )
 
     def _check_roles(self, answers: Sequence[Joining]) -> None:
-        """Refuse a machine that answers as a helper, or the other way round: whose kit it is, is the coordinator's."""
+        """Refuse a client that answers as a helper, or the other way round: whose kit it is, is the coordinator's."""
         for one in answers:
             path = self.folder / _KITS / f"{one.card.name}.kit"
             role = Kit.read(path).role if path.exists() else one.card.kind
@@ -551,8 +551,8 @@ class Coordinator:
             )
         federation = Federation(self.federation.terms, tuple(members[name] for name in sorted(members)))
         federation.roster  # noqa: B018 - refuses two members with one key
-        machines = sum(one.card.kind == MACHINE for one in members.values())
-        now = counts(machines, len(members) - machines, self.num_records)
+        clients = sum(one.card.kind == CLIENT for one in members.values())
+        now = counts(clients, len(members) - clients, self.num_records)
         changes = [*said, *self._count(now)]
         gone = tuple(dict.fromkeys([*self.left, *left]))
         awaited = tuple(name for name in self.awaited if name not in members)
@@ -604,7 +604,7 @@ def listening_host(host: str) -> str:
 def new_federation(
     folder: Path,
     *,
-    machines: int,
+    clients: int,
     helpers: int,
     schema: Path,
     address: str,
@@ -616,18 +616,18 @@ def new_federation(
     Parameters
     ----------
     num_records : int
-        About how many records each machine has: method and rounds are planned for it.
+        About how many records each client has: method and rounds are planned for it.
     settings : mapping
         Run-config keys that are not left to the plan.
     """
-    if not (machines >= 1 and 0 <= helpers <= MOST_HELPERS and machines + helpers <= MOST_MEMBERS):
+    if not (clients >= 1 and 0 <= helpers <= MOST_HELPERS and clients + helpers <= MOST_MEMBERS):
         raise ConfigurationError(
-            f"Expected 1 or more machines and 0 to {MOST_HELPERS} helpers, got {machines} and {helpers}.",
+            f"Expected 1 or more clients and 0 to {MOST_HELPERS} helpers, got {clients} and {helpers}.",
             kind="out-of-range",
         )
     records = Schema.read_file(schema)
     records.check_for_real_nodes()
-    proposal = propose(records, machines, helpers, num_records, settings)
+    proposal = propose(records, clients, helpers, num_records, settings)
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:
@@ -657,11 +657,11 @@ def new_federation(
         f'[superlink]\ndefault = "{folder.name}"\n\n[superlink.{json.dumps(folder.name)}]\n{toml_lines(connection)}',
     )
     places = [
-        (f"{role}-{i}", role) for role, count in ((MACHINE, machines), (HELPER, helpers)) for i in range(1, count + 1)
+        (f"{role}-{i}", role) for role, count in ((CLIENT, clients), (HELPER, helpers)) for i in range(1, count + 1)
     ]
     for name, role in places:
         write_document(folder / _KITS / f"{name}.kit", Kit(name, role, terms).document)
-    planned = counts(machines, helpers, num_records)
+    planned = counts(clients, helpers, num_records)
     task = {"task": str((folder / _SCHEMA).absolute()), "schema": records.digest}
     write_private(folder / RUN_NAME, run_text({**planned, **task, **proposal.run}))
     awaited = tuple(name for name, _ in places)

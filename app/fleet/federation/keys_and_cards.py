@@ -20,13 +20,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ....clients.nodes.roster_files import write_helper_key, write_machine_key
+from ....clients.nodes.roster_files import write_client_key, write_helper_key
+from ....privacy.release.policy import MOST_CLIENTS
 from ....privacy.errors import ConfigurationError, check_format
 from ....privacy.files import check_private, create_private, write_private
-from ....privacy.machine.policy import MOST_MACHINES
 from ....privacy.permits import OwnerKey
 from ....privacy.sums.opening_file import SQLiteOpeningRecord
-from ....privacy.sums.roster import MOST_HELPERS, HelperEntry, HelperKey, MachineKey, Roster, check_name
+from ....privacy.sums.roster import MOST_HELPERS, ClientKey, HelperEntry, HelperKey, Roster, check_name
 
 _CARD_KIND = "murmurfl-card"
 _CARD_FORMAT = 1
@@ -42,7 +42,7 @@ def in_fours(digest: str) -> str:
 
 @dataclass(frozen=True)
 class Card:
-    """The public keys of a machine or a helper.
+    """The public keys of a client or a helper.
 
     A card proves nothing: only its owner, who misses the right key in the roster, notices that it was altered on its
     way.
@@ -50,10 +50,10 @@ class Card:
 
     name: str  # in the roster: public
     signing: bytes  # public Ed25519 key
-    sealing: bytes = b""  # a helper's public X25519 key; empty for a machine
+    sealing: bytes = b""  # a helper's public X25519 key; empty for a client
 
     @classmethod
-    def of_machine(cls, name: str, key: MachineKey) -> Card:
+    def of_client(cls, name: str, key: ClientKey) -> Card:
         return cls(name, key.public)
 
     @classmethod
@@ -63,8 +63,8 @@ class Card:
 
     @property
     def kind(self) -> str:
-        """``machine`` or ``helper``."""
-        return "helper" if self.sealing else "machine"
+        """``client`` or ``helper``."""
+        return "helper" if self.sealing else "client"
 
     @property
     def document(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class Card:
         """A card from what :attr:`document` gave; ``where`` it stood, for errors."""
         check_format(f"a card {where}", document, _CARD_KIND, _CARD_FORMAT)
         try:
-            (kind,) = {"machine", "helper"} & document.keys()
+            (kind,) = {"client", "helper"} & document.keys()
             expected = {_CARD_KIND, kind, "signing"} | ({"sealing"} if kind == "helper" else set())
             if document.keys() != expected or document[_CARD_KIND] != _CARD_FORMAT:
                 raise ValueError("other keys")
@@ -128,10 +128,10 @@ class Card:
 
 def roster_of(cards: Iterable[Card]) -> Roster:
     """The roster of some cards, whatever their order; no name or key may occur twice."""
-    machines: dict[str, bytes] = {}
+    clients: dict[str, bytes] = {}
     helpers: dict[str, HelperEntry] = {}
     for card in cards:
-        if card.name in machines or card.name in helpers:
+        if card.name in clients or card.name in helpers:
             raise ConfigurationError(
                 f"Expected one card for each name, got two for {card.name!r}: leave one out, or have one of the two "
                 "made again under a name of its own.",
@@ -140,21 +140,21 @@ def roster_of(cards: Iterable[Card]) -> Roster:
         if card.sealing:
             helpers[card.name] = HelperEntry(card.name, card.sealing, card.signing)
         else:
-            machines[card.name] = card.signing
-    for kind, found in (("machine", machines), ("helper", helpers)):
+            clients[card.name] = card.signing
+    for kind, found in (("client", clients), ("helper", helpers)):
         if not found:
             raise ConfigurationError(
-                f"Expected a roster of 1 to {MOST_MACHINES if kind == 'machine' else MOST_HELPERS} {kind}s, got no "
+                f"Expected a roster of 1 to {MOST_CLIENTS if kind == 'client' else MOST_HELPERS} {kind}s, got no "
                 f"{kind}'s card: its operator makes one with `murmurfl roster key PATH --{kind} NAME`.",
                 kind="missing",
             )
-    return Roster(machines, tuple(helpers[name] for name in sorted(helpers)))
+    return Roster(clients, tuple(helpers[name] for name in sorted(helpers)))
 
 
 def cards_of(roster: Roster) -> list[Card]:
-    """Cards of a roster: machines by name, then helpers in their order."""
-    machines = [Card(name, roster.machines[name]) for name in sorted(roster.machines)]
-    return [*machines, *(Card(helper.name, helper.signing, helper.sealing) for helper in roster.helpers)]
+    """Cards of a roster: clients by name, then helpers in their order."""
+    clients = [Card(name, roster.clients[name]) for name in sorted(roster.clients)]
+    return [*clients, *(Card(helper.name, helper.signing, helper.sealing) for helper in roster.helpers)]
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,11 @@ class NewKey:
     path: Path  # of the card
 
 
-def make_machine(path: Path, name: str) -> NewKey:
-    """Make a machine's key at ``path``, with mode 600, and its card beside it; a file in the way is left alone."""
+def make_client(path: Path, name: str) -> NewKey:
+    """Make a client's key at ``path``, with mode 600, and its card beside it; a file in the way is left alone."""
     check_name(name)  # now, and not when somebody makes the roster
-    key = MachineKey.generate()
-    return _made(path, Card.of_machine(name, key), lambda: write_machine_key(path, key))
+    key = ClientKey.generate()
+    return _made(path, Card.of_client(name, key), lambda: write_client_key(path, key))
 
 
 def make_helper(path: Path, name: str, record: Path, mark: Path | None = None) -> NewKey:
@@ -217,7 +217,7 @@ _OWNER_FILE = "an owner's key"
 def write_owner_key(path: Path, key: OwnerKey) -> None:
     """Write an owner's private key to a new file of mode 600, durable on return; a file in the way is left alone.
 
-    The file is not encrypted: whoever reads it decides which runs machines take. It belongs on no server.
+    The file is not encrypted: whoever reads it decides which runs clients take. It belongs on no server.
     """
     document = {_OWNER_KIND: _OWNER_FORMAT, "secret": key.secret.hex()}
     create_private(path, _OWNER_FILE, (json.dumps(document, indent=2) + "\n").encode(), error=ConfigurationError)

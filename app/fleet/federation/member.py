@@ -1,4 +1,4 @@
-"""A member of a federation: a machine or a helper whose keys are made where it runs, and never leave.
+"""A member of a federation: a client or a helper whose keys are made where it runs, and never leave.
 
 ``join`` makes the folder from a kit, ``pin`` takes the federation's document once its operator has compared the digest,
 and a start makes the ledger, once, from the operator's file.
@@ -16,19 +16,19 @@ from statistics import NormalDist
 
 import httpx
 
-from ....clients.nodes.roster_files import pinned_digest, read_helper_key, read_machine_key
+from ....clients.nodes.roster_files import pinned_digest, read_client_key, read_helper_key
 from ....privacy.accounting.guarantee import rounded_up
+from ....privacy.release.policy import NO_NOISE
 from ....privacy.errors import ConfigurationError
 from ....privacy.files import create_private, replace_durably, write_private
 from ....privacy.ledger.sqlite import SQLiteLedger
-from ....privacy.machine.policy import NO_NOISE
 from ....privacy.setting import spelled_out
 from ...nodes.connection import tls_context
 from ...nodes.node_config import HelperConfig, NodeConfig
 from .coordinator import (
+    CLIENT,
     HELPER,
     LARGEST_DOCUMENT,
-    MACHINE,
     Federation,
     Joining,
     Kit,
@@ -37,7 +37,7 @@ from .coordinator import (
     toml_lines,
     write_document,
 )
-from .keys_and_cards import Card, in_fours, make_helper, make_machine, make_node_key
+from .keys_and_cards import Card, in_fours, make_client, make_helper, make_node_key
 
 KIT_NAME, FEDERATION_NAME = "member.kit", "federation.json"
 _NODE_KEY, _ROSTER_KEY, _RECORD, _ROSTER, _LEDGER_MADE = (
@@ -68,7 +68,7 @@ class Member:
     @property
     def file(self) -> Path:
         """The operator's file, for ``murmurfl node`` or ``murmurfl helper``."""
-        return self.folder / ("node.toml" if self.kit.role == MACHINE else "helper.toml")
+        return self.folder / ("node.toml" if self.kit.role == CLIENT else "helper.toml")
 
     @property
     def answer(self) -> Path:
@@ -77,8 +77,8 @@ class Member:
 
     def card(self) -> Card:
         """The public half of this member's own key, read from its private file."""
-        if self.kit.role == MACHINE:
-            return Card.of_machine(self.kit.member, read_machine_key(self.folder / _ROSTER_KEY))
+        if self.kit.role == CLIENT:
+            return Card.of_client(self.kit.member, read_client_key(self.folder / _ROSTER_KEY))
         name, key = read_helper_key(self.folder / _ROSTER_KEY)
         return Card.of_helper(name, key)
 
@@ -159,7 +159,7 @@ class Member:
             )
         if self.terms.sums and federation.roster is None:
             raise ConfigurationError(
-                "Expected a machine and a helper among the federation's members, got one kind alone: start again once "
+                "Expected a client and a helper among the federation's members, got one kind alone: start again once "
                 "the coordinator has accepted both.",
                 kind="missing",
             )
@@ -241,8 +241,8 @@ class Member:
     def make_keys(self) -> None:
         """Make this member's keys here, and the answer with their public halves."""
         name, key = self.kit.member, self.folder / _ROSTER_KEY
-        if self.kit.role == MACHINE:
-            make_machine(key, name)
+        if self.kit.role == CLIENT:
+            make_client(key, name)
         else:
             make_helper(key, name, self.folder / _RECORD)
         make_node_key(self.folder / _NODE_KEY)
@@ -258,31 +258,31 @@ def without_noise(kit: Kit) -> str:
 
     Notes
     -----
-    The policy of the machine decides, which is made as its node makes it from the same settings: what adds no noise, by
+    The policy of the client decides, which is made as its node makes it from the same settings: what adds no noise, by
     whatever setting, is found. Noise by which a best guess about one record is right in 99.9 of 100 cases counts as
     none.
     """
-    if kit.role != MACHINE:
+    if kit.role != CLIENT:
         return ""
     terms = kit.terms
     node = NodeConfig.from_mapping(terms.node_values(kit.member, _NOT_YET))
     policy = node.proposed_policy(terms.records)
     if policy.trust == "trusted-server" or policy.mechanism == NO_NOISE:
         return (
-            "NO NOISE: by this kit the machine sends the server what it computes from its records without noise. "
+            "NO NOISE: by this kit the client sends the server what it computes from its records without noise. "
             "Whoever runs the server, or breaks into it, may learn single records."
         )
-    # The machine's own noise: of a sum's, the part that is there whoever else is honest.
+    # The client's own noise: of a sum's, the part that is there whoever else is honest.
     mu = node.mu * math.sqrt(policy.sums.min_honest) if terms.sums else node.mu
     right = NormalDist().cdf(mu / 2)
     if policy.noise_quality != "exact" or right >= _NO_USE:
         who = (
-            f"If no helper is honest, or fewer than {policy.sums.min_honest} machines of a sum are, the server"
+            f"If no helper is honest, or fewer than {policy.sums.min_honest} clients of a sum are, the server"
             if terms.sums
             else "Whoever runs the server"
         )
         return (
-            f"HARDLY ANY NOISE: by this kit a run takes mu = {rounded_up(mu)} of the machine's own noise, at which a "
+            f"HARDLY ANY NOISE: by this kit a run takes mu = {rounded_up(mu)} of the client's own noise, at which a "
             f"best guess about a record is right in up to {100 * right:.4g} % of cases. {who} may learn single records."
         )
     return ""
@@ -312,7 +312,7 @@ def join(kit: Kit, folder: Path, *, accept_no_noise: bool = False) -> Member:
         write_document(folder / KIT_NAME, kit.document)
         (folder / "ca.crt").write_text(kit.terms.authority, encoding="ascii")
         member.make_keys()
-        if kit.role == MACHINE:
+        if kit.role == CLIENT:
             write_private(folder / "schema.toml", kit.terms.schema)
         write_private(member.file, _operators_text(kit))
     except BaseException:
@@ -322,7 +322,7 @@ def join(kit: Kit, folder: Path, *, accept_no_noise: bool = False) -> Member:
 
 
 def cost_of_a_run(terms: Terms) -> str:
-    """What a run takes of a machine's budgets by the proposed settings, in words."""
+    """What a run takes of a client's budgets by the proposed settings, in words."""
     mu = float(terms.settings["mu"])
     if terms.settings.get("trust") == "trusted-server":
         return f"mu = {rounded_up(mu)} towards all but the server, which sees everything"
@@ -330,7 +330,7 @@ def cost_of_a_run(terms: Terms) -> str:
         return f"mu = {rounded_up(mu)}"
     honest = int(terms.settings["trust.min-honest"])
     return (
-        f"mu = {rounded_up(mu)} if one helper and {honest} machines of each sum are honest, and mu = "
+        f"mu = {rounded_up(mu)} if one helper and {honest} clients of each sum are honest, and mu = "
         f"{rounded_up(mu * math.sqrt(honest))} whatever happens"
     )
 

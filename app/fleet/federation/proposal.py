@@ -1,6 +1,6 @@
 """Settings that a coordinator proposes for a schema: the operators' files, and the run that trains by them.
 
-Method, model, rounds and clip are chosen from public sizes alone: how many machines and records there are, what a
+Method, model, rounds and clip are chosen from public sizes alone: how many clients and records there are, what a
 record is, and how private the training is to be (:mod:`murmurfl.app.planning.deciding`).
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ....clients.records.schema import Schema
+from ....privacy.release.policy import PrivacyPolicy
 from ....privacy.errors import ConfigurationError
-from ....privacy.machine.policy import PrivacyPolicy
 from ....privacy.setting import Value, spelled_out
 from ...data.table_task import SchemaTask
 from ...engines.loopback import toml_document
@@ -41,11 +41,11 @@ SETTINGS: tuple[str, ...] = (
 """Keys of operators' files that a federation may propose: no path, no address, and no name of somebody's code."""
 
 DEFAULT_ROWS = 1000
-"""Records of each machine that a training is planned for, unless the coordinator knows better."""
+"""Records of each client that a training is planned for, unless the coordinator knows better."""
 
 _HONEST = 2
 _DIGITS = 6
-_OF_MACHINES = frozenset({"task", "schema", "num-clients", "clients-per-round", "trust.helpers", "training-samples"})
+_OF_CLIENTS = frozenset({"task", "schema", "num-clients", "clients-per-round", "trust.helpers", "training-samples"})
 """Run-config keys that schema and members decide."""
 _ALSO_OF_RUNS = frozenset({"epsilon", "learning-rate"})
 """Keys of operators' files by which a run's settings mean another thing, or mu."""
@@ -57,15 +57,15 @@ class Proposal:
     """Settings for everybody."""
 
     members: Mapping[str, Value]
-    """Settings of the machines' files, keys among :data:`SETTINGS`."""
+    """Settings of the clients' files, keys among :data:`SETTINGS`."""
     run: Mapping[str, Value]
     """Run-config keys, without the schema's and those that depend on who is a member."""
     reason: str
     """Why this method, in a sentence; empty where the coordinator set it."""
 
 
-def propose(records: Schema, machines: int, helpers: int, num_records: int, settings: Mapping[str, Value]) -> Proposal:
-    """Return the settings for a federation of ``machines`` with so many records each; ``settings`` win over defaults.
+def propose(records: Schema, clients: int, helpers: int, num_records: int, settings: Mapping[str, Value]) -> Proposal:
+    """Return the settings for a federation of ``clients`` with so many records each; ``settings`` win over defaults.
 
     Raises
     ------
@@ -74,12 +74,12 @@ def propose(records: Schema, machines: int, helpers: int, num_records: int, sett
     """
     if records.num_classes == 1:
         raise ConfigurationError(
-            "Expected a schema whose label has classes, got numbers, which a federation's machines do not scale: "
+            "Expected a schema whose label has classes, got numbers, which a federation's clients do not scale: "
             "`murmurfl fit TABLE --schema SCHEMA.toml` trains on numbers.",
             kind="unsupported",
             setting="schema",
         )
-    if fixed := sorted(settings.keys() & _OF_MACHINES):
+    if fixed := sorted(settings.keys() & _OF_CLIENTS):
         raise ConfigurationError(
             f"Expected no --set {fixed[0]}, which schema and members decide, got {settings[fixed[0]]!r}: leave it out.",
             kind="conflict",
@@ -94,7 +94,7 @@ def propose(records: Schema, machines: int, helpers: int, num_records: int, sett
         )
     if not num_records >= 1:
         raise ConfigurationError(
-            f"Expected --num-records >= 1, about how many records a machine has, got {num_records}.",
+            f"Expected --num-records >= 1, about how many records a client has, got {num_records}.",
             kind="out-of-range",
             setting="num-records",
             got=num_records,
@@ -105,8 +105,8 @@ def propose(records: Schema, machines: int, helpers: int, num_records: int, sett
             "each operator's to install.",
             kind="unknown-name",
         )
-    counts: dict[str, Value] = {"num-clients": machines, "clients-per-round": machines}
-    given = layered(_defaults(records, settings), _sums(machines, helpers, settings), settings)
+    counts: dict[str, Value] = {"num-clients": clients, "clients-per-round": clients}
+    given = layered(_defaults(records, settings), _sums(clients, helpers, settings), settings)
     config = RunConfig.from_mapping({**given, **counts, "task": SchemaTask(records).name})
     problem, reason = _chosen(config, records, num_records)
     return Proposal(_members(problem), _run(problem), reason)
@@ -126,7 +126,7 @@ def _defaults(records: Schema, settings: Mapping[str, Value]) -> dict[str, Value
     }
 
 
-def _sums(machines: int, helpers: int, settings: Mapping[str, Value]) -> dict[str, Value]:
+def _sums(clients: int, helpers: int, settings: Mapping[str, Value]) -> dict[str, Value]:
     """Settings of sums; without helpers there are none."""
     trust = settings.get("trust", SECURE if helpers else "")
     if (trust == SECURE) != bool(helpers):
@@ -139,7 +139,7 @@ def _sums(machines: int, helpers: int, settings: Mapping[str, Value]) -> dict[st
         )
     if not helpers:
         return {}
-    least = int(settings.get("trust.min-cohort", 0)) or sum_assumption(machines).min_cohort
+    least = int(settings.get("trust.min-cohort", 0)) or sum_assumption(clients).min_cohort
     return {
         "trust": SECURE,
         "trust.helpers": helpers,
@@ -166,7 +166,7 @@ def _chosen(config: RunConfig, records: Schema, num_records: int) -> tuple[Probl
 
 
 def _members(problem: Problem) -> dict[str, Value]:
-    """Settings of machines' files by which they answer the run: those of the policy that a machine of it has."""
+    """Settings of clients' files by which they answer the run: those of the policy that a client of it has."""
     config = problem.config
     policy: PrivacyPolicy = METHODS[config.strategy].policy(problem.trained, min(problem.sizes))
     made: dict[str, Value] = {
@@ -195,7 +195,7 @@ def _run(problem: Problem) -> dict[str, Value]:
         values["clip-norm"] = rounded(problem.values.clip_norm)
     default = {name: one.default for name, one in run_keys().items()}
     kept = [name for name in values if name in _ALWAYS_SHOWN or values[name] != default[name]]
-    return {name: values[name] for name in kept if name not in _OF_MACHINES}
+    return {name: values[name] for name in kept if name not in _OF_CLIENTS}
 
 
 def rounded(clip_norm: float) -> float:
@@ -203,9 +203,9 @@ def rounded(clip_norm: float) -> float:
     return float(f"{clip_norm:.{_DIGITS}g}")
 
 
-def counts(machines: int, helpers: int, num_records: int) -> dict[str, int]:
+def counts(clients: int, helpers: int, num_records: int) -> dict[str, int]:
     """Run-config keys that the number of members decides."""
-    made = {"num-clients": machines, "clients-per-round": machines, "training-samples": machines * num_records}
+    made = {"num-clients": clients, "clients-per-round": clients, "training-samples": clients * num_records}
     return {**made, "trust.helpers": helpers} if helpers else made
 
 

@@ -226,7 +226,7 @@ def _said_once(problem: str, before: str) -> str:
 
 def _name(joining: Mapping[str, Any]) -> str:
     card = joining["card"]
-    return str(card.get("machine") or card.get("helper"))
+    return str(card.get("client") or card.get("helper"))
 
 
 def _end_of(status: Any) -> str:

@@ -88,7 +88,7 @@ def run_server(
     the options would let others than owners command. Each start tries that a command without a login is refused
     (:class:`~.gate.Gate`), and ends with a :class:`ServerError` if it is not.
 
-    Metrics are counts of machines, answers and refusals, and times: nothing that a machine released, and no name. What
+    Metrics are counts of clients, answers and refusals, and times: nothing that a client released, and no name. What
     runs write into the folder is read as :func:`~murmurfl.strategies.callbacks.metrics_file.read_figures` says. What
     owners submit runs as this user, who can read the TLS key and the database, unless another user starts it
     (``--isolation process``). A new database gets mode 600; the log warns of one that others may read.
@@ -372,7 +372,7 @@ class _Rounds:
 
 
 class ServerMetrics:
-    """Metrics of a server: counts of machines, answers and refusals, and times; no figure of a model, no name."""
+    """Metrics of a server: counts of clients, answers and refusals, and times; no figure of a model, no name."""
 
     def __init__(
         self,

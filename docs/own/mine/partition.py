@@ -5,10 +5,10 @@ from murmurfl.app.data.partition import Partition
 
 
 class Uneven(Partition):
-    """The second machine has twice as many samples as the first, the third three times as many, and so on."""
+    """The second client has twice as many samples as the first, the third three times as many, and so on."""
 
     name = "uneven"
-    sentence = "machine i with i times as many samples as the first"
+    sentence = "client i with i times as many samples as the first"
 
     def parts(self, dataset, config):
         order = np.random.default_rng(config.seed).permutation(len(dataset.train_labels))

@@ -46,7 +46,7 @@ class AveragedSGD(ReleaseStrategy[AveragedState]):
 
 
 class GradientClient(PrivateClient):
-    """A machine that is asked at one point."""
+    """A client that is asked at one point."""
 
     def point_weights(self, server_round):
         return (1.0,)  # one gradient, at the one point

@@ -12,7 +12,7 @@ from sklearn.datasets import load_breast_cancer
 CLINICS, PUBLIC_SAMPLES = 3, 119
 
 FILE = """\
-machine = "clinic-{number}"  # its name in the federation: public
+client = "clinic-{number}"  # its name in the federation: public
 ledger = "ledger.sqlite"
 samples = "samples.npz"
 schema = "schema.toml"       # what a record is, in public

@@ -24,7 +24,7 @@ def main(grid: Grid, context: Context) -> None:
     result = strategy.start(grid, start, num_rounds=rounds, timeout=120.0, evaluate_fn=evaluate)
     log(INFO, "Test accuracy %.3f", result.evaluate_metrics_serverapp[rounds]["accuracy"])
     for name, stated in strategy.ask_privacy(grid).items():
-        mechanism = f"{stated['mechanism']} noise on each machine, by its own account"
+        mechanism = f"{stated['mechanism']} noise on each client, by its own account"
         guarantee = Guarantee(stated["mu-guaranteed"], stated["delta"], mechanism)
         log(INFO, "%s: %d of %d releases. %s", name, stated["releases"], stated["max-participations"], guarantee)
 

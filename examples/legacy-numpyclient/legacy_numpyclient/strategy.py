@@ -12,7 +12,7 @@ from .task import Arrays, test
 
 # Before: class AveragedModels(FedAvg)
 class AveragedModels(CorrelatedFedAvg):
-    """Says how machines train in a round, and keeps a running mean of the models, which is better than the last one."""
+    """Says how clients train in a round, and keeps a running mean of the models, which is better than the last one."""
 
     def __init__(self, *, lr: float, memory: float, **options: Any) -> None:
         super().__init__(**options)

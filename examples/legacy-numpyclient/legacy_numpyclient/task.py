@@ -26,7 +26,7 @@ def digits() -> Data:
 
 
 def load_data(partition_id: int, num_partitions: int) -> Data:
-    """One machine's share of the training data."""
+    """One client's share of the training data."""
     features, labels = digits()
     return features[TEST_SAMPLES + partition_id :: num_partitions], labels[
         TEST_SAMPLES + partition_id :: num_partitions
@@ -53,6 +53,6 @@ def probabilities(model: Arrays, features: NDArray[np.float64]) -> NDArray[np.fl
 
 
 def test(model: Arrays) -> float:
-    """Accuracy on public test images that no machine trains on."""
+    """Accuracy on public test images that no client trains on."""
     features, labels = (part[:TEST_SAMPLES] for part in digits())
     return float((probabilities(model, features).argmax(axis=1) == labels).mean())

@@ -1,4 +1,4 @@
-"""A machine: a PyTorch module, a loss and samples; nothing about messages, and nothing about noise."""
+"""A client: a PyTorch module, a loss and samples; nothing about messages, and nothing about noise."""
 
 import torch
 from flwr.app import Context
@@ -20,10 +20,10 @@ def squared_hinge(score: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
 
 
 def samples(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-    """One machine's share of the private samples."""
-    number, machines = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
-    return PRIVATE[0][number::machines], PRIVATE[1][number::machines]
+    """One client's share of the private samples."""
+    number, clients = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
+    return PRIVATE[0][number::clients], PRIVATE[1][number::clients]
 
 
-EVALUATION = EvaluationShare(0.2, held_out=0)  # a fifth of mu^2: machines say how good the model is on their samples
+EVALUATION = EvaluationShare(0.2, held_out=0)  # a fifth of mu^2: clients say how good the model is on their samples
 app = private_client_app(make_module, squared_hinge, samples, epsilon=4.0, rounds=ROUNDS, evaluation=EVALUATION)

@@ -16,11 +16,11 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train for some rounds, test on public data and, with noise, on private ones, and leave a report."""
-    machines = context.run_config["num-clients"]
+    clients = context.run_config["num-clients"]
     # What is recorded below has the evaluation in it; the strategy leaves no folder of its own.
-    strategy = FullBatch(num_clients=machines, learning_rate=1.0, momentum=0.8, callbacks=[ResultFolder(None)])
+    strategy = FullBatch(num_clients=clients, learning_rate=1.0, momentum=0.8, callbacks=[ResultFolder(None)])
     result = strategy.start(grid, trainable_arrays(make_module()), num_rounds=ROUNDS, evaluate_fn=evaluate)
-    found = PrivateEvaluation(num_clients=machines).evaluate(grid, result.arrays)
+    found = PrivateEvaluation(num_clients=clients).evaluate(grid, result.arrays)
     said = strategy.ask_privacy(grid)  # training and evaluation together
     record_training(context.run_config["out"], strategy, result, said, task="tumours", evaluation=found)
     log(20, "Test accuracy %.3f", result.evaluate_metrics_serverapp[ROUNDS]["accuracy"])

@@ -18,24 +18,24 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train for some rounds and test on MNIST's test images."""
     config = context.run_config
-    machines, root, privacy = config["num-clients"], str(config["data-root"]), config["privacy"]
+    clients, root, privacy = config["num-clients"], str(config["data-root"]), config["privacy"]
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         return MetricRecord({"accuracy": test(load_trainable(Net(), arrays), root)})
 
-    mnist(root, train=True)  # downloaded here, before machines look for it
+    mnist(root, train=True)  # downloaded here, before clients look for it
     torch.manual_seed(1)
     arrays, rounds = trainable_arrays(Net()), ROUNDS
     folder = ResultFolder(config["out"])
     if privacy == "none":
-        strategy, rounds = FedAvg(fraction_evaluate=0.0, min_available_nodes=machines), PLAIN_ROUNDS
-    elif privacy == "machine":
-        strategy, rounds = CorrelatedFedAvg(num_clients=machines, callbacks=[folder]), PLAIN_ROUNDS
+        strategy, rounds = FedAvg(fraction_evaluate=0.0, min_available_nodes=clients), PLAIN_ROUNDS
+    elif privacy == "client":
+        strategy, rounds = CorrelatedFedAvg(num_clients=clients, callbacks=[folder]), PLAIN_ROUNDS
     else:
         summed = privacy == "secure-aggregation"
         strategy = FullBatch(
-            num_clients=machines,
-            clients_per_round=machines,
+            num_clients=clients,
+            clients_per_round=clients,
             learning_rate=1.5,
             momentum=0.8,
             node_deadline_s=600.0,  # a hundred virtual nodes take their time on a busy computer

@@ -1,4 +1,4 @@
-"""The network, the data, and how one machine trains: nothing here knows of privacy."""
+"""The network, the data, and how one client trains: nothing here knows of privacy."""
 
 from functools import cache
 from pathlib import Path
@@ -46,14 +46,14 @@ def pixels(images: torch.Tensor) -> torch.Tensor:
 
 
 def load_data(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-    """One machine's share of the training images."""
-    number, machines = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
+    """One client's share of the training images."""
+    number, clients = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
     images, labels = mnist(str(context.run_config["data-root"]), train=True)
-    return pixels(images[number::machines]), labels[number::machines]
+    return pixels(images[number::clients]), labels[number::clients]
 
 
 def train(net: Net, data: tuple[torch.Tensor, torch.Tensor]) -> float:
-    """Train for one epoch on all of a machine's images; the last loss."""
+    """Train for one epoch on all of a client's images; the last loss."""
     images, labels = data
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     loss = torch.zeros(())
@@ -67,6 +67,6 @@ def train(net: Net, data: tuple[torch.Tensor, torch.Tensor]) -> float:
 
 @torch.no_grad()
 def test(net: Net, root: str) -> float:
-    """Accuracy on MNIST's 10,000 test images, which no machine has."""
+    """Accuracy on MNIST's 10,000 test images, which no client has."""
     images, labels = mnist(root, train=False)
     return float((net(pixels(images)).argmax(1) == labels).float().mean())

@@ -14,8 +14,8 @@ HOSPITALS, PUBLIC_SAMPLES = 3, 119
 HELPERS = {"auditor": "auditor", "hospital-0-helper": "hospital-0"}
 """Each helper, and in whose folder it is."""
 
-MACHINE = """\
-machine = "hospital-{number}"  # its name in the federation: public
+CLIENT = """\
+client = "hospital-{number}"  # its name in the federation: public
 ledger = "ledger.sqlite"
 samples = "samples.npz"
 schema = "schema.toml"       # what a record is, in public
@@ -82,11 +82,11 @@ def make_samples(folder: Path) -> None:
 
 
 def make_files(folder: Path, digest: str) -> list[Path]:
-    """The file of every hospital's machine and of every helper; returns them."""
+    """The file of every hospital's client and of every helper; returns them."""
     files, private = {}, len(scaled()[1]) - PUBLIC_SAMPLES
     for number in range(HOSPITALS):
         rows = len(range(number, private, HOSPITALS))
-        files[folder / f"hospital-{number}" / "node.toml"] = MACHINE.format(number=number, rows=rows, digest=digest)
+        files[folder / f"hospital-{number}" / "node.toml"] = CLIENT.format(number=number, rows=rows, digest=digest)
     for name, where in HELPERS.items():
         files[folder / where / "helper.toml"] = HELPER.format(name=name, digest=digest)
     for path, content in files.items():

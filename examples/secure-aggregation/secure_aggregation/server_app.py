@@ -32,7 +32,7 @@ def main(grid: Grid, context: Context) -> None:
         guarantee = Guarantee(
             Loss.of(stated["mu-guaranteed"], stated["mu-local"]),
             stated["delta"],
-            f"{stated['mechanism']} noise on each machine, under masks, by its own account",
+            f"{stated['mechanism']} noise on each client, under masks, by its own account",
             trust="secure-aggregation",
             min_honest=stated["min-honest"],
         )

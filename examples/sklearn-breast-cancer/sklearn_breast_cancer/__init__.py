@@ -1,1 +1,1 @@
-"""Breast tumours told apart by scikit-learn, over ten machines."""
+"""Breast tumours told apart by scikit-learn, over ten clients."""

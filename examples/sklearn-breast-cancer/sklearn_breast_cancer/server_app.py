@@ -16,7 +16,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Train for some rounds and test on public samples."""
     config = context.run_config
-    machines, privacy, rounds = config["num-clients"], config["privacy"], ROUNDS
+    clients, privacy, rounds = config["num-clients"], config["privacy"], ROUNDS
     public = split(config["seed"])[1]
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -24,14 +24,14 @@ def main(grid: Grid, context: Context) -> None:
 
     folder = ResultFolder(config["out"])
     if privacy == "none":
-        strategy, rounds = FedAvg(fraction_evaluate=0.0, min_available_nodes=machines), PLAIN_ROUNDS
-    elif privacy == "machine":
-        strategy, rounds = CorrelatedFedAvg(num_clients=machines, callbacks=[folder]), PLAIN_ROUNDS
+        strategy, rounds = FedAvg(fraction_evaluate=0.0, min_available_nodes=clients), PLAIN_ROUNDS
+    elif privacy == "client":
+        strategy, rounds = CorrelatedFedAvg(num_clients=clients, callbacks=[folder]), PLAIN_ROUNDS
     else:
         summed = privacy == "secure-aggregation"
         strategy = FullBatch(
-            num_clients=machines,
-            clients_per_round=machines,
+            num_clients=clients,
+            clients_per_round=clients,
             learning_rate=0.6,
             momentum=0.8,
             secure_aggregation=SecureAggregation(SUMS["sums"].min_cohort, SUMS["helpers"]) if summed else None,

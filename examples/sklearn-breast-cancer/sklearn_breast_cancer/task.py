@@ -15,7 +15,7 @@ def make_model() -> LogisticRegression:
 
 
 def split(seed: int) -> tuple[Data, Data]:
-    """569 breast tumours of 30 measurements each: 450 of the machines', and 119 public ones that the server tests on.
+    """569 breast tumours of 30 measurements each: 450 of the clients', and 119 public ones that the server tests on.
 
     Features are scaled by mean and deviation of the public samples: those of private ones would be a release too.
     """
@@ -28,7 +28,7 @@ def split(seed: int) -> tuple[Data, Data]:
 
 
 def load_data(context: Context) -> Data:
-    """One machine's share of the private samples."""
-    number, machines = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
+    """One client's share of the private samples."""
+    number, clients = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
     features, labels = split(int(context.run_config["seed"]))[0]
-    return features[number::machines], labels[number::machines]
+    return features[number::clients], labels[number::clients]

@@ -1,1 +1,1 @@
-"""A small model of breast tumours on many machines, trained by Flower."""
+"""A small model of breast tumours on many clients, trained by Flower."""

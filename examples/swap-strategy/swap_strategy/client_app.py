@@ -1,4 +1,4 @@
-"""What a machine does: Flower's own pattern, and one mod."""
+"""What a client does: Flower's own pattern, and one mod."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -12,8 +12,8 @@ app = ClientApp(mods=[CorrelatedNoiseMod(simulation=POLICY)])
 
 
 @app.train()
-def train_on_a_machine(msg: Message, context: Context) -> Message:
-    """Train the model on this machine's data."""
+def train_on_a_client(msg: Message, context: Context) -> Message:
+    """Train the model on this client's data."""
     net = Net()
     net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     data = load_data(context.node_config["partition-id"], context.node_config["num-partitions"])

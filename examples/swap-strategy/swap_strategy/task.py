@@ -1,4 +1,4 @@
-"""The model, the data, and how one machine trains: nothing here knows of privacy."""
+"""The model, the data, and how one client trains: nothing here knows of privacy."""
 
 from functools import cache
 
@@ -37,14 +37,14 @@ def tumours() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def load_data(partition_id: int, num_partitions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tumours that one machine knows."""
+    """The tumours that one client knows."""
     measurements, benign = tumours()
     train = slice(TEST_SAMPLES + partition_id, None, num_partitions)
     return measurements[train], benign[train]
 
 
 def train(net: Net, data: tuple[torch.Tensor, torch.Tensor], epochs: int, lr: float) -> float:
-    """Train on all of a machine's data; the last loss."""
+    """Train on all of a client's data; the last loss."""
     measurements, benign = data
     optimizer = torch.optim.SGD(net.parameters(), lr=lr)
     loss = torch.zeros(())
@@ -58,7 +58,7 @@ def train(net: Net, data: tuple[torch.Tensor, torch.Tensor], epochs: int, lr: fl
 
 @torch.no_grad()
 def test(net: Net) -> tuple[float, float]:
-    """Loss and accuracy on public test samples that no machine trains on."""
+    """Loss and accuracy on public test samples that no client trains on."""
     measurements, benign = (part[:TEST_SAMPLES] for part in tumours())
     scores = net(measurements)
     accuracy = ((scores > 0) == (benign > 0)).float().mean()

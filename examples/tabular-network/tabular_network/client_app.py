@@ -53,7 +53,7 @@ def train_in_a_bank(msg: Message, context: Context) -> Message:
 summed = private(**SUMS)
 APPS = {
     "none": plain,
-    "machine": swapped,
+    "client": swapped,
     "without-noise": private("none"),
     "untrusted-server": private(),
     "secure-aggregation": summed,

@@ -28,7 +28,7 @@ def main(grid: Grid, context: Context) -> None:
     folder = ResultFolder(config["out"])
     if privacy == "none":
         strategy, rounds = FedAvg(fraction_evaluate=0.0, min_available_nodes=banks), PLAIN_ROUNDS
-    elif privacy == "machine":
+    elif privacy == "client":
         strategy, rounds = CorrelatedFedAvg(num_clients=banks, callbacks=[folder]), PLAIN_ROUNDS
     else:
         summed = privacy == "secure-aggregation"

@@ -55,7 +55,7 @@ def a_share_of_a_share(monkeypatch):
 
     def client(*arguments, **options):
         made = honest(*arguments, **options)
-        made.machine.plan = replace(made.machine.plan, noise_std=made.machine.plan.noise_std / HONEST**0.5)
+        made.privatizer.plan = replace(made.privatizer.plan, noise_std=made.privatizer.plan.noise_std / HONEST**0.5)
         return made
 
     monkeypatch.setattr(Experiment, "client", client)
@@ -73,7 +73,7 @@ def test_both_claims_stand_and_both_are_nearly_reached():
     assert not audit.violated
     assert [one.estimated_mu for one in results(audit)] == [pytest.approx(2.0, rel=0.25), pytest.approx(4.0, rel=0.25)]
     text = "\n".join(audit_lines(audit))
-    assert "server and all machines but 4 of each sum" in text
+    assert "server and all clients but 4 of each sum" in text
     assert "helpers refuse to open them" in text
     assert "The claim stands" in text
 
@@ -88,7 +88,7 @@ def test_claims_stand_with_other_methods_losses_and_samples_that_return(name):
 
 
 @pytest.mark.long
-def test_noise_for_mu_h_on_each_machine_is_found_out_by_both(a_share_of_a_share):
+def test_noise_for_mu_h_on_each_client_is_found_out_by_both(a_share_of_a_share):
     result = CliRunner().invoke(cli, ["audit", "--json", "--runs", str(RUNS), *set_all({**SUMS, "num-rounds": 2})])
     assert result.exit_code == 3, result.output
     found = json.loads(result.stdout)
@@ -105,7 +105,7 @@ def test_noise_that_is_missing_is_found_out(monkeypatch):
 
     def client(*arguments, **options):
         made = honest(*arguments, **options)
-        made.machine.plan = replace(made.machine.plan, noise_std=made.machine.plan.noise_std * 1e-6)
+        made.privatizer.plan = replace(made.privatizer.plan, noise_std=made.privatizer.plan.noise_std * 1e-6)
         return made
 
     monkeypatch.setattr(Experiment, "client", client)
@@ -113,7 +113,7 @@ def test_noise_that_is_missing_is_found_out(monkeypatch):
     assert [one.violated for one in results(audit)] == [True, True]
 
 
-def test_helpers_refuse_a_sum_with_a_machine_that_was_told_nothing_arrived():
+def test_helpers_refuse_a_sum_with_a_client_that_was_told_nothing_arrived():
     assert not opens_without_acks(prepare(RunConfig.from_mapping(SUMS)))
 
 
@@ -132,7 +132,7 @@ def test_helpers_that_open_nothing_at_all_are_no_reason_to_be_content(monkeypatc
 
 @pytest.mark.long
 def test_acks_that_no_helper_checks_are_found_out(acks_unchecked):
-    """The two claims of an honest server's sums still stand; that of a server that lies to the machine does not."""
+    """The two claims of an honest server's sums still stand; that of a server that lies to the client does not."""
     audit = audited(**{"num-rounds": 8})
     assert [one.violated for one in results(audit)] == [False, False, True]
     text = "\n".join(audit_lines(audit))

@@ -1,4 +1,4 @@
-"""One record is replaced by a strange one: nothing that leaves a machine shows it, and defects that do are found."""
+"""One record is replaced by a strange one: nothing that leaves a client shows it, and defects that do are found."""
 
 import importlib
 import json
@@ -13,9 +13,9 @@ from murmurfl.app.nodes.node_app import read_node
 from murmurfl.app.nodes.node_config import NodeConfig, node_strategies
 from murmurfl.clients import Column, Label, Part, Schema
 from murmurfl.clients.adapters import private_app
-from murmurfl.clients.records import machine_records as reading
+from murmurfl.clients.records import client_records as reading
+from murmurfl.clients.records.client_records import Records
 from murmurfl.clients.records.drafting import document, inferred
-from murmurfl.clients.records.machine_records import Records
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.errors import PUBLIC
 from murmurfl.privacy.setting import by_key, settings_of
@@ -40,7 +40,7 @@ IMAGES_TABLE = Schema(
 )
 """The same as a table, which says whose a row is."""
 BASE = {
-    "machine": "clinic",
+    "client": "clinic",
     "ledger": "none.sqlite",
     "schema": "schema.toml",
     "num-records": 24,
@@ -235,7 +235,7 @@ def test_a_module_on_the_owners_of_a_file(package, tmp_path, few):
 
 
 def test_what_cannot_be_audited_says_why(tmp_path, package):
-    task = {"task": "digits", "num-partitions": 2, "partition-id": 0, "machine": "a", "ledger": "l"}
+    task = {"task": "digits", "num-partitions": 2, "partition-id": 0, "client": "a", "ledger": "l"}
     public = NodeConfig.from_mapping({**task, "clip-norm": 1.0, "mu": 1.0, "batch-size": 4})
     with pytest.raises(ConfigurationError, match="got task = 'digits', whose data are public"):
         audit_node(public)
@@ -313,7 +313,7 @@ def test_a_line_of_the_log_that_counts_records_is_found(tmp_path, monkeypatch, f
 
 def test_owners_by_their_first_rows_are_found(tmp_path, monkeypatch, few):
     """REVIEW 1.3, planted: an owner's batch follows from where its first row stands."""
-    from murmurfl.privacy.machine.known_samples import Owners
+    from murmurfl.privacy.release.known_samples import Owners
 
     def by_first_rows(cls, names, most, *, secret, places=None):
         found = cls.one_each(names, most, secret=secret)

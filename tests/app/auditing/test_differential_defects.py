@@ -12,8 +12,8 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.node_app import read_node
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.clients import Mu2Client, Schema
-from murmurfl.clients.records import machine_records
-from murmurfl.clients.records.machine_records import Records, Rows, file_items
+from murmurfl.clients.records import client_records
+from murmurfl.clients.records.client_records import Records, Rows, file_items
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.errors import MisfitError
 
@@ -55,7 +55,7 @@ def node(folder, samples="clinic.npz", *, owner="", **changes):
     schema = ARRAYS if samples.endswith(".npz") else TABLE
     (folder / "schema.toml").write_text(schema.format(owner=f'owner = "{owner}"' if owner else ""))
     values = {
-        "machine": "clinic",
+        "client": "clinic",
         "ledger": "ledger.sqlite",
         "samples": samples,
         "schema": "schema.toml",
@@ -79,12 +79,12 @@ def test_opposite_features_attain_the_means_sensitivity(tmp_path):
 
 
 class Planted:
-    """Defects of a machine; each changes one thing that is right."""
+    """Defects of a client; each changes one thing that is right."""
 
     @staticmethod
     def types_of_the_column(patch):
         """Whole numbers are labels only if all of them are, as when a type is a column's."""
-        read = machine_records.npz_rows
+        read = client_records.npz_rows
 
         def misfit(number):
             raise MisfitError("a label of another type")
@@ -93,7 +93,7 @@ class Planted:
             rows = read(path, owners=owners)
             return Rows(len(rows), misfit, kind="row") if np.load(path)["labels"].dtype.kind == "f" else rows
 
-        patch.setattr(machine_records, "npz_rows", typed)
+        patch.setattr(client_records, "npz_rows", typed)
 
     @staticmethod
     def verdict_of_the_first_record(patch):
@@ -136,7 +136,7 @@ class Planted:
 
         def client(*arguments):
             made = honest(*arguments)
-            made.machine.plan = replace(made.machine.plan, noise_std=made.machine.plan.noise_std / 2)
+            made.privatizer.plan = replace(made.privatizer.plan, noise_std=made.privatizer.plan.noise_std / 2)
             return made
 
         patch.setattr(NodeConfig, "client", client)
@@ -182,7 +182,7 @@ def test_a_planted_defect_is_found(tmp_path, monkeypatch, defect, record, differ
 
 @pytest.mark.more_cases
 def test_samples_that_are_refused_because_of_a_record_are_found(tmp_path, monkeypatch):
-    """Where what a project hands over is looked at, before there is a machine."""
+    """Where what a project hands over is looked at, before there is a client."""
     pytest.importorskip("sklearn")
     (tmp_path / f"refused_{tmp_path.name}.py").write_text(PROJECT)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -222,12 +222,12 @@ def test_secure_aggregation_is_audited_without_masks_and_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"app": "package:app", "clip-norm": 1.0, "max-participations": 3}, "all data of the machine are its unit"),
+        ({"app": "package:app", "clip-norm": 1.0, "max-participations": 3}, "all data of the client are its unit"),
         ({"task": "digits", "num-partitions": 2, "partition-id": 0, "batch-size": 4, "clip-norm": 1.0}, "are public"),
     ],
 )
 def test_what_has_no_records_of_its_own_is_refused(tmp_path, changes, complaint):
-    values = {"machine": "clinic", "ledger": "ledger.sqlite", "mu": 1.0, **changes}
+    values = {"client": "clinic", "ledger": "ledger.sqlite", "mu": 1.0, **changes}
     (tmp_path / "node.toml").write_text(toml_document(values))
     with pytest.raises(ConfigurationError, match=complaint):
         audit_node(read_node(tmp_path / "node.toml"))

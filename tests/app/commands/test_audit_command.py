@@ -1,4 +1,4 @@
-"""`murmurfl audit`: the run's own machines, measured; half their noise is found out."""
+"""`murmurfl audit`: the run's own clients, measured; half their noise is found out."""
 
 import json
 from dataclasses import replace
@@ -10,7 +10,7 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.models import make_model
 from murmurfl.app.runs.experiment import Experiment
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.privacy.machine.clipping import clip_per_sample
+from murmurfl.privacy.release.clipping import clip_per_sample
 from typer.testing import CliRunner
 
 RUNS, RUNS_TO_CATCH = 600, 300
@@ -36,7 +36,7 @@ def half_the_noise(monkeypatch):
 
     def client(*arguments):
         made = honest(*arguments)
-        made.machine.plan = replace(made.machine.plan, noise_std=made.machine.plan.noise_std / 2)
+        made.privatizer.plan = replace(made.privatizer.plan, noise_std=made.privatizer.plan.noise_std / 2)
         return made
 
     monkeypatch.setattr(Experiment, "client", client)

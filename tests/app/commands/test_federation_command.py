@@ -26,7 +26,7 @@ from murmurfl.app.nodes.taken_runs import RunsTable, TakenRuns
 from murmurfl.app.runs.result import excluded_clients, write_record
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.nodes.operators_file import named_values
-from murmurfl.clients.nodes.roster_files import read_helper_key, read_machine_key, read_roster
+from murmurfl.clients.nodes.roster_files import read_client_key, read_helper_key, read_roster
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.permits import OwnerKey, read_permit, verified_permit
 from murmurfl.privacy.setting import by_key, settings_of
@@ -36,8 +36,8 @@ from typer.testing import CliRunner
 from tests.conftest import shrink_rehearsals
 from tests.harness.schemas import write_samples
 
-NEW = ["new", "ours", "--machines", "2", "--helpers", "1", "--schema", "schema.toml", "--address", "localhost:1"]
-MEMBERS = ("machine-1", "machine-2", "helper-1")
+NEW = ["new", "ours", "--clients", "2", "--helpers", "1", "--schema", "schema.toml", "--address", "localhost:1"]
+MEMBERS = ("client-1", "client-2", "helper-1")
 
 
 def invoke(*arguments, code=0):
@@ -56,8 +56,8 @@ def here(tmp_path, monkeypatch):
     for name in MEMBERS:
         said = invoke("join", f"ours/kits/{name}.kit")
         assert "which stay here" in said
-        assert ("mu = 1.5 if one helper and 2 machines" in said) == ("and mu = 2.122 whatever" in said)
-        assert ("mu = 1.5" in said) == name.startswith("machine")
+        assert ("mu = 1.5 if one helper and 2 clients" in said) == ("and mu = 2.122 whatever" in said)
+        assert ("mu = 1.5" in said) == name.startswith("client")
     return tmp_path
 
 
@@ -68,7 +68,7 @@ def test_making_joining_and_accepting_say_what_was_made_and_who_is_missing(tmp_p
     for name in MEMBERS[1:]:
         check_output(invoke("join", f"ours/kits/{name}.kit"), f"join {name}")
     invoke("join", f"ours/kits/{MEMBERS[0]}.kit")
-    check_output(invoke("accept", "machine-1/machine-1.answer"), "accept one")
+    check_output(invoke("accept", "client-1/client-1.answer"), "accept one")
     check_output(invoke("status", "ours"), "status, others awaited")
     said = invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS[1:]), "--in", "ours")
     assert Federation.read(tmp_path / "ours" / "federation.json").digest in said
@@ -91,63 +91,63 @@ class Control:
         return {i: SimpleNamespace(override_config=user_config_to_proto(one)) for i, one in enumerate(places)}
 
 
-def test_the_coordinators_status_says_what_its_runs_took_of_each_machine(here, monkeypatch):
+def test_the_coordinators_status_says_what_its_runs_took_of_each_client(here, monkeypatch):
     invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS), "--in", "ours")
     monkeypatch.setattr("murmurfl.app.fleet.servers.control_api.Control", Control)
     assert "spent" not in invoke("status", "ours")
     result = simulate(num_clients=2, clients_per_round=2, num_rounds=1, batch_size=8, training_samples=100)
-    for name, said in (("first", {"machine-1": 1.5, "machine-2": None}), ("second", {"machine-1": 2.0})):
+    for name, said in (("first", {"client-1": 1.5, "client-2": None}), ("second", {"client-1": 2.0})):
         write_record(result, here / name)
         document = json.loads((here / name / "result.json").read_text())
-        document["machines"] = {machine: {"mu-guaranteed": mu, "mu-budget": 4.0} for machine, mu in said.items()}
+        document["clients"] = {client: {"mu-guaranteed": mu, "mu-budget": 4.0} for client, mu in said.items()}
         (here / name / "result.json").write_text(json.dumps(document))
     monkeypatch.setenv("COLUMNS", "200")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in invoke("status", "ours").splitlines()]
     found = {row[0]: row[-2:] for row in rows if row}
-    assert found["machine-1"] == ["2", "mu 2.5 of 4"]
-    assert found["machine-2"] == ["1", "not stated"], "a machine that trusted its server guarantees nothing by itself"
+    assert found["client-1"] == ["2", "mu 2.5 of 4"]
+    assert found["client-2"] == ["1", "not stated"], "a client that trusted its server guarantees nothing by itself"
     assert found["helper-1"] == ["", ""]
 
 
-def test_status_says_of_a_machine_that_was_off_at_a_runs_end_that_its_ledger_knows(here, monkeypatch):
+def test_status_says_of_a_client_that_was_off_at_a_runs_end_that_its_ledger_knows(here, monkeypatch):
     invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS), "--in", "ours")
     monkeypatch.setattr("murmurfl.app.fleet.servers.control_api.Control", Control)
     monkeypatch.setenv("COLUMNS", "200")
     result = simulate(num_clients=2, clients_per_round=2, num_rounds=1, batch_size=8, training_samples=100)
-    for name, said in (("first", ("machine-1",)), ("second", ())):
+    for name, said in (("first", ("client-1",)), ("second", ())):
         write_record(result, here / name)
         outcome = json.loads((here / name / "result.json").read_text())
-        outcome["machines"] = {machine: {"mu-guaranteed": 1.5, "mu-budget": 4.0} for machine in said}
+        outcome["clients"] = {client: {"mu-guaranteed": 1.5, "mu-budget": 4.0} for client in said}
         (here / name / "result.json").write_text(json.dumps(outcome))
-        asked = {"rounds": {"1": {"machine-1": 0, "machine-2": None}}, "streams": []}
-        (here / name / "machines.json").write_text(json.dumps(asked))
+        asked = {"rounds": {"1": {"client-1": 0, "client-2": None}}, "streams": []}
+        (here / name / "clients.json").write_text(json.dumps(asked))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in invoke("status", "ours").splitlines()]
     found = {row[0]: row[-2:] for row in rows if row}
-    assert found["machine-1"] == ["2", "mu 1.5 of 4: off at the end of 1 run, which its own ledger has"]
-    assert found["machine-2"] == ["2", "not known: off at the end of 2 runs, which its own ledger has"]
+    assert found["client-1"] == ["2", "mu 1.5 of 4: off at the end of 1 run, which its own ledger has"]
+    assert found["client-2"] == ["2", "not known: off at the end of 2 runs, which its own ledger has"]
 
 
 def test_accept_announces_replaced_keys_and_counts_that_it_wrote(here):
     invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS))
-    old = Member.open(here / "machine-2").joining().fingerprint
-    invoke("renew", "machine-2")
-    said = invoke("accept", "machine-2/machine-2.answer")
-    new = Member.open(here / "machine-2").joining().fingerprint
-    assert f"changed   the keys of machine 'machine-2' are replaced: {old} before, {new} now" in said
-    assert "num-clients = 1, was 2" in invoke("leave", "machine-2", "--in", "ours")
+    old = Member.open(here / "client-2").joining().fingerprint
+    invoke("renew", "client-2")
+    said = invoke("accept", "client-2/client-2.answer")
+    new = Member.open(here / "client-2").joining().fingerprint
+    assert f"changed   the keys of client 'client-2' are replaced: {old} before, {new} now" in said
+    assert "num-clients = 1, was 2" in invoke("leave", "client-2", "--in", "ours")
 
 
 def test_the_first_line_of_a_join_without_noise_says_so_and_no_terminal_means_no(here):
     quiet = ["--helpers", "0", "--set", "strategy=trusted-mu2", "--set", "trust=trusted-server"]
     invoke("new", "open", *NEW[2:4], *NEW[6:], *quiet)
-    said = invoke("join", "open/kits/machine-1.kit", "--folder", "quiet", code=1)
+    said = invoke("join", "open/kits/client-1.kit", "--folder", "quiet", code=1)
     assert said.startswith("NO NOISE: by this kit")
     assert "--accept-no-noise" in said
     assert not (here / "quiet").exists()
-    said = invoke("join", "open/kits/machine-1.kit", "--folder", "quiet", "--accept-no-noise")
+    said = invoke("join", "open/kits/client-1.kit", "--folder", "quiet", "--accept-no-noise")
     assert said.startswith("NO NOISE: by this kit")
     assert "mu = 2 towards all but the server" in said
-    assert "NO NOISE" not in invoke("join", "ours/kits/machine-1.kit", "--folder", "noisy")
+    assert "NO NOISE" not in invoke("join", "ours/kits/client-1.kit", "--folder", "noisy")
 
 
 def test_a_terminal_asks_for_the_words_and_takes_no_other(here, monkeypatch):
@@ -155,16 +155,16 @@ def test_a_terminal_asks_for_the_words_and_takes_no_other(here, monkeypatch):
     invoke("new", "open", *NEW[2:4], *NEW[6:], *quiet)
     monkeypatch.setattr("murmurfl.app.commands.federation_command._is_terminal", lambda: True)
     for typed, code in (("yes", 1), ("NO NOISE", 0)):
-        arguments = ["federation", "join", "open/kits/machine-1.kit", "--folder", "quiet"]
+        arguments = ["federation", "join", "open/kits/client-1.kit", "--folder", "quiet"]
         result = CliRunner().invoke(cli, arguments, input=f"{typed}\n")
         assert result.exit_code == code, result.output
         assert (here / "quiet").exists() == (not code)
 
 
 def test_a_member_does_not_start_without_a_server_or_a_digest(here):
-    said = invoke("start", "machine-1", "--digest", "0" * 64, code=1)
+    said = invoke("start", "client-1", "--digest", "0" * 64, code=1)
     assert "Expected the federation's server at localhost:1" in said
-    assert not (here / "machine-1" / "ledger.sqlite").exists()
+    assert not (here / "client-1" / "ledger.sqlite").exists()
     assert "a coordinator's" in invoke("start", "ours", "--digest", "0" * 64, code=1)
     assert "murmurfl-kit" in invoke("start", ".", code=1)
 
@@ -186,10 +186,10 @@ def test_a_member_that_nobody_asks_on_a_terminal_needs_the_digest_as_an_option(h
 def test_leaving_and_renewing_say_what_to_do_next(here):
     invoke("accept", *(f"{name}/{name}.answer" for name in MEMBERS))
     before = json.loads((here / "ours" / "members.json").read_text())
-    assert "send it to the coordinator" in invoke("renew", "machine-2")
-    invoke("accept", "machine-2/machine-2.answer")
+    assert "send it to the coordinator" in invoke("renew", "client-2")
+    invoke("accept", "client-2/client-2.answer")
     assert json.loads((here / "ours" / "members.json").read_text())["left"] == [before["members"][1]["node"]]
-    assert "it keeps its ledger" in invoke("leave", "machine-2", "--in", "ours")
+    assert "it keeps its ledger" in invoke("leave", "client-2", "--in", "ours")
     assert "for a year" in invoke("renew", "ours")
     assert "Expected a member's name" in invoke("leave", "nobody", "--in", "ours", code=1)
 
@@ -206,7 +206,7 @@ def test_clients_are_taken_out_of_a_run_and_back_in(tmp_path):
     run = tmp_path / "run"
     assert "OUT-DIR/RUN-NAME" in invoke("exclude", run, "clinic-0", code=1)
     run.mkdir()
-    save_checkpoint(run / "checkpoint.npz", {}, {"machines": ["clinic-0", "clinic-1", "clinic-2"]})
+    save_checkpoint(run / "checkpoint.npz", {}, {"clients": ["clinic-0", "clinic-1", "clinic-2"]})
     assert "Expected clients of this run, clinic-0, clinic-1, clinic-2, got x." in invoke("exclude", run, "x", code=1)
     assert "excluded  clinic-0, clinic-2: not asked" in invoke("exclude", run, "clinic-2", "clinic-0")
     assert excluded_clients(run) == ["clinic-0", "clinic-2"]
@@ -221,20 +221,20 @@ def test_a_check_and_a_status_make_no_ledger_and_say_what_is_not_there(here, mon
     federation = Federation.read(here / "ours" / "federation.json")
     with monkeypatch.context() as patch:
         patch.setattr(Member, "published", lambda self: federation)
-        invoke("start", "machine-1", "--check", "--digest", federation.digest, code=1)
-    file = here / "machine-1" / "node.toml"
+        invoke("start", "client-1", "--check", "--digest", federation.digest, code=1)
+    file = here / "client-1" / "node.toml"
     file.write_text(file.read_text().replace("num-records = 0", "num-records = 4"))
-    shown = " ".join(invoke("status", "machine-1", code=1).split())
+    shown = " ".join(invoke("status", "client-1", code=1).split())
     assert "Expected the federation's server at localhost:1" in shown
     assert "the first start makes the ledger" in shown
-    assert not (here / "machine-1" / "ledger.sqlite").exists()
-    assert not (here / "machine-1" / "ledger.made").exists()
+    assert not (here / "client-1" / "ledger.sqlite").exists()
+    assert not (here / "client-1" / "ledger.made").exists()
     changed = Federation(federation.terms, ())
     monkeypatch.setattr(Member, "published", lambda self: changed)
-    assert f"the server publishes {changed.digest}" in " ".join(invoke("status", "machine-1", code=1).split())
+    assert f"the server publishes {changed.digest}" in " ".join(invoke("status", "client-1", code=1).split())
 
 
-MACHINES, HELPERS = ("clinic-0", "clinic-1", "clinic-2"), ("auditor", "clinic-0-helper")
+CLIENTS, HELPERS = ("clinic-0", "clinic-1", "clinic-2"), ("auditor", "clinic-0-helper")
 
 
 def murmurfl(*arguments, command="roster", columns=None):
@@ -245,12 +245,12 @@ def murmurfl(*arguments, command="roster", columns=None):
 
 
 def make_keys(folder):
-    for name in MACHINES:
-        assert murmurfl("key", folder / name, "--machine", name).exit_code == 0
+    for name in CLIENTS:
+        assert murmurfl("key", folder / name, "--client", name).exit_code == 0
     for name in HELPERS:
         made = murmurfl("key", folder / name, "--helper", name, "--record", folder / f"{name}.sqlite")
         assert made.exit_code == 0, made.output
-    return [folder / f"{name}.card" for name in (*MACHINES, *HELPERS)]
+    return [folder / f"{name}.card" for name in (*CLIENTS, *HELPERS)]
 
 
 @pytest.fixture
@@ -261,10 +261,10 @@ def federation(tmp_path):
     return tmp_path
 
 
-def machine_file(folder, name="clinic-1", **changes):
+def client_file(folder, name="clinic-1", **changes):
     roster = read_roster(folder / "roster.json", None)
     values = {
-        "machine": name,
+        "client": name,
         "ledger": "ledger.sqlite",
         "clip-norm": 2.0,
         "batch-size": 32,
@@ -306,19 +306,19 @@ def test_private_keys_and_records_are_their_owners_alone_whatever_the_umask(tmp_
         make_keys(tmp_path)
     finally:
         os.umask(before)
-    for name in (*MACHINES, *HELPERS, *(f"{name}.sqlite" for name in HELPERS)):
+    for name in (*CLIENTS, *HELPERS, *(f"{name}.sqlite" for name in HELPERS)):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
 
 
 def test_a_card_holds_the_public_half_and_nothing_of_the_private_one(federation):
-    key, (name, helper) = read_machine_key(federation / "clinic-1"), read_helper_key(federation / "auditor")
+    key, (name, helper) = read_client_key(federation / "clinic-1"), read_helper_key(federation / "auditor")
     cards = {one: (federation / f"{one}.card").read_text() for one in ("clinic-1", "auditor")}
     assert name == "auditor"
     for secret in (key.secret, helper.sealing_secret, helper.signing_secret):
         assert all(secret.hex() not in text for text in cards.values())
     assert json.loads(cards["clinic-1"]) == {
         "murmurfl-card": 1,
-        "machine": "clinic-1",
+        "client": "clinic-1",
         "signing": key.public.hex(),
     }
     assert Card.read(federation / "auditor.card") == Card.of_helper("auditor", helper)
@@ -329,9 +329,9 @@ def test_no_key_and_no_roster_is_ever_overwritten(federation):
         return {path.name: path.read_bytes() for path in federation.iterdir()}
 
     before = contents()
-    cards = [federation / f"{name}.card" for name in (*MACHINES, *HELPERS)]
+    cards = [federation / f"{name}.card" for name in (*CLIENTS, *HELPERS)]
     for again in (
-        ("key", federation / "clinic-0", "--machine", "clinic-0"),
+        ("key", federation / "clinic-0", "--client", "clinic-0"),
         ("key", federation / "auditor", "--helper", "auditor", "--record", federation / "other.sqlite"),
         ("make", *cards, "--out", federation / "roster.json"),
     ):
@@ -348,38 +348,38 @@ def test_a_record_is_made_with_its_key_and_in_no_other_way(federation):
     assert not (federation / "new").exists()
     said = murmurfl("key", federation / "new", "--helper", "auditor")
     assert "Expected --record with --helper" in said.stderr
-    said = murmurfl("key", federation / "new", "--machine", "m", "--record", federation / "new.sqlite")
+    said = murmurfl("key", federation / "new", "--client", "m", "--record", federation / "new.sqlite")
     assert "Expected --record with --helper" in said.stderr
 
 
-@pytest.mark.parametrize("whose", [(), ("--machine", "a", "--helper", "b")])
-def test_a_key_is_a_machines_or_a_helpers(tmp_path, whose):
+@pytest.mark.parametrize("whose", [(), ("--client", "a", "--helper", "b")])
+def test_a_key_is_a_clients_or_a_helpers(tmp_path, whose):
     said = murmurfl("key", tmp_path / "key", *whose)
     assert said.exit_code == 1
-    assert "--machine or as --helper" in said.stderr
+    assert "--client or as --helper" in said.stderr
 
 
 def test_a_roster_is_the_same_in_whatever_order_the_cards_come(federation):
-    cards = [Card.read(federation / f"{name}.card") for name in (*MACHINES, *HELPERS)]
+    cards = [Card.read(federation / f"{name}.card") for name in (*CLIENTS, *HELPERS)]
     roster = roster_of(cards)
     assert roster.digest == roster_of(reversed(cards)).digest == read_roster(federation / "roster.json", None).digest
     assert sorted(cards_of(roster), key=lambda card: card.name) == sorted(cards, key=lambda card: card.name)
 
 
 def test_cards_that_make_no_roster_are_refused(federation):
-    machine, helper = federation / "clinic-0.card", federation / "auditor.card"
-    (federation / "copy.card").write_text(machine.read_text().replace("clinic-0", "clinic-9"))
-    (federation / "torn.card").write_text(machine.read_text()[:-20])
-    (federation / "short.card").write_text(machine.read_text().replace(Card.read(machine).signing.hex(), "ab"))
+    client, helper = federation / "clinic-0.card", federation / "auditor.card"
+    (federation / "copy.card").write_text(client.read_text().replace("clinic-0", "clinic-9"))
+    (federation / "torn.card").write_text(client.read_text()[:-20])
+    (federation / "short.card").write_text(client.read_text().replace(Card.read(client).signing.hex(), "ab"))
     for cards, complaint in (
-        ((machine,), "helper"),
+        ((client,), "helper"),
         ((helper,), "Expected a roster of 1 to"),
-        ((machine, machine, helper), "one card for each name, got two for 'clinic-0'"),
-        ((machine, federation / "copy.card", helper), "every key once"),
-        ((machine, federation / "torn.card", helper), "Expected a card of `murmurfl roster key` at"),
+        ((client, client, helper), "one card for each name, got two for 'clinic-0'"),
+        ((client, federation / "copy.card", helper), "every key once"),
+        ((client, federation / "torn.card", helper), "Expected a card of `murmurfl roster key` at"),
         ((federation / "short.card", helper), "32 bytes"),
-        ((machine, federation / "clinic-1", helper), "Expected a card of `murmurfl roster key` at"),
-        ((machine, federation / "none.card", helper), "No such file"),
+        ((client, federation / "clinic-1", helper), "Expected a card of `murmurfl roster key` at"),
+        ((client, federation / "none.card", helper), "No such file"),
     ):
         said = murmurfl("make", *cards, "--out", federation / "another.json")
         assert said.exit_code == 1
@@ -399,19 +399,19 @@ def test_show_and_make_say_the_digest_and_show_fits_80_columns(federation):
         assert card.name in said.stdout
     document = json.loads(murmurfl("show", federation / "roster.json", "--json").stdout)
     assert document["digest"] == roster.digest
-    assert [member["name"] for member in document["members"]] == [*MACHINES, *HELPERS]
-    cards = [federation / f"{name}.card" for name in (*MACHINES, *HELPERS)]
+    assert [member["name"] for member in document["members"]] == [*CLIENTS, *HELPERS]
+    cards = [federation / f"{name}.card" for name in (*CLIENTS, *HELPERS)]
     said = murmurfl("make", *cards, "--out", federation / "again.json").stdout
     assert roster.digest in said
     assert "by telephone say and not through the server" in said
 
 
-def test_check_finds_a_machines_file_in_order(federation):
-    said = murmurfl("check", machine_file(federation))
+def test_check_finds_a_clients_file_in_order(federation):
+    said = murmurfl("check", client_file(federation))
     assert said.exit_code == 0, said.output
     assert "WRONG" not in said.stdout
     assert said.stdout.count("in order") == 4
-    assert "machine 'clinic-1' stands in the roster with its own key" in said.stdout
+    assert "client 'clinic-1' stands in the roster with its own key" in said.stdout
     assert "1 of a sum may work with the server, 2 must not; 0 may be missing from a round" in said.stdout
 
 
@@ -430,14 +430,14 @@ def test_check_finds_a_helpers_file_in_order(federation):
         ({"roster": "none.json"}, "No such file"),
         ({"signing_key": "clinic-0"}, "somebody exchanged your card"),
         ({"signing_key": "none"}, "got no file. Make one with `murmurfl roster key`"),
-        ({"signing_key": "auditor"}, "Expected a machine's key"),
-        ({"machine": "clinic-9"}, "the roster has no machine 'clinic-9', so the node does not start"),
-        ({"machine": "auditor"}, "the roster has a helper of the name 'auditor', no machine"),
-        ({"min_cohort": 4}, "the roster has 3 machines, so the node does not start: no sum could ever be opened"),
+        ({"signing_key": "auditor"}, "Expected a client's key"),
+        ({"client": "clinic-9"}, "the roster has no client 'clinic-9', so the node does not start"),
+        ({"client": "auditor"}, "the roster has a helper of the name 'auditor', no client"),
+        ({"min_cohort": 4}, "the roster has 3 clients, so the node does not start: no sum could ever be opened"),
     ],
 )
-def test_check_says_what_is_wrong_with_a_machines_file_and_what_that_does(federation, changes, complaint):
-    said = murmurfl("check", machine_file(federation, **changes))
+def test_check_says_what_is_wrong_with_a_clients_file_and_what_that_does(federation, changes, complaint):
+    said = murmurfl("check", client_file(federation, **changes))
     assert said.exit_code == 1
     assert complaint in said.stdout
     assert "WRONG" in said.stdout
@@ -463,28 +463,28 @@ def test_check_says_what_is_wrong_with_a_helpers_file_and_what_that_does(federat
 def test_an_exchanged_card_shows_to_its_owner_though_everybody_has_the_same_digest(federation):
     """Whoever makes the roster put in a key of their own for clinic-1: no digest shows that, and clinic-1 does."""
     (federation / "mine").mkdir()
-    assert murmurfl("key", federation / "mine" / "forged", "--machine", "clinic-1").exit_code == 0
-    cards = [federation / f"{name}.card" for name in (*MACHINES, *HELPERS) if name != "clinic-1"]
+    assert murmurfl("key", federation / "mine" / "forged", "--client", "clinic-1").exit_code == 0
+    cards = [federation / f"{name}.card" for name in (*CLIENTS, *HELPERS) if name != "clinic-1"]
     (federation / "roster.json").unlink()
     forged = federation / "mine" / "forged.card"
     assert murmurfl("make", *cards, forged, "--out", federation / "roster.json").exit_code == 0
-    others = murmurfl("check", machine_file(federation, "clinic-0"))
-    owner = murmurfl("check", machine_file(federation, "clinic-1"))
+    others = murmurfl("check", client_file(federation, "clinic-0"))
+    owner = murmurfl("check", client_file(federation, "clinic-1"))
     assert (others.exit_code, owner.exit_code) == (0, 1)
     assert "somebody exchanged your card" in owner.stdout
 
 
-def test_check_of_a_machine_that_sends_single_releases_says_so(federation):
+def test_check_of_a_client_that_sends_single_releases_says_so(federation):
     settled = dict.fromkeys(("trust", "min_honest", "min_cohort", "roster", "roster_digest", "signing_key"))
-    said = murmurfl("check", machine_file(federation, **settled))
+    said = murmurfl("check", client_file(federation, **settled))
     assert said.exit_code == 1
     assert "sends single releases and needs no roster" in said.stdout
 
 
-def test_check_knows_the_file_of_a_machine_with_a_clientapp_of_its_own(federation):
-    values = tomllib.loads(machine_file(federation).read_text())
+def test_check_knows_the_file_of_a_client_with_a_clientapp_of_its_own(federation):
+    values = tomllib.loads(client_file(federation).read_text())
     kept = (
-        "machine",
+        "client",
         "ledger",
         "clip-norm",
         "mu",
@@ -513,7 +513,7 @@ def test_a_helpers_configuration_is_checked(federation):
     assert "Expected key to be set" in said.stderr
     said = murmurfl(helper_file(federation), "--check", command="helper")
     assert said.exit_code == 0, said.output
-    assert "Helper auditor: opens sums of releases of the 3 machines of the roster" in " ".join(said.stdout.split())
+    assert "Helper auditor: opens sums of releases of the 3 clients of the roster" in " ".join(said.stdout.split())
 
 
 def test_a_helper_without_its_record_does_not_start_and_none_is_made(federation):
@@ -546,7 +546,7 @@ def test_cards_are_written_once(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["clinic\n0", "clinic-0 ", "x" * 201])
-@pytest.mark.parametrize("kind", ["machine", "helper"])
+@pytest.mark.parametrize("kind", ["client", "helper"])
 def test_a_name_that_no_roster_can_have_gets_no_key(kind, name, tmp_path):
     record = ("--record", tmp_path / "r.sqlite") if kind == "helper" else ()
     said = murmurfl("key", tmp_path / "it.key", f"--{kind}", name, *record)
@@ -556,7 +556,7 @@ def test_a_name_that_no_roster_can_have_gets_no_key(kind, name, tmp_path):
 
 
 def test_no_private_key_is_called_as_cards_are_which_people_send_each_other(tmp_path):
-    said = murmurfl("key", tmp_path / "clinic.card", "--machine", "clinic")
+    said = murmurfl("key", tmp_path / "clinic.card", "--client", "clinic")
     assert said.exit_code == 1
     assert "Expected a private key's file not to end in .card" in said.stderr
     assert not list(tmp_path.iterdir())
@@ -568,19 +568,19 @@ def test_a_digest_may_be_pinned_as_it_was_heard_and_nothing_else_is_one(federati
     heard = " ".join(digest[i : i + 4] for i in range(0, 64, 4))
     assert heard in said
     for same in (heard, digest.upper()):
-        assert murmurfl("check", machine_file(federation, roster_digest=same)).exit_code == 0
+        assert murmurfl("check", client_file(federation, roster_digest=same)).exit_code == 0
     for other in (digest[:-1], digest + "0", "DIGEST", f"{'0' if digest[0] != '0' else '1'}{digest[1:]}"):
-        assert murmurfl("check", machine_file(federation, roster_digest=other)).exit_code == 1
+        assert murmurfl("check", client_file(federation, roster_digest=other)).exit_code == 1
         with pytest.raises(ConfigurationError, match=r"roster-digest to be 64|Expected the roster with digest"):
             read_roster(federation / "roster.json", other)
 
 
-def test_a_machines_file_at_a_helper_and_a_misspelt_key_are_told(federation):
-    given = murmurfl(machine_file(federation), "--check", command="helper")
-    assert "this is a machine's file, for `murmurfl node`" in given.stderr
+def test_a_clients_file_at_a_helper_and_a_misspelt_key_are_told(federation):
+    given = murmurfl(client_file(federation), "--check", command="helper")
+    assert "this is a client's file, for `murmurfl node`" in given.stderr
     given = murmurfl(helper_file(federation), "--check", command="node")
     assert "this is a helper's file, for `murmurfl helper`" in given.stderr
-    assert "perhaps singing-key for signing-key" in murmurfl("check", machine_file(federation, singing_key="x")).stderr
+    assert "perhaps singing-key for signing-key" in murmurfl("check", client_file(federation, singing_key="x")).stderr
 
 
 def owner(*arguments):

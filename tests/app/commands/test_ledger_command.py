@@ -9,7 +9,7 @@ from murmurfl.app.commands.main import cli
 from murmurfl.privacy import (
     Account,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     RefusedError,
     SQLiteLedger,
     StreamRecord,
@@ -41,10 +41,10 @@ def path(tmp_path):
 def release(path, session, count, **changes):
     ledger = SQLiteLedger(path)
     policy = PrivacyPolicy(0.5, 2, 10, 1.0, **{"budget_mu": ledger.budget_mu, **changes})
-    machine = PrivateMachine(policy, 3, 100, ledger, ledger.keys(), data=row_bytes(range(100)), roster="r" * 64)
-    first = machine.statement(session).releases
+    privatizer = Privatizer(policy, 3, 100, ledger, ledger.keys(), data=row_bytes(range(100)), roster="r" * 64)
+    first = privatizer.statement(session).releases
     for k in range(first, first + count):
-        machine.release(session, k, lambda samples: np.zeros((samples.stop - samples.start, 3)))
+        privatizer.release(session, k, lambda samples: np.zeros((samples.stop - samples.start, 3)))
 
 
 def folder(path):
@@ -62,7 +62,7 @@ def test_show_says_what_was_spent_on_which_run_and_what_is_left(path, check_outp
         assert document[name] == {"mu": pytest.approx(mu), "epsilon": pytest.approx(gdp_epsilon(mu, 1e-5))}
     guarantee = document["guarantee"]
     assert (guarantee["unit"], guarantee["relation"]) == ("sample", "replacement")
-    assert "cancelling noise on this machine; blt noise on this machine" in guarantee["sentence"]
+    assert "cancelling noise on this client; blt noise on this client" in guarantee["sentence"]
     assert (document["data"], document["samples_used"], document["problem"]) == ("ward 3", 8, "")
     first, second = document["sessions"]
     assert (first["session"], first["releases"], first["acknowledged"], first["closed"]) == ("first", 3, 2, False)
@@ -203,7 +203,7 @@ def test_a_session_under_secure_aggregation_is_shown_with_both_figures(path, che
     )  # fmt: skip
     assert (summed["trust"], summed["mu"], summed["min_honest"]) == ("secure-aggregation", 1.0, 4)
     assert summed["mu_local"] == pytest.approx(2.0)
-    assert "if one helper and 4 machines of each sum are honest, and mu = 2, epsilon = 9.998" in summed["guarantee"]
+    assert "if one helper and 4 clients of each sum are honest, and mu = 2, epsilon = 9.998" in summed["guarantee"]
     guarantee = document["guarantee"]
     assert (guarantee["trust"], guarantee["min_honest"]) == ("secure-aggregation", 4)
     assert guarantee["mu_local"] == pytest.approx(math.sqrt(5))
@@ -218,7 +218,7 @@ def test_a_ledger_rests_on_what_the_most_demanding_of_its_sessions_rests_on(path
     release(path, "trusted", 1, trust="trusted-server")
     guarantee = json.loads(murmurfl("show", path, "--json").stdout)["guarantee"]
     assert (guarantee["trust"], guarantee["min_honest"]) == ("trusted-server", None)
-    assert guarantee["mu"] == pytest.approx(math.sqrt(4 + 5 + 1)), "of which no other machine takes anything away"
+    assert guarantee["mu"] == pytest.approx(math.sqrt(4 + 5 + 1)), "of which no other client takes anything away"
 
 
 def test_a_forgotten_summed_session_is_shown_by_its_local_mu(path):

@@ -1,4 +1,4 @@
-"""`murmurfl plan`: what it prints of the noise, the trust models and the updates of whole machines."""
+"""`murmurfl plan`: what it prints of the noise, the trust models and the updates of whole clients."""
 
 import pytest
 from murmurfl.app.commands.main import cli
@@ -6,9 +6,9 @@ from murmurfl.app.planning import rehearsal
 from typer.testing import CliRunner
 
 PLANS = {
-    "a table of machines": ["--machines=10", "--samples=140", "--rounds=17", "--batch=8", "--epsilon=2"],
+    "a table of clients": ["--clients=10", "--samples=140", "--rounds=17", "--batch=8", "--epsilon=2"],
     "a run under secure aggregation": ["--set", "trust=secure-aggregation", "--set", "num-rounds=4", "--details"],
-    "whole machines": ["--unit=machine", "--machines=100", "--parameters=60000", "--epsilon=4", "--samples=600"],
+    "whole clients": ["--unit=client", "--clients=100", "--parameters=60000", "--epsilon=4", "--samples=600"],
 }
 
 

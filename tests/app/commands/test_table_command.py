@@ -237,7 +237,7 @@ def test_it_says_first_that_nobody_is_protected_and_that_the_schema_was_drafted(
     lines = rehearsed(clinics, "--epsilon", "2").splitlines()
     assert lines[0].startswith("REHEARSAL: nobody is protected")
     assert "it would have: mu = 0.5" in lines[1]
-    assert "epsilon = 2 at delta = 1e-05, for replacement of one sample of one machine, against the server" in lines[1]
+    assert "epsilon = 2 at delta = 1e-05, for replacement of one sample of one client, against the server" in lines[1]
     assert "drafted from these records" in lines[2]
 
 
@@ -250,12 +250,12 @@ def test_columns_are_shown_by_kind(clinics):
 
 
 def test_as_json_it_has_every_figure_and_no_epsilon_of_its_own(clinics):
-    found = json.loads(rehearsed(clinics, "--machines", "5", "--trust", "secure-aggregation", "--json"))
+    found = json.loads(rehearsed(clinics, "--clients", "5", "--trust", "secure-aggregation", "--json"))
     assert found["rehearsal"] is True
     assert "epsilon" not in found
     assert found["would_have"]["epsilon"] == pytest.approx(1.0, rel=1e-3)
     assert "whatever happens" in found["would_have"]["sentence"]
-    assert (found["machines"], found["records"]) == (5, 2000)
+    assert (found["clients"], found["records"]) == (5, 2000)
     assert set(found["columns"]["age"]) >= {"mean", "quantiles", "histogram", "count", "missing", "bounds"}
 
 
@@ -267,7 +267,7 @@ def test_a_schema_of_ones_own_is_taken(clinics, tmp_path):
     )
     shown = rehearsed(clinics, "--schema", schema, "--site", "ward", "--epsilon", "2")
     assert "drafted" not in shown
-    assert "3 machines" in shown
+    assert "3 clients" in shown
 
 
 def test_what_is_impossible_is_one_line(clinics, tmp_path):

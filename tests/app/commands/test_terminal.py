@@ -19,7 +19,7 @@ from murmurfl.app.papers.reproduction import tables_of
 from murmurfl.app.planning.noise_plans import compare_mechanisms, noise_guarantee
 from murmurfl.app.planning.plan_answers import base_of_numbers
 from murmurfl.app.runs.progress import RoundLine
-from murmurfl.privacy import Forecast, Guarantee, PrivacyPolicy, PrivateMachine, SQLiteLedger, rounded_up, row_bytes
+from murmurfl.privacy import Forecast, Guarantee, PrivacyPolicy, Privatizer, SQLiteLedger, rounded_up, row_bytes
 from murmurfl.privacy.forecast_text import forecast_banner
 from rich.console import Console
 from typer.testing import CliRunner
@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 pytestmark = pytest.mark.usefixtures("small_rehearsals")
 
 ROOT = Path(__file__).resolve().parents[3]
-PLAN = ["plan", "--machines=10", "--samples=140", "--rounds=17", "--batch=8", "--epsilon=2"]
+PLAN = ["plan", "--clients=10", "--samples=140", "--rounds=17", "--batch=8", "--epsilon=2"]
 QUICK = ["--engine", "cohort", "--set", "num-rounds=2", "--set", "noise-quality=fast"]
 COMMANDS = ["", "run", "reproduce", "plan", "audit", "report", "node", "deploy-demo", "ledger", "ledger create"]
 COMMANDS += ["ledger show", "ledger accept-rollback", "ledger new-mark", "keys", "list"]
@@ -113,7 +113,7 @@ def test_a_ledger_fits_and_names_its_sessions_whole(tmp_path, monkeypatch):
     ledger = SQLiteLedger("l")
     policy = PrivacyPolicy(clip_norm=1.0, batch_size=1, max_participations=2, mu=1.0, budget_mu=2.0)
     name = "".join(f"{i:02}" for i in range(16))
-    PrivateMachine(policy, 3, 9, ledger, ledger.keys(), data=row_bytes(range(9))).release(
+    Privatizer(policy, 3, 9, ledger, ledger.keys(), data=row_bytes(range(9))).release(
         name, 0, lambda samples: [[0.0] * 3]
     )
     text = fits(shown("ledger", "show", "l"))
@@ -128,7 +128,7 @@ def test_an_error_fits():
         env={"COLUMNS": "80"},
     )
     assert result.exit_code == 1
-    assert "Expected num-rounds <= 3, got 1000: machine 0 can make" in fits(result.stderr)
+    assert "Expected num-rounds <= 3, got 1000: client 0 can make" in fits(result.stderr)
 
 
 def test_in_a_pipe_every_line_and_every_row_is_whole():
@@ -215,7 +215,7 @@ def test_a_real_terminal_of_80_columns():
     assert "sqrt_toeplitz" in fits(said.decode().replace("\r\n", "\n"))
 
 
-GUARANTEE = Guarantee(1.0, 1e-5, "tree noise on each machine")
+GUARANTEE = Guarantee(1.0, 1e-5, "tree noise on each client")
 FULL = RoundLine(7, 120, 0.873, 0.4375, "4.38", False, 9, 10, 3725.0)
 
 
@@ -262,7 +262,7 @@ def test_without_a_guarantee_above_them_rounds_show_no_epsilon_and_are_few(termi
 
 @pytest.mark.parametrize("guarantee", [None, GUARANTEE])
 def test_forecast_is_left_to_the_summary_where_that_has_the_guarantee(guarantee, capsys):
-    useless = Forecast(40.0, 650, 10, 10, rounds=5, mu=1.0, delta=1e-5, unit="machine")
+    useless = Forecast(40.0, 650, 10, 10, rounds=5, mu=1.0, delta=1e-5, unit="client")
     lines = [f"WARNING :   {line}" for line in forecast_banner(useless, 64)]
     with RunDisplay(guarantee, Console(file=io.StringIO())) as display:
         for line in [*lines, "WARNING :   the model has diverged"]:

@@ -209,7 +209,7 @@ def config(**changes):
     return RunConfig.from_mapping({**LOGISTIC, **by_key(changes, run_keys())})
 
 
-def test_every_machine_of_the_synthetic_data_has_its_own_rule():
+def test_every_client_of_the_synthetic_data_has_its_own_rule():
     task = load_dataset(config(synthetic_samples=4000))
     shards = load_shards(config(synthetic_samples=4000), task)
     assert [len(shard) for shard in shards] == [1000] * 4

@@ -225,7 +225,7 @@ def test_four_arrays_have_as_many_classes_as_labels_and_none_where_labels_are_no
     assert numbers.train_labels.tolist() == [0.5] * 4
 
 
-def test_the_machines_that_ones_data_come_with_are_kept():
+def test_the_clients_that_ones_data_come_with_are_kept():
     shards = prepare(config("whose", partition="own")).shards
     assert [sorted(shard._indices) for shard in shards] == [list(range(0, 90, 2)), list(range(1, 90, 2))]
     with pytest.raises(ConfigurationError, match="'own'"):
@@ -296,7 +296,7 @@ def test_features_need_images_and_the_built_in_maps_those_of_mnist():
         RunConfig(task="digits", features="oriented-gradients")
 
 
-def test_a_partition_that_gives_a_sample_to_two_machines_is_refused():
+def test_a_partition_that_gives_a_sample_to_two_clients_is_refused():
     whole = RunConfig(partition="my_murmurfl_data:Twice", batch_size=1)
     with raises(ConfigurationError, "duplicate"):
         load_shards(whole, load_dataset(whole))

@@ -12,7 +12,7 @@ from murmurfl.privacy import ConfigurationError, derived_seed
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "unequal"])
-def test_partitions_give_every_sample_to_exactly_one_machine(partition):
+def test_partitions_give_every_sample_to_exactly_one_client(partition):
     config = RunConfig(partition=partition, batch_size=1)
     task = load_dataset(config)
     shards = load_shards(config, task)
@@ -25,17 +25,17 @@ def test_partitions_give_every_sample_to_exactly_one_machine(partition):
     assert any(len(a) != len(b) or (a._indices != b._indices).any() for a, b in zip(shards, other, strict=True))
 
 
-@pytest.mark.parametrize("machines", [1, 7, 10])
-def test_an_iid_partition_is_that_of_flwr_datasets(machines):
-    """Up to each machine's own order: its shares of the same shuffled data."""
+@pytest.mark.parametrize("clients", [1, 7, 10])
+def test_an_iid_partition_is_that_of_flwr_datasets(clients):
+    """Up to each client's own order: its shares of the same shuffled data."""
     order = np.random.Generator(np.random.Philox(key=derived_seed("partition", 3))).permutation(1438)
     import datasets  # more than a second: not for every worker
     from flwr_datasets.partitioner import IidPartitioner
 
-    partitioner = IidPartitioner(num_partitions=machines)
+    partitioner = IidPartitioner(num_partitions=clients)
     partitioner.dataset = datasets.Dataset.from_dict({"index": order})
     task = load_dataset(RunConfig())
-    shards = load_shards(RunConfig(num_clients=machines, clients_per_round=1, seed=3), task)
+    shards = load_shards(RunConfig(num_clients=clients, clients_per_round=1, seed=3), task)
     for i, shard in enumerate(shards):
         assert sorted(shard._indices) == sorted(partitioner.load_partition(i)["index"])
 
@@ -68,7 +68,7 @@ def test_half_of_the_digits_are_spread_and_half_go_by_label():
         load_shards(RunConfig(strategy="online", partition="half-by-label", num_clients=5, clients_per_round=5), task)
 
 
-def test_unequal_machines_differ_a_lot_and_each_has_some_samples():
+def test_unequal_clients_differ_a_lot_and_each_has_some_samples():
     config = RunConfig(partition="unequal", num_clients=40, clients_per_round=40)
     task = load_dataset(config)
     sizes = sorted(len(shard) for shard in load_shards(config, task))
@@ -79,41 +79,41 @@ def test_unequal_machines_differ_a_lot_and_each_has_some_samples():
     assert min(len(shard) for shard in load_shards(crowded, task)) >= 2  # fewer than ten each are there
 
 
-def data(samples, machine_of=None):
+def data(samples, client_of=None):
     features = np.arange(2 * samples, dtype=np.float32).reshape(samples, 2)
-    return Dataset(features, np.arange(samples) % 10, features[:5], np.arange(5), 10, machine_of)
+    return Dataset(features, np.arange(samples) % 10, features[:5], np.arange(5), 10, client_of)
 
 
 def generator(seed):
     return np.random.Generator(np.random.Philox(key=derived_seed("partition", seed)))
 
 
-def split_plainly(partition, machines, samples, seed, machine_of=None):
-    """One array for each machine, shuffled one after the other."""
+def split_plainly(partition, clients, samples, seed, client_of=None):
+    """One array for each client, shuffled one after the other."""
     own = generator(seed)
     if partition == "own":
-        return [own.permutation(np.flatnonzero(machine_of == i)) for i in range(machines)]
+        return [own.permutation(np.flatnonzero(client_of == i)) for i in range(clients)]
     order = own.permutation(samples)
     if partition == "iid":
-        parts = np.array_split(order, machines)
+        parts = np.array_split(order, clients)
     else:
-        given = min(10, samples // machines)
-        shares = own.lognormal(sigma=1.0, size=machines)
-        ends = np.cumsum(shares) / shares.sum() * (samples - given * machines)
-        parts = np.split(order, np.rint(ends[:-1]).astype(np.int64) + given * np.arange(1, machines))
+        given = min(10, samples // clients)
+        shares = own.lognormal(sigma=1.0, size=clients)
+        ends = np.cumsum(shares) / shares.sum() * (samples - given * clients)
+        parts = np.split(order, np.rint(ends[:-1]).astype(np.int64) + given * np.arange(1, clients))
     return [own.permutation(part) for part in parts]
 
 
 @pytest.mark.parametrize("partition", ["iid", "unequal", "own"])
 @pytest.mark.parametrize(
-    ("machines", "samples"), [(1, 1), (1, 30), (3, 9), (7, 100), (100, 100), (100, 250), (333, 1000), (40, 5000)]
+    ("clients", "samples"), [(1, 1), (1, 30), (3, 9), (7, 100), (100, 100), (100, 250), (333, 1000), (40, 5000)]
 )
-def test_machines_have_the_samples_that_a_plain_split_gives_them(partition, machines, samples):
-    owner = np.random.default_rng(machines).integers(-1, machines + 1, size=samples)
-    config = RunConfig(num_clients=machines, clients_per_round=1, batch_size=1, partition=partition, seed=3)
+def test_clients_have_the_samples_that_a_plain_split_gives_them(partition, clients, samples):
+    owner = np.random.default_rng(clients).integers(-1, clients + 1, size=samples)
+    config = RunConfig(num_clients=clients, clients_per_round=1, batch_size=1, partition=partition, seed=3)
     parts = PARTITIONS[partition].parts(data(samples, owner), config)
-    plain = split_plainly(partition, machines, samples, 3, owner)
-    assert len(parts) == machines
+    plain = split_plainly(partition, clients, samples, 3, owner)
+    assert len(parts) == clients
     for part, expected in zip(parts, plain, strict=True):
         np.testing.assert_array_equal(part, expected)
         assert part.dtype == np.int64
@@ -146,15 +146,15 @@ def test_a_shard_is_made_when_it_is_asked_for():
     assert features.shape == (3, 2)
 
 
-def test_many_machines_have_shards_without_an_object_for_each(monkeypatch):
+def test_many_clients_have_shards_without_an_object_for_each(monkeypatch):
     made = []
     monkeypatch.setattr(Shard, "__init__", lambda *arguments: made.append(arguments))
-    machines = 50_000
-    config = RunConfig(num_clients=machines, clients_per_round=10, batch_size=1)
-    shards = load_shards(config, data(machines))
+    clients = 50_000
+    config = RunConfig(num_clients=clients, clients_per_round=10, batch_size=1)
+    shards = load_shards(config, data(clients))
     sizes = shard_sizes(shards)
-    assert sum(sizes) == len(shards) == machines
+    assert sum(sizes) == len(shards) == clients
     assert made == []
     assert sys.getsizeof(shards) < 100
     arrays = [shards._parts.numbers, shards._parts.sizes, shards._parts._ends]
-    assert sum(array.nbytes for array in arrays) == 24 * machines
+    assert sum(array.nbytes for array in arrays) == 24 * clients

@@ -5,18 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app.engines.cohort import CohortMachines
+from murmurfl.app.engines.cohort import CohortClients
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.clients import Cohort, Mu2Client, PrivateClient
 from murmurfl.clients.adapters.per_sample_gradients import combined_gradients
-from murmurfl.clients.simulation import cohort_machines as cohort
-from murmurfl.clients.simulation.cohort_machines import stacked_samples
+from murmurfl.clients.simulation import cohort_clients as cohort
+from murmurfl.clients.simulation.cohort_clients import stacked_samples
 from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     RefusedError,
     RowCache,
     SimulatedKeys,
@@ -24,8 +24,8 @@ from murmurfl.privacy import (
     clip_per_sample,
     row_bytes,
 )
-from murmurfl.privacy.machine.clipping import DenseContributions
-from murmurfl.privacy.machine.machine_block import MachineBlock
+from murmurfl.privacy.release.clipping import DenseContributions
+from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
 
 from tests.app.engines.test_engines import ABSOLUTE, FLOAT32, RELATIVE
 from tests.app.run_table import BASE
@@ -39,13 +39,13 @@ def test_kept_and_remade_rows_give_equal_noise(mib):
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
     experiment = prepare(BASE)
-    machines = CohortMachines(experiment)
+    clients = CohortClients(experiment)
 
     def strategy():
         return experiment.strategy(checkpoint=tmp_path / "checkpoint.npz")
 
-    strategy().start(machines, experiment.initial_arrays(), num_rounds=2)
-    resumed = strategy().start(machines, experiment.initial_arrays(), num_rounds=6).arrays
+    strategy().start(clients, experiment.initial_arrays(), num_rounds=2)
+    resumed = strategy().start(clients, experiment.initial_arrays(), num_rounds=6).arrays
     whole = run_cohort(BASE).parameters
     assert all((a == b).all() for a, b in zip(resumed.to_numpy_ndarrays(), whole, strict=True))
 
@@ -68,12 +68,12 @@ def test_a_client_that_cannot_be_asked_together_is_asked_alone_and_that_is_said(
         outcomes = dict(cohort.releases(1, "s", {"0": 0, "1": 0}, points))
     assert cohort.one_by_one == ["Doubling"]
     assert "one by one" in caplog.text
-    alone = make("0").machine.release("s", 0, lambda s: 2 * experiment.model(points[0], experiment.shards[0][s]))
+    alone = make("0").privatizer.release("s", 0, lambda s: 2 * experiment.model(points[0], experiment.shards[0][s]))
     assert (outcomes["0"].values == alone.values).all()
 
 
 @pytest.mark.parametrize("model", ["softmax", "mlp"])
-def test_delayed_momentum_is_asked_together_whenever_its_machines_took_part_last(model, caplog):
+def test_delayed_momentum_is_asked_together_whenever_its_clients_took_part_last(model, caplog):
     config = replace(BASE, strategy="delayed-momentum", model=model, batch_size=2, lost_replies=0.2, num_rounds=8)
     with caplog.at_level(logging.WARNING):
         together = run_cohort(config)
@@ -112,32 +112,32 @@ def test_large_rounds_go_in_blocks_and_give_the_same(monkeypatch):
 
 
 def test_memory_of_what_was_sent_is_given_up_once_it_is_aggregated():
-    machines = CohortMachines(prepare(BASE))
+    clients = CohortClients(prepare(BASE))
     experiment = prepare(BASE)
     strategy = experiment.strategy()
-    strategy.start(machines, experiment.initial_arrays(), num_rounds=3)
-    for name in machines.names():
-        stream = machines.cohort.client(name).machine._ledger.stream(strategy.session)
+    strategy.start(clients, experiment.initial_arrays(), num_rounds=3)
+    for name in clients.names():
+        stream = clients.cohort.client(name).privatizer._ledger.stream(strategy.session)
         assert stream is None or not stream.pending
 
 
 def test_rows_that_are_not_finite_count_as_zero_as_they_do_alone():
     policy = PrivacyPolicy(1.0, 2, 3, 1.0)
     rows = np.array([[np.nan, 1.0], [3.0, 4.0], [np.inf, 0.0], [1e200, 1e200]])
-    together = [PrivateMachine(policy, 2, 6, MemoryLedger(), SimulatedKeys(1, name)) for name in "ab"]
-    block = MachineBlock.of(together)
+    together = [Privatizer(policy, 2, 6, MemoryLedger(), SimulatedKeys(1, name)) for name in "ab"]
+    block = PrivatizerBlock.of(together)
     made = block.release("s", [0, 1], [0, 0], lambda _, __: DenseContributions(rows))
     for i, name in enumerate("ab"):
-        alone = PrivateMachine(policy, 2, 6, MemoryLedger(), SimulatedKeys(1, name))
+        alone = Privatizer(policy, 2, 6, MemoryLedger(), SimulatedKeys(1, name))
         expected = alone.release("s", 0, lambda _, i=i: rows[2 * i : 2 * i + 2])
         assert (block.made(made, i, i).values == expected.values).all()
 
 
-def test_a_machine_that_refuses_does_not_hold_up_the_others():
+def test_a_client_that_refuses_does_not_hold_up_the_others():
     policy = PrivacyPolicy(1.0, 1, 3, 1.0)
-    machines = [PrivateMachine(policy, 2, 6, MemoryLedger(), SimulatedKeys(1, name)) for name in "abc"]
+    clients = [Privatizer(policy, 2, 6, MemoryLedger(), SimulatedKeys(1, name)) for name in "abc"]
     ones = lambda positions, _: DenseContributions(np.ones((len(positions), 2)))  # noqa: E731
-    block = MachineBlock.of(machines)
+    block = PrivatizerBlock.of(clients)
     made = block.release("s", [0, 1, 2], [0, 7, 0], ones)
     assert (made.rows, list(made.refused)) == ([0, 2], [1])
     assert isinstance(made.refused[1], RefusedError)
@@ -145,14 +145,14 @@ def test_a_machine_that_refuses_does_not_hold_up_the_others():
     assert again.streams.release.tolist() == [2, 1, 2], "every transaction was closed"
 
 
-def test_machines_with_real_keys_release_by_themselves():
+def test_clients_with_real_keys_release_by_themselves():
     class DurableLedger(MemoryLedger):
         durable = True
 
     policy, data = PrivacyPolicy(1.0, 1, 3, 1.0), row_bytes(range(6))
-    real = PrivateMachine(policy, 2, 6, DurableLedger(), SystemKeys.generate(), data=data)
+    real = Privatizer(policy, 2, 6, DurableLedger(), SystemKeys.generate(), data=data)
     with pytest.raises(ConfigurationError, match="real keys"):
-        MachineBlock.of([real])
+        PrivatizerBlock.of([real])
 
 
 def test_the_closed_form_of_softmax_gradients_is_the_sum_written_out():

@@ -11,16 +11,16 @@ from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.adapters.per_sample_gradients import OuterProducts
-from murmurfl.privacy import MemoryLedger, PrivacyPolicy, PrivateMachine, RowCache, SimulatedKeys
+from murmurfl.privacy import MemoryLedger, PrivacyPolicy, Privatizer, RowCache, SimulatedKeys
+from murmurfl.privacy.release.clipping import DenseContributions
+from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
 from murmurfl.privacy.ledger.ledger_records import BlockLedger
-from murmurfl.privacy.machine.clipping import DenseContributions
-from murmurfl.privacy.machine.machine_block import MachineBlock
 
 pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 
-MACHINES, CLASSES, FEATURES = 5, 3, 4
+CLIENTS, CLASSES, FEATURES = 5, 3, 4
 D = CLASSES * FEATURES + CLASSES
-ACKS = [[0] * MACHINES, [1, 0, 1, 1, 0], [2, 2, 1, 0, 0], [3, 3, 9, 3, 1], [4, 3, 3, 4, 4]]
+ACKS = [[0] * CLIENTS, [1, 0, 1, 1, 0], [2, 2, 1, 0, 0], [3, 3, 9, 3, 1], [4, 3, 3, 4, 4]]
 
 
 def block(arithmetic, cache=1 << 20, **changes):
@@ -33,18 +33,18 @@ def block(arithmetic, cache=1 << 20, **changes):
         **changes,
     }
     rows = RowCache(cache)
-    machine = PrivateMachine(PrivacyPolicy(**options), D, 20, MemoryLedger(), SimulatedKeys(1, "0"), rows)
+    privatizer = Privatizer(PrivacyPolicy(**options), D, 20, MemoryLedger(), SimulatedKeys(1, "0"), rows)
     keys = lambda row: SimulatedKeys(1, str(row))  # noqa: E731
-    return MachineBlock(machine, BlockLedger(MACHINES), np.full(MACHINES, 20), keys, arithmetic=arithmetic)
+    return PrivatizerBlock(privatizer, BlockLedger(CLIENTS), np.full(CLIENTS, 20), keys, arithmetic=arithmetic)
 
 
 def contributions(kind, number, broken=False):
     generator = np.random.Generator(np.random.Philox(key=number))
-    residuals, features = generator.normal(size=(MACHINES, CLASSES)), generator.normal(size=(MACHINES, FEATURES))
+    residuals, features = generator.normal(size=(CLIENTS, CLASSES)), generator.normal(size=(CLIENTS, FEATURES))
     if broken:
         residuals[1] = np.nan
     if kind == "dense":
-        return DenseContributions(generator.normal(size=(MACHINES, D)))
+        return DenseContributions(generator.normal(size=(CLIENTS, D)))
     return OuterProducts(residuals, features)
 
 
@@ -53,7 +53,7 @@ def transcript(subject, kind, broken=()):
     heard = []
     for number, acks in enumerate(ACKS):
         made = subject.release(
-            "s", range(MACHINES), acks,
+            "s", range(CLIENTS), acks,
             lambda places, _, n=number: _Some(contributions(kind, n, n in broken), places),
         )  # fmt: skip
         heard += [counts.copy() for counts in made.counts]
@@ -62,7 +62,7 @@ def transcript(subject, kind, broken=()):
 
 
 class _Some:
-    """The rows of the machines that may release; as an engine has them where one refuses."""
+    """The rows of the clients that may release; as an engine has them where one refuses."""
 
     def __new__(cls, stack, places):
         if isinstance(stack, OuterProducts):
@@ -85,7 +85,7 @@ def test_the_counts_are_numpys_to_the_last_bit(kind, quality, options):
 
 def test_a_sum_that_was_kept_is_only_of_the_counts_that_were_made():
     subject = block(compiled_rows("fast"))
-    made = subject.release("s", range(MACHINES), [0] * MACHINES, lambda *_: contributions("dense", 0))
+    made = subject.release("s", range(CLIENTS), [0] * CLIENTS, lambda *_: contributions("dense", 0))
     other = np.full(D, 7)
     for counts in (made.counts, made.counts[:-1], [*made.counts, other], [*made.counts[:-1], other]):
         total = subject.total(replace(made, counts=counts), list(range(len(counts))))

@@ -10,11 +10,11 @@ import pytest
 from murmurfl.app.engines.pool import HerePool
 from murmurfl.app.engines.start import num_nodes, ray_environment, ray_overrides, run_cohort, run_in_process
 from murmurfl.app.engines.superlink import run_flower_app
-from murmurfl.app.engines.workers import WorkerMachines
+from murmurfl.app.engines.workers import WorkerClients
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.clients import OnlineClient, PrivateClient
-from murmurfl.clients.simulation.simulated_machines import TravellingLedger
+from murmurfl.clients.simulation.simulated_clients import TravellingLedger
 from murmurfl.privacy import MurmurflError
 from murmurfl.privacy.sums.masking import Masking
 
@@ -39,7 +39,7 @@ def cohort(name):
 
 def over_workers(config, size, **options):
     """A cohort over workers that are this process."""
-    return run_experiment(WorkerMachines(prepare(config), HerePool(size), **options), config, engine="cohort")
+    return run_experiment(WorkerClients(prepare(config), HerePool(size), **options), config, engine="cohort")
 
 
 def same_bits(one, other):
@@ -66,7 +66,7 @@ def assert_same_result(one, other):
     assert_same_run(one, other)
     assert one.training == other.training
     assert list(one.statements.items()) == list(other.statements.items())
-    assert [dict(progress.machines) for progress in one.progress] == [dict(p.machines) for p in other.progress]
+    assert [dict(progress.clients) for progress in one.progress] == [dict(p.clients) for p in other.progress]
     assert one.evaluation == other.evaluation
     documents = [result.outcome.document() for result in (one, other)]
     for document in documents:
@@ -197,7 +197,7 @@ def stays_with_its_first_state(self, state, arrive=TravellingLedger.arrive):
 
 @pytest.mark.parametrize("bug", ["arrive", "leave"])
 def test_a_worker_that_went_by_the_ledger_it_kept_would_be_noticed(bug, monkeypatch, tmp_path):
-    """The planted bugs: a kept machine's ledger reads the state of an earlier message, or gives back none."""
+    """The planted bugs: a kept client's ledger reads the state of an earlier message, or gives back none."""
     planted = stays_with_its_first_state if bug == "arrive" else lambda self, reply: None
     monkeypatch.setattr(TravellingLedger, bug, planted)
     with pytest.raises((AssertionError, MurmurflError)):

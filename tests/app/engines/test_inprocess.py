@@ -1,4 +1,4 @@
-"""The in-process grid: nodes have records and machines of their own, and keep the machines between messages."""
+"""The in-process grid: nodes have records and clients of their own, and keep the clients between messages."""
 
 from collections import Counter
 from dataclasses import replace
@@ -26,7 +26,7 @@ def content():
     return RecordDict(
         {
             "arrays": ArrayRecord({"w": Array(np.ones(2)), "b": Array(np.zeros(1))}),
-            "config": ConfigRecord({"machine": "0", "list": [1, 2]}),
+            "config": ConfigRecord({"client": "0", "list": [1, 2]}),
             "metrics": MetricRecord({"a": 1.5, "many": [1, 2]}),
         }
     )
@@ -76,23 +76,23 @@ def test_replies_say_which_message_they_answer_and_have_names_of_their_own():
     assert len({*identifiers, *(reply.metadata.message_id for reply in replies)}) == 8
 
 
-def test_a_machine_is_made_once_and_kept(monkeypatch):
+def test_a_client_is_made_once_and_kept(monkeypatch):
     made, client = Counter(), Experiment.client
 
-    def counted(self, machine, ledger, rows=None, **options):
-        made[machine] += 1
+    def counted(self, client_id, ledger, rows=None, **options):
+        made[client_id] += 1
         assert isinstance(ledger, MemoryLedger)
-        return client(self, machine, ledger, rows, **options)
+        return client(self, client_id, ledger, rows, **options)
 
     monkeypatch.setattr(Experiment, "client", counted)
     first, second = run_in_process(CONFIG), run_in_process(CONFIG)
-    assert set(made.values()) == {2}  # once a run: another run's machines are others
+    assert set(made.values()) == {2}  # once a run: another run's clients are others
     for one, other in zip(first.parameters, second.parameters, strict=True):
         assert (one == other).all()
 
 
 @pytest.mark.parametrize("mechanism", ["cancelling", "decay", "independent", "tree"])
-def test_machines_that_are_made_anew_for_every_message_give_the_same_model(mechanism, monkeypatch):
+def test_clients_that_are_made_anew_for_every_message_give_the_same_model(mechanism, monkeypatch):
     config = replace(CONFIG, mechanism=mechanism, lost_replies=0.3, num_rounds=8)
     kept = run_in_process(config)
     monkeypatch.setattr(inprocess, "simulated_in_process", lambda kept: simulated_in_process())
@@ -100,7 +100,7 @@ def test_machines_that_are_made_anew_for_every_message_give_the_same_model(mecha
         assert (one == other).all()
 
 
-def test_only_a_node_of_this_process_keeps_machines():
+def test_only_a_node_of_this_process_keeps_clients():
     context = Context(1, 1000, {"partition-id": 0, "num-partitions": 4}, RecordDict(), CONFIG.to_mapping())
     kept = {}
     with simulated_in_process(kept):
@@ -110,5 +110,5 @@ def test_only_a_node_of_this_process_keeps_machines():
         assert kept_by_node(context) is None
         one, other = client_fn(context), client_fn(context)
         assert one is not other
-        assert isinstance(one.machine._ledger, ContextLedger)
+        assert isinstance(one.privatizer._ledger, ContextLedger)
     assert kept_by_node(context) is None

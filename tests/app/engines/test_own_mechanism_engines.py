@@ -80,7 +80,7 @@ def test_a_mechanism_of_ones_own_gives_one_model_on_the_engines(fading):
     assert max(np.abs(values).max() for values in together.parameters) < 1e4
 
 
-def test_an_audit_asks_machines_whose_releases_do_not_depend_on_its_cache(fading, monkeypatch):
+def test_an_audit_asks_clients_whose_releases_do_not_depend_on_its_cache(fading, monkeypatch):
     chosen = config(mechanism=fading, num_rounds=4, max_participations=4)
     seen = []
     for size in (scene._ROW_CACHE_BYTES, 0):

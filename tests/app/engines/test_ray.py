@@ -46,7 +46,7 @@ def nothing_left(monkeypatch):
 
 @pytest.mark.long
 def test_ray_gives_the_in_process_engines_model(tmp_path, nothing_left):
-    """More machines than nodes, partial participation, losses: everything that could tell engines apart."""
+    """More clients than nodes, partial participation, losses: everything that could tell engines apart."""
     config = RunConfig(
         num_clients=6, clients_per_round=4, num_rounds=4, lost_replies=0.2, out_dir=str(tmp_path), run_name="a b'\"c"
     )
@@ -64,7 +64,7 @@ def test_ray_gives_the_in_process_engines_model(tmp_path, nothing_left):
 
 @pytest.mark.long
 def test_a_run_that_fails_says_why_and_leaves_nothing_behind(tmp_path, nothing_left):
-    """Flower itself exits with 0 here: the ServerApp refuses a batch larger than a machine's samples."""
+    """Flower itself exits with 0 here: the ServerApp refuses a batch larger than a client's samples."""
     lines = []
     with pytest.raises(LaunchError, match="Expected batch-size <= 143"):
         run_flower_app(

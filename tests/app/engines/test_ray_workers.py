@@ -75,7 +75,7 @@ def test_a_private_ray_leaves_no_processes_and_the_same_model(tmp_path, monkeypa
     own = RunConfig(task="mine_on_workers:make_task", num_clients=3, clients_per_round=3, num_rounds=2, batch_size=4)
     assert_same(run_cohort(own), run_cohort(own, workers=2, say=said.append))
     assert "Starting 2 workers" in said[0]
-    with opened_pool(2, most=2, of="machines", say=said.append) as pool:
+    with opened_pool(2, most=2, of="clients", say=said.append) as pool:
         numbers = [made for _, made in pool.each(own_process, [()] * 4)]
         assert len(set(numbers)) == 2
         assert os.getpid() not in numbers
@@ -148,7 +148,7 @@ def test_a_cluster_of_two_nodes_gives_the_same_model_and_makes_reproductions(clu
     said = []
     assert_same(run_cohort(config), run_cohort(config, workers=2, ray_address=cluster, say=said.append))
     assert said[0] == f"Connecting to the Ray cluster at {cluster} ..."
-    with opened_pool(None, cluster, most=10, of="machines", say=said.append) as pool:
+    with opened_pool(None, cluster, most=10, of="clients", say=said.append) as pool:
         assert pool.size == 2
         assert len(set(pool.on_all(lambda state, _: node_of(state)))) == 2
     cells = [Cell("small", SMALL, {"mu2": {"strategy": "mu2"}, "noisy SGD": {"strategy": "noisy-sgd"}})]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from murmurfl.app import client_app
-from murmurfl.app.engines.cohort import CohortMachines
+from murmurfl.app.engines.cohort import CohortClients
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import num_nodes, run_in_process
 from murmurfl.app.runs.experiment import prepare
@@ -21,7 +21,7 @@ from murmurfl.strategies import WrongSumError
 
 from tests.app.engines.test_engines import same_bits
 from tests.app.run_table import SECURE as BASE
-from tests.harness.machines import training_config
+from tests.harness.clients import training_config
 
 
 def test_masks_that_do_not_come_off_leave_no_model(monkeypatch):
@@ -35,7 +35,7 @@ def test_masks_that_do_not_come_off_leave_no_model(monkeypatch):
             whole(total, seed, **options)
 
     monkeypatch.setattr(opening, "add_mask", forgets)
-    with pytest.raises((WrongSumError, ConfigurationError), match=r"its sum is wrong|more than 2 machines lie"):
+    with pytest.raises((WrongSumError, ConfigurationError), match=r"its sum is wrong|more than 2 clients lie"):
         run_in_process(replace(BASE, lost_replies=0.0))
 
 
@@ -49,7 +49,7 @@ def test_fewer_nodes_than_participants_give_the_same_model(nodes):
     assert same_bits(on_nodes(BASE, nodes).parameters, run_in_process(BASE).parameters)
 
 
-def test_participants_are_machines_first_and_then_helpers():
+def test_participants_are_clients_first_and_then_helpers():
     assert participant_names(BASE) == [*map(str, range(6)), "helper-0", "helper-1"]
     assert num_nodes(BASE) == 8
     plain = replace(BASE, trust="", min_cohort=0, colluders=-1)
@@ -71,8 +71,8 @@ def hello():
 
 def test_a_node_says_whom_it_hosts():
     config = ask(BASE, 3, 0, hello()).content["config"]
-    assert (config[protocol.MACHINES], config[protocol.HELPERS]) == (["0", "3"], ["helper-0"])
-    assert ask(BASE, 8, 7, hello()).content["config"][protocol.MACHINES] == []
+    assert (config[protocol.CLIENTS], config[protocol.HELPERS]) == (["0", "3"], ["helper-0"])
+    assert ask(BASE, 8, 7, hello()).content["config"][protocol.CLIENTS] == []
     assert protocol.HELPERS not in ask(BASE, 8, 0, hello()).content["config"]
     roster = ask(BASE, 8, 7, hello()).content["config"][protocol.ROSTER]
     assert prepare(BASE).roster == type(prepare(BASE).roster).from_json(roster)
@@ -101,7 +101,7 @@ def test_a_real_node_of_the_app_opens_nothing():
     assert reply.error.code == protocol.OPENING_REFUSED
 
 
-def test_a_machine_that_answers_messages_has_masks_and_one_of_the_cohort_sends_none():
+def test_a_client_that_answers_messages_has_masks_and_one_of_the_cohort_sends_none():
     experiment = prepare(BASE)
     assert experiment.client(0, MemoryLedger(), masked=True).masking is not None
     bare = experiment.client(0, MemoryLedger())
@@ -110,10 +110,10 @@ def test_a_machine_that_answers_messages_has_masks_and_one_of_the_cohort_sends_n
 
 
 def test_an_engine_that_forgets_the_masks_gets_no_release(monkeypatch):
-    """The planted bug: machines of an engine with messages are made as those of one without."""
+    """The planted bug: clients of an engine with messages are made as those of one without."""
     whole = type(prepare(BASE)).client
     monkeypatch.setattr(
-        type(prepare(BASE)), "client", lambda self, machine, ledger, rows=None, **_: whole(self, machine, ledger, rows)
+        type(prepare(BASE)), "client", lambda self, client, ledger, rows=None, **_: whole(self, client, ledger, rows)
     )
     result = run_in_process_quietly(replace(BASE, num_rounds=2))
     assert "not-configured" in str(result)
@@ -128,23 +128,23 @@ def run_in_process_quietly(config):
 
 def test_memory_of_what_was_sent_is_given_up_once_its_sum_was_opened():
     experiment = prepare(replace(BASE, lost_replies=0.0, num_rounds=3, clients_per_round=6, min_cohort=6))
-    machines = CohortMachines(experiment)
+    clients = CohortClients(experiment)
     strategy = experiment.strategy()
-    strategy.start(machines, experiment.initial_arrays(), num_rounds=3)
+    strategy.start(clients, experiment.initial_arrays(), num_rounds=3)
     pending = {
         release
-        for name in machines.names()
-        for release in machines.cohort.client(name).machine._ledger.stream(strategy.session).pending
+        for name in clients.names()
+        for release in clients.cohort.client(name).privatizer._ledger.stream(strategy.session).pending
     }
     assert pending <= {3}, "those of the last round are acknowledged when they are asked again"
 
 
 @pytest.mark.parametrize("kind", [Mu2Client, OnlineClient, NoisySGDClient])
-def test_the_methods_that_serve_sums_have_machines_that_do(kind):
+def test_the_methods_that_serve_sums_have_clients_that_do(kind):
     assert vars(kind)["summable"]
 
 
-# Twenty machines, two of which send any bytes in any round: digits, in process, over real masks and helpers.
+# Twenty clients, two of which send any bytes in any round: digits, in process, over real masks and helpers.
 
 DIGITS = RunConfig(
     num_clients=20,

@@ -10,7 +10,7 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.engines import run_cohort, workers
 from murmurfl.app.engines.loopback import free_port
 from murmurfl.app.engines.pool import HerePool, checked_workers, computing_alone, opened_pool
-from murmurfl.app.engines.workers import WorkerMachines
+from murmurfl.app.engines.workers import WorkerClients
 from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.planning import private_search as search
 from murmurfl.app.runs.experiment import Experiment, prepare
@@ -18,7 +18,7 @@ from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import baseline_clients as delayed_momentum
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.machine.clipping import ObservedFigures, TrainingObserver
+from murmurfl.privacy.release.clipping import ObservedFigures, TrainingObserver
 from typer.testing import CliRunner
 
 from tests.app.engines.test_engines import assert_same_result as assert_same
@@ -28,8 +28,8 @@ from tests.app.run_table import BASE, RUNS
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_release_is_its_own_machines_where_kinds_differ(workers):
-    """A sum comes in the order of kinds: told by the order of the question, machines would get others' releases."""
+def test_every_release_is_its_own_clients_where_kinds_differ(workers):
+    """A sum comes in the order of kinds: told by the order of the question, clients would get others' releases."""
     changes = {
         "partition": "dirichlet",
         "num_clients": 13,
@@ -41,8 +41,8 @@ def test_every_release_is_its_own_machines_where_kinds_differ(workers):
     assert_same(run_cohort(config), over(config, workers))
 
 
-def test_gradients_that_follow_from_what_all_machines_noted_are_the_same(monkeypatch):
-    """Of machines that a worker does not look at it knows no notes: their points would be missing from its products."""
+def test_gradients_that_follow_from_what_all_clients_noted_are_the_same(monkeypatch):
+    """Of clients that a worker does not look at it knows no notes: their points would be missing from its products."""
     summed, made = delayed_momentum.stacked_gradients, []
 
     def noting(gradients, points, *others):
@@ -59,13 +59,13 @@ def test_gradients_that_follow_from_what_all_machines_noted_are_the_same(monkeyp
         del made[:2]
 
 
-def test_models_whose_rows_do_not_stand_alone_are_asked_for_all_machines(monkeypatch):
+def test_models_whose_rows_do_not_stand_alone_are_asked_for_all_clients(monkeypatch):
     monkeypatch.setattr(SoftmaxRegression, "rows_stand_alone", False)
     config = replace(BASE, lost_replies=0.2)
     assert_same(run_cohort(config), over(config, 3))
 
 
-def test_a_sum_that_lacks_one_count_of_one_machine_would_be_noticed(monkeypatch):
+def test_a_sum_that_lacks_one_count_of_one_client_would_be_noticed(monkeypatch):
     expected, gathered = run_cohort(BASE), workers._gathered
 
     def forgetful(*arguments, **options):
@@ -78,22 +78,22 @@ def test_a_sum_that_lacks_one_count_of_one_machine_would_be_noticed(monkeypatch)
         assert_same(expected, over(BASE, 2))
 
 
-def test_a_machine_is_always_the_same_workers_and_each_is_asked_for_its_own(monkeypatch):
+def test_a_client_is_always_the_same_workers_and_each_is_asked_for_its_own(monkeypatch):
     monkeypatch.setattr(SoftmaxRegression, "rows_stand_alone", True)
     asked = []
 
     class Watched(HerePool):
         def call(self, worker, function, *arguments):
             if function is workers.answer_part:
-                asked.append((worker, set(arguments[0].machines.tolist())))
+                asked.append((worker, set(arguments[0].clients.tolist())))
             return super().call(worker, function, *arguments)
 
-    run_experiment(WorkerMachines(prepare(BASE), Watched(3)), BASE)
+    run_experiment(WorkerClients(prepare(BASE), Watched(3)), BASE)
     assert len(asked) > BASE.num_rounds
     assert all(number % 3 == worker for worker, numbers in asked for number in numbers)
 
 
-def test_a_worker_sends_one_sum_and_three_numbers_a_machine():
+def test_a_worker_sends_one_sum_and_three_numbers_a_client():
     answers = []
 
     class Watched(HerePool):
@@ -102,22 +102,22 @@ def test_a_worker_sends_one_sum_and_three_numbers_a_machine():
                 answers.append(made)
                 yield call, made
 
-    run_experiment(WorkerMachines(prepare(BASE), Watched(2)), BASE)
+    run_experiment(WorkerClients(prepare(BASE), Watched(2)), BASE)
     of_rounds = [made for made in answers if isinstance(made, workers._Answer)]
     assert len(of_rounds) == 2 * BASE.num_rounds
     assert all(len(made.parts) == 1 and not made.replies for made in of_rounds)
 
 
-def test_machines_forget_what_was_aggregated_before_their_next_release():
+def test_clients_forget_what_was_aggregated_before_their_next_release():
     pool = HerePool(2)
     experiment = prepare(replace(BASE, clients_per_round=10))
-    experiment.strategy().start(WorkerMachines(experiment, pool), experiment.initial_arrays(), num_rounds=3)
+    experiment.strategy().start(WorkerClients(experiment, pool), experiment.initial_arrays(), num_rounds=3)
     for worker, state in enumerate(pool._states):
         assert set(state["sent"]) <= {str(number) for number in range(worker, 10, 2)}
         assert len(state["sent"]) == 5, "those of the last round, and no others"
 
 
-def test_what_machines_warn_of_is_said_once_here(caplog):
+def test_what_clients_warn_of_is_said_once_here(caplog):
     class Talking(HerePool):
         def completed(self, calls):
             for call, made in super().completed(calls):
@@ -126,7 +126,7 @@ def test_what_machines_warn_of_is_said_once_here(caplog):
                 yield call, made
 
     with caplog.at_level(logging.WARNING):
-        run_experiment(WorkerMachines(prepare(BASE), Talking(2)), BASE)
+        run_experiment(WorkerClients(prepare(BASE), Talking(2)), BASE)
     assert caplog.text.count("Something is odd.") == 1
 
 
@@ -178,9 +178,9 @@ def test_python_refuses_the_same():
 
 def test_one_worker_is_this_process_and_spare_ones_never_start():
     said = []
-    with opened_pool(5, most=1, of="machines", say=said.append) as pool:
+    with opened_pool(5, most=1, of="clients", say=said.append) as pool:
         assert isinstance(pool, HerePool)
-    assert said == ["1 of 5 workers are enough: there are 1 machines."]
+    assert said == ["1 of 5 workers are enough: there are 1 clients."]
     config = RunConfig(num_clients=1, clients_per_round=1, num_rounds=2, checkpoint=False)
     assert_same(run_cohort(config), run_cohort(config, workers=1))
 

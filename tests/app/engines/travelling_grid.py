@@ -1,4 +1,4 @@
-"""What Ray does to a simulation, without Ray: messages and states travel, and any worker may get any machine."""
+"""What Ray does to a simulation, without Ray: messages and states travel, and any worker may get any client."""
 
 import pickle
 

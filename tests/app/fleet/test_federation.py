@@ -40,13 +40,13 @@ from murmurfl.app.server_app import _run
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Column, Label, Schema, numpy_client_app
 from murmurfl.clients.records.drafting import document as schema_text
-from murmurfl.privacy import ConfigurationError, MachineKey, protocol, read_ledger
+from murmurfl.privacy import ClientKey, ConfigurationError, protocol, read_ledger
 
 from tests.harness.errors import raises
 from tests.harness.schemas import write_samples, write_table
 
 FEATURES = 4
-PLACES = ("machine-1", "machine-2", "machine-3", "helper-1", "helper-2")
+PLACES = ("client-1", "client-2", "client-3", "helper-1", "helper-2")
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def coordinator(tmp_path):
 def made(folder, schema, *, helpers=2, **settings):
     """A federation whose method is named: to choose one takes seconds."""
     settings = {"strategy": "full-batch", "num-rounds": 4, **settings}
-    whole = {"machines": 3, "helpers": helpers, "schema": schema, "address": "localhost:8000", "num_records": 40}
+    whole = {"clients": 3, "helpers": helpers, "schema": schema, "address": "localhost:8000", "num_records": 40}
     return new_federation(folder, **whole, settings=settings)
 
 
@@ -75,7 +75,7 @@ def accepted(coordinator, members):
 def test_all_who_joined_stand_in_the_roster_and_pin_one_digest(coordinator, members):
     assert coordinator.awaited == PLACES
     federation = accepted(coordinator, members).federation
-    assert set(federation.roster.machines) == {"machine-1", "machine-2", "machine-3"}
+    assert set(federation.roster.clients) == {"client-1", "client-2", "client-3"}
     assert federation.roster.helper_names == ("helper-1", "helper-2")
     assert Coordinator.open(coordinator.folder).awaited == ()
     published = coordinator.folder / "published" / f"{federation.terms.digest}.json"
@@ -88,7 +88,7 @@ def test_all_who_joined_stand_in_the_roster_and_pin_one_digest(coordinator, memb
 
 
 def test_the_operators_file_is_complete_but_for_data_and_budgets(coordinator, members):
-    member = members["machine-1"]
+    member = members["client-1"]
     federation = accepted(coordinator, members).federation
     member.pin(federation, federation.digest)
     with pytest.raises(ConfigurationError, match="num-records"):
@@ -111,7 +111,7 @@ def fill(member, budget):
 
 
 def test_a_ledger_that_was_made_and_is_gone_is_never_made_again(coordinator, members):
-    member = members["machine-1"]
+    member = members["client-1"]
     federation = accepted(coordinator, members).federation
     member.pin(federation, federation.digest)
     fill(member, budget=4.0)
@@ -122,7 +122,7 @@ def test_a_ledger_that_was_made_and_is_gone_is_never_made_again(coordinator, mem
 
 
 def test_a_digest_that_the_operator_did_not_compare_changes_nothing(coordinator, members):
-    member = members["machine-1"]
+    member = members["client-1"]
     before = {path: path.read_bytes() for path in member.folder.iterdir()}
     with pytest.raises(ConfigurationError, match="which this operator compared"):
         member.pin(accepted(coordinator, members).federation, "0" * 64)
@@ -131,25 +131,25 @@ def test_a_digest_that_the_operator_did_not_compare_changes_nothing(coordinator,
 
 def test_an_exchanged_key_is_noticed_by_its_owner_and_by_the_digest(coordinator, members):
     honest = accepted(coordinator, members).federation
-    answer = Joining.read(members["machine-1"].answer)
-    false = Joining(answer.federation, answer.terms, answer.node, Card.of_machine("machine-1", MachineKey.generate()))
+    answer = Joining.read(members["client-1"].answer)
+    false = Joining(answer.federation, answer.terms, answer.node, Card.of_client("client-1", ClientKey.generate()))
     planted = coordinator.accept([false, *(Joining.read(members[name].answer) for name in PLACES[1:])]).federation
     with pytest.raises(ConfigurationError, match="somebody exchanged it"):
-        members["machine-1"].pin(planted, planted.digest)
+        members["client-1"].pin(planted, planted.digest)
     assert planted.digest != honest.digest
-    members["machine-2"].pin(planted, planted.digest)  # alone it cannot tell: that is what the digest is compared for
+    members["client-2"].pin(planted, planted.digest)  # alone it cannot tell: that is what the digest is compared for
 
 
 def test_a_member_that_was_left_out_or_has_another_kit_does_not_start(coordinator, members, tmp_path):
-    some = {name: member for name, member in members.items() if name != "machine-3"}
+    some = {name: member for name, member in members.items() if name != "client-3"}
     federation = accepted(coordinator, some).federation
     with pytest.raises(ConfigurationError, match="a document without it"):
-        members["machine-3"].pin(federation, federation.digest)
+        members["client-3"].pin(federation, federation.digest)
     other = made(tmp_path / "other", tmp_path / "schema.toml", mu=9.0)
     with pytest.raises(ConfigurationError, match="terms of this member's kit"):
-        members["machine-1"].check(other.federation)
+        members["client-1"].check(other.federation)
     with pytest.raises(ConfigurationError, match="Expected an answer to the terms"):
-        other.accept([Joining.read(members["machine-1"].answer)])
+        other.accept([Joining.read(members["client-1"].answer)])
 
 
 @pytest.mark.few_cases(6)
@@ -167,7 +167,7 @@ def test_a_member_that_was_left_out_or_has_another_kit_does_not_start(coordinato
     ],
 )
 def test_a_kit_proposes_settings_and_no_path_no_code_and_nothing_impossible(settings, coordinator):
-    document = json.loads((coordinator.folder / "kits" / "machine-1.kit").read_text())
+    document = json.loads((coordinator.folder / "kits" / "client-1.kit").read_text())
     document["terms"]["settings"] |= settings
     with pytest.raises(ConfigurationError):
         Terms.from_document(document["terms"])
@@ -175,7 +175,7 @@ def test_a_kit_proposes_settings_and_no_path_no_code_and_nothing_impossible(sett
 
 def test_code_that_is_installed_here_is_not_run_because_a_kit_names_it(coordinator):
     """Refused for being a name of code, before anything of that name is looked for."""
-    document = json.loads((coordinator.folder / "kits" / "machine-1.kit").read_text())
+    document = json.loads((coordinator.folder / "kits" / "client-1.kit").read_text())
     document["terms"]["settings"]["model"] = "json:loads"
     with pytest.raises(ConfigurationError, match="and built-in names, got 'model'"):
         Terms.from_document(document["terms"])
@@ -189,7 +189,7 @@ def test_no_setting_that_a_federation_may_propose_is_a_file():
 
 @pytest.mark.parametrize("change", [lambda d: d.pop("terms"), lambda d: d.update(role="owner"), lambda d: d.clear()])
 def test_what_is_no_kit_is_refused_and_makes_no_folder(change, coordinator, tmp_path):
-    document = json.loads((coordinator.folder / "kits" / "machine-1.kit").read_text())
+    document = json.loads((coordinator.folder / "kits" / "client-1.kit").read_text())
     change(document)
     (tmp_path / "bad.kit").write_text(json.dumps(document))
     with pytest.raises(ConfigurationError):
@@ -199,14 +199,14 @@ def test_what_is_no_kit_is_refused_and_makes_no_folder(change, coordinator, tmp_
 
 def test_joining_again_and_two_answers_of_one_name_are_refused(coordinator, members):
     with pytest.raises(ConfigurationError, match="federation renew"):
-        join(members["machine-1"].kit, members["machine-1"].folder)
-    answer = Joining.read(members["machine-1"].answer)
+        join(members["client-1"].kit, members["client-1"].folder)
+    answer = Joining.read(members["client-1"].answer)
     with pytest.raises(ConfigurationError, match="one answer of each member"):
         coordinator.accept([answer, answer])
 
 
 def test_a_copied_node_key_is_refused(coordinator, members):
-    first, second = (Joining.read(members[name].answer) for name in ("machine-1", "machine-2"))
+    first, second = (Joining.read(members[name].answer) for name in ("client-1", "client-2"))
     with pytest.raises(ConfigurationError, match="a node key of its own"):
         coordinator.accept([first, Joining(second.federation, second.terms, first.node, second.card)])
 
@@ -214,7 +214,7 @@ def test_a_copied_node_key_is_refused(coordinator, members):
 def test_renewed_keys_are_new_and_a_helper_has_a_new_record(coordinator, members):
     grown = accepted(coordinator, members)
     digest = grown.federation.digest
-    for name in ("machine-1", "helper-1"):
+    for name in ("client-1", "helper-1"):
         member, answer = members[name], Joining.read(members[name].answer)
         record = member.folder / "openings.sqlite"
         before = record.read_bytes() if record.exists() else b""
@@ -234,26 +234,26 @@ def test_renewed_keys_are_new_and_a_helper_has_a_new_record(coordinator, members
 def test_who_leaves_is_in_no_roster_and_too_few_make_none(coordinator, members):
     grown = accepted(coordinator, members)
     before = grown.federation.digest
-    left = grown.leave("machine-3")
+    left = grown.leave("client-3")
     assert left.federation.digest != before
-    assert "machine-3" not in left.federation.roster.machines
-    assert Joining.read(members["machine-3"].answer).node in left.left
+    assert "client-3" not in left.federation.roster.clients
+    assert Joining.read(members["client-3"].answer).node in left.left
     with pytest.raises(ConfigurationError, match="Expected a member's name"):
-        left.leave("machine-3")
+        left.leave("client-3")
     assert left.leave("helper-1").leave("helper-2").federation.roster is None
 
 
 def test_a_member_that_left_comes_back_with_new_keys_only(coordinator, members):
     """Flower's server registers no key twice: the one that left would hold up its registration for ever."""
-    left = accepted(coordinator, members).leave("machine-3")
+    left = accepted(coordinator, members).leave("client-3")
     before = {path: path.read_bytes() for path in coordinator.folder.rglob("*") if path.is_file()}
     with pytest.raises(ConfigurationError, match=r"takes no key twice.*federation renew"):
-        left.accept([Joining.read(members[name].answer) for name in ("machine-2", "machine-3")])
+        left.accept([Joining.read(members[name].answer) for name in ("client-2", "client-3")])
     assert {path: path.read_bytes() for path in coordinator.folder.rglob("*") if path.is_file()} == before
-    gone = Joining.read(members["machine-3"].answer).node
-    members["machine-3"].renew()
-    again = left.accept([Joining.read(members["machine-3"].answer)])
-    assert "machine-3" in again.federation.roster.machines
+    gone = Joining.read(members["client-3"].answer).node
+    members["client-3"].renew()
+    again = left.accept([Joining.read(members["client-3"].answer)])
+    assert "client-3" in again.federation.roster.clients
     assert again.left == (gone,)
 
 
@@ -266,24 +266,24 @@ def test_without_helpers_the_digest_covers_every_key_and_a_new_key_is_announced(
     honest = accepted(plain, mine)
     digest = honest.federation.digest
     assert honest.changes == ()
-    mine["machine-1"].pin(honest.federation, digest)
-    thief = join(kits["machine-2"], tmp_path / "thiefs" / "machine-2")
+    mine["client-1"].pin(honest.federation, digest)
+    thief = join(kits["client-2"], tmp_path / "thiefs" / "client-2")
     planted = honest.accept([Joining.read(thief.answer)])
     assert planted.federation.digest != digest
     (said,) = planted.changes
-    assert "machine-2" in said
-    assert mine["machine-2"].joining().fingerprint in said
+    assert "client-2" in said
+    assert mine["client-2"].joining().fingerprint in said
     assert thief.joining().fingerprint in said
     assert "compare the digest again" in said
     with pytest.raises(ConfigurationError, match="somebody exchanged it"):
-        mine["machine-2"].pin(planted.federation, planted.federation.digest)
+        mine["client-2"].pin(planted.federation, planted.federation.digest)
 
 
 @pytest.mark.parametrize("exchanged", ["node", "card"])
 def test_each_of_a_members_keys_is_in_the_digest_and_in_its_fingerprint(exchanged, coordinator, members):
-    grown, own = accepted(coordinator, members), Joining.read(members["machine-1"].answer)
-    members["machine-1"].renew()
-    other = Joining.read(members["machine-1"].answer)
+    grown, own = accepted(coordinator, members), Joining.read(members["client-1"].answer)
+    members["client-1"].renew()
+    other = Joining.read(members["client-1"].answer)
     mixed = replace(own, **{exchanged: getattr(other, exchanged)})
     assert mixed.fingerprint not in (own.fingerprint, other.fingerprint)
     before = grown.federation.digest
@@ -292,7 +292,7 @@ def test_each_of_a_members_keys_is_in_the_digest_and_in_its_fingerprint(exchange
 
 def test_the_document_of_the_largest_federation_is_short_enough_to_be_read(coordinator, members):
     largest = max(len(json.dumps(Joining.read(member.answer).document, indent=1)) for member in members.values())
-    longest_names = 2 * protocol.LONGEST_MACHINE_NAME
+    longest_names = 2 * protocol.LONGEST_CLIENT_NAME
     assert (largest + longest_names + 20) * MOST_MEMBERS < LARGEST_DOCUMENT - (1 << 20)
 
 
@@ -301,7 +301,7 @@ def test_run_settings_name_the_schema_and_the_method_that_members_have(coordinat
     config = run_config(coordinator)
     assert config.task == str(coordinator.folder / "schema.toml")
     assert (config.num_clients, config.num_rounds, config.training_samples) == (3, 4, 120)
-    node = NodeConfig.from_mapping(coordinator.federation.terms.node_values("machine-1", "0" * 64))
+    node = NodeConfig.from_mapping(coordinator.federation.terms.node_values("client-1", "0" * 64))
     experiment = prepare(config, deployed=True)
     assert (node.strategy, node.model, node.mu) == (config.strategy, config.model, config.mu)
     assert node.max_participations == experiment.num_rounds
@@ -317,18 +317,18 @@ def run_config(coordinator):
     return RunConfig.from_mapping(parse_config_args([(coordinator.folder / "run.settings").read_text()]))
 
 
-class Machines(InProcessGrid):
+class Clients(InProcessGrid):
     """The nodes of members that have started, without processes."""
 
     def __init__(self, members):
-        clients = [NodeConfig.read(member.file).client() for member in members]
+        clients = [NodeConfig.read(member.file).make_client() for member in members]
         super().__init__(
             numpy_client_app(lambda context: clients[context.node_config["partition-id"]]), len(clients), {}
         )
 
 
 def rows_of(number, count):
-    """Rows of a machine: a label by the sign of their first value, which is never near 0."""
+    """Rows of a client: a label by the sign of their first value, which is never near 0."""
     random = np.random.Generator(np.random.Philox(key=number))
     rows = random.uniform(-1, 1, (count, FEATURES))
     rows[:, 0] = np.copysign(np.abs(rows[:, 0]) / 2 + 0.5, rows[:, 0])
@@ -351,7 +351,7 @@ def test_run_settings_train_the_members_tables_on_a_server_that_knows_the_schema
     for member in members:
         member.pin(plain.federation, digest)
         assert member.make_ledger()
-    _run(Machines(members), run_config(plain), tmp_path / "first", deployed=True)
+    _run(Clients(members), run_config(plain), tmp_path / "first", deployed=True)
     outcome = Outcome.read(tmp_path / "first")
     assert (outcome.mu, outcome.rounds, outcome.aggregated) == (pytest.approx(6.0), 8, 24)
     assert (outcome.accuracy, outcome.loss) == (None, None), "the server has no records"
@@ -377,7 +377,7 @@ def test_a_federation_for_numbers_is_refused_with_what_trains_on_them(tmp_path):
 
 
 def test_what_an_operator_writes_into_run_settings_survives_accept_and_leave(coordinator, tmp_path):
-    """Without sums: with them, two machines would be fewer than min-cohort."""
+    """Without sums: with them, two clients would be fewer than min-cohort."""
     plain = made(tmp_path / "plain", tmp_path / "schema.toml", helpers=0)
     kits = {name: Kit.read(plain.folder / "kits" / f"{name}.kit") for name in PLACES[:3]}
     (tmp_path / "theirs").mkdir()
@@ -390,13 +390,13 @@ def test_what_an_operator_writes_into_run_settings_survives_accept_and_leave(coo
     some = accepted(plain, {name: members[name] for name in PLACES[:2]})
     assert run_config(some).num_clients == 2
     assert any("num-clients = 2, was 3" in line for line in some.changes)
-    grown = some.accept([Joining.read(members["machine-3"].answer)]).leave("machine-1")
+    grown = some.accept([Joining.read(members["client-3"].answer)]).leave("client-1")
     config = run_config(grown)
     assert (config.num_clients, config.clients_per_round, config.training_samples) == (2, 2, 80)
     assert (config.num_rounds, config.momentum) == (3, 0.5)
     assert path.read_text().startswith("# agreed on the telephone\n")
     path.unlink()
-    assert "is not there" in grown.leave("machine-2").changes[-1]
+    assert "is not there" in grown.leave("client-2").changes[-1]
 
 
 def test_counts_that_an_operator_changed_or_took_out_stay_so():
@@ -426,7 +426,7 @@ def test_settings_that_schema_and_members_decide_are_not_proposed(key, coordinat
 @pytest.mark.parametrize(
     "setting", [{"batch-selection": "shuffled"}, {"samples-per-owner": 2}, {"features": "strokes"}]
 )
-def test_a_setting_that_machines_would_not_get_is_refused(setting, coordinator, tmp_path):
+def test_a_setting_that_clients_would_not_get_is_refused(setting, coordinator, tmp_path):
     """The run would expect of them what their files do not say."""
     with pytest.raises(ConfigurationError, match="each operator writes"):
         made(tmp_path / "other", tmp_path / "schema.toml", **setting)
@@ -438,7 +438,7 @@ def test_members_get_all_that_a_method_needs_of_them(strategy, coordinator, tmp_
     settings = {"strategy": strategy, "num-rounds": rounds, "clipping": "" if strategy == "one-shot" else "automatic"}
     plain = made(tmp_path / "other", tmp_path / "schema.toml", helpers=0, **settings)
     terms = plain.federation.terms
-    node = NodeConfig.from_mapping(terms.node_values("machine-1", "0" * 64))
+    node = NodeConfig.from_mapping(terms.node_values("client-1", "0" * 64))
     ours, config = prepare(run_config(plain), deployed=True), run_config(plain)
     theirs, expected = node.proposed_policy(terms.records), ours.policy()
     for name in ("clipping", "clip_unit", "batch_size", "max_participations", "mechanism", "trust"):
@@ -471,7 +471,7 @@ LOUD = {"strategy": "mu2", "clip-norm": 1.0, "batch-size": 4, "delta": 1e-5, "ma
 def test_a_kit_without_noise_is_joined_on_its_operators_word_alone(settings, expected, coordinator, tmp_path):
     """Also one that names a method of a trusted server and nothing else: the policy decides, no name of a setting."""
     plain = made(tmp_path / "plain", tmp_path / "schema.toml", helpers=0)
-    document = json.loads((plain.folder / "kits" / "machine-1.kit").read_text())
+    document = json.loads((plain.folder / "kits" / "client-1.kit").read_text())
     document["terms"]["settings"] = settings
     (tmp_path / "quiet.kit").write_text(json.dumps(document))
     kit = Kit.read(tmp_path / "quiet.kit")
@@ -486,17 +486,17 @@ def test_a_kit_without_noise_is_joined_on_its_operators_word_alone(settings, exp
     assert not without_noise(helper)
 
 
-@pytest.mark.parametrize("name", ["m\u0430chine-1", "machine-\uff11", "Ma\u0308rz", "-x", "a b", ""])
+@pytest.mark.parametrize("name", ["m\u0430chine-1", "client-\uff11", "Ma\u0308rz", "-x", "a b", ""])
 def test_names_with_letters_of_other_alphabets_are_refused(name, coordinator):
-    kit = Kit.read(coordinator.folder / "kits" / "machine-1.kit")
+    kit = Kit.read(coordinator.folder / "kits" / "client-1.kit")
     with pytest.raises(ConfigurationError):
         Kit(name, kit.role, kit.terms)
 
 
-@pytest.mark.parametrize("name", ["Machine-2", "machine_2", "mach1ne-2", "machlne-2"])
+@pytest.mark.parametrize("name", ["Client-2", "client_2", "mach1ne-2", "machlne-2"])
 def test_a_name_that_is_easily_taken_for_another_members_is_refused(name, coordinator, members, tmp_path):
     grown = accepted(coordinator, members)
-    like = join(Kit(name, "machine", members["machine-1"].terms), tmp_path / "like")
+    like = join(Kit(name, "client", members["client-1"].terms), tmp_path / "like")
     with pytest.raises(ConfigurationError, match="looks like no other one"):
         grown.accept([Joining.read(like.answer)])
 
@@ -587,35 +587,35 @@ def test_a_member_opens_only_its_own_folder(coordinator, tmp_path):
     shutil.rmtree(coordinator.folder / "published")
 
 
-def test_a_kit_whose_sums_hide_a_machine_without_noise_of_its_own_says_so(coordinator):
-    """Whoever runs all helpers and the other machines of a sum sees what the machine itself added, and that is all."""
-    kit = Kit.read(coordinator.folder / "kits" / "machine-1.kit")
+def test_a_kit_whose_sums_hide_a_client_without_noise_of_its_own_says_so(coordinator):
+    """Whoever runs all helpers and the other clients of a sum sees what the client itself added, and that is all."""
+    kit = Kit.read(coordinator.folder / "kits" / "client-1.kit")
     assert not without_noise(kit)
     settings = {**kit.terms.settings, "trust.min-honest": 500, "trust.min-cohort": 502}
     words = without_noise(replace(kit, terms=replace(kit.terms, settings=settings)))
     assert words.startswith("HARDLY ANY NOISE")
-    assert "If no helper is honest, or fewer than 500 machines" in words
+    assert "If no helper is honest, or fewer than 500 clients" in words
 
 
 def test_no_answer_makes_the_document_longer_than_members_read(coordinator, members):
-    document = Joining.read(members["machine-1"].answer).document
+    document = Joining.read(members["client-1"].answer).document
     signing = {**document["card"], "signing": "00" * 10**6}
     huge = ({"federation": "x" * 10**6}, {"node": f"{document['node']} {'x' * 10**6}"}, {"card": signing})
     for changed in huge:
-        write_document(members["machine-1"].answer, {**document, **changed})
+        write_document(members["client-1"].answer, {**document, **changed})
         with pytest.raises(ConfigurationError, match="Expected"):
-            Joining.read(members["machine-1"].answer)
+            Joining.read(members["client-1"].answer)
 
 
-def test_whoever_got_a_machines_kit_cannot_become_a_helper(coordinator, members):
+def test_whoever_got_a_clients_kit_cannot_become_a_helper(coordinator, members):
     own = Joining.read(members["helper-1"].answer)
-    answer = replace(own, card=replace(own.card, name="machine-1"))
-    with pytest.raises(ConfigurationError, match="'machine-1' to answer as the machine"):
+    answer = replace(own, card=replace(own.card, name="client-1"))
+    with pytest.raises(ConfigurationError, match="'client-1' to answer as the client"):
         coordinator.accept([answer])
 
 
-@pytest.mark.parametrize("name", ["rnachine-1", "machine--1", "machine-1-"])
+@pytest.mark.parametrize("name", ["rnachine-1", "client--1", "client-1-"])
 def test_names_that_look_like_a_members_are_refused(name, coordinator, members):
-    own = Joining.read(members["machine-2"].answer)
+    own = Joining.read(members["client-2"].answer)
     with pytest.raises(ConfigurationError, match="looks like no other one"):
         coordinator.accept([replace(own, card=replace(own.card, name=name))])

@@ -40,13 +40,13 @@ from murmurfl.app.fleet.servers.gate import SuperLinkOptions
 from murmurfl.app.fleet.servers.watched_server import ServerHealth
 from murmurfl.app.nodes.diagnosis import CAUSES
 from murmurfl.app.nodes.journal import Journal, noting
-from murmurfl.app.nodes.node_app import machine_of
+from murmurfl.app.nodes.node_app import client_of
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon, protocol
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.harness.clients import training_config
 from tests.harness.grid import ask_real_node
-from tests.harness.machines import training_config
 from tests.harness.schemas import write_samples
 
 ANY = Address("127.0.0.1", 0)
@@ -494,14 +494,14 @@ class NodeClock:
 
 
 class Watched:
-    """A real machine's answers, its journal and its figures, on a clock of the test's."""
+    """A real client's answers, its journal and its figures, on a clock of the test's."""
 
     def __init__(self, folder, values, slowness=0.0):
         folder.mkdir()
         own = write_samples(folder, **values, classes=CLASSES)
         SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
         settings = {
-            "machine": "clinic",
+            "client": "clinic",
             "ledger": "ledger.sqlite",
             **own,
             "clip-norm": 1.0,
@@ -516,7 +516,7 @@ class Watched:
         watch = BudgetWatch(folder / "ledger.sqlite")
         self.looked = 0.0
         self.figures = NodeFigures("node", self.journal, self.health, lambda: watch.left(self.looked))
-        answers, _ = machine_of(NodeConfig.read(folder / "node.toml"))
+        answers, _ = client_of(NodeConfig.read(folder / "node.toml"))
         self.app = noting(self._slowly(answers), self.journal)
         self.journal.note("started", kind="node", name="clinic")
         self.journal.note("connecting", superlink="a:1")
@@ -524,13 +524,13 @@ class Watched:
 
     def _slowly(self, answers):
         def answer(message, context: Context):
-            self.clock.now += self.slowness  # how long a machine computes may depend on its data
+            self.clock.now += self.slowness  # how long a client computes may depend on its data
             return answers(message, context)
 
         return answer
 
     def ask(self, at, number, session="s", ack=0, **entries):
-        """A request that comes at a time, whatever the machine is busy with."""
+        """A request that comes at a time, whatever the client is busy with."""
         self.clock.now = at
         points = [np.zeros((CLASSES, FEATURES)), np.zeros(CLASSES)]
         config = training_config(number, ack, session, **entries)

@@ -9,7 +9,7 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.commands.node_command import Serving
 from murmurfl.app.engines.loopback import free_port, toml_document
-from murmurfl.app.fleet.federation.keys_and_cards import make_helper, make_machine, make_node_key, roster_of
+from murmurfl.app.fleet.federation.keys_and_cards import make_client, make_helper, make_node_key, roster_of
 from murmurfl.app.fleet.preflight import (
     NAMES,
     Check,
@@ -26,7 +26,7 @@ from murmurfl.app.nodes.diagnosis import CAUSES, Diagnosis
 from murmurfl.app.nodes.ledger_views import DAY_S
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.clients import UpdateNode, UpdatePolicy
-from murmurfl.clients.nodes.machine_file import SampleNode
+from murmurfl.clients.nodes.client_file import SampleNode
 from murmurfl.clients.nodes.roster_files import write_roster
 from murmurfl.privacy import ConfigurationError, SQLiteLedger
 from murmurfl.privacy.files import exposure, write_private
@@ -36,7 +36,7 @@ from tests.harness.errors import raises
 from tests.harness.schemas import write_samples, write_schema
 
 FEATURES = 5
-FILE = {"machine": "clinic", "ledger": "ledger.sqlite"}
+FILE = {"client": "clinic", "ledger": "ledger.sqlite"}
 FILE |= {"clip-norm": 1.0, "batch-size": 2, "mu": 1.0, "max-participations": 6}
 NOW = 1_800_000_000.0
 
@@ -55,9 +55,11 @@ class Node:
         self.config.chmod(0o600)
 
     def release(self, session, times=1):
-        machine = NodeConfig.read(self.config).client().machine
+        privatizer = NodeConfig.read(self.config).make_client().privatizer
         for _ in range(times):
-            machine.release(session, 0, lambda chosen: np.zeros((chosen.stop - chosen.start, machine.num_parameters)))
+            privatizer.release(
+                session, 0, lambda chosen: np.zeros((chosen.stop - chosen.start, privatizer.num_parameters))
+            )
 
     def bytes(self):
         return {path.name: path.read_bytes() for path in self.folder.iterdir()}
@@ -78,7 +80,7 @@ def test_a_check_alters_nothing_and_says_what_was_not_tried(node):
     found, checks = node.checked()
     assert node.bytes() == before
     assert found.state == "ok"
-    assert found.description.startswith("Machine clinic: up to 6 releases")
+    assert found.description.startswith("Client clinic: up to 6 releases")
     states = {name: check.state for name, check in checks.items()}
     tried = dict.fromkeys(["configuration", "records", "budget", "disk", "data"], "ok")
     assert states == tried | dict.fromkeys(NAMES, "not tried")
@@ -123,7 +125,7 @@ def test_samples_that_are_used_up_end_it_before_the_budget(tmp_path):
     assert (found.allowance.runs, found.allowance.releases, checks["budget"].state) == (0, 0, "failed")
 
 
-def test_the_check_allows_exactly_the_runs_that_the_machine_takes(tmp_path):
+def test_the_check_allows_exactly_the_runs_that_the_client_takes(tmp_path):
     node = Node(tmp_path, budget_mu=1.7, **{"max-participations": 1})
     assert node.checked()[0].allowance.runs == 2
     node.release("first")
@@ -261,7 +263,7 @@ def test_records_of_owners_are_counted_one_by_one_too(tmp_path):
     assert checks["records"].sentence.startswith("35 of 40 records fit")
 
 
-def test_data_are_looked_at_where_the_machine_cannot_be_made(node):
+def test_data_are_looked_at_where_the_client_cannot_be_made(node):
     (node.folder / "samples.npz").write_bytes(b"none")
     (node.folder / "samples.npz").chmod(0o666)
     checks = node.checked()[1]
@@ -276,7 +278,7 @@ def test_of_a_built_in_data_set_there_is_nothing_to_look_at(node):
 def test_files_of_an_own_app_are_those_that_its_file_names(tmp_path):
     for name in ("a.npz", "b.csv", "c.csv"):
         (tmp_path / name).touch(mode=0o600)
-    place = {"machine": "clinic", "ledger": "l", "app": "project:app"}
+    place = {"client": "clinic", "ledger": "l", "app": "project:app"}
     tables = {"run_config": {"rows": str(tmp_path / "b.csv"), "epochs": 2, "device": "cpu"}}
     tables["node_config"] = {"long": "x" * 5000, "none": "\0", "folder": str(tmp_path), "c": str(tmp_path / "c.csv")}
     of_samples = SampleNode(
@@ -338,7 +340,7 @@ def test_json_has_the_same_checks_and_the_figures(run, node):
     assert {check["check"] for check in document["checks"]} >= {"configuration", "budget", "disk", "connection"}
 
 
-def test_a_machine_that_cannot_be_made_leaves_the_connection_to_be_tried(node):
+def test_a_client_that_cannot_be_made_leaves_the_connection_to_be_tried(node):
     with np.load(node.folder / "samples.npz") as file:
         features = file["features"]
     np.savez(node.folder / "samples.npz", features=features)
@@ -365,7 +367,7 @@ def test_options_of_a_check_are_refused_without_one(run, node):
 
 def write_helper(tmp_path):
     """A helper's files but for its operator's, and what that one says."""
-    cards = [make_machine(tmp_path / f"{name}.key", name).card for name in ("clinic-0", "clinic-1")]
+    cards = [make_client(tmp_path / f"{name}.key", name).card for name in ("clinic-0", "clinic-1")]
     cards.append(make_helper(tmp_path / "auditor.key", "auditor", tmp_path / "openings.sqlite").card)
     roster = roster_of(cards)
     write_roster(tmp_path / "roster.json", roster)

@@ -1,4 +1,4 @@
-"""Anytime steps of mu2: no horizon, machines that weigh by the round they are told, and who reads the settings."""
+"""Anytime steps of mu2: no horizon, clients that weigh by the round they are told, and who reads the settings."""
 
 import math
 from dataclasses import replace
@@ -10,7 +10,7 @@ from murmurfl.app.models import make_model
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Mu2Client
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.machine import clipping
+from murmurfl.privacy.release import clipping
 from murmurfl.strategies import Mu2
 
 from tests.app.plain import simulate
@@ -42,7 +42,7 @@ def test_the_papers_steps_know_the_end():
 
 
 @pytest.mark.parametrize("engine", ["cohort", "inprocess"])
-def test_machines_weigh_as_in_the_last_round_of_the_window(engine, monkeypatch):
+def test_clients_weigh_as_in_the_last_round_of_the_window(engine, monkeypatch):
     told = []
     weights = Mu2Client.point_weights
 

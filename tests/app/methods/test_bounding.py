@@ -1,4 +1,4 @@
-"""Automatic clipping in the app: who reads it, what machines then do, and what is said of it."""
+"""Automatic clipping in the app: who reads it, what clients then do, and what is said of it."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("no_forecast")
 
 
 @pytest.mark.parametrize("strategy", [name for name, method in METHODS.items() if "clipping" in method.keys])
-def test_machines_bound_gradients_as_it_says_and_their_noise_is_the_same(strategy):
+def test_clients_bound_gradients_as_it_says_and_their_noise_is_the_same(strategy):
     plain, automatic = (
         prepare(RunConfig(strategy=strategy, clipping=clipping, clip_norm=1.0)).policy()
         for clipping in ("", "automatic")
@@ -53,8 +53,8 @@ def test_a_gamma_without_automatic_clipping_is_refused():
         RunConfig(clip_stability=0.5)
 
 
-def test_a_machine_of_the_experiment_clips_automatically():
+def test_a_client_of_the_experiment_clips_automatically():
     experiment = prepare(RunConfig(strategy="noisy-sgd", clipping="automatic", clip_norm=1.0, batch_size=1))
-    machine = experiment.client(0, MemoryLedger()).machine
-    rows = machine.policy.bound.rows(np.diag([1e-3, 1.0, 50.0]))
+    privatizer = experiment.client(0, MemoryLedger()).client
+    rows = privatizer.policy.bound.rows(np.diag([1e-3, 1.0, 50.0]))
     assert np.diag(rows) == pytest.approx([1 / 11, 1 / 1.01, 50 / 50.01], rel=1e-9)

@@ -55,12 +55,12 @@ def test_the_preset_is_the_table_where_it_was_tuned(mu, rounds, rate, momentum, 
     assert stated == (pytest.approx(rate), pytest.approx(momentum), pytest.approx(clip_norm), "last")
 
 
-def test_other_machines_and_trust_are_read_off_at_the_mu_with_as_much_noise():
-    assert settled(1.0, [300] * 400) == settled(1.0)  # twice the samples: of 4 times the machines the same noise
+def test_other_clients_and_trust_are_read_off_at_the_mu_with_as_much_noise():
+    assert settled(1.0, [300] * 400) == settled(1.0)  # twice the samples: of 4 times the clients the same noise
     assert settled(1.0, [60] * 100) == settled(0.1)
     sums = {"trust": "secure-aggregation", "min_cohort": 100, "colluders": 0}
-    assert settled(0.1, **sums) == settled(1.0)  # the noise of a sum is that of mu sqrt(h) on each machine
-    assert settled(0.1, trust="trusted-server") == settled(1.0)  # one noise for a hundred machines
+    assert settled(0.1, **sums) == settled(1.0)  # the noise of a sum is that of mu sqrt(h) on each client
+    assert settled(0.1, trust="trusted-server") == settled(1.0)  # one noise for a hundred clients
     assert settled(1.0, mechanism="none") == settled(50.0)
 
 
@@ -127,9 +127,9 @@ def test_keys_that_mean_nothing_here_are_refused(changes):
         replace(BASE, **changes)
 
 
-def test_machines_that_are_asked_in_turn_reserve_as_many_releases_as_they_are_asked_for():
+def test_clients_that_are_asked_in_turn_reserve_as_many_releases_as_they_are_asked_for():
     experiment = prepare(replace(BASE, clients_per_round=3, num_rounds=10))
-    assert experiment.policy().max_participations == 3  # 30 requests of 10 machines
+    assert experiment.policy().max_participations == 3  # 30 requests of 10 clients
     asked = [name for t in range(1, 11) for name in _sampled(experiment, t)]
     assert max(asked.count(name) for name in set(asked)) == 3
     experiment.check_rounds()
@@ -139,7 +139,7 @@ def test_machines_that_are_asked_in_turn_reserve_as_many_releases_as_they_are_as
 
 def _sampled(experiment, server_round):
     strategy = experiment.strategy()
-    strategy.machines.restore([str(i) for i in range(10)])
+    strategy.clients.restore([str(i) for i in range(10)])
     return strategy.sampler.draw(server_round)
 
 
@@ -335,7 +335,7 @@ def test_no_floor_of_images_reaches_other_data():
     assert prepare(RunConfig(strategy="one-shot", task="synthetic", ridge=5.0)).strategy().rule.ridge == 5.0
 
 
-def test_every_machine_has_one_release_of_the_size_of_the_moments():
+def test_every_client_has_one_release_of_the_size_of_the_moments():
     experiment = prepare(RunConfig(strategy="one-shot"))
     policy = experiment.policy()
     assert (policy.batch_selection, policy.max_participations, policy.clip_unit, policy.classes) == (
@@ -344,7 +344,7 @@ def test_every_machine_has_one_release_of_the_size_of_the_moments():
         "moments",
         10,
     )
-    assert experiment.client(0, MemoryLedger()).machine.num_parameters == 65 * 66 // 2 + 65 * 9
+    assert experiment.client(0, MemoryLedger()).privatizer.num_parameters == 65 * 66 // 2 + 65 * 9
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from benchmarks import pages
 from tests.app.run_table import SHUFFLED_ALONE as BASE
 
 
-def test_tree_momentum_runs_over_many_passes_with_one_epoch_for_all_machines():
+def test_tree_momentum_runs_over_many_passes_with_one_epoch_for_all_clients():
     config = RunConfig(strategy="tree-momentum", passes=5, checkpoint=False)
     experiment = prepare(config)
     policies = {experiment.policy(i) for i in range(10)}
@@ -37,7 +37,7 @@ def test_tree_momentum_runs_over_many_passes_with_one_epoch_for_all_machines():
     assert result.mu == config.mu
     assert result.strategy.aggregator.stream.keys.simulated
     assert not experiment.strategy(deployed=True).aggregator.stream.keys.simulated, (
-        "on real machines noise is the operating system's"
+        "on real clients noise is the operating system's"
     )
     assert all(statement["releases"] == experiment.num_rounds for statement in result.statements.values())
     with pytest.raises(ConfigurationError, match="clients-per-round"):
@@ -70,13 +70,13 @@ def test_reduced_tree_momentum_takes_the_smoothness_from_the_model():
         RunConfig(strategy="reduced-tree-momentum", lost_replies=0.1)
 
 
-def test_correlated_momentum_and_dp_sgd_run_with_machines_that_add_no_noise():
+def test_correlated_momentum_and_dp_sgd_run_with_clients_that_add_no_noise():
     base = {"passes": 5, "checkpoint": False}
     for settings in ({"strategy": "correlated-momentum"}, {"strategy": "trusted-sgd"}):
         result = run_cohort(RunConfig(**base, **settings))
         assert result.accuracy > 0.8
         assert result.mu == 4.0
-        assert math.isinf(result.experiment.plans()[0].mu), "the machines add no noise"
+        assert math.isinf(result.experiment.plans()[0].mu), "the clients add no noise"
     with pytest.raises(ConfigurationError, match="mechanism"):
         RunConfig(strategy="correlated-momentum", mechanism="tree")
     with pytest.raises(ConfigurationError, match="mechanism"):

@@ -1,4 +1,4 @@
-"""A method of one's own cannot have an epsilon printed that is not that of its machines."""
+"""A method of one's own cannot have an epsilon printed that is not that of its clients."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ NAME = f"{__name__}:"
 
 
 class Longer(TreeMomentumMethod):
-    """Each machine's epoch is as long as its samples last; the server would charge the longest for all."""
+    """Each client's epoch is as long as its samples last; the server would charge the longest for all."""
 
     name = "longer"
     everybody = False
@@ -30,7 +30,7 @@ class RealTree(TreeMomentumMethod):
 
 
 class Weak(Mu2Method):
-    """Says mu and has machines with another one."""
+    """Says mu and has clients with another one."""
 
     name = "weak"
 
@@ -64,7 +64,7 @@ def config(strategy, **changes):
     return RunConfig(strategy=NAME + strategy, num_clients=2, clients_per_round=2, mu=1.0, **changes)
 
 
-def test_a_trusted_server_charges_what_is_true_of_every_machine():
+def test_a_trusted_server_charges_what_is_true_of_every_client():
     uneven = {"partition": NAME + "Uneven", "passes": 4, "num_rounds": 40}
     with pytest.raises(ConfigurationError, match="min_separation under a trusted server"):
         run_cohort(config("Longer", **uneven))
@@ -73,14 +73,14 @@ def test_a_trusted_server_charges_what_is_true_of_every_machine():
 
 
 @pytest.mark.parametrize("strategy", ["Weak", "Nobody"])
-def test_a_mu_that_the_machines_do_not_guarantee_is_no_result(strategy):
+def test_a_mu_that_the_clients_do_not_guarantee_is_no_result(strategy):
     with pytest.raises(ConfigurationError, match="There is no result"):
         run_cohort(config(strategy, num_rounds=3, allow_exhaustion=True))
 
 
-def test_under_a_trusted_server_a_real_machine_uses_its_samples_once():
+def test_under_a_trusted_server_a_real_client_uses_its_samples_once():
     values = {
-        "machine": "a", "ledger": "l", "clip-norm": 1.0, "batch-size": 4, "mu": 1.0, "strategy": NAME + "RealTree",
+        "client": "a", "ledger": "l", "clip-norm": 1.0, "batch-size": 4, "mu": 1.0, "strategy": NAME + "RealTree",
         "task": "digits", "num-partitions": 2, "partition-id": 0, "mechanism": "independent",
     }  # fmt: skip
     assert NodeConfig.from_mapping(values).method.trusted

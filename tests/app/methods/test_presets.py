@@ -72,8 +72,8 @@ def test_steps_are_the_tuned_ones_at_the_sizes_and_mus_they_were_tuned_for():
     assert step(many, 1200, 784) == 110.0 * 2 / 1200**2
 
 
-def test_a_step_is_for_the_noise_in_a_sum_and_not_for_each_machines_share():
-    """One noise of a trusted server for m machines is that of machines with mu sqrt(m) each."""
+def test_a_step_is_for_the_noise_in_a_sum_and_not_for_each_clients_share():
+    """One noise of a trusted server for m clients is that of clients with mu sqrt(m) each."""
     trusted = RunConfig(strategy="trusted-mu2", task="mnist", num_clients=100, clients_per_round=25, mu=0.25)
     for features in ("pixels", "oriented-gradients"):
         config = replace(trusted, features=features)

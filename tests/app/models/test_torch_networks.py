@@ -26,7 +26,7 @@ from murmurfl.clients.adapters.per_sample_gradients import (
 from murmurfl.clients.adapters.torch_model import ModuleGradients
 from murmurfl.clients.full_batch_client import CountedGradients
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.machine.clipping import DenseContributions, RowBound, squared_lengths
+from murmurfl.privacy.release.clipping import DenseContributions, RowBound, squared_lengths
 
 from tests.harness.errors import raises
 
@@ -189,7 +189,7 @@ def test_too_little_gradient_memory_is_refused_with_the_need(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sample_by_itself_is_computed_whatever_was_stated(kind):
-    """As on a real machine, where a refusal would count as a gradient of zero."""
+    """As on a real client, where a refusal would count as a gradient of zero."""
     made = module()
     one = SAMPLES[0][:1], SAMPLES[1][:1]
     small = kind(made, LOSS, gradient_memory_mib=1e-6)(point_of(made), one)
@@ -344,7 +344,7 @@ def bounded_rows(model, point, features, labels):
 @pytest.mark.parametrize("reach", [1.0, 1e9, 1e200])
 @pytest.mark.parametrize("kind", ["softmax", "logistic", "ridge", "counted"])
 def test_no_bit_of_a_row_depends_on_a_sample_beside_it(kind, reach, extreme):
-    """However far away a hostile point is: rows of models that say so are computed together on real machines."""
+    """However far away a hostile point is: rows of models that say so are computed together on real clients."""
     classes = 1 if kind == "ridge" else 2
     model = made = make_model("softmax" if kind == "counted" else kind, 16, classes, 2.0)
     draws = generator(7)

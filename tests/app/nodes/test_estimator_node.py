@@ -8,8 +8,8 @@ from murmurfl.clients import LinearEstimator
 from murmurfl.privacy import SQLiteLedger
 from sklearn.linear_model import SGDClassifier
 
+from tests.harness.clients import training_config
 from tests.harness.grid import ask_real_node
-from tests.harness.machines import training_config
 from tests.harness.schemas import write_schema
 
 SECRET = "patient 4711"
@@ -29,7 +29,7 @@ broken = private_client_app(MODEL, samples=lambda context: BROKEN, mu=1e3, round
 """.replace("SECRET", SECRET)
 
 FILE = """
-machine = "clinic-0"
+client = "clinic-0"
 ledger = "ledger.sqlite"
 method = "full-batch"
 clip-norm = 2.0

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, Metadata, Metr
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from murmurfl.app.nodes.executor import pause_s, pulled_message
-from murmurfl.app.nodes.node_app import machine_of
+from murmurfl.app.nodes.node_app import answers_of
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.privacy import SQLiteLedger, protocol
@@ -129,9 +129,9 @@ def node(folder, **own):
     made = write_samples(folder, rows, np.arange(len(rows)) % CLASSES, classes=CLASSES)
     own |= {name.replace("-", "_"): value for name, value in made.items()}
     SQLiteLedger.create(folder / "ledger.db", budget_mu=1.0, delta=1e-5)
-    place = {"machine": "node", "ledger": str(folder / "ledger.db")}
+    place = {"client": "node", "ledger": str(folder / "ledger.db")}
     config = NodeConfig(**place, clip_norm=1.0, batch_size=BATCH, mu=1.0, max_participations=ROUNDS, **own)
-    answers, _ = machine_of(config)
+    answers, _ = answers_of(config)
     repeat = repeating_the_last_answer()
     return lambda message: repeat(message, Context(1, 1, {}, RecordDict(), {}), answers)
 

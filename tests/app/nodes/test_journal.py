@@ -29,8 +29,8 @@ from murmurfl.clients import helper_app
 from murmurfl.privacy import ConfigurationError, LedgerError, protocol
 from murmurfl.privacy.errors import OF_DATA, PUBLIC, MisfitError
 
+from tests.harness.clients import DurableRecord
 from tests.harness.grid import ask_real_node
-from tests.harness.machines import DurableRecord
 from tests.harness.masked_releases import opener_of, round_of
 
 
@@ -73,7 +73,7 @@ def test_a_refusal_is_noted_with_fixed_texts_only() -> None:
 
 
 @pytest.mark.parametrize("versions", [1, 2])
-def test_a_release_is_noted_under_the_machines_session(versions: int) -> None:
+def test_a_release_is_noted_under_the_clients_session(versions: int) -> None:
     message, journal, entries = _request(), Journal(), list[Entry]()
     beside = ConfigRecord({protocol.SESSION: "another", protocol.SERVER_ROUND: 9})
     if versions == 2:  # who reads the record of this name reads no other; all others refuse
@@ -323,10 +323,10 @@ def test_a_text_of_a_server_cannot_make_a_line_or_move_a_cursor():
 def test_flowers_own_logger_has_no_other_way_out(log_of, capsys):
     said = log_of(sees_samples=False)
     flower_log(logging.WARNING, "\x1b[93mround \n lost\x1b[0m")
-    flower_log(logging.INFO, "of no interest while all is well, and yet this machine's own")
+    flower_log(logging.INFO, "of no interest while all is well, and yet this client's own")
     assert [line.split(None, 1)[1] for line in said()] == [
         "WARNING  round   lost",
-        "INFO     of no interest while all is well, and yet this machine's own",
+        "INFO     of no interest while all is well, and yet this client's own",
     ]
     assert capsys.readouterr() == ("", "")
 
@@ -346,7 +346,7 @@ def fail(error):
     try:
         raise error
     except type(error):
-        logging.getLogger("flwr").exception("This machine failed to answer.", extra=PUBLIC)
+        logging.getLogger("flwr").exception("This client failed to answer.", extra=PUBLIC)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -372,7 +372,7 @@ def test_details_show_what_an_error_of_murmurfls_was_raised_from(log_of):
             except ValueError as error:
                 raise LedgerError("Expected the ClientApp to answer.") from error
         except LedgerError:
-            logging.getLogger("flwr").exception("This machine failed to answer.", extra=PUBLIC)
+            logging.getLogger("flwr").exception("This client failed to answer.", extra=PUBLIC)
 
     said = log_of()
     failed()
@@ -384,7 +384,7 @@ def test_details_show_what_an_error_of_murmurfls_was_raised_from(log_of):
 
 
 def data_dependent_lines():
-    logging.getLogger("murmurfl.privacy.machine.prefix_sums").error("counts as zero", extra=OF_DATA)
+    logging.getLogger("murmurfl.privacy.release.prefix_sums").error("counts as zero", extra=OF_DATA)
     logging.getLogger("py.warnings").warning("overflow encountered in exp")  # as Python hands them on
 
 
@@ -398,12 +398,12 @@ def test_lines_that_are_there_only_because_of_the_data_are_details(log_of):
 
 
 @pytest.mark.few_cases(6)
-@pytest.mark.parametrize("name", ["flwr", "murmurfl.clients.records.machine_records", "murmurfl", "uvicorn"])
+@pytest.mark.parametrize("name", ["flwr", "murmurfl.clients.records.client_records", "murmurfl", "uvicorn"])
 @pytest.mark.parametrize(
     ("file", "heard"),
     [
-        ("privacy/machine/prefix_sums.py", False),
-        ("clients/records/machine_records.py", False),
+        ("privacy/release/prefix_sums.py", False),
+        ("clients/records/client_records.py", False),
         ("clients/adapters/noise_mod.py", False),
         ("clients/adapters/anything_new.py", False),
         ("app/data/table_task.py", False),
@@ -454,7 +454,7 @@ def test_a_misfits_text_is_a_detail(log_of):
     assert SECRET not in said()[0]
 
 
-def test_two_machines_with_other_samples_log_the_same(log_of):
+def test_two_clients_with_other_samples_log_the_same(log_of):
     """One of them fails on its samples, and its gradients overflow; the sibling shows that details would tell."""
     logs = {}
     for details in (False, True):

@@ -1,4 +1,4 @@
-"""A machine's operator's file: what it may say, the tables it may have, and the machine it makes."""
+"""A client's operator's file: what it may say, the tables it may have, and the client it makes."""
 
 import os
 import stat
@@ -25,20 +25,20 @@ from murmurfl.clients import (
     UpdateNode,
     numpy_client_app,
 )
-from murmurfl.clients.nodes.machine_file import SampleNode
+from murmurfl.clients.nodes.client_file import SampleNode
 from murmurfl.clients.nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, SystemKeys, gdp_mu, protocol
 from murmurfl.privacy.files import write_private
 from murmurfl.privacy.setting import by_key, settings_of
 
+from tests.harness.clients import training_config
 from tests.harness.errors import raises
 from tests.harness.grid import ask_real_node
-from tests.harness.machines import training_config
 from tests.harness.schemas import write_samples, write_schema
 
 BASE = {
-    "machine": "clinic",
+    "client": "clinic",
     "ledger": "ledger.sqlite",
     "clip-norm": 2.0,
     "batch-size": 32,
@@ -108,17 +108,17 @@ def forget(monkeypatch):
         ({"mechanism": "none"}, "Expected mechanism to be a known name"),
         ({"strategy": "trusted-mu2", "passes": 3}, "Expected passes to be 1 with strategy = 'trusted-mu2'"),
         ({"noise-quality": "fast"}, "Expected known node-config keys, got noise-quality"),
-        ({"max-participations": 12}, "Expected batch_size x max_participations <= the machine's 360 samples"),
+        ({"max-participations": 12}, "Expected batch_size x max_participations <= the client's 360 samples"),
         ({"samples": "mine.npz"}, "Expected task to be set, or `samples`, and not both"),
-        ({"learning-rate": 0.1}, "Expected learning-rate to be unset, for its machines take no steps of their own"),
-        ({"machine": ""}, "Expected machine to be set"),
+        ({"learning-rate": 0.1}, "Expected learning-rate to be unset, for its clients take no steps of their own"),
+        ({"client": ""}, "Expected client to be set"),
     ],
 )
 def test_an_impossible_configuration_is_refused_with_one_line(tmp_path, changes, complaint):
     path = write(tmp_path, {**BASE, **changes})
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
     with pytest.raises(ConfigurationError) as caught:
-        NodeConfig.read(path).client()
+        NodeConfig.read(path).make_client()
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -152,17 +152,17 @@ def test_a_file_anybody_may_change_is_no_operators_file(tmp_path):
         NodeConfig.read(path)
 
 
-def test_without_its_ledger_a_machine_is_refused_and_none_is_made(tmp_path):
+def test_without_its_ledger_a_client_is_refused_and_none_is_made(tmp_path):
     config = NodeConfig.read(write(tmp_path))
     with pytest.raises(LedgerError, match="Expected a ledger at"):
-        config.client()
+        config.make_client()
     assert not (tmp_path / "ledger.sqlite").exists()
 
 
 def test_the_budget_is_the_ledgers_whatever_the_file_says_later(tmp_path):
     made(tmp_path)
     with raises(ConfigurationError, "mismatch", "budget_mu"):
-        NodeConfig.read(write(tmp_path, budget_mu=40.0)).client()
+        NodeConfig.read(write(tmp_path, budget_mu=40.0)).make_client()
 
 
 @pytest.mark.parametrize(
@@ -175,33 +175,33 @@ def test_the_budget_is_the_ledgers_whatever_the_file_says_later(tmp_path):
         ({"passes": 2}, Mu2Client),
     ],
 )
-def test_a_real_machine_has_exact_noise_system_keys_and_a_durable_ledger(tmp_path, changes, kind):
-    client = made(tmp_path, **changes).client()
+def test_a_real_client_has_exact_noise_system_keys_and_a_durable_ledger(tmp_path, changes, kind):
+    client = made(tmp_path, **changes).make_client()
     assert type(client) is kind
-    machine = client.machine
-    assert machine.policy.noise_quality == "exact"
-    assert isinstance(machine._keys, SystemKeys)
-    assert not machine.simulated
-    assert machine._ledger.durable
+    privatizer = client.privatizer
+    assert privatizer.policy.noise_quality == "exact"
+    assert isinstance(privatizer._keys, SystemKeys)
+    assert not privatizer.simulated
+    assert privatizer._ledger.durable
     assert "mu = 4 " in describe(client)
 
 
-def test_a_machine_that_trusts_its_server_says_that_it_adds_no_noise(tmp_path):
-    said = describe(made(tmp_path, strategy="trusted-mu2", mu=2.0).client())
+def test_a_client_that_trusts_its_server_says_that_it_adds_no_noise(tmp_path):
+    said = describe(made(tmp_path, strategy="trusted-mu2", mu=2.0).make_client())
     assert "adds NO noise" in said
     assert "Against everybody else it is trusted to keep mu = 2 a run; budget of all runs: mu = 4." in said
 
 
-def test_a_machine_of_full_batches_says_that_every_sample_is_in_every_release(tmp_path):
-    client = made(tmp_path, **FULL_BATCH).client()
-    policy = client.machine.policy
+def test_a_client_of_full_batches_says_that_every_sample_is_in_every_release(tmp_path):
+    client = made(tmp_path, **FULL_BATCH).make_client()
+    policy = client.privatizer.policy
     assert (policy.batch_selection, policy.max_participations, policy.release_mode) == ("full_batch", 7, "independent")
     assert policy.sensitivity == pytest.approx(2 * 2.0)  # 2 S, whatever the number of samples
     assert "up to 7 releases of the sum of all samples a run" in describe(client)
 
 
 def test_all_samples_are_used_unless_the_cap_says_less(tmp_path):
-    assert made(tmp_path).client().machine.policy.max_participations == 360 // 32
+    assert made(tmp_path).make_client().privatizer.policy.max_participations == 360 // 32
 
 
 def test_an_operators_own_samples(tmp_path):
@@ -209,8 +209,8 @@ def test_an_operators_own_samples(tmp_path):
     own = write_samples(tmp_path, generator.random((100, 8, 8)), generator.integers(10, size=100), classes=10)
     path = write(tmp_path, {**OWN, **own})
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
-    client = NodeConfig.read(path).client()
-    assert (client.machine.num_samples, client.machine.num_parameters) == (100, 650)
+    client = NodeConfig.read(path).make_client()
+    assert (client.privatizer.num_samples, client.privatizer.num_parameters) == (100, 650)
 
 
 FEATURES, LABELS = np.arange(12, dtype=float).reshape(6, 2) / 6, np.arange(6) % 2
@@ -221,7 +221,7 @@ def made_of(folder, **arrays):
     np.savez(folder / "mine.npz", **arrays)
     write_schema(folder / "schema.toml", (2,), bounds=(0, 2))
     SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
-    return NodeConfig.read(write(folder, {**OWN, **OF_ARRAYS})).client()
+    return NodeConfig.read(write(folder, {**OWN, **OF_ARRAYS})).make_client()
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def with_third(array, value, dtype=None):
 )
 def test_a_record_that_does_not_fit_counts_as_zero_and_nothing_shows(tmp_path, arrays, hushed_noise, caplog):
     client = made_of(tmp_path, **arrays)
-    assert client.machine.num_samples == 6
+    assert client.privatizer.num_samples == 6
     assert "5 of 6 records fit the schema" in caplog.text, "its operator is told"
     content = {"arrays": ArrayRecord([np.zeros((2, 2)), np.zeros(2)]), "config": ConfigRecord(training_config())}
     reply = ask_real_node(numpy_client_app(lambda context: client), RecordDict(content))
@@ -287,7 +287,7 @@ def clipped_sum(numbers):
 @pytest.mark.parametrize("rows", [0, 4, 9])
 def test_the_operators_number_of_rows_stands_whatever_is_in_the_file(tmp_path, rows):
     client = made_of(tmp_path, features=np.ones((rows, 2)), labels=np.zeros(rows, int))
-    assert client.machine.num_samples == 6
+    assert client.privatizer.num_samples == 6
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_the_operators_number_of_rows_stands_whatever_is_in_the_file(tmp_path, r
 def test_what_an_operator_says_of_samples_is_said_whole(tmp_path, changes, complaint):
     made_of(tmp_path, features=FEATURES, labels=LABELS)
     with pytest.raises(ConfigurationError, match=complaint):
-        NodeConfig.read(write(tmp_path, {**OWN, **OF_ARRAYS, **changes})).client()
+        NodeConfig.read(write(tmp_path, {**OWN, **OF_ARRAYS, **changes})).make_client()
 
 
 def test_a_schema_that_nobody_reviewed_is_refused(tmp_path):
@@ -313,7 +313,7 @@ def test_a_schema_that_nobody_reviewed_is_refused(tmp_path):
     path = tmp_path / "schema.toml"
     path.write_text(path.read_text().replace("reviewed = true", "reviewed = false"))
     with pytest.raises(ConfigurationError, match="reviewed = true"):
-        NodeConfig.read(tmp_path / "node.toml").client()
+        NodeConfig.read(tmp_path / "node.toml").make_client()
 
 
 def test_a_node_reads_a_table_by_its_schema(tmp_path):
@@ -323,8 +323,8 @@ def test_a_node_reads_a_table_by_its_schema(tmp_path):
     schema = Schema(columns=columns, label=Label(column="ill", classes=2), reviewed=True)
     (tmp_path / "schema.toml").write_text(document(schema))
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
-    client = NodeConfig.read(write(tmp_path, {**OWN, **OF_ARRAYS, "samples": "mine.csv"})).client()
-    assert (client.machine.num_samples, client.machine.num_parameters) == (6, 2 * (4 + 1))
+    client = NodeConfig.read(write(tmp_path, {**OWN, **OF_ARRAYS, "samples": "mine.csv"})).make_client()
+    assert (client.privatizer.num_samples, client.privatizer.num_parameters) == (6, 2 * (4 + 1))
 
 
 @pytest.mark.parametrize("task", ["package.module:load", "schema.toml"])
@@ -342,8 +342,8 @@ def test_on_a_real_node_the_run_configuration_decides_nothing(tmp_path, monkeypa
     monkeypatch.setenv(NODE_CONFIG_VARIABLE, str(tmp_path / "node.toml"))
     weaker = {"mu": 1e6, "clip-norm": 1e6, "noise-quality": "fast", "strategy": "trusted-mu2", "unknown": 1}
     client = client_app.client_fn(context({"partition-id": 3}, weaker))
-    assert (client.machine.policy.mu, client.machine.policy.clip_norm, client.name) == (4.0, 2.0, "clinic")
-    assert client.machine.policy.trust == "untrusted-server"
+    assert (client.privatizer.policy.mu, client.privatizer.policy.clip_norm, client.name) == (4.0, 2.0, "clinic")
+    assert client.privatizer.policy.trust == "untrusted-server"
 
 
 def test_a_run_configuration_cannot_have_a_real_node_import_anything(tmp_path, monkeypatch):
@@ -372,7 +372,7 @@ def test_a_run_configuration_cannot_name_the_file(tmp_path):
         client_app.client_fn(context({}, {NODE_CONFIG_KEY: str(tmp_path / "node.toml")}))
 
 
-def test_a_machine_is_made_once_in_a_process(tmp_path, monkeypatch):
+def test_a_client_is_made_once_in_a_process(tmp_path, monkeypatch):
     made(tmp_path)
     monkeypatch.setenv(NODE_CONFIG_VARIABLE, str(tmp_path / "node.toml"))
     assert client_app.client_fn(context({}, {})) is client_app.client_fn(context({}, {}))
@@ -420,7 +420,7 @@ def request(server_round=1, ack=0):
 
 
 def test_a_request_that_comes_twice_gets_one_release_twice_and_spends_once(tmp_path):
-    client = made(tmp_path).client()
+    client = made(tmp_path).make_client()
     app = numpy_client_app(lambda context: client, mods=[repeating_the_last_answer()])
     grid = InProcessGrid(app, 1, {})
 
@@ -439,7 +439,7 @@ def test_a_request_that_comes_twice_gets_one_release_twice_and_spends_once(tmp_p
 
 def used_once(path):
     """A node answers one request and is stopped."""
-    client = NodeConfig.read(path).client()
+    client = NodeConfig.read(path).make_client()
     points = [np.zeros(shape) for shape in client.gradients.shapes] * client.query_points
     entries = {protocol.SERVER_ROUND: 1, protocol.SESSION: "s", protocol.ACK: 0}
     client.fit(points, {protocol.VERSION: protocol.PROTOCOL_VERSION, **entries})
@@ -461,10 +461,10 @@ def test_a_restarted_node_refuses_another_partition_or_seed(tmp_path, changes, s
     used_once(tmp_path / "node.toml")
     again = NodeConfig.read(write(tmp_path, **changes))
     if same:
-        again.client()
+        again.make_client()
     else:
         with pytest.raises(LedgerError, match=r"the task, partition or seed is another.* Put the data back"):
-            again.client()
+            again.make_client()
         with pytest.raises(LedgerError, match="ledger create"):
             configured_client(tmp_path / "node.toml")
 
@@ -481,15 +481,15 @@ def test_reordered_rows_are_refused_and_new_rows_accepted(tmp_path):
     path = write(tmp_path, {**OWN, **own})
     used_once(path)
     write(tmp_path, {**OWN, **save(np.arange(100))})
-    NodeConfig.read(path).client()
+    NodeConfig.read(path).make_client()
     for order in (np.arange(100)[::-1], np.roll(np.arange(100), 1)):
         save(order)
         with pytest.raises(LedgerError, match=r"32 rows .* the data or their schema were changed"):
-            NodeConfig.read(path).client()
+            NodeConfig.read(path).make_client()
     labels[3] = (labels[3] + 1) % 3
     save(np.arange(100))
     with raises(LedgerError, "mismatch", "data"):
-        NodeConfig.read(path).client()
+        NodeConfig.read(path).make_client()
 
 
 NO_MU = {key: value for key, value in BASE.items() if key != "mu"}
@@ -499,11 +499,11 @@ NO_MU = {key: value for key, value in BASE.items() if key != "mu"}
 @pytest.mark.parametrize("ledgers_delta", [1e-5, 1e-7])
 def test_an_epsilon_in_the_place_of_mu_is_one_at_the_ledgers_delta(tmp_path, ledgers_delta, changes):
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=ledgers_delta)
-    by_epsilon = NodeConfig.read(write(tmp_path, NO_MU, epsilon=2.0, **changes)).client()
-    by_mu = NodeConfig.read(write(tmp_path, mu=gdp_mu(2.0, ledgers_delta), **changes)).client()
-    assert by_epsilon.machine.policy == by_mu.machine.policy
+    by_epsilon = NodeConfig.read(write(tmp_path, NO_MU, epsilon=2.0, **changes)).make_client()
+    by_mu = NodeConfig.read(write(tmp_path, mu=gdp_mu(2.0, ledgers_delta), **changes)).make_client()
+    assert by_epsilon.privatizer.policy == by_mu.privatizer.policy
     assert describe(by_epsilon) == describe(by_mu)
-    means = [None if one.giver is None else one.giver.machine.policy for one in (by_epsilon, by_mu)]
+    means = [None if one.giver is None else one.giver.privatizer.policy for one in (by_epsilon, by_mu)]
     assert means[0] == means[1]
 
 
@@ -512,7 +512,7 @@ def test_a_file_with_neither_mu_nor_epsilon_says_that_one_is_missing(tmp_path):
         NodeConfig.read(write(tmp_path, NO_MU))
 
 
-PLACE = {"machine": "clinic", "ledger": "ledger"}
+PLACE = {"client": "clinic", "ledger": "ledger"}
 NODE = {**PLACE, "task": "digits", "num-partitions": 4, "partition-id": 1, "batch-size": 4, "clip-norm": 1.0, "mu": 1.0}
 OF_SAMPLES = {
     **PLACE,
@@ -608,7 +608,7 @@ def test_mu_beside_epsilon_is_refused(kind, values):
 def test_a_node_is_known_by_settings_in_tables(tmp_path):
     path = tmp_path / "node.toml"
     path.write_text(
-        'machine = "clinic"\nledger = "ledger"\nbatch-size = 4\nmu = 1.0\nclip-norm = 1.0\ntask = "digits"\n'
+        'client = "clinic"\nledger = "ledger"\nbatch-size = 4\nmu = 1.0\nclip-norm = 1.0\ntask = "digits"\n'
         'num-partitions = 4\npartition-id = 1\n[mechanism]\nkind = "blt"\n[clipping]\nkind = "automatic"\n'
     )
     path.chmod(0o600)
@@ -618,7 +618,7 @@ def test_a_node_is_known_by_settings_in_tables(tmp_path):
 
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes and owners are POSIX's")
-TEXT = 'machine = "clinic-0"\nledger = "ledger.sqlite"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'
+TEXT = 'client = "clinic-0"\nledger = "ledger.sqlite"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'
 
 
 @posix
@@ -630,7 +630,7 @@ def test_our_own_writers_make_files_that_pass_whatever_the_umask(tmp_path):
     finally:
         os.umask(before)
     assert (tmp_path / "node.toml").stat().st_mode & 0o777 == 0o600
-    assert UpdateNode.read(tmp_path / "node.toml").machine == "clinic-0"
+    assert UpdateNode.read(tmp_path / "node.toml").client == "clinic-0"
 
 
 @posix

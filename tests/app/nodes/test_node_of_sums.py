@@ -1,4 +1,4 @@
-"""A machine of secure aggregation by its operator's file: what must be set, what is pinned, what it says of itself."""
+"""A client of secure aggregation by its operator's file: what must be set, what is pinned, what it says of itself."""
 
 import numpy as np
 import pytest
@@ -8,20 +8,20 @@ from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.fleet.deployment import demo_config, ledger_line, node_settings
 from murmurfl.app.nodes.journal import Journal, noting
-from murmurfl.app.nodes.node_app import machine_of
+from murmurfl.app.nodes.node_app import answers_of
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.clients.nodes.roster_files import write_machine_key, write_roster
+from murmurfl.clients.nodes.roster_files import write_client_key, write_roster
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon, protocol, read_ledger, rounded_up
 from murmurfl.privacy.setting import by_key, settings_of
-from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.roster import ClientKey, HelperKey, Roster
 from typer.testing import CliRunner
 
 from tests.harness.errors import raises
 
 SUMS = {"trust": "secure-aggregation", "trust.min-honest": 4, "trust.min-cohort": 5}
 BASE = {
-    "machine": "clinic",
+    "client": "clinic",
     "ledger": "ledger.sqlite",
     "clip-norm": 2.0,
     "batch-size": 32,
@@ -35,10 +35,10 @@ BASE = {
 @pytest.fixture
 def operator(tmp_path):
     """An operator's folder with ledger, key and roster; makes the file from changes to it."""
-    key = MachineKey.generate()
-    machines = {"clinic": key.public, **{f"other-{i}": MachineKey.generate().public for i in range(5)}}
-    roster = Roster(machines, (HelperKey.generate().entry("auditor"), HelperKey.generate().entry("ward")))
-    write_machine_key(tmp_path / "signing.key", key)
+    key = ClientKey.generate()
+    clients = {"clinic": key.public, **{f"other-{i}": ClientKey.generate().public for i in range(5)}}
+    roster = Roster(clients, (HelperKey.generate().entry("auditor"), HelperKey.generate().entry("ward")))
+    write_client_key(tmp_path / "signing.key", key)
     write_roster(tmp_path / "roster.json", roster)
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=2.0, budget_local_mu=5.0, delta=1e-5)
     pinned = {"roster": "roster.json", "roster-digest": roster.digest, "signing-key": "signing.key"}
@@ -78,20 +78,20 @@ def test_none_of_them_may_be_set_without_it(operator, left):
         ({"trust": "nobody"}, "Expected trust to be a known name"),
         ({"strategy": "trusted-mu2"}, "Expected trust to be one of 'trusted-server' with strategy 'trusted-mu2'"),
         ({"min_honest": 6}, "Expected trust.min-honest <= trust.min-cohort <= 2048, got 6 and 5"),
-        ({"min_cohort": 7}, "at most the roster's 6 machines"),
+        ({"min_cohort": 7}, "at most the roster's 6 clients"),
         ({"min_cohort": -1}, "trust.min-cohort"),
         ({"budget_local_mu": -1.0}, "Expected budget-local-mu to be a number >= 0"),
         ({"roster_digest": "00" * 32}, "Expected the roster with digest 0000"),
         ({"roster": "none.json"}, "none.json"),
-        ({"signing_key": "roster.json"}, "Expected a machine's key"),
-        ({"machine": "somebody"}, "Expected machine 'somebody' in the roster"),
-        ({"machine": "other-1"}, "Expected the key of machine 'other-1' to be the one in the roster"),
+        ({"signing_key": "roster.json"}, "Expected a client's key"),
+        ({"client": "somebody"}, "Expected client 'somebody' in the roster"),
+        ({"client": "other-1"}, "Expected the key of client 'other-1' to be the one in the roster"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_released(operator, changes, complaint):
     path = operator(**changes)
     with pytest.raises(ConfigurationError) as caught:
-        NodeConfig.read(path).client()
+        NodeConfig.read(path).make_client()
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -101,21 +101,21 @@ def test_check_says_both_figures_and_what_the_better_one_rests_on(operator):
     for mu in (1.0, 2.0):  # h = 4
         assert f"mu = {rounded_up(mu)}" in said
         assert f"epsilon = {rounded_up(gdp_epsilon(mu, 1e-5))}" in said
-    assert "if one helper and 4 machines of each sum are honest" in said
+    assert "if one helper and 4 clients of each sum are honest" in said
     assert "whatever happens" in said
-    assert "Every sum has at least 5 releases of the roster's 6 machines" in said
+    assert "Every sum has at least 5 releases of the roster's 6 clients" in said
     assert "Budget of all runs: mu = 2, and whatever happens mu = 5." in said
 
 
 def test_a_key_others_may_read_is_no_key(operator, tmp_path):
     (tmp_path / "signing.key").chmod(0o640)
     with pytest.raises(ConfigurationError, match="only its owner can read"):
-        NodeConfig.read(operator()).client()
+        NodeConfig.read(operator()).make_client()
 
 
 def test_what_leaves_is_masked_whatever_the_server_asks(operator):
-    """Neither its words for trust and cohort nor a roster of its own reach the machine."""
-    answers, description = machine_of(NodeConfig.read(operator()))
+    """Neither its words for trust and cohort nor a roster of its own reach the client."""
+    answers, description = answers_of(NodeConfig.read(operator()))
     grid = InProcessGrid(answers, 1, {})
     config = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SERVER_ROUND: 1, protocol.SESSION: "s1"}
     weaker = {
@@ -138,14 +138,14 @@ def test_what_leaves_is_masked_whatever_the_server_asks(operator):
     assert all(array.dtype == np.uint64 for array in arrays)
     # Counts are below 2^52, masked ones uniform: all 650 of them below 2^63 once in 10^195 runs.
     assert max(array.max() for array in arrays) > 2**63
-    assert "Machine clinic" in description
+    assert "Client clinic" in description
 
 
 def test_a_node_that_was_started_again_mends_what_a_skipped_sum_lost(operator):
     """Told so, and only then; the noise is in its ledger."""
     point = ArrayRecord([np.zeros((10, 64)), np.zeros(10)])
     for number, said in ((1, {}), (2, {protocol.SKIPPED: 0}), (3, {protocol.SKIPPED: 1}), (4, {})):
-        answers, _ = machine_of(NodeConfig.read(operator()))
+        answers, _ = answers_of(NodeConfig.read(operator()))
         grid = InProcessGrid(answers, 1, {})
         config = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SERVER_ROUND: number, protocol.SESSION: "s1"}
         records = {protocol.ARRAYS: point, protocol.PREVIOUS_ARRAYS: point}
@@ -159,7 +159,7 @@ def test_a_node_that_was_started_again_mends_what_a_skipped_sum_lost(operator):
 def test_a_masked_release_is_noted_by_number_and_public_size(operator):
     journal, entries = Journal(), []
     journal.listen(entries.append)
-    answers, _ = machine_of(NodeConfig.read(operator()))
+    answers, _ = answers_of(NodeConfig.read(operator()))
     grid = InProcessGrid(noting(answers, journal), 1, {})
     config = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SERVER_ROUND: 4, protocol.SESSION: "s1"}
     point = ArrayRecord([np.zeros((10, 64)), np.zeros(10)])
@@ -180,22 +180,22 @@ def test_the_demonstrations_nodes_are_told_what_its_run_expects(tmp_path):
     config = demo_config({"trust": "secure-aggregation"}, tmp_path, "x")
     assert (config.num_clients, config.clients_per_round, config.summing.helpers) == (6, 6, 2)
     experiment = prepare(config)
-    settings = [node_settings(experiment, machine) for machine in range(6)]
+    settings = [node_settings(experiment, client) for client in range(6)]
     policy = experiment.policy(0)
-    for machine in settings:
+    for client in settings:
         told = {
             "trust": "secure-aggregation",
             "trust.min-honest": policy.sums.min_honest,
             "trust.min-cohort": policy.sums.min_cohort,
         }
-        assert {name: machine[name] for name in told} == told
-        assert machine["budget-local-mu"] == policy.budget.worst_case.mu
-    assert len({machine["max-participations"] for machine in settings}) == 1
+        assert {name: client[name] for name in told} == told
+        assert client["budget-local-mu"] == policy.budget.worst_case.mu
+    assert len({client["max-participations"] for client in settings}) == 1
 
 
 def test_a_line_about_a_ledger_shows_both_figures(operator, tmp_path):
-    client = NodeConfig.read(operator()).client()
-    client.machine.release("s1", 0, lambda samples: np.zeros((samples.stop - samples.start, 650)))
+    client = NodeConfig.read(operator()).make_client()
+    client.privatizer.release("s1", 0, lambda samples: np.zeros((samples.stop - samples.start, 650)))
     said = ledger_line("clinic", read_ledger(tmp_path / "ledger.sqlite"))
     assert "1 releases, mu 1 of 2 spent, 2 of 5 whatever happens: mu = 1 Gaussian DP" in said
     assert "and mu = 2, epsilon" in said

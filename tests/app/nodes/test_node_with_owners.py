@@ -1,4 +1,4 @@
-"""A real machine whose operator says whose its samples are."""
+"""A real client whose operator says whose its samples are."""
 
 import json
 
@@ -9,18 +9,18 @@ from murmurfl.app.nodes.ledger_views import ledger_document, ledger_guarantee, l
 from murmurfl.app.nodes.node_app import describe
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.clients.messages import statement_entries
-from murmurfl.clients.records.machine_records import OwnedSamples
+from murmurfl.clients.records.client_records import OwnedSamples
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, read_ledger
 from murmurfl.privacy.setting import by_key, settings_of
 
-from tests.harness.machines import training_config
+from tests.harness.clients import training_config
 from tests.harness.schemas import write_schema
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 OWNERS, FEATURES = 12, 4
 BASE = {
-    "machine": "clinic",
+    "client": "clinic",
     "ledger": "ledger.sqlite",
     "clip-norm": 1.0,
     "batch-size": 3,
@@ -52,7 +52,7 @@ def made(folder, **changes):
     write_schema(folder / "schema.toml", (FEATURES,), owner="owners" if values["samples-per-owner"] else "")
     if not (folder / "ledger.sqlite").exists():
         SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=2.0, delta=1e-5)
-    return NodeConfig.read(folder / "node.toml").client()
+    return NodeConfig.read(folder / "node.toml").make_client()
 
 
 COUNTS = [2, 1, 5, 3, 9, 1, 1, 2, 3, 3, 4, 1]
@@ -62,21 +62,21 @@ def test_owners_are_what_is_admitted_counted_and_claimed(tmp_path):
     write_samples(tmp_path, COUNTS)
     client = made(tmp_path)
     assert isinstance(client.samples, OwnedSamples)
-    policy = client.machine.policy
-    assert (policy.samples_per_owner, client.machine.num_samples, policy.max_participations) == (3, OWNERS, 4)
+    policy = client.privatizer.policy
+    assert (policy.samples_per_owner, client.privatizer.num_samples, policy.max_participations) == (3, OWNERS, 4)
     said = describe(client)
     assert "up to 4 releases of 3 places of owners a run" in said
-    assert "for replacement of all samples of one owner on one machine by others of that owner, against the" in said
+    assert "for replacement of all samples of one owner on one client by others of that owner, against the" in said
     assert "Of each owner the first 3 samples are used, and any others left out." in said
     point = [np.zeros((2, FEATURES)), np.zeros(2)]
     _, examples, _ = client.fit([*point, *point], training_config())
     assert examples == 3
-    entries = statement_entries(client.machine, "s")
+    entries = statement_entries(client.privatizer, "s")
     assert (entries["unit"], entries["samples-per-owner"], entries["samples-used"]) == ("owner", 3, 3)
     summary = read_ledger(tmp_path / "ledger.sqlite")
     assert ledger_guarantee(summary).unit == "owner"
     assert any("3 owners used up" in line for line in ledger_lines(summary, tmp_path))
-    assert "one owner on one machine" in json.dumps(ledger_document(summary, tmp_path))
+    assert "one owner on one client" in json.dumps(ledger_document(summary, tmp_path))
 
 
 def test_nothing_that_is_said_depends_on_how_many_samples_an_owner_has(tmp_path):
@@ -90,7 +90,7 @@ def test_nothing_that_is_said_depends_on_how_many_samples_an_owner_has(tmp_path)
         point = [np.zeros((2, FEATURES)), np.zeros(2)]
         arrays, examples, sent = client.fit([*point, *point], training_config())
         said.append(
-            (describe(client), [a.shape for a in arrays], examples, sent, statement_entries(client.machine, "s"))
+            (describe(client), [a.shape for a in arrays], examples, sent, statement_entries(client.privatizer, "s"))
         )
     assert said[0] == said[1] == said[2]
 
@@ -114,7 +114,7 @@ def test_file_and_schema_say_the_same_of_owners(tmp_path, most, owner):
 
 
 def test_added_missing_and_moved_owners_change_no_message(tmp_path):
-    """And the ledger, which knows owners by their names, lets a machine go on with rows that moved."""
+    """And the ledger, which knows owners by their names, lets a client go on with rows that moved."""
     said, point = [], [np.zeros((2, FEATURES)), np.zeros(2)]
     for counts in (COUNTS, [*COUNTS, 2], COUNTS[:-1]):
         folder = tmp_path / str(len(counts))
@@ -122,7 +122,7 @@ def test_added_missing_and_moved_owners_change_no_message(tmp_path):
         write_samples(folder, counts)
         client = made(folder)
         _, examples, sent = client.fit([*point, *point], training_config())
-        said.append((describe(client), examples, sent, statement_entries(client.machine, "s")))
+        said.append((describe(client), examples, sent, statement_entries(client.privatizer, "s")))
     assert said[0] == said[1] == said[2]
     with np.load(tmp_path / str(len(COUNTS)) / "samples.npz") as file:
         held = dict(file)

@@ -13,12 +13,12 @@ from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import ConfigurationError, RefusedError, SQLiteLedger, protocol
 from murmurfl.privacy.setting import by_key, settings_of
 
+from tests.harness.clients import training_config
 from tests.harness.grid import ask_real_node
-from tests.harness.machines import training_config
 from tests.harness.schemas import write_samples
 
 FEATURES, SAMPLES, MU = 4, 20, 1.0
-BASE = {"machine": "clinic", "ledger": "ledger.sqlite"}
+BASE = {"client": "clinic", "ledger": "ledger.sqlite"}
 BASE |= {"strategy": "full-batch", "clip-norm": 1.0, "batch-size": 1, "mu": MU, "max-participations": 3}
 CENTRED = {"centring": "private", "centring.norm": 2.0, "centring.nonnegative": True}
 TASK = {"task": "digits", "num-partitions": 4, "partition-id": 0, "features": "soft-gradients"}
@@ -41,8 +41,8 @@ def of_evaluation(session="e"):
 
 
 def test_the_file_decides_the_means_share_and_bound(tmp_path):
-    client = made(tmp_path, **CENTRED, centring_share=0.2).client()
-    mean, rest = client.parts["mean"].asked.policy, client.machine.policy
+    client = made(tmp_path, **CENTRED, centring_share=0.2).make_client()
+    mean, rest = client.parts["mean"].asked.policy, client.privatizer.policy
     assert (mean.mu, rest.mu) == (pytest.approx(math.sqrt(0.2)), pytest.approx(math.sqrt(0.8)))
     assert mean.budget_mu == rest.budget_mu == MU
     assert (mean.clip_norm, mean.clip_unit, mean.noise_quality) == (2.0, "nonnegative", "exact")
@@ -53,11 +53,15 @@ def test_the_file_decides_the_means_share_and_bound(tmp_path):
 
 
 def test_the_file_decides_the_evaluations_share_and_samples(tmp_path):
-    client = made(tmp_path, private_evaluation=0.2, held_out=0.25, score_bins=4).client()
-    own, rest = client.parts["evaluation"].asked.policy, client.machine.policy
+    client = made(tmp_path, private_evaluation=0.2, held_out=0.25, score_bins=4).make_client()
+    own, rest = client.parts["evaluation"].asked.policy, client.privatizer.policy
     assert (own.mu, rest.mu) == (pytest.approx(math.sqrt(0.2)), pytest.approx(math.sqrt(0.8)))
     assert (own.budget_mu, rest.budget_mu, own.noise_quality) == (MU, MU, "exact")
-    assert (client.machine.num_samples, client.parts["evaluation"].samples, client.parts["evaluation"].asked.bins) == (
+    assert (
+        client.privatizer.num_samples,
+        client.parts["evaluation"].samples,
+        client.parts["evaluation"].asked.bins,
+    ) == (
         15,
         5,
         4,
@@ -68,7 +72,7 @@ def test_the_file_decides_the_evaluations_share_and_samples(tmp_path):
 
 
 def test_mean_and_training_spend_exactly_the_budget(tmp_path):
-    client = made(tmp_path, **CENTRED).client()
+    client = made(tmp_path, **CENTRED).make_client()
     arrays, examples, _ = client.fit([], training_config(session="m", **OF_MEAN))
     assert (arrays[0].shape, examples) == ((FEATURES,), SAMPLES)
     centre = {protocol.CENTRE: (arrays[0] / examples).astype("<f4").tobytes()}
@@ -80,13 +84,13 @@ def test_mean_and_training_spend_exactly_the_budget(tmp_path):
     with pytest.raises(RefusedError, match="budget"):
         client.fit([np.zeros((2, FEATURES + 1))], training_config(1, session="other", **centre))
     # The same from the file again: the ledger is what remembers.
-    again = NodeConfig.read(tmp_path / "node.toml").client()
+    again = NodeConfig.read(tmp_path / "node.toml").make_client()
     with pytest.raises(RefusedError, match="cap"):
         again.fit([], training_config(session="m", **OF_MEAN))
 
 
 def test_training_and_evaluation_spend_exactly_the_budget(tmp_path):
-    client = made(tmp_path, private_evaluation=0.2).client()
+    client = made(tmp_path, private_evaluation=0.2).make_client()
     for t in (1, 2, 3):
         client.fit(MODEL, training_config(t))
     arrays, examples, metrics = client.fit(*of_evaluation())
@@ -95,7 +99,7 @@ def test_training_and_evaluation_spend_exactly_the_budget(tmp_path):
         with pytest.raises(RefusedError, match=r"budget|cap"):
             client.fit(*of_evaluation(session))
     # The same from the file again: the ledger is what remembers.
-    again = NodeConfig.read(tmp_path / "node.toml").client()
+    again = NodeConfig.read(tmp_path / "node.toml").make_client()
     with pytest.raises(RefusedError, match="cap"):
         again.fit(*of_evaluation())
     with pytest.raises(RefusedError, match="budget"):
@@ -104,25 +108,25 @@ def test_training_and_evaluation_spend_exactly_the_budget(tmp_path):
 
 def test_mean_evaluation_and_training_are_one_mu(tmp_path):
     centred = {"centring": "private", "centring_norm": 2.0, "centring_share": 0.1}
-    client = made(tmp_path, private_evaluation=0.2, held_out=0.0, **centred).client()
-    mus = [client.machine.plan.mu, *(machine.plan.mu for machine in client.beside)]
+    client = made(tmp_path, private_evaluation=0.2, held_out=0.0, **centred).make_client()
+    mus = [client.privatizer.plan.mu, *(privatizer.plan.mu for privatizer in client.beside)]
     assert math.hypot(*mus) == pytest.approx(MU, rel=1e-9)
     assert client.parts["evaluation"].samples == SAMPLES
     assert describe(client).count("Of it mu") == 2
 
 
 def test_built_in_features_declare_bounds_and_centring(tmp_path):
-    client = made(tmp_path, **TASK).client()
+    client = made(tmp_path, **TASK).make_client()
     mean = client.parts["mean"].asked.policy
     assert (mean.clip_norm, mean.clip_unit) == (1.0, "nonnegative")
     assert client.parts["mean"].asked.num_features == 192
     other = tmp_path / "other"
     other.mkdir()
-    assert made(other, **TASK, centring="none").client().giver is None
+    assert made(other, **TASK, centring="none").make_client().giver is None
 
 
-def test_a_machine_that_trusts_its_server_says_that_answers_go_without_noise(tmp_path):
-    client = made(tmp_path, **TASK, strategy="trusted-full-batch", private_evaluation=0.2).client()
+def test_a_client_that_trusts_its_server_says_that_answers_go_without_noise(tmp_path):
+    client = made(tmp_path, **TASK, strategy="trusted-full-batch", private_evaluation=0.2).make_client()
     assert client.parts["mean"].asked.policy.trust == client.parts["evaluation"].asked.policy.trust == "trusted-server"
     said = describe(client)
     assert "and to the mean of its features before them" in said
@@ -158,12 +162,12 @@ def test_what_makes_no_sense_is_refused_in_one_line(tmp_path, changes, words):
 
 def test_bins_of_scores_are_for_two_classes(tmp_path):
     with pytest.raises(ConfigurationError, match="two classes"):
-        made(tmp_path, classes=3, private_evaluation=0.1, score_bins=4).client()
+        made(tmp_path, classes=3, private_evaluation=0.1, score_bins=4).make_client()
 
 
 def test_what_is_released_beside_the_training_is_noted_as_what_it_is(tmp_path):
     centred = {"centring": "private", "centring_norm": 2.0, "centring_share": 0.1}
-    client = made(tmp_path, private_evaluation=0.2, held_out=0.0, **centred).client()
+    client = made(tmp_path, private_evaluation=0.2, held_out=0.0, **centred).make_client()
     journal, entries = Journal(), []
     journal.listen(entries.append)
     app = noting(numpy_client_app(lambda context: client), journal)

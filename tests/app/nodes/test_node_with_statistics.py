@@ -9,8 +9,8 @@ from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_mu, protocol, statistics_policy
 from typer.testing import CliRunner
 
+from tests.harness.clients import training_config
 from tests.harness.grid import ask_real_node
-from tests.harness.machines import training_config
 
 SCHEMA = Schema(
     columns={
@@ -28,7 +28,7 @@ schema = Schema.read_file("SCHEMA")
 app = private_client_app(schema, samples=lambda context: [], method="statistics", mu=1e3, rounds=1)
 """
 FILE = """
-machine = "clinic-0"
+client = "clinic-0"
 ledger = "ledger.sqlite"
 method = "statistics"
 clip-norm = {clip_norm}
@@ -102,7 +102,7 @@ def test_a_node_whose_schema_has_other_columns_is_refused(node, tmp_path):
     app = installed_app(told.app)
     (tmp_path / "schema.toml").write_text(document(other))
     with pytest.raises(ConfigurationError, match="use one schema"):
-        app.real_machine(told)
+        app.real_client(told)
 
 
 def test_beside_a_training_is_not_how_this_node_is_asked(node):

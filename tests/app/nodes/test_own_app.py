@@ -72,7 +72,7 @@ bare = made([])
 """.replace("SECRET", SECRET)
 
 FILE = """
-machine = "clinic-0"
+client = "clinic-0"
 ledger = "ledger.sqlite"
 clip-norm = 0.5
 mu = 10.0
@@ -164,7 +164,7 @@ def test_what_an_own_app_answers_is_noted_without_anything_that_the_app_says(fol
     ask("query")
     run = entries[0].facts["run"]
     asked = {"run": run, "session": "s", "round": 1}
-    why = {"why": "malformed request: the query is not one this machine answers"}
+    why = {"why": "malformed request: the query is not one this client answers"}
     assert [(entry.kind, dict(entry.facts)) for entry in entries] == [
         ("released", {**asked, "release": 1, "samples": 1}),
         ("released", {**asked, "release": 2, "samples": 1}),
@@ -183,12 +183,12 @@ def test_a_mod_is_passed_only_inside_of_another(folder):
         assert not ask(session="s").has_error()
 
 
-def test_check_says_what_the_machine_guarantees(folder):
+def test_check_says_what_the_client_guarantees(folder):
     said = CliRunner().invoke(cli, ["node", str(write(folder)), "--check"])
     assert said.exit_code == 0, said.output
     words = " ".join(said.stdout.split())
-    mechanism = "independent noise on each machine, update sensitivity, every sample in up to 3 releases"
-    stated = Guarantee(10.0, 1e-5, mechanism, unit="machine").sentence
+    mechanism = "independent noise on each client, update sensitivity, every sample in up to 3 releases"
+    stated = Guarantee(10.0, 1e-5, mechanism, unit="client").sentence
     assert f"clinic-0: up to 3 releases of the updates of {folder[1]}:app a run, {stated}" in words
     assert "Budget of all runs: mu = 10." in words
     assert stated in describe_own(UpdateNode.read(folder[0] / "node.toml"))
@@ -219,13 +219,13 @@ def test_a_file_that_is_none_is_refused_before_anything_starts(folder, change, c
     assert ended.exit_code == 1
 
 
-def test_a_machine_without_its_ledger_does_not_start(folder):
+def test_a_client_without_its_ledger_does_not_start(folder):
     path = write(folder, FILE.replace("ledger.sqlite", "gone.sqlite"))
     with pytest.raises(LedgerError, match="murmurfl ledger create"):
         own_app(read_node(path))
 
 
-def test_which_kind_of_machine_a_file_is_of(folder):
+def test_which_kind_of_client_a_file_is_of(folder):
     path = write(folder, FILE.replace('app = "{app}"', "").partition("[run")[0])
     with pytest.raises(ConfigurationError, match="or app = 'MODULE:NAME'"):
         read_node(path)
@@ -233,7 +233,7 @@ def test_which_kind_of_machine_a_file_is_of(folder):
     path = write(folder, FILE.replace('app = "{app}"', ""))
     with pytest.raises(ConfigurationError, match="Expected run-config only beside app"):
         UpdateNode.read(path)
-    text = 'machine = "a"\nledger = "l"\nclip-norm = 1\nbatch-size = 2\nmu = 1\ntask = "digits"\nnum-partitions = 2\n'
+    text = 'client = "a"\nledger = "l"\nclip-norm = 1\nbatch-size = 2\nmu = 1\ntask = "digits"\nnum-partitions = 2\n'
     path.write_text(f"{text}partition-id = 0\n")
     assert isinstance(read_node(path), NodeConfig)
 
@@ -249,7 +249,7 @@ def test_an_epsilon_in_the_place_of_mu_is_one_at_the_ledgers_delta(folder, tmp_p
     assert f"epsilon = {rounded_up(2.0)} at delta = {delta:g}" in describe_own(node)
 
 
-@pytest.mark.parametrize("more", ["", 'releases-per-pass = 3\ndata-files = ["data.csv"]\n'], ids=["machine", "parts"])
+@pytest.mark.parametrize("more", ["", 'releases-per-pass = 3\ndata-files = ["data.csv"]\n'], ids=["client", "parts"])
 def test_its_noise_key_is_rotated_by_its_operators_file(folder, more):
     path, _ = folder
     (path / "data.csv").write_text("1,2,3")

@@ -17,7 +17,7 @@ from murmurfl.privacy import SQLiteLedger
 
 torch = pytest.importorskip("torch")
 NODE = {
-    "machine": "clinic",
+    "client": "clinic",
     "ledger": "ledger.sqlite",
     "clip-norm": 2.0,
     "batch-size": 32,

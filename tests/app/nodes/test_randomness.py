@@ -15,13 +15,13 @@ from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.clients import numpy_client_app
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, protocol, read_ledger, row_key
 from murmurfl.privacy import noise as keys
-from murmurfl.privacy.machine import prefix_sums as noise_stream
+from murmurfl.privacy.release import prefix_sums as noise_stream
 
 from tests.harness.schemas import write_samples
 
 ROOT = Path(__file__).resolve().parents[3]
 FEATURES = 5
-BASE = {"machine": "clinic", "ledger": "ledger.sqlite"}
+BASE = {"client": "clinic", "ledger": "ledger.sqlite"}
 BASE |= {"clip-norm": 1.0, "batch-size": 2, "mu": 1.0, "max-participations": 6}
 KINDS = [
     {},
@@ -40,7 +40,7 @@ def make_client(folder, **changes):
     own = write_samples(folder, generator.random((20, FEATURES)), generator.integers(2, size=20))
     SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=2.0, delta=1e-5)
     (folder / "node.toml").write_text(toml_document({**BASE, **own, **changes}))
-    return NodeConfig.read(folder / "node.toml").client()
+    return NodeConfig.read(folder / "node.toml").make_client()
 
 
 def ask(client, server_round, ack):
@@ -107,7 +107,7 @@ def test_noise_is_of_the_ledgers_key_and_a_fresh_nonce(tmp_path, monkeypatch, ch
 
 def test_the_check_sees_a_node_with_seeded_keys(tmp_path, monkeypatch):
     client = make_client(tmp_path)
-    client.machine._keys = keys.SimulatedKeys(1, "clinic")
+    client.privatizer._keys = keys.SimulatedKeys(1, "clinic")
     drawn = only_the_operating_system(monkeypatch)
     values_of(ask(client, 1, 0))
     assert drawn == []
@@ -163,14 +163,14 @@ SEEDED_NAMES = {"SimulatedKeys", "derived_seed", "default_rng", "Generator", "Ph
 ALLOWED = {
     "privacy/noise.py": {"SimulatedKeys", "derived_seed"},
     "privacy/__init__.py": {"SimulatedKeys", "derived_seed"},
-    "clients/simulation/simulated_machines.py": {"SimulatedKeys"},
-    "privacy/machine/shuffled_machine.py": {"derived_seed", "Generator", "Philox"},
+    "clients/simulation/simulated_clients.py": {"SimulatedKeys"},
+    "privacy/release/shuffled_privatizer.py": {"derived_seed", "Generator", "Philox"},
     # Generators that it puts back, and draws nothing from.
     "clients/adapters/torch_state.py": {"Generator", "RandomState", "random"},
     "clients/adapters/torch_checks.py": {"derived_seed", "manual_seed"},  # of frozen layers' weights, which are public
     # Of the point at which made-up records are tried.
     "clients/adapters/per_sample_gradients.py": {"Generator", "Philox"},
-    "clients/records/machine_records.py": {"Generator", "Philox"},  # of a record that is made up
+    "clients/records/client_records.py": {"Generator", "Philox"},  # of a record that is made up
     "clients/records/schema.py": {"Generator", "Philox"},  # of records that are made up
     "privacy/accounting/amplification.py": {
         "derived_seed",

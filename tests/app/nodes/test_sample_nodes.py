@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from murmurfl.app.commands.main import cli
-from murmurfl.app.nodes.node_app import client_of, machine_of, own_app, read_node
+from murmurfl.app.nodes.node_app import answers_of, client_of, own_app, read_node
 from murmurfl.clients import UpdateNode, trainable_arrays
-from murmurfl.clients.nodes.machine_file import SampleNode
-from murmurfl.clients.nodes.roster_files import write_machine_key, write_roster
+from murmurfl.clients.nodes.client_file import SampleNode
+from murmurfl.clients.nodes.roster_files import write_client_key, write_roster
 from murmurfl.privacy import ConfigurationError, Guarantee, LedgerError, SQLiteLedger, gdp_mu, protocol, read_ledger
-from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.roster import ClientKey, HelperKey, Roster
 from typer.testing import CliRunner
 
+from tests.harness.clients import training_config
 from tests.harness.errors import raises
 from tests.harness.grid import ask_real_node
-from tests.harness.machines import training_config
 from tests.harness.schemas import write_samples, write_schema
 from tests.harness.secure import unmasked
 
@@ -94,7 +94,7 @@ remembering = private_client_app(Remembers, samples=load, mu=1e3, rounds=100)
 """.replace("SECRET", SECRET)
 
 FILE = """
-machine = "clinic-0"
+client = "clinic-0"
 ledger = "ledger.sqlite"
 method = "full-batch"
 clip-norm = 0.5
@@ -158,8 +158,8 @@ def clipped_sum(numbers=range(6), clip=0.5):
 
 def test_clip_noise_and_cap_are_the_files_and_the_servers_settings_stay_outside(folder):
     answers, client = client_of(read_node(write(folder)))
-    assert client.machine.policy.mu == 10.0
-    assert not client.machine.simulated
+    assert client.privatizer.policy.mu == 10.0
+    assert not client.privatizer.simulated
     reply = asked(answers)
     assert sent(reply) == pytest.approx(clipped_sum(), abs=0.05), "a thousandth of the noise is in it"
     assert (sent(reply) != clipped_sum()).all()
@@ -235,7 +235,7 @@ def test_a_file_of_records_is_read_in_the_place_of_the_apps_samples(folder):
     answers, client = client_of(
         read_node(write(folder, FILE.replace("num-records =", 'samples = "samples.npz"\nnum-records =')))
     )
-    assert client.machine.num_samples == 6
+    assert client.privatizer.num_samples == 6
     assert sent(asked(answers)) == pytest.approx(clipped_sum([0, 1, 2, 3, 5]), abs=0.05)
     assert not (folder[0] / "seen.json").exists(), "the app's own were not asked for"
 
@@ -243,7 +243,7 @@ def test_a_file_of_records_is_read_in_the_place_of_the_apps_samples(folder):
 @pytest.mark.parametrize(("rows", "counted"), [(4, range(4)), (6, range(6)), (9, range(6))])
 def test_the_operators_number_of_rows_stands_whatever_the_app_gives(folder, rows, counted):
     answers, client = client_of(read_node(write(folder, FILE.replace("num-records = 6", f"num-records = {rows}"))))
-    assert client.machine.num_samples == rows
+    assert client.privatizer.num_samples == rows
     reply = asked(answers)
     assert reply.content["metrics"]["num-examples"] == rows
     assert sent(reply) == pytest.approx(clipped_sum(counted), abs=0.05)
@@ -271,9 +271,9 @@ def test_check_says_how_many_records_fit_and_fails_if_none_does(folder):
 
 def test_a_failure_that_zeroed_a_whole_release_is_noticed(folder, monkeypatch):
     """The planted bug, for the test above: all samples at once, in one try."""
-    from murmurfl.privacy.machine.prefix_sums import PrivateMachine
+    from murmurfl.privacy.release.prefix_sums import Privatizer
 
-    monkeypatch.setattr(PrivateMachine, "simulated", property(lambda self: True))
+    monkeypatch.setattr(Privatizer, "simulated", property(lambda self: True))
     (folder[0] / "broken").touch()
     answers, _ = client_of(read_node(write(folder)))
     assert asked(answers).has_error()
@@ -300,23 +300,23 @@ def test_fedavg_answers_with_updates_and_says_what_is_guaranteed(folder):
 def test_fedavg_beside_an_evaluation_guarantees_what_both_come_to(folder):
     text = FILE.replace("full-batch", "fedavg").replace("mu = 10.0", "mu = 10.0\nevaluation.share = 0.36")
     answers, client = client_of(read_node(write(folder, text, app="updates")))
-    assert client.machine.plan.mu == pytest.approx(8.0), "of the updates alone"
+    assert client.privatizer.plan.mu == pytest.approx(8.0), "of the updates alone"
     assert asked(answers).content["metrics"]["mu-guaranteed"] == pytest.approx(10.0)
 
 
 def test_an_epsilon_is_kept_at_the_ledgers_delta(folder):
     node = read_node(write(folder, FILE.replace("mu = 10.0", "epsilon = 3.0")))
-    assert client_of(node)[1].machine.policy.mu == gdp_mu(3.0, 1e-5)
+    assert client_of(node)[1].privatizer.policy.mu == gdp_mu(3.0, 1e-5)
 
 
-def test_check_says_what_the_machine_guarantees(folder):
+def test_check_says_what_the_client_guarantees(folder):
     path = write(folder)
     said = CliRunner().invoke(cli, ["node", str(path), "--check"])
     assert said.exit_code == 0, said.output
-    mechanism = "independent noise on each machine, every sample in up to 3 releases"
+    mechanism = "independent noise on each client, every sample in up to 3 releases"
     stated = Guarantee(10.0, 1e-5, mechanism, unit="sample").sentence
     assert stated in " ".join(said.stdout.split())
-    assert stated in machine_of(read_node(path))[1]
+    assert stated in answers_of(read_node(path))[1]
 
 
 @pytest.mark.parametrize(("app", "complaint"), [("mixing", "mixes samples"), ("remembering", "Expected a model")])
@@ -337,7 +337,7 @@ def test_a_refused_model_fails_the_check_for_any_samples(folder, app, complaint)
 
 def test_an_evaluation_has_its_share_and_the_log_says_what_both_come_to(folder):
     text = FILE.replace("mu = 10.0", "mu = 10.0\nevaluation.share = 0.36\nevaluation.held-out = 0.34")
-    answers, said = machine_of(read_node(write(folder, text)))
+    answers, said = answers_of(read_node(write(folder, text)))
     assert "mu = 10 Gaussian DP" in said
     assert "Of it mu = 6 is for a private evaluation of the model, which it releases last." in said
     assert sent(asked(answers)) == pytest.approx(clipped_sum(range(4)), abs=0.05), "two of six are set aside"
@@ -396,31 +396,31 @@ def test_a_file_for_updates_is_not_taken_for_one_of_samples(folder):
         own_app(node)
 
 
-def test_a_machine_without_its_ledger_does_not_start(folder):
+def test_a_client_without_its_ledger_does_not_start(folder):
     with pytest.raises(LedgerError, match="murmurfl ledger create"):
         client_of(read_node(write(folder, FILE.replace("ledger.sqlite", "gone.sqlite"))))
 
 
 def test_under_secure_aggregation_nothing_leaves_without_masks(folder):
     path, _ = folder
-    keys = {name: MachineKey.simulated(5, name) for name in ("clinic-0", "clinic-1")}
+    keys = {name: ClientKey.simulated(5, name) for name in ("clinic-0", "clinic-1")}
     helper = HelperKey.simulated(5, "auditor").entry("auditor")
     roster = Roster({name: key.public for name, key in keys.items()}, (helper,))
     write_roster(path / "roster.json", roster)
-    write_machine_key(path / "machine.key", keys["clinic-0"])
+    write_client_key(path / "client.key", keys["clinic-0"])
     sums = f"""mu = 5.0
 trust.kind = "secure-aggregation"
 trust.min-honest = 2
 trust.min-cohort = 2
 roster = "roster.json"
 roster-digest = "{roster.digest}"
-signing-key = "machine.key"
+signing-key = "client.key"
 """
     answers, client = client_of(read_node(write(folder, FILE.replace("mu = 10.0\n", sums))))
     reply = asked(answers)
     arrays = [array.numpy() for array in reply.content["arrays"].values()]
     counts, header = unmasked(arrays, dict(reply.content["config"]), roster, seed=5)
-    assert counts * client.machine.plan.grid.spacing == pytest.approx(clipped_sum(), abs=0.05)
+    assert counts * client.privatizer.plan.grid.spacing == pytest.approx(clipped_sum(), abs=0.05)
     assert (header.min_cohort, header.release) == (2, 1)
     with pytest.raises(ConfigurationError, match="Expected roster to be set"):
         SampleNode.read(write(folder, FILE.replace("mu = 10.0\n", sums.replace('roster = "roster.json"\n', ""))))

@@ -17,7 +17,7 @@ from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig, configured_
 from murmurfl.app.nodes.supernode import repeating_the_last_answer
 from murmurfl.app.nodes.taken_runs import REFUSAL, Hours, ReceivedContext, TakenRuns, taking
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, helper_app, numpy_client_app
-from murmurfl.clients.nodes.machine_file import SampleNode
+from murmurfl.clients.nodes.client_file import SampleNode
 from murmurfl.clients.nodes.operators_file import NODE_CONFIG_VARIABLE
 from murmurfl.privacy import ConfigurationError, MemoryOpeningRecord, SQLiteLedger, protocol, read_ledger
 from murmurfl.privacy.permits import OwnerKey
@@ -116,7 +116,7 @@ def test_a_hostile_server_gets_one_text_whatever_it_tries(attack):
 
 
 def test_a_session_is_compared_in_whatever_record_it_stands():
-    """Machines read the record that speaks the protocol, under any name: a second one must not differ."""
+    """Clients read the record that speaks the protocol, under any name: a second one must not differ."""
     other = ConfigRecord({protocol.VERSION: 1, protocol.SESSION: "night2"})
     same = ConfigRecord({protocol.VERSION: 1, protocol.SESSION: "night1"})
     for name in ("config", "aaa", "zzz"):
@@ -202,14 +202,14 @@ def test_permits_stay_hidden_from_apps_and_renewals_keep_requests():
     """A server that resumes asks its round again, under a new run and with another permit: the same release, once."""
     seen = []
 
-    def machine(message, context):
+    def client(message, context):
         seen.append(message.content)
         return Message(RecordDict({"made": MetricRecord({"release": len(seen)})}), reply_to=message)
 
     repeat = repeating_the_last_answer()
     for runs in (RUNS, None):
         seen.clear()
-        gate = taking(lambda message, context: repeat(message, context, machine), runs, lambda: NOW)
+        gate = taking(lambda message, context: repeat(message, context, client), runs, lambda: NOW)
         said = {protocol.SERVER_ROUND: 3 + (runs is None)}
         for text in (permit(), permit(ends=90)):
             reply = gate(message(config=entries(text=text, **said), arrays=ArrayRecord([np.ones(2)])), context())
@@ -221,7 +221,7 @@ def test_permits_stay_hidden_from_apps_and_renewals_keep_requests():
 # The operator's file.
 
 FILE = """
-machine = "clinic"
+client = "clinic"
 ledger = "ledger.sqlite"
 clip-norm = 1.0
 batch-size = 2
@@ -295,21 +295,21 @@ def test_a_plain_supernode_refuses_the_file_as_not_configured(tmp_path, monkeypa
     app = numpy_client_app(lambda context: nodes.configured_client(tmp_path / "node.toml"))
     reply = app(message(config=entries()), Context(7, 5, {}, RecordDict(), {}))
     assert reply.error.code == protocol.NOT_CONFIGURED
-    updates = 'machine = "c"\nledger = "l"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'
+    updates = 'client = "c"\nledger = "l"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'
     write(tmp_path, file=updates)
     reply = CorrelatedNoiseMod()(message(config=entries()), Context(7, 5, {}, RecordDict(), {}), App())
     assert reply.error.code == protocol.NOT_CONFIGURED
 
 
-# Real machines with ledgers, behind the gate.
+# Real clients with ledgers, behind the gate.
 
 
 @pytest.fixture
-def machine(tmp_path, quick_disk):
+def client(tmp_path, quick_disk):
     generator = np.random.Generator(np.random.Philox(key=5))
     write_samples(tmp_path, generator.normal(size=(8, 3)), np.arange(8) % 2)
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=10.0, delta=1e-5)
-    client = NodeConfig.read(write(tmp_path), runs_kept=True).client()
+    client = NodeConfig.read(write(tmp_path), runs_kept=True).make_client()
     return numpy_client_app(lambda context: client)
 
 
@@ -328,13 +328,13 @@ def attack(app, sessions, text):
     return releases
 
 
-def test_a_server_with_one_permit_begins_one_session_on_a_real_machine(tmp_path, machine):
+def test_a_server_with_one_permit_begins_one_session_on_a_real_client(tmp_path, client):
     text = permit()
-    attack(taking(machine, RUNS, lambda: NOW), ["night2", "night1", "night3", "x" * 64, "night1"], text)
+    attack(taking(client, RUNS, lambda: NOW), ["night2", "night1", "night3", "x" * 64, "night1"], text)
     assert [session.session for session in read_ledger(tmp_path / "ledger.sqlite").sessions] == ["night1"]
 
 
-def test_a_gate_that_looks_at_one_record_only_lets_other_sessions_through(tmp_path, machine, monkeypatch):
+def test_a_gate_that_looks_at_one_record_only_lets_other_sessions_through(tmp_path, client, monkeypatch):
     """The planted bug: permit and session are taken from whichever record carries the permit."""
 
     def why(self, message, bundle, now):
@@ -342,7 +342,7 @@ def test_a_gate_that_looks_at_one_record_only_lets_other_sessions_through(tmp_pa
         return "" if said[protocol.SESSION] == "night1" else "other"
 
     monkeypatch.setattr(TakenRuns, "why_not", why)
-    attack(taking(machine, RUNS, lambda: NOW), ["night2", "night1", "night3"], permit())
+    attack(taking(client, RUNS, lambda: NOW), ["night2", "night1", "night3"], permit())
     assert len(read_ledger(tmp_path / "ledger.sqlite").sessions) == 3
 
 
@@ -410,7 +410,7 @@ def test_hours_of_one_day_have_their_end_outside():
 
 
 @pytest.mark.skipif(not hasattr(time, "tzset"), reason="time zones of a process are POSIX's")
-def test_local_hours_are_those_of_the_machine(in_zone):
+def test_local_hours_are_those_of_the_client(in_zone):
     in_zone("XYZ-5")  # five hours ahead of UTC
     assert has(Hours("22:00-06:00"), "23T16:59", "23T17:00", "24T00:59", "24T01:00") == [False, True, True, False]
     assert has(Hours("22:00-06:00", time_zone="UTC"), "23T17:00", "23T22:00") == [False, True]
@@ -438,5 +438,5 @@ def test_hours_that_cannot_be_are_refused(values, complaint):
 
 
 def test_hours_can_be_said():
-    assert Hours("22:00-06:00").sentence() == "from 22:00 to 06:00, the machine's local time"
+    assert Hours("22:00-06:00").sentence() == "from 22:00 to 06:00, the client's local time"
     assert Hours("22:00-06:00", ("sat", "sun"), "UTC").sentence() == "from 22:00 to 06:00 of sat, sun, UTC"

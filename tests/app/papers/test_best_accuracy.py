@@ -66,7 +66,7 @@ def test_the_cells_cover_features_methods_mus_and_partitions():
     for features in (SOFT, BEST):
         assert found[features, NOISY_SGD] == found[features, ONE_PASS], "whoever shows one shows the other"
         assert found[features, WITHOUT] == {None}
-        for name in ("labels skewed (Dirichlet 0.1)", "machines of unequal size"):
+        for name in ("labels skewed (Dirichlet 0.1)", "clients of unequal size"):
             assert found[f"{features}, {name}", FULL] == {0.25, 1.0}
     assert found[BEST, SECURE] == {0.1, 0.25}
     assert found[BEST, HIDDEN_ORDER] == {mu for mu, _ in SECRET_ORDERS.values()}
@@ -165,14 +165,14 @@ def test_a_secret_order_stands_at_the_epsilon_that_counts_on_it_and_the_caption_
     assert said in document["guarantee"]
 
 
-def test_one_machine_alone_has_one_line_for_each_part_and_no_run_of_its_own(made):
+def test_one_client_alone_has_one_line_for_each_part_and_no_run_of_its_own(made):
     document, (table, *_), out = made
     lines = [row for row in table.rows if row["algorithm"] == ALONE]
     assert [row["table"] for row in lines] == ["digits", "people"]
     for line, cell in zip(lines, (document["cells"][0], document["cells"][-1]), strict=True):
         found = alone(RunConfig.from_mapping({**cell["settings"], "seed": 1}))
         assert (line["accuracy %"], line["epsilon"], line["runs"]) == (100 * found.accuracy, None, 0)
-        assert line["releases a machine"] == 0
+        assert line["releases a client"] == 0
     assert f"Without noise, and not private: {ALONE}" in table.caption
     assert ALONE in (out / "small.md").read_text()
     assert ALONE not in document["cells"][0]["algorithms"]
@@ -183,7 +183,7 @@ LEAST = {
     (BEST, FULL): (95.5, 96.8, 97.5, 97.9, 98.3),
     (BEST, SECURE): (97.5, 98.2),
 }
-"""Accuracies that forty lines of NumPy without machines reach, less what seeds differ by; at the mus in order."""
+"""Accuracies that forty lines of NumPy without clients reach, less what seeds differ by; at the mus in order."""
 
 
 @pytest.mark.parametrize("place", LEAST)

@@ -71,8 +71,8 @@ def test_settings_make_another_cell_and_known_ones_keep_the_papers_figures():
     assert "isrl-dp, every round charged" in known.algorithms
     (practical,) = PAPERS["reshef-levy-2025"].cells_with({"preset": "practical", "strategy": "mu2", "mu": 1.0})
     assert list(practical.algorithms) == ["mu2"]
-    (machines,) = PAPERS["reshef-levy-2024"].cells_with({"num-clients": 20})
-    assert machines.settings["clients-per-round"] == 20
+    (clients,) = PAPERS["reshef-levy-2024"].cells_with({"num-clients": 20})
+    assert clients.settings["clients-per-round"] == 20
     with pytest.raises(ConfigurationError, match="reshef-levy-2025"):
         PAPERS["reshef-levy"]
 

@@ -1,4 +1,4 @@
-"""Accuracy by whom a machine trusts: cells, captions, table and picture (secure-aggregation)."""
+"""Accuracy by whom a client trusts: cells, captions, table and picture (secure-aggregation)."""
 
 import csv
 import json
@@ -55,7 +55,7 @@ def test_the_cells_cover_trusts_features_mus_and_sizes():
     }
 
 
-def test_h_and_cohort_keep_their_shares_of_machines_asked():
+def test_h_and_cohort_keep_their_shares_of_clients_asked():
     settings = {"task": "digits", "num-clients": 20, "clients-per-round": 20, "mu": 2.0, "features": "pixels"}
     (cell,) = PAPER.cells_with(settings)
     honest = {label: config.sums.min_honest for label, config in configs([cell]).items() if config.secure}
@@ -95,7 +95,7 @@ def test_a_line_says_what_holds_and_what_holds_whatever_happens(made):
 def test_a_line_for_each_cell_has_every_trust_beside_the_others(made):
     _, table, (accuracies, local), _ = made
     line = accuracies.texts()[1]
-    assert list(line) == ["table", "asked of machines", "mu", "epsilon", *KINDS]
+    assert list(line) == ["table", "asked of clients", "mu", "epsilon", *KINDS]
     assert (line["table"], line["mu"]) == ("small, lost", "0.5")
     assert line["h = 0.5 m"] == table.texts()[4]["accuracy %"]
     (both,) = local.texts()
@@ -106,7 +106,7 @@ def test_the_caption_says_both_figures_and_what_each_rests_on(made):
     _, table, *_ = made
     assert "What holds whatever happens rests on nobody else's honesty" in table.caption
     assert "Epsilon of h = 0.5 m is" in table.caption
-    assert "if one helper and h machines of each sum are honest; " in table.caption
+    assert "if one helper and h clients of each sum are honest; " in table.caption
     assert "against everybody but the trusted server" in table.caption
 
 
@@ -126,7 +126,7 @@ EXPECTED = {
     ("pixels", 0.25): (75.0, 87.4, 87.9, 88.2, 88.4),
     ("pixels", 0.1): (56.2, 83.5, 84.6, 84.8, 85.0),
 }
-"""Accuracies for M = m = 100 from forty lines of NumPy with the noise of a sum, without machines: three seeds; eleven
+"""Accuracies for M = m = 100 from forty lines of NumPy with the noise of a sum, without clients: three seeds; eleven
 with gradients and an untrusted server at mu = 0.25 and 0.1, where seeds differ by 0.8 and 3.9 points."""
 WITHIN = 0.5
 ERRORS = 2.0
@@ -153,4 +153,4 @@ def test_published_accuracies_lie_between_those_without_and_with_a_trusted_serve
     for cell in pages.document(PAPER.name)["cells"]:
         means = [100 * entry["accuracy"]["mean"] for entry in cell["algorithms"].values()]
         assert all(later >= before - WITHIN for before, later in pairwise(means)), cell["table"]
-        assert means[1] > means[0] + 2, "with half of the machines honest it is far better than without any trust"
+        assert means[1] > means[0] + 2, "with half of the clients honest it is far better than without any trust"

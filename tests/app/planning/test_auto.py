@@ -84,7 +84,7 @@ def test_the_command_that_plan_prints_is_the_chosen_run():
 
 @pytest.mark.more_cases
 def test_plan_decides_from_a_few_numbers_and_says_what_for():
-    few = ["--machines", 100, "--samples", 600, "--parameters", 5000, "--epsilon", 2]
+    few = ["--clients", 100, "--samples", 600, "--parameters", 5000, "--epsilon", 2]
     short = planned(*few, COLUMNS="80")
     assert short.startswith("Take full-batch: ")
     assert len(short.splitlines()) <= 18
@@ -108,7 +108,7 @@ def test_plan_decides_from_a_few_numbers_and_says_what_for():
 
 
 def test_what_plan_prints_fits_into_a_terminal_of_80_columns():
-    text = planned("--machines", 20, "--samples", 100, "--epsilon", 2, "--details", COLUMNS="80")
+    text = planned("--clients", 20, "--samples", 100, "--epsilon", 2, "--details", COLUMNS="80")
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -116,7 +116,7 @@ def test_what_plan_prints_fits_into_a_terminal_of_80_columns():
     ("arguments", "words"),
     [
         (["--sample-uses", "onc"], "did you mean 'once'"),
-        (["--stream", "--rounds", "101"], "Expected rounds <= 100 for a stream of 100 samples a machine"),
+        (["--stream", "--rounds", "101"], "Expected rounds <= 100 for a stream of 100 samples a client"),
         (["--rounds", "60", "--batch", "2"], "Use fewer rounds, smaller batches, more passes"),
         (["--samples", "0"], "Expected samples >= 1, got 0"),
         (["--batch", "0"], "Expected batch-size to be an integer >= 1, got 0"),
@@ -124,7 +124,7 @@ def test_what_plan_prints_fits_into_a_terminal_of_80_columns():
     ],
 )
 def test_what_cannot_be_decided_is_refused_in_one_line(arguments, words):
-    ran = CliRunner().invoke(cli, ["plan", "--machines", "20", "--samples", "100", "--epsilon", "2", *arguments])
+    ran = CliRunner().invoke(cli, ["plan", "--clients", "20", "--samples", "100", "--epsilon", "2", *arguments])
     assert ran.exit_code == 1, ran.output
     assert words in ran.stderr
     assert ran.stderr.count("\n") == 1

@@ -60,7 +60,7 @@ def test_a_trusted_server_and_sums_are_decided_among_the_strategies_that_serve_t
             assert option.problem.config.trust_model in METHODS[option.strategy].trusts
 
 
-def test_machines_that_may_be_asked_in_few_rounds_are_asked_in_no_more():
+def test_clients_that_may_be_asked_in_few_rounds_are_asked_in_no_more():
     for rounds in (1, 3, 7):
         made = decided(num_rounds=rounds)
         assert all(option.rounds <= rounds for option in (made.chosen, *made.others))
@@ -73,7 +73,7 @@ def test_the_same_sizes_give_the_same_choice_wherever_it_is_made():
 
 def test_noise_to_signal_is_that_of_the_sums_it_is_defined_by():
     """2 S sqrt(T) / (n mu sqrt(M)) in one value, for T full batches and for one pass of mu^2 in T rounds."""
-    size, machines, dimension, rounds = 600, 100, 1000, 20
+    size, clients, dimension, rounds = 600, 100, 1000, 20
     whole = PrivacyPolicy(
         0.5,
         1,
@@ -85,8 +85,8 @@ def test_noise_to_signal_is_that_of_the_sums_it_is_defined_by():
         noise_quality="fast",
     )
     turn = PrivacyPolicy(8.0, size // rounds, rounds, 1.0, noise_quality="fast")
-    expected = 2 * math.sqrt(rounds) / (size * math.sqrt(machines)) * math.sqrt(dimension)
-    shared = {"num_values": dimension, "rounds": rounds, "asked": machines, "machines": machines}
+    expected = 2 * math.sqrt(rounds) / (size * math.sqrt(clients)) * math.sqrt(dimension)
+    shared = {"num_values": dimension, "rounds": rounds, "asked": clients, "clients": clients}
     for policy, alone, summed in ((whole, True, size), (turn, False, 1)):
         found = noise_to_signal(
             policy.plan(dimension), longest=policy.bound.longest, stands_alone=alone, samples_summed=summed, **shared
@@ -95,7 +95,7 @@ def test_noise_to_signal_is_that_of_the_sums_it_is_defined_by():
 
 
 @pytest.mark.more_cases
-def test_more_machines_samples_or_mu_never_make_noise_louder():
+def test_more_clients_samples_or_mu_never_make_noise_louder():
     base = decided().chosen
     same = {"num_rounds": base.rounds}
     reference = decided(**same).chosen.noise_to_signal
@@ -128,12 +128,12 @@ def test_a_pass_has_room_for_what_is_held_out(samples):
 @pytest.mark.parametrize(
     ("changes", "samples", "said"),
     [
-        ({"stream": True, "num_rounds": 700}, 600, "Expected rounds <= 600 for a stream of 600 samples a machine"),
+        ({"stream": True, "num_rounds": 700}, 600, "Expected rounds <= 600 for a stream of 600 samples a client"),
         ({"mu": 1e-9}, 600, "Expected a situation that some strategy can serve"),
         (
             {"private_evaluation": 0.1},
             1,
-            "^Expected at least two samples on every machine with evaluation.held-out = 0.1, got 1",
+            "^Expected at least two samples on every client with evaluation.held-out = 0.1, got 1",
         ),
         ({"passes": 2}, 600, "Expected passes to be 1 with strategy = 'auto'"),
         ({"sample_uses": "onc"}, 600, "did you mean 'once'"),
@@ -145,8 +145,8 @@ def test_impossible_requests_say_what_to_change(changes, samples, said):
         decided(samples=samples, **changes)
 
 
-def test_sizes_that_are_not_the_machines_are_refused():
-    with pytest.raises(ConfigurationError, match="Expected sizes of num-clients = 100 machines"):
+def test_sizes_that_are_not_the_clients_are_refused():
+    with pytest.raises(ConfigurationError, match="Expected sizes of num-clients = 100 clients"):
         PlanRequest(MNIST, (600,) * 99, 588, 10, worked_out)
     with pytest.raises(ConfigurationError, match="each of 1 sample at least"):
         PlanRequest(MNIST, (600,) * 99 + (0,), 588, 10, worked_out)

@@ -1,4 +1,4 @@
-"""`murmurfl plan`: what it prints is what machines would do, by dense algebra and by a run."""
+"""`murmurfl plan`: what it prints is what clients would do, by dense algebra and by a run."""
 
 import json
 import math
@@ -88,7 +88,7 @@ def test_it_says_what_is_best(plan):
     ("settings", "name"),
     [({"batch-size": 8}, "decay mu2"), ({"batch-size": 8, "mechanism": "blt"}, "blt")],
 )
-def test_the_noise_is_what_machines_of_a_run_add(settings, name):
+def test_the_noise_is_what_clients_of_a_run_add(settings, name):
     result = run_cohort(RunConfig.from_mapping({**settings, "clip-norm": 1.0, "mu": gdp_mu(3.0, 1e-5)}))
     rounds = {"num-rounds": result.experiment.num_rounds, "clients-per-round": 10, "batch-size": 8}
     samples = min(len(shard) for shard in result.experiment.shards)
@@ -122,14 +122,14 @@ def test_impossible_requests_are_refused(key, value):
         compared(**{key: value})
 
 
-ARGUMENTS = shlex.split("plan --machines 10 --samples 96 --rounds 30 --batch 4 --per-round 5 --epsilon 3")
+ARGUMENTS = shlex.split("plan --clients 10 --samples 96 --rounds 30 --batch 4 --per-round 5 --epsilon 3")
 
 
 def test_the_command_prints_a_table_and_the_best():
     result = CliRunner().invoke(cli, ARGUMENTS)
     assert result.exit_code == 0, result.output
     for text in (
-        "24 releases a machine",
+        "24 releases a client",
         "epsilon = 3 at delta = 1e-05",
         "sqrt_toeplitz",
         "Least noise on prefix sums",
@@ -146,16 +146,16 @@ def test_the_command_prints_json_and_nothing_else(plan):
 
 
 @pytest.mark.parametrize(
-    ("machines", "asked", "possible"),
+    ("clients", "asked", "possible"),
     [(10, 10, 24), (10, 5, 48)],
 )
-def test_more_rounds_than_samples_last_for_are_refused_as_in_a_run(machines, asked, possible):
-    arguments = ["plan", f"--machines={machines}", "--samples=96", "--batch=4", f"--per-round={asked}", "--epsilon=3"]
+def test_more_rounds_than_samples_last_for_are_refused_as_in_a_run(clients, asked, possible):
+    arguments = ["plan", f"--clients={clients}", "--samples=96", "--batch=4", f"--per-round={asked}", "--epsilon=3"]
     assert CliRunner().invoke(cli, [*arguments, f"--rounds={possible}"]).exit_code == 0
     result = CliRunner().invoke(cli, [*arguments, f"--rounds={possible + 1}"])
     assert result.exit_code == 1
     assert f"murmurfl: Expected rounds <= {possible}, got {possible + 1}: 96 samples" in result.stderr
-    config = RunConfig(num_clients=machines, clients_per_round=machines, batch_size=4, training_samples=960)
+    config = RunConfig(num_clients=clients, clients_per_round=clients, batch_size=4, training_samples=960)
     with pytest.raises(ConfigurationError, match="num-rounds <= 24, got 25"):
         run_cohort(replace(config, num_rounds=25))
 
@@ -192,7 +192,7 @@ def planned(*arguments):
         ),
     ],
 )
-def test_the_plan_of_a_run_has_the_noise_of_its_machines(settings, name, tmp_path):
+def test_the_plan_of_a_run_has_the_noise_of_its_clients(settings, name, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
     plan = planned("--config", path)
@@ -221,7 +221,7 @@ def test_options_win_over_a_runs_configuration(tmp_path):
     plan = planned("--config", path, "--epsilon", 1.0, "--clip", 0.5, "--batch", 2, "--parameters", 7, "--samples", 600)
     request = plan["request"]
     assert (pytest.approx(request["epsilon"]), plan["mu"]) == (1.0, gdp_mu(1.0, 1e-5))
-    assert (request["machines"], request["per_round"], request["batch_size"], request["samples"]) == (20, 5, 2, 600)
+    assert (request["clients"], request["per_round"], request["batch_size"], request["samples"]) == (20, 5, 2, 600)
     assert (request["clip_norm"], request["parameters"]) == (0.5, 7)
     assert planned("--config", path, "--per-round", 0)["request"]["per_round"] == 20
 
@@ -229,11 +229,11 @@ def test_options_win_over_a_runs_configuration(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--machines", "3"], 2, "Expected --samples, --epsilon as well"),
+        (["--clients", "3"], 2, "Expected --samples, --epsilon as well"),
         (["--set", "strategy=trusted-mu2"], 1, "strategy = 'trusted-mu2'"),
         (["--set", "mechanism=none"], 1, "mechanism = 'none'"),
         (["--set", "num-rounds=1000"], 1, "Expected num-rounds <= 17, got 1000"),
-        (["--set", "num-clients=10", "--samples", "3"], 1, "Expected batch-size <= the 3 samples of a machine"),
+        (["--set", "num-clients=10", "--samples", "3"], 1, "Expected batch-size <= the 3 samples of a client"),
     ],
 )
 def test_what_cannot_be_planned_is_said_in_one_line(arguments, code, words):
@@ -246,14 +246,14 @@ def test_what_cannot_be_planned_is_said_in_one_line(arguments, code, words):
 SUMS = {"trust": "secure-aggregation", "trust.min-cohort": 5, "trust.colluders": 1}  # h = 4 of n = 5
 
 
-def test_under_secure_aggregation_every_machine_adds_a_share_and_both_figures_are_said(plan):
+def test_under_secure_aggregation_every_client_adds_a_share_and_both_figures_are_said(plan):
     sums = compared(**SUMS)
     alone = {made.mark: made for made in plan.mechanisms}
     for made in sums.mechanisms:
         assert made.noise_std == pytest.approx(alone[made.mark].noise_std / 2, rel=1e-3), made.mark
         assert made.loss.worst_case.mu == pytest.approx(2 * made.loss.mu, rel=1e-3)
         assert not alone[made.mark].loss.conditional
-    assert "if one helper and 4 machines of each sum are honest" in noise_guarantee(sums).sentence
+    assert "if one helper and 4 clients of each sum are honest" in noise_guarantee(sums).sentence
     assert json.loads(json.dumps(plan_document(sums), allow_nan=False))["guarantee"]["min_honest"] == 4
 
 
@@ -261,7 +261,7 @@ def test_a_plan_compares_trust_models_at_the_same_mu(plan):
     assert list(plan.trusts) == ["untrusted-server", "secure-aggregation", "trusted-server"]
     untrusted, sums, trusted = plan.trusts.values()
     assumed = [row["assumes"] for row in compared_table(plan).rows]
-    assert assumed[1] == "1 helper and 2 of 4 machines of each sum are honest"  # half of the 5 that are asked
+    assert assumed[1] == "1 helper and 2 of 4 clients of each sum are honest"  # half of the 5 that are asked
     assert untrusted.server_prefix_rmse == pytest.approx(
         next(made.server_prefix_rmse for made in plan.mechanisms if made.mark == plan.chosen.mark)
     )
@@ -272,7 +272,7 @@ def test_a_plan_compares_trust_models_at_the_same_mu(plan):
     assert math.isinf(worst[2])
     of_sums = compared(**SUMS)
     assert of_sums.trusts["untrusted-server"].policy == untrusted.policy
-    assert compared_table(of_sums).rows[1]["assumes"] == "1 helper and 4 of 5 machines of each sum are honest"
+    assert compared_table(of_sums).rows[1]["assumes"] == "1 helper and 4 of 5 clients of each sum are honest"
 
 
 def test_what_no_helper_would_open_is_left_out_of_a_plan():
@@ -288,7 +288,7 @@ def test_the_noise_of_a_run_under_secure_aggregation_is_the_plans():
     assert {one["noise-std"] for one in run_cohort(config).statements.values()} == {made.noise_std}
 
 
-PLAN = ["plan", "--unit", "machine", "--machines", "100", "--parameters", "60000", "--epsilon", "4"]
+PLAN = ["plan", "--unit", "client", "--clients", "100", "--parameters", "60000", "--epsilon", "4"]
 
 
 def invoke(*arguments, width="80"):
@@ -299,19 +299,19 @@ def test_it_is_the_forecast_of_the_policy_that_it_prints():
     result = invoke(*PLAN, "--samples", "600")
     assert result.exit_code == 0, result.output
     assert "useless" in result.output
-    assert "600 a machine" in result.output
+    assert "600 a client" in result.output
     assert "UpdatePolicy(clip_norm=1, epsilon=4," in result.output
     assert max(map(len, result.output.splitlines())) <= 80
     document = json.loads(invoke(*PLAN, "--json").output)
     mu = gdp_mu(4.0, 1e-5)
     assert document["forecast"]["noise_over_longest"] == pytest.approx(2 * math.sqrt(600) / mu, rel=1e-2)
     assert [row["epsilon"] for row in document["table"]] == pytest.approx([1, 2, 4, 8, 16])
-    machines = [row["machines_needed"] for row in document["table"]]
-    assert machines == sorted(machines, reverse=True)
+    clients = [row["clients_needed"] for row in document["table"]]
+    assert clients == sorted(clients, reverse=True)
 
 
-def updates(machines=100, parameters=500, mu=2.0, samples=0, **settings):
-    return request_of_updates(samples, parameters, {"num-clients": machines, "mu": mu, **settings})
+def updates(clients=100, parameters=500, mu=2.0, samples=0, **settings):
+    return request_of_updates(samples, parameters, {"num-clients": clients, "mu": mu, **settings})
 
 
 def test_neither_clip_nor_rounds_change_it():
@@ -320,7 +320,7 @@ def test_neither_clip_nor_rounds_change_it():
     assert other == pytest.approx(one, rel=1e-3)
 
 
-def test_sums_count_half_of_the_machines_unless_more_of_them_may_work_with_the_server():
+def test_sums_count_half_of_the_clients_unless_more_of_them_may_work_with_the_server():
     alone, summed = update_forecast(updates()), updates(trust="secure-aggregation")
     assert update_forecast(summed).ratio == pytest.approx(alone.ratio / math.sqrt(50), rel=1e-2)
     few = updates(trust="secure-aggregation", **{"trust.colluders": 70})
@@ -340,10 +340,10 @@ def test_what_is_printed_is_what_was_asked_for():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--unit", "person"], "sample or machine"),
-        (["--unit", "machine", "--set", "mu=1"], "without a run's configuration"),
-        (["--unit", "machine", "--machines", "5", "--epsilon", "1"], "--parameters"),
-        (["--unit", "machine", "--machines", "5", "--parameters", "9"], "exactly one of --epsilon and --mu"),
+        (["--unit", "person"], "sample or client"),
+        (["--unit", "client", "--set", "mu=1"], "without a run's configuration"),
+        (["--unit", "client", "--clients", "5", "--epsilon", "1"], "--parameters"),
+        (["--unit", "client", "--clients", "5", "--parameters", "9"], "exactly one of --epsilon and --mu"),
         ([*PLAN[1:], "--mu", "1"], "exactly one of --epsilon and --mu"),
         ([*PLAN[1:], "--batch", "5"], "--batch"),
         ([*PLAN[1:], "--stream"], "--stream"),
@@ -357,9 +357,9 @@ def test_what_makes_no_sense_is_refused(arguments, said):
 
 
 def test_numbers_that_are_none_are_refused():
-    for changes in ({"machines": 0}, {"parameters": 0}, {"num-rounds": 0}, {"samples": -1}):
+    for changes in ({"clients": 0}, {"parameters": 0}, {"num-rounds": 0}, {"samples": -1}):
         with pytest.raises(ConfigurationError, match="Expected"):
-            updates(**{"machines": 5, "parameters": 9, "mu": 1.0, **changes})
+            updates(**{"clients": 5, "parameters": 9, "mu": 1.0, **changes})
 
 
 @pytest.mark.parametrize(
@@ -369,9 +369,9 @@ def test_numbers_that_are_none_are_refused():
         ({"quorum": 0.8, "strategy": "noisy-sgd"}, "one that never comes is lost, and its budget"),
         (
             {"quorum": 0.8, "strategy": "full-batch"},
-            r"2 machines a round \(20 %\) the budget of a release",
+            r"2 clients a round \(20 %\) the budget of a release",
         ),
-        ({"over_selection": 1.2, "clients_per_round": 5, "strategy": "full-batch"}, "asks 6 machines and ends when 5"),
+        ({"over_selection": 1.2, "clients_per_round": 5, "strategy": "full-batch"}, "asks 6 clients and ends when 5"),
     ],
 )
 def test_a_plan_says_what_late_answers_are_worth(settings, said):
@@ -388,8 +388,8 @@ def test_a_plan_says_nothing_where_rounds_wait_for_all():
     [
         ({"strategy": "one-shot", "quorum": 0.8}, "quorum to be 1 with this strategy"),
         ({"strategy": "tree-momentum", "quorum": 0.8}, "quorum to be 1 with this strategy"),
-        ({"over_selection": 1.2}, "over-selection to be at most 10 machines over clients-per-round = 10"),
-        ({"trust": "secure-aggregation", "quorum": 0.5}, "at least trust.min-cohort = 8 machines"),
+        ({"over_selection": 1.2}, "over-selection to be at most 10 clients over clients-per-round = 10"),
+        ({"trust": "secure-aggregation", "quorum": 0.5}, "at least trust.min-cohort = 8 clients"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_key(settings, said):
@@ -397,7 +397,7 @@ def test_what_cannot_be_is_refused_by_its_key(settings, said):
         RunConfig(**settings)
 
 
-def test_whatever_depends_on_machines_a_round_counts_those_that_are_asked():
+def test_whatever_depends_on_clients_a_round_counts_those_that_are_asked():
     more, as_many = RunConfig(clients_per_round=5, over_selection=1.2), RunConfig(clients_per_round=6)
     assert more.asked_per_round == 6
     assert prepare(more).num_rounds == prepare(as_many).num_rounds

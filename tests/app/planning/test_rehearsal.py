@@ -1,4 +1,4 @@
-"""A rehearsal: the very run on made-up data of its shape, with one machine in the place of those that are asked."""
+"""A rehearsal: the very run on made-up data of its shape, with one client in the place of those that are asked."""
 
 import math
 from dataclasses import replace
@@ -86,7 +86,7 @@ def test_two_classes_overlap_as_those_of_people_do():
     assert 0.65 < told < 0.8  # recidivism 0.68, made-up people 0.78
 
 
-def test_one_machine_alone_is_no_worse_than_the_usual_number_in_a_regression():
+def test_one_client_alone_is_no_worse_than_the_usual_number_in_a_regression():
     made = SyntheticData(FAMILY[2], **{**SHAPE, "classes": 1, "features": 120, "samples": 2000})
     assert -0.1 < made.learnt(150) < made.bounds[1]  # nearly as few rows as columns
 
@@ -105,7 +105,7 @@ def test_one_machine_alone_is_no_worse_than_the_usual_number_in_a_regression():
     ],
     ids=lambda settings: " ".join(map(str, settings.values())),
 )
-def test_one_machine_has_the_noise_of_all_that_a_round_asks(settings, monkeypatch):
+def test_one_client_has_the_noise_of_all_that_a_round_asks(settings, monkeypatch):
     """Noise alone, at the end of twelve runs: 2,400 values a side, whose spread is off by a tenth in 1 of 10,000."""
     asked = {**settings, "mu": 0.05}
     whole = experiment(**asked)
@@ -120,8 +120,8 @@ def test_one_machine_has_the_noise_of_all_that_a_round_asks(settings, monkeypatc
         10,
     )
 
-    def ends(config, machines):
-        parts = np.array_split(np.arange(2000), machines)
+    def ends(config, clients):
+        parts = np.array_split(np.arange(2000), clients)
         found = []
         for seed in range(12):
             run = worked_out(replace(config, seed=seed), zeros, [rehearsal.Shard(zeros, part) for part in parts])
@@ -147,19 +147,19 @@ def test_less_noise_keeps_more_and_the_range_says_so():
 
 @pytest.mark.more_cases
 @pytest.mark.parametrize(("samples", "mu", "worth"), [(40_000, 0.05, False), (500, 8.0, True)])
-def test_whether_federating_is_worth_it_depends_on_what_a_machine_has_alone(samples, mu, worth):
+def test_whether_federating_is_worth_it_depends_on_what_a_client_has_alone(samples, mu, worth):
     settings = {**EVERYBODY, "task.samples": samples, "strategy": "auto", "mu": mu}
     chosen = decide(plan_request_of(RunConfig.from_mapping(settings))).chosen
     (line,) = worth_lines(chosen)
     assert line.startswith("Worth federating" if worth else "Not worth federating")
     assert f"{100 * chosen.against_local_baseline[0]:.0f} % of what can be learnt" in line
-    assert "one machine alone" in line
+    assert "one client alone" in line
 
 
-def test_of_unequal_machines_the_average_one_is_told():
+def test_of_unequal_clients_the_average_one_is_told():
     settings = {**EVERYBODY, "task.samples": 2000, "strategy": "auto", "mu": 2.0, "partition": "unequal"}
     (line,) = worth_lines(decide(plan_request_of(RunConfig.from_mapping(settings))).chosen)
-    assert "one machine of average size alone" in line
+    assert "one client of average size alone" in line
 
 
 @pytest.mark.more_cases

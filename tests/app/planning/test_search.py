@@ -19,7 +19,7 @@ SIDES = [{"centring": "private"}, {"private_evaluation": 0.1}]
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize("changes", [{}, {"strategy": "mu2"}, *SIDES], ids=str)
 @pytest.mark.parametrize("public", [False, True])
-def test_everything_together_costs_what_is_printed_and_every_machine_has_recorded_it(changes, public):
+def test_everything_together_costs_what_is_printed_and_every_client_has_recorded_it(changes, public):
     found = search(RunConfig(**{**FEW, **changes}), TWO, public=public)
     assert found.spent == pytest.approx(8.0, rel=1e-9)
     assert found.guarantee.mu == 8.0

@@ -107,7 +107,7 @@ def test_lines_below_the_table_name_marked_rows_and_what_each_trust_assumes(rows
     for words in (f"Row {trust} assumes: the server is honest.", "--try 5"):
         assert words in text
     honest = RunConfig(trust="secure-aggregation").sums.min_honest
-    assert f"1 helper and {honest} of 8 machines of each sum are honest" in text
+    assert f"1 helper and {honest} of 8 clients of each sum are honest" in text
     assert len(ways_table(rows).rows) == len(rows)
 
 
@@ -234,6 +234,6 @@ def test_as_json_each_way_has_its_command():
 
 
 def test_numbers_alone_are_nothing_to_try():
-    result = plan("--machines=10", "--samples=100", "--epsilon=4", "--try=3")
+    result = plan("--clients=10", "--samples=100", "--epsilon=4", "--try=3")
     assert result.exit_code == 2
     assert "Expected --config or --set with a task for --try" in " ".join(result.stderr.split())

@@ -135,7 +135,7 @@ def test_card_of_simulation_says_first_that_nobody_was_protected(folders, tmp_pa
 @pytest.mark.parametrize(
     ("engine", "word"), [("ray", REHEARSAL), ("cohort", REHEARSAL), ("real-nodes", REAL), (None, STATED)]
 )
-def test_card_tells_rehearsal_from_real_machines(folders, engine, word):
+def test_card_tells_rehearsal_from_real_clients(folders, engine, word):
     run = changed(RecordedRun.read(folders[0]), engine=engine)
     assert status(run.outcome)[0] == word
     made = card([Group("x", [run])])
@@ -148,9 +148,9 @@ def test_card_has_a_persons_figures_and_delta_beside_the_records(folders):
     heading, one, five, twenty = card([Group("x", [run])])["figures"]
     assert heading == ["for", "ε would be", "best guess right at most"]
     assert one == ["one record", rounded_up(run.outcome.epsilon), "84.2 %"]
-    assert five == ["5 records of one person on one machine", rounded_up(gdp_epsilon(10.0, 1e-5)), "100 %"]
+    assert five == ["5 records of one person on one client", rounded_up(gdp_epsilon(10.0, 1e-5)), "100 %"]
     assert twenty[1] == "infinite", "more than noise is vouched for"
-    used = sum(one["samples-used"] for one in run.outcome.machines.values())
+    used = sum(one["samples-used"] for one in run.outcome.clients.values())
     ((below, _),) = card([Group("x", [run])])["below"]
     assert below == f"All at δ = 1e-05; 1/n = {1 / used:.2g} (n = {used:,} records used)."
     assert card([Group("x", [changed(run, delta=1 / used)])])["warned"][0][0].startswith("δ is not below 1/n")
@@ -162,7 +162,7 @@ def test_card_of_sums_names_who_must_be_honest_and_what_holds_if_not(folders):
     privacy = {"trust": "secure-aggregation", "mu_local": 6.0, "min_honest": 5}
     sums = changed(run, privacy={**run.outcome.document()["privacy"], **privacy}, min_honest=5)
     made = card([Group("x", [sums])])
-    assert made["who"]["If honest"][0][0].startswith("one helper and 5 machines of each sum")
+    assert made["who"]["If honest"][0][0].startswith("one helper and 5 clients of each sum")
     assert made["figures"][1][3] == rounded_up(gdp_epsilon(6.0, 1e-5))
 
 
@@ -171,7 +171,7 @@ def test_what_runs_say_alike_stands_once(folders):
     runs = [Group(str(number), [lossy]) for number in range(12)]
     alike = card(runs)
     assert [runs for _, _, runs in alike["status"]] == [""]
-    assert alike["full"][0][0].startswith("Epsilon is at delta = 1e-05, for replacement of one sample of one machine")
+    assert alike["full"][0][0].startswith("Epsilon is at delta = 1e-05, for replacement of one sample of one client")
     assert {names for _, names in alike["full"]} == {""}
     other = card([*runs, Group("trusted", [trusted])])
     assert ("Simulated with seeded keys.", "") in other["full"]
@@ -192,7 +192,7 @@ def test_what_was_forecast_is_said_and_what_would_have_helped(page, folders, tmp
     for run in read:
         assert run.outcome.forecast.sentence in text
     assert "What would help" not in text  # both are useful
-    foreseen = Forecast(40.0, 650, 10, 10, rounds=5, mu=1.0, delta=1e-5, unit="machine")
+    foreseen = Forecast(40.0, 650, 10, 10, rounds=5, mu=1.0, delta=1e-5, unit="client")
     foreseen = forecast_document(foreseen)
     useless = changed(read[0], forecast=foreseen)
     text = html.unescape(make_report_of(useless, tmp_path))
@@ -201,9 +201,9 @@ def test_what_was_forecast_is_said_and_what_would_have_helped(page, folders, tmp
     assert all(change["words"] in text for change in foreseen["changes"])
 
 
-def test_releases_by_round_end_at_what_machines_state_and_cost_what_they_say(folders):
+def test_releases_by_round_end_at_what_clients_state_and_cost_what_they_say(folders):
     run = RecordedRun.read(folders[0])
-    statements = run.outcome.machines
+    statements = run.outcome.clients
     assert [statements[name]["releases"] for name in run.names] == list(run.releases[:, -1])
     assert (np.diff(run.releases, axis=1) >= 0).all()
     assert (np.diff(run.releases, axis=1) <= 1).all()
@@ -215,19 +215,19 @@ def test_releases_by_round_end_at_what_machines_state_and_cost_what_they_say(fol
 def test_an_unanswered_request_counts_until_known_free():
     """Asked in rounds 1 to 6; answers in 3 (release 2) and 5 (release 4); states five releases in the end."""
     rounds = [{"round": t, "asked": 1, "accuracy": None, "loss": None, "refused": {}} for t in range(1, 8)]
-    machines = {"rounds": {str(t): {"a": {3: 2, 5: 4}.get(t)} for t in range(1, 7)}, "streams": []}
+    clients = {"rounds": {str(t): {"a": {3: 2, 5: 4}.get(t)} for t in range(1, 7)}, "streams": []}
     nothing = {"mu": 1.0, "epsilon": 4.4, "guarantee": "", "rounds": 7, "num_clients": 1, "config": {}}
     document = {"format": 1, "date": "2026-01-01", "delta": 1e-5, "per_round": rounds, **nothing}
-    run = RecordedRun("x", Outcome.model_validate({**document, "machines": {"a": {"releases": 5}}}), machines)
+    run = RecordedRun("x", Outcome.model_validate({**document, "clients": {"a": {"releases": 5}}}), clients)
     assert run.releases.tolist() == [[1, 1, 2, 3, 4, 5, 5]]
-    silent = changed(run, machines={})
+    silent = changed(run, clients={})
     assert silent.releases.tolist() == [[1, 1, 2, 3, 4, 5, 5]]
-    refused = changed(run, machines={"a": {"releases": 4}})
+    refused = changed(run, clients={"a": {"releases": 4}})
     assert refused.releases.tolist() == [[1, 1, 2, 3, 4, 4, 4]]
 
 
-def test_machines_whose_noise_the_server_cannot_know_have_no_epsilon_by_round(tmp_path):
-    """Real machines with another policy than the run configuration's: only what they state."""
+def test_clients_whose_noise_the_server_cannot_know_have_no_epsilon_by_round(tmp_path):
+    """Real clients with another policy than the run configuration's: only what they state."""
     config = RunConfig(num_clients=2, clients_per_round=2, num_rounds=3)
     result = run_experiment(InProcessGrid(client_app.app, 2, config.to_mapping()), config, deployed=True)
     other = {name: {**entries, "noise-std": 7.0} for name, entries in result.statements.items()}
@@ -248,7 +248,7 @@ def test_texts_of_a_run_are_shown_and_not_obeyed(folders, tmp_path):
     assert "<script" not in text
     assert "<img" not in text
     assert "&lt;img" in text
-    assert "did not record which machines were asked" in text
+    assert "did not record which clients were asked" in text
 
 
 def test_infinite_and_missing_figures_are_said_and_not_drawn(tmp_path):
@@ -259,7 +259,7 @@ def test_infinite_and_missing_figures_are_said_and_not_drawn(tmp_path):
     assert shown["figures"] == []
     assert shown["warned"] == [("There was no noise: nothing is guaranteed.", "")]
     assert shown["who"]["Who is protected"] == [("nobody", "")]
-    assert {row["ε guaranteed"] for row in making._machines(run).texts()} == {"infinite"}
+    assert {row["ε guaranteed"] for row in making._clients(run).texts()} == {"infinite"}
     assert "epsilon" not in {plot.name for plot in run_plots(run)}
 
 
@@ -269,11 +269,11 @@ def test_numbers_of_old_results_do_not_break_a_report(folders, tmp_path, odd):
     """Earlier versions aggregated a release of any number, which a table of 32 bits does not hold."""
     run = tmp_path / "run"
     shutil.copytree(folders[0], run)
-    document, machines = (json.loads((run / name).read_text()) for name in ("result.json", "machines.json"))
-    machines["rounds"]["3"] = {**machines["rounds"]["3"], "0": odd}
-    document["machines"]["1"]["releases"] = 2**62 if odd is None or odd == "x" else odd
+    document, clients = (json.loads((run / name).read_text()) for name in ("result.json", "clients.json"))
+    clients["rounds"]["3"] = {**clients["rounds"]["3"], "0": odd}
+    document["clients"]["1"]["releases"] = 2**62 if odd is None or odd == "x" else odd
     (run / "result.json").write_text(json.dumps(document))
-    (run / "machines.json").write_text(json.dumps(machines))
+    (run / "clients.json").write_text(json.dumps(clients))
     assert "<svg" in make_report([run], tmp_path / "out").read_text()
     assert RecordedRun.read(run).releases.max() <= 2**31 - 1
 
@@ -283,9 +283,9 @@ def test_numbers_of_old_results_do_not_break_a_report(folders, tmp_path, odd):
 def test_a_name_is_no_formula(folders, tmp_path, name):
     for run in folders:
         shutil.copytree(run, tmp_path / f"{name}{run.name}")
-    document = json.loads((folders[0] / "machines.json").read_text())
+    document = json.loads((folders[0] / "clients.json").read_text())
     text = json.dumps(document).replace('"0"', json.dumps(name))
-    (tmp_path / f"{name}{folders[0].name}" / "machines.json").write_text(text)
+    (tmp_path / f"{name}{folders[0].name}" / "clients.json").write_text(text)
     page = make_report([tmp_path / f"{name}{run.name}" for run in folders], tmp_path / "out").read_text()
     assert page.count(f"{name}lossy") > 1
 

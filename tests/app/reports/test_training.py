@@ -1,4 +1,4 @@
-"""A training of one's own project leaves a folder that is reported and listed, with its machines' own guarantee."""
+"""A training of one's own project leaves a folder that is reported and listed, with its clients' own guarantee."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def app_with(**policy):
 
 @pytest.fixture
 def trained():
-    """A training of four machines, and what they state after it."""
+    """A training of four clients, and what they state after it."""
 
     def train(nodes=4, summed=None, folder=None, **policy):
         grid = InProcessGrid(app_with(clip_norm=1.0, mu=1.0, max_participations=3, **policy), nodes, {})
@@ -62,9 +62,9 @@ def test_a_training_is_reported_and_listed_as_a_run_is(tmp_path, trained):
     assert document == json.loads(json.dumps(written))
     jsonschema.Draft202012Validator(result_schema()).validate(document)
     assert set(document) == set(result_schema()["properties"]) - {"queries"}
-    assert document["privacy"]["unit"] == "machine"
+    assert document["privacy"]["unit"] == "client"
     assert document["mu"] == pytest.approx(1.0)
-    assert "It is what 4 of 4 machines say of themselves" in document["guarantee"]
+    assert "It is what 4 of 4 clients say of themselves" in document["guarantee"]
     assert document["accuracy"] == pytest.approx(0.6)
     assert [entry["accuracy"] for entry in document["per_round"]] == pytest.approx([0.2, 0.4, 0.6])
     assert (document["releases"], document["aggregated"], document["num_parameters"]) == (12, 12, 5)
@@ -86,7 +86,7 @@ def test_sums_are_said_to_rest_on_who_is_honest(tmp_path, trained):
     assert CliRunner().invoke(cli, ["report", str(tmp_path)]).exit_code == 0
 
 
-def test_the_weakest_machine_is_what_is_said_of_all(tmp_path, trained):
+def test_the_weakest_client_is_what_is_said_of_all(tmp_path, trained):
     strategy, result, statements = trained()
     statements["2"] = {**statements["2"], "mu-guaranteed": 3.0, "unit": "sample"}
     document = record_training(tmp_path, strategy, result, statements, task="x")
@@ -95,10 +95,10 @@ def test_the_weakest_machine_is_what_is_said_of_all(tmp_path, trained):
     assert "same owner" not in document["privacy"]["sentence"]
     statements["1"] = {**statements["1"], "unit": "owner"}
     document = record_training(tmp_path / "owners", strategy, result, statements, task="x")
-    assert "On machines that protect owners a sample is replaced by one of the same" in document["privacy"]["sentence"]
+    assert "On clients that protect owners a sample is replaced by one of the same" in document["privacy"]["sentence"]
 
 
-def test_a_machine_without_masks_takes_the_sums_out_of_the_sentence(tmp_path, trained):
+def test_a_client_without_masks_takes_the_sums_out_of_the_sentence(tmp_path, trained):
     strategy, result, statements = trained(6, SecureAggregation(min_cohort=3, helpers=2), **SUMS)
     statements["0"] = {**statements["0"], "trust": "untrusted-server"}
     document = record_training(tmp_path, strategy, result, statements, task="x")
@@ -123,7 +123,7 @@ def test_nobody_is_spoken_for(tmp_path, trained):
     assert not (tmp_path / "result.json").exists()
 
 
-def test_log_ends_with_what_machines_guarantee_and_where_it_is(trained, caplog, tmp_path):
+def test_log_ends_with_what_clients_guarantee_and_where_it_is(trained, caplog, tmp_path):
     with caplog.at_level("INFO", logger="flwr"):
         _, _, statements = trained(6, SecureAggregation(min_cohort=3, helpers=2), tmp_path / "left", **SUMS)
     said, where = caplog.messages[-2:]
@@ -131,7 +131,7 @@ def test_log_ends_with_what_machines_guarantee_and_where_it_is(trained, caplog, 
     assert said == f"Guarantee: {stated_guarantee(statements, 4, masked=True)}", (
         "the same as what they state in the end"
     )
-    assert "It is what 4 of 4 machines say of themselves" in said
+    assert "It is what 4 of 4 clients say of themselves" in said
     assert "epsilon = " in said
     assert "whatever happens" in said
 
@@ -195,4 +195,4 @@ def test_statement_that_makes_no_sense_is_logged_and_ends_nothing(stated, caplog
     assert not (tmp_path / "runs").exists()
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert record.message.startswith("What machines state makes no guarantee")
+    assert record.message.startswith("What clients state makes no guarantee")

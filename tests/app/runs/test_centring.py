@@ -7,7 +7,7 @@ import jsonschema
 import numpy as np
 import pytest
 from murmurfl.app.auditing.run_audit import audit_run
-from murmurfl.app.engines.cohort import CohortMachines
+from murmurfl.app.engines.cohort import CohortClients
 from murmurfl.app.methods import METHODS
 from murmurfl.app.planning.plan_answers import base_of_run
 from murmurfl.app.runs.experiment import prepare
@@ -112,20 +112,20 @@ def test_without_noise_nothing_is_promised_and_the_mean_is_the_mean():
     assert result.answers["mean"].answer == pytest.approx(features.mean(axis=0), abs=1e-4)
 
 
-def test_lost_machines_are_missing_in_the_mean_and_nowhere_else():
+def test_lost_clients_are_missing_in_the_mean_and_nowhere_else():
     result = simulate(**{**FULL, "num_clients": 10, "clients_per_round": 10, "lost_replies": 0.3, "seed": 3})
     assert 0 < result.answers["mean"].report.aggregated < 10
     assert result.answers["mean"].report.samples < 1438
     assert result.accuracy > 0.85
 
 
-def test_a_server_asks_for_what_its_machines_do_not_have_in_vain():
-    """Machines without centring under a run with it: nothing is released, and it is said why."""
+def test_a_server_asks_for_what_its_clients_do_not_have_in_vain():
+    """Clients without centring under a run with it: nothing is released, and it is said why."""
     config = RunConfig(**FULL)
-    machines = CohortMachines(prepare(RunConfig(**FULL, centring="none")))
-    with pytest.raises(ConfigurationError, match="machines refused with not-configured"):
-        run_experiment(machines, config)
-    assert all(entry["samples-used"] == 0 for entry in machines.statements("s").values())
+    clients = CohortClients(prepare(RunConfig(**FULL, centring="none")))
+    with pytest.raises(ConfigurationError, match="clients refused with not-configured"):
+        run_experiment(clients, config)
+    assert all(entry["samples-used"] == 0 for entry in clients.statements("s").values())
 
 
 def test_who_has_the_files_can_use_the_model(full, tmp_path):

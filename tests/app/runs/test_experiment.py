@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from murmurfl.app import client_app
 from murmurfl.app.commands.main import cli
-from murmurfl.app.engines.cohort import CohortMachines
+from murmurfl.app.engines.cohort import CohortClients
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.methods import METHODS
@@ -39,7 +39,7 @@ needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MU
 
 
 class Uneven(Experiment):
-    """An experiment whose machines have two noise plans, the one of the larger mu last."""
+    """An experiment whose clients have two noise plans, the one of the larger mu last."""
 
     def plans(self):
         plan = super().plans()[0]
@@ -58,7 +58,7 @@ def test_the_default_run_learns_privately():
     assert all(result.mu <= 4.0 for result in results)
 
 
-def test_mu_spent_by_every_machine_is_computed_from_what_it_released(default_run):
+def test_mu_spent_by_every_client_is_computed_from_what_it_released(default_run):
     assert len(default_run.statements) == 10
     for statement in default_run.statements.values():
         assert statement["releases"] == 17
@@ -234,7 +234,7 @@ def test_the_papers_steps_of_the_baselines_follow_their_noise():
     assert delayed.learning_rate == pytest.approx(ours.learning_rate / math.sqrt(2))
     full = replace(base, clients_per_round=100, preset="practical", num_rounds=50)
     values = [hyperparameters(replace(full, strategy=s), 50, 784) for s in ("mu2", "delayed-momentum")]
-    assert values[0] == values[1], "with every machine in every round there is no delay"
+    assert values[0] == values[1], "with every client in every round there is no delay"
 
 
 def test_every_baseline_learns_and_says_what_it_guarantees():
@@ -265,7 +265,7 @@ def test_mu_of_the_papers_schedule_is_the_true_one():
     assert mu < 4.0
 
 
-def test_the_loss_of_a_run_is_the_largest_of_its_machines():
+def test_the_loss_of_a_run_is_the_largest_of_its_clients():
     experiment = Uneven(**{one.name: getattr(prepare(RunConfig()), one.name) for one in fields(Experiment)})
     assert experiment.loss().mu == 0.7
 
@@ -296,17 +296,17 @@ def test_a_resumed_run_in_which_nobody_answers_any_more_fails(tmp_path):
     config, checkpoint = RunConfig(num_rounds=6), tmp_path / "checkpoint.npz"
     experiment = prepare(config)
     experiment.strategy(checkpoint=checkpoint).start(
-        CohortMachines(experiment), experiment.initial_arrays(), num_rounds=3
+        CohortClients(experiment), experiment.initial_arrays(), num_rounds=3
     )
     with pytest.raises(NoReleasesError, match="bad-acknowledgement"):
-        run_experiment(CohortMachines(experiment), config, checkpoint=checkpoint)
+        run_experiment(CohortClients(experiment), config, checkpoint=checkpoint)
 
 
 def test_a_run_resumed_after_its_last_round_is_evaluated(tmp_path):
     config, checkpoint = RunConfig(num_rounds=3), tmp_path / "checkpoint.npz"
-    machines = CohortMachines(prepare(config))
-    whole = run_experiment(machines, config, checkpoint=checkpoint)
-    again = run_experiment(machines, config, checkpoint=checkpoint)
+    clients = CohortClients(prepare(config))
+    whole = run_experiment(clients, config, checkpoint=checkpoint)
+    again = run_experiment(clients, config, checkpoint=checkpoint)
     assert again.accuracy == whole.accuracy
     assert len(again.strategy.history) == 3
 
@@ -315,7 +315,7 @@ def test_the_record_of_a_trusted_run_is_json_without_infinities(tmp_path):
     write_record(run_cohort(RunConfig(num_rounds=2, strategy="trusted-mu2")), tmp_path)
     text = (tmp_path / "result.json").read_text()
     assert "Infinity" not in text
-    assert json.loads(text)["machines"]["0"]["mu-guaranteed"] is None
+    assert json.loads(text)["clients"]["0"]["mu-guaranteed"] is None
 
 
 def test_fast_noise_is_named_wherever_an_epsilon_is_shown():

@@ -58,7 +58,7 @@ def saved(result, tmp_path_factory):
     return result.save(tmp_path_factory.mktemp("model"))
 
 
-def test_sites_are_machines_and_no_feature(result):
+def test_sites_are_clients_and_no_feature(result):
     assert result.num_clients == 4
     assert list(result.table.schema.columns) == ["age", "ward"]
     assert result.table.left_out == {"a name of its own in each row": ["name"]}
@@ -74,15 +74,15 @@ def test_the_model_learns_who_is_ill(result):
 
 
 @pytest.mark.parametrize(("reached", "said"), [(0.999, True), (0.6, False)])
-def test_a_machine_alone_that_is_no_worse_is_said_to_be(result, reached, said):
+def test_a_client_alone_that_is_no_worse_is_said_to_be(result, reached, said):
     alone = result.outcome.alone.model_copy(update={"auc": reached})
     outcome = result.outcome.model_copy(update={"alone": alone})
     assert ("(no worse)" in fitting._beside(outcome, result.table)) == said
 
 
-def test_twin_and_machine_alone_stand_beside_it(result):
+def test_twin_and_client_alone_stand_beside_it(result):
     assert result.outcome.without_noise.auc > 0.9
-    assert result.outcome.alone.machines == 4
+    assert result.outcome.alone.clients == 4
 
 
 def test_a_row_that_does_not_fit_has_no_prediction(result):
@@ -160,7 +160,7 @@ def test_lines_are_few_and_say_that_nobody_was_protected(result):
 def test_a_useless_model_is_said_in_the_first_line(tmp_path):
     random = np.random.Generator(np.random.Philox(key=3))
     rows = [{"coin": float(random.random()), "side": "head" if random.random() < 0.8 else "tail"} for _ in range(200)]
-    result = fit(rows, label="side", machines=4, epsilon=0.3)
+    result = fit(rows, label="side", clients=4, epsilon=0.3)
     assert is_useless(result.outcome, result.table)
     assert fit_lines(result, result.table, tmp_path)[0].startswith("Do not use this model")
     assert not result.table.better, "sums tell no more of a coin"
@@ -183,7 +183,7 @@ def test_an_accuracy_below_the_majority_is_said_of_a_model_that_ranks(result, tm
 
 def test_sums_are_advised_where_they_were_rehearsed_and_help(tmp_path, monkeypatch):
     monkeypatch.setattr(fitting, "is_useless", lambda outcome, _: outcome.privacy.trust == "untrusted-server")
-    result = fit(people(), label="ill", machines=4)
+    result = fit(people(), label="ill", clients=4)
     assert result.table.better.startswith("--trust secure-aggregation: AUC 0.9")
     assert any(line.startswith("better") for line in fit_lines(result, result.table, tmp_path))
     assert result.guarantee.trust == "untrusted-server"
@@ -208,7 +208,7 @@ CODES = Schema(
 
 def test_centring_is_advised_where_rows_are_mostly_zeros_and_fitted_for_real(tmp_path):
     options = {"label": "ill", "epsilon": 4, **QUICK}
-    plain = fit(codes(2000), schema=CODES, machines=4, **options)
+    plain = fit(codes(2000), schema=CODES, clients=4, **options)
     assert plain.table.better.startswith("--set centring=private: AUC ")
     table = tmp_path / "codes.csv"
     rows = codes(2000)
@@ -234,7 +234,7 @@ def test_a_site_keeps_a_row_to_train_on():
     for seed in range(1, 6):
         read = ReadTable.of(rows, label="ill", site="hospital").read("hospital")
         made = held_out(read, ReadTable.of(rows, label="ill", site="hospital").schema, 0.2, seed)
-        assert sorted(set(made.machine_of.tolist())) == list(range(20))
+        assert sorted(set(made.client_of.tolist())) == list(range(20))
         assert 1 <= len(made.test_labels) <= 8
 
 
@@ -246,7 +246,7 @@ def wide_ages(width):
 @pytest.mark.long
 @pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
 def test_private_statistics_narrow_bounds_that_are_too_wide_within_the_same_epsilon(trust, tmp_path):
-    rows, options = people(2000), {"schema": wide_ages(5000), "machines": 4, "epsilon": 8, "trust": trust}
+    rows, options = people(2000), {"schema": wide_ages(5000), "clients": 4, "epsilon": 8, "trust": trust}
     plain, scaled = fit(rows, **options), fit(rows, **options, scale="private")
     assert plain.table.better.startswith("--scale private: AUC 0.9")
     assert not fit(rows, **{**options, "schema": wide_ages(100)}).table.better
@@ -263,13 +263,13 @@ def test_private_statistics_narrow_bounds_that_are_too_wide_within_the_same_epsi
 
 
 def test_statistics_without_noise_scale_a_model_without_noise():
-    result = fit(people(), schema=wide_ages(5000), machines=4, scale="private", mechanism="none", **QUICK)
+    result = fit(people(), schema=wide_ages(5000), clients=4, scale="private", mechanism="none", **QUICK)
     assert result.outcome.mu is None
     assert result.table.schema.columns["age"].bounds[1] < 200
 
 
 def test_a_private_figure_is_part_of_the_same_epsilon(tmp_path):
-    result = fit(people(2000), label="ill", machines=2, epsilon=8, evaluate="private")
+    result = fit(people(2000), label="ill", clients=2, epsilon=8, evaluate="private")
     assert result.epsilon == pytest.approx(8)
     assert result.evaluation.accuracy == pytest.approx(result.accuracy, abs=0.2)
     assert any(line.startswith("private ") for line in fit_lines(result, result.table, tmp_path))
@@ -277,7 +277,7 @@ def test_a_private_figure_is_part_of_the_same_epsilon(tmp_path):
 
 def test_spellings_of_a_class_are_one_class(tmp_path):
     rows = [{**row, "ill": row["ill"].upper() if number % 3 else row["ill"]} for number, row in enumerate(people())]
-    result = fit(rows, label="ill", machines=2, epsilon=8)
+    result = fit(rows, label="ill", clients=2, epsilon=8)
     assert result.table.schema.num_classes == 2
     assert sum(result.table.misfits.values()) == 0
     assert "no, yes are read as these" in "\n".join(fit_lines(result, result.table, tmp_path))
@@ -285,7 +285,7 @@ def test_spellings_of_a_class_are_one_class(tmp_path):
 
 def test_rows_that_do_not_fit_are_said_with_their_reason(tmp_path):
     rows = [{**row, "ill": ""} if number % 9 == 0 else row for number, row in enumerate(people())]
-    result = fit(rows, label="ill", machines=2, epsilon=8)
+    result = fit(rows, label="ill", clients=2, epsilon=8)
     assert "45 rows do not fit and are not used (ill: a missing label" in "\n".join(
         fit_lines(result, result.table, tmp_path)
     )
@@ -301,9 +301,7 @@ def test_no_released_figure_passes_for_more_than_it_shows(reviewed, tmp_path):
 def regression():
     random = np.random.Generator(np.random.Philox(key=5))
     sizes = random.uniform(20, 120, 600)
-    return fit(
-        [{"size": size, "rent": 200 + 10 * size} for size in sizes], label="rent", machines=3, epsilon=8, **QUICK
-    )
+    return fit([{"size": size, "rent": 200 + 10 * size} for size in sizes], label="rent", clients=3, epsilon=8, **QUICK)
 
 
 def test_numbers_are_predicted_in_their_own_unit(regression):
@@ -324,12 +322,12 @@ def test_a_model_of_numbers_has_no_shares_of_classes(regression, tmp_path):
     [
         ({"label": "il"}, "did you mean 'ill'"),
         ({"site": "hospitals"}, "did you mean 'hospital'"),
-        ({"site": "hospital", "machines": 3}, "each site is a machine"),
+        ({"site": "hospital", "clients": 3}, "each site is a client"),
         ({"site": "ill"}, "neither the label nor"),
         ({"epsilon": 0.0}, "epsilon > 0"),
         ({"scale": "public"}, "scale to be empty"),
-        ({"partition": "own"}, "site or machines in the place of partition"),
-        ({"num_clients": 3}, "site or machines in the place of num-clients"),
+        ({"partition": "own"}, "site or clients in the place of partition"),
+        ({"num_clients": 3}, "site or clients in the place of num-clients"),
         ({"evaluate": "public"}, "evaluate to be empty"),
         (
             {
@@ -517,7 +515,7 @@ def test_a_real_fit_with_other_keys_has_other_noise(reviewed):
     ("options", "message"),
     [
         ({"schema": None}, "reviewed schema"),
-        ({"machines": 3}, "site, machines or trust"),
+        ({"clients": 3}, "site, clients or trust"),
         ({"real": False, "budget": 2.0}, "a rehearsal spends nothing"),
         ({"scale": "public"}, "scale to be empty or 'private'"),
     ],

@@ -1,4 +1,4 @@
-"""The two figures of secure aggregation: what machines state, what a run may say, and where people read both."""
+"""The two figures of secure aggregation: what clients state, what a run may say, and where people read both."""
 
 import json
 import math
@@ -34,27 +34,27 @@ def stated(mu, local, honest, cohort=6, releases=3):
     return dict(zip(names, (mu, local, honest, cohort, releases), strict=True))
 
 
-def test_of_what_machines_state_the_largest_mus_and_the_fewest_honest_count():
+def test_of_what_clients_state_the_largest_mus_and_the_fewest_honest_count():
     statements = {"a": stated(0.9, 2.7, 9, 10), "b": stated(1.35, 2.7, 4, 9)}
     assert stated_figures(EXPECTED, statements, 2) == Figures(Loss.of(1.35, 2.7), SumAssumption(4, 9))
 
 
-def test_for_machines_that_do_not_answer_what_the_run_expects_counts():
+def test_for_clients_that_do_not_answer_what_the_run_expects_counts():
     statements = {"a": stated(0.5, 1.5, 9, 10)}
     assert stated_figures(EXPECTED, statements, 2) == Figures(Loss.of(1.0, 2.0), SumAssumption(4, 5))
     assert stated_figures(EXPECTED, statements, 1) == Figures(Loss.of(0.5, 1.5), SumAssumption(9, 10))
     assert stated_figures(EXPECTED, {}, 2) == EXPECTED
 
 
-def test_a_machine_that_states_no_local_mu_is_taken_by_the_one_it_states():
+def test_a_client_that_states_no_local_mu_is_taken_by_the_one_it_states():
     """As one under an older murmurfl, or whose operator did not ask for sums: what it states holds by itself."""
     assert stated_figures(EXPECTED, {"a": {"mu-guaranteed": 3.0, "releases": 1}}, 1) == Figures(
         Loss.of(3.0, 3.0), SumAssumption(4, 5)
     )
 
 
-def test_mu_for_many_honest_machines_is_not_claimed_for_fewer():
-    """Machines that do not share sums, or one that is silent, may name fewer than the first needs."""
+def test_mu_for_many_honest_clients_is_not_claimed_for_fewer():
+    """Clients that do not share sums, or one that is silent, may name fewer than the first needs."""
     statements = {"a": stated(1.0, 7.0711, 50, 60), "b": stated(0.9, 1.2728, 2, 4)}
     found = stated_figures(EXPECTED, statements, 2)
     assert found.sums.min_honest == 2
@@ -82,7 +82,7 @@ def test_either_figure_above_what_a_run_says_is_no_result(statement, named):
 
 
 class TooFew(Mu2Method):
-    """Says h and has machines whose noise is for more."""
+    """Says h and has clients whose noise is for more."""
 
     name = "too-few"
 
@@ -92,7 +92,7 @@ class TooFew(Mu2Method):
 
 
 class Plain(Mu2Method):
-    """Says that its machines hide in sums; their noise is a share, and they send it by itself."""
+    """Says that its clients hide in sums; their noise is a share, and they send it by itself."""
 
     name = "plain"
 
@@ -102,7 +102,7 @@ class Plain(Mu2Method):
 
 
 class Careless(Mu2Method):
-    """Its machines take smaller sums than its policy, and the run, say."""
+    """Its clients take smaller sums than its policy, and the run, say."""
 
     name = "careless"
 
@@ -113,14 +113,14 @@ class Careless(Mu2Method):
 
 
 @pytest.mark.parametrize("strategy", ["TooFew", "Plain", "Careless"])
-def test_a_method_cannot_say_more_than_its_machines_do(strategy, monkeypatch, request):
+def test_a_method_cannot_say_more_than_its_clients_do(strategy, monkeypatch, request):
     monkeypatch.setitem(__import__("sys").modules, __name__, request.module)
     with pytest.raises(ConfigurationError, match="There is no result"):
         run_cohort(replace(SUMS, strategy=NAME + strategy))
 
 
 class Counted(Mu2Method):
-    """Its policy rests on more honest machines than the run is told."""
+    """Its policy rests on more honest clients than the run is told."""
 
     name = "counted"
 
@@ -134,7 +134,7 @@ def test_a_runs_honest_number_is_its_policies(monkeypatch, request):
     assert (config.sums.min_honest, config.sums.min_cohort) == (2, 4)
     counted = run_cohort(config)
     assert (counted.min_honest, counted.min_cohort) == (3, 3)
-    assert "if one helper and 3 machines of each sum are honest" in counted.guarantee.sentence
+    assert "if one helper and 3 clients of each sum are honest" in counted.guarantee.sentence
     assert counted.mu_local == pytest.approx(3**0.5)
 
 
@@ -149,7 +149,7 @@ def test_a_run_says_both_figures_and_what_the_better_one_rests_on(result):
     assert (result.mu_local, result.min_honest, result.min_cohort) == (pytest.approx(local), 2, 4)
     assert result.epsilon_local == pytest.approx(gdp_epsilon(local, 1e-5))
     sentence = result.guarantee.sentence
-    assert "if one helper and 2 machines of each sum are honest" in sentence
+    assert "if one helper and 2 clients of each sum are honest" in sentence
     assert f"mu = {rounded_up(local)}, epsilon = {rounded_up(result.epsilon_local)} whatever happens" in sentence
 
 
@@ -167,7 +167,7 @@ def test_everything_that_a_run_leaves_has_both(result, tmp_path):
     assert {entry["closed"] for entry in document["per_round"]} == {""}
     summary = "\n".join(summary_lines(Outcome.model_validate(document), tmp_path))
     assert f"{rounded_up(result.mu_local)} whatever happens" in summary
-    assert "1 of 2 helpers and 2 machines of each sum" in summary
+    assert "1 of 2 helpers and 2 clients of each sum" in summary
     assert CliRunner().invoke(cli, ["report", str(tmp_path)]).exit_code == 0
     page = (tmp_path / "report" / "index.html").read_text()
     assert "ε would be whatever happens" in page
@@ -199,14 +199,14 @@ def test_every_round_says_and_logs_both(result):
     assert (logged[EPSILON], logged[EPSILON_LOCAL]) == (result.epsilon, result.epsilon_local)
 
 
-def test_real_machines_word_is_the_runs_guarantee():
-    """On the in-process grid, whose machines answer as real ones do; the real thing is in tests/deployment."""
+def test_real_clients_word_is_the_runs_guarantee():
+    """On the in-process grid, whose clients answer as real ones do; the real thing is in tests/deployment."""
     grid = InProcessGrid(client_app.app, 6, SUMS.to_mapping())
     found = run_experiment(grid, SUMS, deployed=True)
     assert {one["mu-local"] for one in found.statements.values()} == {found.mu_local}
     assert found.min_honest == min(one["min-honest"] for one in found.statements.values()) == 2
     assert "under masks, by its own account" in found.guarantee.sentence
-    assert "4 of 4 machines say of themselves" in found.guarantee.sentence
+    assert "4 of 4 clients say of themselves" in found.guarantee.sentence
 
 
 def test_an_epsilon_of_nothing_is_nothing():

@@ -57,7 +57,7 @@ def test_the_model_is_the_same_on_every_engine(config):
 def test_a_result_says_that_owners_are_protected():
     document = run_cohort(FULL).outcome.document()
     assert document["privacy"]["unit"] == "owner"
-    assert "every 3 of a machine's stand for one owner's" in document["privacy"]["sentence"]
+    assert "every 3 of a client's stand for one owner's" in document["privacy"]["sentence"]
 
 
 def dataset(owner_of):
@@ -66,7 +66,7 @@ def dataset(owner_of):
     return Dataset(rows, labels, rows, labels, 2, owner_of=owner_of)
 
 
-def test_data_that_say_whose_samples_are_are_grouped_so_on_each_machine():
+def test_data_that_say_whose_samples_are_are_grouped_so_on_each_client():
     parts = Parts.together([np.array([0, 1, 2, 3]), np.array([7, 6, 5, 4])])
     shards = OwnedShards(dataset(np.array([5, 5, 9, 5, 5, 9, 9, 9])), parts, 2, 7)
     assert shards.sizes.tolist() == [2, 2]
@@ -89,7 +89,7 @@ def test_data_that_say_whose_samples_are_are_grouped_so_on_each_machine():
         ),
         ({"centring": "private"}, "with samples-per-owner: the mean is one of samples, got 'private'"),
         ({"private_evaluation": 0.1}, "0 with samples-per-owner: an evaluation counts samples, got 0.1"),
-        ({"batch_size": 60}, "Expected batch-size <= 48, the owners of the smallest machine, got 60"),
+        ({"batch_size": 60}, "Expected batch-size <= 48, the owners of the smallest client, got 60"),
     ],
 )
 def test_what_it_does_not_go_with_is_refused(changes, complaint):
@@ -102,7 +102,7 @@ def test_a_device_computes_no_owners():
         check_on_device(prepare(replace(BASE, noise_quality="fast")))
 
 
-def test_of_real_machines_owners_are_said_only_if_every_one_says_so():
+def test_of_real_clients_owners_are_said_only_if_every_one_says_so():
     experiment = prepare(BASE)
     figures = configured_figures(experiment)
 
@@ -127,7 +127,7 @@ def test_the_audit_replaces_all_samples_of_an_owner(config):
     found = audit_run(replace(config, num_rounds=2, max_participations=0), 60)
     assert not found.violated
     assert found.canary_mu == pytest.approx(1.0, rel=1e-3)  # the canary uses all of the claim
-    assert "all samples of one owner on one machine replaced" in audit_lines(found)[0]
+    assert "all samples of one owner on one client replaced" in audit_lines(found)[0]
 
 
 REQUEST = {"num-clients": 4, "num-rounds": 5, "batch-size": 4, "epsilon": 1.0}
@@ -141,12 +141,12 @@ def test_a_plan_of_owners_says_owners():
     assert base_of_run(BASE).policy.samples_per_owner == 3
     found = losses_of_persons(guarantee, values)
     (row,) = persons_table(guarantee, found).texts()
-    assert (row["machines"], row["samples on each"]) == ("3", "all")
+    assert (row["clients"], row["samples on each"]) == ("3", "all")
     (loss,) = losses_of_persons(guarantee, values, samples=7).values()  # however many they are, they are one row
     assert loss.mu == guarantee.mu
 
 
-def test_a_plan_says_what_becomes_of_a_person_with_samples_and_with_machines():
+def test_a_plan_says_what_becomes_of_a_person_with_samples_and_with_clients():
     guarantee = noise_guarantee(compare_mechanisms(base_of_numbers(20, 10, REQUEST)))
     several, spread = losses_of_persons(guarantee, 50).values()
     assert several.mu == pytest.approx(3 * guarantee.mu)
@@ -154,7 +154,7 @@ def test_a_plan_says_what_becomes_of_a_person_with_samples_and_with_machines():
     asked = losses_of_persons(guarantee, 50, 4, 2)
     assert asked[4, 2].mu == pytest.approx(4 * guarantee.mu)
     (row,) = persons_table(guarantee, asked).texts()
-    assert (row["machines"], row["samples on each"], row["mu"]) == ("4", "2", rounded_up(asked[4, 2].mu))
+    assert (row["clients"], row["samples on each"], row["mu"]) == ("4", "2", rounded_up(asked[4, 2].mu))
 
 
 def test_what_noise_does_not_reach_over_is_not_vouched_for():
@@ -164,10 +164,10 @@ def test_what_noise_does_not_reach_over_is_not_vouched_for():
     assert math.isinf(doubtful.mu)
     assert persons_table(known, {(1, 4): doubtful}).texts()[0]["mu"] == "not vouched for"
     assert doubtful.document(1e-5)["mu"] is None
-    many = loss_of_person(Guarantee(3.0, 1e-5, "noise"), 1000, machines=9)
-    assert many.mu == 9.0  # each machine's own noise reaches over its own part
+    many = loss_of_person(Guarantee(3.0, 1e-5, "noise"), 1000, clients=9)
+    assert many.mu == 9.0  # each client's own noise reaches over its own part
     once = Guarantee(3.0, 1e-5, "noise", trust="trusted-server")
-    assert math.isinf(loss_of_person(once, 1000, machines=9).mu)  # one noise must reach over all of it
+    assert math.isinf(loss_of_person(once, 1000, clients=9).mu)  # one noise must reach over all of it
 
 
 @pytest.mark.long

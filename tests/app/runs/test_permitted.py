@@ -28,9 +28,9 @@ def test_real_runs_use_the_permits_session_and_simulations_their_own():
     experiment = prepare(configuration(permit("night")))
     deployed, simulated = experiment.strategy(deployed=True), experiment.strategy()
     assert deployed.session == "night"
-    assert dict(deployed.machines.entries) == {"permit": experiment.config.permit}
+    assert dict(deployed.clients.entries) == {"permit": experiment.config.permit}
     assert simulated.session == experiment.session
-    assert not simulated.machines.entries
+    assert not simulated.clients.entries
     assert prepare(configuration("")).strategy(deployed=True).session not in ("night", experiment.session)
 
 

@@ -1,4 +1,4 @@
-"""Rounds that machines can take part in: how many, which stay closed, and the ways out of a refusal."""
+"""Rounds that clients can take part in: how many, which stay closed, and the ways out of a refusal."""
 
 import re
 from dataclasses import replace
@@ -38,23 +38,23 @@ CONFIGURATIONS = {
     "mu2": BASE,
     "mu2, losses": replace(BASE, lost_replies=0.3),
     "mu2, the papers' release rule": replace(BASE, release_rule="paper", lost_replies=0.3),
-    "mu2, some machines": replace(BASE, clients_per_round=2),
-    "mu2, some machines, dealt": replace(BASE, clients_per_round=4, sampling="balanced"),
-    "mu2, some machines, losses, another seed": replace(BASE, clients_per_round=5, lost_replies=0.3, seed=7),
-    "mu2, uneven machines": replace(BASE, partition="dirichlet", seed=2),
-    "mu2, some uneven machines": replace(BASE, partition="half-by-label", num_clients=10, clients_per_round=3),
-    "mu2, uneven machines, sums": replace(BASE, partition="dirichlet", seed=2, trust="secure-aggregation"),
-    "mu2, some machines, dealt, sums": replace(
+    "mu2, some clients": replace(BASE, clients_per_round=2),
+    "mu2, some clients, dealt": replace(BASE, clients_per_round=4, sampling="balanced"),
+    "mu2, some clients, losses, another seed": replace(BASE, clients_per_round=5, lost_replies=0.3, seed=7),
+    "mu2, uneven clients": replace(BASE, partition="dirichlet", seed=2),
+    "mu2, some uneven clients": replace(BASE, partition="half-by-label", num_clients=10, clients_per_round=3),
+    "mu2, uneven clients, sums": replace(BASE, partition="dirichlet", seed=2, trust="secure-aggregation"),
+    "mu2, some clients, dealt, sums": replace(
         BASE, clients_per_round=4, sampling="balanced", trust="secure-aggregation"
     ),
     "mu2, a cap": replace(BASE, max_participations=3),
-    "mu2, a cap, some machines": replace(BASE, max_participations=3, clients_per_round=2),
+    "mu2, a cap, some clients": replace(BASE, max_participations=3, clients_per_round=2),
     "trusted-mu2": replace(BASE, strategy="trusted-mu2"),
     "delayed-momentum": replace(BASE, strategy="delayed-momentum", clients_per_round=3),
     "noisy-sgd": replace(BASE, strategy="noisy-sgd", clients_per_round=3),
     "isrl-dp, passes": replace(BASE, strategy="isrl-dp", passes=2, clients_per_round=4),
     "isrl-dp-accelerated, passes": replace(BASE, strategy="isrl-dp-accelerated", passes=2),
-    "tree-momentum, uneven machines": replace(BASE, strategy="tree-momentum", partition="dirichlet", seed=2),
+    "tree-momentum, uneven clients": replace(BASE, strategy="tree-momentum", partition="dirichlet", seed=2),
     "correlated-momentum, passes": replace(BASE, strategy="correlated-momentum", passes=2),
     "reduced-tree-momentum": replace(BASE, strategy="reduced-tree-momentum"),
     "trusted-sgd": replace(BASE, strategy="trusted-sgd"),
@@ -74,7 +74,7 @@ def refusals(config):
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_the_number_said_is_the_largest_without_a_refusal(name):
     config = CONFIGURATIONS[name]
-    with pytest.raises(ConfigurationError, match=f"got {config.num_rounds}: machine") as caught:
+    with pytest.raises(ConfigurationError, match=f"got {config.num_rounds}: client") as caught:
         run_cohort(config)
     possible = int(re.search(r"num-rounds <= (\d+),", str(caught.value))[1])
     assert possible > 1
@@ -90,7 +90,7 @@ def test_the_command_refuses_before_the_first_round(tmp_path):
         arguments = ["run", "--engine", engine, "--out", str(tmp_path), *SET, "--set", "num-rounds=1000"]
         result = CliRunner().invoke(cli, arguments)
         assert result.exit_code == 1
-        assert "murmurfl: Expected num-rounds <= 17, got 1000: machine " in result.stderr
+        assert "murmurfl: Expected num-rounds <= 17, got 1000: client " in result.stderr
         assert "round " not in result.stdout
     assert not list(tmp_path.iterdir())
 
@@ -100,11 +100,11 @@ def test_a_cap_below_one_pass_is_refused_too():
         run_cohort(RunConfig(max_participations=5))
 
 
-def test_one_pass_over_uneven_machines_says_who_runs_out_first(caplog):
+def test_one_pass_over_uneven_clients_says_who_runs_out_first(caplog):
     config = RunConfig(partition="dirichlet", evaluate_every=100)
     with caplog.at_level("WARNING", logger="flwr"):
         assert refusals(config) > 0
-    assert "Not every machine lasts for all 17 rounds: machine 2 is the first" in caplog.text
+    assert "Not every client lasts for all 17 rounds: client 2 is the first" in caplog.text
     caplog.clear()
     with caplog.at_level("WARNING", logger="flwr"):
         assert refusals(RunConfig(evaluate_every=100)) == 0
@@ -131,10 +131,10 @@ def test_a_simulation_from_which_nothing_comes_any_more_gives_up(tmp_path):
 CONFIG = RunConfig(num_clients=2, clients_per_round=2, batch_size=32, num_rounds=4)
 
 
-def real_machines(cap, requests):
-    """Machines whose operators allow ``cap`` releases, whatever the run configuration says."""
+def real_clients(cap, requests):
+    """Clients whose operators allow ``cap`` releases, whatever the run configuration says."""
     experiment = prepare(replace(CONFIG, num_rounds=cap))
-    clients = [experiment.client(machine, MemoryLedger()) for machine in range(2)]
+    clients = [experiment.client(client, MemoryLedger()) for client in range(2)]
 
     def client_fn(context):
         requests.append(context)
@@ -143,31 +143,31 @@ def real_machines(cap, requests):
     return InProcessGrid(numpy_client_app(client_fn), 2, {}), clients
 
 
-def test_real_machines_are_asked_what_they_can_do_before_the_first_round():
-    grid, clients = real_machines(3, [])
-    with pytest.raises(ConfigurationError, match="at most 3 rounds, got 4: machine 0 says that it can make 3 releases"):
+def test_real_clients_are_asked_what_they_can_do_before_the_first_round():
+    grid, clients = real_clients(3, [])
+    with pytest.raises(ConfigurationError, match="at most 3 rounds, got 4: client 0 says that it can make 3 releases"):
         run_experiment(grid, CONFIG, deployed=True)
     assert [client.statement("any")["samples-used"] for client in clients] == [0, 0]
-    grid, _ = real_machines(4, [])
+    grid, _ = real_clients(4, [])
     assert len(run_experiment(grid, CONFIG, deployed=True).progress) == 4
 
 
-def test_real_machines_may_run_dry_where_that_is_asked_for():
-    grid, _ = real_machines(3, [])
+def test_real_clients_may_run_dry_where_that_is_asked_for():
+    grid, _ = real_clients(3, [])
     result = run_experiment(grid, replace(CONFIG, allow_exhaustion=True), deployed=True)
     assert [report.aggregated for report in result.strategy.history] == [2, 2, 2, 0]
 
 
-def test_real_machines_keep_their_operators_caps():
+def test_real_clients_keep_their_operators_caps():
     config = replace(CONFIG, max_participations=3, num_rounds=4)
     with pytest.raises(ConfigurationError, match="num-rounds <= 3"):
         run_experiment(InProcessGrid(client_app.app, 2, config.to_mapping()), config)
-    grid, _ = real_machines(4, [])
+    grid, _ = real_clients(4, [])
     assert len(run_experiment(grid, config, deployed=True).progress) == 4
 
 
-def test_machines_that_state_nothing_are_trained_with():
-    grid, _ = real_machines(4, [])
+def test_clients_that_state_nothing_are_trained_with():
+    grid, _ = real_clients(4, [])
     whole, app = grid._client_app, ClientApp()
 
     @app.train()
@@ -186,7 +186,7 @@ def test_machines_that_state_nothing_are_trained_with():
 
 def test_the_rest_of_an_interrupted_run_is_a_warning(tmp_path, caplog):
     """A server that was killed asks for a round again; what that costs must not keep the run from going on."""
-    grid, _ = real_machines(4, [])
+    grid, _ = real_clients(4, [])
     experiment = prepare(CONFIG)
 
     def strategy():
@@ -201,7 +201,7 @@ def test_the_rest_of_an_interrupted_run_is_a_warning(tmp_path, caplog):
     with caplog.at_level("WARNING", logger="flwr"):
         last = strategy()
         last.start(grid, experiment.initial_arrays(), num_rounds=4)
-    assert "machine 0 says that it can make 1 more releases" in caplog.text
+    assert "client 0 says that it can make 1 more releases" in caplog.text
     assert [report.aggregated for report in last.history] == [2, 2, 2, 0]
 
 
@@ -210,7 +210,7 @@ MISSING = r"closed \(3 of at least 4 releases\)"
 
 
 class OneIsNeverHeard(InProcessGrid):
-    """Of four machines and, after them, two helpers, the first machine's releases are lost."""
+    """Of four clients and, after them, two helpers, the first client's releases are lost."""
 
     def send_and_receive(self, messages, *, timeout=None):
         replies = list(super().send_and_receive(messages, timeout=timeout))
@@ -228,12 +228,12 @@ def run(**changes):
 
 
 def test_a_run_whose_rounds_are_all_closed_ends_with_what_was_missing():
-    with pytest.raises(NoReleasesError, match=rf"none in 2 rounds in a row, .* round 2: it was {MISSING}; no machine"):
+    with pytest.raises(NoReleasesError, match=rf"none in 2 rounds in a row, .* round 2: it was {MISSING}; no client"):
         run(**{"num-rounds": 4, "give-up-after": 2})
 
 
 def test_a_short_run_whose_rounds_were_all_closed_is_no_result():
-    with pytest.raises(ConfigurationError, match=rf"none in 2 rounds: a round was {MISSING}; see the machines' logs"):
+    with pytest.raises(ConfigurationError, match=rf"none in 2 rounds: a round was {MISSING}; see the clients' logs"):
         run(**{"num-rounds": 2})
 
 
@@ -272,7 +272,7 @@ def network(layer, argument):
             lambda: simulate(task=Dataset(*parts(TABLE.assign(city="x")), 2), **SMALL),
             ["in column 'city'", "`murmurfl fit FILE --label COLUMN`"],
         ),
-        (lambda: simulate(partition="own"), ["Dataset(machine_of=...)", "partition 'iid'"]),
+        (lambda: simulate(partition="own"), ["Dataset(client_of=...)", "partition 'iid'"]),
         (lambda: simulate(eps=2), ["did you mean 'epsilon'"]),
         (lambda: simulate(lr=0.1), ["did you mean 'learning-rate'"]),
         (lambda: simulate({"rounds": 3}), ["did you mean 'num-rounds'"]),

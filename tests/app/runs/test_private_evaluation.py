@@ -7,7 +7,7 @@ import jsonschema
 import numpy as np
 import pytest
 from murmurfl.app.auditing.run_audit import audit_run
-from murmurfl.app.engines.cohort import CohortMachines
+from murmurfl.app.engines.cohort import CohortClients
 from murmurfl.app.methods import METHODS
 from murmurfl.app.planning.plan_answers import base_of_run
 from murmurfl.app.reports.making import make_report
@@ -33,7 +33,7 @@ def full():
 
 
 def right(result, held_out):
-    """What the machines would count without noise, and of how many samples."""
+    """What the clients would count without noise, and of how many samples."""
     experiment, hits, count = result.experiment, 0, 0
     for shard, trained in zip(experiment.shards, experiment.sizes, strict=True):
         features, labels = shard[trained:] if held_out else shard[:]
@@ -46,7 +46,7 @@ def test_it_is_the_count_of_right_predictions_on_what_nobody_trained_on(full):
     """Five standard deviations: by chance once in a million and a half."""
     hits, count = right(full, held_out=True)
     found = full.evaluation
-    assert (found.samples, found.machines, found.held_out) == (count, 4, True)
+    assert (found.samples, found.clients, found.held_out) == (count, 4, True)
     assert count == sum(len(shard) // 10 for shard in full.experiment.shards)
     assert 0 < abs(found.right - hits) < 5 * found.right_std
     assert sum(full.experiment.sizes) + count == sum(map(len, full.experiment.shards))
@@ -92,7 +92,7 @@ def test_beside_a_mean_of_the_features_three_parts_make_one_mu():
     parts = [experiment.query("mean").mu, experiment.query("evaluation").mu, experiment.plans()[0].mu]
     assert compose_gdp(parts) == pytest.approx(3.0, rel=1e-9) == pytest.approx(result.mu, rel=1e-9)
     assert [entry["mu-guaranteed"] for entry in result.statements.values()] == pytest.approx([3.0] * 4, rel=1e-9)
-    assert result.evaluation.machines == 4
+    assert result.evaluation.clients == 4
     assert result.answers["mean"].report.samples == sum(experiment.sizes)  # what is set aside is not in it either
 
 
@@ -106,7 +106,7 @@ def test_every_method_either_takes_it_or_refuses_it_by_name():
             experiment = prepare(RunConfig(**settings))
             assert experiment.policy().batch_selection != "once"
             assert experiment.loss().mu == pytest.approx(3.0, rel=1e-9)
-            assert experiment.query("evaluation").of_machine(0).policy.budget_mu == 3.0
+            assert experiment.query("evaluation").of_client(0).policy.budget_mu == 3.0
 
 
 @pytest.mark.parametrize("strategy", ["trusted-full-batch", "one-shot", "mu2"])
@@ -121,7 +121,7 @@ def test_methods_are_evaluated_and_stay_within_mu(strategy):
 @pytest.mark.parametrize("strategy", ["delayed-momentum", "isrl-dp", "noisy-sgd", "online", "trusted-mu2", "auto"])
 def test_all_other_methods_are_evaluated_too(strategy):
     result = simulate(**SETTINGS, strategy=strategy, **({} if strategy == "auto" else {"num_rounds": 2}))
-    assert result.evaluation.machines == 4
+    assert result.evaluation.clients == 4
     assert result.mu == pytest.approx(3.0, rel=1e-9)
 
 
@@ -157,12 +157,12 @@ def test_a_plan_is_of_what_is_left_for_the_training():
     assert base.samples == max(prepare(config).sizes)
 
 
-def test_lost_machines_are_missing_and_others_keep_their_model():
+def test_lost_clients_are_missing_and_others_keep_their_model():
     lost = simulate(**{**FULL, "num_clients": 10, "clients_per_round": 10, "lost_replies": 0.3, "seed": 3})
-    assert 0 < lost.evaluation.machines < 10
+    assert 0 < lost.evaluation.clients < 10
     config = RunConfig(**FULL)
-    machines = CohortMachines(prepare(RunConfig(**{**FULL, "private_evaluation": 0.0})))
-    result = run_experiment(machines, config)
+    clients = CohortClients(prepare(RunConfig(**{**FULL, "private_evaluation": 0.0})))
+    result = run_experiment(clients, config)
     assert result.evaluation is None
     assert "not-configured" in result.answers["evaluation"].failure
     assert result.accuracy > 0.5
@@ -187,14 +187,14 @@ def test_who_has_the_files_knows_it_and_how_sure_it_is(full, tmp_path):
 def test_a_report_has_it(full, tmp_path):
     write_record(full, tmp_path / "run")
     make_report([tmp_path / "run"], tmp_path / "report")
-    assert "counted by machines with noise" in (tmp_path / "report" / "index.html").read_text()
+    assert "counted by clients with noise" in (tmp_path / "report" / "index.html").read_text()
 
 
 def test_a_result_without_one_that_was_asked_for_says_why(tmp_path):
     config = RunConfig(**FULL)
-    machines = CohortMachines(prepare(RunConfig(**{**FULL, "private_evaluation": 0.0})))
-    document = write_record(run_experiment(machines, config), tmp_path)
+    clients = CohortClients(prepare(RunConfig(**{**FULL, "private_evaluation": 0.0})))
+    document = write_record(run_experiment(clients, config), tmp_path)
     jsonschema.validate(document["private_evaluation"], result_schema()["properties"]["private_evaluation"])
     assert document["private_evaluation"]["accuracy"] is None
     assert "not-configured" in document["private_evaluation"]["failure"]
-    assert any("none: no machine answered" in line for line in summary_lines(Outcome.read(tmp_path), tmp_path))
+    assert any("none: no client answered" in line for line in summary_lines(Outcome.read(tmp_path), tmp_path))

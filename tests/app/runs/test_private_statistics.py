@@ -40,17 +40,17 @@ def test_a_file_a_table_and_a_list_have_the_same_statistics(table, tmp_path):
 
 
 @pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation", "trusted-server"])
-def test_over_machines_they_have_the_noise_of_the_trust(table, trust):
+def test_over_clients_they_have_the_noise_of_the_trust(table, trust):
     alone = private_statistics(table, SCHEMA, mu=1.0).noise_std
-    found = private_statistics(table, SCHEMA, mu=1.0, machines=16, trust=trust, min_honest=4 * (trust[0] == "s"))
-    assert (found.machines, found.records) == (16, len(table))
+    found = private_statistics(table, SCHEMA, mu=1.0, clients=16, trust=trust, min_honest=4 * (trust[0] == "s"))
+    assert (found.clients, found.records) == (16, len(table))
     expected = {"untrusted-server": 4, "secure-aggregation": 2, "trusted-server": 1}[trust]
     assert found.noise_std / alone == pytest.approx(expected, rel=1e-2)
 
 
-def test_by_site_each_value_of_a_column_is_a_machine_and_is_not_counted(table):
+def test_by_site_each_value_of_a_column_is_a_client_and_is_not_counted(table):
     found = private_statistics(table, SCHEMA, mu=1.0, site="site", mechanism="none")
-    assert (found.machines, found.records) == (3, len(table))
+    assert (found.clients, found.records) == (3, len(table))
     assert [one.name for one in found.columns] == ["age", "height", "ill"]
     assert found["height"].mean.value == pytest.approx(table.height.mean(), abs=1e-2)
 
@@ -67,7 +67,7 @@ def test_noise_in_an_empty_tail_does_not_pass_for_values():
     random = np.random.Generator(np.random.Philox(key=11))
     rows = [{"size": size, "ill": number % 2} for number, size in enumerate(random.gamma(6, 12, 3000))]
     wide = Schema(columns={"size": Column(kind="number", bounds=(0, 2000))}, label=SCHEMA.label)
-    found = [private_statistics(rows, wide, epsilon=0.4, machines=8, seed=seed)["size"] for seed in range(20)]
+    found = [private_statistics(rows, wide, epsilon=0.4, clients=8, seed=seed)["size"] for seed in range(20)]
     assert all(one.bounds[0] < 72 < one.bounds[1] < 300 for one in found)
     assert any(one.quantile(0.995).value > 600 for one in found)
 
@@ -83,7 +83,7 @@ def ranks_and_means(found, data):
     return max(means), max(ranks)
 
 
-def test_columns_of_many_machines_are_known_as_well_as_fifty_of_sixty_thousand_records_would_be():
+def test_columns_of_many_clients_are_known_as_well_as_fifty_of_sixty_thousand_records_would_be():
     """Means within 2 % of the range and quantiles within 2 points of rank, at epsilon 0.5.
 
     An error is as sqrt(columns) / records: sqrt(50) / 60,000 is sqrt(5) / 18,974.
@@ -97,12 +97,12 @@ def test_columns_of_many_machines_are_known_as_well_as_fifty_of_sixty_thousand_r
         label=Label(column=names[-1], bounds=(0, 1)),
     )
     table = pd.DataFrame(data, columns=names)
-    found = private_statistics(table, schema, epsilon=0.5, machines=49, trust="secure-aggregation")
+    found = private_statistics(table, schema, epsilon=0.5, clients=49, trust="secure-aggregation")
     mean, rank = ranks_and_means(found, data)
     assert mean < 0.02
     assert rank < 0.02
-    # Where no server is trusted every machine has all of the noise.
-    worse = private_statistics(table, schema, epsilon=0.5, machines=49)
+    # Where no server is trusted every client has all of the noise.
+    worse = private_statistics(table, schema, epsilon=0.5, clients=49)
     assert ranks_and_means(worse, data)[1] > rank
 
 
@@ -110,8 +110,8 @@ def test_columns_of_many_machines_are_known_as_well_as_fifty_of_sixty_thousand_r
     ("options", "words"),
     [
         ({}, "Expected mu or epsilon"),
-        ({"epsilon": 1.0, "machines": 2, "site": "site"}, "a site column or a number of machines"),
-        ({"epsilon": 1.0, "machines": 4000}, "a record for each of 4000 machines"),
+        ({"epsilon": 1.0, "clients": 2, "site": "site"}, "a site column or a number of clients"),
+        ({"epsilon": 1.0, "clients": 4000}, "a record for each of 4000 clients"),
         ({"epsilon": 1.0, "site": "ill"}, "another column than the label"),
         ({"epsilon": 1.0, "site": "hospital"}, "a column 'hospital'"),
         ({"epsilon": 1.0, "trust": "nobody"}, "trust"),

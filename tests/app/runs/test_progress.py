@@ -55,7 +55,7 @@ def test_time_left_is_rounded_up():
     assert str(RoundLine(1, 2, None, None, "1", False, 1, 1, math.nextafter(1.0, 2.0))).endswith("left 0:00:02")
 
 
-def test_time_left_leaves_out_the_first_round_which_waits_for_the_machines(monkeypatch):
+def test_time_left_leaves_out_the_first_round_which_waits_for_the_clients(monkeypatch):
     clock = iter([100.0, 130.0, 131.0, 132.0, 133.0, 134.0])  # the start of the run, then the end of every round
     monkeypatch.setattr("murmurfl.app.runs.training_run.time.perf_counter", lambda: next(clock))
     progress = run_cohort(RunConfig(num_rounds=4, evaluate_every=4)).progress
@@ -64,7 +64,7 @@ def test_time_left_leaves_out_the_first_round_which_waits_for_the_machines(monke
 
 
 ARGUMENTS = ["run", "--engine", "cohort", "--set", "num-rounds=2", "--set", "mu=1", "--name", "x"]
-SENTENCE = "for replacement of one sample of one machine, against the server and everybody else"
+SENTENCE = "for replacement of one sample of one client, against the server and everybody else"
 
 
 class Calls(list):
@@ -139,7 +139,7 @@ def test_a_run_is_logged_to_all_of_them_with_its_guarantee(fake, tmp_path):
     assert fake.named("wandb.finish")[0][0]["exit_code"] == 0
 
 
-def test_everything_stays_on_this_machine_by_default(fake, tmp_path):
+def test_everything_stays_on_this_client_by_default(fake, tmp_path):
     murmurfl(*ARGUMENTS, "--set", "track=tensorboard,mlflow,wandb", "--out", tmp_path)
     assert fake.named("wandb.init")[0][0]["mode"] == "offline"
     assert fake.named("mlflow.client")[0][0]["tracking_uri"] == f"sqlite:///{tmp_path / 'mlflow.db'}"
@@ -149,7 +149,7 @@ def test_everything_stays_on_this_machine_by_default(fake, tmp_path):
     assert told["disable_git"]
 
 
-def test_paths_of_this_machine_are_not_logged(fake, tmp_path):
+def test_paths_of_this_client_are_not_logged(fake, tmp_path):
     murmurfl(*ARGUMENTS, "--set", "track=mlflow,wandb", "--out", tmp_path)
     keys = {key for _, key, *_ in fake.named("mlflow.log_param")}
     assert "mu" in keys

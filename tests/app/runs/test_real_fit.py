@@ -33,10 +33,10 @@ from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.real_fit import Dealt, dealt_order
 from murmurfl.app.runs.sealed import PRIVATE_FIRST_LINE, Ending, SealedError, run_sealed
 from murmurfl.clients import Column, Label, Schema
-from murmurfl.clients.records.machine_records import CsvLines, Records, Rows
+from murmurfl.clients.records.client_records import CsvLines, Records, Rows
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, gdp_epsilon, gdp_mu, rounded_up
+from murmurfl.privacy.release.clipping import RowBound
 from murmurfl.privacy.ledger.ledger_history import read_ledger
-from murmurfl.privacy.machine.clipping import RowBound
 from murmurfl.strategies.callbacks.metrics_file import FIGURES_VARIABLE
 from typer.testing import CliRunner
 

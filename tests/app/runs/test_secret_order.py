@@ -48,15 +48,15 @@ def test_the_result_says_both_and_epsilon_is_the_one_that_holds_whoever_knows():
     assert plain["epsilon"] == document["epsilon"]
 
 
-def test_the_machine_with_the_fewest_releases_counts():
+def test_the_client_with_the_fewest_releases_counts():
     experiment = prepare(NOISY)
     small = Shard(experiment.data, np.arange(90))
     unequal = replace(experiment, shards=[small, *experiment.shards[1:]])
-    assert [unequal.policy(machine).max_participations for machine in (0, 1)] == [3, 4]
+    assert [unequal.policy(client).max_participations for client in (0, 1)] == [3, 4]
     assert unequal.method.guarantee(unequal, 1.0).amplified.slots == 3
 
 
-def test_a_machine_has_a_release_for_every_batch_whatever_is_asked_for():
+def test_a_client_has_a_release_for_every_batch_whatever_is_asked_for():
     policies = [prepare(config).policy(0) for config in (NOISY, replace(NOISY, max_participations=3))]
     assert [policy.max_participations for policy in policies] == [len(prepare(NOISY).shards[0]) // 30, 3]
     assert {policy.batch_selection for policy in policies} == {"shuffled"}
@@ -78,9 +78,9 @@ def test_what_it_does_not_go_with_is_refused(changes, complaint):
         replace(BASE, **changes)
 
 
-def test_an_operator_decides_it_for_a_real_machine(tmp_path):
+def test_an_operator_decides_it_for_a_real_client(tmp_path):
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
-    values = {"machine": "clinic", "ledger": "ledger.sqlite", "clip-norm": 2.0, "batch-size": 32, "mu": 4.0}
+    values = {"client": "clinic", "ledger": "ledger.sqlite", "clip-norm": 2.0, "batch-size": 32, "mu": 4.0}
     values |= {"task": "digits", "num-partitions": 4, "partition-id": 1, "batch-selection": "shuffled"}
     path = tmp_path / "node.toml"
 
@@ -90,7 +90,7 @@ def test_an_operator_decides_it_for_a_real_machine(tmp_path):
         return NodeConfig.read(path)
 
     client = made(strategy="noisy-sgd").client()
-    assert client.machine.policy.batch_selection == "shuffled"
+    assert client.privatizer.policy.batch_selection == "shuffled"
     assert "While nobody learns which of 11 releases a sample is in, epsilon = " in describe(client)
     assert "no guarantee" in describe(made().client())
     with pytest.raises(ConfigurationError, match="batch-selection to be left out"):

@@ -215,7 +215,7 @@ def test_a_run_without_noise_has_no_other(tmp_path):
     assert add_without_noise(tmp_path / "run").without_noise is None
 
 
-def test_real_machines_have_no_run_without_noise():
+def test_real_clients_have_no_run_without_noise():
     outcome = run_cohort(RunConfig(num_rounds=1)).outcome.model_copy(update={"engine": "real-nodes"})
     with pytest.raises(ConfigurationError, match="their data are in no one place"):
         without_noise(outcome)

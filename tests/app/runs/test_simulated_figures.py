@@ -1,4 +1,4 @@
-"""What only a simulation computes: one machine alone, regret, gradient norms."""
+"""What only a simulation computes: one client alone, regret, gradient norms."""
 
 import json
 from dataclasses import replace
@@ -35,11 +35,11 @@ def numbers():
 
 
 def one_class_each():
-    """Every machine has samples of one class."""
+    """Every client has samples of one class."""
     generator = np.random.default_rng(2)
     labels = generator.integers(0, 2, 300)
     features = (generator.normal(size=(300, 3)) + labels[:, None]).astype(np.float32)
-    return Dataset(features[:200], labels[:200], features[200:], labels[200:], 2, machine_of=labels[:200])
+    return Dataset(features[:200], labels[:200], features[200:], labels[200:], 2, client_of=labels[:200])
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def _importable(monkeypatch, request):
     monkeypatch.setattr(module, "_made", {})
 
 
-def test_it_is_logistic_regression_on_each_machines_own_samples():
+def test_it_is_logistic_regression_on_each_clients_own_samples():
     found = alone(DIGITS)
     data = load_dataset(DIGITS)
     accuracies = {}
@@ -62,22 +62,22 @@ def test_it_is_logistic_regression_on_each_machines_own_samples():
         accuracies[strength] = np.mean(scores)
     assert found.accuracy == pytest.approx(max(accuracies.values()), abs=0.01)
     assert min(accuracies.values()) < found.accuracy - 0.05, "or the penalty would not have to be chosen"
-    assert (found.machines, found.samples, found.auc, found.loss) == (10, pytest.approx(143.8, abs=0.1), None, None)
+    assert (found.clients, found.samples, found.auc, found.loss) == (10, pytest.approx(143.8, abs=0.1), None, None)
 
 
-def test_of_many_machines_twenty_are_tried_that_are_spread_evenly(monkeypatch):
+def test_of_many_clients_twenty_are_tried_that_are_spread_evenly(monkeypatch):
     asked = []
-    part = module.Parts.machine
-    monkeypatch.setattr(module.Parts, "machine", lambda parts, number: asked.append(int(number)) or part(parts, number))
-    assert alone(RunConfig(num_clients=100, clients_per_round=10, batch_size=1)).machines == 20
+    part = module.Parts.client
+    monkeypatch.setattr(module.Parts, "client", lambda parts, number: asked.append(int(number)) or part(parts, number))
+    assert alone(RunConfig(num_clients=100, clients_per_round=10, batch_size=1)).clients == 20
     chosen = sorted(set(asked))
     assert (chosen[0], chosen[-1], len(chosen)) == (0, 99, 20)
     assert set(np.diff(chosen)) == {5, 6}
 
 
-def test_wide_features_are_tried_on_fewer_machines(monkeypatch):
+def test_wide_features_are_tried_on_fewer_clients(monkeypatch):
     monkeypatch.setattr(module, "_MOST_VALUES", 1000)
-    assert alone(DIGITS).machines == 5
+    assert alone(DIGITS).clients == 5
 
 
 def test_it_is_made_once_for_the_same_data_whatever_noise_method_and_steps(monkeypatch):
@@ -105,10 +105,10 @@ def test_numbers_are_regressed_on_by_ridge_regression():
     assert found.loss < 0.01 * np.square(data.test_labels).mean()
 
 
-def test_a_machine_that_knows_one_class_alone_names_it_always():
+def test_a_client_that_knows_one_class_alone_names_it_always():
     own = {"task": NAME + "one_class_each", "partition": "own", "num_clients": 2, "clients_per_round": 2}
     found = alone(RunConfig(**own))
-    assert found.accuracy == pytest.approx(0.5)  # one machine names class 0, the other class 1
+    assert found.accuracy == pytest.approx(0.5)  # one client names class 0, the other class 1
     assert found.auc == pytest.approx(0.5)
 
 
@@ -122,7 +122,7 @@ def test_samples_that_are_not_finite_count_as_zero(monkeypatch):
 
 def test_networks_have_none_and_it_is_said_why():
     found = alone(replace(DIGITS, model="mlp"))
-    assert (found.accuracy, found.loss, found.machines) == (None, None, 0)
+    assert (found.accuracy, found.loss, found.clients) == (None, None, 0)
     assert "linear models" in found.reason
 
 
@@ -131,7 +131,7 @@ def result():
     return run_cohort(DIGITS)
 
 
-def test_of_a_result_it_is_made_where_it_is_looked_at_and_never_of_real_machines(result, monkeypatch):
+def test_of_a_result_it_is_made_where_it_is_looked_at_and_never_of_real_clients(result, monkeypatch):
     monkeypatch.setattr(module, "_measured", lambda config: pytest.fail("not asked for"))
     again = replace(result)
     assert again.outcome.alone is None
@@ -141,7 +141,7 @@ def test_of_a_result_it_is_made_where_it_is_looked_at_and_never_of_real_machines
     assert deployed.outcome.alone is None
 
 
-def test_files_of_real_machines_and_of_other_programs_stay_as_they_are(result, tmp_path, monkeypatch):
+def test_files_of_real_clients_and_of_other_programs_stay_as_they_are(result, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_measured", lambda config: pytest.fail("of somebody's records"))
     for engine in ("real-nodes", None):
         (tmp_path / "result.json").write_text(json.dumps({**result.outcome.document(), "engine": engine}))
@@ -166,14 +166,14 @@ def test_it_stands_in_file_summary_list_and_report(result, tmp_path):
     assert said in CliRunner().invoke(cli, ["list", str(tmp_path)]).stdout
     assert CliRunner().invoke(cli, ["report", str(folder)]).exit_code == 0
     (page,) = (path.read_text() for path in (folder / "report").glob("*.html"))
-    assert "one machine alone, without noise, not private" in page
+    assert "one client alone, without noise, not private" in page
     assert said in page
     assert outcome.accuracy < outcome.alone.accuracy
     assert "One client alone does better than this federation" in page
 
 
 def told(outcome, accuracy, **more):
-    known = {"note": NOTE, "machines": 10, "samples": 1.0, "accuracy": accuracy}
+    known = {"note": NOTE, "clients": 10, "samples": 1.0, "accuracy": accuracy}
     return " ".join(closing_lines(outcome.model_copy(update={"alone": module.Alone(**known), **more})))
 
 

@@ -45,7 +45,7 @@ from murmurfl.clients import messages as simulation_module
 from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SimulatedKeys, SystemKeys, protocol
 from murmurfl.privacy.accounting.noise_forecast import kept_share
 from murmurfl.strategies import CorrelatedFedAvg, Mu2
-from murmurfl.strategies.rounds.known_machines import Awaited, NodesUnavailableError
+from murmurfl.strategies.rounds.client_registry import Awaited, NodesUnavailableError
 from typer.testing import CliRunner
 
 from benchmarks.small_trainings import RATIOS, SAMPLES, UPDATES, UpdateTraining
@@ -134,7 +134,7 @@ def test_an_ordinary_run_warns_of_nothing(tmp_path, caplog):
     assert json.loads((tmp_path / "result.json").read_text())["training"]["rows"] == 3 * 80
 
 
-def test_of_real_machines_nothing_is_counted_and_nothing_said(broken, tmp_path):
+def test_of_real_clients_nothing_is_counted_and_nothing_said(broken, tmp_path):
     grid = InProcessGrid(client_app.app, 4, BASE.to_mapping())
     result = run_experiment(grid, BASE, deployed=True)
     assert result.training == {}
@@ -148,7 +148,7 @@ def fit(client):
 
 
 def test_a_reply_has_figures_only_where_a_simulation_is_in_another_process(monkeypatch):
-    """On Ray they must travel; in this process they need not, and a real machine's reply never has them."""
+    """On Ray they must travel; in this process they need not, and a real client's reply never has them."""
     experiment = prepare(BASE)
     ordinary = fit(experiment.client(0, MemoryLedger()))
     with simulation_module.simulated_in_process():
@@ -160,7 +160,7 @@ def test_a_reply_has_figures_only_where_a_simulation_is_in_another_process(monke
     }
     assert there["simulated-training-rows"] == 6
     real = experiment.client(0, MemoryLedger())
-    monkeypatch.setattr(type(real.machine), "simulated", property(lambda self: False))
+    monkeypatch.setattr(type(real.privatizer), "simulated", property(lambda self: False))
     assert set(fit(real)) == set(ordinary)
 
 
@@ -186,19 +186,19 @@ def trained(update, rounds=3):
 
 def test_updates_far_beyond_the_clip_are_named_in_other_peoples_projects(caplog):
     with caplog.at_level("WARNING", logger="flwr"):
-        strategy = trained(lambda machine: 245.0 if machine == 3 else 50.0)
-    assert "the update of machine 3 was 245 times the clip" in caplog.text
+        strategy = trained(lambda client: 245.0 if client == 3 else 50.0)
+    assert "the update of client 3 was 245 times the clip" in caplog.text
     assert caplog.text.count("times the clip") == 2, "in one line, once"
     assert [one.largest_ratio for one in strategy.training.values()] == pytest.approx([245.0] * 3)
 
 
 def test_updates_that_are_nan_are_named_and_others_are_not(caplog):
     with caplog.at_level("WARNING", logger="flwr"):
-        trained(lambda machine: np.nan if machine == 1 else 0.1)
+        trained(lambda client: np.nan if client == 1 else 0.1)
     assert "1 of 4 contributions were not finite" in caplog.text
     caplog.clear()
     with caplog.at_level("WARNING", logger="flwr"):
-        trained(lambda machine: 0.5)
+        trained(lambda client: 0.5)
     assert not [record for record in caplog.records if record.funcName != "log_forecast"]
 
 
@@ -250,7 +250,7 @@ CONFIG = RunConfig(num_clients=2, clients_per_round=2, batch_size=32, num_rounds
 
 
 def refusing(code, hello=None):
-    """Machines that answer a hello, or not, and refuse everything else."""
+    """Clients that answer a hello, or not, and refuse everything else."""
     app = ClientApp()
 
     def refuse(message, context):
@@ -260,7 +260,7 @@ def refusing(code, hello=None):
     def query(message, context):
         if message.content["config"][protocol.ASK] != protocol.ASK_HELLO or hello is None:
             return refuse(message, context)
-        names = {protocol.MACHINES: str(context.node_config["partition-id"]), protocol.VERSION: hello}
+        names = {protocol.CLIENTS: str(context.node_config["partition-id"]), protocol.VERSION: hello}
         return Message(RecordDict({protocol.CONFIG: ConfigRecord(names)}), reply_to=message)
 
     app.train()(refuse)
@@ -275,10 +275,10 @@ def test_each_training_has_its_own_session_and_guarantee():
     first, second = (run_experiment(grid_of(client_app.app), CONFIG, deployed=True) for _ in range(2))
     assert first.strategy.session != second.strategy.session
     assert first.mu == max(statement["mu-guaranteed"] for statement in first.statements.values())
-    assert "Real machines: the figure is what 2 of 2 machines say" in first.guarantee.sentence
+    assert "Real clients: the figure is what 2 of 2 clients say" in first.guarantee.sentence
 
 
-def test_an_unknown_grid_counts_as_real_machines():
+def test_an_unknown_grid_counts_as_real_clients():
     """Seeded keys and sessions must not depend on recognising every way to reach a real node."""
 
     class SomeNewGrid(Grid):
@@ -292,11 +292,11 @@ def test_an_unknown_grid_counts_as_real_machines():
 def test_only_simulated_nodes_may_have_several_names():
     for deployed in (False, True):
         strategy = run_experiment(grid_of(client_app.app), CONFIG, deployed=deployed).strategy
-        assert strategy.machines.several_on_a_node == (not deployed)
+        assert strategy.clients.several_on_a_node == (not deployed)
 
 
 @pytest.mark.parametrize("strategy", ["trusted-mu2", "tree-momentum"])
-def test_a_trusted_servers_noise_on_real_machines_is_not_seeded(strategy):
+def test_a_trusted_servers_noise_on_real_clients_is_not_seeded(strategy):
     """No fixed or short seed: the key is 32 bytes of the operating system, another one every time."""
     experiment = prepare(RunConfig(strategy=strategy, num_rounds=2))
     assert isinstance(experiment.strategy().aggregator.stream.keys, SimulatedKeys)
@@ -305,10 +305,10 @@ def test_a_trusted_servers_noise_on_real_machines_is_not_seeded(strategy):
     assert keys[0].secret_key != keys[1].secret_key
 
 
-def test_machines_that_all_refuse_end_the_run_after_as_many_rounds_as_configured():
+def test_clients_that_all_refuse_end_the_run_after_as_many_rounds_as_configured():
     app = refusing(protocol.BUDGET_EXHAUSTED, hello=protocol.PROTOCOL_VERSION)
     reports = []
-    with pytest.raises(NoReleasesError, match=r"none in 3 rounds in a row.*round 3: machines refused with budget-exh"):
+    with pytest.raises(NoReleasesError, match=r"none in 3 rounds in a row.*round 3: clients refused with budget-exh"):
         run_experiment(grid_of(app), CONFIG, deployed=True, on_progress=reports.append)
     with pytest.raises(NoReleasesError, match="none in 3 rounds in a row"):
         run_experiment(grid_of(app), CONFIG)
@@ -328,7 +328,7 @@ def test_another_version_is_named_whoever_notices_it():
 
     @older.query()
     def query(message, context):
-        reason = "this machine speaks murmurfl's protocol version 2, the request states version 1"
+        reason = "this client speaks murmurfl's protocol version 2, the request states version 1"
         return Message(Error(protocol.PROTOCOL_MISMATCH, reason), reply_to=message)
 
     with pytest.raises(NodesUnavailableError, match=expected):
@@ -348,13 +348,13 @@ def test_what_a_node_says_of_itself_does_not_reach_the_servers_words():
     assert "rm" not in str(caught.value)
 
 
-def test_missing_machines_are_named():
+def test_missing_clients_are_named():
     strategy = Mu2(num_clients=2, clients_per_round=2, learning_rate=0.1, node_deadline_s=0.0)
-    strategy.machines.restore(["clinic-0", "clinic-1"])
+    strategy.clients.restore(["clinic-0", "clinic-1"])
     grid = grid_of(client_app.app)
     grid.get_node_ids = list
     with pytest.raises(NodesUnavailableError, match=r"got 0 \(missing: clinic-0, clinic-1\)"):
-        strategy.machines.meet(grid, Awaited(2))
+        strategy.clients.meet(grid, Awaited(2))
 
 
 def test_a_real_run_resumes_its_checkpoint_but_no_finished_run(tmp_path):
@@ -384,7 +384,7 @@ def test_a_failure_leaves_its_reason_until_the_run_is_taken_up_and_ends(tmp_path
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("a bug"), KeyError("x"), KeyboardInterrupt()], ids=repr)
-def test_a_run_on_real_machines_leaves_its_reason_whatever_ended_it(tmp_path, monkeypatch, failure):
+def test_a_run_on_real_clients_leaves_its_reason_whatever_ended_it(tmp_path, monkeypatch, failure):
     """Others look for it where the result would be; murmurfl's own errors were the only ones that left one."""
 
     def fail(*_):
@@ -400,7 +400,7 @@ def test_a_run_on_real_machines_leaves_its_reason_whatever_ended_it(tmp_path, mo
 
 
 @pytest.mark.parametrize(("stated", "words"), [({}, "no version"), ({protocol.VERSION: 2}, "version 2")])
-def test_a_machine_answers_not_even_a_hello_of_another_version(stated, words):
+def test_a_client_answers_not_even_a_hello_of_another_version(stated, words):
     client = prepare(CONFIG).client(0, MemoryLedger())
     with pytest.raises(RefusedError, match=f"protocol version 1, the request states {words}") as caught:
         client.get_properties({protocol.ASK: protocol.ASK_HELLO, **stated})
@@ -456,7 +456,7 @@ class StatesMore(InProcessGrid):
         replies = list(super().pull_messages(message_ids))
         for reply in replies:
             config = None if reply.has_error() else reply.content.config_records.get(protocol.CONFIG)
-            if config is not None and config.get(protocol.MACHINES) == "0" and "mu-guaranteed" in config:
+            if config is not None and config.get(protocol.CLIENTS) == "0" and "mu-guaranteed" in config:
                 config["mu-guaranteed"] = 7.0
         return replies
 
@@ -512,7 +512,7 @@ def test_a_cap_above_the_rounds_changes_no_round():
     assert prepare(above).loss().mu == pytest.approx(prepare(below).loss().mu, rel=1e-3)
 
 
-def test_real_machines_bound_batch_and_cap_by_what_they_state_and_not_by_a_simulated_partition():
+def test_real_clients_bound_batch_and_cap_by_what_they_state_and_not_by_a_simulated_partition():
     many = replace(CONFIG, num_clients=1000, batch_size=64)
     with pytest.raises(ConfigurationError, match="batch-size <= "):
         prepare(many)
@@ -521,14 +521,14 @@ def test_real_machines_bound_batch_and_cap_by_what_they_state_and_not_by_a_simul
     with pytest.raises(ConfigurationError, match="batch-size x max-participations <= "):
         prepare(large)
     assert prepare(large, deployed=True).policy().max_participations == 100
-    # The machines of this grid state what they have: a round more than their samples last for is refused by that.
+    # The clients of this grid state what they have: a round more than their samples last for is refused by that.
     small = replace(CONFIG, num_rounds=30)
     with pytest.raises(ConfigurationError, match="says that it can make"):
         run_experiment(grid_of(client_app.app, CONFIG), small, deployed=True)
 
 
 @pytest.mark.parametrize("strategy", [name for name in node_strategies() if METHODS[name].takes_steps])
-def test_rounds_of_real_machines_are_never_those_of_a_simulated_partition(strategy, monkeypatch):
+def test_rounds_of_real_clients_are_never_those_of_a_simulated_partition(strategy, monkeypatch):
     config = RunConfig.from_mapping({"strategy": strategy, "num-clients": 2, "clients-per-round": 2})
     assert prepare(config).num_rounds >= 1
     with raises(ConfigurationError, "missing", "num-rounds"):
@@ -537,7 +537,7 @@ def test_rounds_of_real_machines_are_never_those_of_a_simulated_partition(strate
     assert prepare(replace(config, num_rounds=2), deployed=True).num_rounds == 2
 
 
-def test_a_method_of_one_round_needs_no_rounds_on_real_machines():
+def test_a_method_of_one_round_needs_no_rounds_on_real_clients():
     config = RunConfig.from_mapping({"strategy": "one-shot", "num-clients": 2, "clients-per-round": 2})
     assert prepare(config, deployed=True).num_rounds == 1
 
@@ -595,15 +595,15 @@ def test_what_runs_keep_is_what_was_forecast(training, ratio):
     assert outcome.forecast.verdict == ("useful" if ratio < 1 else "noisy" if ratio < 5 else "useless")
 
 
-def test_a_forecast_that_forgot_the_number_of_machines_would_be_noticed():
-    """Ten machines: sqrt(10) times the noise that there is, or less of it."""
+def test_a_forecast_that_forgot_the_number_of_clients_would_be_noticed():
+    """Ten clients: sqrt(10) times the noise that there is, or less of it."""
     outcome = FULL.at(3.0)
     for wrong in (3.0 * np.sqrt(10), 3.0 / np.sqrt(10)):
         assert abs(outcome.kept - kept_share(wrong)) > OFF
 
 
 def test_a_small_projects_forecast_comes_true():
-    training = UpdateTraining("digits", machines=5, rounds=4, learning_rate=0.2)
+    training = UpdateTraining("digits", clients=5, rounds=4, learning_rate=0.2)
     useful, useless = training.at(0.3), training.at(20.0)
     assert (useful.forecast.verdict, useless.forecast.verdict) == ("useful", "useless")
     assert useful.kept > 0.9

@@ -48,7 +48,7 @@ def config(**changes):
 
 
 def truth(result):
-    """What the machines whose answers came hold together, without noise."""
+    """What the clients whose answers came hold together, without noise."""
     experiment, report = result.experiment, result.answers["weighted"].report
     data, most = experiment.data, experiment.config.samples_per_owner
     if report.aggregated < experiment.config.num_clients:
@@ -56,8 +56,8 @@ def truth(result):
     if not most:
         return weight_of(data.train_features, data.train_labels, [[row] for row in range(len(data.train_labels))])
     total = 0.0
-    for machine in range(experiment.config.num_clients):
-        features, labels, present = experiment.shards[machine][0 : len(experiment.shards[machine])]
+    for client in range(experiment.config.num_clients):
+        features, labels, present = experiment.shards[client][0 : len(experiment.shards[client])]
         total += sum(weight_of(features[i], labels[i], [present[i]]) for i in range(len(present)))
     return total
 
@@ -99,11 +99,11 @@ def test_lost_replies_are_in_neither_the_sum_nor_the_count(trust):
 
 
 @pytest.mark.parametrize("trust", TRUSTS)
-def test_the_machines_ledgers_count_it_with_the_training(trust):
+def test_the_clients_ledgers_count_it_with_the_training(trust):
     result = run_in_process(config(**TRUSTS[trust]))
     spent = list(result.statements.values())
     assert spent
-    if trust != "trusted":  # whose machines add no noise
+    if trust != "trusted":  # whose clients add no noise
         assert [one["mu-guaranteed"] for one in spent] == pytest.approx([4.0] * len(spent), rel=1e-6)
     experiment = result.experiment
     assert experiment.query("weighted").mu == pytest.approx(4.0 * math.sqrt(SHARE), rel=1e-6)
@@ -115,7 +115,7 @@ def test_the_machines_ledgers_count_it_with_the_training(trust):
     cohort = Cohort(["0"], lambda _: client)
     (answer,) = cohort.releases(1, request["session"], {"0": 0}, (), {"of": "weighted"})
     assert answer[1].samples == part.samples
-    assert spent_of(ledger) == pytest.approx(math.hypot(before, part.machine.policy.mu), rel=1e-9)
+    assert spent_of(ledger) == pytest.approx(math.hypot(before, part.privatizer.policy.mu), rel=1e-9)
     (again,) = cohort.releases(1, "another", {"0": 0}, (), {"of": "weighted"})
     assert isinstance(again[1], RefusedError)
 
@@ -131,7 +131,7 @@ def test_the_summary_shows_it():
     assert re.search(r"value [\d.]+, std [\d.]+, 10 % of mu\^2 \(mu = 1\.265\)", line)
 
 
-def test_a_machine_that_is_not_configured_for_it_refuses():
+def test_a_client_that_is_not_configured_for_it_refuses():
     experiment = prepare(config(task="digits"))
     cohort = Cohort(["0"], lambda _: experiment.client(0, MemoryLedger()))
     ((_, refusal),) = cohort.releases(1, "session", {"0": 0}, (), {"of": "weighted"})

@@ -123,7 +123,7 @@ def test_of_several_warnings_the_gravest_alone_is_said(tmp_path):
     better, worse = (
         {"note": "", "accuracy": outcome.accuracy + sign * 0.01, "rounds": 1, "seconds": 0.0} for sign in (1, -1)
     )
-    both = Outcome.model_validate({**outcome.document(), "without_noise": worse, "alone": {**better, "machines": 1}})
+    both = Outcome.model_validate({**outcome.document(), "without_noise": worse, "alone": {**better, "clients": 1}})
     lines = short_lines(both, tmp_path)
     assert "the settings do not fit" in lines[-1]
     assert len(warning_lines(both)) >= 2

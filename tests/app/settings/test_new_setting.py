@@ -13,13 +13,13 @@ import pytest
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import UpdateNode
-from murmurfl.clients.nodes.machine_file import SampleNode
+from murmurfl.clients.nodes.client_file import SampleNode
 from murmurfl.privacy.setting import settings_of
 
 ROOT = Path(__file__).parents[3]
 PRODUCT = ("app", "clients", "privacy", "strategies")
 CHANGES = {
-    "privacy/machine/tables.py": (
+    "privacy/release/tables.py": (
         "ScoreBins = Annotated[\n",
         'LeastVotes = Annotated[int, Declaration("Fewest votes of an evaluation.", key="evaluation.least-votes", '
         'at_least=2, below=9, read_by="strategy")]\nScoreBins = Annotated[\n',
@@ -56,8 +56,8 @@ def refused(call, *given):
     except ConfigurationError as error:
         return str(error)
 
-machine = {"machine": "a", "ledger": "l", "clip-norm": 1.0, "batch-size": 4, "mu": 1.0, "task": "digits"}
-machine |= {"num-partitions": 2, "partition-id": 0}
+client = {"client": "a", "ledger": "l", "clip-norm": 1.0, "batch-size": 4, "mu": 1.0, "task": "digits"}
+client |= {"num-partitions": 2, "partition-id": 0}
 project = tomllib.loads(Path("pyproject.toml").read_text())
 Path("run.toml").write_text("[evaluation]\\nleast-votes = 4\\nshare = 0.1\\n")
 print(json.dumps({
@@ -65,11 +65,11 @@ print(json.dumps({
             RunConfig.from_mapping({"evaluation.least-votes": 5}).to_mapping()["evaluation.least-votes"]],
     "set": parse_assignments(["evaluation.least-votes=7"]),
     "file": read_settings(Path("run.toml")),
-    "node": [NodeConfig.from_mapping({**machine, **more}).least_votes
+    "node": [NodeConfig.from_mapping({**client, **more}).least_votes
              for more in ({}, {"evaluation.least-votes": 6}, {"evaluation": {"least-votes": 8}})],
     "refused": [refused(RunConfig.from_mapping, {"evaluation.least-votes": 9}),
                 refused(RunConfig.from_mapping, {"evaluation.least-votes": 4.0}),
-                refused(NodeConfig.from_mapping, {**machine, "evaluation.least-votes": 1}),
+                refused(NodeConfig.from_mapping, {**client, "evaluation.least-votes": 1}),
                 refused(RunConfig.from_mapping, {"evaluation.least-votes": 4, "strategy": "shuffled"})],
     "schema": config_schema()["properties"]["evaluation.least-votes"],
     "table": "| `evaluation.least-votes` | `3` | an integer >= 2 and < 9 |" in key_table(),
@@ -122,8 +122,8 @@ def test_a_setting_is_declared_listed_and_then_everywhere(tmp_path):
 
 TWICE = {
     "schema": "a digest for the server, a path for an operator",
-    "epsilon": "an own app's machine has a policy for everything else",
-    "min_cohort": "a machine's, for sums with it, and a helper's, for every sum that it opens",
+    "epsilon": "an own app's client has a policy for everything else",
+    "min_cohort": "a client's, for sums with it, and a helper's, for every sum that it opens",
 }
 
 

@@ -206,11 +206,11 @@ def test_what_wrong_sums_may_cost_is_the_operators_to_say():
         ({"colluders": 5}, "below the 5 releases of the smallest sum"),
         (
             {"min_cohort": 2},
-            "Expected trust.colluders beside trust.min-cohort = 2, which is below the 3 honest machines",
+            "Expected trust.colluders beside trust.min-cohort = 2, which is below the 3 honest clients",
         ),
         ({"helpers": 0}, "helpers to be an integer >= 1"),
         ({"helpers": 17}, "helpers to be an integer >= 1 and <= 16"),
-        ({"num_clients": 3000, "clients_per_round": 2049}, "at most 2048 machines a round"),
+        ({"num_clients": 3000, "clients_per_round": 2049}, "at most 2048 clients a round"),
         ({"num_clients": 3000, "clients_per_round": 2000, "over_selection": 1.1}, "or sums could wrap, got 2200"),
         ({"num_clients": 2**20 + 1}, "at most 1048576"),
         ({"release_rule": "paper"}, "acknowledged"),
@@ -224,21 +224,21 @@ def test_numbers_with_which_nothing_could_be_opened_are_refused(changes, said):
         assert said in refused(**changes)
 
 
-def test_the_bound_is_on_the_machines_of_one_sum_and_not_on_those_of_a_federation():
-    """Of 60 machines a round a sum has 60, whoever they are; 2,048 may be in it."""
+def test_the_bound_is_on_the_clients_of_one_sum_and_not_on_those_of_a_federation():
+    """Of 60 clients a round a sum has 60, whoever they are; 2,048 may be in it."""
     for asked in (60, 2048):
         assert (
             replace(SUMS, num_clients=10_000, clients_per_round=asked, min_cohort=40, colluders=0).sums.min_honest == 40
         )
 
 
-@pytest.mark.parametrize(("machines", "passes", "refused"), [(2048, 2, False), (2049, 2, True), (2049, 1, False)])
-def test_more_machines_than_a_sum_may_have_are_refused_where_samples_return_in_a_chain(machines, passes, refused):
+@pytest.mark.parametrize(("clients", "passes", "refused"), [(2048, 2, False), (2049, 2, True), (2049, 1, False)])
+def test_more_clients_than_a_sum_may_have_are_refused_where_samples_return_in_a_chain(clients, passes, refused):
     """Each time a sample returns it may meet 2,047 others, and a plan pays for the normals of 2,048 in all."""
-    data = {"task": "synthetic", "synthetic_samples": 2 * machines, "synthetic_features": 4, "batch_size": 1}
-    config = RunConfig(trust="secure-aggregation", strategy="online", passes=passes, num_clients=machines, **data)
+    data = {"task": "synthetic", "synthetic_samples": 2 * clients, "synthetic_features": 4, "batch_size": 1}
+    config = RunConfig(trust="secure-aggregation", strategy="online", passes=passes, num_clients=clients, **data)
     if refused:
-        with pytest.raises(ConfigurationError, match=f"at most 2048 machines .* samples return .* got {machines}"):
+        with pytest.raises(ConfigurationError, match=f"at most 2048 clients .* samples return .* got {clients}"):
             prepare(config).policy()
     else:
         assert prepare(config).policy().participations == passes
@@ -278,23 +278,23 @@ def test_a_method_of_ones_own_is_not_taken_for_its_parents_sister():
     assert run_cohort(replace(SUMS, strategy=NAME + "Mine", num_rounds=2)).mu_local == pytest.approx(math.sqrt(3))
 
 
-def test_all_machines_have_the_policy_of_the_one_with_the_fewest_samples():
+def test_all_clients_have_the_policy_of_the_one_with_the_fewest_samples():
     config = replace(SUMS, partition="dirichlet", seed=2)
     experiment = prepare(config)
     assert len(set(experiment.sizes)) > 1
-    policies = {experiment.policy(machine) for machine in range(6)}
+    policies = {experiment.policy(client) for client in range(6)}
     assert len(policies) == 1
     (policy,) = policies
     assert policy.max_participations == min(experiment.sizes) // config.batch_size == experiment.num_rounds
     assert (policy.trust, policy.sums.min_honest, policy.sums.min_cohort) == ("secure-aggregation", 3, 5)
     assert "cap of the one with the fewest samples" in run_cohort(config).guarantee.sentence
     plain = prepare(replace(config, trust=""))
-    assert len({plain.policy(machine) for machine in range(6)}) > 1
+    assert len({plain.policy(client) for client in range(6)}) > 1
 
 
 def test_samples_that_return_come_back_in_one_order_everywhere():
     experiment = prepare(replace(SUMS, partition="dirichlet", seed=2, passes=2, mechanism="banded"))
-    (policy,) = {experiment.policy(machine) for machine in range(6)}
+    (policy,) = {experiment.policy(client) for client in range(6)}
     assert policy.min_separation == min(experiment.sizes) // experiment.config.batch_size
     assert policy.max_participations == 2 * policy.min_separation
     assert policy.plan(experiment.model.num_parameters).mu <= 1.0 + 1e-9
@@ -302,7 +302,7 @@ def test_samples_that_return_come_back_in_one_order_everywhere():
 
 @pytest.mark.parametrize("settings", [{}, {"strategy": "noisy-sgd"}, {"preset": "paper"}])
 def test_steps_are_for_the_noise_that_the_sum_has(settings):
-    """That of mu sqrt(h) on each machine."""
+    """That of mu sqrt(h) on each client."""
     sums = prepare(replace(SUMS, **settings))
     plain = prepare(RunConfig(num_clients=6, clients_per_round=6, mu=math.sqrt(3), **settings))
     assert sums.values == plain.values
@@ -310,7 +310,7 @@ def test_steps_are_for_the_noise_that_the_sum_has(settings):
     assert one.noise_std == pytest.approx(other.noise_std, rel=1e-6)
 
 
-def test_both_figures_are_those_of_the_machines_plan():
+def test_both_figures_are_those_of_the_clients_plan():
     experiment = prepare(SUMS)
     assert experiment.loss().mu == pytest.approx(1.0)
     assert experiment.loss().worst_case.mu == pytest.approx(math.sqrt(3))
@@ -318,9 +318,9 @@ def test_both_figures_are_those_of_the_machines_plan():
     assert prepare(replace(SUMS, mechanism="none")).loss().worst_case.mu == math.inf
 
 
-def test_a_simulations_roster_has_its_machines_and_helpers_and_only_sums_have_one():
+def test_a_simulations_roster_has_its_clients_and_helpers_and_only_sums_have_one():
     experiment = prepare(SUMS)
-    assert list(experiment.roster.machines) == [str(i) for i in range(6)]
+    assert list(experiment.roster.clients) == [str(i) for i in range(6)]
     assert experiment.roster.helper_names == ("helper-0", "helper-1")
     assert experiment.masking(3).roster.digest == experiment.roster.digest
     assert prepare(replace(SUMS, seed=2)).roster.digest != experiment.roster.digest
@@ -328,14 +328,14 @@ def test_a_simulations_roster_has_its_machines_and_helpers_and_only_sums_have_on
         _ = prepare(RunConfig()).roster
 
 
-def test_a_policy_for_real_machines_takes_only_a_trust_that_the_method_serves():
+def test_a_policy_for_real_clients_takes_only_a_trust_that_the_method_serves():
     fields = {"clip_norm": 1.0, "batch_size": 4, "max_participations": 8, "mu": 1.0}
-    policy = METHODS["mu2"].machine_policy(trust="secure-aggregation", sums=SumAssumption(3, 4), **fields)
+    policy = METHODS["mu2"].client_policy(trust="secure-aggregation", sums=SumAssumption(3, 4), **fields)
     assert isinstance(policy, PrivacyPolicy)
     assert policy.trust == "secure-aggregation"
-    assert METHODS["mu2"].machine_policy(**fields).trust == "untrusted-server"
+    assert METHODS["mu2"].client_policy(**fields).trust == "untrusted-server"
     with pytest.raises(ConfigurationError, match="trust to be one of 'untrusted-server'"):
-        METHODS["isrl-dp"].machine_policy(trust="secure-aggregation", **fields)
+        METHODS["isrl-dp"].client_policy(trust="secure-aggregation", **fields)
 
 
 def test_so_many_losses_that_most_rounds_stay_closed_are_refused_with_what_would_do():
@@ -377,7 +377,7 @@ def test_a_run_that_would_be_given_up_is_refused_with_the_largest_cohort_that_wo
 
 
 @pytest.mark.parametrize(("colluders", "warned"), [(4, True), (3, False)])
-def test_a_run_that_takes_one_machine_of_a_sum_to_be_honest_is_told_that_masks_save_no_noise(
+def test_a_run_that_takes_one_client_of_a_sum_to_be_honest_is_told_that_masks_save_no_noise(
     colluders, warned, monkeypatch
 ):
     said = []

@@ -10,17 +10,17 @@ from flwr.clientapp import ClientApp
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, UpdatePolicy
 from murmurfl.clients.adapters.per_sample_gradients import unflatten
 from murmurfl.clients.adapters.update_policy import update_guarantee
-from murmurfl.clients.nodes.roster_files import write_machine_key, write_roster
-from murmurfl.clients.simulation.simulated_machines import answer_simulated_helper
+from murmurfl.clients.nodes.roster_files import write_client_key, write_roster
+from murmurfl.clients.simulation.simulated_clients import answer_simulated_helper
 from murmurfl.privacy import MECHANISMS, ConfigurationError, SQLiteLedger, SumAssumption, protocol, read_ledger
 from murmurfl.privacy.accounting.loss import Loss
 from murmurfl.privacy.sums.masking import Masking
-from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.roster import ClientKey, HelperKey, Roster
 from murmurfl.strategies import CorrelatedFedAvg, NodesUnavailableError, NothingAggregatedError, SecureAggregation
 
+from tests.harness.clients import concatenated, noise_of, training_config
 from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid, ask_real_node
-from tests.harness.machines import concatenated, noise_of, training_config
 from tests.harness.secure import roster_of, unmasked
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("no_result_folder")
 SHAPES = {"block.0/weight": (2, 3), "block.0/bias": (), "head.weight": (3,)}
 D = 10
 START = ArrayRecord({name: Array(np.zeros(shape)) for name, shape in SHAPES.items()})
-MACHINES, HELPERS, ROUNDS = 5, 2, 10
+CLIENTS, HELPERS, ROUNDS = 5, 2, 10
 
 
 def policy(**changes):
@@ -44,7 +44,7 @@ def adding(update, **options):
 
     @app.train()
     def train(message, context):
-        assert context.node_config["num-partitions"] == MACHINES, "helpers are not told of"
+        assert context.node_config["num-partitions"] == CLIENTS, "helpers are not told of"
         (record,) = message.content.array_records.values()
         (config,) = message.content.config_records.values()
         values = update(int(context.node_config["partition-id"]), config["server-round"])
@@ -54,16 +54,16 @@ def adding(update, **options):
     return app
 
 
-def train(app, *, lost=0.0, min_cohort=3, secure=True, nodes=MACHINES + HELPERS, grid=NodesGrid, rounds=ROUNDS):
+def train(app, *, lost=0.0, min_cohort=3, secure=True, nodes=CLIENTS + HELPERS, grid=NodesGrid, rounds=ROUNDS):
     sums = SecureAggregation(min_cohort=min_cohort, helpers=HELPERS) if secure else None
     strategy = CorrelatedFedAvg(
-        num_clients=MACHINES,
+        num_clients=CLIENTS,
         clients_per_round=4,
         node_deadline_s=1.0,
         seed=1,
         session="s",
         secure_aggregation=sums,
-        allow_exhaustion=not secure,  # or machines would be asked first, and theirs is a policy of masked releases
+        allow_exhaustion=not secure,  # or clients would be asked first, and theirs is a policy of masked releases
     )
     strategy.start(grid(app, nodes, lost=lost, seed=2), START, num_rounds=rounds)
     return strategy
@@ -74,7 +74,7 @@ def wandering(partition, server_round):
 
 
 def bare(monkeypatch):
-    """The same machines, without masks: what nothing but a test may do."""
+    """The same clients, without masks: what nothing but a test may do."""
     sends_bare = lambda release, shapes, **_: (unflatten(release.values, shapes), {})  # noqa: E731
     monkeypatch.setattr("murmurfl.clients.adapters.noise_mod.outgoing_reply", sends_bare)
 
@@ -146,16 +146,16 @@ class Wiretap(NodesGrid):
 def test_nothing_leaves_but_masked_releases():
     Wiretap.heard = []
     train(adding(wandering, simulation=policy()), grid=Wiretap, rounds=3)
-    roster = roster_of(map(str, range(MACHINES)))
+    roster = roster_of(map(str, range(CLIENTS)))
     assert len(Wiretap.heard) == 12
     for content in Wiretap.heard:
-        assert sorted(content["config"]) == ["header", "machine", "seals", "signature"]
+        assert sorted(content["config"]) == ["header", "client", "seals", "signature"]
         figures = {"mu-guaranteed", "mu-local", "min-honest", "delta", "client-level"}
         plain = {"protocol-version", "release", "ack", "sensitivity", "num-examples"}
         assert set(content["metrics"]) == figures | plain
         arrays = [array.numpy() for array in content["arrays"].values()]
         counts, header = unmasked(arrays, dict(content["config"]), roster)
-        assert header.machine == content["config"]["machine"]
+        assert header.client == content["config"]["client"]
         assert np.abs(counts).max() < 2**52
         assert not np.isin(concatenated(arrays) >> np.uint64(56), [0, 255]).all(), "and under masks it is not small"
 
@@ -171,7 +171,7 @@ def test_the_log_says_both_figures(caplog):
         strategy = train(adding(wandering, simulation=policy()), rounds=1)
     text = " ".join(record.getMessage() for record in caplog.records)
     assert "whatever happens" in text
-    assert "Machine 1: release 1" in text
+    assert "Client 1: release 1" in text
     assert strategy.history[0].aggregated == 4
     (rounds,) = [record.getMessage() for record in caplog.records if "updates aggregated" in record.getMessage()]
     assert "mu = 2 " in rounds
@@ -200,7 +200,7 @@ def test_a_trusted_server_gets_nothing_from_the_mod():
         UpdatePolicy(clip_norm=1.0, mu=1.0, max_participations=3, sums=SumAssumption(2, 2))
 
 
-def test_a_simulation_without_a_machine_is_refused(caplog):
+def test_a_simulation_without_a_client_is_refused(caplog):
     for nodes in (1, 2):
         grid = NodesGrid(adding(wandering, simulation=policy()), nodes)
         message = Message(request(), dst_node_id=grid.get_node_ids()[0], message_type="train")
@@ -212,19 +212,19 @@ def test_a_simulation_without_a_machine_is_refused(caplog):
             CorrelatedNoiseMod(simulation=policy(), helpers=helpers)
 
 
-def test_too_few_machines_for_a_sum_say_the_nodes_needed(caplog):
+def test_too_few_clients_for_a_sum_say_the_nodes_needed(caplog):
     app = adding(wandering, simulation=policy(sums=SumAssumption(2, 4)), helpers=HELPERS)
     with pytest.raises(NodesUnavailableError, match="3 answered with not-configured"):
         train(app, nodes=5, rounds=1)
-    assert "Waiting for machines: 0 of 5 connected; 3 answered with not-configured." in caplog.text
-    assert "at least min_cohort = 4 machines, got 3: its 5 nodes less 2 helpers" in caplog.text
-    assert "Traceback" not in caplog.text  # the sentence says what to do, and would be hidden below one a machine
+    assert "Waiting for clients: 0 of 5 connected; 3 answered with not-configured." in caplog.text
+    assert "at least min_cohort = 4 clients, got 3: its 5 nodes less 2 helpers" in caplog.text
+    assert "Traceback" not in caplog.text  # the sentence says what to do, and would be hidden below one a client
 
 
-def test_a_helper_trains_nothing_and_a_machine_opens_nothing():
+def test_a_helper_trains_nothing_and_a_client_opens_nothing():
     app = adding(wandering, simulation=policy())
-    grid = NodesGrid(app, MACHINES + HELPERS)
-    asked = {name: grid.get_node_ids()[index] for name, index in (("machine", 0), ("helper", MACHINES))}
+    grid = NodesGrid(app, CLIENTS + HELPERS)
+    asked = {name: grid.get_node_ids()[index] for name, index in (("client", 0), ("helper", CLIENTS))}
 
     def reply_to(who, content):
         (reply,) = grid.send_and_receive([Message(content, dst_node_id=asked[who], message_type="train")])
@@ -232,12 +232,12 @@ def test_a_helper_trains_nothing_and_a_machine_opens_nothing():
 
     assert reply_to("helper", request()).error.code == protocol.MALFORMED_REQUEST
     opening = RecordDict({"config": ConfigRecord({**training_config(), protocol.ASK: protocol.ASK_OPEN})})
-    assert reply_to("machine", opening).error.code == protocol.MALFORMED_REQUEST
+    assert reply_to("client", opening).error.code == protocol.MALFORMED_REQUEST
     hello = RecordDict({"config": ConfigRecord({protocol.VERSION: 1, protocol.ASK: protocol.ASK_HELLO})})
     said = reply_to("helper", hello).content["config"]
     assert said[protocol.HELPERS] == "helper-0"
-    assert protocol.MACHINES not in said
-    assert reply_to("machine", hello).content["config"][protocol.MACHINES] == "0"
+    assert protocol.CLIENTS not in said
+    assert reply_to("client", hello).content["config"][protocol.CLIENTS] == "0"
 
 
 def test_simulated_helpers_exist_in_simulations_only():
@@ -249,12 +249,12 @@ def request(**config):
     return RecordDict({"arrays": START, "config": ConfigRecord(training_config(**config))})
 
 
-KEY = MachineKey.simulated(5, "clinic-0")
+KEY = ClientKey.simulated(5, "clinic-0")
 ROSTER = Roster(
     {
         "clinic-0": KEY.public,
-        "clinic-1": MachineKey.simulated(5, "clinic-1").public,
-        "c": MachineKey.simulated(5, "c").public,
+        "clinic-1": ClientKey.simulated(5, "clinic-1").public,
+        "c": ClientKey.simulated(5, "c").public,
     },
     (HelperKey.simulated(5, "auditor").entry("auditor"), HelperKey.simulated(5, "cloud").entry("cloud")),
 )
@@ -262,15 +262,15 @@ ROSTER = Roster(
 
 @pytest.fixture
 def node(tmp_path):
-    """A real machine's file under secure aggregation, and the node config that names it."""
+    """A real client's file under secure aggregation, and the node config that names it."""
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=2.0, delta=1e-6)
     write_roster(tmp_path / "roster.json", ROSTER)
-    write_machine_key(tmp_path / "machine.key", KEY)
+    write_client_key(tmp_path / "client.key", KEY)
     path = tmp_path / "node.toml"
     path.write_text(
-        'machine = "clinic-0"\nledger = "ledger.sqlite"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'
+        'client = "clinic-0"\nledger = "ledger.sqlite"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'
         'trust.kind = "secure-aggregation"\ntrust.min-honest = 2\ntrust.min-cohort = 3\nroster = "roster.json"\n'
-        f'roster-digest = "{ROSTER.digest}"\nsigning-key = "machine.key"\n'
+        f'roster-digest = "{ROSTER.digest}"\nsigning-key = "client.key"\n'
     )
     path.chmod(0o600)
     return {"murmurfl-config": str(path)}
@@ -286,9 +286,9 @@ def real(**options):
     return app
 
 
-def test_a_real_machine_masks_what_its_ledger_recorded(node, tmp_path):
+def test_a_real_client_masks_what_its_ledger_recorded(node, tmp_path):
     reply = ask_real_node(real(), request(), **node)
-    assert reply.content["config"]["machine"] == "clinic-0"
+    assert reply.content["config"]["client"] == "clinic-0"
     arrays = [array.numpy() for array in reply.content["arrays"].values()]
     counts, header = unmasked(arrays, dict(reply.content["config"]), ROSTER, seed=5)
     assert (header.min_cohort, header.release, header.roster) == (3, 1, ROSTER.digest)
@@ -297,7 +297,7 @@ def test_a_real_machine_masks_what_its_ledger_recorded(node, tmp_path):
     assert session.releases == 1
 
 
-def test_simulated_options_say_nothing_on_a_real_machine(node):
+def test_simulated_options_say_nothing_on_a_real_client(node):
     reply = ask_real_node(real(simulation=UpdatePolicy(clip_norm=1.0, mu=9.0, max_participations=3)), request(), **node)
     assert reply.content["metrics"]["mu-guaranteed"] == 1.0
     assert reply.content["metrics"]["min-honest"] == 2
@@ -310,7 +310,7 @@ def test_simulated_options_say_nothing_on_a_real_machine(node):
         ('trust.kind = "secure-aggregation"\n', "", "only with trust 'secure-aggregation'"),
         ('trust.kind = "secure-aggregation"', 'trust.kind = "trusted-server"', "trust"),
         ('roster = "roster.json"\n', "", "Expected roster to be set"),
-        ('signing-key = "machine.key"\n', "", "Expected signing-key"),
+        ('signing-key = "client.key"\n', "", "Expected signing-key"),
         (f'roster-digest = "{ROSTER.digest}"\n', "", "Expected roster-digest"),
         ("min-cohort = 3", "min-cohort = 1", "trust.min-honest <= trust.min-cohort"),
         (
@@ -333,15 +333,15 @@ def test_an_operators_file_has_all_of_it_or_nothing(node, before, after, words, 
     ("spoil", "words"),
     [
         (lambda folder: (folder / "roster.json").unlink(), "murmurfl roster make"),
-        (lambda folder: (folder / "machine.key").unlink(), "murmurfl roster key"),
-        (lambda folder: (folder / "machine.key").chmod(0o644), "chmod 600"),
+        (lambda folder: (folder / "client.key").unlink(), "murmurfl roster key"),
+        (lambda folder: (folder / "client.key").chmod(0o644), "chmod 600"),
         (lambda folder: other_roster(folder), "which this operator's configuration pins"),
         (lambda folder: other_key(folder), "to be the one in the roster"),
         (lambda folder: edit(folder, "clinic-0", "clinic-9"), "in the roster, got one without it"),
         (lambda folder: edit(folder, "min-cohort = 3", "min-cohort = 4"), "no sum could ever be opened"),
     ],
 )
-def test_a_wrong_roster_or_key_makes_the_machine_refuse_before_it_releases(node, tmp_path, spoil, words):
+def test_a_wrong_roster_or_key_makes_the_client_refuse_before_it_releases(node, tmp_path, spoil, words):
     spoil(tmp_path)
     with pytest.raises(ConfigurationError, match=words):
         CorrelatedNoiseMod(node=UpdateNode.read(tmp_path / "node.toml"))
@@ -354,18 +354,18 @@ def test_a_wrong_roster_or_key_makes_the_machine_refuse_before_it_releases(node,
 def test_a_session_does_not_go_on_under_another_roster(node, tmp_path):
     assert not ask_real_node(real(), request(), **node).has_error()
     other_roster(tmp_path)
-    edit(tmp_path, ROSTER.digest, Roster(ROSTER.machines, ROSTER.helpers[:1]).digest)
+    edit(tmp_path, ROSTER.digest, Roster(ROSTER.clients, ROSTER.helpers[:1]).digest)
     assert ask_real_node(real(), request(), **node).error.code == protocol.POLICY_CHANGED
 
 
 def other_roster(folder):
     (folder / "roster.json").unlink()
-    write_roster(folder / "roster.json", Roster(ROSTER.machines, ROSTER.helpers[:1]))
+    write_roster(folder / "roster.json", Roster(ROSTER.clients, ROSTER.helpers[:1]))
 
 
 def other_key(folder):
-    (folder / "machine.key").unlink()
-    write_machine_key(folder / "machine.key", MachineKey.generate())
+    (folder / "client.key").unlink()
+    write_client_key(folder / "client.key", ClientKey.generate())
 
 
 def edit(folder, before, after):
@@ -376,6 +376,6 @@ def edit(folder, before, after):
 def test_the_guarantee_of_masked_updates_has_both_figures():
     sentence = update_guarantee(policy(), 2.0).sentence
     assert "whatever happens" in sentence
-    assert "2 machines of each sum are honest" in sentence
+    assert "2 clients of each sum are honest" in sentence
     sample = update_guarantee(policy(), Loss.of(2.0, 3.5)).sentence
     assert "mu = 3.5" in sample

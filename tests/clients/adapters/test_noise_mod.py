@@ -24,13 +24,13 @@ from murmurfl.privacy import (
     rounded_up,
 )
 from murmurfl.privacy.audit import audit_client
-from murmurfl.privacy.machine.prefix_sums import Release
+from murmurfl.privacy.release.prefix_sums import Release
 from murmurfl.strategies import CorrelatedFedAvg, NodesUnavailableError, NothingAggregatedError
 
+from tests.harness.clients import concatenated, noise_of, training_config
 from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid, Reliable, ask_real_node
 from tests.harness.grid import ask as ask_one
-from tests.harness.machines import concatenated, noise_of, training_config
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
 
@@ -73,12 +73,12 @@ def train(app, *, lost=0.0, seed=2, sampler=1, rounds=ROUNDS, start=START, clien
 
 
 def last_noise(name, k):
-    """y_k, from the machine's key alone."""
+    """y_k, from the client's key alone."""
     return noise_of(name, k, policy().privacy_policy(), D, seed=0)
 
 
 def residue(strategy):
-    """The noise that is in the model beside the last noise of each machine."""
+    """The noise that is in the model beside the last noise of each client."""
     return strategy.state.x - sum(last_noise(name, k) for name, k in strategy.acks.items()) / CLIENTS
 
 
@@ -87,7 +87,7 @@ def nothing(partition, server_round):
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.3])
-def test_no_noise_stays_in_the_model_but_each_machines_last(lost):
+def test_no_noise_stays_in_the_model_but_each_clients_last(lost):
     strategy, _ = train(adding(nothing, simulation=policy()), lost=lost)
     assert (residue(strategy) == 0.0).all(), "to the last bit"
     assert np.linalg.norm(strategy.state.x) > 0
@@ -146,7 +146,7 @@ def test_every_mechanism_adds_up_to_the_updates_and_one_row_of_noise(name, relea
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("releases_per_pass", [1, 2, 3, 6, 9])
 def test_the_noise_is_enough_for_the_worst_data_by_enumeration(name, releases_per_pass):
-    """All signs of the changes of a sample, or a machine, in the releases it takes part in, against C itself."""
+    """All signs of the changes of a sample, or a client, in the releases it takes part in, against C itself."""
     releases = 6
     chosen = policy(mechanism=name, releases_per_pass=releases_per_pass, max_participations=releases)
     private = chosen.privacy_policy()
@@ -166,7 +166,7 @@ def test_by_default_everything_may_be_in_every_release():
     """The noise is independent then: K releases, each moved by 2 S, cost sqrt(K) 2 S / sigma."""
     chosen = UpdatePolicy(clip_norm=0.5, mu=1.0, max_participations=16)
     plan = chosen.privacy_policy().plan(D)
-    assert (chosen.unit, plan.mechanism.name) == ("machine", "independent")
+    assert (chosen.unit, plan.mechanism.name) == ("client", "independent")
     assert plan.noise_std == pytest.approx(4 * 2 * 0.5, rel=1e-3)
     fresh = UpdatePolicy(clip_norm=0.5, mu=1.0, max_participations=16, releases_per_pass=16)
     assert (fresh.unit, fresh.privacy_policy().mechanism) == ("sample", "blt")
@@ -196,7 +196,7 @@ def test_nothing_leaves_but_the_release():
                 "num-examples",
             ]
         ),
-        "config": ["machine"],
+        "config": ["client"],
     }
     assert reply.content["metrics"]["num-examples"] == 1
 
@@ -252,7 +252,7 @@ def test_an_exception_of_the_project_says_nothing(error, kind):
     assert SECRET not in reply.error.reason
 
 
-def test_evaluations_and_queries_are_refused_unless_the_machine_allows_them():
+def test_evaluations_and_queries_are_refused_unless_the_client_allows_them():
     app = adding(nothing, simulation=policy())
     called = []
 
@@ -287,13 +287,13 @@ def test_a_strategy_collects_evaluations_only_where_they_are_marked(caplog):
 
         return app
 
-    _, result = train(app(True), rounds=2, evaluate_on_machines=True)
+    _, result = train(app(True), rounds=2, evaluate_on_clients=True)
     assert {r: metrics["loss"] for r, metrics in result.evaluate_metrics_clientapp.items()} == {1: 1.5, 2: 1.5}
     assert "no epsilon covers them" in caplog.text
     assert "NOT covered" in caplog.text
     caplog.clear()
     with pytest.raises(ConfigurationError, match=f"got {CLIENTS} that do not"):
-        train(app(False), rounds=2, evaluate_on_machines=True)
+        train(app(False), rounds=2, evaluate_on_clients=True)
     assert "NOT covered" not in caplog.text
 
 
@@ -315,10 +315,10 @@ def test_a_project_without_the_mod_is_never_asked_for_an_update():
         asked.append(dict(message.content.array_records))
         return Message(RecordDict({"arrays": START}), reply_to=message)
 
-    # At once: not one of the nodes that are there would ever be a machine.
+    # At once: not one of the nodes that are there would ever be a client.
     with pytest.raises(NodesUnavailableError, match=r"app = ClientApp\(mods=\[CorrelatedNoiseMod\("):
         train(app, node_deadline_s=600.0)
-    assert not any(asked), "machines that are not known as private get no model"
+    assert not any(asked), "clients that are not known as private get no model"
 
 
 @pytest.mark.few_cases(6)
@@ -329,7 +329,7 @@ def test_a_project_without_the_mod_is_never_asked_for_an_update():
         (request(**{protocol.ACK: 1}), protocol.BAD_ACKNOWLEDGEMENT),
         (request(**{protocol.ACK: -1}), protocol.MALFORMED_REQUEST),
         (request(**{protocol.SESSION: "../s"}), protocol.MALFORMED_REQUEST),
-        (request(**{protocol.MACHINE: "9"}), protocol.MALFORMED_REQUEST),
+        (request(**{protocol.CLIENT: "9"}), protocol.MALFORMED_REQUEST),
         (request(ArrayRecord({"a": Array(np.array([math.nan]))})), protocol.MALFORMED_REQUEST),
         (request(ArrayRecord({"a": Array(np.array([1j]))})), protocol.MALFORMED_REQUEST),
         (request(ArrayRecord({"a": Array(np.array([1]))})), protocol.MALFORMED_REQUEST),
@@ -391,7 +391,7 @@ def test_a_project_that_throws_the_ledger_away_is_refused(forget, caplog):
 
 
 def test_training_holds_no_ledger_lock(node, tmp_path):
-    """While a machine trains it answers another request, which takes the part of the data that the first would have."""
+    """While a client trains it answers another request, which takes the part of the data that the first would have."""
     path = tmp_path / "node.toml"
     path.write_text(path.read_text() + "releases-per-pass = 3\n")
     app = ClientApp(mods=[CorrelatedNoiseMod()])
@@ -491,7 +491,7 @@ def test_other_record_keys_and_the_projects_own_settings():
     assert [report.aggregated for report in strategy.history] == [2, 2]
 
 
-def test_which_part_of_the_data_comes_next_is_the_machines_own_count():
+def test_which_part_of_the_data_comes_next_is_the_clients_own_count():
     """In each session every part comes once before any comes again, whatever rounds a server claims."""
     app = ClientApp(
         mods=[CorrelatedNoiseMod(simulation=policy(releases_per_pass=3, max_participations=5, budget_mu=9.0))]
@@ -515,16 +515,16 @@ def test_the_log_says_in_every_round_what_is_guaranteed(caplog):
     train(adding(nothing, simulation=policy(mu=1.0, releases_per_pass=1)), rounds=2)
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
     lines = [line for line in told if "of at most 30" in line]
-    assert len(lines) == 1  # of many machines of a simulation one says it
-    stated = "epsilon = 4.378 at delta = 1e-05, for replacement of all samples of one machine, against the server"
+    assert len(lines) == 1  # of many clients of a simulation one says it
+    stated = "epsilon = 4.378 at delta = 1e-05, for replacement of all samples of one client, against the server"
     assert all(stated in line and "Simulated with seeded keys." in line for line in lines)
     rounds = [line for line in caplog.messages if "4 of 4 updates aggregated" in line]
     assert len(rounds) == 2
     assert all(stated in line and "which a server cannot check" in line for line in rounds)
     caplog.clear()
     train(adding(nothing, simulation=policy()), rounds=1)
-    assert "for replacement of one sample of one machine" in caplog.text
-    assert "as the machine's operator declared" in caplog.text
+    assert "for replacement of one sample of one client" in caplog.text
+    assert "as the client's operator declared" in caplog.text
 
 
 def test_the_cap_and_what_was_spent():
@@ -536,7 +536,7 @@ def test_the_cap_and_what_was_spent():
     assert sum(report.refusals for report in strategy.history) == 0
     statements = strategy.ask_privacy(grid)
     assert list(statements) == ["0", "1"]
-    assert {s["unit"] for s in statements.values()} == {"machine"}
+    assert {s["unit"] for s in statements.values()} == {"client"}
     for statement in statements.values():
         assert (statement["releases"], statement["mu-guaranteed"]) == (3, pytest.approx(2.0))
         assert statement["mu-spent"] == pytest.approx(2.0)
@@ -547,11 +547,11 @@ def test_the_cap_and_what_was_spent():
 
 
 @pytest.mark.parametrize(("asked", "possible"), [(2, 3), (1, 5)])
-def test_more_rounds_than_the_machines_caps_allow_are_refused_before_the_first(asked, possible):
-    """If one of two machines is asked, the sampler decides which: with seed 4 it asks 1 0 1 1 0 1."""
+def test_more_rounds_than_the_clients_caps_allow_are_refused_before_the_first(asked, possible):
+    """If one of two clients is asked, the sampler decides which: with seed 4 it asks 1 0 1 1 0 1."""
     app = adding(nothing, simulation=policy(max_participations=3, releases_per_pass=1))
     options = {"clients": 2, "clients_per_round": asked, "sampler": 4}
-    with pytest.raises(ConfigurationError, match=f"at most {possible} rounds, got {possible + 1}: machine . says"):
+    with pytest.raises(ConfigurationError, match=f"at most {possible} rounds, got {possible + 1}: client . says"):
         train(app, rounds=possible + 1, **options)
     strategy, _ = train(app, rounds=possible, lost=0.3, **options)  # a lost reply is a release
     assert sum(report.refusals for report in strategy.history) == 0
@@ -598,7 +598,7 @@ def node(tmp_path):
     """An operator's file and its ledger; budget for two sessions."""
     path = tmp_path / "node.toml"
     path.write_text(
-        'machine = "clinic-0"\nledger = "ledger.sqlite"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'
+        'client = "clinic-0"\nledger = "ledger.sqlite"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'
     )
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=math.sqrt(2), delta=1e-6)
     return {"murmurfl-config": str(path), "partition-id": 0}
@@ -609,12 +609,12 @@ def test_on_a_real_node_the_operators_file_decides(node, tmp_path, caplog):
     app = adding(lambda *_: 0.1, simulation=lenient)
     for release in (1, 2, 3):
         reply = ask_real_node(app, request(**{protocol.ACK: release - 1}), **node)
-        assert reply.content["config"]["machine"] == "clinic-0"
+        assert reply.content["config"]["client"] == "clinic-0"
         assert reply.content["metrics"]["release"] == release
         assert (reply.content["metrics"]["mu-guaranteed"], reply.content["metrics"]["delta"]) == (1.0, 1e-6)
     assert f"epsilon = {rounded_up(gdp_epsilon(1.0, 1e-6))} at delta = 1e-06" in caplog.text
     assert "Simulated" not in caplog.text
-    assert caplog.text.count("Machine clinic-0: By itself, over all its releases, its noise is") == 1
+    assert caplog.text.count("Client clinic-0: By itself, over all its releases, its noise is") == 1
     assert ask_real_node(app, request(**{protocol.ACK: 3}), **node).error.code == protocol.CAP_REACHED
     assert not ask_real_node(app, request(**{protocol.SESSION: "t"}), **node).has_error()
     assert ask_real_node(app, request(**{protocol.SESSION: "u"}), **node).error.code == protocol.BUDGET_EXHAUSTED
@@ -683,7 +683,7 @@ def test_without_a_ledger_a_real_node_refuses(node, tmp_path):
 
 def test_in_simulation_a_mod_without_a_policy_refuses(caplog):
     assert ask(adding(nothing)).error.code == protocol.NOT_CONFIGURED
-    assert "Expected a policy for simulated machines" in caplog.text
+    assert "Expected a policy for simulated clients" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -715,12 +715,12 @@ def test_an_operators_file_is_the_operators(node, tmp_path):
         UpdateNode.read(path).policy(SQLiteLedger(tmp_path / "ledger.sqlite"))
     with pytest.raises(ConfigurationError, match="node configuration"):
         UpdateNode.read(tmp_path / "none.toml")
-    path.write_text('machine = "a"\n')
+    path.write_text('client = "a"\n')
     with pytest.raises(ConfigurationError, match="ledger, clip-norm, mu or epsilon, max-participations"):
         UpdateNode.read(path)
 
 
-# The audit: the whole path from a ClientApp's update to the reply, on two machines all of whose data differ.
+# The audit: the whole path from a ClientApp's update to the reply, on two clients all of whose data differ.
 
 AUDITED = 3
 
@@ -755,10 +755,10 @@ def streams(chosen):
     return start
 
 
-def audit(machines, claimed, runs):
+def audit(clients, claimed, runs):
     moved = 2.0 * np.array([0.6, 0.8]) * np.arange(1, AUDITED + 1)[:, None]
     return audit_client(
-        claimed.privacy_policy(), streams(machines), {"all data": moved}, runs=runs, lost=(False, True, False)
+        claimed.privacy_policy(), streams(clients), {"all data": moved}, runs=runs, lost=(False, True, False)
     )
 
 
@@ -768,14 +768,14 @@ def small(mu=1.0):
 
 @pytest.fixture
 def quiet(caplog):
-    """For tests with thousands of machines, each of which writes a line to its log."""
+    """For tests with thousands of clients, each of which writes a line to its log."""
     caplog.set_level(logging.ERROR, logger="flwr")
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("quiet")
-def test_a_machine_all_of_whose_data_is_replaced_is_not_measured_above_its_claim():
-    """Confidence 95 %: an honest machine is accused in at most one of 20 seeds; the seeds are fixed."""
+def test_a_client_all_of_whose_data_is_replaced_is_not_measured_above_its_claim():
+    """Confidence 95 %: an honest client is accused in at most one of 20 seeds; the seeds are fixed."""
     result = audit(small(), small(), runs=600)
     assert not result.violated
     assert result.estimated_mu == pytest.approx(1.0, abs=0.2)
@@ -847,8 +847,8 @@ def test_evaluations_are_logged_as_flower_logs_them(caplog):
     assert len(ours) == 7
 
 
-def test_an_evaluation_that_machines_do_not_allow_is_said_once(caplog):
-    """By machine 0; if none allows it, it is said before anything is spent."""
+def test_an_evaluation_that_clients_do_not_allow_is_said_once(caplog):
+    """By client 0; if none allows it, it is said before anything is spent."""
     mods = [CorrelatedNoiseMod(simulation=policy(allow_evaluation=allowed)) for allowed in (False, True)]
 
     def each(message, context, call_next):
@@ -861,7 +861,7 @@ def test_an_evaluation_that_machines_do_not_allow_is_said_once(caplog):
         return Message(RecordDict({"metrics": MetricRecord({"loss": 1.0})}), reply_to=message)
 
     with caplog.at_level("WARNING", logger="flwr"):
-        _, result = train(app, rounds=3, evaluate_on_machines=True)
+        _, result = train(app, rounds=3, evaluate_on_clients=True)
     assert list(result.evaluate_metrics_clientapp) == [1, 2, 3]
-    assert caplog.text.count(f"1 of {CLIENTS} machines do not evaluate (0).") == 1
-    assert caplog.text.count(f"Round 1: {CLIENTS - 1} of {CLIENTS} machines evaluated the model") == 1
+    assert caplog.text.count(f"1 of {CLIENTS} clients do not evaluate (0).") == 1
+    assert caplog.text.count(f"Round 1: {CLIENTS - 1} of {CLIENTS} clients evaluated the model") == 1

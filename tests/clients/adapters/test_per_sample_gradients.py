@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.clients.adapters.per_sample_gradients import OuterProducts, PulledOuterProducts
-from murmurfl.privacy.machine.clipping import SUMMING_ERROR, DenseContributions, RowBound
+from murmurfl.privacy.release.clipping import SUMMING_ERROR, DenseContributions, RowBound
 
 
 def parts(seed, samples=40, classes=3, features=7):

@@ -1,4 +1,4 @@
-"""Sample-level privacy in the lines a mod takes: what machines release, to which strategy, and what they refuse."""
+"""Sample-level privacy in the lines a mod takes: what clients release, to which strategy, and what they refuse."""
 
 import numpy as np
 import pytest
@@ -13,17 +13,17 @@ from murmurfl.strategies import (
     SecureAggregation,
 )
 
+from tests.harness.clients import each_method, training_config
 from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid, ask, ask_real_node
-from tests.harness.machines import each_method, training_config
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
 
 torch = pytest.importorskip("torch")
-MACHINES, EACH, ROUNDS, CLIP = 4, 12, 5, 0.5
+CLIENTS, EACH, ROUNDS, CLIP = 4, 12, 5, 0.5
 HUGE = 3e3  # a mu with next to no noise
 GENERATOR = np.random.Generator(np.random.Philox(key=18))
-INPUTS = GENERATOR.normal(size=(MACHINES, EACH, 3)).astype(np.float32)
+INPUTS = GENERATOR.normal(size=(CLIENTS, EACH, 3)).astype(np.float32)
 TARGETS = (INPUTS.sum(axis=2) > 0).astype(np.int64)
 
 
@@ -55,10 +55,10 @@ def clipped_gradients(module, inputs, targets):
     return torch.stack(rows).double().numpy()
 
 
-OPTIONS = {"num_clients": MACHINES, "clients_per_round": MACHINES, "node_deadline_s": 1.0, "seed": 1, "session": "s"}
+OPTIONS = {"num_clients": CLIENTS, "clients_per_round": CLIENTS, "node_deadline_s": 1.0, "seed": 1, "session": "s"}
 
 
-def train(app, strategy, *, nodes=MACHINES, rounds=ROUNDS, lost=0.0):
+def train(app, strategy, *, nodes=CLIENTS, rounds=ROUNDS, lost=0.0):
     return strategy.start(NodesGrid(app, nodes, lost=lost), trainable_arrays(make_module()), num_rounds=rounds)
 
 
@@ -75,7 +75,7 @@ def test_a_full_batch_is_the_mean_of_every_samples_clipped_gradient():
     strategy = FullBatch(learning_rate=2.0, **OPTIONS)
     result = train(made(mu=HUGE), strategy, rounds=1)
     assert moved(result) == pytest.approx(-2.0 * ALL_GRADIENTS.mean(axis=0), abs=1e-3)
-    assert strategy.history[0].samples == MACHINES * EACH
+    assert strategy.history[0].samples == CLIENTS * EACH
 
 
 def test_fedavg_gets_the_mean_gradient_as_an_update_which_its_optimisers_step_along():
@@ -86,18 +86,18 @@ def test_fedavg_gets_the_mean_gradient_as_an_update_which_its_optimisers_step_al
 
 @pytest.mark.parametrize("lost", [0.0, 0.3])
 def test_batches_for_fedavg_are_means_and_a_lost_one_is_carried_over(lost):
-    strategy = CorrelatedFedAvg(num_clients=MACHINES, node_deadline_s=1.0, seed=1, session="s", learning_rate=1e-3)
+    strategy = CorrelatedFedAvg(num_clients=CLIENTS, node_deadline_s=1.0, seed=1, session="s", learning_rate=1e-3)
     result = train(made(mu=HUGE, method="fedavg", batch_size=2, rounds=6), strategy, rounds=6, lost=lost)
-    used = sum(2 * strategy.acks[str(i)] for i in range(MACHINES))
-    assert (used < MACHINES * EACH) == (lost > 0 and min(strategy.acks.values()) < 6)
+    used = sum(2 * strategy.acks[str(i)] for i in range(CLIENTS))
+    assert (used < CLIENTS * EACH) == (lost > 0 and min(strategy.acks.values()) < 6)
     first = np.concatenate(
         [
-            ALL_GRADIENTS.reshape(MACHINES, EACH, -1)[i, : 2 * k]
-            for i, k in enumerate(strategy.acks[str(i)] for i in range(MACHINES))
+            ALL_GRADIENTS.reshape(CLIENTS, EACH, -1)[i, : 2 * k]
+            for i, k in enumerate(strategy.acks[str(i)] for i in range(CLIENTS))
         ]
     )
     # The model hardly moves, so that every gradient is close to the one where it began.
-    assert moved(result) == pytest.approx(-1e-3 / (2 * MACHINES) * first.sum(axis=0), abs=2e-5)
+    assert moved(result) == pytest.approx(-1e-3 / (2 * CLIENTS) * first.sum(axis=0), abs=2e-5)
 
 
 @pytest.mark.few_cases(6)
@@ -105,13 +105,13 @@ def test_batches_for_fedavg_are_means_and_a_lost_one_is_carried_over(lost):
 @pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
 def test_every_method_trains_with_its_strategy_under_both_kinds_of_trust(method, strategy, options, trust):
     batch = {} if method in ("full-batch", "fedavg") else {"batch_size": 2}
-    sums, nodes = {}, MACHINES
+    sums, nodes = {}, CLIENTS
     if trust == "secure-aggregation":
         batch |= {"trust": trust, "sums": SumAssumption(2, 3)}
-        sums, nodes = {"secure_aggregation": SecureAggregation(min_cohort=3, helpers=2)}, MACHINES + 2
+        sums, nodes = {"secure_aggregation": SecureAggregation(min_cohort=3, helpers=2)}, CLIENTS + 2
     built = strategy(**options, **OPTIONS, **sums)
     result = train(made(method=method, **batch), built, nodes=nodes)
-    assert [report.aggregated for report in built.history] == [MACHINES] * ROUNDS
+    assert [report.aggregated for report in built.history] == [CLIENTS] * ROUNDS
     assert np.abs(moved(result)).max() > 0
 
 
@@ -130,7 +130,7 @@ def test_a_strategy_that_takes_releases_for_something_else_gets_none(method, str
 
 def asked(app, record, kind="train", number=0, grid=None, **entries):
     """One node's reply to one message."""
-    grid = grid or NodesGrid(app, MACHINES)
+    grid = grid or NodesGrid(app, CLIENTS)
     content = RecordDict({"arrays": record, "config": ConfigRecord(training_config(**entries))})
     (reply,) = grid.send_and_receive([Message(content, grid.first_node + number, kind)])
     return reply
@@ -219,7 +219,7 @@ def test_a_worker_keeps_samples_while_there_is_memory_for_them(monkeypatch):
 )
 def test_other_requests_are_refused_with_a_text_that_depends_on_them_alone(record, kind, code, said):
     texts = set()
-    for number in range(MACHINES):
+    for number in range(CLIENTS):
         reply = asked(made(), record(), kind, number)
         assert reply.error.code == code
         assert said in reply.error.reason
@@ -397,8 +397,8 @@ def test_a_whole_state_dict_ends_training_with_advice(caplog):
     strategy = FullBatch(learning_rate=2.0, **OPTIONS)
     whole = ArrayRecord({"more": Array(np.zeros(3)), **trainable_arrays(make_module())})
     with pytest.raises(NothingAggregatedError, match=r"start the strategy with murmurfl.clients.trainable_arrays"):
-        strategy.start(NodesGrid(made(), MACHINES), whole, num_rounds=ROUNDS)
-    assert caplog.text.count("machines refuse: malformed request") == 1
+        strategy.start(NodesGrid(made(), CLIENTS), whole, num_rounds=ROUNDS)
+    assert caplog.text.count("clients refuse: malformed request") == 1
 
 
 @pytest.mark.parametrize("wide", [1.0, 10.0])
@@ -431,7 +431,7 @@ def test_a_network_learns_with_the_clip_and_steps_of_its_schema():
     schema = Schema(inputs=(Part(shape=(3,), bounds=(-1, 1)),), label=Label(classes=2))
 
     def part(context):
-        chosen = slice(int(context.node_config["partition-id"]), 400, MACHINES)
+        chosen = slice(int(context.node_config["partition-id"]), 400, CLIENTS)
         return rows[chosen].astype(np.float32), labels[chosen]
 
     app = private_client_app(make_module, samples=part, mu=4.0, rounds=12, schema=schema)

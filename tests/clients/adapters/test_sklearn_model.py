@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from murmurfl.clients import Column, Label, LinearEstimator, Part, Schema, fitted, private_client_app
 from murmurfl.clients.adapters.per_sample_gradients import OuterProducts, PulledOuterProducts, combined_gradients
 from murmurfl.clients.adapters.sklearn_model import estimator_model, slopes
-from murmurfl.clients.records.machine_records import Records, items_of
+from murmurfl.clients.records.client_records import Records, items_of
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption, protocol
 from murmurfl.privacy.errors import MisfitError
 from murmurfl.strategies import FullBatch, NoisySGD, SecureAggregation
@@ -17,9 +17,9 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, LogisticR
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from tests.harness.clients import each_method, training_config
 from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid
-from tests.harness.machines import each_method, training_config
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
 
@@ -247,7 +247,7 @@ def test_samples_are_arrays_lists_or_data_frames(kind):
     assert np.array_equal(those, numbers[10:13])
 
 
-def test_a_real_machine_reads_samples_singly_and_hides_bad_ones():
+def test_a_real_client_reads_samples_singly_and_hides_bad_ones():
     features, labels = data(2)
     texts = features.astype(object)
     texts[7, 1] = "patient 4711"
@@ -285,14 +285,14 @@ def test_samples_that_are_none_are_refused(found, complaint):
         records_of(found)
 
 
-MACHINES, EACH, WIDTH, CLIP = 5, 24, 3, 0.5
+CLIENTS, EACH, WIDTH, CLIP = 5, 24, 3, 0.5
 HUGE = 1e4  # a mu with next to no noise
-OPTIONS = {"num_clients": MACHINES, "clients_per_round": MACHINES, "node_deadline_s": 1.0, "seed": 1, "session": "s"}
+OPTIONS = {"num_clients": CLIENTS, "clients_per_round": CLIENTS, "node_deadline_s": 1.0, "seed": 1, "session": "s"}
 
 
 def pooled(classes):
     generator = np.random.Generator(np.random.Philox(key=7))
-    features = generator.normal(size=(MACHINES * EACH, WIDTH))
+    features = generator.normal(size=(CLIENTS * EACH, WIDTH))
     scores = features @ generator.normal(size=(WIDTH, classes)) + generator.gumbel(size=(len(features), classes))
     return features, scores.argmax(axis=1)
 
@@ -308,7 +308,7 @@ def load(classes):
 
 
 def linear(estimator, classes=2):
-    return LinearEstimator(estimator, WIDTH, range(classes), num_samples=MACHINES * EACH)
+    return LinearEstimator(estimator, WIDTH, range(classes), num_samples=CLIENTS * EACH)
 
 
 def made(model, **changes):
@@ -321,7 +321,7 @@ def test_with_next_to_no_noise_full_batches_end_where_scikit_learn_does(classes,
     model = linear(LogisticRegression(C=penalty, tol=1e-10, max_iter=10_000), classes)
     app = made(model, mu=HUGE, rounds=60, clip_norm=20.0)
     strategy = FullBatch(learning_rate=1.0, momentum=0.9, **OPTIONS)
-    result = strategy.start(NodesGrid(app, MACHINES), model.initial_arrays(), num_rounds=60)
+    result = strategy.start(NodesGrid(app, CLIENTS), model.initial_arrays(), num_rounds=60)
     ours, theirs = model.fitted(result.arrays), model.estimator.fit(*pooled(classes))
     assert ours.predict_proba(pooled(classes)[0]) == pytest.approx(theirs.predict_proba(pooled(classes)[0]), abs=0.02)
     assert ours.score(*pooled(classes)) == pytest.approx(theirs.score(*pooled(classes)), abs=0.02)
@@ -332,15 +332,15 @@ def test_with_next_to_no_noise_full_batches_end_where_scikit_learn_does(classes,
 @each_method
 @pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
 def test_every_method_trains_every_estimator_under_both_kinds_of_trust(estimator, method, strategy, options, trust):
-    model, sums, nodes = linear(estimator), {}, MACHINES
+    model, sums, nodes = linear(estimator), {}, CLIENTS
     settings = {} if method in ("full-batch", "fedavg") else {"batch_size": 4}
     if trust == "secure-aggregation":
         settings |= {"trust": trust, "sums": SumAssumption(2, 3)}
-        sums, nodes = {"secure_aggregation": SecureAggregation(min_cohort=3, helpers=2)}, MACHINES + 2
+        sums, nodes = {"secure_aggregation": SecureAggregation(min_cohort=3, helpers=2)}, CLIENTS + 2
     built = strategy(**options, **OPTIONS, **sums)
     app = made(model, method=method, rounds=3, **settings)
     result = built.start(NodesGrid(app, nodes), model.initial_arrays(), num_rounds=3)
-    assert [report.aggregated for report in built.history] == [MACHINES] * 3
+    assert [report.aggregated for report in built.history] == [CLIENTS] * 3
     assert np.abs(model.fitted(result.arrays).coef_).max() > 0
 
 
@@ -359,7 +359,7 @@ def hostile_arrays(model, size=1e9):
 
 
 def farthest(estimator, arrays_of):
-    """How far replacing one sample of a machine moves its release, with the same key; over what is charged."""
+    """How far replacing one sample of a client moves its release, with the same key; over what is charged."""
     model, releases = linear(estimator), []
     for value, label in ((None, 0), (-3.0, 0), (1e12, 1), (1e300, 0), (1e-9, 1)):
         features, labels = pooled(2)
@@ -411,8 +411,8 @@ def test_clip_and_steps_follow_from_the_schema_whatever_unit_numbers_are_in(meth
         app = private_client_app(
             model,
             samples=lambda context, rows=rows, labels=labels: (
-                rows[context.node_config["partition-id"] : 200 : MACHINES],
-                labels[context.node_config["partition-id"] : 200 : MACHINES],
+                rows[context.node_config["partition-id"] : 200 : CLIENTS],
+                labels[context.node_config["partition-id"] : 200 : CLIENTS],
             ),
             mu=4.0,
             rounds=rounds,
@@ -422,7 +422,7 @@ def test_clip_and_steps_follow_from_the_schema_whatever_unit_numbers_are_in(meth
         )
         shares.append((app.policy.clip_norm / (2 * unit), app.steps()["learning_rate"] * unit**2))
         strategy = strategies[method](**app.steps(), **OPTIONS)
-        result = strategy.start(NodesGrid(app, MACHINES), model.initial_arrays(), num_rounds=rounds)
+        result = strategy.start(NodesGrid(app, CLIENTS), model.initial_arrays(), num_rounds=rounds)
         scores.append(model.fitted(result.arrays).score(rows[200:], labels[200:]))
     assert shares[0] == pytest.approx(shares[1])
     assert shares[0][0] == pytest.approx({"full-batch": 0.1, "noisy-sgd": 0.4}[method])

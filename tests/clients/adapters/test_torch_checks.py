@@ -151,7 +151,7 @@ LOSSES = {
         lambda output, target: nn.functional.cross_entropy(output, target, reduction="none"),
         "scalar.*reduction='mean'",
     ),
-    "another type": (nn.BCEWithLogitsLoss(), "one sample like this machine's"),
+    "another type": (nn.BCEWithLogitsLoss(), "one sample like this client's"),
 }
 
 
@@ -218,7 +218,7 @@ def test_a_model_that_branches_on_a_samples_own_values_is_computed_one_by_one():
 
 def test_a_samples_function_tries_the_model_on_its_schema():
     def never(context):
-        raise AssertionError("no machine is there yet")
+        raise AssertionError("no client is there yet")
 
     mixing = lambda: layer(lambda self, values: values - values.mean(0))  # noqa: E731
     private_client_app(mixing, samples=never, mu=1.0, rounds=2)
@@ -290,7 +290,7 @@ def untried(name, shows=far_out):
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", memories.NAMES)
 def test_a_memory_that_no_example_shows_moves_no_later_gradient(name):
-    """To the last bit, of samples one by one as on a real machine."""
+    """To the last bit, of samples one by one as on a real client."""
     later = record(1.0, int(name in DRAWS))
     before, _, after, _, again = rows(untried(name), later, OUTLIER, later, OUTLIER, later)
     assert before.any()

@@ -7,7 +7,7 @@ from murmurfl.clients.adapters.torch_model import ModuleGradients, ModuleMeasure
 from murmurfl.privacy import ConfigurationError
 
 torch = pytest.importorskip("torch")
-from murmurfl.clients.adapters.torch_checks import SampleTrials, torch_machine_model  # noqa: E402
+from murmurfl.clients.adapters.torch_checks import SampleTrials, torch_client_model  # noqa: E402
 
 from tests.harness.trials import made_up_like  # noqa: E402
 
@@ -103,7 +103,7 @@ def made(name):
         torch.default_generator.manual_seed(3)
         make, inputs = MODULES[name]
         module = make()
-    model = torch_machine_model(module, CROSS_ENTROPY, seed=0, chunk=None)
+    model = torch_client_model(module, CROSS_ENTROPY, seed=0, chunk=None)
     SampleTrials(model.gradients)(made_up_like(inputs, CLASSES))
     return module, model.gradients, inputs
 
@@ -134,7 +134,7 @@ def test_half_precision_is_sent_as_float32_and_computed_as_the_module_has_it(kin
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(3)
         module = convolution().to(kind)
-    gradients = torch_machine_model(module, CROSS_ENTROPY, seed=0, chunk=None).gradients
+    gradients = torch_client_model(module, CROSS_ENTROPY, seed=0, chunk=None).gradients
     SampleTrials(gradients)(made_up_like(IMAGES, CLASSES))
     arrays = trainable_arrays(module)
     assert {array.dtype for array in arrays.values()} == {"float32"}
@@ -198,7 +198,7 @@ def test_a_module_that_writes_to_its_buffers_after_all_is_stopped():
             return self.inner(images.flatten(1) - self.seen)
 
     module = Late()
-    gradients = torch_machine_model(module, CROSS_ENTROPY, seed=0, chunk=None).gradients
+    gradients = torch_client_model(module, CROSS_ENTROPY, seed=0, chunk=None).gradients
     SampleTrials(gradients)(made_up_like(IMAGES, CLASSES))
     before = gradients(point_of(module), (IMAGES[:1], CLASSES[:1]))
     with pytest.raises(ConfigurationError, match="seen"):
@@ -208,7 +208,7 @@ def test_a_module_that_writes_to_its_buffers_after_all_is_stopped():
 
 def test_frozen_weights_are_equal_in_every_process():
     state = torch.random.get_rng_state()
-    first, second = (torch_machine_model(Adapter, None, seed=4, chunk=None).gradients.module for _ in range(2))
+    first, second = (torch_client_model(Adapter, None, seed=4, chunk=None).gradients.module for _ in range(2))
     assert torch.equal(first.frozen.weight, second.frozen.weight)
     assert torch.equal(torch.random.get_rng_state(), state)
 

@@ -1,6 +1,6 @@
-"""A module that remembers what it saw, of certain samples only: on a real machine it has forgotten by the next one.
+"""A module that remembers what it saw, of certain samples only: on a real client it has forgotten by the next one.
 
-No trial on made-up samples can find such a module, and the machine must not count on one.
+No trial on made-up samples can find such a module, and the client must not count on one.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from murmurfl.clients import FullBatchClient
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
 
 from tests.harness import memories
-from tests.harness.machines import DurableLedger, FixedNonces, training_config
+from tests.harness.clients import DurableLedger, FixedNonces, training_config
 
 torch = pytest.importorskip("torch")
 from murmurfl.clients.adapters.torch_model import ModuleGradients, ModuleMeasure  # noqa: E402
@@ -102,7 +102,7 @@ def made(where):
 
 
 def moved(made):
-    """How far one sample moves a real machine's release of all samples, and how far it may."""
+    """How far one sample moves a real client's release of all samples, and how far it may."""
     released = []
     for bad in (False, True):
         policy = PrivacyPolicy(
@@ -119,7 +119,7 @@ def moved(made):
         arrays = [np.full(shape, 0.1) for shape in gradients.shapes]
         sent, _, _ = client.fit(arrays, training_config())
         released.append(np.concatenate([part.ravel() for part in sent]))
-    return np.linalg.norm(released[0] - released[1]), client.machine.plan.sensitivity
+    return np.linalg.norm(released[0] - released[1]), client.privatizer.plan.sensitivity
 
 
 @pytest.mark.few_cases(6)
@@ -161,7 +161,7 @@ def test_a_loss_that_remembers_is_seen_to_move_every_later_sample(name, monkeypa
 
 
 def evaluated(where, kept):
-    """What an evaluation makes of the samples, one after the other, as a real machine asks."""
+    """What an evaluation makes of the samples, one after the other, as a real client asks."""
     gradients = made(where)
     measure = ModuleMeasure(gradients, lambda output, target: torch.sigmoid(output[:, 0]))
     arrays = [np.full(shape, 0.1) for shape in gradients.shapes]
@@ -169,7 +169,7 @@ def evaluated(where, kept):
     for number in range(BAD + 2):
         try:
             found.append(measure(arrays, kept[number : number + 1]).right.tolist())
-        except ConfigurationError:  # of the sample that writes; the machine counts it as zero
+        except ConfigurationError:  # of the sample that writes; the client counts it as zero
             found.append(None)
     return found
 

@@ -1,4 +1,4 @@
-"""Who may have written an operator's file: what is in it decides what leaves the machine."""
+"""Who may have written an operator's file: what is in it decides what leaves the client."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from murmurfl.clients.nodes.operators_file import operators_values
 from murmurfl.privacy import ConfigurationError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes and owners are POSIX's")
-TEXT = 'machine = "clinic-0"\nledger = "ledger.sqlite"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'
+TEXT = 'client = "clinic-0"\nledger = "ledger.sqlite"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def path(tmp_path):
 @pytest.mark.parametrize("mode", [0o400, 0o600, 0o640, 0o644])
 def test_a_file_that_only_its_operator_may_write_is_read(path, mode):
     path.chmod(mode)
-    assert UpdateNode.read(path).machine == "clinic-0"
+    assert UpdateNode.read(path).client == "clinic-0"
 
 
 @pytest.mark.few_cases(6)
@@ -35,7 +35,7 @@ def test_a_file_its_group_or_others_may_write_is_refused_with_the_way_out(path, 
         UpdateNode.read(path)
     path.chmod(mode & ~0o022)
     assert f"chmod go-w {path}" in str(refused.value)
-    assert UpdateNode.read(path).machine == "clinic-0"
+    assert UpdateNode.read(path).client == "clinic-0"
 
 
 def test_a_file_of_somebody_else_is_refused(path, monkeypatch):
@@ -56,9 +56,9 @@ def test_a_folder_where_anybody_may_put_another_file_is_refused(path, which):
     with pytest.raises(ConfigurationError, match=re.escape(f"chmod o-w {folder}")):
         UpdateNode.read(path)
     folder.chmod(0o1777)
-    assert UpdateNode.read(path).machine == "clinic-0", "as /tmp: nobody may take another's file away"
+    assert UpdateNode.read(path).client == "clinic-0", "as /tmp: nobody may take another's file away"
     folder.chmod(0o775)
-    assert UpdateNode.read(path).machine == "clinic-0", "as everywhere on systems whose umask is 002"
+    assert UpdateNode.read(path).client == "clinic-0", "as everywhere on systems whose umask is 002"
 
 
 def test_a_link_in_a_folder_where_anybody_may_change_it_is_refused(path, tmp_path):

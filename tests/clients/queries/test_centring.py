@@ -1,4 +1,4 @@
-"""A machine with centring against a server that lies: one mean a session, one budget, and centres that tell nothing."""
+"""A client with centring against a server that lies: one mean a session, one budget, and centres that tell nothing."""
 
 import math
 from dataclasses import replace
@@ -20,8 +20,8 @@ from murmurfl.privacy import (
     protocol,
 )
 
+from tests.harness.clients import DurableLedger, FixedNonces, Labelled, concatenated, training_config
 from tests.harness.errors import raises
-from tests.harness.machines import DurableLedger, FixedNonces, Labelled, concatenated, training_config
 from tests.harness.secure import masking_of, roster_of, unmasked
 
 K, COUNT, MU = 3, 8, 2.0
@@ -86,9 +86,9 @@ def test_the_mean_is_a_feature_sum_with_its_sample_number():
     assert [values.shape for values in arrays] == [(K,)]
     assert arrays[0] == pytest.approx(FEATURES.sum(axis=0), abs=1e-4)
     assert set(metrics) == {
-        protocol.VERSION, protocol.RELEASE, protocol.ACK, protocol.SENSITIVITY, protocol.MACHINE,
+        protocol.VERSION, protocol.RELEASE, protocol.ACK, protocol.SENSITIVITY, protocol.CLIENT,
     }  # fmt: skip
-    assert metrics[protocol.SENSITIVITY] == subject.parts["mean"].machine.plan.sensitivity
+    assert metrics[protocol.SENSITIVITY] == subject.parts["mean"].privatizer.plan.sensitivity
 
 
 def test_bad_rows_are_bounded_and_not_refused():
@@ -128,7 +128,7 @@ def test_a_hostile_centre_leaves_rows_separate_and_clipped(simulated):
             keys = SimulatedKeys(1, "1") if simulated else FixedNonces()
             subject = client(data=Labelled(rows, DATA.labels), ledger=None if simulated else DurableLedger(), keys=keys)
             sent.append(concatenated(subject.fit(*gradient_request(subject, centre=centre))[0]))
-        assert 0 < np.linalg.norm(sent[0] - sent[1]) <= subject.machine.plan.sensitivity
+        assert 0 < np.linalg.norm(sent[0] - sent[1]) <= subject.privatizer.plan.sensitivity
 
 
 MALFORMED = {
@@ -156,7 +156,7 @@ def test_a_centre_that_is_none_is_refused_with_a_fixed_text_and_spends_nothing(c
     assert len(texts) == 1
 
 
-def test_requests_that_fit_another_machine_are_refused_both_ways():
+def test_requests_that_fit_another_client_are_refused_both_ways():
     with_centring, without = client(), client(centring=False)
     for subject, asked in (
         (with_centring, gradient_request(with_centring, centre=None)),

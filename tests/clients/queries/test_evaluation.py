@@ -1,4 +1,4 @@
-"""A machine that evaluates, against a server that lies: once a session, one budget, and models that tell nothing."""
+"""A client that evaluates, against a server that lies: once a session, one budget, and models that tell nothing."""
 
 import math
 from dataclasses import replace
@@ -43,9 +43,9 @@ from murmurfl.strategies import (
     SecureAggregation,
 )
 
+from tests.harness.clients import DurableLedger, FixedNonces, Labelled, concatenated, training_config
 from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid
-from tests.harness.machines import DurableLedger, FixedNonces, Labelled, concatenated, training_config
 from tests.harness.secure import masking_of, roster_of, unmasked
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
@@ -134,11 +134,11 @@ def test_the_answer_is_the_row_sum_and_public_facts(kind):
     assert concatenated(arrays) == pytest.approx(expected, abs=1e-4)
     assert examples == COUNT
     assert set(metrics) == {
-        *(protocol.VERSION, protocol.RELEASE, protocol.ACK, protocol.SENSITIVITY, protocol.MACHINE),
+        *(protocol.VERSION, protocol.RELEASE, protocol.ACK, protocol.SENSITIVITY, protocol.CLIENT),
         *(protocol.NOISE_STD, protocol.HELD_OUT, protocol.SCORES_SHARE),
     }
     noisy = client(kind).fit(*request())[2]
-    assert noisy[protocol.NOISE_STD] == client(kind).parts["evaluation"].machine.plan.noise_std > 0
+    assert noisy[protocol.NOISE_STD] == client(kind).parts["evaluation"].privatizer.plan.noise_std > 0
     assert noisy[protocol.HELD_OUT] == 0
 
 
@@ -166,7 +166,7 @@ def test_any_model_keeps_the_evaluation_within_its_sensitivity(simulated, held_o
                 subject = client(data=Labelled(rows, classes), ledger=ledger, keys=keys, held_out=held_out)
                 sent.append(concatenated(subject.fit(*request(model))[0]))
             moved.append((place, np.linalg.norm(sent[0] - sent[1])))
-    assert max(length for _, length in moved) <= subject.parts["evaluation"].machine.plan.sensitivity
+    assert max(length for _, length in moved) <= subject.parts["evaluation"].privatizer.plan.sensitivity
     assert any(length > 0 for _, length in moved)
     if held_out:  # who was trained on is not in it at all
         assert all(length == 0 for place, length in moved if place < COUNT - held_out)
@@ -187,7 +187,7 @@ def test_any_measure_moves_the_sum_by_the_sensitivity_at_most():
         )
         sent.append(concatenated(subject.fit(*request())[0]))
     for other in sent[1:]:
-        assert 0 < np.linalg.norm(sent[0] - other) <= subject.parts["evaluation"].machine.plan.sensitivity
+        assert 0 < np.linalg.norm(sent[0] - other) <= subject.parts["evaluation"].privatizer.plan.sensitivity
 
 
 def test_samples_that_are_set_aside_are_evaluated_on_and_never_trained_on():
@@ -206,7 +206,7 @@ def test_samples_that_are_set_aside_are_evaluated_on_and_never_trained_on():
             subject.fit(*gradient_request(subject, t))
         trained = np.concatenate(subject.gradients.seen)
         assert {tuple(row) for row in trained} == {tuple(row) for row in DATA.features[:-HELD]}
-        assert subject.machine.num_samples == COUNT - HELD
+        assert subject.privatizer.num_samples == COUNT - HELD
 
 
 def test_a_ledger_knows_rows_of_training_and_evaluation():
@@ -277,7 +277,7 @@ def test_one_session_is_of_one_kind():
         ([MODEL], {protocol.RELEASE_OF: "losses"}),
         ([MODEL], {protocol.RELEASE_OF: b"evaluation"}),
         ([MODEL], {protocol.RELEASE_OF: ["evaluation"]}),
-        ([MODEL], {protocol.MACHINE: "2"}),
+        ([MODEL], {protocol.CLIENT: "2"}),
         ([MODEL], {protocol.SESSION: "a b"}),
     ],
     ids=str,
@@ -293,7 +293,7 @@ def test_a_malformed_request_is_refused_and_spends_nothing(points, entries):
     assert len(texts) == 1
 
 
-def test_a_machine_that_is_not_configured_refuses_and_flower_s_own_evaluation_stays_refused():
+def test_a_client_that_is_not_configured_refuses_and_flower_s_own_evaluation_stays_refused():
     subject = client(evaluates=False)
     with pytest.raises(RefusedError, match="not configured for private evaluation") as refusal:
         subject.fit(*request())
@@ -323,7 +323,7 @@ def test_under_sums_what_holds_whatever_happens_is_counted_as_well():
     assert said[protocol.MU_LOCAL] == pytest.approx(MU * math.sqrt(2), rel=1e-3)
 
 
-def test_samples_are_seen_from_the_centre_where_a_machine_has_one():
+def test_samples_are_seen_from_the_centre_where_a_client_has_one():
     mean_mu, left = MU * math.sqrt(0.1), MU * math.sqrt(0.8)
     mean = centring_policy(1.0, nonnegative=False, mu=mean_mu, budget_mu=MU)
     seen = []
@@ -427,10 +427,10 @@ def test_a_share_of_samples_is_at_least_one_and_never_all():
             held_out_samples(10, share)
 
 
-MACHINES, EACH, ROUNDS, CLASSES = 4, 40, 3, 2
+CLIENTS, EACH, ROUNDS, CLASSES = 4, 40, 3, 2
 DRAWN = np.random.Generator(np.random.Philox(key=21))
-INPUTS = DRAWN.normal(size=(MACHINES, EACH, 3)).astype(np.float32)
-TARGETS = (INPUTS.sum(axis=2) + 0.5 * DRAWN.normal(size=(MACHINES, EACH)) > 0).astype(np.int64)
+INPUTS = DRAWN.normal(size=(CLIENTS, EACH, 3)).astype(np.float32)
+TARGETS = (INPUTS.sum(axis=2) + 0.5 * DRAWN.normal(size=(CLIENTS, EACH)) > 0).astype(np.int64)
 HUGE = 3e3  # a mu with next to no noise
 
 
@@ -452,10 +452,10 @@ def made(**changes):
     return private_client_app(settings.pop("model", make_module), samples=settings.pop("samples", load), **settings)
 
 
-OPTIONS = {"num_clients": MACHINES, "node_deadline_s": 1.0, "seed": 1}
+OPTIONS = {"num_clients": CLIENTS, "node_deadline_s": 1.0, "seed": 1}
 
 
-def evaluated(app, *, nodes=MACHINES, module=None, grid=None, **options):
+def evaluated(app, *, nodes=CLIENTS, module=None, grid=None, **options):
     arrays = trainable_arrays(make_module() if module is None else module)
     return PrivateEvaluation(**OPTIONS, **options).evaluate(grid or NodesGrid(app, nodes), arrays)
 
@@ -468,30 +468,30 @@ def right_of(module, first):
 
 def test_a_module_is_evaluated_on_what_was_set_aside():
     found = evaluated(made(mu=HUGE))
-    assert (found.samples, found.held_out) == (4 * MACHINES, True)
+    assert (found.samples, found.held_out) == (4 * CLIENTS, True)
     assert found.accuracy == pytest.approx(right_of(make_module(), -4), abs=1e-3)
     everything = evaluated(made(mu=HUGE, evaluation=EvaluationShare(0.1, held_out=0)))
-    assert (everything.samples, everything.held_out) == (EACH * MACHINES, False)
+    assert (everything.samples, everything.held_out) == (EACH * CLIENTS, False)
     assert everything.accuracy == pytest.approx(right_of(make_module(), 0), abs=1e-3)
 
 
 def test_training_and_evaluation_are_together_what_was_asked_for():
     app = made(mu=2.0, evaluation=0.2)
-    grid, strategy = NodesGrid(app, MACHINES), FullBatch(learning_rate=1.0, clients_per_round=MACHINES, **OPTIONS)
+    grid, strategy = NodesGrid(app, CLIENTS), FullBatch(learning_rate=1.0, clients_per_round=CLIENTS, **OPTIONS)
     result = strategy.start(grid, trainable_arrays(make_module()), num_rounds=ROUNDS)
     evaluation = PrivateEvaluation(**OPTIONS)
     evaluation.evaluate(grid, result.arrays)
     for said in strategy.ask_privacy(grid).values():
         assert said["mu-guaranteed"] == said["mu-budget"] == pytest.approx(2.0, rel=1e-9)
         assert said["mu-spent"] == pytest.approx(2.0, rel=1e-9)
-    assert strategy.history[0].samples == MACHINES * (EACH - 4)
+    assert strategy.history[0].samples == CLIENTS * (EACH - 4)
     noise = evaluation._stated["0"][0]
     assert noise == pytest.approx(math.sqrt(2) / (2.0 * math.sqrt(0.2)), rel=1e-2)
 
 
 BUILT = {
-    "mu2": (Mu2, {"learning_rate": 0.1, "clients_per_round": MACHINES}),
-    "full-batch": (FullBatch, {"learning_rate": 0.1, "clients_per_round": MACHINES}),
+    "mu2": (Mu2, {"learning_rate": 0.1, "clients_per_round": CLIENTS}),
+    "full-batch": (FullBatch, {"learning_rate": 0.1, "clients_per_round": CLIENTS}),
     "fedavg": (CorrelatedFedAvg, {}),
     "fedavg in batches": (CorrelatedFedAvg, {}),
 }
@@ -508,17 +508,17 @@ CASES = [
 def test_every_method_is_evaluated_under_both_kinds_of_trust(method, trust):
     strategy, options = BUILT[method]
     batch = {"batch_size": 4} if method in ("mu2", "fedavg in batches") else {}
-    sums, nodes = {}, MACHINES
+    sums, nodes = {}, CLIENTS
     if trust == "secure-aggregation":
         batch |= {"trust": trust, "sums": SumAssumption(2, 3)}
-        sums, nodes = {"secure_aggregation": SecureAggregation(min_cohort=3, helpers=2)}, MACHINES + 2
+        sums, nodes = {"secure_aggregation": SecureAggregation(min_cohort=3, helpers=2)}, CLIENTS + 2
     method = method.partition(" ")[0]
     grid = NodesGrid(made(method=method, mu=4.0, **batch), nodes)
     built = strategy(**options, **OPTIONS, **sums)
     result = built.start(grid, trainable_arrays(make_module()), num_rounds=ROUNDS)
-    assert [report.aggregated for report in built.history] == [MACHINES] * ROUNDS
+    assert [report.aggregated for report in built.history] == [CLIENTS] * ROUNDS
     found = PrivateEvaluation(**OPTIONS, **sums, of_updates=method == "fedavg").evaluate(grid, result.arrays)
-    assert (found.machines, found.samples) == (MACHINES, 4 * MACHINES)
+    assert (found.clients, found.samples) == (CLIENTS, 4 * CLIENTS)
     module = make_module()
     with torch.no_grad():
         for parameter, array in zip(module.parameters(), result.arrays.values(), strict=True):
@@ -583,13 +583,13 @@ def test_a_linear_estimator_is_evaluated():
         arrays = model.initial_arrays()
         for name, array in list(arrays.items()):
             arrays[name] = type(array)(DRAWN.normal(size=array.numpy().shape))
-        found = PrivateEvaluation(**OPTIONS).evaluate(NodesGrid(app, MACHINES), arrays)
+        found = PrivateEvaluation(**OPTIONS).evaluate(NodesGrid(app, CLIENTS), arrays)
         expected = model.fitted(arrays).score(INPUTS.reshape(-1, 3), labels.ravel())
         assert found.accuracy == pytest.approx(expected, abs=1e-3)
 
 
 def test_every_session_costs_anew_and_needs_an_evaluation():
-    grid = NodesGrid(made(evaluation=0.3), MACHINES)
+    grid = NodesGrid(made(evaluation=0.3), CLIENTS)
     for number in range(3):  # 3 x 0.3 of mu^2
         evaluated(None, grid=grid, session=f"again{number}")
     with pytest.raises(NotEvaluatedError, match="budget-exhausted"):
@@ -630,9 +630,9 @@ def test_a_policy_that_says_everything_is_of_both():
 
 def test_unreadable_outputs_end_a_simulation_with_advice():
     app = made(model=lambda: make_module(3), loss=torch.nn.MSELoss(), samples=lambda context: (INPUTS[0], INPUTS[0]))
-    from murmurfl.clients.adapters.torch_checks import torch_machine_model
+    from murmurfl.clients.adapters.torch_checks import torch_client_model
 
-    measure = torch_machine_model(lambda: make_module(3), torch.nn.MSELoss(), seed=0, chunk=None).measure(None)
+    measure = torch_client_model(lambda: make_module(3), torch.nn.MSELoss(), seed=0, chunk=None).measure(None)
     with pytest.raises(ConfigurationError, match="evaluation=EvaluationShare"):
         measure([np.zeros((3, 3)), np.zeros(3)], (INPUTS[0], INPUTS[0]))
     assert app.evaluation.right is None

@@ -1,4 +1,4 @@
-"""Statistics on a machine: one strange record of a file moves a release by no more than is charged, whatever it is."""
+"""Statistics on a client: one strange record of a file moves a release by no more than is charged, whatever it is."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from murmurfl.clients import (
     TableRows,
     statistics_columns,
 )
-from murmurfl.clients.records.machine_records import Records, file_items
+from murmurfl.clients.records.client_records import Records, file_items
 from murmurfl.clients.records.places import RecordPlaces
 from murmurfl.privacy import (
     ConfigurationError,
@@ -31,7 +31,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.queries.statistics import StatisticsRows
 
-from tests.harness.machines import DurableLedger, FixedNonces, training_config
+from tests.harness.clients import DurableLedger, FixedNonces, training_config
 
 SCHEMA = Schema(
     columns={
@@ -104,7 +104,7 @@ def test_a_strange_record_of_a_file_moves_a_release_by_the_sensitivity_at_most(s
     before, count, told, subject = released(written(tmp_path, usual), real=real)
     after, count_after, told_after, _ = released(written(tmp_path, [*usual[:2], strange, *usual[3:]]), real=real)
     assert (count, told) == (count_after, told_after)
-    assert 0 < np.linalg.norm(after - before) <= subject.machine.plan.sensitivity
+    assert 0 < np.linalg.norm(after - before) <= subject.privatizer.plan.sensitivity
 
 
 def test_no_two_lines_are_further_apart_than_the_sensitivity(tmp_path):
@@ -127,7 +127,7 @@ def test_a_column_scaled_by_its_records_would_be_caught(tmp_path, monkeypatch):
     usual = [line.encode() for line in LINES]
     before, *_, subject = released(written(tmp_path, usual))
     after = released(written(tmp_path, [*usual[:2], b"120,200,a,yes,no", *usual[3:]]))[0]
-    assert np.linalg.norm(after - before) > subject.machine.plan.sensitivity
+    assert np.linalg.norm(after - before) > subject.privatizer.plan.sensitivity
 
 
 def test_a_cell_without_a_value_costs_its_record_no_other_column(tmp_path):
@@ -212,7 +212,7 @@ def test_beside_a_training_statistics_are_paid_from_its_budget(tmp_path):
         subject.fit(*asked("second"))
 
 
-def test_a_machine_that_is_not_configured_for_statistics_says_so(tmp_path):
+def test_a_client_that_is_not_configured_for_statistics_says_so(tmp_path):
     records = written(tmp_path, [line.encode() for line in LINES])
     with pytest.raises(RefusedError, match="not configured for statistics"):
         beside(records, counting=False).fit(*asked("first"))

@@ -280,14 +280,14 @@ def test_under_secure_aggregation_releases_must_stand_alone():
     assert amplified(**sums) is None
 
 
-def test_of_several_machines_the_one_with_the_fewest_releases_counts():
+def test_of_several_clients_the_one_with_the_fewest_releases_counts():
     policies = [policy(max_participations=slots) for slots in (20, 10, 40)]
-    machines = [(one, one.plan(D)) for one in policies]
-    found, alone = amplification_of_all(machines), amplification_of(*machines[1])
+    clients = [(one, one.plan(D)) for one in policies]
+    found, alone = amplification_of_all(clients), amplification_of(*clients[1])
     assert found.slots == 10
     assert alone.epsilon <= found.epsilon < 1.001 * alone.epsilon
     turn = policy(batch_selection="once")
-    assert amplification_of_all([*machines, (turn, turn.plan(D))]) is None
+    assert amplification_of_all([*clients, (turn, turn.plan(D))]) is None
     assert amplification_of_all([]) is None
 
 

@@ -25,7 +25,7 @@ from murmurfl.privacy import (
     gdp_mu,
 )
 from murmurfl.privacy.accounting.gdp import asked_mu
-from murmurfl.privacy.machine.shuffled_machine import ShuffledPolicy
+from murmurfl.privacy.release.shuffled_privatizer import ShuffledPolicy
 from murmurfl.privacy.queries.evaluation import counting_policy
 
 # ALGORITHMS, section 1, at delta = 1e-5.
@@ -185,7 +185,7 @@ def test_an_epsilon_is_never_rounded_to_less_privacy():
 
 def test_an_operators_epsilon_beside_a_mu_that_somebody_chose_is_refused():
     def node(stated, **asked):
-        return UpdateNode(machine="1", ledger="ledger.sqlite", updates=of_updates(**asked), epsilon=stated)
+        return UpdateNode(client="1", ledger="ledger.sqlite", updates=of_updates(**asked), epsilon=stated)
 
     assert node(3.0, epsilon=3.0).updates.mu == gdp_mu(3.0, 1e-5)
     assert node(0.0, mu=0.1).updates.mu == 0.1

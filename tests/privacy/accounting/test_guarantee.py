@@ -1,7 +1,7 @@
 """The standard sentence: complete, never an epsilon below the true one, and refused without one of its parts.
 
 The plain meaning of mu: true of the best test there is, rounded up, and silent where nothing is guaranteed.
-The words for noise come from the policy: a machine's, an epoch's, a trusted server's, and those of no noise.
+The words for noise come from the policy: a client's, an epoch's, a trusted server's, and those of no noise.
 """
 
 import doctest
@@ -43,10 +43,10 @@ def test_the_examples_of_the_documentation_hold(module):
 
 
 def test_the_sentence_names_delta_unit_relation_trust_and_mechanism():
-    sentence = Guarantee(1.0, 1e-6, "blt noise on each machine", trust="trusted-server", unit="machine").sentence
+    sentence = Guarantee(1.0, 1e-6, "blt noise on each client", trust="trusted-server", unit="client").sentence
     assert sentence == (
-        "mu = 1 Gaussian DP, epsilon = 4.887 at delta = 1e-06, for replacement of all samples of one machine, against "
-        "everybody but the trusted server; blt noise on each machine; over all releases its cap allows."
+        "mu = 1 Gaussian DP, epsilon = 4.887 at delta = 1e-06, for replacement of all samples of one client, against "
+        "everybody but the trusted server; blt noise on each client; over all releases its cap allows."
     )
 
 
@@ -81,11 +81,11 @@ def test_what_float64_may_have_added_is_not_rounded_up():
 
 
 def test_a_caption_says_shared_terms_once_and_whose_are_whose():
-    ours, theirs = (Guarantee(1.0, 1e-5, f"{name} noise on each machine") for name in ("tree", "blt"))
-    assert caption([("a", ours), ("b", ours)]).count("tree noise on each machine;") == 1
+    ours, theirs = (Guarantee(1.0, 1e-5, f"{name} noise on each client") for name in ("tree", "blt"))
+    assert caption([("a", ours), ("b", ours)]).count("tree noise on each client;") == 1
     text = caption([("a", ours), ("b", theirs)])
     assert text.count("at delta") == 1
-    assert "tree noise on each machine (a); blt noise on each machine (b)" in text
+    assert "tree noise on each client (a); blt noise on each client (b)" in text
     trusted = Guarantee(1.0, 1e-5, "noise of the server", trust="trusted-server", notes=("A note.",))
     text = caption([("a", ours), ("c", trusted)])
     assert "Epsilon of a is at delta" in text
@@ -124,23 +124,23 @@ SUMS = {"loss": Loss.of(1.0, 7.0711), "trust": "secure-aggregation", "min_honest
 
 
 def test_under_secure_aggregation_both_figures_and_what_they_rest_on_are_said():
-    made = Guarantee(delta=1e-5, mechanism="tree noise on each machine, under masks", **SUMS)
+    made = Guarantee(delta=1e-5, mechanism="tree noise on each client, under masks", **SUMS)
     assert made.sentence == (
-        "mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one machine, against "
-        "the server and everybody else if one helper and 50 machines of each sum are honest, and mu = 7.072, epsilon = "
-        "54.38 whatever happens; tree noise on each machine, under masks; over all releases its cap allows."
+        "mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one client, against "
+        "the server and everybody else if one helper and 50 clients of each sum are honest, and mu = 7.072, epsilon = "
+        "54.38 whatever happens; tree noise on each client, under masks; over all releases its cap allows."
     )
     document = made.document()
     assert (document["mu"], document["mu_local"], document["min_honest"]) == (1.0, 7.0711, 50)
     assert document["epsilon_local"] == made.loss.worst_case.epsilon(1e-5) == gdp_epsilon(7.0711, 1e-5)
     alone = Guarantee(Loss.of(1.0, math.inf), 1e-5, "tree noise", trust="secure-aggregation", min_honest=1)
-    assert "if one helper and 1 machine of each sum are honest, and nothing if they are not;" in alone.sentence
+    assert "if one helper and 1 client of each sum are honest, and nothing if they are not;" in alone.sentence
     assert alone.document()["mu_local"] is alone.document()["epsilon_local"] is None
 
 
 def test_a_guarantee_that_is_no_gaussian_shows_epsilon_alone():
     hidden = Curve(lambda epsilon: allocation_delta(1.0, 100, epsilon))
-    made = Guarantee(Loss(hidden, hidden, conditional=False), 1e-5, "independent noise on each machine")
+    made = Guarantee(Loss(hidden, hidden, conditional=False), 1e-5, "independent noise on each client")
     assert made.sentence.startswith(f"epsilon = {rounded_up(hidden.epsilon(1e-5))} at delta = 1e-05")
     assert (made.document()["mu"], made.document()["epsilon"]) == (None, hidden.epsilon(1e-5))
 
@@ -167,7 +167,7 @@ def test_a_policys_guarantee_under_secure_aggregation_has_both_figures_of_its_pl
     made = policy_guarantee(policy, plan.loss)
     assert (made.mu, made.min_honest, made.trust) == (2.0, 9, "secure-aggregation")
     assert made.loss.worst_case.mu == pytest.approx(6.0, rel=1e-8)
-    assert made.mechanism == "cancelling (uniform) noise on each machine, under masks"
+    assert made.mechanism == "cancelling (uniform) noise on each client, under masks"
     with pytest.raises(ConfigurationError, match="worst case"):
         policy_guarantee(policy, plan.mu)
     # What holds whatever happens holds.
@@ -185,8 +185,8 @@ def test_a_caption_says_what_holds_whatever_happens_of_each():
         for mu in (1.0, 0.25)
     )
     assert caption([("a", ours)]) == (
-        "Epsilon is at delta = 1e-05, for replacement of one sample of one machine, against the server and everybody "
-        "else if one helper and 9 machines of each sum are honest; tree noise; over all releases its cap allows. "
+        "Epsilon is at delta = 1e-05, for replacement of one sample of one client, against the server and everybody "
+        "else if one helper and 9 clients of each sum are honest; tree noise; over all releases its cap allows. "
         f"Without anybody's honesty: mu = 3, epsilon = {rounded_up(gdp_epsilon(3.0, 1e-5))} whatever happens."
     )
     text = caption([("a", ours), ("b", theirs)])
@@ -203,9 +203,9 @@ def test_a_caption_beside_both_columns_explains_each_once():
         for honest in (1, 9)
     ]
     assert caption(several, in_columns=True) == (
-        "Epsilon is at delta = 1e-05, for replacement of one sample of one machine, against the server and everybody "
-        "else if one helper and h machines of each sum are honest; tree noise; over all releases its cap allows. "
-        "What holds whatever happens rests on nobody else's honesty: no server's, helper's or machine's."
+        "Epsilon is at delta = 1e-05, for replacement of one sample of one client, against the server and everybody "
+        "else if one helper and h clients of each sum are honest; tree noise; over all releases its cap allows. "
+        "What holds whatever happens rests on nobody else's honesty: no server's, helper's or client's."
     )
     plain = [("a", Guarantee(1.0, 1e-5, "tree noise"))]
     assert caption(plain, in_columns=True) == caption(plain), "nothing to say where nothing is summed"
@@ -234,8 +234,8 @@ def test_the_best_guesser_is_right_as_often_as_it_says():
     [
         ({}, "holds for the server and everybody else, even if they know every other sample."),
         ({"trust": "trusted-server"}, "holds for everybody but the trusted server, even if they know every other"),
-        ({"unit": "machine"}, "whether the samples of one machine were used, or any others in their place,"),
-        ({"unit": "owner"}, "whether one owner's samples on a machine were used, or any others of that owner in their"),
+        ({"unit": "client"}, "whether the samples of one client were used, or any others in their place,"),
+        ({"unit": "owner"}, "whether one owner's samples on a client were used, or any others of that owner in their"),
     ],
 )
 def test_it_says_what_is_guessed_and_by_whom(parts, words):
@@ -247,7 +247,7 @@ def test_it_says_what_is_guessed_and_by_whom(parts, words):
 def test_under_secure_aggregation_it_says_what_it_rests_on_and_what_holds_without():
     sums = {"trust": "secure-aggregation", "min_honest": 50}
     said = Guarantee(Loss.of(1.0, 7.1), 1e-5, "tree noise", **sums).meaning
-    assert "if one helper and 50 machines of each sum are honest; if not, at most 100 %." in said
+    assert "if one helper and 50 clients of each sum are honest; if not, at most 100 %." in said
     said = Guarantee(Loss.of(1.0, math.inf), 1e-5, "tree noise", **sums).meaning
     assert said.endswith("are honest; if not, nothing is promised.")
 
@@ -262,13 +262,13 @@ TRUSTING = PrivacyPolicy(1.0, 4, 6, 2.0, trust="trusted-server")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "cancelling (uniform) noise on each machine"),
-        ({"mechanism": "tree"}, "tree noise on each machine"),
-        ({"mechanism": "banded", "mechanism_options": {"bands": 3}}, "banded (3) noise on each machine"),
-        ({"clip_unit": "update"}, "cancelling (uniform) noise on each machine, update sensitivity"),
-        ({"trust": "secure-aggregation"}, "cancelling (uniform) noise on each machine, under masks"),
+        ({}, "cancelling (uniform) noise on each client"),
+        ({"mechanism": "tree"}, "tree noise on each client"),
+        ({"mechanism": "banded", "mechanism_options": {"bands": 3}}, "banded (3) noise on each client"),
+        ({"clip_unit": "update"}, "cancelling (uniform) noise on each client, update sensitivity"),
+        ({"trust": "secure-aggregation"}, "cancelling (uniform) noise on each client, under masks"),
         ({"mechanism": "none"}, NO_NOISE_WORDS),
-        ({"trust": "trusted-server"}, "no noise on the machine"),
+        ({"trust": "trusted-server"}, "no noise on the client"),
         ({"trust": "trusted-server", "mechanism": "none"}, NO_NOISE_WORDS),
     ],
 )
@@ -306,10 +306,10 @@ def test_without_noise_nothing_is_guaranteed_whoever_is_trusted():
             assert stated.trust == "untrusted-server", "nothing holds against anybody"
 
 
-def test_a_machine_under_a_trusted_server_vouches_for_nothing_itself():
+def test_a_client_under_a_trusted_server_vouches_for_nothing_itself():
     made = policy_guarantee(TRUSTING, 2.0)
     assert math.isinf(made.mu)
-    assert made.mechanism == "no noise on the machine"
+    assert made.mechanism == "no noise on the client"
     assert NOT_PRIVATE not in made.notes
 
 
@@ -320,10 +320,10 @@ def test_nobody_asked_is_nothing_spent():
     assert "nothing is spent" in made.sentence
 
 
-def test_what_real_machines_state_stands_in_the_place_of_the_policys_words():
+def test_what_real_clients_state_stands_in_the_place_of_the_policys_words():
     said = stated_words(["tree", "blt", "tree", ""])
-    assert said == "blt or tree noise on each machine, by its own account"
-    assert stated_words(["tree"], masked=True) == "tree noise on each machine, under masks, by its own account"
+    assert said == "blt or tree noise on each client, by its own account"
+    assert stated_words(["tree"], masked=True) == "tree noise on each client, under masks, by its own account"
     policy = PrivacyPolicy(1.0, 4, 6, 2.0)
     assert policy_guarantee(policy, 1.0, words=said).mechanism == said
     assert policy_guarantee(policy, 1.0, words=stated_words([])).mechanism == policy.words
@@ -331,7 +331,7 @@ def test_what_real_machines_state_stands_in_the_place_of_the_policys_words():
     assert policy_guarantee(policy, math.inf).notes
 
 
-def test_a_machine_that_trusts_a_server_without_noise_takes_the_guarantee_and_nothing_else():
+def test_a_client_that_trusts_a_server_without_noise_takes_the_guarantee_and_nothing_else():
     own = {"mu-guaranteed": 1.0, "delta": 1e-5, "mechanism": "tree", "trust": "untrusted-server", "unit": "sample"}
     said = stated_guarantee({"a": own, "b": {**own, "trust": "trusted-server"}}, 2, masked=False)
     assert math.isinf(said.mu)

@@ -1,4 +1,4 @@
-"""How much of a model will be noise: the closed forms, what would help, and what machines may state of it."""
+"""How much of a model will be noise: the closed forms, what would help, and what clients may state of it."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from murmurfl.privacy import (
     MemoryLedger,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     ShuffledPolicy,
     SimulatedKeys,
     StatedNoise,
@@ -18,7 +18,7 @@ from murmurfl.privacy import (
     stated_noise,
 )
 from murmurfl.privacy.accounting.noise_forecast import LEAST_USELESS, TYPICAL, kept_share
-from murmurfl.privacy.machine.policy import CLIP_UNITS
+from murmurfl.privacy.release.policy import CLIP_UNITS
 
 D, K, MU = 2500, 8, 1.5
 UPDATES = {
@@ -51,39 +51,37 @@ def stated(settings, samples=1, unit="sample", **changes):
     return StatedNoise.read(entries)
 
 
-def forecast(one, machines=50, per_round=None, rounds=K, parameters=D):
-    asked = per_round or machines
-    return forecast_of([one], num_parameters=parameters, machines=machines, per_round=asked, rounds=rounds)
+def forecast(one, clients=50, per_round=None, rounds=K, parameters=D):
+    asked = per_round or clients
+    return forecast_of([one], num_parameters=parameters, clients=clients, per_round=asked, rounds=rounds)
 
 
-@pytest.mark.parametrize("machines", [1, 10, 400])
-def test_relative_update_noise_is_independent_of_clip_and_rounds(machines):
-    found = forecast(stated(UPDATES, unit="machine"), machines)
-    assert found.ratio == pytest.approx(2 * math.sqrt(D / machines) / MU, rel=ROUNDING)
+@pytest.mark.parametrize("clients", [1, 10, 400])
+def test_relative_update_noise_is_independent_of_clip_and_rounds(clients):
+    found = forecast(stated(UPDATES, unit="client"), clients)
+    assert found.ratio == pytest.approx(2 * math.sqrt(D / clients) / MU, rel=ROUNDING)
     assert found.clip_unit == "update"
 
 
-def test_machines_that_are_never_asked_do_not_help():
-    one = stated(UPDATES, unit="machine")
-    few, many = (forecast(one, machines, per_round=5, rounds=4) for machines in (20, 100_000))
+def test_clients_that_are_never_asked_do_not_help():
+    one = stated(UPDATES, unit="client")
+    few, many = (forecast(one, clients, per_round=5, rounds=4) for clients in (20, 100_000))
     assert many.ratio == few.ratio
 
 
 def test_full_batches_are_divided_by_all_samples():
-    found = forecast(
-        stated({**FULL, "batch_selection": "full_batch", "release_rule": "paper"}, samples=30), machines=20
-    )
+    found = forecast(stated({**FULL, "batch_selection": "full_batch", "release_rule": "paper"}, samples=30), clients=20)
     assert found.ratio == pytest.approx(2 * math.sqrt(D * 20) / (20 * 30 * MU), rel=ROUNDING)
 
 
-def test_under_sums_a_machine_states_its_share():
+def test_under_sums_a_client_states_its_share():
     sums = {"trust": "secure-aggregation", "sums": SumAssumption(9, 9), "release_rule": "paper"}
     alone, summed = forecast(stated({**UPDATES, "release_rule": "paper"})), forecast(stated({**UPDATES, **sums}))
     assert summed.ratio == pytest.approx(alone.ratio / 3, rel=ROUNDING)
 
 
 def test_what_is_asked_for_less_often_has_made_fewer_releases():
-    """Half of the machines a round: half of the releases, whose noise is charged as if there were all of them."""
+    """Half of the clients a round: half of the releases, whose noise is charged as if there were all of them."""
     once, half = forecast(stated(UPDATES)), forecast(stated(UPDATES), per_round=25)
     assert half.ratio == pytest.approx(once.ratio * math.sqrt(2), rel=ROUNDING)
     correlated = stated({**UPDATES, "mechanism": "tree"})
@@ -108,10 +106,10 @@ def test_a_sample_of_a_secret_order_is_in_one_release():
 @pytest.mark.parametrize("mu", [0.1, 1.0, 4.0])
 def test_the_numbers_that_are_needed_are_just_enough(settings, mu):
     found = forecast(stated({**settings, "mu": mu}, samples=30))
-    enough = forecast(stated({**settings, "mu": mu}, samples=30), machines=found.machines_needed)
+    enough = forecast(stated({**settings, "mu": mu}, samples=30), clients=found.clients_needed)
     assert enough.verdict == "useful"
-    if found.machines_needed > 1:
-        fewer = forecast(stated({**settings, "mu": mu}, samples=30), machines=found.machines_needed - 1)
+    if found.clients_needed > 1:
+        fewer = forecast(stated({**settings, "mu": mu}, samples=30), clients=found.clients_needed - 1)
         assert fewer.typical_ratio > 1 - ROUNDING
     if found.parameters_needed:
         assert (
@@ -122,18 +120,18 @@ def test_the_numbers_that_are_needed_are_just_enough(settings, mu):
     assert found.epsilon_needed == gdp_epsilon(found.mu_needed, 1e-5)
 
 
-def test_machines_needed_keep_the_share_of_honest_ones():
-    def summed(machines, honest):
+def test_clients_needed_keep_the_share_of_honest_ones():
+    def summed(clients, honest):
         sums = {"trust": "secure-aggregation", "sums": SumAssumption(honest, honest), "release_rule": "paper"}
-        return forecast(stated({**UPDATES, **sums}, **{protocol.MIN_HONEST: honest}), machines)
+        return forecast(stated({**UPDATES, **sums}, **{protocol.MIN_HONEST: honest}), clients)
 
     found = summed(20, 10)
     assert found.verdict == "useless"
-    assert summed(found.machines_needed, found.machines_needed // 2).typical_ratio == pytest.approx(1, rel=0.02)
+    assert summed(found.clients_needed, found.clients_needed // 2).typical_ratio == pytest.approx(1, rel=0.02)
 
 
 def test_the_verdict_follows_from_the_noise_over_a_typical_update():
-    found = [forecast(stated({**UPDATES, "mu": mu}, unit="machine")) for mu in (0.5, 1.0, 5.0, 10.0, 25.0)]
+    found = [forecast(stated({**UPDATES, "mu": mu}, unit="client")) for mu in (0.5, 1.0, 5.0, 10.0, 25.0)]
     assert [one.verdict for one in found] == ["useless", "useless", "noisy", "noisy", "useful"]
     assert [one.is_warning for one in found] == [True, True, True, True, False]
     assert [one.kept for one in found] == sorted(one.kept for one in found)
@@ -144,27 +142,27 @@ def test_the_verdict_follows_from_the_noise_over_a_typical_update():
 
 
 def test_what_would_help_is_in_the_order_of_what_costs_least():
-    found = forecast(stated(UPDATES, unit="machine"), machines=40)
+    found = forecast(stated(UPDATES, unit="client"), clients=40)
     ratios = {change.kind: change.ratio for change in found.changes()}
-    assert list(ratios) == ["sample", "sums", "both", "machines", "parameters", "epsilon"]
+    assert list(ratios) == ["sample", "sums", "both", "clients", "parameters", "epsilon"]
     assert ratios["sums"] == pytest.approx(found.typical_ratio / math.sqrt(20))
     assert ratios["both"] == pytest.approx(ratios["sample"] / math.sqrt(20))
-    assert ratios["machines"] == ratios["parameters"] == ratios["epsilon"] == 1.0
+    assert ratios["clients"] == ratios["parameters"] == ratios["epsilon"] == 1.0
     amounts = {change.kind: change.amount for change in found.changes()}
     assert found.samples == 0
     assert amounts["sample"] == 100
-    assert amounts["machines"] == found.machines_needed
+    assert amounts["clients"] == found.clients_needed
     assert amounts["parameters"] == found.parameters_needed
 
 
-def test_the_same_under_sums_is_what_machines_would_state_there():
-    one = stated({**UPDATES, "release_rule": "paper"}, unit="machine")
+def test_the_same_under_sums_is_what_clients_would_state_there():
+    one = stated({**UPDATES, "release_rule": "paper"}, unit="client")
     sums = {"trust": "secure-aggregation", "sums": SumAssumption(25, 25), "release_rule": "paper"}
     assert forecast(one).summed().ratio == pytest.approx(forecast(stated({**UPDATES, **sums})).ratio, rel=ROUNDING)
 
 
 def test_without_noise_there_is_nothing_to_say():
-    assert forecast_of([], num_parameters=D, machines=2, per_round=2, rounds=K) is None
+    assert forecast_of([], num_parameters=D, clients=2, per_round=2, rounds=K) is None
     silent = stated({**FULL, "mechanism": "none"})
     assert silent.noise == 0.0
     assert forecast(silent) is None
@@ -210,16 +208,16 @@ def test_words_that_nobody_knows_are_taken_for_the_usual_ones():
 
 def test_statements_do_not_depend_on_data_or_releases():
     policy = PrivacyPolicy(**FULL)
-    machine = PrivateMachine(policy, D, K, MemoryLedger(), SimulatedKeys(1, "0"))
-    before = stated_noise(machine.policy, machine.plan, machine.num_samples)
-    machine.release("s", 0, lambda _: np.full((1, D), 1e9))
-    assert stated_noise(machine.policy, machine.plan, machine.num_samples) == before
+    privatizer = Privatizer(policy, D, K, MemoryLedger(), SimulatedKeys(1, "0"))
+    before = stated_noise(privatizer.policy, privatizer.plan, privatizer.num_samples)
+    privatizer.release("s", 0, lambda _: np.full((1, D), 1e9))
+    assert stated_noise(privatizer.policy, privatizer.plan, privatizer.num_samples) == before
 
 
-def test_the_typical_machine_of_different_ones_is_their_mean():
-    """Ten machines with ten times the noise of the others: lengths of independent noise add up in squares."""
+def test_the_typical_client_of_different_ones_is_their_mean():
+    """Ten clients with ten times the noise of the others: lengths of independent noise add up in squares."""
     loud, quiet = stated({**UPDATES, "mu": 0.15}), stated(UPDATES)
-    mixed = forecast_of([quiet, loud], num_parameters=D, machines=20, per_round=20, rounds=K)
-    alone = forecast(quiet, machines=20)
+    mixed = forecast_of([quiet, loud], num_parameters=D, clients=20, per_round=20, rounds=K)
+    alone = forecast(quiet, clients=20)
     assert mixed.ratio == pytest.approx(alone.ratio * math.sqrt((1 + 100) / 2), rel=ROUNDING)
     assert mixed.mu == pytest.approx(MU)

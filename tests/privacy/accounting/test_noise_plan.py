@@ -1,4 +1,4 @@
-"""The plan's figures: those of a machine by itself as ever, and those of sums under secure aggregation."""
+"""The plan's figures: those of a client by itself as ever, and those of sums under secure aggregation."""
 
 import math
 
@@ -14,7 +14,7 @@ from murmurfl.privacy import (
     make_mechanism,
 )
 from murmurfl.privacy.accounting.noise_plan import Summing
-from murmurfl.privacy.machine.policy import MOST_MACHINES, MOST_SUMMED
+from murmurfl.privacy.release.policy import MOST_CLIENTS, MOST_SUMMED
 from murmurfl.privacy.noise import LARGEST_RADIUS, range_problem, resolution_mu, summed_range_problem
 
 H = 16
@@ -54,13 +54,13 @@ def test_sessions_that_were_begun_before_secure_aggregation_go_on():
     assert silo.plan(7850).fingerprint == "0d943d312bcab59cd8a0b93b9ec03b0c7a32047b703b618ea45c1d5c36d5c83e"
 
 
-def test_a_session_under_secure_aggregation_belongs_to_its_numbers_of_machines():
+def test_a_session_under_secure_aggregation_belongs_to_its_numbers_of_clients():
     made = [summed(), summed(sums=SumAssumption(H - 1, H + 4)), summed(sums=SumAssumption(H, H + 5)), policy()]
     assert len({one.plan(SIZE).fingerprint for one in made}) == len(made)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_a_sample_that_is_used_once_is_hidden_by_h_machines(mechanism):
+def test_a_sample_that_is_used_once_is_hidden_by_h_clients(mechanism):
     made = summed(mechanism=mechanism)
     plan, alone = made.plan(SIZE), policy(mechanism=mechanism, mu=math.sqrt(H)).plan(SIZE)
     assert plan.mu == 1.0
@@ -75,7 +75,7 @@ def test_a_sample_that_is_used_once_is_hidden_by_h_machines(mechanism):
 @pytest.mark.parametrize("returning", [{}, {"sample_participations": 3, "min_separation": 4}], ids=["once", "returns"])
 @pytest.mark.parametrize("honest", [1, 2, H])
 @pytest.mark.parametrize("quality", ["exact", "fast"])
-def test_the_local_mu_is_one_machines_guarantee(mechanism, returning, honest, quality):
+def test_the_local_mu_is_one_clients_guarantee(mechanism, returning, honest, quality):
     made = summed(mechanism=mechanism, sums=SumAssumption(honest, H + 4), noise_quality=quality, **returning)
     plan = made.plan(SIZE)
     encoder = make_mechanism(mechanism, 12)
@@ -86,7 +86,7 @@ def test_the_local_mu_is_one_machines_guarantee(mechanism, returning, honest, qu
     assert plan.mu <= plan.loss.worst_case.mu * (1 + 1e-9)
 
 
-def test_a_machine_by_itself_has_one_figure():
+def test_a_client_by_itself_has_one_figure():
     for made in (policy(), policy(mechanism="tree", sample_participations=3, min_separation=4)):
         plan = made.plan(SIZE)
         assert plan.loss.worst_case.mu == plan.mu == 1.0
@@ -94,7 +94,7 @@ def test_a_machine_by_itself_has_one_figure():
         assert plan.sums is None
 
 
-def test_the_mu_of_one_machine_charges_the_normals_of_all_its_releases():
+def test_the_mu_of_one_client_charges_the_normals_of_all_its_releases():
     plan = policy(mu=0.01).plan(10**6)
     ideal = plan.sensitivity * plan.mechanism.sensitivity() / plan.noise_std
     told = resolution_mu(10**6 * 12, plan.grid.spacing / (plan.noise_std * math.sqrt(12.0)))
@@ -103,7 +103,7 @@ def test_the_mu_of_one_machine_charges_the_normals_of_all_its_releases():
     assert math.hypot(ideal, told) == pytest.approx(0.01, rel=1e-12)
 
 
-def test_the_mu_of_sums_charges_all_machines_normals():
+def test_the_mu_of_sums_charges_all_clients_normals():
     plan = summed(mu=0.01).plan(10**6)
     ideal = plan.sensitivity * plan.mechanism.sensitivity() / plan.noise_std / 4
     told = resolution_mu(10**6 * 12 * MOST_SUMMED, plan.grid.spacing / (plan.noise_std * math.sqrt(12.0)))
@@ -137,7 +137,7 @@ def test_releases_that_stand_alone_are_exact_for_returning_samples_too():
 
 
 def test_a_sum_never_shows_more_than_its_releases_would():
-    """With few honest machines added turns would be more than the machine's own figure, which needs no sum."""
+    """With few honest clients added turns would be more than the client's own figure, which needs no sum."""
     for mechanism in MECHANISMS:
         plan = summed(
             mechanism=mechanism, sums=SumAssumption(1, H + 4), sample_participations=3, min_separation=4
@@ -146,14 +146,14 @@ def test_a_sum_never_shows_more_than_its_releases_would():
         assert plan.mu == pytest.approx(plan.loss.worst_case.mu, rel=1e-9)
 
 
-def test_spent_mu_counts_machines_that_made_all_releases():
+def test_spent_mu_counts_clients_that_made_all_releases():
     plan = summed().plan(SIZE)
     assert plan.spent_mu(0) == 0.0
     assert plan.spent_mu(12) == plan.mu
     # One release of 12, uniform: by itself 1/12 of mu_local^2, and the other 15 hide it as they do after all of theirs.
     expected = 1 / math.sqrt(12 / H + (H - 1) / H)
     assert plan.spent_mu(1) == pytest.approx(expected, rel=1e-9)
-    assert plan.spent_mu(1) > plan.mu / math.sqrt(12), "which a machine by itself has spent"
+    assert plan.spent_mu(1) > plan.mu / math.sqrt(12), "which a client by itself has spent"
     spent = [plan.spent_mu(k) for k in range(13)]
     assert spent == sorted(spent)
     fine = summed(mu=0.01).plan(10**6)
@@ -162,8 +162,8 @@ def test_spent_mu_counts_machines_that_made_all_releases():
 
 
 def separation(encoder, opened, turns):
-    """sqrt(v' S^+ v) of what all opened sums show of a sample: ``opened[i][t]`` is machine i's last opened release in
-    round t, ``turns`` the releases of machine 0 that the sample is in."""
+    """sqrt(v' S^+ v) of what all opened sums show of a sample: ``opened[i][t]`` is client i's last opened release in
+    round t, ``turns`` the releases of client 0 that the sample is in."""
     rows = np.vstack([np.zeros(encoder.num_releases), encoder.decoder() @ encoder.materialize()])
     noise = np.vstack([np.zeros(encoder.decoder().shape[1]), encoder.decoder()])
     assert np.allclose(rows[1:], np.tri(encoder.num_releases))
@@ -175,7 +175,7 @@ def separation(encoder, opened, turns):
 
 
 def random_rounds(rng, releases, honest, rounds=8):
-    """The last opened release of each of h machines, round by round: some are lost, and machine 0 has all beside it."""
+    """The last opened release of each of h clients, round by round: some are lost, and client 0 has all beside it."""
     opened, made = np.zeros((honest, rounds), dtype=int), np.zeros(honest, dtype=int)
     for t in range(rounds):
         wanted = np.ones(honest, dtype=bool) if rng.random() < 0.5 else rng.random(honest) < 0.5
@@ -191,7 +191,7 @@ def random_rounds(rng, releases, honest, rounds=8):
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("returns", [False, True])
 def test_no_pattern_of_openings_shows_more_than_was_charged(mechanism, returns):
-    """Exact, for random patterns of a few machines; docs/proofs/secure-aggregation.md has what holds for all."""
+    """Exact, for random patterns of a few clients; docs/proofs/secure-aggregation.md has what holds for all."""
     rng = np.random.default_rng(16)
     releases, honest = 6, 3
     encoder = make_mechanism(mechanism, releases)
@@ -220,7 +220,7 @@ def test_to_charge_only_ones_own_releases_would_be_seen():
 
 
 def test_the_local_pattern_divided_by_sqrt_h_would_be_seen():
-    """The planted bug: turns three releases apart here are closer to each other on another machine."""
+    """The planted bug: turns three releases apart here are closer to each other on another client."""
     encoder = make_mechanism("banded", 6, bands=2)
     pattern = {"num_participations": 3, "min_separation": 2, "pattern": "epochs"}
     opened = np.array([[1, 2, 3, 4, 5, 6], [1, 1, 2, 2, 3, 3]])
@@ -232,7 +232,7 @@ def test_the_local_pattern_divided_by_sqrt_h_would_be_seen():
     assert worst <= Summing(2, stands_alone=False).sensitivity(encoder, pattern)
 
 
-def test_machines_share_a_sum_only_with_one_noise():
+def test_clients_share_a_sum_only_with_one_noise():
     terms = summed().shared_terms(SIZE)
     assert len(terms) == 64
     other = [
@@ -265,7 +265,7 @@ def test_machines_share_a_sum_only_with_one_noise():
         {"clip_norm": 2.0 * (1 + 1e-12)},
     ],
 )
-def test_what_the_noise_does_not_depend_on_machines_need_not_agree_on(changes):
+def test_what_the_noise_does_not_depend_on_clients_need_not_agree_on(changes):
     assert summed(**changes).shared_terms(SIZE) == summed().shared_terms(SIZE)
 
 
@@ -287,7 +287,7 @@ def test_impossible_policies_of_secure_aggregation_are_refused(changes, problem)
 
 
 @pytest.mark.parametrize("numbers", [(H, H), (H, MOST_SUMMED), (MOST_SUMMED, MOST_SUMMED)])
-def test_a_sum_may_have_as_many_machines_as_a_plan_pays_for(numbers):
+def test_a_sum_may_have_as_many_clients_as_a_plan_pays_for(numbers):
     assert summed(sums=SumAssumption(*numbers)).sums == SumAssumption(*numbers)
 
 
@@ -320,4 +320,4 @@ def test_what_normals_miss_is_charged_exp_epsilon_times_to_a_sum():
     plan = summed(mu=16.0, sums=SumAssumption(1, 1)).plan(SIZE)
     assert plan.mu == math.inf
     assert plan.problem.startswith("Expected mu <= ")
-    assert f" for sums of {SIZE * 12 * MOST_MACHINES:,} values of noise" in plan.problem  # a server chooses its sets
+    assert f" for sums of {SIZE * 12 * MOST_CLIENTS:,} values of noise" in plan.problem  # a server chooses its sets

@@ -1,6 +1,6 @@
-"""The audit: no machine's measured privacy loss is above its claim, and every planted bug's is.
+"""The audit: no client's measured privacy loss is above its claim, and every planted bug's is.
 
-Every audit here has confidence 95 %, so an honest machine would be accused in at most one of 20 seeds; the seeds are
+Every audit here has confidence 95 %, so an honest client would be accused in at most one of 20 seeds; the seeds are
 fixed, and the bounds are conservative (the two of mu and the two of epsilon share the 5 %).
 
 What an audit sees of samples in a secret order: no more than is claimed, and more of an order that is no secret.
@@ -19,7 +19,7 @@ from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     SimulatedKeys,
     gdp_epsilon,
     gdp_mu,
@@ -37,9 +37,9 @@ from murmurfl.privacy.audit import (
     one_run_p_value,
     prefix_sums,
 )
-from murmurfl.privacy.machine.clipping import DenseContributions
-from murmurfl.privacy.machine.known_samples import slots_of
-from murmurfl.privacy.machine.machine_block import MachineBlock
+from murmurfl.privacy.release.clipping import DenseContributions
+from murmurfl.privacy.release.known_samples import slots_of
+from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
 from murmurfl.privacy.mechanisms import DECODERS, WORKLOADS, CancellingNoise, Increment, OptimalNoise, TreeNoise
 from scipy.linalg import cholesky
 from scipy.stats import binom
@@ -67,19 +67,19 @@ def shift(canary, releases=RELEASES):
     return 2.0 * DIRECTION * sum(np.arange(1, releases + 1) >= int(k) for k in canary.split())[:, None]
 
 
-def streams(policy, plant=lambda machine: None, keys=SimulatedKeys):
-    """Machines whose samples are all -S; a canary, named by the releases it takes part in, is +S."""
+def streams(policy, plant=lambda client: None, keys=SimulatedKeys):
+    """Clients whose samples are all -S; a canary, named by the releases it takes part in, is +S."""
 
     def start(canary, runs):
-        machines = []
+        clients = []
         for run in runs:
             own = keys(run, f"canary {canary}")
-            machines.append(PrivateMachine(policy, 2, policy.max_participations, MemoryLedger(), own))
-            plant(machines[-1])
+            clients.append(Privatizer(policy, 2, policy.max_participations, MemoryLedger(), own))
+            plant(clients[-1])
 
         def answers(k, acks):
             row = DIRECTION if str(k) in (canary or "").split() else -DIRECTION
-            block, rows = MachineBlock.of(machines), range(len(machines))
+            block, rows = PrivatizerBlock.of(clients), range(len(clients))
             made = block.release("s", rows, acks, lambda p, s: DenseContributions(np.tile(row, (len(p), 1))))
             places = {row: place for place, row in enumerate(made.rows)}
             return (block.made(made, places[i], i) if i in places else made.refused[i] for i in rows)
@@ -113,8 +113,8 @@ def also_long(*values):
     return (pytest.param(value, marks=pytest.mark.long) for value in values)
 
 
-def half_the_noise(machine):
-    machine.plan = replace(machine.plan, noise_std=machine.plan.noise_std / 2)
+def half_the_noise(privatizer):
+    privatizer.plan = replace(privatizer.plan, noise_std=privatizer.plan.noise_std / 2)
 
 
 class TakesOutItsOwnNoise(CancellingNoise):
@@ -171,8 +171,8 @@ class OrdinaryCholesky(OptimalNoise):
 
 
 def planted(kind):
-    def plant(machine):
-        machine.plan = replace(machine.plan, mechanism=kind(machine.policy.max_participations))
+    def plant(privatizer):
+        privatizer.plan = replace(privatizer.plan, mechanism=kind(privatizer.policy.max_participations))
 
     return plant
 
@@ -249,7 +249,7 @@ def client_streams(kind, policy, half=False, **options):
             keys = SimulatedKeys(7, f"{canary} {name}")
             client = kind(Rows(), rows, policy, MemoryLedger(), keys, name=name, **options)
             if half:
-                half_the_noise(client.machine)
+                half_the_noise(client.privatizer)
             return client
 
         cohort = Cohort([str(run) for run in runs], make)
@@ -295,8 +295,8 @@ def test_samples_that_return_are_audited_with_all_their_releases():
     assert honest.measured_mu > 0.6
     once = policy_of("sqrt_toeplitz").plan(2).noise_std
 
-    def for_one_participation(machine):
-        machine.plan = replace(machine.plan, noise_std=once)
+    def for_one_participation(privatizer):
+        privatizer.plan = replace(privatizer.plan, noise_std=once)
 
     caught(audit(policy, canaries=["1 4"], plant=for_one_participation), least_mu=1.2)
 
@@ -356,14 +356,14 @@ CANARIES = 1000
 
 
 def one_run(noise=1.0, loud=False):
-    """One machine, three releases of 1,000 samples; those of the first are the canaries, orthogonal to each other."""
+    """One client, three releases of 1,000 samples; those of the first are the canaries, orthogonal to each other."""
     policy = PrivacyPolicy(1.0, CANARIES, 3, gdp_mu(2.0, 1e-6), delta=1e-6, mechanism="sqrt_toeplitz")
-    machine = PrivateMachine(policy, CANARIES, 3 * CANARIES, MemoryLedger(), SimulatedKeys(1, "one"))
-    machine.plan = replace(machine.plan, noise_std=machine.plan.noise_std * noise)
+    privatizer = Privatizer(policy, CANARIES, 3 * CANARIES, MemoryLedger(), SimulatedKeys(1, "one"))
+    privatizer.plan = replace(privatizer.plan, noise_std=privatizer.plan.noise_std * noise)
     present = np.random.Generator(np.random.Philox(key=8)).random(CANARIES) < 0.5
     rows = np.zeros((3 * CANARIES, CANARIES))
     rows[:CANARIES] = np.diag(np.where(present, 1.0, -1.0))
-    answers = lambda k, acks: [machine.release("s", acks[0], lambda samples: rows[samples])]  # noqa: E731
+    answers = lambda k, acks: [privatizer.release("s", acks[0], lambda samples: rows[samples])]  # noqa: E731
     sums = prefix_sums(answers, 1, 3)[0]
     scores = canary_scores(policy.make_mechanism(), sums, np.ones(CANARIES, dtype=int))
     return audit_one_run(scores, present, policy.delta), policy.plan(CANARIES).epsilon(policy.delta)
@@ -418,7 +418,7 @@ POLICY = PrivacyPolicy(
 
 
 def independent(key, samples):
-    """As machines draw it."""
+    """As clients draw it."""
     return slots_of(key, bytes(16), samples, SLOTS)
 
 
@@ -441,7 +441,7 @@ def data(canary, others):
 
 
 def arithmetic(order, others=-1.0):
-    """What machines with this order would send, without their other parts; with independent noise."""
+    """What clients with this order would send, without their other parts; with independent noise."""
     noise_std = POLICY.plan(2).noise_std
 
     def start(canary, runs):
@@ -459,25 +459,25 @@ def arithmetic(order, others=-1.0):
     return start
 
 
-class KnownOrder(PrivateMachine):
+class KnownOrder(Privatizer):
     def _weights(self, admission):
         return (known(b"", self.num_samples) == admission.release).astype(float)
 
 
-class Permutation(PrivateMachine):
+class Permutation(Privatizer):
     def _weights(self, admission):
         return (permuted(self._keys.secret_key, self.num_samples) == admission.release).astype(float)
 
 
-def machines(kind, policy=POLICY, others=-1.0):
-    """Machines themselves."""
+def clients(kind, policy=POLICY, others=-1.0):
+    """Clients themselves."""
 
     def start(canary, runs):
         rows = np.outer(data(canary, others), DIRECTION)
         keys = [SimulatedKeys(run, f"canary {canary}") for run in runs]
         made = [kind(policy, 2, len(rows), MemoryLedger(), key) for key in keys]
         return lambda k, acks: [
-            machine.release("s", ack, lambda samples: rows[samples]) for machine, ack in zip(made, acks, strict=True)
+            client.release("s", ack, lambda samples: rows[samples]) for client, ack in zip(made, acks, strict=True)
         ]
 
     return start
@@ -515,25 +515,23 @@ def test_a_permutation_with_as_many_samples_in_every_release_is_caught():
 
 
 @pytest.mark.long
-def test_machines_themselves_show_no_more_and_with_either_bug_more():
-    assert not audit_of_order(machines(PrivateMachine), runs=1000).violated
-    assert not audit_of_order(machines(PrivateMachine, others=0.0), runs=1000).violated
-    assert audit_of_order(machines(KnownOrder), runs=1000).violated
-    assert audit_of_order(machines(Permutation), runs=1000).violated
+def test_clients_themselves_show_no_more_and_with_either_bug_more():
+    assert not audit_of_order(clients(Privatizer), runs=1000).violated
+    assert not audit_of_order(clients(Privatizer, others=0.0), runs=1000).violated
+    assert audit_of_order(clients(KnownOrder), runs=1000).violated
+    assert audit_of_order(clients(Permutation), runs=1000).violated
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mechanism", ["cancelling", "sqrt_toeplitz"])
 def test_in_correlated_noise_an_order_shows_less_than_when_it_is_known(mechanism):
     policy = replace(POLICY, mechanism=mechanism)
-    result = audit_of_order(machines(PrivateMachine, policy, others=0.0), policy, runs=1000)
+    result = audit_of_order(clients(Privatizer, policy, others=0.0), policy, runs=1000)
     assert 0 < result.measured_epsilon < result.claimed_epsilon
 
 
 def test_what_is_no_secret_order_is_refused():
     with pytest.raises(ConfigurationError, match="batch_selection 'shuffled'"):
-        audit_secret_order(
-            replace(POLICY, batch_selection="once"), machines(PrivateMachine), DIRECTION, claimed_epsilon=1.0
-        )
+        audit_secret_order(replace(POLICY, batch_selection="once"), clients(Privatizer), DIRECTION, claimed_epsilon=1.0)
     with pytest.raises(ConfigurationError, match="runs >= 20"):
-        audit_secret_order(POLICY, machines(PrivateMachine), DIRECTION, claimed_epsilon=1.0, runs=3)
+        audit_secret_order(POLICY, clients(Privatizer), DIRECTION, claimed_epsilon=1.0, runs=3)

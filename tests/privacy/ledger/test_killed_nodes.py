@@ -14,18 +14,18 @@ from murmurfl.privacy import (
     MECHANISMS,
     LedgerError,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     SQLiteLedger,
     SystemKeys,
     clip_per_sample,
     read_ledger,
     row_bytes,
 )
+from murmurfl.privacy.release.prefix_sums import ReleaseRule
 from murmurfl.privacy.ledger import store
-from murmurfl.privacy.machine.prefix_sums import ReleaseRule
 
+from tests.harness.clients import stream_noise
 from tests.harness.kill_points import lethal
-from tests.harness.machines import stream_noise
 
 D = 6
 RELEASES = 200
@@ -55,10 +55,10 @@ class NotedKeys(SystemKeys):
         return nonce
 
 
-def machine(ledger, mechanism=""):
+def client(ledger, mechanism=""):
     named = {"mechanism": mechanism} if mechanism else {}
     policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=RELEASES, mu=2.0, **named)
-    return PrivateMachine(policy, D, len(DATA), ledger, NotedKeys(ledger), data=row_bytes(DATA))
+    return Privatizer(policy, D, len(DATA), ledger, NotedKeys(ledger), data=row_bytes(DATA))
 
 
 def contribution(samples):
@@ -86,7 +86,7 @@ STATEMENTS = {
     "commit": "COMMIT",
 }
 METHODS = [
-    (PrivateMachine, "_contribution_counts", "gradient", "gradient made"),
+    (Privatizer, "_contribution_counts", "gradient", "gradient made"),
     (ReleaseRule, "advance", "noise", "noise made"),
     (store.StoreTransaction, "move_mark", "mark", "marked"),
     (Path, "replace", "mark written", "mark renamed"),
@@ -113,7 +113,7 @@ def serve(path, releases, point=None, at=None, make_ledger=SQLiteLedger, mechani
     making = None
     here = lethal(point, STATEMENTS, METHODS, lambda: making == at)
     ledger = make_ledger(path)
-    subject = machine(ledger, mechanism)
+    subject = client(ledger, mechanism)
     made = subject.statement("s").releases
     while made < releases:
         making = made + 1
@@ -161,7 +161,7 @@ def assert_nothing_is_missing_or_left_over(path, mechanism=""):
     """The server's sum has every contribution in it, a wasted release's too, and the noise of the stream alone."""
     (ack, total), ledger, stream = heard(path), SQLiteLedger(path), stream_of(path)
     assert ack == stream.release
-    plan, drawn = machine(ledger, mechanism).plan, dict(lines_of(path.with_name("drawn")))  # the last of a release
+    plan, drawn = client(ledger, mechanism).plan, dict(lines_of(path.with_name("drawn")))  # the last of a release
     nonces = [bytes.fromhex(drawn[release]) for release in range(1, ack + 1)]
     noise = stream_noise(plan, D, ledger.keys().secret_key, nonces)
     assert noise.any()
@@ -242,4 +242,4 @@ def test_an_old_file_under_a_newer_log_is_not_believed(path):
         ledger = SQLiteLedger(path)
     except LedgerError:
         return
-    assert machine(ledger).statement("s").releases == 4
+    assert client(ledger).statement("s").releases == 4

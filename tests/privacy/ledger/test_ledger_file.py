@@ -34,7 +34,7 @@ from murmurfl.privacy.ledger.ledger_file import LEDGER_MARK, LedgerState, Sessio
 from murmurfl.privacy.ledger.ledger_history import read_history
 
 from tests.harness.errors import raises
-from tests.privacy.ledger.nodes import contribution, folder, machine, run
+from tests.privacy.ledger.nodes import client, contribution, folder, run
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -301,12 +301,12 @@ def test_releases_and_ledger_are_the_same_wherever_the_arrays_are(path, tmp_path
     """A new process for every release, with losses and acknowledgements of earlier releases."""
     other = tmp_path / "other.db"
     SQLiteLedger.create(other, budget_mu=2.0, delta=1e-5)
-    keys, memory = SimulatedKeys(1, "m"), machine(MemoryLedger(), SimulatedKeys(1, "m"), mechanism=mechanism)
+    keys, memory = SimulatedKeys(1, "m"), client(MemoryLedger(), SimulatedKeys(1, "m"), mechanism=mechanism)
     for k, ack in enumerate([0, 1, 1, 1, 3, 3, 3, 3, 7, 9], start=1):
         expected = memory.release("s", ack, contribution)
         for file, limit in ((path, 1), (other, 1 << 20)):
             monkeypatch.setattr(ledger_page, "LARGE_BYTES", limit)
-            release = machine(SQLiteLedger(file), keys, mechanism=mechanism).release("s", ack, contribution)
+            release = client(SQLiteLedger(file), keys, mechanism=mechanism).release("s", ack, contribution)
             assert (release.release, release.counts.tobytes()) == (k, expected.counts.tobytes())
         ours, theirs = rows(path), rows(other)
         assert {place: rest for place, (_, rest) in ours.items()} == {

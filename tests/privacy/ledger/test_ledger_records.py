@@ -1,4 +1,4 @@
-"""Ledgers of many machines as columns: what was committed for each, and nothing of machines without entries."""
+"""Ledgers of many clients as columns: what was committed for each, and nothing of clients without entries."""
 
 import sys
 
@@ -13,13 +13,13 @@ def stream(release):
 
 
 def test_ledgers_in_columns_say_what_was_committed_for_each():
-    """Commits of machines in any order, alone and together, in two sessions, against mappings."""
-    machines, draw = 40, np.random.default_rng(3)
-    block, alone = BlockLedger(machines), [MemoryLedger() for _ in range(machines)]
+    """Commits of clients in any order, alone and together, in two sessions, against mappings."""
+    clients, draw = 40, np.random.default_rng(3)
+    block, alone = BlockLedger(clients), [MemoryLedger() for _ in range(clients)]
     accounts, streams = {}, {}
     for step in range(120):
         session = f"s{draw.integers(2)}"
-        rows = 2 * draw.choice(machines // 2, int(draw.integers(1, 4)), replace=False)
+        rows = 2 * draw.choice(clients // 2, int(draw.integers(1, 4)), replace=False)
         account = Account(samples_used=step, reserved={session: 1.0})
         accounts |= dict.fromkeys(rows.tolist(), account)
         streams |= dict.fromkeys(((row, session) for row in rows.tolist()), stream(step))
@@ -33,7 +33,7 @@ def test_ledgers_in_columns_say_what_was_committed_for_each():
                     made.set(place, stream(step))
                     spent.set(place, account)
                 together.commit(rows, made, spent)
-        for row in range(machines):
+        for row in range(clients):
             for ledger in (block.ledger(row), alone[row]):
                 with ledger.exclusive() as transaction:
                     assert transaction.account() == accounts.get(row, Account())
@@ -42,7 +42,7 @@ def test_ledgers_in_columns_say_what_was_committed_for_each():
                     ]
 
 
-def test_figures_tell_machines_apart_that_have_spent_something_else():
+def test_figures_tell_clients_apart_that_have_spent_something_else():
     block = BlockLedger(6)
     for row, used, sessions in ((4, 2, ("a",)), (1, 2, ("a",)), (2, 2, ("a", "b")), (3, 5, ("a",))):
         with block.ledger(row).exclusive() as page:
@@ -51,13 +51,13 @@ def test_figures_tell_machines_apart_that_have_spent_something_else():
     assert columns == [[0, 0, 0], [2, 1, 1], [2, 2, 1], [5, 1, 1], [2, 1, 1], [0, 0, 0]]
 
 
-def test_a_machine_without_entries_takes_four_bytes():
-    machines, asked = 50_000, np.arange(7, 50_000, 500)
-    block = BlockLedger(machines)
+def test_a_client_without_entries_takes_four_bytes():
+    clients, asked = 50_000, np.arange(7, 50_000, 500)
+    block = BlockLedger(clients)
     streams, accounts = block.streams("s", asked), block.accounts(asked)
     streams.release += 1
     block.commit(asked, streams, accounts)
     kept = [column for part in (block._accounts, *block._streams.values()) for column in vars(part).values()]
     rows = {len(column) for column in kept if not isinstance(column, str)}
     assert rows == {len(asked) + 1}
-    assert sum(map(sys.getsizeof, [block._place, *kept])) < 4 * machines + 200 * len(asked)
+    assert sum(map(sys.getsizeof, [block._place, *kept])) < 4 * clients + 200 * len(asked)

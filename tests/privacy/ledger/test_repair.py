@@ -31,7 +31,7 @@ from murmurfl.privacy.ledger.sqlite import _larger
 from murmurfl.privacy.ledger.store import StoreTransaction
 
 from tests.harness.errors import raises
-from tests.privacy.ledger.nodes import contribution, folder, machine, run, stream_of, zero
+from tests.privacy.ledger.nodes import client, contribution, folder, run, stream_of, zero
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -44,7 +44,7 @@ def backup_and_go_on(path, releases=2, session="s"):
 
 def test_a_ledger_that_was_copied_back_releases_nothing(path):
     run(path, 2)
-    running = machine(SQLiteLedger(path))
+    running = client(SQLiteLedger(path))
     path.write_bytes(backup_and_go_on(path, 1))
     before = folder(path)
     for attempt in (lambda: SQLiteLedger(path), lambda: running.release("s", 3, zero), lambda: running.statement("s")):
@@ -61,7 +61,7 @@ def test_a_rollback_that_is_accepted_counts_as_spent_what_the_mark_knows(path):
     run(path, 1, "new")
     path.write_bytes(saved)
     assert accept_rollback(path) == 2
-    subject = machine(SQLiteLedger(path))
+    subject = client(SQLiteLedger(path))
     for session in ("s", "new"):
         with pytest.raises(RefusedError) as refusal:
             subject.release(session, 0, contribution)
@@ -170,11 +170,11 @@ def test_noise_is_never_repeated_even_after_a_rollback_nobody_can_detect(path):
     """Ledger and mark both copied back: the budget is spent twice, but a difference of the two shows no data."""
     run(path, 2)
     saved = folder(path)
-    first = machine(SQLiteLedger(path)).release("s", 2, zero)
+    first = client(SQLiteLedger(path)).release("s", 2, zero)
     nonce = stream_of(path).nonces
     for name, content in saved.items():
         (path.parent / name).write_bytes(content)
-    again = machine(SQLiteLedger(path)).release("s", 2, zero)
+    again = client(SQLiteLedger(path)).release("s", 2, zero)
     assert first.release == again.release == 3
     assert stream_of(path).nonces != nonce
     assert (first.values != again.values).all()
@@ -211,7 +211,7 @@ def test_a_new_key_forgets_nothing_that_was_spent(path):
 def test_a_new_key_closes_sessions_and_opens_fresh_ones(path):
     run(path, 2)
     rotated(path)
-    subject = machine(SQLiteLedger(path))
+    subject = client(SQLiteLedger(path))
     assert refusal_of(subject, "s", 2) == protocol.POLICY_CHANGED
     seen = []
     subject.release("next", 0, lambda samples: seen.append(samples.start) or contribution(samples))
@@ -220,7 +220,7 @@ def test_a_new_key_closes_sessions_and_opens_fresh_ones(path):
 
 def test_a_node_that_still_runs_with_the_old_key_releases_nothing_more(path):
     run(path, 1)
-    running = machine(SQLiteLedger(path))
+    running = client(SQLiteLedger(path))
     rotated(path)
     before = folder(path)
     with pytest.raises(LedgerError, match="restart the node"):
@@ -243,9 +243,9 @@ def test_rotation_erases_old_key_nonces_and_sums(path):
 
 def test_new_key_makes_other_noise_for_the_same_nonce(path, monkeypatch):
     monkeypatch.setattr("murmurfl.privacy.noise.secrets.token_bytes", lambda size: b"n" * size)
-    first = machine(SQLiteLedger(path)).release("s", 0, zero)
+    first = client(SQLiteLedger(path)).release("s", 0, zero)
     rotated(path)
-    again = machine(SQLiteLedger(path)).release("t", 0, zero)
+    again = client(SQLiteLedger(path)).release("t", 0, zero)
     assert (first.values != again.values).all()
 
 
@@ -395,9 +395,7 @@ def test_a_session_that_was_kept_open_would_be_noticed(path, monkeypatch):
     monkeypatch.setattr(ledger_page.SQLiteTransaction, "_close", lambda *_: None)
     rotated(path)
     assert not any(session.closed for session in read_ledger(path).sessions)
-    assert refusal_of(machine(SQLiteLedger(path)), "s", 2) == protocol.POLICY_CHANGED, (
-        "its fingerprint is the old key's"
-    )
+    assert refusal_of(client(SQLiteLedger(path)), "s", 2) == protocol.POLICY_CHANGED, "its fingerprint is the old key's"
     assert np.any(stream_of(path).pending[2]), "and what it sent was still there"
 
 
@@ -416,8 +414,8 @@ def test_nothing_is_left_of_the_old_key_only_because_it_is_overwritten(path, mon
 
 def test_samples_of_a_secret_order_stay_out_of_every_other_session(path):
     secret = {"batch_selection": "shuffled", "mechanism": "independent", "batch_size": 10}
-    machine(SQLiteLedger(path), **secret).release("s", 0, contribution)
+    client(SQLiteLedger(path), **secret).release("s", 0, contribution)
     rotated(path)
     for order in (secret, {"batch_selection": "cyclic", "max_participations": 5}):
-        subject = machine(SQLiteLedger(path), **order)
+        subject = client(SQLiteLedger(path), **order)
         assert refusal_of(subject, "next") == protocol.SAMPLES_USED_UP

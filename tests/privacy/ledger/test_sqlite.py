@@ -31,7 +31,7 @@ from murmurfl.privacy.ledger import sqlite as ledger_page
 from murmurfl.privacy.ledger import store
 
 from tests.harness.errors import raises
-from tests.privacy.ledger.nodes import DATA, contribution, folder, fork, machine, run, stream_of
+from tests.privacy.ledger.nodes import DATA, client, contribution, folder, fork, run, stream_of
 
 AWKWARD = (
     np.array([[-0.0, np.nan, np.inf], [5e-324, -np.inf, 1.0]]),
@@ -71,16 +71,16 @@ def test_a_stream_and_an_account_come_back_to_the_last_bit(path):
 def test_releases_are_those_of_the_ledger_in_memory_to_the_last_bit(path, options):
     """A new process for every release, with losses."""
     keys, ack = SimulatedKeys(1, "m"), 0
-    memory = machine(MemoryLedger(), keys, **options)
+    memory = client(MemoryLedger(), keys, **options)
     for k in range(1, 10):
-        ours = machine(SQLiteLedger(path), keys, **options).release("s", ack, contribution)
+        ours = client(SQLiteLedger(path), keys, **options).release("s", ack, contribution)
         theirs = memory.release("s", ack, contribution)
         assert (ours.release, ours.ack) == (theirs.release, theirs.ack) == (k, ack)
         assert ours.values.tobytes() == theirs.values.tobytes()
         ack = ack if k in (3, 4, 8) else k
 
 
-def test_a_real_machine_takes_its_key_from_the_ledger_and_the_ledger_lasts(path):
+def test_a_real_client_takes_its_key_from_the_ledger_and_the_ledger_lasts(path):
     assert SQLiteLedger.durable
     assert not SQLiteLedger(path).keys().simulated
     assert SQLiteLedger(path).keys() == SQLiteLedger(path).keys()
@@ -91,14 +91,14 @@ def test_without_a_commit_nothing_changes(path):
     run(path, 1)
     before = folder(path)
     with pytest.raises(RefusedError):
-        machine(SQLiteLedger(path)).release("s", 5, contribution)
+        client(SQLiteLedger(path)).release("s", 5, contribution)
     with pytest.raises(ZeroDivisionError), SQLiteLedger(path).exclusive():
         raise ZeroDivisionError
     assert folder(path) == before
 
 
 def test_a_ledger_that_is_exchanged_while_its_node_runs_is_refused(path, tmp_path):
-    subject = machine(SQLiteLedger(path))
+    subject = client(SQLiteLedger(path))
     subject.release("s", 0, contribution)
     SQLiteLedger.create(tmp_path / "other.db", budget_mu=2.0, delta=1e-5)
     for name in ("", ".mark"):
@@ -113,7 +113,7 @@ def test_a_ledger_that_is_exchanged_while_its_node_runs_is_refused(path, tmp_pat
 def test_a_commit_is_all_or_nothing(path, monkeypatch, step):
     run(path, 1)
     before, ledger = folder(path), SQLiteLedger(path)
-    subject = machine(ledger)
+    subject = client(ledger)
 
     def fails(*arguments):
         raise OSError(5, "disk on fire")
@@ -140,7 +140,7 @@ def test_a_ledger_never_goes_backwards(path):
         ):
             with pytest.raises(LedgerError, match="forgets nothing"):
                 page.commit("s", *past)
-    assert machine(SQLiteLedger(path)).statement("s").releases == 2
+    assert client(SQLiteLedger(path)).statement("s").releases == 2
 
 
 def test_a_ledger_never_forgets_that_a_session_was_under_a_trusted_server(tmp_path):
@@ -258,7 +258,7 @@ def spoiled(kind, path):
 )
 def test_what_cannot_be_believed_is_refused_and_left_alone(path, kind, message):
     run(path, 3)
-    running = machine(SQLiteLedger(path))
+    running = client(SQLiteLedger(path))
     spoiled(kind, path)
     files = [file for file in (path, Path(f"{path}.mark")) if file.is_file()]
     before = [file.read_bytes() for file in files]
@@ -280,7 +280,7 @@ def test_only_its_owner_writes_a_ledger(path, monkeypatch):
 
 
 def test_a_full_disk_or_a_lost_folder_releases_nothing(path, monkeypatch):
-    subject = machine(SQLiteLedger(path))
+    subject = client(SQLiteLedger(path))
     with monkeypatch.context() as patched:
         patched.setattr(files.os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left")))
         for _ in range(3):
@@ -367,16 +367,16 @@ def test_the_key_may_live_in_a_file_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{"budget_mu": 2.5}, {"delta": 1e-6}])
-def test_a_machine_and_its_ledger_must_agree_on_the_budget(path, changes):
+def test_a_client_and_its_ledger_must_agree_on_the_budget(path, changes):
     with pytest.raises(ConfigurationError, match="with which the ledger was made"):
-        machine(SQLiteLedger(path), **changes)
+        client(SQLiteLedger(path), **changes)
 
 
 def test_the_budget_is_shared_by_all_sessions_and_all_restarts(path):
     for session in "abcd":  # four times mu = 1 is 2
-        machine(SQLiteLedger(path)).release(session, 0, contribution)
+        client(SQLiteLedger(path)).release(session, 0, contribution)
     with pytest.raises(RefusedError) as refusal:
-        machine(SQLiteLedger(path)).release("e", 0, contribution)
+        client(SQLiteLedger(path)).release("e", 0, contribution)
     assert refusal.value.code == protocol.BUDGET_EXHAUSTED
     assert read_ledger(path).left.mu == 0.0
 
@@ -388,7 +388,7 @@ def test_an_unknown_acknowledgement_is_refused_with_a_hint(path, caplog):
     for name, content in saved.items():
         (path.parent / name).write_bytes(content)
     with pytest.raises(RefusedError, match="rolled back") as refusal:
-        machine(SQLiteLedger(path)).release("s", 3, contribution)
+        client(SQLiteLedger(path)).release("s", 3, contribution)
     assert refusal.value.code == protocol.BAD_ACKNOWLEDGEMENT
     assert "copied back" in caplog.text
     assert read_ledger(path).commits == 2
@@ -396,7 +396,7 @@ def test_an_unknown_acknowledgement_is_refused_with_a_hint(path, caplog):
 
 def test_two_processes_never_spend_the_same_twice(path, tmp_path, real_disk):
     def spend(number):
-        subject = machine(SQLiteLedger(path))
+        subject = client(SQLiteLedger(path))
         with (tmp_path / f"spent-{number}").open("w") as log:
             asked = []
 
@@ -421,7 +421,7 @@ def test_two_processes_never_spend_the_same_twice(path, tmp_path, real_disk):
     assert [child.exitcode for child in children] == [0, 0]
     lines = [line.split() for n in range(2) for line in (tmp_path / f"spent-{n}").read_text().splitlines()]
     used = sorted(int(number) for what, number in lines if what == "used")
-    # A real machine asks for every sample by itself.
+    # A real client asks for every sample by itself.
     assert used == list(range(48)), "four sessions of six releases of two samples, each sample once"
     assert lines.count(["refused", str(protocol.BUDGET_EXHAUSTED)]) == 12
     assert len(read_ledger(path).sessions) == 4, "six were asked for, the budget allows four"
@@ -434,13 +434,13 @@ def test_a_ledger_is_free_while_a_gradient_is_computed(path):
             assert page.stream("s") is None
         return DATA[samples]
 
-    assert machine(SQLiteLedger(path, timeout_s=0.0)).release("s", 0, long).release == 1
+    assert client(SQLiteLedger(path, timeout_s=0.0)).release("s", 0, long).release == 1
 
 
 @pytest.mark.parametrize("session", ["s", "other"])
 def test_who_is_overtaken_while_computing_uses_the_next_samples(path, session):
     """Another process releases in the middle: of another session, or of this one, where k moves on as well."""
-    asked, fast, slow = [], machine(SQLiteLedger(path)), machine(SQLiteLedger(path))
+    asked, fast, slow = [], client(SQLiteLedger(path)), client(SQLiteLedger(path))
 
     def overtaken(samples):
         if not asked:
@@ -462,7 +462,7 @@ def test_who_is_overtaken_while_computing_uses_the_next_samples(path, session):
 
 
 def test_a_request_that_is_refused_after_its_gradient_was_computed_spends_nothing(path):
-    fast, slow = machine(SQLiteLedger(path), mu=2.0), machine(SQLiteLedger(path), mu=2.0)
+    fast, slow = client(SQLiteLedger(path), mu=2.0), client(SQLiteLedger(path), mu=2.0)
 
     def overtaken(samples):
         if read_ledger(path).samples_used == 0:
@@ -489,10 +489,10 @@ def test_a_ledger_in_use_is_waited_for_and_then_refused(path):
     holding.wait(10)
     start = time.monotonic()
     with pytest.raises(LedgerError, match="another process is using this ledger"):
-        machine(SQLiteLedger(path, timeout_s=0.2)).release("s", 0, contribution)
+        client(SQLiteLedger(path, timeout_s=0.2)).release("s", 0, contribution)
     assert 0.15 < time.monotonic() - start < 5
     threading.Timer(0.1, waiting.set).start()
-    assert machine(SQLiteLedger(path)).release("s", 0, contribution).release == 1
+    assert client(SQLiteLedger(path)).release("s", 0, contribution).release == 1
     holder.join()
 
 
@@ -521,7 +521,7 @@ def test_a_reply_leaves_only_after_commit_and_mark_are_on_the_disk(path, monkeyp
         connection.set_trace_callback(lambda statement: calls.append(statement) if statement == "COMMIT" else None)
         return connection
 
-    subject = machine(SQLiteLedger(path))
+    subject = client(SQLiteLedger(path))
     monkeypatch.setattr(store, "connect", connect)
     monkeypatch.setattr(Path, "replace", lambda *paths: calls.append("rename") or real_replace(*paths))
     monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync") or real_fsync(descriptor))

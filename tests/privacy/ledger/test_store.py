@@ -52,7 +52,7 @@ class Ledgers:
 
 
 class Records:
-    """An opening record whose commits are opened sets, each known by its machine's release."""
+    """An opening record whose commits are opened sets, each known by its client's release."""
 
     @staticmethod
     def create(path):

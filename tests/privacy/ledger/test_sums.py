@@ -25,12 +25,12 @@ from murmurfl.privacy import (
     read_ledger,
     set_local_budget,
 )
+from murmurfl.privacy.release.prefix_sums import MOST_PENDING
 from murmurfl.privacy.ledger.ledger_file import LEDGER_MARK, budget_left
-from murmurfl.privacy.machine.prefix_sums import MOST_PENDING
 
+from tests.harness.clients import DurableLedger
 from tests.harness.errors import raises
-from tests.harness.machines import DurableLedger
-from tests.privacy.ledger.nodes import contribution, folder, machine, stream_of
+from tests.privacy.ledger.nodes import client, contribution, folder, stream_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -52,7 +52,7 @@ def undecided(tmp_path):
 
 
 def release(path, session="s", count=1, first=1, **changes):
-    subject = machine(SQLiteLedger(path), **changes)
+    subject = client(SQLiteLedger(path), **changes)
     return [subject.release(session, k - 1, contribution) for k in range(first, first + count)]
 
 
@@ -91,8 +91,8 @@ def test_mu_of_a_trusted_server_is_taken_from_what_is_left(path):
     assert left.left.worst_case.mu == pytest.approx(math.sqrt(3.0**2 - 1.5**2))
 
 
-def test_a_machine_states_the_sums_that_its_figures_rest_on(path):
-    stated = [machine(SQLiteLedger(path), **changes).statement("s") for changes in (SUMS, {})]
+def test_a_client_states_the_sums_that_its_figures_rest_on(path):
+    stated = [client(SQLiteLedger(path), **changes).statement("s") for changes in (SUMS, {})]
     assert [one.sums for one in stated] == [SumAssumption(4, 6), None]
 
 
@@ -104,7 +104,7 @@ def test_a_release_has_its_own_id_and_that_of_its_base(path):
     assert release(path, "plain")[0].release_id == b""
 
 
-def test_the_budget_of_what_holds_whatever_happens_ends_a_machine_too(path):
+def test_the_budget_of_what_holds_whatever_happens_ends_a_client_too(path):
     """2^2 + 2.4^2 is more than 3^2, where 1 + 1.2^2 is not more than 2^2."""
     release(path, "a", **SUMS)
     with pytest.raises(RefusedError, match="without anybody's honesty") as refusal:
@@ -112,14 +112,14 @@ def test_the_budget_of_what_holds_whatever_happens_ends_a_machine_too(path):
     assert refusal.value.code == protocol.BUDGET_EXHAUSTED
     assert [session.session for session in read_ledger(path).sessions] == ["a"]
     release(path, "c", mu=1.5, **{**SUMS, "sums": SumAssumption(1, 6)})  # 4 + 2.25 of 9, and 1 + 2.25 of 4
-    with pytest.raises(RefusedError, match="budget of this machine"):
+    with pytest.raises(RefusedError, match="budget of this client"):
         release(path, "d", mu=1.0, **{**SUMS, "sums": SumAssumption(1, 6)})
 
 
 @pytest.mark.parametrize(("short", "opens"), [(1e-10, True), (1e-8, False)])
 def test_that_budget_has_room_for_rounding_and_for_nothing_else(tmp_path, short, opens):
     path = tmp_path / "ledger.db"
-    alone = machine(DurableLedger(), SimulatedKeys(1, "m"), **SUMS).plan.loss.worst_case.mu
+    alone = client(DurableLedger(), SimulatedKeys(1, "m"), **SUMS).plan.loss.worst_case.mu
     SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, budget_local_mu=math.sqrt(2.0) * alone * (1.0 - short))
     release(path, "a", **SUMS)
     if opens:
@@ -148,7 +148,7 @@ def test_an_undecided_local_budget_is_the_main_one(undecided):
     with pytest.raises(
         ConfigurationError, match=r"at least 3, .* got 2: .*ledger set-local-budget .* --budget-local-mu"
     ):
-        machine(ledger, **{**SUMS, "sums": SumAssumption(9, 9)})
+        client(ledger, **{**SUMS, "sums": SumAssumption(9, 9)})
     release(undecided, "a", **SUMS)  # mu_local = 2: just within
     with pytest.raises(RefusedError, match="without anybody's honesty"):
         release(undecided, "b", mu=0.5)
@@ -180,9 +180,9 @@ def test_an_impossible_budget_of_that_kind_makes_nothing(tmp_path):
 
 def test_a_policy_must_have_the_ledgers_budget_if_it_has_one(path):
     with pytest.raises(ConfigurationError, match=r"Expected budget_local_mu = 3\.0, with which the ledger was made"):
-        machine(SQLiteLedger(path), budget_local_mu=4.0, **SUMS)
-    assert machine(SQLiteLedger(path), **SUMS).policy.budget_local_mu == 3.0
-    said, unsaid = (machine(SQLiteLedger(path), **SUMS, **told) for told in ({"budget_local_mu": 3.0}, {}))
+        client(SQLiteLedger(path), budget_local_mu=4.0, **SUMS)
+    assert client(SQLiteLedger(path), **SUMS).policy.budget_local_mu == 3.0
+    said, unsaid = (client(SQLiteLedger(path), **SUMS, **told) for told in ({"budget_local_mu": 3.0}, {}))
     assert said.plan.fingerprint == unsaid.plan.fingerprint
 
 
@@ -240,7 +240,7 @@ def test_damaged_local_figures_and_names_are_refused(path, statement, message):
 def test_without_the_name_of_what_it_is_built_on_nothing_is_released():
     """Else helpers would be told that nothing was opened before, and might believe it."""
     ledger = MemoryLedger()
-    subject = machine(ledger, SimulatedKeys(1, "m"), **SUMS)
+    subject = client(ledger, SimulatedKeys(1, "m"), **SUMS)
     for k in range(3):
         subject.release("s", k, contribution)
     with ledger.exclusive() as transaction:
@@ -318,36 +318,36 @@ def test_a_rollback_keeps_a_later_budget_and_spending(undecided):
 def test_changed_terms_are_stated_by_the_larger_figure():
     ledger = MemoryLedger()
     keys = SimulatedKeys(1, "m")
-    machine(ledger, keys, **SUMS).release("s", 0, contribution)
+    client(ledger, keys, **SUMS).release("s", 0, contribution)
     for other in ({}, {**SUMS, "sums": SumAssumption(2, 6)}):
-        statement = machine(ledger, keys, **other).statement("s")
+        statement = client(ledger, keys, **other).statement("s")
         assert statement.guaranteed.mu == statement.mu_spent == pytest.approx(2.0, rel=1e-8)
-    assert machine(ledger, keys, **SUMS).statement("s").guaranteed.mu == 1.0
+    assert client(ledger, keys, **SUMS).statement("s").guaranteed.mu == 1.0
 
 
-def test_a_simulated_machine_whose_local_figure_nothing_bounds_still_takes_part():
+def test_a_simulated_client_whose_local_figure_nothing_bounds_still_takes_part():
     ledger = MemoryLedger()
     far = {"mechanism": "independent", "trust": "secure-aggregation", "sums": SumAssumption(400, 400)}
-    subject = machine(ledger, SimulatedKeys(1, "m"), **far)
+    subject = client(ledger, SimulatedKeys(1, "m"), **far)
     assert subject.plan.loss.worst_case.mu == math.inf
     subject.release("s", 0, contribution)
     assert ledger.account().spent.mus == (1.0, math.inf)
     with pytest.raises(ConfigurationError, match="mu_local"):
-        machine(DurableLedger(), SystemKeys(bytes(32)), **far)
+        client(DurableLedger(), SystemKeys(bytes(32)), **far)
 
 
-def test_after_sums_a_machine_states_only_its_local_budget(path):
+def test_after_sums_a_client_states_only_its_local_budget(path):
     """The mu of a session of sums rests on others; a session without sums promises that nobody has to be honest."""
-    plain = machine(SQLiteLedger(path), mu=1.0, budget_mu=2.0)
+    plain = client(SQLiteLedger(path), mu=1.0, budget_mu=2.0)
     assert plain.statement("plain").mu_budget == 2.0
     release(path, "sums", mu=1.0, budget_mu=2.0, **SUMS)
     assert plain.statement("plain").mu_budget == 3.0
-    assert machine(SQLiteLedger(path), mu=1.0, budget_mu=2.0, **SUMS).statement("sums").mu_budget == 2.0
+    assert client(SQLiteLedger(path), mu=1.0, budget_mu=2.0, **SUMS).statement("sums").mu_budget == 2.0
 
 
 def test_names_are_kept_of_releases_that_may_still_be_acknowledged():
     ledger = MemoryLedger()
-    subject = machine(ledger, SimulatedKeys(1, "m"), **SUMS)
+    subject = client(ledger, SimulatedKeys(1, "m"), **SUMS)
     for _ in range(MOST_PENDING + 2):
         subject.release("s", 0, contribution)
     with ledger.exclusive() as transaction:
@@ -356,7 +356,7 @@ def test_names_are_kept_of_releases_that_may_still_be_acknowledged():
 
 
 def test_an_acknowledgement_forgets_the_names_and_sums_before_it(path):
-    subject = machine(SQLiteLedger(path), **SUMS)
+    subject = client(SQLiteLedger(path), **SUMS)
     for _ in range(3):
         subject.release("s", 0, contribution)
     assert list(stream_of(path).ids) == [1, 2, 3]

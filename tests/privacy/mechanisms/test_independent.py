@@ -82,7 +82,7 @@ def test_a_pattern_that_no_sample_has_is_refused_whatever_the_shares(shares, pat
         make_mechanism("independent", 7, shares=shares).sensitivity(participations, separation, pattern=name)
 
 
-def test_unknown_shares_and_unshared_machines_are_refused():
+def test_unknown_shares_and_unshared_clients_are_refused():
     with pytest.raises(ConfigurationError, match="shares one of"):
         policy("all at once", 4)
     sums = {"trust": "secure-aggregation", "sums": SumAssumption(2, 3)}

@@ -15,7 +15,7 @@ from murmurfl.privacy import (
     Mechanism,
     MemoryLedger,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     RowCache,
     SimulatedKeys,
     SumAssumption,
@@ -25,8 +25,8 @@ from murmurfl.privacy import (
     row_key,
     standard_normals,
 )
-from murmurfl.privacy.machine.clipping import DenseContributions
-from murmurfl.privacy.machine.machine_block import MachineBlock
+from murmurfl.privacy.release.clipping import DenseContributions
+from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
 from murmurfl.privacy.mechanisms import (
     CancellingNoise,
     Increment,
@@ -477,7 +477,7 @@ def test_only_a_mechanism_that_says_so_itself_stands_alone(monkeypatch):
         PrivacyPolicy(1.0, 1, 4, 1.0, mechanism="half", **summed)
 
 
-D, RELEASES, MACHINES = 5, 7, 3
+D, RELEASES, CLIENTS = 5, 7, 3
 CACHES = {"none": None, "one": 1 << 20, "too small": 8 * D}
 
 
@@ -563,22 +563,22 @@ def rows(samples):
     return np.tile(np.linspace(-0.5, 0.5, D), (samples.stop - samples.start, 1))
 
 
-def machine(name, number=0, cache=None, ledger=None):
+def client(name, number=0, cache=None, ledger=None):
     policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=RELEASES, mu=1.0, mechanism=name)
-    return PrivateMachine(policy, D, 2 * RELEASES, ledger or MemoryLedger(), SimulatedKeys(1, str(number)), cache)
+    return Privatizer(policy, D, 2 * RELEASES, ledger or MemoryLedger(), SimulatedKeys(1, str(number)), cache)
 
 
 def expected(name, number):
-    """Every release of a machine that is made anew for each: nothing is remembered but its ledger."""
+    """Every release of a client that is made anew for each: nothing is remembered but its ledger."""
     ledger = MemoryLedger()
     return [
-        machine(name, number, ledger=ledger).release("s", k - 1, rows).counts.tolist() for k in range(1, RELEASES + 1)
+        client(name, number, ledger=ledger).release("s", k - 1, rows).counts.tolist() for k in range(1, RELEASES + 1)
     ]
 
 
 def test_a_stream_without_a_cache_is_the_matrices_times_the_noise(name):
     """The definition, in floating point: prefix k is k contributions and row k of B Z."""
-    subject, heard = machine(name), np.zeros(D)
+    subject, heard = client(name), np.zeros(D)
     normals = np.stack(
         [
             standard_normals(row_key(subject.keys.secret_key, subject.keys.nonce("s", k)), D, "exact")
@@ -596,32 +596,32 @@ def test_a_stream_without_a_cache_is_the_matrices_times_the_noise(name):
 @pytest.mark.parametrize("size", CACHES.values(), ids=CACHES)
 def test_releases_are_the_same_with_any_cache_to_the_last_bit(name, size):
     cache = None if size is None else RowCache(size)
-    subject = machine(name, cache=cache)
+    subject = client(name, cache=cache)
     assert [subject.release("s", k - 1, rows).counts.tolist() for k in range(1, RELEASES + 1)] == expected(name, 0)
 
 
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize("size", CACHES.values(), ids=CACHES)
-def test_machines_released_together_make_the_releases_they_make_alone(name, size):
+def test_clients_released_together_make_the_releases_they_make_alone(name, size):
     cache = None if size is None else RowCache(size)
-    machines = [machine(name, number, cache) for number in range(MACHINES)]
+    clients = [client(name, number, cache) for number in range(CLIENTS)]
 
     def contributions(positions, slices):
         return DenseContributions(np.concatenate([rows(chosen) for chosen in slices]))
 
-    block, everybody = MachineBlock.of(machines), range(MACHINES)
+    block, everybody = PrivatizerBlock.of(clients), range(CLIENTS)
     made = [
-        [counts.tolist() for counts in block.release("s", everybody, [k - 1] * MACHINES, contributions).counts]
+        [counts.tolist() for counts in block.release("s", everybody, [k - 1] * CLIENTS, contributions).counts]
         for k in range(1, RELEASES + 1)
     ]
-    assert [list(stream) for stream in zip(*made, strict=True)] == [expected(name, i) for i in range(MACHINES)]
+    assert [list(stream) for stream in zip(*made, strict=True)] == [expected(name, i) for i in range(CLIENTS)]
 
 
 def test_releases_are_the_same_with_a_cache_when_replies_are_lost(name):
     acks = [0, 0, 2, 2, 2, 5, 6]
-    ledger, subject = MemoryLedger(), machine(name, cache=RowCache(1 << 20))
+    ledger, subject = MemoryLedger(), client(name, cache=RowCache(1 << 20))
     for ack in acks:
-        alone = machine(name, ledger=ledger).release("s", ack, rows)
+        alone = client(name, ledger=ledger).release("s", ack, rows)
         assert subject.release("s", ack, rows).counts.tolist() == alone.counts.tolist()
 
 
@@ -630,7 +630,7 @@ def test_rounding_in_memory_that_was_not_handed_over_is_seen():
     kind = type("Careless", (Fading,), {"name": "careless", "memory": "last", "hands_over": True})
     register_mechanism(kind)
     try:
-        subject = machine("careless", cache=RowCache(1 << 20))
+        subject = client("careless", cache=RowCache(1 << 20))
         try:
             made = [subject.release("s", k - 1, rows).counts.tolist() for k in range(1, RELEASES + 1)]
         except ConfigurationError:

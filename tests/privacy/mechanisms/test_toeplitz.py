@@ -22,7 +22,7 @@ from murmurfl.privacy.mechanisms import (
 )
 from scipy.optimize import minimize_scalar
 
-from tests.privacy.machines import contribution, machine
+from tests.privacy.clients import client, contribution
 
 CASES = {
     "square root": lambda n: SqrtToeplitzNoise(n),
@@ -331,20 +331,20 @@ def test_the_default_decay_is_within_a_thousandth_of_the_best(n, workload):
     assert released_error(make_mechanism("decay", n, workload=workload), workload) <= 1.001 * found.fun
 
 
-def test_every_machine_finds_the_same_decay():
-    """Digits that machines with other versions of the libraries must find as well, to share sums."""
+def test_every_client_finds_the_same_decay():
+    """Digits that clients with other versions of the libraries must find as well, to share sums."""
     assert [best_decay(n) for n in (1, 10, 14, 100, 600, 10_000, 10**6)] == [
         0.0, 0.81, 0.86, 0.978, 0.9963, 0.99978, 0.9999978,
     ]  # fmt: skip
     assert [best_decay(n, "prefix-sum") for n in (1, 10, 100, 10_000)] == [0.0, 0.63, 0.87, 0.986]
-    policies = [machine(mechanism="decay", **changes).policy for changes in ({}, {"decay": best_decay(20)})]
+    policies = [client(mechanism="decay", **changes).policy for changes in ({}, {"decay": best_decay(20)})]
     assert policies[0].plan(6).mechanism.identity() == policies[1].plan(6).mechanism.identity()
     assert policies[0].plan(6).noise_std == policies[1].plan(6).noise_std
 
 
 def test_another_decay_shares_neither_sum_nor_session():
     summed = {"trust": "secure-aggregation", "sums": SumAssumption(3, 4), "mechanism": "decay"}
-    policies = [machine(**summed, **changes).policy for changes in ({}, {"decay": 0.5}, {"workload": "prefix-sum"})]
+    policies = [client(**summed, **changes).policy for changes in ({}, {"decay": 0.5}, {"workload": "prefix-sum"})]
     assert len({policy.shared_terms(6) for policy in policies}) == 3
     assert len({policy.plan(6).fingerprint for policy in policies}) == 3
 
@@ -388,9 +388,9 @@ def test_at_1024_releases_16_bands_have_the_papers_error():
 
 
 @pytest.mark.parametrize(("options", "nonces"), [({"mechanism": "decay"}, 1), ({"mechanism": "bisr", "bands": 4}, 3)])
-def test_a_machine_keeps_the_nonces_of_the_last_releases_and_no_more(options, nonces):
+def test_a_client_keeps_the_nonces_of_the_last_releases_and_no_more(options, nonces):
     ledger = MemoryLedger()
-    subject = machine(ledger, **options)
+    subject = client(ledger, **options)
     for k in range(1, 9):
         subject.release("s", 0, contribution)
         stream = ledger.stream("s")

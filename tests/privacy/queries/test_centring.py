@@ -8,7 +8,7 @@ import pytest
 from murmurfl.privacy import (
     ConfigurationError,
     MemoryLedger,
-    PrivateMachine,
+    Privatizer,
     RefusedError,
     SimulatedKeys,
     centred,
@@ -16,7 +16,7 @@ from murmurfl.privacy import (
     compose_gdp,
     divided_mu,
 )
-from murmurfl.privacy.machine.clipping import SUMMING_ERROR
+from murmurfl.privacy.release.clipping import SUMMING_ERROR
 
 S = 1.0
 ENTRIES = (-2.0, -1.0, -0.5, 0.0, 0.25, 0.6, 0.8, 1.0, 3.0, 1e200)
@@ -24,10 +24,10 @@ ENTRIES = (-2.0, -1.0, -0.5, 0.0, 0.25, 0.6, 0.8, 1.0, 3.0, 1e200)
 ROWS = np.array([*itertools.product(ENTRIES, repeat=2), (math.nan, 1.0), (math.inf, 0.5), (-math.inf, math.nan)])
 
 
-def machine(rows, *, nonnegative=True, ledger=None, budget=1.0, mu=1.0, mechanism=""):
+def client(rows, *, nonnegative=True, ledger=None, budget=1.0, mu=1.0, mechanism=""):
     policy = centring_policy(S, nonnegative=nonnegative, mu=mu, budget_mu=budget, mechanism=mechanism)
     ledger = MemoryLedger() if ledger is None else ledger
-    return PrivateMachine(policy, rows.shape[1], len(rows), ledger, SimulatedKeys(1, "a"))
+    return Privatizer(policy, rows.shape[1], len(rows), ledger, SimulatedKeys(1, "a"))
 
 
 def sums(subject, of):
@@ -47,17 +47,17 @@ def largest_move(subject, of=ROWS):
 
 @pytest.mark.parametrize(("nonnegative", "distance"), [(True, math.sqrt(2)), (False, 2.0)])
 def test_replacing_a_sample_moves_the_mean_by_the_sensitivity(nonnegative, distance):
-    subject = machine(ROWS[:3], nonnegative=nonnegative, mechanism="none")
-    charged = machine(ROWS[:3], nonnegative=nonnegative).plan
+    subject = client(ROWS[:3], nonnegative=nonnegative, mechanism="none")
+    charged = client(ROWS[:3], nonnegative=nonnegative).plan
     assert charged.sensitivity == pytest.approx(distance * S, rel=2e-3)
     assert charged.sensitivity >= distance * S * (1 + SUMMING_ERROR)
     moved = largest_move(subject)
     assert 0.999 * distance * S < moved <= subject.plan.sensitivity
 
 
-def test_a_mean_is_made_of_all_samples_of_a_machine():
+def test_a_mean_is_made_of_all_samples_of_a_client():
     rows = np.array([[0.6, 0.8], [-1.0, 0.3], [0.2, 0.0]])
-    subject = machine(rows, nonnegative=False, mechanism="none")
+    subject = client(rows, nonnegative=False, mechanism="none")
     release = subject.release("s", 0, rows.__getitem__)
     assert release.samples == 3
     assert release.values == pytest.approx(subject.policy.bound.rows(rows).sum(axis=0), rel=1e-5)
@@ -65,8 +65,8 @@ def test_a_mean_is_made_of_all_samples_of_a_machine():
 
 def test_root_of_two_needs_nonnegative_entries():
     """The bug that would be: rows that may be negative, charged as if they were not."""
-    planted = machine(ROWS[:3], nonnegative=False, mechanism="none")
-    assert largest_move(planted) > machine(ROWS[:3]).plan.sensitivity
+    planted = client(ROWS[:3], nonnegative=False, mechanism="none")
+    assert largest_move(planted) > client(ROWS[:3]).plan.sensitivity
 
 
 def test_a_mean_s_noise_is_that_of_its_sensitivity_and_its_mu():
@@ -81,13 +81,13 @@ def test_a_mean_s_noise_is_that_of_its_sensitivity_and_its_mu():
 def test_each_mean_session_has_one_release_and_pays_anew():
     mean, rest = divided_mu(1.0, 0.05)
     rows, ledger = ROWS[:3], MemoryLedger()
-    subject = machine(rows, ledger=ledger, mu=mean, budget=1.0)
+    subject = client(rows, ledger=ledger, mu=mean, budget=1.0)
     subject.release("first", 0, lambda chosen: rows[chosen])
     with pytest.raises(RefusedError, match="cap"):
         subject.release("first", 0, lambda chosen: rows[chosen])
     with pytest.raises(RefusedError, match="cap"):
         subject.release("first", 1, lambda chosen: rows[chosen])
-    other = machine(rows, ledger=ledger, mu=rest, budget=1.0)
+    other = client(rows, ledger=ledger, mu=rest, budget=1.0)
     other.release("second", 0, lambda chosen: rows[chosen])
     with ledger.exclusive() as page:
         assert page.account().spent.mu == pytest.approx(1.0, rel=1e-12)

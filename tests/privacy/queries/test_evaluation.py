@@ -15,7 +15,7 @@ from murmurfl.privacy import (
     Measured,
     MemoryLedger,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     RefusedError,
     SimulatedKeys,
     SumAssumption,
@@ -23,10 +23,10 @@ from murmurfl.privacy import (
     evaluation_policy,
     row_bytes,
 )
-from murmurfl.privacy.machine.clipping import SUMMING_ERROR
+from murmurfl.privacy.release.clipping import SUMMING_ERROR
 from murmurfl.privacy.queries.evaluation import counted, counting_policy, release_count
 
-from tests.privacy.machines import DATA, DurableLedger
+from tests.privacy.clients import DATA, DurableLedger
 
 RIGHT = (0.0, 1.0, 0.3, -2.0, 7.0, 1e300, math.nan, math.inf, -math.inf)
 SCORES = (0.0, 0.49, 0.5, 1.0, 3.0, -1.0, 1e300, math.nan, math.inf)
@@ -34,10 +34,10 @@ CLASSES = (0, 1, 2, -1, 0.5, math.nan)
 SAMPLES = np.array([*itertools.product(RIGHT, SCORES, CLASSES)])
 
 
-def machine(width, samples=3, *, mu=1.0, ledger=None, keys=None, **fields):
+def client(width, samples=3, *, mu=1.0, ledger=None, keys=None, **fields):
     policy = evaluation_policy(mu, **fields)
     ledger = MemoryLedger() if ledger is None else ledger
-    return PrivateMachine(policy, width, samples, ledger, keys or SimulatedKeys(1, "a"), data=row_bytes(np.zeros(9)))
+    return Privatizer(policy, width, samples, ledger, keys or SimulatedKeys(1, "a"), data=row_bytes(np.zeros(9)))
 
 
 def sums_of(subject, rows_of):
@@ -57,25 +57,25 @@ def largest_move(subject, rows_of):
 @pytest.mark.parametrize("rows", [EvaluationRows(), EvaluationRows(2), EvaluationRows(5, 0.9)], ids=str)
 def test_replacing_a_sample_moves_the_sum_by_the_sensitivity(rows):
     made = rows.rows(Measured(*SAMPLES.T))
-    charged = machine(rows.width).plan.sensitivity
+    charged = client(rows.width).plan.sensitivity
     assert charged >= math.sqrt(2) * (1 + SUMMING_ERROR)
     assert charged == pytest.approx(math.sqrt(2), rel=3e-3)
-    moved = largest_move(machine(rows.width, mechanism="none"), made)
-    assert 0.999 * math.sqrt(2) < moved <= machine(rows.width, mechanism="none").plan.sensitivity <= charged
+    moved = largest_move(client(rows.width, mechanism="none"), made)
+    assert 0.999 * math.sqrt(2) < moved <= client(rows.width, mechanism="none").plan.sensitivity <= charged
     assert (made >= 0).all()
     assert (np.linalg.norm(made, axis=1) <= 1 + 1e-12).all()
 
 
 def test_rows_that_somebody_else_made_are_bounded_as_well():
-    """Nothing rests on how rows are made: the machine sets negative values to zero and cuts long rows."""
+    """Nothing rests on how rows are made: the client sets negative values to zero and cuts long rows."""
     entries = (-3.0, -0.5, 0.0, 0.4, 1.0, 1e200, math.nan)
     hostile = np.array([*itertools.product(entries, repeat=3)])
-    bounded = machine(3, mechanism="none")
+    bounded = client(3, mechanism="none")
     assert largest_move(bounded, hostile) <= bounded.plan.sensitivity
     # The bug that would be: rows that may be negative, charged as if they were not.
     policy = PrivacyPolicy(1.0, 1, 1, 1.0, mechanism="none", batch_selection="full_batch", release_rule="paper")
-    planted = PrivateMachine(policy, 3, 3, MemoryLedger(), SimulatedKeys(1, "a"))
-    assert largest_move(planted, hostile) > machine(3).plan.sensitivity
+    planted = Privatizer(policy, 3, 3, MemoryLedger(), SimulatedKeys(1, "a"))
+    assert largest_move(planted, hostile) > client(3).plan.sensitivity
 
 
 def test_a_failing_sample_moves_the_sum_by_the_sensitivity_at_most():
@@ -86,7 +86,7 @@ def test_a_failing_sample_moves_the_sum_by_the_sensitivity_at_most():
 
     made = []
     for failing in (None, 1):
-        subject = machine(6, ledger=DurableLedger(), keys=SystemKeys(b"k" * 32))
+        subject = client(6, ledger=DurableLedger(), keys=SystemKeys(b"k" * 32))
         asked = []
         made.append(
             subject._contribution_counts(
@@ -100,7 +100,7 @@ def test_a_failing_sample_moves_the_sum_by_the_sensitivity_at_most():
 
 def test_each_evaluation_session_has_one_release_and_pays_anew():
     ledger, rows = MemoryLedger(), np.eye(2)[[0, 1, 0]]
-    subject = machine(2, ledger=ledger, mu=0.6, budget_mu=1.0)
+    subject = client(2, ledger=ledger, mu=0.6, budget_mu=1.0)
     subject.release("first", 0, rows.__getitem__)
     for ack in (0, 1):
         with pytest.raises(RefusedError, match="cap"):
@@ -187,7 +187,7 @@ HOSTILE = [0.0, 1.0, 0.5, -7.0, 1e300, math.nan, math.inf, -math.inf]
 def counter(mu=1.0, ledger=None, keys=None, **fields):
     ledger = DurableLedger() if ledger is None else ledger
     keys = SimulatedKeys(1, "m") if keys is None else keys
-    return PrivateMachine(counting_policy(mu, **fields), 1, len(DATA), ledger, keys, data=row_bytes(DATA))
+    return Privatizer(counting_policy(mu, **fields), 1, len(DATA), ledger, keys, data=row_bytes(DATA))
 
 
 def count_of(holds, **options):
@@ -216,9 +216,9 @@ def test_a_count_is_near_the_true_one_and_says_of_how_many(keys):
     assert abs(count - holds.sum()) < 5  # ten standard deviations
 
 
-def test_the_counts_of_machines_are_added_up_as_they_are():
-    machines = [counter(2.0, keys=SimulatedKeys(seed, "m")) for seed in (1, 2)]
-    releases = [release_count(one, "s", lambda chosen: np.ones(chosen.stop - chosen.start)) for one in machines]
+def test_the_counts_of_clients_are_added_up_as_they_are():
+    clients = [counter(2.0, keys=SimulatedKeys(seed, "m")) for seed in (1, 2)]
+    releases = [release_count(one, "s", lambda chosen: np.ones(chosen.stop - chosen.start)) for one in clients]
     alone = [counted([release])[0] for release in releases]
     assert counted(releases) == (sum(alone), 2 * len(DATA))
     assert counted([]) == (0.0, 0)

@@ -9,7 +9,7 @@ from murmurfl.privacy import (
     ConfigurationError,
     CountedColumn,
     MemoryLedger,
-    PrivateMachine,
+    Privatizer,
     RefusedError,
     SimulatedKeys,
     StatisticsRows,
@@ -17,7 +17,7 @@ from murmurfl.privacy import (
     row_bytes,
     statistics_policy,
 )
-from murmurfl.privacy.machine.clipping import SUMMING_ERROR
+from murmurfl.privacy.release.clipping import SUMMING_ERROR
 from murmurfl.privacy.queries import statistics
 
 AGE, WARD = CountedColumn("age", (0.0, 3.0), whole=True), CountedColumn("ward", values=("a", "b", "other"))
@@ -26,9 +26,9 @@ PLACES = (0.0, 0.4, 0.999, 1.0, 2.5, 3.0, 4.0, -1.0, 1e308, math.nan, math.inf, 
 ROOT_OF_TWO = math.sqrt(2)
 
 
-def machine(width, records=3, *, mu=1.0, ledger=None, **fields):
+def client(width, records=3, *, mu=1.0, ledger=None, **fields):
     ledger = MemoryLedger() if ledger is None else ledger
-    return PrivateMachine(
+    return Privatizer(
         statistics_policy(mu, **fields), width, records, ledger, SimulatedKeys(1, "a"), data=row_bytes(np.zeros(9))
     )
 
@@ -46,10 +46,10 @@ def largest_move(subject, rows):
 def test_replacing_a_record_moves_the_sum_by_the_sensitivity(columns):
     rows = StatisticsRows(columns)
     made = rows.rows(np.array([*itertools.product(PLACES, repeat=len(columns))]))
-    noiseless = machine(rows.width, mechanism="none")
+    noiseless = client(rows.width, mechanism="none")
     moved = largest_move(noiseless, made)
-    assert 0.999 * ROOT_OF_TWO < moved <= noiseless.plan.sensitivity <= machine(rows.width).plan.sensitivity
-    assert machine(rows.width).plan.sensitivity == pytest.approx(ROOT_OF_TWO * (1 + SUMMING_ERROR), rel=3e-3)
+    assert 0.999 * ROOT_OF_TWO < moved <= noiseless.plan.sensitivity <= client(rows.width).plan.sensitivity
+    assert client(rows.width).plan.sensitivity == pytest.approx(ROOT_OF_TWO * (1 + SUMMING_ERROR), rel=3e-3)
     assert (made >= 0).all()
     assert np.linalg.norm(made, axis=1).max() == pytest.approx(1.0, abs=1e-12)
 
@@ -71,14 +71,14 @@ def test_a_record_at_places_of_its_own_has_a_row_of_length_one():
 
 
 def test_parts_that_each_had_all_of_the_length_are_cut():
-    """The planted bug: without the share of 1 / sqrt(d) two columns would move a sum by 2; the machine bounds rows."""
+    """The planted bug: without the share of 1 / sqrt(d) two columns would move a sum by 2; the client bounds rows."""
 
     class Longer(StatisticsRows):
         weight = 1.0
 
     made = Longer((WARD, AGE)).rows(np.array([*itertools.product((0.0, 1.0, 2.0, math.nan), repeat=2)]))
     assert max(np.linalg.norm(one - other) for one in made for other in made) == pytest.approx(2.0)
-    subject = machine(made.shape[1], mechanism="none")
+    subject = client(made.shape[1], mechanism="none")
     assert largest_move(subject, made) <= subject.plan.sensitivity
 
 
@@ -137,7 +137,7 @@ def test_the_covariance_is_that_of_the_noise():
 
 def test_each_session_has_one_release_and_pays_anew():
     ledger, rows = MemoryLedger(), np.eye(4)
-    subject = machine(4, ledger=ledger, mu=0.6, budget_mu=1.0)
+    subject = client(4, ledger=ledger, mu=0.6, budget_mu=1.0)
     subject.release("first", 0, rows.__getitem__)
     with pytest.raises(RefusedError, match="cap"):
         subject.release("first", 1, rows.__getitem__)

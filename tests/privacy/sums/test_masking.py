@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from murmurfl.privacy import (
+    ClientKey,
     ConfigurationError,
     Header,
     HelperKey,
-    MachineKey,
     MaskedReleaseError,
     Masking,
     PrivacyPolicy,
@@ -22,7 +22,7 @@ from murmurfl.privacy import (
     add_mask,
     checked_header,
 )
-from murmurfl.privacy.machine import policy as privacy_policy
+from murmurfl.privacy.release import policy as privacy_policy
 from murmurfl.privacy.sums import masking
 from murmurfl.privacy.sums.masking import (
     LARGEST_SIZE,
@@ -35,8 +35,8 @@ from murmurfl.privacy.sums.masking import (
 
 from tests.harness.errors import raises
 from tests.harness.masked_releases import (
+    CLIENTS,
     HELPERS,
-    MACHINES,
     NOTHING,
     OTHER_ROSTER,
     ROSTER,
@@ -61,7 +61,7 @@ def policy(**changes):
 
 
 def released(counts, release=1, ack=0):
-    """A release as a machine's ledger gives it."""
+    """A release as a client's ledger gives it."""
     ids = [bytes.fromhex(id_of("a", k)) if k else NOTHING_OPENED for k in (release, ack)]
     return Release(np.asarray(counts, np.int64), policy().plan(len(counts)).grid.spacing, release, ack, *ids)
 
@@ -87,8 +87,8 @@ def test_the_masks_of_all_helpers_come_off_and_nothing_less():
 
 def test_sums_of_masked_releases_lose_their_masks_to_the_last_bit():
     generator = np.random.Generator(np.random.Philox(key=11))
-    counts = generator.integers(-(2**52) + 1, 2**52, size=(len(MACHINES), D))
-    parts = [masked(values, name) for values, name in zip(counts, MACHINES, strict=True)]
+    counts = generator.integers(-(2**52) + 1, 2**52, size=(len(CLIENTS), D))
+    parts = [masked(values, name) for values, name in zip(counts, CLIENTS, strict=True)]
     total = sum((part.counts for part in parts), np.zeros(D, np.uint64))
     for helper in HELPERS:
         total -= sum((mask_of(part.sealed, helper) for part in parts), np.zeros(D, np.uint64))
@@ -156,15 +156,13 @@ def test_every_mask_has_a_seed_of_its_own():
     assert seeds_are_fresh()
 
 
-@pytest.mark.parametrize("shared", ["one for all", "one a machine", "one a helper"])
+@pytest.mark.parametrize("shared", ["one for all", "one a client", "one a helper"])
 def test_seeds_that_are_used_again_would_be_noticed(monkeypatch, shared):
     state = {"calls": 0}
 
     def again(size):
         state["calls"] += 1
-        part = {"one for all": 0, "one a machine": state["calls"] % 2, "one a helper": (state["calls"] - 1) // 2}[
-            shared
-        ]
+        part = {"one for all": 0, "one a client": state["calls"] % 2, "one a helper": (state["calls"] - 1) // 2}[shared]
         return bytes([part]) * size
 
     monkeypatch.setattr(masking.secrets, "token_bytes", again)
@@ -188,7 +186,7 @@ def test_what_leaves_beside_the_counts_does_not_depend_on_them():
 def test_the_header_says_what_the_release_and_the_operator_say():
     own = policy()
     header = checked_header(masked(np.zeros(D), release=3, ack=2).sealed, ROSTER)
-    assert (header.session, header.machine, header.release) == ("s", "a", 3)
+    assert (header.session, header.client, header.release) == ("s", "a", 3)
     assert (header.release_id, header.ack_id) == (id_of("a", 3), id_of("a", 2))
     assert (header.size, header.spacing) == (D, own.plan(D).grid.spacing)
     assert (header.release_mode, header.min_cohort, header.terms) == ("cumulative", 3, own.shared_terms(D))
@@ -219,7 +217,7 @@ def test_what_is_no_release_under_secure_aggregation_is_not_masked(release):
         Masking("a", key_of("a"), ROSTER).mask(release, "s", policy())
 
 
-def test_a_machine_that_is_not_in_the_roster_or_under_another_key_cannot_mask():
+def test_a_client_that_is_not_in_the_roster_or_under_another_key_cannot_mask():
     with raises(ConfigurationError, "missing", "roster"):
         Masking("z", key_of("z"), ROSTER)
     with raises(ConfigurationError, "mismatch", "key"):
@@ -228,26 +226,26 @@ def test_a_machine_that_is_not_in_the_roster_or_under_another_key_cannot_mask():
 
 def test_a_policy_that_the_roster_cannot_serve_is_refused():
     own = Masking("a", key_of("a"), ROSTER)
-    own.check_policy(policy(sums=SumAssumption(2, len(MACHINES))))
+    own.check_policy(policy(sums=SumAssumption(2, len(CLIENTS))))
     with raises(ConfigurationError, "out-of-range", "min_cohort"):
-        own.check_policy(policy(sums=SumAssumption(2, len(MACHINES) + 1)))
+        own.check_policy(policy(sums=SumAssumption(2, len(CLIENTS) + 1)))
     with pytest.raises(ConfigurationError, match="trust 'secure-aggregation'"):
         own.mask(released(np.zeros(D)), "s", PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=9, mu=1.0))
 
 
 def test_samples_return_in_chains_only_where_a_plan_pays_for_the_whole_roster(monkeypatch):
-    """More machines than may be in one sum: a sample could meet others each time it returns."""
+    """More clients than may be in one sum: a sample could meet others each time it returns."""
     own, returning = Masking("a", key_of("a"), ROSTER), {"sample_participations": 3, "min_separation": 3}
     policies = [
         policy(**returning),
         policy(),
         policy(mechanism="independent", release_rule="paper", **returning),
     ]
-    monkeypatch.setattr(privacy_policy, "MOST_SUMMED", len(MACHINES))
+    monkeypatch.setattr(privacy_policy, "MOST_SUMMED", len(CLIENTS))
     for one in policies:
         own.check_policy(one)
-    monkeypatch.setattr(privacy_policy, "MOST_SUMMED", len(MACHINES) - 1)
-    with pytest.raises(ConfigurationError, match=f"at most {len(MACHINES) - 1} machines .* got {len(MACHINES)}"):
+    monkeypatch.setattr(privacy_policy, "MOST_SUMMED", len(CLIENTS) - 1)
+    with pytest.raises(ConfigurationError, match=f"at most {len(CLIENTS) - 1} clients .* got {len(CLIENTS)}"):
         own.check_policy(policies[0])
     for one in policies[1:]:
         own.check_policy(one)
@@ -303,7 +301,7 @@ def test_a_header_in_another_form_is_none(form, content):
 IMPOSSIBLE = {
     "version": [0, 2, True, 1.0, "1", None],
     "session": ["", "s" * 65, 7, None],
-    "machine": ["", "m" * 65, 7],
+    "client": ["", "m" * 65, 7],
     "builds_on": ["", "last", "cumulative", None, ["nothing"]],
     "release": [0, -1, 2**31, True, 1.0, "1", 10**4000],
     "release_id": ["", "0" * 31, "0" * 33, "g" * 32, "A" * 32, "1" * 31 + "\n", NOTHING, None],
@@ -343,7 +341,7 @@ def test_a_release_that_stands_alone_names_nothing_it_is_built_on():
 
 
 def changed(sealed):
-    """A signed release with one part of it changed, each as somebody without the machine's key could."""
+    """A signed release with one part of it changed, each as somebody without the client's key could."""
     other = release_of("a", 2)
     header = Header.from_bytes(sealed.header)
     yield "header", replace(sealed, header=replace(header, min_cohort=1).to_bytes())
@@ -373,7 +371,7 @@ def test_nothing_of_a_signed_release_can_be_changed(part, sealed):
 
 
 def rightly_signed_and_wrong():
-    """What a machine of the roster could sign."""
+    """What a client of the roster could sign."""
     one = release_of("a")
     yield "another roster", release_of("a", roster=OTHER_ROSTER.digest)
     yield "another helper", release_of("a", helpers=("left", "center"))
@@ -392,7 +390,7 @@ def test_a_release_for_others_or_in_anothers_name_is_refused(what, sealed):
         checked_header(sealed, ROSTER)
 
 
-def test_what_a_machine_signed_for_something_else_signs_no_release():
+def test_what_a_client_signed_for_something_else_signs_no_release():
     """Its label is in what it signs: without it other documents of the same bytes would pass."""
     sealed = release_of("a")
     assert sealed.signed.startswith(b"murmurfl masked release 1\x00")
@@ -442,7 +440,7 @@ def test_a_seed_of_another_length_is_refused():
 
 
 def test_a_seal_is_for_the_helpers_name_behind_its_length_and_the_header():
-    """The bytes that machines of every version seal with."""
+    """The bytes that clients of every version seal with."""
     header = header_of("a")
     info = b"murmurfl mask seed 1\0" + bytes([0, 0, 0, 0, 0, 0, 0, 4]) + b"left" + header.to_bytes()
     seal = masking._SUITE.encrypt(bytes(range(SEED_BYTES)), KEYS["left"].sealing.public_key(), info=info)
@@ -451,7 +449,7 @@ def test_a_seal_is_for_the_helpers_name_behind_its_length_and_the_header():
 
 
 def test_masks_with_real_keys_work_as_well():
-    key, helper = MachineKey.generate(), HelperKey.generate()
+    key, helper = ClientKey.generate(), HelperKey.generate()
     roster = Roster({"m": key.public}, (helper.entry("h"),))
     out = Masking("m", key, roster).mask(released(np.arange(D)), "s", policy(sums=SumAssumption(1, 1)))
     header = checked_header(out.sealed, roster)

@@ -1,4 +1,4 @@
-"""The opening rule: what a helper opens, and everything it must not, whatever the server, machines and helpers do."""
+"""The opening rule: what a helper opens, and everything it must not, whatever the server, clients and helpers do."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ from murmurfl.privacy import (
     OpeningRecordError,
     OpeningRefusedError,
     PrivacyPolicy,
-    PrivateMachine,
+    Privatizer,
     RefusedError,
     Roster,
     SimulatedKeys,
@@ -41,8 +41,8 @@ from murmurfl.privacy.sums.opening_rule import SignedOpening, is_view
 from tests.harness.errors import raises
 from tests.harness.masked_releases import (
     ATTACKS,
+    CLIENTS,
     HELPERS,
-    MACHINES,
     ROSTER,
     SEED,
     D,
@@ -81,7 +81,7 @@ def test_the_answer_is_the_sum_of_the_helpers_masks_signed(opener):
     assert is_opening(ROSTER.helpers[0], "s", answer)
 
 
-def test_rounds_follow_each_other_with_any_machines(opener):
+def test_rounds_follow_each_other_with_any_clients(opener):
     opener.open("s", "1", round_of("abcd"))
     opener.open("s", "2", [*round_of("ef"), *round_of("ab", 2, 1)])
     opener.open("s", "3", [*round_of("ab", 7, 2), *round_of("cdef", 2, 1)])
@@ -143,10 +143,10 @@ def test_a_view_is_what_opening_would_do_and_leaves_no_trace(opener, name):
 
 def test_a_view_names_whose_seals_do_not_open_and_whose_releases_do_not_follow(opener):
     opener.open("s", "1", round_of())
-    machine = key_of("b")
+    client = key_of("b")
     releases = round_of(release=2, ack=1)
     broken = replace(releases[1], seals=(bytes(80), releases[1].seals[1]), signature=b"")
-    releases[1] = replace(broken, signature=machine.sign(broken.signed))
+    releases[1] = replace(broken, signature=client.sign(broken.signed))
     releases[3] = round_of(release=2, ack=0)[3]
     view = opener.view("s", "2", releases)
     assert (view.would_open, view.disputed) == ("no", ("b", "d"))
@@ -260,7 +260,7 @@ def test_a_sum_has_at_most_as_many_releases_as_cannot_wrap(monkeypatch):
 
 
 def test_a_set_that_cannot_be_answered_is_not_recorded(opener, monkeypatch):
-    """A sum that there is no memory for, say: else its name would be taken and its machines gone."""
+    """A sum that there is no memory for, say: else its name would be taken and its clients gone."""
 
     def full(*arguments):
         raise MemoryError
@@ -450,7 +450,7 @@ def test_what_was_opened_here_is_not_void_and_keeps_its_answer(opener):
 
 
 def test_helpers_that_were_shown_different_sets_meet_again(opener):
-    """Under one name, under two, and with an earlier and a later release of one machine: by what each has signed."""
+    """Under one name, under two, and with an earlier and a later release of one client: by what each has signed."""
     right = right_opener()
     mine, theirs = [*round_of("abc", 2, 0), *round_of("d")], [*round_of("bcd", 2, 0), *round_of("e")]
     ours, others = SignedOpening.of(opener.open("s", "1", mine)), opened_by_right("1", theirs, right)
@@ -477,7 +477,7 @@ def forgeries():
         "its own word": (first, own),
         "its own word under the other's name": (first, replace(own, helper="right")),
         "a helper of no name": (first, replace(seen, helper="center")),
-        "a machine": (first, replace(seen, helper="a")),
+        "a client": (first, replace(seen, helper="a")),
         "a name of no letters": (first, replace(seen, helper="\ud800")),
         "another sum": (first, replace(seen, total_digest=bytes(32))),
         "a subset": (first[:5], seen),
@@ -495,7 +495,7 @@ FORGERIES = (
         "its own word",
         "its own word under the other's name",
         "a helper of no name",
-        "a machine",
+        "a client",
     ),
     *("a name of no letters", "another sum", "a subset", "the same releases sealed again", "another order"),
     *("another name", "another session's"),
@@ -514,7 +514,7 @@ def test_without_another_helpers_word_on_this_very_set_nothing_is_void(opener, n
 
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if attack.releases])
-def test_a_corrupt_helper_cannot_have_machines_moved_on_to_what_they_did_not_sign(name):
+def test_a_corrupt_helper_cannot_have_clients_moved_on_to_what_they_did_not_sign(name):
     """It signs whatever the server shows: sets that are wrong by themselves are refused, and of the others none goes
     back, nor is any release of theirs opened from then on."""
     attack, record = ATTACKS[name], MemoryOpeningRecord()
@@ -532,10 +532,10 @@ def test_a_corrupt_helper_cannot_have_machines_moved_on_to_what_they_did_not_sig
         assert record.session(attack.session).last == before
         return
     now = record.session(attack.session).last
-    assert all(now[machine].release >= last.release for machine, last in before.items())
+    assert all(now[client].release >= last.release for client, last in before.items())
     headers = [Header.from_bytes(one.header) for one in attack.releases]
     for header in headers:
-        assert now[header.machine].release >= header.release
+        assert now[header.client].release >= header.release
     assert refused(lambda: opener.open(attack.session, attack.opening, attack.releases))
     assert refused(lambda: opener.open(attack.session, "77", attack.releases))
 
@@ -583,12 +583,12 @@ def test_a_helper_that_does_not_look_at_acks_would_be_noticed(monkeypatch):
 def test_a_helper_that_lets_the_server_say_min_cohort_would_be_noticed(monkeypatch):
     real = opening.checked_header
     monkeypatch.setattr(opening, "checked_header", lambda *given: replace(real(*given), min_cohort=1))
-    assert let_through() == {"one machine", "too few", "too few for one of them"}
+    assert let_through() == {"one client", "too few", "too few for one of them"}
 
 
 def test_a_helper_that_believes_names_would_be_noticed(monkeypatch):
     monkeypatch.setattr(masking, "is_signed", lambda *given: True)
-    assert let_through() >= {"a stranger under a known name", "a machine under another's name", "no signature"}
+    assert let_through() >= {"a stranger under a known name", "a client under another's name", "no signature"}
 
 
 def assert_refused_by_the_record_itself(attack):
@@ -608,7 +608,7 @@ def test_a_helper_that_does_not_count_releases_would_be_noticed(monkeypatch):
 
 
 def test_a_helper_that_knows_sets_by_their_name_alone_would_be_noticed(monkeypatch):
-    """A set opened twice with one machine less: the difference of its two answers is that machine's mask."""
+    """A set opened twice with one client less: the difference of its two answers is that client's mask."""
     real = Opener._record_set
 
     def by_name(page, name, digest, headers):
@@ -644,7 +644,7 @@ def test_a_helper_that_was_started_again_refuses_what_it_refused(tmp_path, name)
     assert not allowed(opener_of(SQLiteOpeningRecord(path)), replace(attack, before=[]))
 
 
-# Machines, helpers and a server together.
+# Clients, helpers and a server together.
 
 
 def policy(**changes):
@@ -653,27 +653,27 @@ def policy(**changes):
 
 
 class Federation:
-    """Machines with ledgers, helpers with records, and a server that adds up."""
+    """Clients with ledgers, helpers with records, and a server that adds up."""
 
     def __init__(self, roster=ROSTER, *, bound=True, ledgers=None, records=None, **changes):
         self.roster, self.policy = roster, policy(**changes)
-        self.ledgers = ledgers or {name: MemoryLedger() for name in MACHINES}
-        self.machines = {
-            name: PrivateMachine(
+        self.ledgers = ledgers or {name: MemoryLedger() for name in CLIENTS}
+        self.clients = {
+            name: Privatizer(
                 self.policy, D, 12, self.ledgers[name], SimulatedKeys(1, name), roster=roster.digest if bound else ""
             )
-            for name in MACHINES
+            for name in CLIENTS
         }
-        self.masks = {name: Masking(name, key_of(name), roster) for name in MACHINES}
+        self.masks = {name: Masking(name, key_of(name), roster) for name in CLIENTS}
         self.helpers = [
             Opener(name, HelperKey.simulated(SEED, name), roster, record)
             for name, record in zip(HELPERS, records or [MemoryOpeningRecord(), MemoryOpeningRecord()], strict=True)
         ]
-        self.acks = dict.fromkeys(MACHINES, 0)
+        self.acks = dict.fromkeys(CLIENTS, 0)
 
     def release(self, name):
         rows = np.random.Generator(np.random.Philox(key=ord(name))).normal(size=(12, D))
-        return self.machines[name].release("s", self.acks[name], lambda samples: rows[samples])
+        return self.clients[name].release("s", self.acks[name], lambda samples: rows[samples])
 
     def masked(self, name, release):
         return self.masks[name].mask(release, "s", self.policy)
@@ -694,7 +694,7 @@ def test_the_sums_are_those_without_masks_to_the_last_bit_whatever_is_lost(mecha
     generator = np.random.Generator(np.random.Philox(key=12))
     rounds = 0
     for server_round in range(1, 13):
-        asked = generator.choice(MACHINES, size=5, replace=False)
+        asked = generator.choice(CLIENTS, size=5, replace=False)
         releases = {name: federation.release(name) for name in asked}
         came = [name for name in asked if generator.random() < 0.7]
         if len(came) < federation.policy.sums.min_cohort:
@@ -709,19 +709,19 @@ def test_the_sums_are_those_without_masks_to_the_last_bit_whatever_is_lost(mecha
 def test_a_session_does_not_outlive_its_roster():
     """A helper lost its record, got new keys, and a roster was made with them: it knows nothing of what was opened.
 
-    Machines that went on in the old session would send everything so far to whoever was never acknowledged, and the new
+    Clients that went on in the old session would send everything so far to whoever was never acknowledged, and the new
     helper would open it.
     """
-    ledgers = {name: MemoryLedger() for name in MACHINES}
+    ledgers = {name: MemoryLedger() for name in CLIENTS}
     before = Federation(ledgers=ledgers)
-    before.opened("1", [before.masked(name, before.release(name)) for name in MACHINES])
+    before.opened("1", [before.masked(name, before.release(name)) for name in CLIENTS])
     keys = [HelperKey.simulated(SEED, "left"), HelperKey.simulated(99, "right")]
-    roster = Roster(ROSTER.machines, tuple(key.entry(name) for key, name in zip(keys, HELPERS, strict=True)))
+    roster = Roster(ROSTER.clients, tuple(key.entry(name) for key, name in zip(keys, HELPERS, strict=True)))
     after = Federation.__new__(Federation)
-    after.acks, after.roster, after.policy = dict.fromkeys(MACHINES, 0), roster, before.policy
-    after.machines = {
-        name: PrivateMachine(before.policy, D, 12, ledgers[name], SimulatedKeys(1, name), roster=roster.digest)
-        for name in MACHINES
+    after.acks, after.roster, after.policy = dict.fromkeys(CLIENTS, 0), roster, before.policy
+    after.clients = {
+        name: Privatizer(before.policy, D, 12, ledgers[name], SimulatedKeys(1, name), roster=roster.digest)
+        for name in CLIENTS
     }
     with pytest.raises(RefusedError) as refusal:
         after.release("a")
@@ -729,25 +729,25 @@ def test_a_session_does_not_outlive_its_roster():
 
 
 def test_a_session_that_outlived_its_roster_would_be_noticed():
-    """The planted bug, machines that do not know whose roster a session is: one release by itself, P_2 - P_0 - P_1."""
-    ledgers = {name: MemoryLedger() for name in MACHINES}
+    """The planted bug, clients that do not know whose roster a session is: one release by itself, P_2 - P_0 - P_1."""
+    ledgers = {name: MemoryLedger() for name in CLIENTS}
     before = Federation(ledgers=ledgers, bound=False)
-    releases = {name: before.release(name) for name in MACHINES}
+    releases = {name: before.release(name) for name in CLIENTS}
     before.opened("1", [before.masked(name, release) for name, release in releases.items()])
     again = Federation(ledgers=ledgers, bound=False)  # with records that know nothing
-    second = {name: again.release(name) for name in MACHINES}
+    second = {name: again.release(name) for name in CLIENTS}
     total = again.opened("2", [again.masked(name, release) for name, release in second.items()])
     assert (total == sum(release.counts for release in second.values())).all()
     assert all(release.ack == 0 for release in second.values())
 
 
-def test_a_corrupt_machine_cannot_have_anothers_mask_taken_off_twice():
+def test_a_corrupt_client_cannot_have_anothers_mask_taken_off_twice():
     """It shows the victim's seals as its own: were they to open, its sum would have the victim's mask twice."""
     victim = release_of("a")
     thief = signed(replace(release_of("f"), seals=victim.seals), key_of("f"))
     with pytest.raises(OpeningRefusedError) as refusal:
         opener_of(MemoryOpeningRecord()).open("s", "1", [*round_of("bcde"), thief])
-    assert "the seal of machine 'f' does not open" in refusal.value.why
+    assert "the seal of client 'f' does not open" in refusal.value.why
 
 
 def test_an_opening_says_nothing_of_a_single_mask():
@@ -758,9 +758,9 @@ def test_an_opening_says_nothing_of_a_single_mask():
     assert answer.total.shape == (D,)
 
 
-def test_a_real_machine_must_know_the_roster_of_its_sessions(tmp_path):
+def test_a_real_client_must_know_the_roster_of_its_sessions(tmp_path):
     ledger = SQLiteLedger.create(tmp_path / "ledger.db", budget_mu=2.0, delta=1e-5)
     chosen, options = policy(budget_mu=2.0), {"data": row_bytes(range(12))}
     with raises(ConfigurationError, "missing", "roster"):
-        PrivateMachine(chosen, D, 12, ledger, ledger.keys(), **options)
-    PrivateMachine(chosen, D, 12, ledger, ledger.keys(), roster=ROSTER.digest, **options)
+        Privatizer(chosen, D, 12, ledger, ledger.keys(), **options)
+    Privatizer(chosen, D, 12, ledger, ledger.keys(), roster=ROSTER.digest, **options)

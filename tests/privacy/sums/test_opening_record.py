@@ -31,14 +31,14 @@ from murmurfl.privacy.sums.opening_rule import LastOpened, OpenedSet, SessionTer
 
 from tests.harness.errors import raises
 from tests.harness.kill_points import lethal
-from tests.harness.masked_releases import MACHINES, SEED, id_of, mask_of, opener_of, release_of, round_of
+from tests.harness.masked_releases import CLIENTS, SEED, id_of, mask_of, opener_of, release_of, round_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 fork = multiprocessing.get_context("fork")
 CARD = HelperKey.simulated(SEED, "left").entry("left")
 FIRST, SECOND, THIRD, FOURTH = (round_of(release=k, ack=k - 1) for k in (1, 2, 3, 4))
 SINGLED_OUT = [*SECOND[:5], release_of("f", 2, 0)]
-"""The second round with P_2 - P_0 of one machine in it: beside the first round that is a release by itself."""
+"""The second round with P_2 - P_0 of one client in it: beside the first round that is a release by itself."""
 
 
 @pytest.fixture
@@ -68,17 +68,15 @@ def elsewhere(name, releases):
     return SignedOpening("right", bytes(32), right.sign(signed))
 
 
-def set_of(name="1", release=1, session="s", machines=MACHINES):
+def set_of(name="1", release=1, session="s", clients=CLIENTS):
     terms = SessionTerms("cumulative", 40, 2.0**-20, "a" * 64, ("left", "right"), "5" * 64)
-    return OpenedSet(
-        session, name, "d" * 64, terms, {one: LastOpened(release, id_of(one, release)) for one in machines}
-    )
+    return OpenedSet(session, name, "d" * 64, terms, {one: LastOpened(release, id_of(one, release)) for one in clients})
 
 
 def test_what_was_opened_is_what_is_read_by_another_process(path):
     with SQLiteOpeningRecord(path).exclusive() as page:
         assert page.set_digest("s", "1") is page.terms("s") is None
-        assert page.last_opened("s", MACHINES) == {}
+        assert page.last_opened("s", CLIENTS) == {}
         page.commit(set_of())
     with SQLiteOpeningRecord(path).exclusive() as page:
         assert page.set_digest("s", "1") == "d" * 64
@@ -90,7 +88,7 @@ def test_what_was_opened_is_what_is_read_by_another_process(path):
 
 @pytest.mark.parametrize("kind", ["opened", "locked", "void"])
 def test_a_set_comes_back_as_it_was_written(kind):
-    awkward = replace(set_of(session="é\u2028", machines=["Zürich", "a b", "\U0001f512"]), kind=kind)
+    awkward = replace(set_of(session="é\u2028", clients=["Zürich", "a b", "\U0001f512"]), kind=kind)
     assert OpenedSet.from_bytes(awkward.to_bytes()) == awkward
 
 
@@ -109,7 +107,7 @@ def test_promises_and_void_sets_are_read_by_another_process_and_only_then_change
             assert (page.lock("s"), page.voids("s", "1")) == (kept, found)
             assert page.voids("t", "1") == page.voids("s", "2") == frozenset()
             assert page.set_digest("s", "1") is page.lock("t") is None
-            assert (page.terms("s") is None) == (page.last_opened("s", MACHINES) == {}) == (not found)
+            assert (page.terms("s") is None) == (page.last_opened("s", CLIENTS) == {}) == (not found)
         with closing(sqlite3.connect(path)) as connection:
             assert connection.execute("PRAGMA user_version").fetchone() == (1 if one is other else 2,)
     assert SQLiteOpeningRecord(path).sets == 1, "of what was opened"
@@ -147,7 +145,7 @@ def test_what_is_refused_writes_nothing(path):
 def test_a_record_never_goes_backwards(path):
     with SQLiteOpeningRecord(path).exclusive() as page:
         page.commit(set_of())
-    for wrong in (set_of(), set_of("2"), set_of("1", 2), set_of("2", machines="f")):
+    for wrong in (set_of(), set_of("2"), set_of("1", 2), set_of("2", clients="f")):
         with SQLiteOpeningRecord(path).exclusive() as page, pytest.raises(OpeningRecordError, match="new name"):
             page.commit(wrong)
     assert SQLiteOpeningRecord(path).sets == 1
@@ -358,7 +356,7 @@ def test_what_is_no_record_is_refused_and_left_alone(path, content):
     assert path.read_bytes() == content
 
 
-def test_a_machines_ledger_is_no_record(tmp_path):
+def test_a_clients_ledger_is_no_record(tmp_path):
     from murmurfl.privacy import SQLiteLedger
 
     path = tmp_path / "ledger.db"
@@ -400,7 +398,7 @@ def test_a_believed_record_gets_its_log_back(path):
     assert path.read_bytes()[18:20] == b"\2\2"
     path.write_bytes(whole)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("DELETE FROM machines")
+        connection.execute("DELETE FROM clients")
     before = files_of(path)
     with pytest.raises(OpeningRecordError, match="tables that do not follow"):
         SQLiteOpeningRecord(path)
@@ -416,16 +414,16 @@ DAMAGE = {
     "a line is another session's": "UPDATE log SET session = 'x' WHERE number = 1",
     "a link was changed": "UPDATE log SET link = zeroblob(32) WHERE number = 2",
     "a line is no line": "UPDATE log SET line = 'x' WHERE number = 1",
-    "a machine is gone": "DELETE FROM machines WHERE machine = 'f'",
-    "a machine is at an earlier release": "UPDATE machines SET release = 1 WHERE machine = 'f'",
-    "a machine has another release": "UPDATE machines SET release_id = '0' WHERE machine = 'f'",
-    "a machine came out of nowhere": "INSERT INTO machines VALUES ('s', 'z', 1, '0')",
+    "a client is gone": "DELETE FROM clients WHERE client = 'f'",
+    "a client is at an earlier release": "UPDATE clients SET release = 1 WHERE client = 'f'",
+    "a client has another release": "UPDATE clients SET release_id = '0' WHERE client = 'f'",
+    "a client came out of nowhere": "INSERT INTO clients VALUES ('s', 'z', 1, '0')",
     "a session is gone": "DELETE FROM sessions",
     "a session has other terms": "UPDATE sessions SET terms = replace(terms, '40', '41')",
     "another record's name": "UPDATE record SET name = 'x'",
     "another helper's key": "UPDATE record SET key = zeroblob(32)",
     "no helper": "DELETE FROM record",
-    "a table is gone": "DROP TABLE machines",
+    "a table is gone": "DROP TABLE clients",
     "a promise was made an answer": "UPDATE log SET opening = '4' WHERE opening GLOB 'locked *'",
     "a promise is gone": "DELETE FROM log WHERE opening = 'locked 4'",
     "a void set has another number": "UPDATE log SET opening = 'void 9' WHERE opening GLOB 'void *'",
@@ -459,7 +457,7 @@ def test_lines_cut_off_at_the_end_are_a_rollback(path):
     helper(path).open("s", "2", SECOND)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"ATTACH '{before}' AS old")
-        for table in ("log", "machines"):
+        for table in ("log", "clients"):
             connection.execute(f"DELETE FROM {table}")
             connection.execute(f"INSERT INTO {table} SELECT * FROM old.{table}")
         connection.commit()
@@ -566,8 +564,8 @@ def test_of_sets_that_exclude_each_other_one_is_opened_whoever_asks_first(path):
         assert len(opened) == 1
         last = SQLiteOpeningRecord(path)
         with last.exclusive() as page:
-            behind = [name for name, one in page.last_opened("s", MACHINES).items() if one.release < k]
-            missing = [name for name in MACHINES if name not in page.last_opened("s", MACHINES)]
+            behind = [name for name, one in page.last_opened("s", CLIENTS).items() if one.release < k]
+            missing = [name for name in CLIENTS if name not in page.last_opened("s", CLIENTS)]
         late = [*behind, *missing]
         if late:  # so that the next round builds on this one for all of them
             spare = [release_of(name, k, k - 1, min_cohort=1) for name in late]
@@ -600,9 +598,9 @@ POINTS = (
     "asked",
     "begin",
     "look for the set",
-    "look for machines",
+    "look for clients",
     "write the line",
-    "write the machines",
+    "write the clients",
     "commit",
     "committed",
     "mark",
@@ -617,9 +615,9 @@ POINTS = (
 STATEMENTS = {
     "begin": "BEGIN IMMEDIATE",
     "look for the set": "SELECT line FROM log WHERE session",
-    "look for machines": "SELECT release, release_id",
+    "look for clients": "SELECT release, release_id",
     "write the line": "INSERT INTO log",
-    "write the machines": "INSERT OR REPLACE INTO machines",
+    "write the clients": "INSERT OR REPLACE INTO clients",
     "commit": "COMMIT",
 }
 METHODS = [
@@ -661,12 +659,12 @@ def killed_and_asked_again(path, point, second_asked, record_of=SQLiteOpeningRec
     """Kill a helper at a point of its second set; then ask for another set first, or for the same one.
 
     Gives whether the set was recorded when it died. Whatever the point: of the name one set is opened, no set is opened
-    that singles a machine out, and the same set has one answer for good.
+    that singles a client out, and the same set has one answer for good.
     """
     assert exit_code(path, "1", FIRST) == 0
     assert exit_code(path, "2", SECOND, point, record_of) == -signal.SIGKILL
     recorded = SQLiteOpeningRecord(path).sets == 2
-    asked = {"the same": SECOND, "one machine less": SECOND[:5]}
+    asked = {"the same": SECOND, "one client less": SECOND[:5]}
     for releases in (asked[second_asked], *asked.values(), SINGLED_OUT, *asked.values()):
         opener = helper(path)  # started anew each time
         try:
@@ -688,7 +686,7 @@ def killed_and_asked_again(path, point, second_asked, record_of=SQLiteOpeningRec
 @pytest.mark.parametrize(
     ("point", "asked"),
     [
-        *((point, "one machine less") for point in POINTS),
+        *((point, "one client less") for point in POINTS),
         ("write the line", "the same"),
         ("sign", "the same"),
         *(
@@ -718,7 +716,7 @@ class LateRecord(SQLiteOpeningRecord):
 
 def test_the_kill_test_catches_a_record_that_commits_after_answering(path):
     with pytest.raises(AssertionError, match="two sets were opened under one name"):
-        killed_and_asked_again(path, "sent", "one machine less", LateRecord)
+        killed_and_asked_again(path, "sent", "one client less", LateRecord)
 
 
 class ForgetfulRecord(MemoryOpeningRecord):

@@ -5,12 +5,12 @@ import json
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from murmurfl.privacy import ConfigurationError, HelperEntry, HelperKey, MachineKey, Roster
-from murmurfl.privacy.machine.policy import MOST_SUMMED
+from murmurfl.privacy import ClientKey, ConfigurationError, HelperEntry, HelperKey, Roster
+from murmurfl.privacy.release.policy import MOST_SUMMED
 from murmurfl.privacy.sums.roster import (
     KEY_BYTES,
+    MOST_CLIENTS,
     MOST_HELPERS,
-    MOST_MACHINES,
     is_sealing_point,
     is_signed,
     is_signing_point,
@@ -33,8 +33,8 @@ LOW_ORDER_U = (
 )
 """u of the points of X25519 whose shared secret is zero with everybody."""
 
-MACHINES, HELPERS = ("north", "south", "Zürich"), ("auditor", "board")
-ROSTER = Roster.simulated(3, MACHINES, HELPERS)
+CLIENTS, HELPERS = ("north", "south", "Zürich"), ("auditor", "board")
+ROSTER = Roster.simulated(3, CLIENTS, HELPERS)
 
 
 def little(number, sign=0):
@@ -42,13 +42,13 @@ def little(number, sign=0):
 
 
 def with_key(key, name="north"):
-    return Roster({**ROSTER.machines, name: key}, ROSTER.helpers)
+    return Roster({**ROSTER.clients, name: key}, ROSTER.helpers)
 
 
 def with_helper(**changes):
     one = ROSTER.helpers[0]
     entry = HelperEntry(**{"name": one.name, "sealing": one.sealing, "signing": one.signing, **changes})
-    return Roster(ROSTER.machines, (entry, ROSTER.helpers[1]))
+    return Roster(ROSTER.clients, (entry, ROSTER.helpers[1]))
 
 
 def test_a_roster_comes_back_from_its_document():
@@ -60,31 +60,31 @@ def test_a_roster_comes_back_from_its_document():
 
 def test_the_digest_is_that_of_every_name_key_and_order_of_helpers():
     others = [
-        with_key(MachineKey.simulated(4, "x").public),
-        with_key(MachineKey.simulated(4, "x").public, "new"),
-        Roster({name: ROSTER.machines[name] for name in MACHINES[:2]}, ROSTER.helpers),
+        with_key(ClientKey.simulated(4, "x").public),
+        with_key(ClientKey.simulated(4, "x").public, "new"),
+        Roster({name: ROSTER.clients[name] for name in CLIENTS[:2]}, ROSTER.helpers),
         Roster(
-            dict(zip(MACHINES, [ROSTER.machines[name] for name in ("south", "north", "Zürich")], strict=True)),
+            dict(zip(CLIENTS, [ROSTER.clients[name] for name in ("south", "north", "Zürich")], strict=True)),
             ROSTER.helpers,
         ),
-        Roster(ROSTER.machines, ROSTER.helpers[::-1]),
-        Roster(ROSTER.machines, ROSTER.helpers[:1]),
+        Roster(ROSTER.clients, ROSTER.helpers[::-1]),
+        Roster(ROSTER.clients, ROSTER.helpers[:1]),
         with_helper(name="another"),
         with_helper(sealing=HelperKey.simulated(4, "x").entry("x").sealing),
         with_helper(signing=HelperKey.simulated(4, "x").entry("x").signing),
     ]
     assert len({ROSTER.digest, *(other.digest for other in others)}) == 1 + len(others)
-    shuffled = Roster({name: ROSTER.machines[name] for name in reversed(MACHINES)}, ROSTER.helpers)
-    assert shuffled.digest == ROSTER.digest, "machines have no order"
+    shuffled = Roster({name: ROSTER.clients[name] for name in reversed(CLIENTS)}, ROSTER.helpers)
+    assert shuffled.digest == ROSTER.digest, "clients have no order"
 
 
 def test_the_digest_stays_that_of_what_is_inside():
-    machines = dict(ROSTER.machines)
-    roster = Roster(machines, list(ROSTER.helpers))
+    clients = dict(ROSTER.clients)
+    roster = Roster(clients, list(ROSTER.helpers))
     before = roster.digest
-    machines["stranger"] = MachineKey.simulated(4, "stranger").public
-    assert "stranger" not in roster.machines
-    assert roster.digest == before == Roster(roster.machines, roster.helpers).digest
+    clients["stranger"] = ClientKey.simulated(4, "stranger").public
+    assert "stranger" not in roster.clients
+    assert roster.digest == before == Roster(roster.clients, roster.helpers).digest
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_the_digest_stays_that_of_what_is_inside():
 )
 def test_names_that_do_not_show_or_show_as_another_are_refused(name):
     with raises(ConfigurationError, "malformed", "name"):
-        with_key(MachineKey.simulated(4, "x").public, name)
+        with_key(ClientKey.simulated(4, "x").public, name)
     with raises(ConfigurationError, "malformed", "name"):
         with_helper(name=name)
 
 
 def test_nobody_stands_in_it_twice():
     with pytest.raises(ConfigurationError, match="every key once"):
-        with_key(ROSTER.machines["south"])
+        with_key(ROSTER.clients["south"])
     with pytest.raises(ConfigurationError, match="every key once"):
         with_key(ROSTER.helpers[0].signing)
     with pytest.raises(ConfigurationError, match="every key once"):
@@ -123,7 +123,7 @@ def test_nobody_stands_in_it_twice():
 )
 def test_a_key_that_anybody_can_sign_for_or_a_second_encoding_is_refused(key):
     assert not is_signing_point(key)
-    with pytest.raises(ConfigurationError, match=r"machine 'north'.*make another card"):
+    with pytest.raises(ConfigurationError, match=r"client 'north'.*make another card"):
         with_key(key)
     with pytest.raises(ConfigurationError, match="helper 'auditor' to sign with"):
         with_helper(signing=key)
@@ -154,24 +154,24 @@ def test_a_key_whose_seals_everybody_opens_or_a_second_encoding_is_refused(key):
 
 def test_keys_that_are_made_are_never_refused():
     for number in range(200):
-        assert is_signing_point(MachineKey.simulated(number, "m").public)
+        assert is_signing_point(ClientKey.simulated(number, "m").public)
         entry = HelperKey.simulated(number, "h").entry("h")
         assert is_signing_point(entry.signing)
         assert is_sealing_point(entry.sealing)
-    assert Roster({"m": MachineKey.generate().public}, (HelperKey.generate().entry("h"),)).digest
+    assert Roster({"m": ClientKey.generate().public}, (HelperKey.generate().entry("h"),)).digest
 
 
 def test_generated_keys_are_the_systems_and_simulated_ones_the_seeds():
-    assert MachineKey.generate() != MachineKey.generate()
+    assert ClientKey.generate() != ClientKey.generate()
     assert HelperKey.generate() != HelperKey.generate()
-    assert MachineKey.simulated(3, "a") == MachineKey.simulated(3, "a") != MachineKey.simulated(3, "b")
+    assert ClientKey.simulated(3, "a") == ClientKey.simulated(3, "a") != ClientKey.simulated(3, "b")
     assert HelperKey.simulated(3, "a") == HelperKey.simulated(3, "a") != HelperKey.simulated(4, "a")
     secrets = {HelperKey.simulated(3, "a").sealing_secret, HelperKey.simulated(3, "a").signing_secret}
-    assert len(secrets | {MachineKey.simulated(3, "a").secret}) == 3
+    assert len(secrets | {ClientKey.simulated(3, "a").secret}) == 3
 
 
 def test_no_secret_is_shown():
-    for key in (MachineKey.simulated(3, "a"), HelperKey.simulated(3, "a")):
+    for key in (ClientKey.simulated(3, "a"), HelperKey.simulated(3, "a")):
         assert "secret" not in repr(key)
         assert "x" not in repr(key)
 
@@ -179,7 +179,7 @@ def test_no_secret_is_shown():
 @pytest.mark.parametrize("secret", [b"", bytes(31), bytes(33), "x" * 32, None])
 def test_keys_of_other_lengths_are_refused(secret):
     with pytest.raises(ConfigurationError, match="of 32 bytes"):
-        MachineKey(secret)
+        ClientKey(secret)
     with pytest.raises(ConfigurationError, match="of 32 bytes"):
         HelperKey(bytes(32), secret)
     with pytest.raises(ConfigurationError, match="of 32 bytes"):
@@ -189,27 +189,27 @@ def test_keys_of_other_lengths_are_refused(secret):
 
 
 def test_sizes_that_cannot_be_are_refused():
-    with pytest.raises(ConfigurationError, match=f"1 to {MOST_MACHINES} machines, got 0"):
+    with pytest.raises(ConfigurationError, match=f"1 to {MOST_CLIENTS} clients, got 0"):
         Roster({}, ROSTER.helpers)
     with pytest.raises(ConfigurationError, match=f"1 to {MOST_HELPERS} helpers, got 0"):
-        Roster(ROSTER.machines, ())
-    with pytest.raises(ConfigurationError, match=f"1 to {MOST_MACHINES} machines, got {MOST_MACHINES + 1}"):
-        Roster(dict.fromkeys(map(str, range(MOST_MACHINES + 1)), bytes(32)), ROSTER.helpers)
+        Roster(ROSTER.clients, ())
+    with pytest.raises(ConfigurationError, match=f"1 to {MOST_CLIENTS} clients, got {MOST_CLIENTS + 1}"):
+        Roster(dict.fromkeys(map(str, range(MOST_CLIENTS + 1)), bytes(32)), ROSTER.helpers)
     with pytest.raises(ConfigurationError, match="to be one that only its owner can use"):  # not for their number
         Roster(dict.fromkeys(map(str, range(MOST_SUMMED + 1)), bytes(32)), ROSTER.helpers)
     with pytest.raises(ConfigurationError, match=f"1 to {MOST_HELPERS} helpers, got 18"):
-        Roster(ROSTER.machines, ROSTER.helpers * 9)
+        Roster(ROSTER.clients, ROSTER.helpers * 9)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda d: d.pop("machines"),
+        lambda d: d.pop("clients"),
         lambda d: d.update({"murmurfl-roster": 2}),
         lambda d: d.update({"extra": 1}),
-        lambda d: d.update({"machines": ["north"]}),
-        lambda d: d["machines"].update({"north": "zz"}),
-        lambda d: d["machines"].update({"north": None}),
+        lambda d: d.update({"clients": ["north"]}),
+        lambda d: d["clients"].update({"north": "zz"}),
+        lambda d: d["clients"].update({"north": None}),
         lambda d: d.update({"helpers": {}}),
         lambda d: d.update({"helpers": None}),
         lambda d: d["helpers"][0].pop("signing"),
@@ -233,15 +233,15 @@ def test_texts_that_are_no_roster_are_refused(text):
 def test_a_text_that_names_anything_twice_is_refused():
     """Of two keys under one name other readers, and people, would see the other one."""
     text = json.dumps(ROSTER.document)
-    key = MachineKey.simulated(4, "x").public.hex()
-    twice = text.replace('"machines": {', f'"machines": {{"north": "{key}", ')
+    key = ClientKey.simulated(4, "x").public.hex()
+    twice = text.replace('"clients": {', f'"clients": {{"north": "{key}", ')
     assert Roster.from_document(json.loads(twice)) == ROSTER, "a reader that does not look sees nothing"
     with pytest.raises(ConfigurationError, match="'north' stands twice"):
         Roster.from_json(twice)
 
 
 def test_a_signature_fits_one_key_message_and_form():
-    key = MachineKey.simulated(3, "north")
+    key = ClientKey.simulated(3, "north")
     signature = key.sign(b"message")
     assert is_signed(key.public, signature, b"message")
     point, scalar = signature[:32], int.from_bytes(signature[32:], "little")
@@ -256,14 +256,14 @@ def test_a_signature_fits_one_key_message_and_form():
     ]
     assert not any(is_signed(key.public, other, b"message") for other in others)
     assert not is_signed(key.public, signature, b"another")
-    assert not is_signed(ROSTER.machines["south"], signature, b"message")
+    assert not is_signed(ROSTER.clients["south"], signature, b"message")
     assert not is_signed(b"short", signature, b"message")
 
 
 def test_a_key_signs_as_rfc_8032_says():
     """Test vector 2 of its section 7.1: that our keys are Ed25519's."""
     secret = bytes.fromhex("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb")
-    key = MachineKey(secret)
+    key = ClientKey(secret)
     assert key.public.hex() == "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c"
     assert key.sign(b"\x72").hex().startswith("92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da")
     assert key.sign(b"\x72") == Ed25519PrivateKey.from_private_bytes(secret).sign(b"\x72")

@@ -7,8 +7,8 @@ from murmurfl.clients import Mu2Client
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import Callback, CorrelatedFedAvg, Mu2, NothingAggregatedError
 
+from tests.harness.clients import normal_samples, simulated_app
 from tests.harness.grid import NodesGrid
-from tests.harness.machines import normal_samples, simulated_app
 from tests.harness.models import Data
 
 ROUNDS, CLIENTS = 4, 3

@@ -21,8 +21,8 @@ from murmurfl.strategies.callbacks.metrics_file import (
     read_figures,
 )
 
+from tests.harness.clients import normal_samples, simulated_app
 from tests.harness.grid import NodesGrid
-from tests.harness.machines import normal_samples, simulated_app
 from tests.harness.models import Data
 
 SHAPES = [(3,)]

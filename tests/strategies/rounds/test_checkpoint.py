@@ -24,10 +24,10 @@ from tests.harness.trusted_runs import (
     KINDS,
     POINTS,
     ROUNDS,
+    Clients,
     Columns,
     Deaths,
     Killed,
-    Machines,
     deaths_in,
     exact_mu,
     policy,
@@ -48,10 +48,10 @@ def no_waiting_for_the_disk(monkeypatch):
     monkeypatch.setattr(logging.getLogger("flwr"), "disabled", True)
 
 
-def train(folder, rounds, kind="tree", machines=None, **changes):
+def train(folder, rounds, kind="tree", clients=None, **changes):
     subject = strategy(kind, folder / "checkpoint", **changes)
-    machines = machines or Machines(subject.aggregator.policy, SIZE)
-    subject.start(machines, START, num_rounds=rounds)
+    clients = clients or Clients(subject.aggregator.policy, SIZE)
+    subject.start(clients, START, num_rounds=rounds)
     return subject
 
 
@@ -71,23 +71,23 @@ def files(folder):
 
 def refused(folder, match, **changes):
     """Nobody is asked, nothing is changed, and the error says the way out."""
-    before, machines = files(folder), Machines(policy(), SIZE)
+    before, clients = files(folder), Clients(policy(), SIZE)
     with pytest.raises(CheckpointError, match=match) as caught:
-        train(folder, 6, machines=machines, **changes)
-    assert not machines.seen
+        train(folder, 6, clients=clients, **changes)
+    assert not clients.seen
     assert files(folder) == before
     assert str(caught.value).startswith("Expected ")
     return str(caught.value)
 
 
 def test_private_files_exist_before_the_first_request(tmp_path):
-    class Looking(Machines):
+    class Looking(Clients):
         def answer(self, request):
             assert sorted(files(tmp_path / "made")) == NAMES
             assert all(file.stat().st_mode & 0o777 == 0o600 for file in (tmp_path / "made").iterdir())
             yield from super().answer(request)
 
-    subject = train(tmp_path / "made", 2, machines=Looking(policy(), SIZE))
+    subject = train(tmp_path / "made", 2, clients=Looking(policy(), SIZE))
     assert (tmp_path / "made" / "checkpoint.key").read_bytes() == subject.aggregator.stream.keys.secret_key
     assert json.loads((tmp_path / "made" / "checkpoint.mark").read_text())["server_round"] == 2
     assert subject.aggregator.stream.keys.secret_key not in (tmp_path / "made" / "checkpoint").read_bytes()
@@ -190,19 +190,19 @@ def test_files_that_others_can_read_are_refused(folder, name):
 
 
 def test_a_second_server_on_one_checkpoint_stops_before_it_publishes(folder):
-    machines = Machines(policy(), SIZE)
+    clients = Clients(policy(), SIZE)
 
-    class Overtaken(Machines):
+    class Overtaken(Clients):
         def answer(self, request):
-            if not machines.seen:
-                train(folder, 6, machines=machines)
+            if not clients.seen:
+                train(folder, 6, clients=clients)
             yield from super().answer(request)
 
     slow = Overtaken(policy(), SIZE)
     with pytest.raises(CheckpointError, match="a second server"):
-        train(folder, 6, machines=slow)
+        train(folder, 6, clients=slow)
     assert {number for number, _ in slow.seen} == {4}, "what was published before"
-    assert machines.seen[-1][0] == 5
+    assert clients.seen[-1][0] == 5
 
 
 def test_a_start_cut_off_before_its_first_checkpoint_is_no_training(tmp_path, monkeypatch):
@@ -250,9 +250,9 @@ def test_seeded_keys_have_no_files_and_are_not_real(tmp_path):
 
 
 def test_an_untrusted_servers_checkpoint_needs_neither(tmp_path):
-    """It holds only what the machines released, so going back to it tells nothing new."""
+    """It holds only what the clients released, so going back to it tells nothing new."""
     options = {"num_clients": 2, "clients_per_round": 2, "learning_rate": 0.1, "seed": 1}
-    Mu2(**options, checkpoint=tmp_path / "checkpoint").start(Machines(policy(), SIZE), START, num_rounds=2)
+    Mu2(**options, checkpoint=tmp_path / "checkpoint").start(Clients(policy(), SIZE), START, num_rounds=2)
     assert sorted(files(tmp_path)) == ["checkpoint"]
 
 
@@ -340,7 +340,7 @@ def test_rows_drawn_again_under_another_key_are_not_the_mechanisms(kind, monkeyp
 @pytest.mark.parametrize("kind", ["trusted-mu2", "tree", "reduced tree", "blt"])
 def test_a_checkpoint_copied_back_would_publish_the_same_sums_under_other_noise(kind, planted, monkeypatch, tmp_path):
     path = tmp_path / "checkpoint"
-    columns, machines = Columns(monkeypatch), Machines(policy(kind))
+    columns, clients = Columns(monkeypatch), Clients(policy(kind))
     deaths = Deaths(monkeypatch, [("seen", 4), ("seen", 18)])
     saved = []
 
@@ -353,7 +353,7 @@ def test_a_checkpoint_copied_back_would_publish_the_same_sums_under_other_noise(
 
     if not planted:
         with pytest.raises(CheckpointError, match="copied back"):
-            run(build, machines, deaths)
+            run(build, clients, deaths)
         return
     resume = TrustedCheckpoint.resume
 
@@ -362,8 +362,8 @@ def test_a_checkpoint_copied_back_would_publish_the_same_sums_under_other_noise(
         resume(files, found)
 
     monkeypatch.setattr(TrustedCheckpoint, "resume", believing)
-    subject, restarts = run(build, machines, deaths)
-    published = [(number, model) for number, model in dict.fromkeys(machines.seen) if number]
+    subject, restarts = run(build, clients, deaths)
+    published = [(number, model) for number, model in dict.fromkeys(clients.seen) if number]
     weights = np.array([columns.of_model[model] for _, model in published])[:, : len(columns.numbers)]
     assert restarts == 2
     assert len(published) == ROUNDS + 14, "rounds 5 to 18 were published twice"
@@ -387,12 +387,12 @@ def scripted_keys(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_interrupted_at_every_point_equals_uninterrupted_bit_for_bit(kind, scripted_keys, monkeypatch, tmp_path):
     deaths = Deaths(monkeypatch, [])
-    ends, machines = [], [Machines(policy(kind), 7, empty=False) for _ in range(2)]
+    ends, clients = [], [Clients(policy(kind), 7, empty=False) for _ in range(2)]
     for name, plan in (("whole", []), ("interrupted", deaths_in(7))):
         scripted_keys.clear()
         deaths.plan = list(plan)
         subject, restarts = run(
-            lambda name=name: strategy(kind, tmp_path / name, session="s"), machines[len(ends)], deaths
+            lambda name=name: strategy(kind, tmp_path / name, session="s"), clients[len(ends)], deaths
         )
         ends.append(subject)
         assert restarts == len(plan)
@@ -402,7 +402,7 @@ def test_interrupted_at_every_point_equals_uninterrupted_bit_for_bit(kind, scrip
     assert resumed.acks == whole.acks
     for name, value in vars(whole.state).items():
         assert value.tobytes() == getattr(resumed.state, name).tobytes(), name
-    assert dict.fromkeys(machines[0].seen) == dict.fromkeys(machines[1].seen), "and everything that was published"
+    assert dict.fromkeys(clients[0].seen) == dict.fromkeys(clients[1].seen), "and everything that was published"
 
 
 @pytest.mark.few_cases(6)
@@ -411,12 +411,12 @@ def test_interrupted_at_every_point_equals_uninterrupted_bit_for_bit(kind, scrip
 @pytest.mark.parametrize("point", POINTS)
 def test_a_dying_server_leaves_one_model_a_round(kind, server_round, point, monkeypatch, tmp_path):
     """Round 0 is the checkpoint before the first request."""
-    deaths, machines = Deaths(monkeypatch, [(point, server_round)]), Machines(policy(kind), 7, empty=False)
-    _, restarts = run(lambda: strategy(kind, tmp_path / "checkpoint"), machines, deaths, num_rounds=6)
+    deaths, clients = Deaths(monkeypatch, [(point, server_round)]), Clients(policy(kind), 7, empty=False)
+    _, restarts = run(lambda: strategy(kind, tmp_path / "checkpoint"), clients, deaths, num_rounds=6)
     assert restarts == 1
-    assert len(set(machines.sessions)) == 1
+    assert len(set(clients.sessions)) == 1
     models = defaultdict(set)
-    for number, model in machines.seen:
+    for number, model in clients.seen:
         models[number].add(model)
     assert sorted(models) == list(range(7))
     assert all(len(versions) == 1 for versions in models.values())
@@ -424,12 +424,12 @@ def test_a_dying_server_leaves_one_model_a_round(kind, server_round, point, monk
 
 def test_a_repeated_round_publishes_fresh_noise_only(monkeypatch, tmp_path):
     """The server dies between noise and checkpoint: nobody sees the noise of the first try."""
-    columns, machines = Columns(monkeypatch), Machines(policy("tree"))
+    columns, clients = Columns(monkeypatch), Clients(policy("tree"))
     deaths = Deaths(monkeypatch, [("noise drawn", 5)])
-    run(lambda: strategy("tree", tmp_path / "checkpoint"), machines, deaths)
+    run(lambda: strategy("tree", tmp_path / "checkpoint"), clients, deaths)
     assert len(columns.numbers) == ROUNDS + 1
     assert len(columns.of_model) == ROUNDS + 1, "two models of round 5 were made"
-    published = {model for number, model in machines.seen if number}
+    published = {model for number, model in clients.seen if number}
     assert len(published) == ROUNDS
 
 

@@ -17,8 +17,8 @@ from murmurfl.privacy.accounting.guarantee import Figures, stated_figures, state
 from murmurfl.privacy.accounting.loss import Loss
 from murmurfl.privacy.accounting.noise_forecast import forecast_of
 from murmurfl.strategies import CorrelatedFedAvg, OnlineFedSGD, ResultFolder
+from murmurfl.strategies.rounds.client_registry import Awaited, ClientRegistry
 from murmurfl.strategies.rounds.guarded_grid import guarded
-from murmurfl.strategies.rounds.known_machines import Awaited, MachineDirectory
 from murmurfl.strategies.rounds.preflight import foresee
 from murmurfl.strategies.rounds.replies import ask_statements
 
@@ -26,7 +26,7 @@ from tests.harness import damage
 from tests.harness.callbacks import AfterRound
 from tests.harness.grid import claim_identity
 from tests.harness.secure import START as SECURE_START
-from tests.harness.secure import SecureGrid, build, machines
+from tests.harness.secure import SecureGrid, build, clients
 from tests.harness.wire import FakeSuperLink, wire_of
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
@@ -38,7 +38,7 @@ CAP = 10_000
 
 
 def hello(name):
-    return {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.MACHINES: name}
+    return {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.CLIENTS: name}
 
 
 def statement(name):
@@ -46,11 +46,11 @@ def statement(name):
     mus = {"mu-spent": 0.0, "mu-guaranteed": 1.0, "mu-budget": 1.0, "delta": 1e-5}
     noise = {"noise-std": 1.0, "sensitivity": 1.0, protocol.LONGEST_RELEASE: 1.0, protocol.NOISE_IN_ALL: 1.0}
     words = {"mechanism": "tree", "trust": "untrusted-server", "noise-quality": "exact", protocol.CLIP_UNIT: "sample"}
-    return {protocol.MACHINES: name, **counts, **mus, **noise, **words, "unit": "sample", protocol.RECORD: "row"}
+    return {protocol.CLIENTS: name, **counts, **mus, **noise, **words, "unit": "sample", protocol.RECORD: "row"}
 
 
 class Node:
-    """A machine that answers what it is asked; what it releases is 0 unless it is an honest one."""
+    """A client that answers what it is asked; what it releases is 0 unless it is an honest one."""
 
     def __init__(self, name):
         self.name, self.honest = name, name in HONEST
@@ -69,7 +69,7 @@ class Node:
         content = {
             protocol.ARRAYS: ArrayRecord(arrays),
             protocol.METRICS: MetricRecord({**numbers, **more, **figures}),
-            protocol.CONFIG: ConfigRecord({protocol.MACHINE: self.name}),
+            protocol.CONFIG: ConfigRecord({protocol.CLIENT: self.name}),
         }
         return Message(RecordDict(content), reply_to=message)
 
@@ -171,7 +171,7 @@ def test_no_training_reply_harms_rounds_that_do_not_wait(part):
 
 
 def test_no_figure_harms_averaging_of_updates():
-    """CorrelatedFedAvg reads what machines state of their noise with every update."""
+    """CorrelatedFedAvg reads what clients state of their noise with every update."""
     run = Rounds(figure_cases(), LIARS, kind=CorrelatedFedAvg).run()
     assert_unharmed(run, model=False)
 
@@ -196,7 +196,7 @@ class Queried:
 
 def test_no_handshake_keeps_others_from_being_met():
     queried = Queried(protocol.ASK_HELLO)
-    directory = MachineDirectory(3, 0.0)
+    directory = ClientRegistry(3, 0.0)
     directory.meet(queried.grid, Awaited(3))
     assert directory.node_map() == {name: NODE + int(name) for name in HONEST}
 
@@ -214,12 +214,12 @@ def test_no_statement_ends_a_training():
     assert {*HONEST} <= all_stated.keys()
     assert 80 < len(all_stated) < len(queried.cases) - 300
     strategy = Rounds([], 1).strategy
-    strategy.machines.restore(list(queried.nodes))
+    strategy.clients.restore(list(queried.nodes))
     strategy.sampler.settle(len(queried.nodes))
     foresee(strategy.sampler, all_stated, range(1, 6), allow_exhaustion=True)
     for name in all_stated:
         stated = {one: all_stated[one] for one in (*HONEST, name)}
-        forecast = {"num_parameters": 7, "machines": 4, "per_round": 4, "rounds": 5}
+        forecast = {"num_parameters": 7, "clients": 4, "per_round": 4, "rounds": 5}
         forecast_of(strategy.aggregator.read_noise(stated), **forecast)
         with suppress(ConfigurationError):  # where one says that its server is trusted
             assert stated_guarantee(stated, 4, masked=False).sentence
@@ -228,7 +228,7 @@ def test_no_statement_ends_a_training():
 
 
 def test_a_statement_of_trust_takes_no_result_away(tmp_path):
-    """One machine of four states that it trusts a server that adds no noise: the run has its folder all the same."""
+    """One client of four states that it trusts a server that adds no noise: the run has its folder all the same."""
 
     def trusting(name, message, reply):
         if not asks(message, protocol.ASK_PRIVACY):
@@ -242,18 +242,18 @@ def test_a_statement_of_trust_takes_no_result_away(tmp_path):
     strategy = OnlineFedSGD(local_steps=1, **options, callbacks=[ResultFolder(tmp_path / "run")])
     strategy.start(link_of([*HONEST, "3"], trusting).grid(), START, num_rounds=1, timeout=0.0)
     said = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert set(said["machines"]) == {*HONEST, "3"}
+    assert set(said["clients"]) == {*HONEST, "3"}
 
 
 PARTS = [0, *(pytest.param(part, marks=pytest.mark.more_cases) for part in range(1, 10))]
-"""Parts of the cases; a machine of these tests makes no more than 30 releases."""
+"""Parts of the cases; a client of these tests makes no more than 30 releases."""
 
 
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize("part", PARTS)
 def test_no_answer_of_a_helper_ends_a_training(part):
     """A round whose helper's answer cannot be read is closed, or asks again; the next one is opened."""
-    nodes, rounds = SecureGrid(machines()), 24
+    nodes, rounds = SecureGrid(clients()), 24
     turn, sent, cases = count(), [], []
 
     def answer(node_id, message):
@@ -274,7 +274,7 @@ def test_no_answer_of_a_helper_ends_a_training(part):
 
     link = FakeSuperLink(nodes.get_node_ids(), answer)
     strategy = build(secure={"patience": 20, "max_failed_aggregations": rounds}, clients_per_round=6)
-    strategy.machines.sleep = lambda seconds: None
+    strategy.clients.sleep = lambda seconds: None
     strategy.start(link.grid(), SECURE_START, num_rounds=rounds, timeout=0.0)
     assert len(strategy.history) == rounds
     assert len(set(cases)) > 20
@@ -286,7 +286,7 @@ def test_no_answer_of_a_helper_ends_a_training(part):
 @pytest.mark.parametrize("part", PARTS)
 def test_no_masked_reply_harms_a_sum(part):
     """One liar of six under masks: its replies are left out, or its sum is skipped as the mathematics allows."""
-    nodes, rounds = SecureGrid(machines()), 20
+    nodes, rounds = SecureGrid(clients()), 20
     places = count()
 
     def answer(node_id, message):
@@ -305,7 +305,7 @@ def test_no_masked_reply_harms_a_sum(part):
 
 def test_a_helper_that_never_answers_ends_a_training_with_its_reason():
     """Sums need every helper, which is said; the error is the strategy's own and names it."""
-    nodes = SecureGrid(machines())
+    nodes = SecureGrid(clients())
 
     def answer(node_id, message):
         wire = wire_of(nodes.handle(message, message.metadata.message_id))

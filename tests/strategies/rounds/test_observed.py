@@ -19,7 +19,7 @@ from tests.harness.grid import NodesGrid
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
 
-D, MACHINES, ROUNDS, CLIP = 3000, 5, 4, 0.5
+D, CLIENTS, ROUNDS, CLIP = 3000, 5, 4, 0.5
 TOLERANCE = 0.1
 """The length of 3,000 normals deviates by 1.3 % of itself, so by 10 % with a probability below 1e-13."""
 
@@ -35,20 +35,20 @@ def standing_still(**options):
     return app
 
 
-def trained(mu, *, rounds=ROUNDS, cap=ROUNDS, size=D, per_round=MACHINES, **changes):
+def trained(mu, *, rounds=ROUNDS, cap=ROUNDS, size=D, per_round=CLIENTS, **changes):
     policy = UpdatePolicy(clip_norm=CLIP, mu=mu, max_participations=cap, **changes)
     sums = policy.trust == "secure-aggregation"
     secure = SecureAggregation(min_cohort=policy.sums.min_cohort, helpers=1) if sums else None
     strategy = CorrelatedFedAvg(
-        num_clients=MACHINES, clients_per_round=per_round, seed=1, sampling="balanced", secure_aggregation=secure
+        num_clients=CLIENTS, clients_per_round=per_round, seed=1, sampling="balanced", secure_aggregation=secure
     )
-    grid = NodesGrid(standing_still(simulation=policy, helpers=1), MACHINES + sums)
+    grid = NodesGrid(standing_still(simulation=policy, helpers=1), CLIENTS + sums)
     start = ArrayRecord({"w": Array(np.zeros(size))})
     return strategy, strategy.start(grid, start, num_rounds=rounds).arrays.to_numpy_ndarrays()[0]
 
 
 KINDS = {
-    "all data of a machine": {},
+    "all data of a client": {},
     "two passes": {"releases_per_pass": 2},
     "fewer rounds than the cap": {"cap": 2 * ROUNDS},
     "sums": {"trust": "secure-aggregation", "sums": SumAssumption(4, 5)},
@@ -76,7 +76,7 @@ def test_a_model_of_noise_is_a_warning_before_the_first_round_that_nobody_misses
     said = [record for record in caplog.records if record.levelno == logging.WARNING]
     text = [record.getMessage() for record in said]
     assert sum("THIS MODEL IS LIKELY TO BE USELESS" in line for line in text) == 1
-    assert any("machines like these" in line for line in text)
+    assert any("clients like these" in line for line in text)
     assert max(map(len, text)) <= 64  # Flower writes 15 characters in front
     rounds = [record.created for record in caplog.records if record.getMessage().startswith("Round 1:")]
     assert max(record.created for record in said) <= rounds[0]
@@ -97,7 +97,7 @@ def test_much_noise_is_a_warning_too_and_little_noise_is_a_line(caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_machines_asked_in_half_of_the_rounds_leave_more_noise():
+def test_clients_asked_in_half_of_the_rounds_leave_more_noise():
     """m = 4 of 5 in 5 rounds is 4 releases of each, of a cap of 4: as if all were asked in 4 rounds."""
     all_of_them, some = trained(2.0)[0].forecast, trained(2.0, per_round=4, rounds=5)[0].forecast
     assert some.ratio == pytest.approx(all_of_them.ratio, rel=1e-9)
@@ -119,14 +119,14 @@ def test_a_training_that_is_over_is_not_forecast_again(tmp_path, caplog):
     assert "Forecast" not in caplog.text
 
 
-def test_machines_that_state_nothing_are_not_guessed_at(monkeypatch):
+def test_clients_that_state_nothing_are_not_guessed_at(monkeypatch):
     monkeypatch.setattr(loop, "client_statements", lambda *_, **__: {"0": {"releases": 0}, "1": {}})
     strategy, model = trained(2.0)
     assert strategy.forecast is None
     assert math.isfinite(np.linalg.norm(model))
 
 
-def test_where_simulated_machines_may_run_dry_a_hundred_of_many_are_asked():
+def test_where_simulated_clients_may_run_dry_a_hundred_of_many_are_asked():
     asked = []
 
     class Counting(NodesGrid):
@@ -141,4 +141,4 @@ def test_where_simulated_machines_may_run_dry_a_hundred_of_many_are_asked():
     # Real ones are all asked: who has made all releases is left in peace.
     strategy.start(Counting(app, 150), ArrayRecord({"w": Array(np.zeros(2))}), num_rounds=1, simulated=True)
     assert 50 <= asked.count("privacy") <= 100
-    assert strategy.forecast.machines == 150
+    assert strategy.forecast.clients == 150

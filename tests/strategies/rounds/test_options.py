@@ -43,15 +43,15 @@ from murmurfl.strategies import (
     RoundOptions,
     SecureAggregation,
     TrustedMu2,
-    sample_machines,
+    sample_clients,
 )
 from murmurfl.strategies.rounds import loop as rounds
 from murmurfl.strategies.rounds.options import UnexpectedArgumentError
 
+from tests.harness.clients import normal_samples, simulated_app
 from tests.harness.grid import NodesGrid
-from tests.harness.machines import normal_samples, simulated_app
 from tests.harness.models import Data
-from tests.harness.secure import HELPERS, SecureGrid, build, machines, same, trained
+from tests.harness.secure import HELPERS, SecureGrid, build, clients, same, trained
 from tests.strategies.sums.test_secure_resume import in_round
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
@@ -283,8 +283,8 @@ def test_every_strategy_refuses_with_its_own_name_and_what_takes_its_place(strat
         assert f"Expected no {name} for {strategy}, got " in said
     assert "evaluate_fn" in said
     assert "PrivateEvaluation" in said
-    assert "depends on a machine's data" in said
-    assert ("evaluate_on_machines=True" in said) == (strategy == "CorrelatedFedAvg")
+    assert "depends on a client's data" in said
+    assert ("evaluate_on_clients=True" in said) == (strategy == "CorrelatedFedAvg")
 
 
 def test_what_asks_for_nothing_is_let_through():
@@ -293,7 +293,7 @@ def test_what_asks_for_nothing_is_let_through():
     refusal("CorrelatedFedAvg", weighted_by_key="")
 
 
-# How many machines.
+# How many clients.
 
 
 def app():
@@ -321,7 +321,7 @@ def trained_on(nodes, strategy=NoisySGD, grid=NodesGrid, rounds=2, **given):
         (1, {"min_available_nodes": 1}, (1, 1)),
     ],
 )
-def test_the_numbers_of_machines_are_those_of_fedavg(nodes, given, expected):
+def test_the_numbers_of_clients_are_those_of_fedavg(nodes, given, expected):
     strategy = trained_on(nodes, **given)
     assert (strategy.num_clients, strategy.clients_per_round) == expected
     assert [report.aggregated for report in strategy.history] == [expected[1]] * 2
@@ -332,21 +332,21 @@ def test_a_share_asks_as_many_as_it_says():
     assert CorrelatedFedAvg(num_clients=100, fraction_train=0.29).clients_per_round == 29
 
 
-def test_without_num_clients_the_same_machines_are_asked_as_with_it():
+def test_without_num_clients_the_same_clients_are_asked_as_with_it():
     left_out, given = trained_on(6, fraction_train=0.5), trained_on(6, num_clients=6, clients_per_round=3)
     assert (left_out.state.w == given.state.w).all()
-    assert list(left_out.participation) == sample_machines(list("012345"), 3, 1, 2)
+    assert list(left_out.participation) == sample_clients(list("012345"), 3, 1, 2)
 
 
-def test_a_training_does_not_begin_without_the_machines_it_waits_for():
+def test_a_training_does_not_begin_without_the_clients_it_waits_for():
     for given in ({"min_available_nodes": 4}, {"fraction_train": 0.1, "min_train_nodes": 4}):
-        with pytest.raises(NodesUnavailableError, match="Expected 4 machines"):
+        with pytest.raises(NodesUnavailableError, match="Expected 4 clients"):
             trained_on(3, node_deadline_s=0.05, **given)
-    with pytest.raises(NodesUnavailableError, match="Expected 2 machines"):
+    with pytest.raises(NodesUnavailableError, match="Expected 2 clients"):
         trained_on(1, node_deadline_s=0.05)
 
 
-def test_machines_that_are_about_to_say_who_they_are_are_waited_for():
+def test_clients_that_are_about_to_say_who_they_are_are_waited_for():
     class Slow(NodesGrid):
         """The last node answers at the third look."""
 
@@ -363,14 +363,14 @@ def test_machines_that_are_about_to_say_who_they_are_are_waited_for():
     assert trained_on(4, grid=Slow, node_deadline_s=5.0).num_clients == 4
 
 
-def test_a_resumed_training_has_the_machines_it_began_with(tmp_path):
+def test_a_resumed_training_has_the_clients_it_began_with(tmp_path):
     path, grid = tmp_path / "checkpoint.npz", NodesGrid(app(), 6)
     given = {"fraction_train": 0.5, "checkpoint": path, "session": None}
     begun = trained_on(0, rounds=2, grid=lambda *_: grid, **given)
     grid.contexts |= {9000: NodesGrid(app(), 9).contexts.pop(1008)}  # one more since
     resumed = trained_on(0, rounds=4, grid=lambda *_: grid, **given)
     assert (resumed.num_clients, resumed.clients_per_round) == (begun.num_clients, begun.clients_per_round) == (6, 3)
-    assert resumed.machines.names == begun.machines.names
+    assert resumed.clients.names == begun.clients.names
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_a_resumed_training_has_the_machines_it_began_with(tmp_path):
         {"num_clients": 4, "clients_per_round": 2, "fraction_train": 0.5},
     ],
 )
-def test_impossible_numbers_of_machines_are_refused(given):
+def test_impossible_numbers_of_clients_are_refused(given):
     with pytest.raises(ConfigurationError, match="Expected"):
         CorrelatedFedAvg(**given)
 
@@ -432,7 +432,7 @@ class WatchedGrid(Watching, NodesGrid):
 
 
 def test_every_message_carries_it_greetings_questions_and_openings_too():
-    grid, plain, text = WatchedSecureGrid(machines()), WatchedSecureGrid(machines()), permit()
+    grid, plain, text = WatchedSecureGrid(clients()), WatchedSecureGrid(clients()), permit()
     strategy = trained(build(secure={}, permit=text), grid, rounds=2)
     strategy.ask_privacy(grid)
     assert grid.carried() == {("train", text), ("query", text), (protocol.QUERY_OPEN, text)}
@@ -465,7 +465,7 @@ def test_the_other_kinds_of_rounds_carry_it_as_well():
     app.evaluate()(train)
     grid = WatchedGrid(app, 2)
     model = ArrayRecord([np.zeros(3)])
-    strategy = CorrelatedFedAvg(num_clients=2, permit=text, evaluate_on_machines=True)
+    strategy = CorrelatedFedAvg(num_clients=2, permit=text, evaluate_on_clients=True)
     strategy.start(grid, model, num_rounds=1)
     assert strategy.session == "s"
     assert grid.carried() == {("train", text), ("evaluate", text)}
@@ -474,7 +474,7 @@ def test_the_other_kinds_of_rounds_carry_it_as_well():
         MeanOfFeatures(num_features=2, num_clients=2, permit=text, node_deadline_s=0.05),
         PrivateEvaluation(num_clients=2, permit=text, node_deadline_s=0.05),
     ):
-        strategy.state, strategy.machines.names = QueryState(np.zeros(3), np.zeros(3)), ["0", "1"]
+        strategy.state, strategy.clients.names = QueryState(np.zeros(3), np.zeros(3)), ["0", "1"]
         asked.append(strategy._plan_round(1, None).entries)
     assert [entries[protocol.PERMIT] for entries in asked] == [text, text]
     assert [entries[protocol.RELEASE_OF] for entries in asked] == ["mean", "evaluation"]
@@ -497,7 +497,7 @@ def test_a_training_uses_the_permits_sessions_only():
         (permit(begins=-600, ends=-300), r"that has not ended, got one until .* --renew"),
     ],
 )
-def test_what_no_machine_would_believe_is_refused_before_any_is_asked(text, complaint):
+def test_what_no_client_would_believe_is_refused_before_any_is_asked(text, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
         Mu2(num_clients=2, clients_per_round=2, learning_rate=0.1, permit=text)
 
@@ -521,7 +521,7 @@ class Dying(Watching, NodesGrid):
 
 @pytest.mark.parametrize("first", [None, permit("s")])
 def test_a_training_continues_with_renewed_and_new_permits(tmp_path, first):
-    made, checkpoint, renewed = machines(masked=False), tmp_path / "checkpoint.npz", permit("s", ends=7 * 3600)
+    made, checkpoint, renewed = clients(masked=False), tmp_path / "checkpoint.npz", permit("s", ends=7 * 3600)
     grid = Dying(made.app, 6)
     own = {"allow_exhaustion": True, "session": None}  # without a permit its session has a name that nobody chose
 
@@ -542,7 +542,7 @@ def test_a_training_continues_with_renewed_and_new_permits(tmp_path, first):
 
 def test_a_checkpoint_is_of_its_settings_still(tmp_path):
     """The sibling: a renewed permit is no way around what a checkpoint must agree on."""
-    grid, checkpoint = NodesGrid(machines(masked=False).app, 6), tmp_path / "checkpoint.npz"
+    grid, checkpoint = NodesGrid(clients(masked=False).app, 6), tmp_path / "checkpoint.npz"
     trained(build(checkpoint=checkpoint, allow_exhaustion=True, permit=permit()), grid, rounds=1)
     with pytest.raises(CheckpointError, match="learning_rate"):
         trained(
@@ -552,7 +552,7 @@ def test_a_checkpoint_is_of_its_settings_still(tmp_path):
 
 def test_a_set_that_may_be_open_is_opened_under_a_renewed_permit(tmp_path):
     """The server is killed after one helper has opened it: the same set under another permit, and the same model."""
-    checkpoint, grid = tmp_path / "checkpoint.npz", WatchedSecureGrid(machines())
+    checkpoint, grid = tmp_path / "checkpoint.npz", WatchedSecureGrid(clients())
 
     def killed(message):
         raise Killed
@@ -565,7 +565,7 @@ def test_a_set_that_may_be_open_is_opened_under_a_renewed_permit(tmp_path):
     renewed = permit(ends=7 * 3600)
     resumed = trained(build(secure={}, checkpoint=checkpoint, permit=renewed), grid, rounds=4)
     assert {text for _, text in grid.carried()} == {renewed}
-    assert same(resumed, trained(build(secure={}), SecureGrid(machines()), rounds=4))
+    assert same(resumed, trained(build(secure={}), SecureGrid(clients()), rounds=4))
 
 
 @pytest.mark.parametrize(

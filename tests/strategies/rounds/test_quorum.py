@@ -29,9 +29,9 @@ from murmurfl.strategies.rounds.strategy import ReleaseStrategy
 from tests.harness import momentum
 from tests.harness import secure as secure_training
 from tests.harness.callbacks import AfterRound, Excluding
+from tests.harness.clients import normal_samples, simulated_app
 from tests.harness.errors import raises
 from tests.harness.grid import Late, LateGrid, NodesGrid
-from tests.harness.machines import normal_samples, simulated_app
 from tests.harness.models import Data
 from tests.harness.secure import DirectCohort, SecureGrid
 
@@ -149,7 +149,7 @@ def said_mu(strategy):
 def test_masked_training_without_a_client_is_the_plain_one(kind):
     runs, changes = [], {} if kind is Mu2 else secure_training.ONE_POINT
     for masked in (True, False):
-        made = secure_training.machines(masked=masked, **changes)
+        made = secure_training.clients(masked=masked, **changes)
         grid = SecureGrid(made) if masked else NodesGrid(made.app, 6)
         options = {"clients_per_round": 6, "allow_exhaustion": True, "callbacks": [away(grid, "0", 3, last=5)]}
         runs.append(
@@ -160,9 +160,9 @@ def test_masked_training_without_a_client_is_the_plain_one(kind):
 
 
 def test_masked_training_ends_where_fewer_than_min_cohort_are_left():
-    grid = SecureGrid(secure_training.machines())
+    grid = SecureGrid(secure_training.clients())
     strategy = secure_training.build(secure={"min_cohort": 6}, clients_per_round=6, callbacks=[away(grid, "0", 3)])
-    with pytest.raises(NodesUnavailableError, match=r"Expected 6 machines within .*got 5 \(missing: 0\)"):
+    with pytest.raises(NodesUnavailableError, match=r"Expected 6 clients within .*got 5 \(missing: 0\)"):
         secure_training.trained(strategy, grid, 8)
 
 
@@ -207,7 +207,7 @@ def test_sums_wait_for_absent_clients_that_they_cannot_do_without():
         slower = int(name) < 3
         return math.inf if slower and server_round == 1 else 4 * FAST if slower else FAST
 
-    grid = LateSecureGrid(secure_training.machines(), delay=delay)
+    grid = LateSecureGrid(secure_training.clients(), delay=delay)
     strategy = secure_training.build(secure={"min_cohort": 5}, clients_per_round=6, allow_exhaustion=True)
     strategy.requests.clock = grid.clock
     strategy.start(grid, START, num_rounds=6, timeout=TIMEOUT)
@@ -260,7 +260,7 @@ def test_too_few_connected_end_with_advice_that_works(tmp_path):
             for node in list(grid.contexts)[:3]:
                 grid.contexts.pop(node)
 
-    with pytest.raises(NodesUnavailableError, match=r"Expected 3 machines .*resume with a smaller min-available-nodes"):
+    with pytest.raises(NodesUnavailableError, match=r"Expected 3 clients .*resume with a smaller min-available-nodes"):
         trained(grid, checkpoint=checkpoint, callbacks=[AfterRound(most_leave)])
     strategy = trained(grid, checkpoint=checkpoint, min_available_nodes=2)
     assert [report.aggregated for report in strategy.history] == [5] * 3 + [2] * 7
@@ -277,7 +277,7 @@ def test_begins_with_all_clients_and_says_how_many_must_stay(caplog):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_resumed_training_takes_another_quorum_and_no_other_normaliser(masked, tmp_path):
-    made = secure_training.machines(masked=masked)
+    made = secure_training.clients(masked=masked)
     grid = SecureGrid(made) if masked else NodesGrid(made.app, 6)
     secure = {"min_cohort": 3} if masked else None
     options = {"clients_per_round": 6, "allow_exhaustion": True, "checkpoint": tmp_path / "checkpoint.npz"}
@@ -315,7 +315,7 @@ def test_excluded_client_is_not_asked_until_it_is_taken_back(kind, caplog):
 def test_engines_agree_on_a_training_with_an_excluded_client(kind):
     changes, runs = {} if kind is Mu2 else secure_training.ONE_POINT, []
     for engine in ("masked", "plain", "cohort"):
-        made = secure_training.machines(masked=engine == "masked", **changes)
+        made = secure_training.clients(masked=engine == "masked", **changes)
         grid = {"masked": SecureGrid, "cohort": DirectCohort}.get(engine, lambda made: NodesGrid(made.app, 6))(made)
         secure = {} if engine == "masked" else None
         strategy = secure_training.build(
@@ -341,7 +341,7 @@ def test_caps_are_forecast_anew_without_an_excluded_client(caplog):
     trained(grid, strategy=strategy)
     assert strategy.leaving.left(1) == 4
     assert strategy.leaving.after, "four have to make what five would have made"
-    assert "Machines leave: " in caplog.text
+    assert "Clients leave: " in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_a_wrong_name_in_mid_training_ends_nothing(caplog):
 def test_sums_keep_min_cohort_when_clients_are_excluded():
     strategy = secure_training.build(secure={"min_cohort": 5}, clients_per_round=6, excluded=["0", "1"])
     with pytest.raises(ConfigurationError, match=r"at least 5 clients to be left, .* got 4 after 2"):
-        secure_training.trained(strategy, SecureGrid(secure_training.machines()))
+        secure_training.trained(strategy, SecureGrid(secure_training.clients()))
 
 
 # Rules whose proof needs everybody.
@@ -384,15 +384,15 @@ def test_rule_that_needs_everybody_says_so_first_and_ends(caplog):
             return replies[1:]
 
     with raises(IncompleteRoundError, "missing"):
-        made().start(Deaf(momentum.app(), momentum.MACHINES), momentum.START, num_rounds=momentum.ROUNDS)
+        made().start(Deaf(momentum.app(), momentum.CLIENTS), momentum.START, num_rounds=momentum.ROUNDS)
     excluding_one = made(callbacks=[Excluding(lambda rounds: ["0"])])
     with pytest.raises(ConfigurationError, match="Expected at least 3 clients to be left"):
-        excluding_one.start(NodesGrid(momentum.app(), momentum.MACHINES), momentum.START, num_rounds=momentum.ROUNDS)
+        excluding_one.start(NodesGrid(momentum.app(), momentum.CLIENTS), momentum.START, num_rounds=momentum.ROUNDS)
 
 
 def test_momentum_says_first_that_a_client_which_misses_a_round_is_out(caplog):
     caplog.set_level("INFO", "flwr")
-    grid = NodesGrid(momentum.app(), momentum.MACHINES)
+    grid = NodesGrid(momentum.app(), momentum.CLIENTS)
     strategy = momentum.strategy(TreeMomentum, node_deadline_s=0.05, callbacks=[away(grid, "0", 3, last=4)])
     strategy.start(grid, momentum.START, num_rounds=6)
     assert "A client that misses a round is left out of all later ones" in caplog.text

@@ -29,7 +29,7 @@ def messages(config=None):
     return request_messages(config or ConfigRecord({"lr": 0.1}), request, points, NODES)
 
 
-def test_every_machine_is_asked_with_its_own_name_and_acknowledgement():
+def test_every_client_is_asked_with_its_own_name_and_acknowledgement():
     asked = messages()
     assert [message.metadata.dst_node_id for message in asked] == [1002, 1000]
     for message, name, ack in zip(asked, ("2", "0"), (1, 0), strict=True):
@@ -39,7 +39,7 @@ def test_every_machine_is_asked_with_its_own_name_and_acknowledgement():
             protocol.VERSION: protocol.PROTOCOL_VERSION,
             protocol.SERVER_ROUND: 3,
             protocol.SESSION: "session",
-            protocol.MACHINE: name,
+            protocol.CLIENT: name,
             protocol.ACK: ack,
         }
         assert list(message.content) == [protocol.ARRAYS, protocol.PREVIOUS_ARRAYS, protocol.CONFIG]
@@ -62,13 +62,13 @@ def test_where_flower_keeps_a_messages_parts_elsewhere_it_makes_them_itself(monk
 
 
 def test_the_callers_entries_do_not_stand_in_for_the_protocols():
-    asked = messages(ConfigRecord({protocol.MACHINE: "9", protocol.ACK: 9, protocol.SESSION: "other"}))
-    assert [message.content[protocol.CONFIG][protocol.MACHINE] for message in asked] == ["2", "0"]
+    asked = messages(ConfigRecord({protocol.CLIENT: "9", protocol.ACK: 9, protocol.SESSION: "other"}))
+    assert [message.content[protocol.CONFIG][protocol.CLIENT] for message in asked] == ["2", "0"]
     assert [message.content[protocol.CONFIG][protocol.ACK] for message in asked] == [1, 0]
     assert {message.content[protocol.CONFIG][protocol.SESSION] for message in asked} == {"session"}
 
 
-def test_entries_of_one_machines_message_are_not_anothers():
+def test_entries_of_one_clients_message_are_not_anothers():
     first, second = messages()
     before = shown(second.content)
     first.content[protocol.CONFIG][protocol.SERVER_ROUND] = 99
@@ -143,13 +143,13 @@ def test_a_statement_has_all_its_figures_and_under_sums_what_they_rest_on():
 
 @pytest.mark.parametrize("name", [*SUMS, "mu-guaranteed"])
 @pytest.mark.parametrize("value", ["many", None, math.nan, -1, [3], True])
-def test_one_machine_cannot_spoil_a_runs_figures_with_something_that_is_none(name, value):
+def test_one_client_cannot_spoil_a_runs_figures_with_something_that_is_none(name, value):
     """It would end the run that has just been made, or put an impossible figure into its sentence."""
     assert not is_statement(PLAIN | SUMS | {name: value})
 
 
 @pytest.mark.parametrize("change", [{"min-honest": 0}, {"min-cohort": 0}, {"min-honest": 2.5}, {"min-honest": 5000}])
-def test_numbers_of_machines_are_whole_and_possible(change):
+def test_numbers_of_clients_are_whole_and_possible(change):
     assert not is_statement(PLAIN | SUMS | change)
 
 

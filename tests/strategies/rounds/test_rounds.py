@@ -34,11 +34,11 @@ from murmurfl.strategies import (
     TrustedFullBatch,
     TrustedMu2,
 )
-from murmurfl.strategies.rounds.known_machines import Awaited
+from murmurfl.strategies.rounds.client_registry import Awaited
 
 from tests.harness.callbacks import AfterRound
+from tests.harness.clients import noise_of, normal_samples, simulated_app
 from tests.harness.grid import NodesGrid, Reliable, context_of
-from tests.harness.machines import noise_of, normal_samples, simulated_app
 from tests.harness.models import Data
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
@@ -67,13 +67,13 @@ def mu2(num_clients=6, clients_per_round=3, **options):
 
 
 def last_noise(name, strategy):
-    """y_k of a machine's last aggregated release, from its key alone."""
+    """y_k of a client's last aggregated release, from its key alone."""
     return noise_of(name, strategy.acks.get(name, 0), PrivacyPolicy(1.0, 1, 30, 2.0), D)
 
 
 @pytest.mark.parametrize("m", [2, 3, 6])
 @pytest.mark.parametrize("lost", [0.0, 0.3])
-def test_noise_on_q_is_the_sum_of_the_machines_last_noises_over_m(m, lost):
+def test_noise_on_q_is_the_sum_of_the_clients_last_noises_over_m(m, lost):
     """Lemma 4.1 of reshef-levy-2025, on a real run whose data are zero; with losses, for what was acknowledged."""
     strategy = mu2(clients_per_round=m)
     strategy.start(NodesGrid(app(zeros), 6, lost=lost), START, num_rounds=12)
@@ -93,7 +93,7 @@ def test_with_the_papers_release_rule_a_loss_leaves_noise_for_ever():
 
 
 def test_carried_over_contributions_make_q_what_it_would_have_been():
-    """A loss is only a delay: once every machine is heard again, the sum of releases is exactly the lossless one."""
+    """A loss is only a delay: once every client is heard again, the sum of releases is exactly the lossless one."""
 
     class LoseUntil(Reliable, NodesGrid):
         reliable_from = 11
@@ -118,15 +118,15 @@ def test_mu_computed_from_a_runs_releases_is_the_configured_mu():
         assert statement["releases"] == 10
         assert statement["mu-spent"] == pytest.approx(2.0, rel=1e-9)
         assert statement["mu-guaranteed"] == pytest.approx(2.0, rel=1e-9)
-        # From first principles: the noise this machine says it used, ten releases, one sample in the first.
+        # From first principles: the noise this client says it used, ten releases, one sample in the first.
         assert statement["sensitivity"] * math.sqrt(10) / (statement["noise-std"] * math.sqrt(10)) == pytest.approx(
             2.0, rel=1e-9
         )
 
 
-def test_machines_that_have_made_all_their_releases_are_not_asked_for_more():
+def test_clients_that_have_made_all_their_releases_are_not_asked_for_more():
     grid = NodesGrid(app(lambda name: some(name, 3 + int(name))), 4)
-    with pytest.raises(ConfigurationError, match="at most 3 rounds, got 8: machine 0 says that it can make 3 releases"):
+    with pytest.raises(ConfigurationError, match="at most 3 rounds, got 8: client 0 says that it can make 3 releases"):
         mu2(num_clients=4, clients_per_round=4).start(grid, START, num_rounds=8)
     strategy = mu2(num_clients=4, clients_per_round=4, allow_exhaustion=True)
     strategy.start(grid, START, num_rounds=8)
@@ -140,7 +140,7 @@ def test_machines_that_have_made_all_their_releases_are_not_asked_for_more():
 def test_refusals_are_counted_and_harmless():
     strategy = mu2(num_clients=4, clients_per_round=4, allow_exhaustion=True)
     grid = NodesGrid(app(lambda name: some(name, 3 + int(name))), 4)
-    strategy.start(grid, START, num_rounds=8, simulated=True)  # whose machines are not asked how long they last
+    strategy.start(grid, START, num_rounds=8, simulated=True)  # whose clients are not asked how long they last
     assert [report.aggregated for report in strategy.history] == [4, 4, 4, 3, 2, 1, 0, 0]
     assert [report.refusals for report in strategy.history] == [0, 0, 0, 1, 2, 3, 4, 4]
     assert strategy.history[-1].refused == {"cap-reached": 4}
@@ -200,8 +200,8 @@ def entry(record, key, value):
         without("arrays"),
         without("metrics"),
         without("config"),
-        entry("config", protocol.MACHINE, "5"),
-        entry("config", protocol.MACHINE, "nobody"),
+        entry("config", protocol.CLIENT, "5"),
+        entry("config", protocol.CLIENT, "nobody"),
         entry("metrics", protocol.VERSION, 77),
         entry("metrics", protocol.RELEASE, 1.5),
     ],
@@ -238,7 +238,7 @@ def test_a_late_original_beside_its_carry_over_counts_once():
 
 
 @pytest.mark.parametrize(("code", "refused", "lost"), [(2, {"error-2": 1}, 0), (5, {}, 1)])
-def test_error_replies_of_strangers_are_counted_and_a_killed_machine_has_refused_nothing(code, refused, lost):
+def test_error_replies_of_strangers_are_counted_and_a_killed_client_has_refused_nothing(code, refused, lost):
     def fail(replies):
         message = Message(RecordDict(), dst_node_id=1, message_type="train")
         return [*replies[1:], Message(Error(code, "node unavailable"), reply_to=message)]
@@ -250,7 +250,7 @@ def test_error_replies_of_strangers_are_counted_and_a_killed_machine_has_refused
 
 
 def test_too_few_nodes_end_in_a_clear_error_and_not_in_waiting():
-    with pytest.raises(NodesUnavailableError, match=r"Expected 6 machines within 0\.3 s, got 4"):
+    with pytest.raises(NodesUnavailableError, match=r"Expected 6 clients within 0\.3 s, got 4"):
         mu2(node_deadline_s=0.3).start(NodesGrid(app(zeros), 4), START, num_rounds=2)
 
 
@@ -269,7 +269,7 @@ def test_a_node_that_leaves_is_lost_and_one_that_returns_is_known_again():
         if report.server_round == 2:
             gone.update({k: grid.contexts.pop(k) for k in list(grid.contexts)[:2]})
         if report.server_round == 6:
-            # As after a restart: the same machines on other node ids.
+            # As after a restart: the same clients on other node ids.
             for k, context in gone.items():
                 context.node_id = k + 500
                 grid.contexts[k + 500] = context
@@ -330,8 +330,8 @@ def test_the_first_of_two_nodes_keeps_their_name(caplog):
     grid = with_a_double(7)
     strategy.start(grid, START, num_rounds=2)
     assert [report.aggregated for report in strategy.history] == [6, 6]
-    assert strategy.machines.node_map()["0"] == min(grid.get_node_ids())
-    assert caplog.text.count("Machine '0' is reported by two nodes") == 1
+    assert strategy.clients.node_map()["0"] == min(grid.get_node_ids())
+    assert caplog.text.count("Client '0' is reported by two nodes") == 1
 
 
 def test_a_name_goes_to_the_other_node_when_the_first_is_gone():
@@ -339,7 +339,7 @@ def test_a_name_goes_to_the_other_node_when_the_first_is_gone():
     first, second = sorted(grid.get_node_ids())[:2]
     strategy = mu2(clients_per_round=6, callbacks=[AfterRound(lambda *_: grid.contexts.pop(first, None))])
     strategy.start(grid, START, num_rounds=2)
-    assert strategy.machines.node_map()["0"] == second
+    assert strategy.clients.node_map()["0"] == second
 
 
 def test_names_that_are_missing_for_a_double_are_reported_as_such():
@@ -348,32 +348,32 @@ def test_names_that_are_missing_for_a_double_are_reported_as_such():
 
 
 class Greedy(NodesGrid):
-    """The last node says that it is all machines."""
+    """The last node says that it is all clients."""
 
     def handle(self, message, identifier):
         reply = super().handle(message, identifier)
         if message.metadata.dst_node_id == max(self.contexts) and message.metadata.message_type == "query":
-            reply.content["config"][protocol.MACHINES] = [str(i) for i in range(6)]
+            reply.content["config"][protocol.CLIENTS] = [str(i) for i in range(6)]
         return reply
 
 
-def test_a_node_with_every_machines_name_is_dropped_and_the_run_goes_on(caplog):
+def test_a_node_with_every_clients_name_is_dropped_and_the_run_goes_on(caplog):
     strategy = mu2(clients_per_round=6)
     grid = Greedy(app(zeros), 7)
     grid.contexts = dict(reversed(grid.contexts.items()))  # and it is met first
     strategy.start(grid, START, num_rounds=2)
     assert [report.aggregated for report in strategy.history] == [6, 6]
-    assert max(grid.contexts) not in strategy.machines.node_map().values()
-    assert "says that it is 6 machines and is not asked" in caplog.text
+    assert max(grid.contexts) not in strategy.clients.node_map().values()
+    assert "says that it is 6 clients and is not asked" in caplog.text
     with pytest.raises(NodesUnavailableError, match="1 answered with more names than one"):
         mu2(node_deadline_s=0.05).start(Greedy(app(zeros), 6), START, num_rounds=1)
 
 
-def test_in_a_simulation_a_node_may_be_several_machines():
+def test_in_a_simulation_a_node_may_be_several_clients():
     strategy = mu2(clients_per_round=6)
-    strategy.machines.several_on_a_node = True
-    strategy.machines.meet(Greedy(app(zeros), 1), Awaited(6))
-    assert set(strategy.machines.node_map()) == {str(i) for i in range(6)}
+    strategy.clients.several_on_a_node = True
+    strategy.clients.meet(Greedy(app(zeros), 1), Awaited(6))
+    assert set(strategy.clients.node_map()) == {str(i) for i in range(6)}
 
 
 @pytest.mark.parametrize("names", [[], [""], ["x" * 1000], [7], "", 1.5])
@@ -383,7 +383,7 @@ def test_a_node_without_a_sensible_name_is_not_met(names):
             reply = super().handle(message, identifier)
             entries = dict(reply.content["config"])
             del reply.content["config"]
-            reply.content["config"] = ConfigRecord({**entries, protocol.MACHINES: names})
+            reply.content["config"] = ConfigRecord({**entries, protocol.CLIENTS: names})
             return reply
 
     with pytest.raises(NodesUnavailableError, match="does not understand"):
@@ -587,7 +587,7 @@ def test_the_result_behaves_as_flowers_does():
     assert [array.numpy().shape for array in result.arrays.values()] == SHAPES
 
 
-def test_a_trusted_server_drops_machines_that_state_another_sensitivity():
+def test_a_trusted_server_drops_clients_that_state_another_sensitivity():
     policy = PrivacyPolicy(1.0, 1, 30, 2.0, trust="trusted-server")
     strategy = TrustedMu2(
         num_clients=6, clients_per_round=6, learning_rate=0.05, policy=policy, num_rounds=5, seed=1, node_deadline_s=1.0

@@ -24,36 +24,36 @@ from murmurfl.strategies import (
     SecureAggregation,
     ShuffledAvg,
     TrustedMu2,
-    sample_machines,
+    sample_clients,
 )
-from murmurfl.strategies.rounds.exhaustion import NO_CAP, RemainingReleases, exhaustion_schedule
-from murmurfl.strategies.rounds.in_flight import InFlightRequests
-from murmurfl.strategies.rounds.known_machines import (
+from murmurfl.strategies.rounds.client_registry import (
     NumberedNames,
     in_order,
     plain_names,
     restored_names,
 )
+from murmurfl.strategies.rounds.exhaustion import NO_CAP, RemainingReleases, exhaustion_schedule
+from murmurfl.strategies.rounds.in_flight import InFlightRequests
 from murmurfl.strategies.rounds.participation import ParticipationConfig
 from murmurfl.strategies.rounds.sampling import ShuffledSampler, most_requests, sample_numbers
 from murmurfl.strategies.rounds.validation import ReplyValidator
 
 from tests.harness import secure as secure_training
 from tests.harness.callbacks import AfterRound
+from tests.harness.clients import normal_samples, simulated_app
 from tests.harness.grid import Late, LateGrid, NodesGrid, coin
-from tests.harness.machines import normal_samples, simulated_app
 from tests.harness.models import Data
 from tests.harness.secure import SecureGrid
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
 
 
-def drawn_plainly(machines, count, seed, server_round):
-    generator = np.random.Generator(np.random.Philox(key=derived_seed("sample machines", seed, server_round)))
-    return sorted(generator.choice(machines, size=count, replace=False).tolist())
+def drawn_plainly(clients, count, seed, server_round):
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("sample clients", seed, server_round)))
+    return sorted(generator.choice(clients, size=count, replace=False).tolist())
 
 
-def dealt_plainly(machines, count, seed, rounds):
+def dealt_plainly(clients, count, seed, rounds):
     """Batches from a shuffled order, one client after the other: who is in it already waits for the next."""
     hands, pack, packs = [], [], 0
     for _ in range(rounds):
@@ -61,8 +61,8 @@ def dealt_plainly(machines, count, seed, rounds):
         while len(hand) < count:
             if not pack:
                 packs += 1
-                key = derived_seed("deal machines", seed, packs)
-                pack = np.random.Generator(np.random.Philox(key=key)).permutation(machines).tolist()
+                key = derived_seed("deal clients", seed, packs)
+                pack = np.random.Generator(np.random.Philox(key=key)).permutation(clients).tolist()
             card = next(card for card in pack if card not in hand)
             pack.remove(card)
             hand.append(card)
@@ -71,11 +71,11 @@ def dealt_plainly(machines, count, seed, rounds):
 
 
 @pytest.mark.few_cases(6)
-@pytest.mark.parametrize(("machines", "count"), [(1, 1), (7, 1), (7, 3), (7, 6), (7, 7), (50, 20), (50, 49), (60, 7)])
-def test_machines_are_dealt_as_cards_are(machines, count):
+@pytest.mark.parametrize(("clients", "count"), [(1, 1), (7, 1), (7, 3), (7, 6), (7, 7), (50, 20), (50, 49), (60, 7)])
+def test_clients_are_dealt_as_cards_are(clients, count):
     for seed in (0, 5):
-        hands = [sample_numbers(machines, count, seed, t, "balanced").tolist() for t in range(1, 61)]
-        assert hands == dealt_plainly(machines, count, seed, 60)
+        hands = [sample_numbers(clients, count, seed, t, "balanced").tolist() for t in range(1, 61)]
+        assert hands == dealt_plainly(clients, count, seed, 60)
 
 
 def test_a_hand_is_the_same_whichever_was_dealt_before():
@@ -85,12 +85,12 @@ def test_a_hand_is_the_same_whichever_was_dealt_before():
         assert ShuffledSampler(30, 13, 9).batch(t + 1).tolist() == hands[t]
 
 
-def test_machines_are_drawn_as_numpy_draws_them():
-    for machines, count in ((1, 1), (12, 5), (20_000, 300), (20_000, 900)):
+def test_clients_are_drawn_as_numpy_draws_them():
+    for clients, count in ((1, 1), (12, 5), (20_000, 300), (20_000, 900)):
         for t in (1, 2, 17):
-            assert sample_numbers(machines, count, 3, t).tolist() == drawn_plainly(machines, count, 3, t)
-            names = [f"node-{i}" for i in range(machines)]
-            assert sample_machines(names, count, 3, t) == [names[i] for i in drawn_plainly(machines, count, 3, t)]
+            assert sample_numbers(clients, count, 3, t).tolist() == drawn_plainly(clients, count, 3, t)
+            names = [f"node-{i}" for i in range(clients)]
+            assert sample_clients(names, count, 3, t) == [names[i] for i in drawn_plainly(clients, count, 3, t)]
 
 
 def test_shuffling_keeps_one_permutation_however_many_rounds_there_are():
@@ -105,8 +105,8 @@ def test_shuffling_keeps_one_permutation_however_many_rounds_there_are():
     assert kept <= 1.1 * 4 * 50_000
 
 
-def test_more_machines_a_round_than_there_are_cannot_be_dealt():
-    with pytest.raises(ConfigurationError, match="no more machines a round"):
+def test_more_clients_a_round_than_there_are_cannot_be_dealt():
+    with pytest.raises(ConfigurationError, match="no more clients a round"):
         sample_numbers(3, 4, 1, 1, "balanced")
 
 
@@ -199,12 +199,12 @@ def app(samples=60, *, kind=Mu2Client, **changes):
 
 
 def slow_fifth(name, server_round, seed=1):
-    """Every fifth machine takes 10 to 60 s more."""
+    """Every fifth client takes 10 to 60 s more."""
     return FAST + (10 + 50 * coin(seed, name, server_round) if int(name) % 5 == 0 else 0.0)
 
 
 def twelve_seconds(name, server_round):
-    """One machine takes four times as long as the others."""
+    """One client takes four times as long as the others."""
     return 12.0 if name == "0" else FAST
 
 
@@ -222,9 +222,9 @@ def trouble(seed):
     return delay
 
 
-def trained(grid, rounds, *, kind=Mu2, machines=None, timeout=TIMEOUT, **options):
-    machines = len(grid.contexts) if machines is None else machines
-    defaults = {"num_clients": machines, "clients_per_round": machines, "learning_rate": 0.05, "seed": 1}
+def trained(grid, rounds, *, kind=Mu2, clients=None, timeout=TIMEOUT, **options):
+    clients = len(grid.contexts) if clients is None else clients
+    defaults = {"num_clients": clients, "clients_per_round": clients, "learning_rate": 0.05, "seed": 1}
     strategy = kind(**{**defaults, "session": "s", "node_deadline_s": 1.0, **options})
     if isinstance(grid, LateGrid):
         strategy.requests.clock = grid.clock
@@ -233,7 +233,7 @@ def trained(grid, rounds, *, kind=Mu2, machines=None, timeout=TIMEOUT, **options
 
 
 def assert_the_sum_is_that_of_the_prefix_sums(strategy, grid):
-    """Of every machine all of P_j, noise and contributions, j its last release that was aggregated; nothing else."""
+    """Of every client all of P_j, noise and contributions, j its last release that was aggregated; nothing else."""
     sums = grid.prefix_sums()
     expected = sum((sums[name, ack] for name, ack in strategy.acks.items()), np.zeros(D))
     # The rule of a trusted server only sees what is published; the sum is the aggregator's.
@@ -275,9 +275,9 @@ def test_so_it_is_in_many_trainings_in_trouble():
 
 
 def test_a_server_that_ignores_a_late_answers_base_is_caught(monkeypatch):
-    """It asks machines again while they compute, and believes both answers: what the first one has counts twice."""
+    """It asks clients again while they compute, and believes both answers: what the first one has counts twice."""
     monkeypatch.setattr(ReplyValidator, "is_late", lambda self, reply: False)
-    monkeypatch.setattr(InFlightRequests, "machines", frozenset())
+    monkeypatch.setattr(InFlightRequests, "clients", frozenset())
     grid = LateGrid(app(), 4, twelve_seconds)
     strategy = trained(grid, 12, quorum=0.75)
     with pytest.raises(AssertionError, match="to the last bit"):
@@ -286,14 +286,14 @@ def test_a_server_that_ignores_a_late_answers_base_is_caught(monkeypatch):
 
 def test_asking_again_meanwhile_costs_no_bit_as_long_as_answers_are_looked_at(monkeypatch):
     """The sibling of the planted bug: which of two answers counts is decided where all are looked at."""
-    monkeypatch.setattr(InFlightRequests, "machines", frozenset())
+    monkeypatch.setattr(InFlightRequests, "clients", frozenset())
     grid = LateGrid(app(), 4, twelve_seconds)
     strategy = trained(grid, 12, quorum=0.75)
     assert sum(report.late for report in strategy.history) > 0
     assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
 
 
-def test_what_a_machine_sends_late_adds_up_to_what_it_sends_in_time():
+def test_what_a_client_sends_late_adds_up_to_what_it_sends_in_time():
     late = LateGrid(app(), 4, twelve_seconds)
     strategy = trained(late, 12, quorum=0.75)
     least = strategy.acks["0"]
@@ -304,7 +304,7 @@ def test_what_a_machine_sends_late_adds_up_to_what_it_sends_in_time():
     assert np.array_equal(reference.state.release_sum, heard), "prefix sums do not depend on when they are heard"
 
 
-def test_a_round_neither_waits_for_late_machines_nor_asks_them_again():
+def test_a_round_neither_waits_for_late_clients_nor_asks_them_again():
     grids = [LateGrid(app(), 10, slow_fifth) for _ in range(2)]
     patient = trained(grids[0], 18, quorum=0.8)
     trained(grids[1], 18)
@@ -329,7 +329,7 @@ def test_with_more_asked_than_needed_a_round_ends_when_enough_have_answered():
     assert max(grid.queues.values()) == 1
 
 
-def test_in_place_of_machines_that_are_late_others_are_asked():
+def test_in_place_of_clients_that_are_late_others_are_asked():
     grid = LateGrid(app(), 12, slow_fifth)
     strategy = trained(grid, 6, clients_per_round=6, quorum=0.8)
     assert {report.asked for report in strategy.history} == {6}
@@ -373,7 +373,7 @@ def test_an_abandoned_requests_answer_is_carried_over():
     assert_the_sum_is_that_of_the_prefix_sums(strategy, grid)
 
 
-def test_a_machine_that_comes_back_on_another_node_is_asked_at_once():
+def test_a_client_that_comes_back_on_another_node_is_asked_at_once():
     grid = LateGrid(app(), 5, lambda name, t: math.inf if name == "0" and t == 2 else FAST)
 
     def restart(report, metrics):
@@ -400,7 +400,7 @@ def test_full_batches_drop_gradients_of_older_models(caplog):
     assert sum(report.overdue for report in strategy.history) >= 1
     assert sum(report.late for report in strategy.history) == sum(report.overdue for report in strategy.history)
     assert all(report.samples == 16 for report in strategy.history)
-    assert "waits for 4 of 5 machines" in caplog.text
+    assert "waits for 4 of 5 clients" in caplog.text
     assert "spent for nothing" in caplog.text
     assert strategy.forecast.per_round == 4
 
@@ -421,7 +421,7 @@ def test_releases_that_stand_alone_without_a_sum_over_samples_count_when_they_co
     [
         lambda **o: OneShot(clip_norm=1.0, num_clients=4, **o),
         lambda **o: ShuffledAvg(learning_rate=0.1, steps_per_epoch=3, num_clients=4, **o),
-        lambda **o: CorrelatedFedAvg(num_clients=4, evaluate_on_machines=True, **o),
+        lambda **o: CorrelatedFedAvg(num_clients=4, evaluate_on_clients=True, **o),
         lambda **o: MeanOfFeatures(num_features=3, num_clients=4, **o),
         lambda **o: CorrelatedMomentum(
             learning_rate=0.1, alpha=0.1, num_clients=4, clients_per_round=4, num_rounds=3,
@@ -447,7 +447,7 @@ def test_where_a_late_answer_is_of_no_use_rounds_wait_for_all(make):
         ({"over_selection": 0.9}, "over_selection >= 1"),
         ({"over_selection": math.nan}, "over_selection to be a finite number"),
         ({"over_selection": 1e308}, "over_selection >= 1 and <= 2147483647"),
-        ({"over_selection": 1.5}, "at most 10 machines, got 1.5 x 8"),
+        ({"over_selection": 1.5}, "at most 10 clients, got 1.5 x 8"),
         (
             {"quorum": 0.4, "secure_aggregation": SecureAggregation(min_cohort=5, helpers=2)},
             "at least min_cohort = 5",
@@ -460,7 +460,7 @@ def test_what_cannot_be_is_refused_before_anything_is_asked(options, said):
 
 
 class LateSecureGrid(Late, SecureGrid):
-    """Machines under masks, one of them late, and helpers."""
+    """Clients under masks, one of them late, and helpers."""
 
 
 @pytest.mark.parametrize("floor", [3, 5])
@@ -469,7 +469,7 @@ def test_a_late_masked_release_joins_the_round_it_reaches(floor):
     options = {"clients_per_round": 6, "quorum": 0.8}
     runs = []
     for masked in (True, False):
-        made = secure_training.machines(masked=masked)
+        made = secure_training.clients(masked=masked)
         late = LateSecureGrid(made, delay=twelve_seconds) if masked else LateGrid(made.app, 6, twelve_seconds)
         strategy = secure_training.build(
             secure={"min_cohort": floor} if masked else None, allow_exhaustion=True, **options
@@ -495,17 +495,17 @@ def test_late_contributions_count_once_over_all_asked():
 
 
 def unequal():
-    """Five machines with 4, 6, 8, 10 and 12 releases."""
+    """Five clients with 4, 6, 8, 10 and 12 releases."""
     made = simulated_app(Mu2Client, Data(SHAPES), lambda name: normal_samples(name, 4 + 2 * int(name), D))
     return LateGrid(made, 5, lambda name, server_round: FAST)
 
 
-def test_the_log_says_when_small_machines_leave(caplog):
+def test_the_log_says_when_small_clients_leave(caplog):
     strategy = trained(unequal(), 8, quorum=0.6)
     assert strategy.leaving.after == {"0": 4, "1": 6}
     assert [strategy.leaving.left(t) for t in (4, 5, 6, 7, 8)] == [5, 4, 4, 3, 3]
     assert (
-        "Machines leave: 2 of 5 before the end of 8 rounds; 4 left from round 5 on, 3 left from round 7" in caplog.text
+        "Clients leave: 2 of 5 before the end of 8 rounds; 4 left from round 5 on, 3 left from round 7" in caplog.text
     )
     assert "First: '0' after round 4 (4 releases), '1' after round 6 (6 releases)." in caplog.text
     assert [report.asked for report in strategy.history] == [5, 5, 5, 5, 4, 4, 3, 3]
@@ -514,7 +514,7 @@ def test_the_log_says_when_small_machines_leave(caplog):
 
 def test_a_training_that_too_few_finish_is_refused_beforehand():
     grid = unequal()
-    with pytest.raises(ConfigurationError, match="at most 6 rounds, got 8: from round 7 on 3 machines"):
+    with pytest.raises(ConfigurationError, match="at most 6 rounds, got 8: from round 7 on 3 clients"):
         trained(grid, 8, quorum=0.8)
     assert not grid.sent
 
@@ -526,7 +526,7 @@ def test_others_are_asked_in_the_place_of_those_that_have_left():
     assert strategy.history[-1].finished == len(strategy.leaving.after)
 
 
-def test_a_request_that_never_arrived_costs_a_machine_no_release():
+def test_a_request_that_never_arrived_costs_a_client_no_release():
     remaining = RemainingReleases()
     remaining.read({"a": {"releases": 2, "releases-left": 3}, "b": {"releases": 0}})
     remaining.requested(["a", "b"])

@@ -1,4 +1,4 @@
-"""Machines that lie: a training goes on without them, blames nobody, and says what it lost."""
+"""Clients that lie: a training goes on without them, blames nobody, and says what it lost."""
 
 import itertools
 from dataclasses import replace
@@ -6,26 +6,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from murmurfl.clients import NoisySGDClient
-from murmurfl.privacy import MachineKey, SimulatedKeys, make_mechanism, protocol
+from murmurfl.privacy import ClientKey, SimulatedKeys, make_mechanism, protocol
 from murmurfl.privacy.accounting.noise_forecast import lasting_noise
 from murmurfl.strategies import Mu2, NodesUnavailableError, NoisySGD, NothingAggregatedError
 from murmurfl.strategies.rounds import loop as rounds
 from murmurfl.strategies.sums.suspects import Suspects, most_wrong_sums, suspects_of
 
-from tests.harness.machines import stream_noise
-from tests.harness.secure import SEED, SHAPES, Machines, SecureGrid, build, other_header, some, state_bytes, trained
+from tests.harness.clients import stream_noise
+from tests.harness.secure import SEED, SHAPES, Clients, SecureGrid, build, other_header, some, state_bytes, trained
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
 
 ALONE = {"kind": NoisySGDClient, "mechanism": "independent", "release_rule": "paper"}
-MACHINES, MIN_COHORT, LIARS = 8, 4, ("2", "5")
+CLIENTS, MIN_COHORT, LIARS = 8, 4, ("2", "5")
 
 # Who is left out.
 
 
-def lies(culprits, machines, room, when):
+def lies(culprits, clients, room, when):
     """Plays rounds in which ``when(round, asked culprits)`` says whether the sum is wrong; yields who was left out."""
-    names = [str(number) for number in range(machines)]
+    names = [str(number) for number in range(clients)]
     suspects = Suspects(2)
     for number in itertools.count():
         asked = [name for name in names if name not in suspects.left_out]
@@ -37,20 +37,20 @@ def lies(culprits, machines, room, when):
 
 
 @pytest.mark.few_cases(2)
-@pytest.mark.parametrize(("machines", "min_cohort"), [(20, 12), (20, 14), (10, 6), (6, 3), (6, 4)])
-def test_so_many_sums_are_wrong_at_most_whoever_lies(machines, min_cohort):
+@pytest.mark.parametrize(("clients", "min_cohort"), [(20, 12), (20, 14), (10, 6), (6, 3), (6, 4)])
+def test_so_many_sums_are_wrong_at_most_whoever_lies(clients, min_cohort):
     """Every pair of liars, always lying; nobody is let in again, as for streams."""
     worst = 0
-    for pair in itertools.combinations(map(str, range(machines)), 2):
+    for pair in itertools.combinations(map(str, range(clients)), 2):
         wrong = 0
-        for asked, suspects in lies(pair, machines, machines - min_cohort, lambda _, here: bool(here)):
+        for asked, suspects in lies(pair, clients, clients - min_cohort, lambda _, here: bool(here)):
             suspects.lets_in = False
             assert len(asked) >= min_cohort
             if not set(pair).intersection(asked):
                 break
             wrong += 1
         worst = max(worst, wrong)
-    assert worst == most_wrong_sums(machines, machines - min_cohort, 2)
+    assert worst == most_wrong_sums(clients, clients - min_cohort, 2)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -100,7 +100,7 @@ def test_rounds_with_too_few_releases_ask_one_more_each_until_nobody_is_left_out
         assert len(suspects.left_out) == left
 
 
-def test_of_many_machines_groups_are_left_out_and_the_culprits_are_found():
+def test_of_many_clients_groups_are_left_out_and_the_culprits_are_found():
     names = [str(number) for number in range(300)]
     suspects, liars, wrong = Suspects(2), {"17", "250"}, 0
     while liars.intersection(asked := [name for name in names if name not in suspects.left_out]):
@@ -124,7 +124,7 @@ def test_a_schedule_from_a_checkpoint_goes_on():
 
 
 def test_a_schedule_that_forgets_who_was_in_a_wrong_sum_would_never_end():
-    """The planted bug: every wrong sum is taken to be one of all machines, so the same ones are left out for ever."""
+    """The planted bug: every wrong sum is taken to be one of all clients, so the same ones are left out for ever."""
     names, suspects, wrong = [str(number) for number in range(20)], Suspects(2), 0
     for _ in range(50):
         wrong += bool({"12", "13"}.difference(suspects.left_out))
@@ -146,11 +146,11 @@ def resealed(masked, name, bad):
     """With seals that do not open for some helpers, signed all the same."""
     seals = tuple(bytes(80) if i in bad else seal for i, seal in enumerate(masked.sealed.seals))
     unsigned = replace(masked.sealed, seals=seals, signature=b"")
-    return replace(masked, sealed=replace(unsigned, signature=MachineKey.simulated(SEED, name).sign(unsigned.signed)))
+    return replace(masked, sealed=replace(unsigned, signature=ClientKey.simulated(SEED, name).sign(unsigned.signed)))
 
 
 def header(**changes):
-    return lambda masked, name: other_header(masked, MachineKey.simulated(SEED, name), **changes)
+    return lambda masked, name: other_header(masked, ClientKey.simulated(SEED, name), **changes)
 
 
 def flipped(masked, name):
@@ -167,14 +167,14 @@ ATTACKS = {
     "a wrong chain": header(ack_id="7" * 32),
     "a huge header": lambda masked, name: replace(masked, sealed=replace(masked.sealed, header=bytes(2**16))),
     "a huge d": header(size=2**32),
-    "wants all": header(min_cohort=MACHINES),
+    "wants all": header(min_cohort=CLIENTS),
 }
 
 
 def attacked(attack, first, kind=NoisySGD, *, rounds=24, checkpoint=None, data=some, mechanism="cancelling", **options):
-    """A training of eight machines, two of which do what ``attack`` does to their releases from a round on."""
+    """A training of eight clients, two of which do what ``attack`` does to their releases from a round on."""
     terms = ALONE if kind is NoisySGD else {"mechanism": mechanism}
-    made = Machines(data, SHAPES, count=MACHINES, min_cohort=MIN_COHORT, **terms)
+    made = Clients(data, SHAPES, count=CLIENTS, min_cohort=MIN_COHORT, **terms)
     real = made.mask
 
     def mask(name, release, session):
@@ -185,8 +185,8 @@ def attacked(attack, first, kind=NoisySGD, *, rounds=24, checkpoint=None, data=s
 
     made.mask = mask
     grid = SecureGrid(made)
-    grid.machines = made
-    settings = {"num_clients": MACHINES, "clients_per_round": MACHINES, "allow_exhaustion": True, **options}
+    grid.clients = made
+    settings = {"num_clients": CLIENTS, "clients_per_round": CLIENTS, "allow_exhaustion": True, **options}
     strategy = build(kind, secure={"min_cohort": MIN_COHORT}, checkpoint=checkpoint, **settings)
     return strategy, grid, rounds
 
@@ -204,7 +204,7 @@ def test_an_attack_costs_rounds_at_most_and_the_training_ends(name, kind, first)
     assert skipped <= 16
     assert (skipped > 0) == (name in ("garbage counts", "a flipped bit"))
     assert all(one.aggregated >= MIN_COHORT or one.skipped for one in strategy.history)
-    assert set(strategy.acks) >= {str(i) for i in range(MACHINES)} - set(LIARS)
+    assert set(strategy.acks) >= {str(i) for i in range(CLIENTS)} - set(LIARS)
     assert np.isfinite(strategy.rule.model(strategy.state)).all()
 
 
@@ -229,7 +229,7 @@ def test_silence_and_lateness_cost_no_more_than_their_own_releases(how, kind, fi
     grid.tamper = tamper
     trained(strategy, grid, 10)
     assert len(strategy.history) == 10
-    assert all(report.aggregated >= MACHINES - len(LIARS) and not report.skipped for report in strategy.history)
+    assert all(report.aggregated >= CLIENTS - len(LIARS) and not report.skipped for report in strategy.history)
 
 
 @pytest.mark.few_cases(2)
@@ -242,7 +242,7 @@ def test_culprits_that_behave_while_others_are_left_out_end_no_training(kind, fi
     trained(strategy, grid, rounds)
     assert len(strategy.history) == 16
     skipped = sum(bool(one.skipped) for one in strategy.history)
-    assert 0 < skipped <= most_wrong_sums(MACHINES, MACHINES - MIN_COHORT, len(LIARS)) + np.log2(rounds) + 1
+    assert 0 < skipped <= most_wrong_sums(CLIENTS, CLIENTS - MIN_COHORT, len(LIARS)) + np.log2(rounds) + 1
     assert strategy.skipped_noise == pytest.approx(1.0)
 
 
@@ -271,24 +271,24 @@ def test_silence_lateness_and_all_attacks_at_once(seed, monkeypatch):
 
 
 @pytest.mark.parametrize("gone", [4, 5])
-def test_machines_that_leave_for_good_do_not_end_a_training_that_has_enough_without_them(gone, caplog, tmp_path):
+def test_clients_that_leave_for_good_do_not_end_a_training_that_has_enough_without_them(gone, caplog, tmp_path):
     strategy, grid, _ = attacked(lambda masked, name: masked, 1, checkpoint=tmp_path / "checkpoint")
     here = grid.get_node_ids
     waits = []
-    strategy.machines.sleep = waits.append
+    strategy.clients.sleep = waits.append
 
     def fewer():
         away = range(grid.first_node, grid.first_node + gone) if len(strategy.history) in range(2, 6) else ()
         return [node for node in here() if node not in away]
 
     grid.get_node_ids = fewer
-    if gone > MACHINES - MIN_COHORT:
+    if gone > CLIENTS - MIN_COHORT:
         with pytest.raises(NodesUnavailableError, match="missing: 0, 1, 2, 3, 4"):
             trained(strategy, grid, 8)
         return
     trained(strategy, grid, 4)
     before = strategy.history
-    options = {"num_clients": MACHINES, "clients_per_round": MACHINES, "allow_exhaustion": True}
+    options = {"num_clients": CLIENTS, "clients_per_round": CLIENTS, "allow_exhaustion": True}
     strategy = build(NoisySGD, secure={"min_cohort": MIN_COHORT}, checkpoint=tmp_path / "checkpoint", **options)
     assert caplog.text.count("4 of 8 clients are connected; the training goes on without") == 1
     caplog.clear()
@@ -349,7 +349,7 @@ def test_a_server_killed_after_any_round_leaves_out_whom_it_left_out(kind, tmp_p
             trained(strategy, grid, 10)
             break
         except Killed:
-            options = {"num_clients": MACHINES, "clients_per_round": MACHINES, "allow_exhaustion": True}
+            options = {"num_clients": CLIENTS, "clients_per_round": CLIENTS, "allow_exhaustion": True}
             strategy = build(kind, secure={"min_cohort": MIN_COHORT}, checkpoint=tmp_path / "checkpoint", **options)
     assert state_bytes(strategy) == state_bytes(whole)
     assert strategy.history == whole.history
@@ -363,15 +363,15 @@ def sometimes():
 
 
 @pytest.mark.parametrize("mechanism", ["cancelling", "decay"])
-def test_streams_whose_machines_mend_have_the_noise_of_one_prefix_whatever_was_skipped(mechanism):
-    """Machines without data: all that is in the sum is the noise of each one's last release that was used."""
+def test_streams_whose_clients_mend_have_the_noise_of_one_prefix_whatever_was_skipped(mechanism):
+    """Clients without data: all that is in the sum is the noise of each one's last release that was used."""
     strategy, grid, _ = attacked(sometimes(), 1, Mu2, data=lambda name: np.zeros((30, 10)), mechanism=mechanism)
     trained(strategy, grid, 24)
     assert len(strategy.history) == 24
     assert sum(bool(one.skipped) for one in strategy.history) > 3
     assert strategy.skipped_noise == pytest.approx(1.0)
     total = 0
-    for name, made in ((name, grid.machines.client(name).machine) for name in strategy.machines.names):
+    for name, made in ((name, grid.clients.client(name).client) for name in strategy.clients.names):
         last, keys = strategy.aggregator.noise.skipped.get(name, strategy.acks[name]), SimulatedKeys(SEED, name)
         nonces = [keys.nonce("s", k) for k in range(1, last + 1)]
         total = total + stream_noise(made.plan, 10, keys.secret_key, nonces)
@@ -397,7 +397,7 @@ def test_liars_that_say_they_cannot_mend_keep_nobody_left_out():
 
 
 def test_streams_end_with_their_model_once_wrong_sums_left_too_much_noise():
-    """Machines whose noise would tell more if it were mended."""
+    """Clients whose noise would tell more if it were mended."""
     strategy, grid, _ = attacked(sometimes(), 1, Mu2, mechanism="sqrt_toeplitz")
     strategy.aggregator.option = replace(strategy.aggregator.option, max_noise=1.2)
     trained(strategy, grid, 24)

@@ -25,11 +25,11 @@ from tests.harness.secure import (
     ROUNDS,
     SHAPES,
     START,
-    Machines,
+    Clients,
     SecureGrid,
     build,
+    clients,
     closed_rounds,
-    machines,
     plain_run,
     refusal,
     same,
@@ -104,7 +104,7 @@ AT_HELPERS = (
 @pytest.mark.parametrize("point", [*AT_SAVING, *AT_HELPERS])
 @pytest.mark.parametrize("lost", [0.0, 0.2])
 def test_a_killed_server_goes_on_and_gives_the_same_model_to_the_last_bit(point, lost, tmp_path, monkeypatch):
-    made = machines()
+    made = clients()
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(made, lost=lost, seed=5)
     with monkeypatch.context() as patch:
         if point in AT_SAVING:
@@ -115,14 +115,14 @@ def test_a_killed_server_goes_on_and_gives_the_same_model_to_the_last_bit(point,
             trained(build(secure={}, checkpoint=checkpoint), grid)
     grid.watch = grid.seen = lambda kind, helper, message: message
     resumed = trained(build(secure={}, checkpoint=checkpoint), grid)
-    others = machines()
+    others = clients()
     whole = trained(build(secure={}), SecureGrid(others, lost=lost, seed=5))
     assert same(resumed, whole)
     assert resumed.history == whole.history
     assert resumed.participation == whole.participation
     assert same(resumed, plain_run(lost=lost, seed=5, closed=closed_rounds(resumed)))
     assert resumed.history[ROUND - 1].aggregated >= 3
-    for name in resumed.machines.names:
+    for name in resumed.clients.names:
         made_by = [one.client(name).statement("s")["releases"] for one in (made, others)]
         assert made_by[0] == made_by[1], "nobody was asked for a release twice"
 
@@ -130,7 +130,7 @@ def test_a_killed_server_goes_on_and_gives_the_same_model_to_the_last_bit(point,
 @pytest.mark.parametrize("connected", [True, False])
 def test_a_resumed_server_never_closes_a_round_whose_set_may_be_open(connected, tmp_path):
     """One helper has opened the set, the server is killed, and the other helper is out of reach when it is back."""
-    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     in_round(grid, "answers", HELPERS[0], killed)
     with pytest.raises(Killed):
         trained(build(secure={}, checkpoint=checkpoint), grid)
@@ -150,7 +150,7 @@ def test_a_resumed_server_never_closes_a_round_whose_set_may_be_open(connected, 
 
 def test_a_helper_that_is_reached_and_then_silent_does_not_close_a_resumed_round(tmp_path):
     """It answers the first greeting of the resumed server, and none after that."""
-    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     in_round(grid, "answers", HELPERS[0], killed)
     with pytest.raises(Killed):
         trained(build(secure={}, checkpoint=checkpoint), grid)
@@ -168,8 +168,8 @@ def test_a_helper_that_is_reached_and_then_silent_does_not_close_a_resumed_round
     assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run())
 
 
-def test_a_server_killed_before_saving_asks_machines_only(tmp_path, monkeypatch):
-    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+def test_a_server_killed_before_saving_asks_clients_only(tmp_path, monkeypatch):
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     with monkeypatch.context() as patch:
         real = rounds.save_checkpoint
 
@@ -189,7 +189,7 @@ def test_a_server_killed_before_saving_asks_machines_only(tmp_path, monkeypatch)
 
 def test_a_bug_that_saves_the_set_too_late_is_seen(tmp_path, monkeypatch):
     """The planted bug: a checkpoint that does not hold the set, and a server that is killed once one has opened it."""
-    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     real = rounds.save_checkpoint
     monkeypatch.setattr(
         rounds,
@@ -206,7 +206,7 @@ def test_a_bug_that_saves_the_set_too_late_is_seen(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("rounds_down", [1, 2])
 def test_a_helper_down_before_opening_costs_rounds_only(rounds_down):
-    grid = SecureGrid(machines())
+    grid = SecureGrid(clients())
     seen = []
 
     def leave(replies):
@@ -226,7 +226,7 @@ def test_a_helper_down_before_opening_costs_rounds_only(rounds_down):
 
 
 def test_an_absent_helper_ends_a_resumable_run_by_name(tmp_path):
-    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     down = AfterRound(lambda report, _: grid.down.add("helper-1") if report.server_round == 2 else None)
     strategy = build(secure={}, checkpoint=checkpoint, callbacks=[down])
     with pytest.raises(
@@ -244,7 +244,7 @@ def test_an_absent_helper_ends_a_resumable_run_by_name(tmp_path):
 @pytest.mark.parametrize("when", ["asked", "answers"])
 @pytest.mark.parametrize("helper", HELPERS)
 def test_a_failing_helper_is_asked_for_the_same_set_again(when, helper):
-    grid = SecureGrid(machines())
+    grid = SecureGrid(clients())
     failures = iter([None, None if when == "asked" else refusal(helper, protocol.LEDGER_UNUSABLE)])
 
     def fail(message):
@@ -258,7 +258,7 @@ def test_a_failing_helper_is_asked_for_the_same_set_again(when, helper):
 
 @pytest.mark.parametrize("when", ["asked", "answers"])
 def test_an_unopened_set_outlives_the_run_it_ends(when, tmp_path):
-    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     in_round(grid, when, HELPERS[1], lambda message: None)
     strategy = build(secure={"patience": 2}, checkpoint=checkpoint)
     with pytest.raises(HelperUnavailableError, match=r"round 3, asked 2 times, but helper 'helper-1' does not answer"):
@@ -274,7 +274,7 @@ def test_an_unopened_set_outlives_the_run_it_ends(when, tmp_path):
 
 def test_a_set_that_all_helpers_promised_and_then_refuse_is_kept(tmp_path):
     """No other could take its place: the run pauses, and is resumed with the very set."""
-    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     for helper in HELPERS:  # shown a set under a name that is no name, which they refuse by themselves
         in_round(grid, "asked", helper, entry(protocol.OPENING, "?"))
     with pytest.raises(HelperUnavailableError, match="answers with opening-refused"):
@@ -291,12 +291,12 @@ def standing(grid, server_round=ROUND):
 
 
 def assert_skipped(strategy, rounds=ROUNDS):
-    """The round has no part in the model, machines build on it, and the others are as ever."""
+    """The round has no part in the model, clients build on it, and the others are as ever."""
     assert len(strategy.history) == rounds
     closed = "a helper did not answer, and it was skipped"
     assert [report.closed for report in strategy.history] == ["", "", closed, *[""] * (rounds - ROUND)]
     assert (strategy.history[ROUND - 1].skipped, strategy.history[ROUND - 1].aggregated) == (4, 0)
-    assert not strategy.aggregator.suspects.left_out, "no machine is left out for what a helper did"
+    assert not strategy.aggregator.suspects.left_out, "no client is left out for what a helper did"
     assert np.isfinite(strategy.rule.model(strategy.state)).all()
 
 
@@ -317,7 +317,7 @@ HALF_OPEN = {
 @pytest.mark.parametrize("helper", HELPERS)
 def test_a_set_that_one_helper_does_not_answer_costs_its_round_and_no_more(how, helper, saved, tmp_path):
     """Whichever it is: it has opened the set, or declares it void; and the training ends with a model."""
-    grid = SecureGrid(machines())
+    grid = SecureGrid(clients())
     kind, of, became = HALF_OPEN[how]
     act = of(helper)
     in_round(grid, kind, helper, act)
@@ -336,12 +336,12 @@ def test_a_set_that_one_helper_does_not_answer_costs_its_round_and_no_more(how, 
     assert standing(grid)[place] == became
     assert standing(grid)[1 - place] == (True, False)
     assert standing(grid, ROUND + 1) == [(True, False)] * 2
-    assert strategy.skipped_noise == pytest.approx(1.0), "machines mend the noise"
+    assert strategy.skipped_noise == pytest.approx(1.0), "clients mend the noise"
 
 
 def test_helpers_that_a_hostile_server_had_promise_different_sets_go_on():
     """Both under the round's name. The set of the one that is asked first is opened there, and void at the other."""
-    grid = SecureGrid(machines())
+    grid = SecureGrid(clients())
 
     def promised(message):
         opener = grid.openers[SecureGrid.first_helper + 1]
@@ -359,7 +359,7 @@ def test_helpers_that_a_hostile_server_had_promise_different_sets_go_on():
 
 
 def test_a_helper_that_will_neither_open_nor_declare_void_pauses_the_run_and_is_named(tmp_path):
-    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     in_round(grid, "answers", HELPERS[1], lambda reply: refusal(HELPERS[1]))
     in_round(grid, "answers", HELPERS[1], lambda reply: refusal(HELPERS[1]), asked="void")
     with pytest.raises(HelpersDisagreeError, match="or to declare it void, got neither of helper 'helper-1'"):
@@ -370,7 +370,7 @@ def test_a_helper_that_will_neither_open_nor_declare_void_pauses_the_run_and_is_
 
 def test_a_set_that_no_helper_promises_closes_the_round(monkeypatch):
     """Another server had them promise something in between."""
-    grid, real = SecureGrid(machines()), Opener.view
+    grid, real = SecureGrid(clients()), Opener.view
 
     def moved_on(self, session, opening, releases, *, lock=False):
         if lock and opening == str(ROUND):
@@ -415,15 +415,13 @@ def garbage(shape):
 
 
 def test_a_helper_that_lies_in_every_sum_pauses_the_run_and_is_named(tmp_path):
-    """Once no two machines can be what is wrong: nobody is left out for it, and a resumed run asks the next round."""
-    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    """Once no two clients can be what is wrong: nobody is left out for it, and a resumed run asks the next round."""
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     truth = offset(garbage)(grid)
     strategy = build(clients_per_round=6, secure={}, checkpoint=checkpoint)
-    with pytest.raises(
-        WrongSumError, match=r"more than 2 machines lie, or helper 'helper-0' or helper 'helper-1' does"
-    ):
+    with pytest.raises(WrongSumError, match=r"more than 2 clients lie, or helper 'helper-0' or helper 'helper-1' does"):
         trained(strategy, grid, rounds=30)
-    assert len(strategy.history) == 8, "one more than seven, the most that two machines of six can spoil"
+    assert len(strategy.history) == 8, "one more than seven, the most that two clients of six can spoil"
     assert all(report.skipped for report in strategy.history)
     assert (strategy.state.release_sum == 0).all()
     truth()
@@ -434,9 +432,9 @@ def test_a_helper_that_lies_in_every_sum_pauses_the_run_and_is_named(tmp_path):
 
 def test_the_largest_value_of_a_release_bounds_what_a_sum_can_be():
     """Of a lie that stays within what honest releases could add up to, nobody can know: that is said, and true."""
-    plan = machines().client("0").machine.plan
+    plan = clients().client("0").privatizer.plan
     for factor, caught in ((9.0, True), (0.5, False)):
-        grid = SecureGrid(machines())
+        grid = SecureGrid(clients())
         counts = np.uint64(factor * plan.largest_value / plan.grid.spacing)
         offset(lambda shape, counts=counts: np.full(shape, counts))(grid)
         strategy = build(secure={}, largest_value=plan.largest_value)
@@ -444,7 +442,7 @@ def test_the_largest_value_of_a_release_bounds_what_a_sum_can_be():
             assert trained_in_vain(strategy, grid, rounds=1).history[0].skipped == 4
         else:
             assert not same(trained(strategy, grid, rounds=1), plain_run())
-    grid = SecureGrid(machines())
+    grid = SecureGrid(clients())
     offset(lambda shape: np.full(shape, np.uint64(1 << 55)))(grid)
     assert trained_in_vain(build(secure={}), grid, rounds=1).history[0].skipped == 4
 
@@ -487,14 +485,14 @@ def no_arrays(reply):
     ],
 )
 def test_only_what_the_helper_signed_for_this_very_set_is_an_answer(change, said, caplog):
-    grid = SecureGrid(machines())
+    grid = SecureGrid(clients())
     in_round(grid, "answers", HELPERS[0], change)
     assert_skipped(trained(build(secure={}), grid))
     assert re.search(rf"helper 'helper-0' gives an answer.*{said}", caplog.text)
 
 
 def test_an_earlier_sets_answer_does_not_pass_for_a_later(caplog):
-    grid, kept = SecureGrid(machines()), []
+    grid, kept = SecureGrid(clients()), []
 
     def replay(kind, helper, reply):
         if kind == "open" and helper == HELPERS[0]:
@@ -509,7 +507,7 @@ def test_an_earlier_sets_answer_does_not_pass_for_a_later(caplog):
 
 
 def test_a_checkpoint_with_a_set_in_it_that_was_damaged_is_refused(tmp_path):
-    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     in_round(grid, "asked", HELPERS[0], killed)
     with pytest.raises(Killed):
         trained(build(secure={}, checkpoint=checkpoint), grid)
@@ -517,13 +515,13 @@ def test_a_checkpoint_with_a_set_in_it_that_was_damaged_is_refused(tmp_path):
     for position in range(0, len(whole), len(whole) // 40):
         checkpoint.write_bytes(whole[:position] + bytes([whole[position] ^ 64]) + whole[position + 1 :])
         try:
-            trained(build(secure={}, checkpoint=checkpoint), SecureGrid(machines()), rounds=2)
+            trained(build(secure={}, checkpoint=checkpoint), SecureGrid(clients()), rounds=2)
         except (CheckpointError, OpeningError, NodesUnavailableError):
             continue
 
 
 def test_a_checkpoint_of_other_terms_is_refused_and_patience_is_none_of_them(tmp_path):
-    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     trained(build(secure={}, checkpoint=checkpoint), grid, rounds=2)
     for other in ({"min_cohort": 2}, {"helpers": 3}, {"roster": "0" * 64}):
         with pytest.raises(CheckpointError, match="secure_aggregation"):
@@ -537,7 +535,7 @@ def test_checkpoints_without_secure_aggregation_have_nothing_new_in_them(tmp_pat
     written = {}
     monkeypatch.setattr(rounds, "save_checkpoint", lambda path, settings, state: written.update(settings | state))
     strategy = build(checkpoint=tmp_path / "checkpoint.npz")
-    trained(strategy, NodesGrid(Machines(some, SHAPES, masked=False).app, 6), rounds=1)
+    trained(strategy, NodesGrid(Clients(some, SHAPES, masked=False).app, 6), rounds=1)
     assert not {"secure_aggregation", "held", "opened", "held.total"} & set(written)
     assert list(written["history"][0]) == [
         "server_round",
@@ -552,7 +550,7 @@ def test_checkpoints_without_secure_aggregation_have_nothing_new_in_them(tmp_pat
 
 
 def test_a_set_is_saved_as_it_is(tmp_path):
-    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(machines())
+    checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     in_round(grid, "asked", HELPERS[0], killed, server_round=1)
     strategy = build(secure={}, checkpoint=checkpoint)
     with pytest.raises(Killed):

@@ -1,4 +1,4 @@
-"""Which releases can stand in one sum, so that a broken machine costs its own reply and no sum; helpers and rosters."""
+"""Which releases can stand in one sum, so that a broken client costs its own reply and no sum; helpers and rosters."""
 
 import json
 from dataclasses import replace
@@ -11,10 +11,10 @@ from murmurfl.privacy import ConfigurationError, OpeningRefusedError, RefusedErr
 from murmurfl.privacy.sums import opening_rule
 from murmurfl.privacy.sums.masking import MaskedRelease, Masking
 from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener
-from murmurfl.privacy.sums.roster import HelperKey, MachineKey, Roster
+from murmurfl.privacy.sums.roster import ClientKey, HelperKey, Roster
 from murmurfl.strategies import HelpersDisagreeError, HelperUnavailableError, Reply, RoundReport
 from murmurfl.strategies.aggregation.agreement import CohortAgreement
-from murmurfl.strategies.rounds.known_machines import Introduction
+from murmurfl.strategies.rounds.client_registry import Introduction
 from murmurfl.strategies.sums import summation
 from murmurfl.strategies.sums.summation import CohortSet, CohortSum, Screen
 
@@ -24,8 +24,8 @@ from tests.harness.secure import (
     SEED,
     SecureGrid,
     build,
+    clients,
     closed_rounds,
-    machines,
     other_header,
     state_bytes,
     trained,
@@ -36,8 +36,8 @@ pytestmark = pytest.mark.usefixtures("no_result_folder")
 
 
 def broken(change, train=trained, **options):
-    """A training of six machines, of which "2" does what ``change`` says to its masked releases."""
-    made = machines(**options)
+    """A training of six clients, of which "2" does what ``change`` says to its masked releases."""
+    made = clients(**options)
     real = made.mask
 
     def mask(name, release, session):
@@ -50,7 +50,7 @@ def broken(change, train=trained, **options):
 
 
 def header(**changes):
-    return lambda masked: other_header(masked, MachineKey.simulated(SEED, "2"), **changes)
+    return lambda masked: other_header(masked, ClientKey.simulated(SEED, "2"), **changes)
 
 
 def sealed(**changes):
@@ -71,16 +71,16 @@ def reformatted(masked):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (sealed(signature=bytes(64)), "signed by a machine of the roster"),
-        (lambda masked: other_header(masked, MachineKey.simulated(SEED, "1")), "signed by a machine of the roster"),
-        (header(machine="5"), "signed by a machine of the roster"),
+        (sealed(signature=bytes(64)), "signed by a client of the roster"),
+        (lambda masked: other_header(masked, ClientKey.simulated(SEED, "1")), "signed by a client of the roster"),
+        (header(client="5"), "signed by a client of the roster"),
         (sealed(header=b"{}"), "the header of a masked release"),
         (reformatted, "the header of a masked release"),
         (header(roster="0" * 64), "for this roster and its helpers"),
         (header(helpers=["helper-0"]), "for this roster and its helpers"),
         (short_seals, "seal"),
         (header(session="another"), "of another session"),
-        (header(release=17), "another machine or release"),
+        (header(release=17), "another client or release"),
         (header(size=11), "another size"),
         (header(terms="1" * 64), "its noise has other terms"),
         (header(spacing=2.0), "its grid has the spacing 2"),
@@ -90,28 +90,28 @@ def reformatted(masked):
         (header(min_cohort=7), "insists on sums of at least 7 releases, and a round has at most 6"),
     ],
 )
-def test_an_unfit_machine_is_named_and_the_rest_opened(change, said, caplog):
+def test_an_unfit_client_is_named_and_the_rest_opened(change, said, caplog):
     strategy, _ = broken(change)
     assert [(report.aggregated, report.malformed) for report in strategy.history] == [(5, 1)] * 4
     assert "2" not in strategy.acks
-    assert "Machine '2' cannot be summed with the others: " in caplog.text
+    assert "Client '2' cannot be summed with the others: " in caplog.text
     assert said in caplog.text
     assert caplog.text.count("cannot be summed with the others") == 1, "said once, not in every round"
-    # And the sum is that of the others: as if the machine had never answered.
+    # And the sum is that of the others: as if the client had never answered.
     assert (strategy.state.x == without_it()).all()
 
 
 @cache
 def without_it():
-    """The model of a training in which machine "2" never answers."""
-    grid = SecureGrid(machines())
+    """The model of a training in which client "2" never answers."""
+    grid = SecureGrid(clients())
     grid.tamper = lambda replies: [reply for reply in replies if reply.metadata.src_node_id != grid.first_node + 2]
     return trained(build(clients_per_round=6, secure={}), grid, rounds=4).state.x
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_helpers_would_refuse_every_sum_with_such_a_machine_in_it(asks, monkeypatch):
-    """What the screening is for: without it, and if helpers were not asked before, one machine closes all rounds."""
+def test_helpers_would_refuse_every_sum_with_such_a_client_in_it(asks, monkeypatch):
+    """What the screening is for: without it, and if helpers were not asked before, one client closes all rounds."""
     monkeypatch.setattr(Screen, "_problem", lambda *arguments: "")
     if asks:
         strategy, _ = broken(header(ack_id="7" * 32))
@@ -127,17 +127,17 @@ def test_a_sum_has_at_most_as_many_releases_as_helpers_open_and_the_rest_is_carr
     monkeypatch.setattr(summation, "MOST_SUMMED", 4)
     strategy, _ = broken(lambda masked: masked)
     assert [(report.aggregated, report.malformed) for report in strategy.history] == [(4, 2)] * 4
-    assert "Machine '4' cannot be summed with the others: the sum has 4 releases" in caplog.text
+    assert "Client '4' cannot be summed with the others: the sum has 4 releases" in caplog.text
 
 
-def test_no_round_asks_more_machines_than_a_sum_may_have(monkeypatch):
+def test_no_round_asks_more_clients_than_a_sum_may_have(monkeypatch):
     monkeypatch.setattr("murmurfl.strategies.aggregation.masked.MOST_SUMMED", 5)
-    with pytest.raises(ConfigurationError, match="ask at most 5 machines under secure aggregation, got 6"):
-        trained(build(clients_per_round=6, secure={}), SecureGrid(machines()))
+    with pytest.raises(ConfigurationError, match="ask at most 5 clients under secure aggregation, got 6"):
+        trained(build(clients_per_round=6, secure={}), SecureGrid(clients()))
 
 
 @pytest.mark.parametrize("bad", [(0,), (1,), (0, 1)])
-def test_a_machine_that_seals_nonsense_is_left_out_before_anybody_opens(bad, caplog):
+def test_a_client_that_seals_nonsense_is_left_out_before_anybody_opens(bad, caplog):
     """A server cannot see into seals, so helpers say which do not open before one of them records the set."""
 
     def spoiled(masked):
@@ -146,7 +146,7 @@ def test_a_machine_that_seals_nonsense_is_left_out_before_anybody_opens(bad, cap
     strategy, grid = broken(spoiled)
     assert [(report.aggregated, report.malformed) for report in strategy.history] == [(5, 1)] * 4
     assert (strategy.state.x == without_it()).all()
-    assert caplog.text.count("Machine '2' is left out of a round") == 1
+    assert caplog.text.count("Client '2' is left out of a round") == 1
     assert sum(kind == "open" for kind, _ in grid.asked) == 8, "no set with it was opened anywhere"
 
 
@@ -154,7 +154,7 @@ def test_a_machine_that_seals_nonsense_is_left_out_before_anybody_opens(bad, cap
 @pytest.mark.parametrize("bad", [(0,), (1,), (0, 1)])
 def test_a_seal_that_was_spoiled_once_is_made_again_and_costs_nothing(bad, caplog):
     """The same release under fresh seeds: the sums are those of a training without the mishap, to the last bit."""
-    made = machines()
+    made = clients()
     real, seen = made.mask, {}
 
     def mask(name, release, session):
@@ -169,7 +169,7 @@ def test_a_seal_that_was_spoiled_once_is_made_again_and_costs_nothing(bad, caplo
 
     made.mask = mask
     strategy = trained(build(clients_per_round=6, secure={}), SecureGrid(made))
-    whole = trained(build(clients_per_round=6, secure={}), SecureGrid(machines()))
+    whole = trained(build(clients_per_round=6, secure={}), SecureGrid(clients()))
     assert state_bytes(strategy) == state_bytes(whole)
     assert sum(report.malformed for report in strategy.history) == 0
     assert "left out of a round" not in caplog.text
@@ -185,21 +185,21 @@ def test_a_seal_that_was_spoiled_once_is_made_again_and_costs_nothing(bad, caplo
 
 
 @pytest.mark.few_cases(2)
-@pytest.mark.parametrize("answer", ["silence", "another release", "its next release", "another machine's"])
-def test_a_machine_that_does_not_seal_the_very_release_again_is_left_out(answer):
-    made, asked = machines(), []
+@pytest.mark.parametrize("answer", ["silence", "another release", "its next release", "another client's"])
+def test_a_client_that_does_not_seal_the_very_release_again_is_left_out(answer):
+    made, asked = clients(), []
     real = made._seal
 
     def seal(name, content):
         asked.append(name)
         if answer == "silence":
             raise RefusedError(protocol.MALFORMED_REQUEST, "no")
-        if answer == "another machine's":
+        if answer == "another client's":
             return real("3", content)
         if answer == "another release":
-            made.mask = lambda *given: other_header(mask(*given), MachineKey.simulated(SEED, name), release_id="7" * 32)
+            made.mask = lambda *given: other_header(mask(*given), ClientKey.simulated(SEED, name), release_id="7" * 32)
         else:
-            made.mask = lambda *given: other_header(mask(*given), MachineKey.simulated(SEED, name), release=99)
+            made.mask = lambda *given: other_header(mask(*given), ClientKey.simulated(SEED, name), release=99)
         try:
             return real(name, content)
         finally:
@@ -223,14 +223,14 @@ def test_sets_that_helpers_were_not_asked_about_can_be_half_open(monkeypatch):
 
 
 @pytest.mark.parametrize("liars", [2, 3])
-def test_a_helper_that_disputes_one_machine_after_another_is_named_and_they_are_not_left_out(liars):
-    """Nobody can say who is right of one helper and one machine; of one helper and three machines it is the helper."""
-    grid = SecureGrid(machines())
+def test_a_helper_that_disputes_one_client_after_another_is_named_and_they_are_not_left_out(liars):
+    """Nobody can say who is right of one helper and one client; of one helper and three clients it is the helper."""
+    grid = SecureGrid(clients())
     opener = grid.openers[grid.first_helper]
     real = opener._seed
 
     def disputes(sealed, header):
-        if header.machine in ("1", "3", "4")[:liars]:
+        if header.client in ("1", "3", "4")[:liars]:
             raise OpeningRefusedError("a lie")
         return real(sealed, header)
 
@@ -246,7 +246,7 @@ def test_a_helper_that_disputes_one_machine_after_another_is_named_and_they_are_
 
 
 def test_a_helper_that_does_not_say_whether_it_would_open_closes_the_round():
-    grid, silent = SecureGrid(machines()), iter([None])
+    grid, silent = SecureGrid(clients()), iter([None])
     grid.seen = lambda kind, helper, reply: next(silent, reply) if kind == "whether" else reply
     strategy = trained(build(clients_per_round=6, secure={}), grid, rounds=3)
     assert [report.closed for report in strategy.history] == [
@@ -257,7 +257,7 @@ def test_a_helper_that_does_not_say_whether_it_would_open_closes_the_round():
 @pytest.mark.parametrize("lie", [protocol.VIEW_OPENED, protocol.VIEW_NO])
 def test_a_helper_that_refuses_without_a_reason_pauses_the_run_before_anything_is_open(lie):
     """It signs what it says: that it has opened a set it was never shown, or that it would not, and names nobody."""
-    grid = SecureGrid(machines())
+    grid = SecureGrid(clients())
     opener = grid.openers[grid.first_helper]
     real = opener.view
 
@@ -274,7 +274,7 @@ def test_a_helper_that_refuses_without_a_reason_pauses_the_run_before_anything_i
 
 @pytest.mark.parametrize("entry", [protocol.WOULD_OPEN, protocol.DISPUTED, protocol.SET_DIGEST, protocol.SIGNATURE])
 def test_what_a_helper_would_do_counts_only_if_it_signed_it_for_this_set(entry):
-    grid = SecureGrid(machines())
+    grid = SecureGrid(clients())
     other = {protocol.WOULD_OPEN: "no", protocol.DISPUTED: ["2"], protocol.SIGNATURE: bytes(64)}
 
     def changed(kind, helper, reply):
@@ -294,22 +294,22 @@ def test_what_a_helper_would_do_counts_only_if_it_signed_it_for_this_set(entry):
 
 def resealed(masked, seals):
     unsigned = replace(masked.sealed, seals=seals, signature=b"")
-    return replace(masked, sealed=replace(unsigned, signature=MachineKey.simulated(SEED, "2").sign(unsigned.signed)))
+    return replace(masked, sealed=replace(unsigned, signature=ClientKey.simulated(SEED, "2").sign(unsigned.signed)))
 
 
-def test_machines_under_two_policies_are_not_summed_and_most_of_them_win(caplog):
+def test_clients_under_two_policies_are_not_summed_and_most_of_them_win(caplog):
     """Different mu, hence different noise and perhaps another grid."""
-    made = machines(different={"1": {"mu": 1.0}, "4": {"mu": 1.0}})
+    made = clients(different={"1": {"mu": 1.0}, "4": {"mu": 1.0}})
     strategy = trained(build(clients_per_round=6, secure={}), SecureGrid(made))
     assert {(report.aggregated, report.malformed) for report in strategy.history} == {(4, 2)}
     assert sorted(strategy.acks) == ["0", "2", "3", "5"]
     for name in ("1", "4"):
-        assert f"Machine '{name}' cannot be summed" in caplog.text
+        assert f"Client '{name}' cannot be summed" in caplog.text
 
 
 def test_what_was_opened_once_decides_and_not_who_answers_today():
-    """Two deviant machines that are the only ones to answer in a round do not become the training's terms."""
-    made = machines(different={"1": {"mu": 1.0, "min_cohort": 2}, "4": {"mu": 1.0, "min_cohort": 2}})
+    """Two deviant clients that are the only ones to answer in a round do not become the training's terms."""
+    made = clients(different={"1": {"mu": 1.0, "min_cohort": 2}, "4": {"mu": 1.0, "min_cohort": 2}})
     grid, seen = SecureGrid(made), []
     deviant = {grid.first_node + 1, grid.first_node + 4}
 
@@ -324,9 +324,9 @@ def test_what_was_opened_once_decides_and_not_who_answers_today():
     assert strategy.history[3].aggregated == 4
 
 
-def test_a_machine_that_lost_its_ledger_is_left_out_and_the_rest_goes_on():
+def test_a_client_that_lost_its_ledger_is_left_out_and_the_rest_goes_on():
     """It begins again with its first release, built on nothing, under a number that was opened long ago."""
-    made = machines()
+    made = clients()
     loses = AfterRound(lambda report, _: made._clients.pop("2") if report.server_round == 3 else None)
     grid, strategy = SecureGrid(made), build(clients_per_round=6, secure={}, callbacks=[loses])
     trained(strategy, grid)
@@ -339,8 +339,8 @@ class OtherRoster(SecureGrid):
     """A grid whose second helper has another roster, from the start or from a round on."""
 
     def other(self):
-        stranger = MachineKey.simulated(9, "stranger").public
-        roster = Roster({**self.roster.machines, "stranger": stranger}, self.roster.helpers)
+        stranger = ClientKey.simulated(9, "stranger").public
+        roster = Roster({**self.roster.clients, "stranger": stranger}, self.roster.helpers)
         self.openers[self.first_helper + 1] = Opener(
             HELPERS[1], HelperKey.simulated(SEED, HELPERS[1]), roster, MemoryOpeningRecord()
         )
@@ -348,7 +348,7 @@ class OtherRoster(SecureGrid):
 
 
 def test_helpers_with_different_rosters_end_the_run_before_anybody_is_asked():
-    made = machines()
+    made = clients()
     grid = OtherRoster(made)
     grid.other()
     with pytest.raises(
@@ -359,16 +359,16 @@ def test_helpers_with_different_rosters_end_the_run_before_anybody_is_asked():
 
 
 def test_a_server_that_insists_on_a_roster_names_the_helper_that_has_another():
-    grid = OtherRoster(machines())
+    grid = OtherRoster(clients())
     right = grid.roster.digest
-    trained(build(secure={"roster": right}), SecureGrid(machines()), rounds=1)
+    trained(build(secure={"roster": right}), SecureGrid(clients()), rounds=1)
     other = grid.other()
     with pytest.raises(ConfigurationError, match=rf"roster {right}, got helper 'helper-1' with {other.digest}"):
         trained(build(secure={"roster": right}), grid)
 
 
 def test_a_helper_that_comes_back_with_another_roster_is_not_asked(tmp_path):
-    grid = OtherRoster(machines())
+    grid = OtherRoster(clients())
     comes_back = AfterRound(lambda report, _: grid.other() if report.server_round == 2 else None)
     strategy = build(secure={"patience": 2}, callbacks=[comes_back])
     with pytest.raises(HelperUnavailableError, match="helper 'helper-1' has another roster"):
@@ -379,7 +379,7 @@ def test_a_helper_that_comes_back_with_another_roster_is_not_asked(tmp_path):
 
 @pytest.mark.parametrize("helpers", [1, 3])
 def test_a_roster_of_more_or_fewer_helpers_than_were_said_is_refused(helpers):
-    grid = SecureGrid(machines())
+    grid = SecureGrid(clients())
     said = "Expected 1 helpers, those of their roster"
     if helpers == 3:  # a stranger that says it is a helper
         opener = grid.openers[grid.first_helper]
@@ -392,10 +392,10 @@ def test_a_roster_of_more_or_fewer_helpers_than_were_said_is_refused(helpers):
 
 
 class Pretending(SecureGrid):
-    """Nodes that are met first and report a helper's and a machine's name; they answer without those members' keys."""
+    """Nodes that are met first and report a helper's and a client's name; they answer without those members' keys."""
 
-    def __init__(self, machines, *, signs):
-        super().__init__(machines)
+    def __init__(self, clients, *, signs):
+        super().__init__(clients)
         self.roster_text = json.dumps(self.roster.document)
         self.signs, self.heard = signs, []
 
@@ -409,12 +409,12 @@ class Pretending(SecureGrid):
             hello = message.content["config"].get(protocol.ASK) == protocol.ASK_HELLO
             if hello and self.signs and self.first_node <= node < self.first_helper:
                 name = str(node - self.first_node)
-                mask = Masking(name, MachineKey.simulated(SEED, name), self.roster)
+                mask = Masking(name, ClientKey.simulated(SEED, name), self.roster)
                 reply.content["config"][protocol.SIGNATURE] = mask.prove_name(message.content["config"][protocol.NONCE])
             return reply
         self.heard.append((node, message.content["config"].get(protocol.ASK)))
-        name = {protocol.HELPERS: HELPERS[0], protocol.ROSTER: self.roster_text} if node == 1 else {"machines": "2"}
-        signature = MachineKey.simulated(9, "stranger").sign(message.content["config"][protocol.NONCE].encode())
+        name = {protocol.HELPERS: HELPERS[0], protocol.ROSTER: self.roster_text} if node == 1 else {"clients": "2"}
+        signature = ClientKey.simulated(9, "stranger").sign(message.content["config"][protocol.NONCE].encode())
         said = {protocol.VERSION: protocol.PROTOCOL_VERSION, **name, protocol.SIGNATURE: signature}
         message.metadata.__dict__["_message_id"] = identifier
         reply = Message(RecordDict({"config": ConfigRecord(said)}), reply_to=message)
@@ -422,19 +422,19 @@ class Pretending(SecureGrid):
         return reply
 
 
-def test_nobody_takes_the_name_of_a_helper_or_a_machine(caplog):
+def test_nobody_takes_the_name_of_a_helper_or_a_client(caplog):
     """Hellos are signed over the server's nonce; whoever came first, and was believed first, is not asked for more."""
-    grid = Pretending(machines(), signs=True)
+    grid = Pretending(clients(), signs=True)
     strategy = trained(build(clients_per_round=6, secure={}), grid)
     assert [report.aggregated for report in strategy.history] == [6] * 6
     assert {ask for _, ask in grid.heard} == {protocol.ASK_HELLO}
     assert "Node 1 says that it is helper 'helper-0' and does not sign with the key" in caplog.text
-    assert "Node 2 says that it is machine '2' and does not sign with the key" in caplog.text
-    assert "Machine '2' is reported by two nodes" in caplog.text
+    assert "Node 2 says that it is client '2' and does not sign with the key" in caplog.text
+    assert "Client '2' is reported by two nodes" in caplog.text
 
 
 def test_an_answer_to_an_earlier_hello_proves_nothing():
-    key, roster = MachineKey.simulated(SEED, "2"), machines().roster
+    key, roster = ClientKey.simulated(SEED, "2"), clients().roster
     strategy = build(secure={})
     helpers = strategy.aggregator.helpers
     helpers._roster = roster
@@ -447,11 +447,11 @@ def test_an_answer_to_an_earlier_hello_proves_nothing():
 
 
 def test_what_is_no_roster_is_refused():
-    grid = SecureGrid(machines())
+    grid = SecureGrid(clients())
 
     def nonsense(kind, helper, reply):
         if kind == "hello":
-            reply.content["config"]["roster"] = '{"machines": 7}'
+            reply.content["config"]["roster"] = '{"clients": 7}'
         return reply
 
     grid.seen = nonsense
@@ -460,9 +460,9 @@ def test_what_is_no_roster_is_refused():
 
 
 def test_a_set_for_a_checkpoint_is_what_it_was():
-    made, total = machines(different={"4": {"min_cohort": 5}}), CohortSum(10)
+    made, total = clients(different={"4": {"min_cohort": 5}}), CohortSum(10)
     for name in ("3", "4", "5"):
-        release = made.client(name).machine.release("s", 0, lambda samples: np.ones((1, 10)))
+        release = made.client(name).privatizer.release("s", 0, lambda samples: np.ones((1, 10)))
         masked = made.mask(name, release, "s")
         total.add(Reply(name, 1, 0, MaskedRelease(masked.counts, masked.sealed), {}))
     held = CohortSet(

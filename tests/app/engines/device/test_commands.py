@@ -80,7 +80,7 @@ def test_from_python_another_engine_is_refused():
         simulate(engine="inprocess", device="torch-cpu")
 
 
-ROW = {"machines": 20, "parameters": 1_000_000, "device": 30.0, "one_core": 60.0}
+ROW = {"clients": 20, "parameters": 1_000_000, "device": 30.0, "one_core": 60.0}
 
 
 def test_the_device_table_names_the_cpu_without_a_gpu():

@@ -1,4 +1,4 @@
-"""A device by its name, the arithmetic of a block of machines on it, and whole runs."""
+"""A device by its name, the arithmetic of a block of clients on it, and whole runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 import torch
 from murmurfl.app.engines.device import device_block
 from murmurfl.app.engines.device.backend import check_device_name
-from murmurfl.app.engines.device.device_block import DeviceBlocks, machines_on, open_device
+from murmurfl.app.engines.device.device_block import DeviceBlocks, clients_on, open_device
 from murmurfl.app.engines.device.device_gradients import DeviceRows, clipped_counts
 from murmurfl.app.engines.device.device_noise import standard_normal_rows
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.privacy import ConfigurationError, PrivacyPolicy, PrivateMachine, SimulatedKeys, row_key
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, Privatizer, SimulatedKeys, row_key
+from murmurfl.privacy.release.clipping import DenseContributions
+from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
 from murmurfl.privacy.ledger.ledger_records import BlockLedger
-from murmurfl.privacy.machine.clipping import DenseContributions
-from murmurfl.privacy.machine.machine_block import MachineBlock
 
 
 def test_pytorchs_cpu_is_there_wherever_pytorch_is():
@@ -66,7 +66,7 @@ def test_without_pytorch_the_refusal_says_what_to_install(monkeypatch):
 
 
 CPU = torch.device("cpu")
-D, MACHINES, RELEASES = 23, 4, 7
+D, CLIENTS, RELEASES = 23, 4, 7
 
 
 def keys(row):
@@ -77,30 +77,30 @@ def block_of(mechanism, arithmetic=None):
     policy = PrivacyPolicy(
         mu=1.0, clip_norm=1.0, batch_size=1, max_participations=RELEASES, mechanism=mechanism, noise_quality="fast"
     )
-    ledgers = BlockLedger(MACHINES)
-    machine = PrivateMachine(policy, D, RELEASES, ledgers.ledger(0), keys(0))
-    return MachineBlock(machine, ledgers, np.full(MACHINES, RELEASES), keys, arithmetic=arithmetic)
+    ledgers = BlockLedger(CLIENTS)
+    privatizer = Privatizer(policy, D, RELEASES, ledgers.ledger(0), keys(0))
+    return PrivatizerBlock(privatizer, ledgers, np.full(CLIENTS, RELEASES), keys, arithmetic=arithmetic)
 
 
 def contributions(release):
     generator = np.random.Generator(np.random.Philox(key=release))
-    return torch.tensor(generator.normal(size=(MACHINES, D)))
+    return torch.tensor(generator.normal(size=(CLIENTS, D)))
 
 
 def made_of(block, mechanism_acks):
     """Every release of a block, and what was acknowledged before each, by a list of acks for each release."""
     made = []
     for k, acks in enumerate(mechanism_acks, start=1):
-        answer = block.release("s", range(MACHINES), acks, lambda *_, k=k: DeviceRows(contributions(k)))
+        answer = block.release("s", range(CLIENTS), acks, lambda *_, k=k: DeviceRows(contributions(k)))
         assert not answer.refused
-        made.append(np.stack([block.made(answer, i, i).counts for i in range(MACHINES)]))
+        made.append(np.stack([block.made(answer, i, i).counts for i in range(CLIENTS)]))
     return made
 
 
 def last_row(block, release):
     """What is left of cancelling noise, as NumPy rounds it."""
     plan = block.plan
-    rows = [row_key(keys(i).secret_key, keys(i).nonce("s", release)) for i in range(MACHINES)]
+    rows = [row_key(keys(i).secret_key, keys(i).nonce("s", release)) for i in range(CLIENTS)]
     normals = standard_normal_rows(rows, D, CPU).double().numpy()
     return plan.grid.counts(normals * (plan.mechanism.sigmas[release - 1] * plan.noise_std))
 
@@ -110,8 +110,8 @@ def contributed(block, releases):
     return sum(clipped_counts(DeviceRows(contributions(k)), policy.bound, grid, 1).numpy() for k in releases)
 
 
-# What each machine was told before each of its releases: nothing is lost; each machine loses others.
-ALL = [[k] * MACHINES for k in range(RELEASES)]
+# What each client was told before each of its releases: nothing is lost; each client loses others.
+ALL = [[k] * CLIENTS for k in range(RELEASES)]
 LOST = [
     [0, 0, 0, 0],
     [1, 0, 0, 0],
@@ -130,13 +130,13 @@ def test_the_sum_of_what_was_aggregated_is_all_contributions_and_the_last_noise(
     """Exactly, in integers: what is lost costs delay and leaves no noise behind."""
     block = block_of("cancelling", DeviceBlocks(CPU, limit, own_rows=own_rows))
     made = made_of(block, acks)
-    for i in range(MACHINES):
+    for i in range(CLIENTS):
         chain = {*(told[i] for told in acks), RELEASES} - {0}
         total = sum(made[k - 1][i] for k in chain)
         assert (total == (contributed(block, range(1, RELEASES + 1)) + last_row(block, RELEASES))[i]).all()
 
 
-def test_a_machine_that_forgets_what_was_lost_is_caught():
+def test_a_client_that_forgets_what_was_lost_is_caught():
     """The sibling: sums of single increments lack the lost ones."""
     made = made_of(block_of("cancelling", DeviceBlocks(CPU)), ALL)
     whole = contributed(block_of("cancelling"), range(1, RELEASES + 1)) + last_row(block_of("cancelling"), RELEASES)
@@ -149,7 +149,7 @@ def test_sums_of_releases_do_not_depend_on_what_was_lost(mechanism):
     sums = []
     for acks in (ALL, LOST):
         made = made_of(block_of(mechanism, DeviceBlocks(CPU)), acks)
-        chains = [{*(told[i] for told in acks), RELEASES} - {0} for i in range(MACHINES)]
+        chains = [{*(told[i] for told in acks), RELEASES} - {0} for i in range(CLIENTS)]
         sums.append([sum(made[k - 1][i] for k in chain) for i, chain in enumerate(chains)])
     assert (np.stack(sums[0]) == np.stack(sums[1])).all()
 
@@ -159,7 +159,7 @@ def test_the_noise_is_remembered_by_the_same_nonces_as_numpys():
         theirs, ours = block_of(mechanism), block_of(mechanism, DeviceBlocks(CPU))
         for k in range(1, 4):
             answers = [
-                block.release("s", range(MACHINES), [k - 1] * MACHINES, lambda *_, made=made: made)
+                block.release("s", range(CLIENTS), [k - 1] * CLIENTS, lambda *_, made=made: made)
                 for block, made in (
                     (theirs, DenseContributions(contributions(k).numpy())),
                     (ours, DeviceRows(contributions(k))),
@@ -172,8 +172,8 @@ def test_the_noise_is_remembered_by_the_same_nonces_as_numpys():
 def test_sums_are_those_of_the_releases():
     for own_rows in (False, True):
         block = block_of("cancelling", DeviceBlocks(CPU, own_rows=own_rows))
-        answer = block.release("s", range(MACHINES), [0] * MACHINES, lambda *_: DeviceRows(contributions(1)))
-        each = np.stack([block.made(answer, i, i).counts for i in range(MACHINES)])
+        answer = block.release("s", range(CLIENTS), [0] * CLIENTS, lambda *_: DeviceRows(contributions(1)))
+        each = np.stack([block.made(answer, i, i).counts for i in range(CLIENTS)])
         for places in ([0, 1, 2, 3], [2], [3, 1]):
             total = block.total(answer, places)
             assert isinstance(total, np.ndarray)
@@ -182,9 +182,9 @@ def test_sums_are_those_of_the_releases():
 
 def test_contributions_that_are_not_on_the_device_are_refused():
     block = block_of("cancelling", DeviceBlocks(CPU))
-    rows = DenseContributions(np.zeros((MACHINES, D)))
+    rows = DenseContributions(np.zeros((CLIENTS, D)))
     with pytest.raises(ConfigurationError, match="Expected contributions on the device, got DenseContributions"):
-        block.release("s", range(MACHINES), [0] * MACHINES, lambda *_: rows)
+        block.release("s", range(CLIENTS), [0] * CLIENTS, lambda *_: rows)
     assert block.release("s", [0], [0], lambda *_: DeviceRows(contributions(1)[:1])).streams.release.tolist() == [1]
 
 
@@ -203,7 +203,7 @@ def configuration(**settings):
 
 
 def on_device(config, device="torch-cpu"):
-    return run_experiment(machines_on(prepare(config), device), config, engine="cohort")
+    return run_experiment(clients_on(prepare(config), device), config, engine="cohort")
 
 
 def flat(result):
@@ -269,13 +269,13 @@ def test_a_seed_determines_the_model():
     assert (first != other).any()
 
 
-def test_the_model_does_not_depend_on_how_many_machines_are_computed_together(monkeypatch):
+def test_the_model_does_not_depend_on_how_many_clients_are_computed_together(monkeypatch):
     """But for the last digits of products of matrices of another shape; the noise is the same to the last bit."""
     config = configuration(mechanism="decay")
     whole = flat(on_device(config))
-    machines = machines_on(prepare(config), "torch-cpu")
-    machines.cohort.block_values = 2 * config.batch_size * 100
-    assert flat(run_experiment(machines, config)) == pytest.approx(whole, abs=1e-6)
+    clients = clients_on(prepare(config), "torch-cpu")
+    clients.cohort.block_values = 2 * config.batch_size * 100
+    assert flat(run_experiment(clients, config)) == pytest.approx(whole, abs=1e-6)
 
 
 def test_of_a_round_one_sum_comes_back(monkeypatch):
@@ -295,11 +295,11 @@ REFUSED = {
     "mechanism": ({"mechanism": "tree"}, r"Expected a mechanism .*\(cancelling, decay, bisr, .* got 'tree'"),
     "centring": ({"centring": "private"}, "got one with centring.* Set centring=none"),
     "evaluation": ({"private_evaluation": 0.1}, "got one with evaluation.share.* Set evaluation.share=0"),
-    "online": ({"strategy": "online"}, "got 'online': its machines compute by themselves"),
-    "full batches": ({"strategy": "full-batch", "batch_size": 8}, "Expected machines that release the mean of a batch"),
+    "online": ({"strategy": "online"}, "got 'online': its clients compute by themselves"),
+    "full batches": ({"strategy": "full-batch", "batch_size": 8}, "Expected clients that release the mean of a batch"),
     "delayed momentum": (
         {"strategy": "delayed-momentum"},
-        "got 'delayed-momentum': its machines compute by themselves",
+        "got 'delayed-momentum': its clients compute by themselves",
     ),
 }
 
@@ -307,20 +307,20 @@ REFUSED = {
 @pytest.mark.parametrize(("settings", "why"), REFUSED.values(), ids=REFUSED)
 def test_what_a_device_cannot_compute_is_refused_before_anything_starts(settings, why):
     with pytest.raises(ConfigurationError, match=why):
-        machines_on(prepare(configuration(**settings)), "torch-cpu")
+        clients_on(prepare(configuration(**settings)), "torch-cpu")
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigurationError, match=r"Expected a GPU for device 'cuda', got PyTorch .*, which finds none"):
-        machines_on(prepare(configuration()), "cuda")
+        clients_on(prepare(configuration()), "cuda")
 
 
 def test_without_noise_the_quality_of_noise_does_not_matter():
-    machines_on(prepare(configuration(mechanism="none", noise_quality="exact")), "torch-cpu")
+    clients_on(prepare(configuration(mechanism="none", noise_quality="exact")), "torch-cpu")
 
 
 def test_a_run_is_looked_at_before_the_device_is_opened():
     """A device may take seconds to open."""
     with pytest.raises(ConfigurationError, match="noise-quality"):
-        machines_on(prepare(configuration(noise_quality="exact")), "cuda:7")
+        clients_on(prepare(configuration(noise_quality="exact")), "cuda:7")

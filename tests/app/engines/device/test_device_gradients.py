@@ -21,7 +21,7 @@ from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.models.model import Model
 from murmurfl.clients.adapters.per_sample_gradients import combined_gradients
 from murmurfl.privacy import ConfigurationError, Grid
-from murmurfl.privacy.machine.clipping import RowBound, observing
+from murmurfl.privacy.release.clipping import RowBound, observing
 
 from tests.harness.errors import raises
 
@@ -86,7 +86,7 @@ def test_a_point_that_has_no_weight_for_a_sample_adds_nothing_to_it(name, featur
 
 
 @pytest.mark.parametrize(("name", "features", "classes"), [*CLOSED_FORMS, MODULES[0]])
-def test_a_machine_that_is_asked_alone_gets_the_same(name, features, classes):
+def test_a_client_that_is_asked_alone_gets_the_same(name, features, classes):
     model, points, samples = problem(name, features, classes)
     gradients = gradients_on(model, CPU)
     batch = gradients.samples(*samples).batch(np.arange(SAMPLES))
@@ -137,7 +137,7 @@ def test_a_linear_model_bounds_features_by_its_own_rule():
     assert (expected[4] == 0).all()
 
 
-def test_a_batch_of_several_machines_has_their_samples_one_after_the_other():
+def test_a_batch_of_several_clients_has_their_samples_one_after_the_other():
     generator = np.random.Generator(np.random.Philox(key=6))
     features, labels = generator.normal(size=(30, 4)).astype(np.float32), generator.integers(3, size=30)
     data = Dataset(features, labels, features[:0], labels[:0], 3)
@@ -171,13 +171,13 @@ def test_every_model_that_is_named_is_known():
 
 
 GRID = Grid(2.0**-20)
-MACHINES, B, CLASSES, FEATURES = 6, 3, 4, 9
+CLIENTS, B, CLASSES, FEATURES = 6, 3, 4, 9
 
 
 def parts(spoil=None):
     generator = np.random.Generator(np.random.Philox(key=3))
-    residuals = generator.normal(size=(MACHINES * B, CLASSES))
-    features = generator.normal(size=(MACHINES * B, FEATURES))
+    residuals = generator.normal(size=(CLIENTS * B, CLASSES))
+    features = generator.normal(size=(CLIENTS * B, FEATURES))
     if spoil is not None:
         spoil(residuals, features)
     with np.errstate(all="ignore"):
@@ -186,11 +186,11 @@ def parts(spoil=None):
 
 
 def by_themselves(rows, bound, grid=GRID):
-    """Each machine by the code of a machine that releases alone."""
+    """Each client by the code of a client that releases alone."""
     return np.stack(
         [
             grid.counts(bound.rows(batch), scale=1 / B, bound=bound.clip_norm).sum(axis=0)
-            for batch in rows.reshape(MACHINES, B, -1)
+            for batch in rows.reshape(CLIENTS, B, -1)
         ]
     )
 
@@ -214,7 +214,7 @@ BOUNDS = [
 
 
 @pytest.mark.parametrize("bound", BOUNDS, ids=["clipped", "within", "automatic", "nonnegative", "not observed"])
-def test_counts_are_those_of_machines_by_themselves(bound):
+def test_counts_are_those_of_clients_by_themselves(bound):
     """Up to one count for each of the b rows where float64's last place decides; here that is nowhere."""
     residuals, features, rows = parts()
     expected = by_themselves(rows, bound)
@@ -246,7 +246,7 @@ def _zero(residuals, _):
 
 @pytest.mark.parametrize("bound", BOUNDS[:4], ids=["clipped", "within", "automatic", "nonnegative"])
 @pytest.mark.parametrize("spoil", [_nan, _infinite, _huge, _tiny, _zero])
-def test_rows_of_any_numbers_are_counted_as_by_a_machine_alone(spoil, bound):
+def test_rows_of_any_numbers_are_counted_as_by_a_client_alone(spoil, bound):
     residuals, features, rows = parts(spoil)
     expected = by_themselves(rows, bound)
     assert np.abs(of_dense(rows, bound) - expected).max() <= B
@@ -258,7 +258,7 @@ def test_a_row_that_is_not_finite_counts_as_zero_and_moves_nobody_else():
     *_, spoiled = parts(_nan)
     ours, theirs = of_dense(clean, RowBound(2.0)), of_dense(spoiled, RowBound(2.0))
     assert (np.abs(ours - theirs).max(axis=1) > B).tolist() == [False, True, False, False, False, False]
-    zeroed = np.where(np.arange(MACHINES * B)[:, None] == 4, 0.0, clean)
+    zeroed = np.where(np.arange(CLIENTS * B)[:, None] == 4, 0.0, clean)
     assert np.abs(theirs - of_dense(zeroed, RowBound(2.0))).max() <= B
 
 
@@ -269,7 +269,7 @@ def test_a_careful_way_that_is_left_out_is_caught(monkeypatch):
     assert np.abs(of_dense(rows, RowBound(2.0)) - by_themselves(rows, RowBound(2.0))).max() > 1e6
 
 
-def test_no_machine_is_longer_than_the_clip():
+def test_no_client_is_longer_than_the_clip():
     """Of the numbers that leave, but for the rounding of each value to the grid, which is charged by itself."""
     bound = RowBound(2.0)
     for spoil in (None, _infinite, _huge):
@@ -296,7 +296,7 @@ def test_a_simulation_sees_what_clipping_did_as_with_numpy():
         with observing() as observer:
             count(rows, RowBound(2.0))
         seen.append(observer.figures())
-    assert seen[0].rows == seen[1].rows == MACHINES * B
+    assert seen[0].rows == seen[1].rows == CLIENTS * B
     assert seen[0].not_finite == seen[1].not_finite == 1
     assert seen[0].clipped == seen[1].clipped
     assert seen[0].median_ratio == pytest.approx(seen[1].median_ratio)

@@ -116,7 +116,7 @@ def test_a_rows_bits_depend_on_nothing_beside_it(size):
         assert rows([one], size).tobytes() == together[i].tobytes()
 
 
-def test_rows_of_no_machine_are_no_rows():
+def test_rows_of_no_client_are_no_rows():
     assert rows([], 12).shape == (0, 12)
 
 
@@ -302,9 +302,9 @@ def test_pairs_are_those_of_box_and_muller():
 
 
 CPU = torch.device("cpu")
-D, MACHINES, RELEASES = 37, 5, 6
+D, CLIENTS, RELEASES = 37, 5, 6
 ON_DEVICE = ["cancelling", "decay", "bisr", "independent"]
-KEYS = [bytes([i]) * 32 for i in range(MACHINES)]
+KEYS = [bytes([i]) * 32 for i in range(CLIENTS)]
 MANY = 1000
 
 
@@ -317,21 +317,21 @@ def plan_of(name, **options):
     return policy.plan(D)
 
 
-def stream(name, kept=MANY, machines=range(MACHINES), **options):
-    """The noise of every release of some machines, shape (releases, machines, d)."""
+def stream(name, kept=MANY, clients=range(CLIENTS), **options):
+    """The noise of every release of some clients, shape (releases, clients, d)."""
     noise = DeviceNoise(plan_of(name, **options), D, CPU, RowTable(D, kept, CPU))
     made = []
     for release in range(1, RELEASES + 1):
-        counts = torch.zeros((len(machines), D), dtype=torch.int64)
+        counts = torch.zeros((len(clients), D), dtype=torch.int64)
         earlier = b"".join(nonce(j) for j in range(1, release))
-        one = [nonce(release)] * len(machines)
-        noise.add_to(counts, [release] * len(machines), [KEYS[i] for i in machines], one, [earlier] * len(machines))
+        one = [nonce(release)] * len(clients)
+        noise.add_to(counts, [release] * len(clients), [KEYS[i] for i in clients], one, [earlier] * len(clients))
         made.append(counts.numpy())
     return np.stack(made)
 
 
 def normals():
-    """Shape (releases, machines, d)."""
+    """Shape (releases, clients, d)."""
     rows = [standard_normal_rows([row_key(key, nonce(k)) for key in KEYS], D, CPU) for k in range(1, RELEASES + 1)]
     return torch.stack(rows).double().numpy()
 
@@ -380,22 +380,22 @@ def test_noise_does_not_depend_on_what_is_kept(name, kept):
 @pytest.mark.parametrize("name", ON_DEVICE)
 def test_noise_does_not_depend_on_who_is_in_a_block(name):
     together = stream(name)
-    for i in range(MACHINES):
-        assert (stream(name, machines=[i])[:, 0] == together[:, i]).all()
+    for i in range(CLIENTS):
+        assert (stream(name, clients=[i])[:, 0] == together[:, i]).all()
 
 
-def test_machines_that_are_at_other_releases_share_a_block():
+def test_clients_that_are_at_other_releases_share_a_block():
     """As with random sampling: each gets the noise of its own release."""
     expected = stream("decay")
     noise = DeviceNoise(plan_of("decay"), D, CPU, RowTable(D, MANY, CPU))
     releases = [1, 3, 2, 3, 1]
-    counts = torch.full((MACHINES, D), 7, dtype=torch.int64)
+    counts = torch.full((CLIENTS, D), 7, dtype=torch.int64)
     earlier = [nonce(release - 1) if release > 1 else b"" for release in releases]
     noise.add_to(counts, releases, KEYS, [nonce(release) for release in releases], earlier)
     assert all((counts[i].numpy() == 7 + expected[release - 1, i]).all() for i, release in enumerate(releases))
 
 
-def test_a_machine_without_noise_adds_none():
+def test_a_client_without_noise_adds_none():
     noise = DeviceNoise(plan_of("none"), D, CPU, RowTable(D, MANY, CPU))
     counts = torch.full((1, D), 7, dtype=torch.int64)
     noise.add_to(counts, [1], KEYS[:1], [nonce(1)], [b""])

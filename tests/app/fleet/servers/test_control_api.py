@@ -95,7 +95,7 @@ def test_nodes_of_members_are_registered_and_those_that_left_are_not(tmp_path, m
     monkeypatch.setattr(server, "_control", lambda: control)
 
     def write(inside, left):
-        document = {"members": [{"node": key, "card": {"machine": "m"}} for key in inside], "left": left}
+        document = {"members": [{"node": key, "card": {"client": "m"}} for key in inside], "left": left}
         path.write_text(json.dumps(document))
         look(server)
         return set(control.known.values())
@@ -122,7 +122,7 @@ def test_a_key_that_is_refused_holds_up_no_other_registration_and_is_said_once(t
     control.known = {7: node_key_bytes(keys["gone"])}
     server = OwnServer(SuperLinkOptions.read(["--insecure"]), b"x" * 32, path, Journal())
     monkeypatch.setattr(server, "_control", lambda: control)
-    members = [{"node": keys[name], "card": {"machine": name}} for name in ("returned", "next")]
+    members = [{"node": keys[name], "card": {"client": name}} for name in ("returned", "next")]
     path.write_text(json.dumps({"members": members, "left": [keys["gone"]]}))
     control.said = {1: status(now="running")}
     for _ in range(3):

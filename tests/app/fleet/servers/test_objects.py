@@ -15,8 +15,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.object_store import object_store_factory
 from murmurfl.app.fleet.servers.objects import OwnObjects, keep_own_objects
 
-REQUEST = RecordDict({"config": ConfigRecord({"machine": "a"}), "arrays": ArrayRecord({"w": Array(np.zeros(3))})})
-OTHER = RecordDict({"config": ConfigRecord({"machine": "b"}), "arrays": ArrayRecord({"w": Array(np.zeros(3))})})
+REQUEST = RecordDict({"config": ConfigRecord({"client": "a"}), "arrays": ArrayRecord({"w": Array(np.zeros(3))})})
+OTHER = RecordDict({"config": ConfigRecord({"client": "b"}), "arrays": ArrayRecord({"w": Array(np.zeros(3))})})
 PARTS = [node.object_id for node in iterate_object_tree(get_object_tree(REQUEST))]
 BELOW = [one for one in PARTS if one != get_object_tree(REQUEST).object_id]
 """Parts below the first one, which in a message names the time and cannot be worked out beforehand."""

@@ -13,7 +13,7 @@ DIGEST = "d493d696cc8f78c8e89dff9b88b57a7157dfd0169db0aa25126f59e489117453"
 
 
 def rounded_digest(arrays):
-    """SHA-256 of arrays rounded to six decimals, which machines with different last digits agree on."""
+    """SHA-256 of arrays rounded to six decimals, which clients with different last digits agree on."""
     return hashlib.sha256(b"".join(np.round(one * 10**6).astype("<i8").tobytes() for one in arrays)).hexdigest()
 
 
@@ -57,7 +57,7 @@ def layers():
     return taught(TINY)
 
 
-def test_a_tiny_net_is_learnt_to_the_same_weights_on_every_machine(layers):
+def test_a_tiny_net_is_learnt_to_the_same_weights_on_every_client(layers):
     assert rounded_digest(layers) == DIGEST
 
 

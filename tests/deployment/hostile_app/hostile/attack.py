@@ -18,7 +18,7 @@ WEAKER = {
     "mu": 1e9, "budget-mu": 1e9, "delta": 0.5, "clip-norm": 1e9, "noise-quality": "fast", "mechanism": "none",
     "trust": "trusted-server", "max-participations": 10**6, "batch-size": 1, "strategy": "trusted-mu2", "passes": 99,
     "strategy.release-rule": "paper", "seed": 1,
-    "samples": "/etc/passwd", "ledger": "/dev/null", "machine-key": "00" * 32,
+    "samples": "/etc/passwd", "ledger": "/dev/null", "client-key": "00" * 32,
 }  # fmt: skip
 
 
@@ -114,7 +114,7 @@ class Attack:
         good = dict(self.content(node)[protocol.CONFIG])
         choices = [
             ("train", {protocol.ARRAYS: ArrayRecord(zero), protocol.CONFIG: ConfigRecord(good)}),  # a point is missing
-            ("train", {protocol.CONFIG: ConfigRecord({**good, protocol.MACHINE: "somebody"})}),
+            ("train", {protocol.CONFIG: ConfigRecord({**good, protocol.CLIENT: "somebody"})}),
             ("train", {}),
             ("train", {protocol.ARRAYS: ArrayRecord([np.zeros(3)] * 4), protocol.CONFIG: ConfigRecord(good)}),
             ("train", {protocol.CONFIG: ConfigRecord({**good, protocol.SESSION: "../../etc/passwd"})}),
@@ -145,7 +145,7 @@ class Attack:
         values = np.concatenate([array.numpy().ravel() for array in reply.content[protocol.ARRAYS].values()])
         return {
             "node": node,
-            "machine": str(reply.content[protocol.CONFIG][protocol.MACHINE]),
+            "client": str(reply.content[protocol.CONFIG][protocol.CLIENT]),
             "session": session,
             "release": release,
             "ack": int(metrics[protocol.ACK]),

@@ -1,4 +1,4 @@
-"""Digits, two classes of them; two machines have every second one."""
+"""Digits, two classes of them; two clients have every second one."""
 
 import numpy as np
 import torch

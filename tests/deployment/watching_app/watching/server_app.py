@@ -41,7 +41,7 @@ class WatchedGrid(GuardedGrid):
         self._attempts, self._pushed = {}, {}
 
     def push_messages(self, messages):
-        """Requests to machines that rounds do not wait for are pushed, and their answers pulled: they are noted too."""
+        """Requests to clients that rounds do not wait for are pushed, and their answers pulled: they are noted too."""
         messages = list(messages)
         configs = [dict(message.content.config_records.get(protocol.CONFIG, {})) for message in messages]
         if configs and protocol.SERVER_ROUND in configs[0]:
@@ -119,7 +119,7 @@ class WatchedGrid(GuardedGrid):
         share = self._plan.get("repeat" if kind == "twice" else kind, 0.0)
         if number >= self._plan.get("punctual_from", 0):
             return False
-        seed = derived_seed(kind, self._plan.get("seed", 0), number, config[protocol.MACHINE])
+        seed = derived_seed(kind, self._plan.get("seed", 0), number, config[protocol.CLIENT])
         return np.random.Generator(np.random.Philox(key=seed)).random() < share
 
     def _write(self, name, records, lines):

@@ -1,0 +1,694 @@
+"""The records of a client: where they come from, each read by itself, and by owner where a row is an owner's.
+
+Sources give items: files, tables and data sets, of which one can be asked for without the others. They convert no
+value, and look at no more than the one item that they are asked for: a type that a library chose for a whole column is
+not a type of a record. :class:`Records` reads items by a schema (:mod:`.schema`). :class:`OwnedSamples` takes the place
+of a client's samples and has as many rows as owners, :class:`OwnerGradients` that of a model's gradients; a batch of b
+samples becomes one of b owners.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import logging
+import math
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy.release.known_samples import Owners
+from ...privacy.errors import OF_DATA, ConfigurationError, MisfitError, check_installed, is_interrupt
+from ..adapters.per_sample_gradients import PerSampleGradients
+from .schema import Record, Schema, stacked
+
+_PART_BYTES = 1 << 20
+ADVICE = (
+    "give (inputs, targets), two arrays with the records along the first axis, a table, or a data set of pairs "
+    "(input, target)"
+)
+
+
+class Items(Protocol):
+    """Records as they were handed over, read one at a time, which may fail; ``record_kind`` is "row" for a file's."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+
+class Rows:
+    """Items by a function of their numbers; only a table's have ``columns``."""
+
+    columns: list[str]
+
+    def __init__(
+        self, length: int, row: Callable[[int], Any], columns: Sequence[str] | None = None, kind: str = "item"
+    ) -> None:
+        if columns is not None:
+            self.columns = list(columns)
+        self.record_kind = kind
+        self._length, self._row = length, row
+
+    @property
+    def public_count(self) -> int:
+        """Number of rows that what stands in a row cannot change."""
+        return self._length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, number: int, /) -> Any:
+        return self._row(number)
+
+
+_LINE_BYTES, _TIMES_THE_HEADER = 1 << 20, 16
+
+
+class CsvLines(Rows):
+    """The rows of a ``.csv`` or ``.csv.gz``, whose first line names the columns.
+
+    A row is one physical line, split off before quotes are read and decoded by itself: item i depends on line i + 2
+    alone, and a line break within quotes ends a row. Whether the file is refused depends on the first line alone. A
+    line of more than 1 MiB, or of 16 times the first line where that is more, is not kept and does not fit, so no line
+    takes more memory than that.
+    """
+
+    def __init__(self, path: Path, separator: str) -> None:
+        try:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                first = file.readline().removesuffix(b"\n")
+                self._lines = list(_lines(file, max(_LINE_BYTES, _TIMES_THE_HEADER * len(first))))
+        except (OSError, EOFError, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigurationError(f"Expected a CSV file at {path}, got: {reason}.", kind="unreadable") from error
+        self._separator = separator
+        try:
+            columns = [name.strip() for name in self._cells(first.removeprefix(b"\xef\xbb\xbf"))]
+        except MisfitError as error:
+            raise ConfigurationError(
+                f"Expected the names of columns in the first line of {path}, got {error}: save it as CSV in UTF-8.",
+                kind="malformed",
+            ) from None
+        super().__init__(len(self._lines), self._named_cells, columns, "row")
+        self._path = path
+
+    def _named_cells(self, number: int) -> Mapping[str, str]:
+        line = self._lines[number]
+        if line is None:
+            raise MisfitError("a line that is too long")
+        cells = self._cells(line)
+        if len(cells) != len(self.columns):
+            raise MisfitError("a line with another number of cells than the header")
+        return dict(zip(self.columns, cells, strict=True))
+
+    @property
+    def public_count(self) -> int:
+        """Number of lines behind the header that end with a line break.
+
+        A last line without one may be empty, and then there is no telling that it was there.
+        """
+        with gzip.open(self._path) if self._path.suffix == ".gz" else self._path.open("rb") as file:
+            breaks = sum(part.count(b"\n") for part in iter(lambda: file.read(_PART_BYTES), b""))
+        return min(max(breaks - 1, 0), len(self))
+
+    def _cells(self, line: bytes) -> list[str]:
+        try:
+            (cells,) = csv.reader([line.removesuffix(b"\r").decode("utf-8")], delimiter=self._separator, strict=True)
+        except (UnicodeDecodeError, csv.Error, ValueError):
+            raise MisfitError("a line that is no CSV in UTF-8, or a line break within quotes") from None
+        return cells
+
+
+def _lines(file: io.BufferedIOBase, longest: int) -> Iterator[bytes | None]:
+    """Yield the lines that are left in a file, without their ends; None for one of more bytes than ``longest``."""
+    while line := file.readline(longest + 1):
+        if line.endswith(b"\n"):
+            yield line[:-1]
+        elif len(line) <= longest:  # the last one
+            yield line
+        else:
+            while (rest := file.readline(longest)) and not rest.endswith(b"\n"):
+                pass
+            yield None
+
+
+def parquet_rows(path: Path) -> Rows:
+    """Read the rows of a Parquet file, each cell by itself whatever type its column has."""
+    check_installed("pyarrow", "tables", "Parquet files")
+    import pyarrow.parquet as parquet
+
+    try:
+        # Not read_table: of a folder it takes one type for the names of all parts.
+        with parquet.ParquetFile(path) as file:
+            table = file.read()
+    except Exception as error:
+        raise ConfigurationError(
+            f"Expected a Parquet file at {path}, got: {type(error).__name__}.", kind="unreadable"
+        ) from error
+    names = list(map(str, table.column_names))
+
+    def row(number: int) -> Mapping[str, Any]:
+        return {name: table.column(i)[number].as_py() for i, name in enumerate(names)}
+
+    return Rows(table.num_rows, row, names, "row")
+
+
+def _frame_rows(frame: Any) -> Rows:
+    """Read the rows of a pandas DataFrame, each cell by itself whatever type its column has."""
+    cells = [frame.iloc[:, i].tolist() for i in range(frame.shape[1])]
+    names = list(map(str, frame.columns))
+    return Rows(len(frame), lambda i: {name: column[i] for name, column in zip(names, cells, strict=True)}, names)
+
+
+def _pairs(*parts: Any, kind: str = "item") -> Rows:
+    """Pair inputs, labels and perhaps owners, side by side, with the records along the first axis."""
+    if any(hasattr(part, "toarray") for part in parts):
+        raise ConfigurationError(
+            "Expected inputs as a dense array, got a sparse one: give X.toarray().", kind="wrong-type"
+        )
+    lengths = {_length(part) for part in parts}
+    if len(lengths) != 1:
+        raise ConfigurationError(
+            f"Expected inputs and targets of one length, got {' and '.join(map(str, sorted(lengths)))}: {ADVICE}.",
+            kind="wrong-shape",
+        )
+    return Rows(lengths.pop(), lambda number: tuple(_picked(part, number) for part in parts), kind=kind)
+
+
+def _batches_of_one(found: Any) -> Rows:
+    """Read an object that gives a batch for a slice in batches of one."""
+
+    def row(number: int) -> tuple[Any, ...]:
+        batch = found[number : number + 1]
+        if not isinstance(batch, tuple):
+            raise MisfitError("a record that is no pair (inputs, label)")
+        return tuple(_picked(part, 0) for part in batch)
+
+    return Rows(len(found), row)
+
+
+def _collated(items: Any, collate: Callable[[list[Any]], Any]) -> Rows:
+    """Read the items of a data set, each handed alone to a ``DataLoader``'s own ``collate_fn``."""
+
+    def row(number: int) -> Any:
+        batch = collate([items[number]])
+        return tuple(_picked(part, 0) for part in batch) if isinstance(batch, list | tuple) else _picked(batch, 0)
+
+    return Rows(len(items), row)
+
+
+def npz_rows(path: Path, *, owners: bool) -> Rows:
+    """Read the rows of an ``.npz`` with arrays ``features`` and ``labels``, and ``owners`` where a schema names one."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            parts = [file[name] for name in ["features", "labels", *(["owners"] if owners else [])]]
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigurationError(
+            f"Expected an .npz with the arrays features, labels{' and owners' if owners else ''} at {path}, got: "
+            f"{error}.",
+            kind="unreadable",
+        ) from error
+    if any(part.ndim == 0 for part in parts):
+        raise ConfigurationError(
+            f"Expected arrays with a row a record in {path}, got a single number.", kind="wrong-shape"
+        )
+    return _pairs(*parts, kind="row")
+
+
+def file_items(path: Path, schema: Schema) -> Rows:
+    """Read the rows of a file, by the ending of its name: ``.csv``, ``.csv.gz``, ``.parquet`` or ``.npz``.
+
+    Item i depends on row i of the file alone; a refusal depends on the header, or on the names and shapes of arrays.
+    """
+    path = Path(path).expanduser()
+    check_ending(path)
+    if path.suffix == ".npz":
+        return npz_rows(path, owners=bool(schema.owner))
+    return parquet_rows(path) if path.suffix in (".parquet", ".pq") else CsvLines(path, schema.separator)
+
+
+def table_file(path: Path, schema: Schema) -> Rows:
+    """Read the rows of a file with named columns, as :func:`file_items` does."""
+    if Path(path).suffix == ".npz":
+        raise ConfigurationError(
+            f"Expected a table with named columns, .csv, .csv.gz or .parquet, got {path}.", kind="malformed"
+        )
+    return file_items(path, schema)
+
+
+def table_rows(table: Any) -> Rows:
+    """Read a DataFrame's rows, or those of a list of mappings; refuse another kind of object."""
+    if hasattr(table, "iloc") and hasattr(table, "columns"):
+        return _frame_rows(table)
+    rows: Any = table
+    listed = isinstance(table, Sequence) and not isinstance(table, str | bytes)
+    if listed and rows and all(isinstance(row, Mapping) for row in rows):
+        return Rows(len(rows), rows.__getitem__, list(map(str, rows[0])))
+    raise ConfigurationError(
+        f"Expected a file of a table, a DataFrame or a list of mappings, got {type(table).__name__}; arrays go to "
+        "murmurfl.app.simulate, as a task of your own.",
+        kind="wrong-type",
+    )
+
+
+def check_ending(path: Path) -> None:
+    """Refuse a file of another kind, by the ending of its name."""
+    if not path.name.endswith((".csv", ".csv.gz", ".parquet", ".pq", ".npz")):
+        raise ConfigurationError(
+            f"Expected a file that ends in .csv, .csv.gz, .parquet or .npz, got {path}.", kind="malformed"
+        )
+
+
+def check_columns(columns: Sequence[str], schema: Schema) -> None:
+    """Refuse a table without a column that the schema names, or with one of them twice; the names are public."""
+    if not schema.columns:
+        raise ConfigurationError(
+            "Expected a schema of columns for a table, got one of arrays.", kind="wrong-type", setting="schema"
+        )
+    named = [*schema.columns, schema.label.column, *([schema.owner] if schema.owner else [])]
+    wrong = [name for name in named if list(columns).count(name) != 1]
+    if wrong:
+        raise ConfigurationError(
+            f"Expected each column of the schema once in the table, got {', '.join(wrong)} missing or twice.",
+            kind="mismatch",
+        )
+
+
+def items_of(found: Any) -> Items:
+    """Read a project's samples as items.
+
+    Parameters
+    ----------
+    found : Any
+        A pair or triple (inputs, labels, owners) of arrays, tensors, lists or tables; a table of pandas; a list of
+        items; PyTorch's ``Dataset`` or ``DataLoader``; a ``Dataset`` of the package ``datasets``; or whatever has a
+        length and gives a batch for a slice. A loader's data set is taken item by item: its sampler sees none, and its
+        own ``collate_fn`` sees one at a time.
+    """
+    loader, dataset, iterable = _torch_kinds()
+    collate = None
+    if loader and isinstance(found, loader):
+        found, collate = found.dataset, found.collate_fn
+    if iterable and isinstance(found, iterable):
+        raise ConfigurationError(
+            f"Expected samples with a length, got {type(found).__name__}, an iterable: a sample's number says how "
+            f"often it was used; {ADVICE}.",
+            kind="wrong-type",
+        )
+    items = _one_by_one(found, dataset)
+    if collate is not None and getattr(collate, "__module__", "").partition(".")[0] != "torch":
+        items = _collated(items, collate)
+    if not len(items):
+        raise ConfigurationError("Expected at least one sample, got none.", kind="out-of-range")
+    return items
+
+
+def _one_by_one(found: Any, dataset: Any) -> Any:
+    """Read samples as items, of which ``dataset`` is PyTorch's kind; refuse what has no samples."""
+    if isinstance(found, tuple):
+        if len(found) not in (2, 3):
+            raise ConfigurationError(
+                f"Expected a pair (inputs, targets), got {len(found)} parts: {ADVICE}.", kind="wrong-shape"
+            )
+        return _pairs(*found)
+    if _is_of("pandas", "DataFrame", found):
+        return _frame_rows(found)
+    if isinstance(found, list) or (dataset and isinstance(found, dataset)) or _is_of("datasets", "Dataset", found):
+        return found
+    if isinstance(found, Mapping | str | bytes) or not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+        raise ConfigurationError(f"Expected samples, got {type(found).__name__}: {ADVICE}.", kind="failed")
+    return _batches_of_one(found)
+
+
+def _torch_kinds() -> tuple[Any, Any, Any]:
+    """PyTorch's loader and data set classes, None if it is not imported: then nothing can be one."""
+    data = sys.modules.get("torch.utils.data")
+    return (None, None, None) if data is None else (data.DataLoader, data.Dataset, data.IterableDataset)
+
+
+def _is_of(package: str, name: str, found: Any) -> bool:
+    module = sys.modules.get(package)
+    return module is not None and isinstance(found, getattr(module, name))
+
+
+def _length(part: Any) -> int:
+    if isinstance(part, Mapping):
+        lengths = {_length(one) for one in part.values()}
+    elif isinstance(part, tuple):
+        lengths = {_length(one) for one in part}
+    else:
+        shape = getattr(part, "shape", None)
+        lengths = {int(shape[0]) if shape else len(part)} if shape != () else set()
+    if len(lengths) != 1:
+        raise ConfigurationError(
+            f"Expected inputs and targets with a first axis of one length: {ADVICE}.", kind="wrong-shape"
+        )
+    return lengths.pop()
+
+
+def _picked(part: Any, chosen: int | slice) -> Any:
+    """One record, or some, of arrays, tables and structures of them."""
+    if isinstance(part, Mapping):
+        return {name: _picked(one, chosen) for name, one in part.items()}
+    if isinstance(part, tuple):
+        return tuple(_picked(one, chosen) for one in part)
+    if hasattr(part, "iloc"):  # a table or a column of pandas, whose brackets may mean names
+        row = part.iloc[chosen]
+        return row.tolist() if hasattr(part, "columns") else row
+    return part[chosen]
+
+
+logger = logging.getLogger(__name__)
+_MOST_KEPT = 1 << 30
+"""Bytes of converted records that are kept: of more each is read again when it is asked for."""
+
+_MOST_REASONS = 8
+
+
+class Records:
+    """Records of one schema, each converted by itself.
+
+    Parameters
+    ----------
+    items : Items
+        The records as they were handed over.
+    schema : Schema
+    count : int, optional
+        N, a public number of records, fixed by the operator of a real client. Items behind them are left out, missing
+        ones do not fit. Default as many as there are.
+    prepared : callable, optional
+        Converts each record's inputs, one by one.
+    together : bool
+        Whether batches of several are asked for, in a simulation: there a made-up record stands in for one that does
+        not fit, and :attr:`fits` says which. A real client asks for one record, which then fails.
+
+    Notes
+    -----
+    **Formal guarantees.** Record i, and whether it fits, depends on item i and the schema alone. For a file that
+    murmurfl reads an item is one row of it; of what was handed over it is one item, if whatever made the items treats
+    each by itself. Nothing is refused because of a record.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        schema: Schema,
+        *,
+        count: int | None = None,
+        prepared: Callable[[Any], Any] | None = None,
+        together: bool = False,
+    ) -> None:
+        columns = getattr(items, "columns", None)
+        if columns is not None:
+            check_columns(columns, schema)
+        self.schema = schema
+        self.record_kind: str = getattr(items, "record_kind", "item")
+        """``row`` for records of a file, ``item`` for records that were handed over."""
+        self._items, self._prepared, self._together = items, prepared, together
+        self._available = len(items)
+        self._length = self._available if count is None else count
+        example = next(schema.made_up(1, np.random.Generator(np.random.Philox(key=1))))
+        self._stand_in = self._converted(example)
+        self.nbytes = self._length * _size_of(self._stand_in)
+        self._kept: list[Record | None] | None = None
+        self.fits: NDArray[np.bool_] = np.zeros(self._length, dtype=np.bool_)
+        """Which records fit."""
+        self.reasons: Counter[str] = Counter()
+        """How many do not, by the reason: for the operator alone."""
+        kept: list[Record | None] = []
+        keeps = self.nbytes <= _MOST_KEPT or together
+        for number in range(self._length):
+            try:
+                record = self._read(number)
+                self.fits[number] = True
+            except MisfitError as error:
+                record = None
+                self.reasons[str(error)] += 1
+            if keeps:
+                kept.append(record)
+        if keeps:
+            self._kept = kept
+        if self._together:
+            self._batch = stacked(*zip(*((r.inputs, r.label) for r in self._stood_in()), strict=True))
+            self._kept = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, chosen: slice, /) -> tuple[Any, NDArray[Any]]:
+        """Read a batch of records; MisfitError if one does not fit and they are not asked for together."""
+        if self._together:
+            inputs, labels = self._batch
+            return _picked(inputs, chosen), labels[chosen]
+        found = [self._record(number) for number in range(*chosen.indices(self._length))]
+        return stacked([record.inputs for record in found], [record.label for record in found])
+
+    def handed_over(self, chosen: slice) -> Iterator[Any]:
+        """Yield records as they were handed over, before any schema; None for one that cannot be read."""
+        for number in range(*chosen.indices(self._length)):
+            try:
+                yield self._item(number)
+            except MisfitError:
+                yield None
+
+    def by_owner(self, most: int, *, places: int | None, secret: bytes) -> OwnedSamples:
+        """Group the records by owner, for clients that protect all records of an owner as one.
+
+        At most ``most`` records of an owner are used. ``places`` is the public number of places for owners on a real
+        client, None in a simulation; with ``secret`` owners are put in places (:class:`~murmurfl.privacy.Owners`).
+        """
+        inputs, labels = self._batch
+        if not isinstance(inputs, np.ndarray):
+            raise ConfigurationError(
+                "Expected records of one array with owners, got several arrays.", kind="unsupported"
+            )
+        names = map(self._owner, range(self._length))  # one at a time: a name may be long
+        if places is None:
+            owners = Owners.one_each(names, most, secret=secret)
+        else:
+            owners = Owners.of(names, most, secret=secret, places=places)
+        return OwnedSamples((inputs, labels), owners, fits=self.fits, schema=self.schema, record_kind=self.record_kind)
+
+    def report(self) -> str:
+        """How many of how many fit, for the operator of the client alone."""
+        fitting, behind = int(self.fits.sum()), self._available - self._length
+        left_out = f" Rows behind them are left out: {behind}." if behind > 0 else ""
+        reasons = [f"{count} with {reason}" for reason, count in self.reasons.most_common(_MOST_REASONS)]
+        others = f"; the others count as zero ({'; '.join(reasons)})" if reasons else ""
+        return f"{fitting} of {self._length} records fit the schema{others}.{left_out}"
+
+    def log(self) -> None:
+        """Write :meth:`report` into the client's own log, among the lines that depend on data."""
+        logger.log(logging.INFO if self.fits.all() else logging.WARNING, "%s", self.report(), extra=OF_DATA)
+
+    def _stood_in(self) -> list[Record]:
+        return [self._stand_in if record is None else record for record in self._kept or []]
+
+    def _record(self, number: int) -> Record:
+        if self._kept is None:
+            return self._read(number)
+        record = self._kept[number]
+        if record is None:
+            raise MisfitError("a record that does not fit")
+        return record
+
+    def _read(self, number: int) -> Record:
+        return self._converted(self._item(number))
+
+    def _item(self, number: int) -> Any:
+        if number >= self._available:
+            raise MisfitError("no record there")
+        with _or_misfit("read"):
+            return self._items[number]
+
+    def _converted(self, item: Any) -> Record:
+        with _or_misfit("converted"):
+            record = self.schema.read(item)
+            # Without the owner's name, which may be long: it is read again where records are put together by owner.
+            return Record(record.inputs if self._prepared is None else self._prepared(record.inputs), record.label)
+
+    def _owner(self, number: int) -> str:
+        try:
+            return self.schema.owner_of(self._item(number))
+        except BaseException as error:  # a record that cannot be converted was logged when it was
+            if is_interrupt(error):
+                raise
+            return ""
+
+
+@contextmanager
+def _or_misfit(done: str) -> Iterator[None]:
+    """Log any error, whose text may depend on data, and raise a misfit in its place."""
+    try:
+        yield
+    except MisfitError:
+        raise
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        logger.exception("A record could not be %s; it counts as zero.", done, extra=OF_DATA)
+        raise MisfitError(f"a record that cannot be {done}") from None
+
+
+def file_records(
+    path: Path | str, schema: Schema, *, rows: int | None = None, part: int = 0, parts: int = 1
+) -> tuple[Any, NDArray[Any]]:
+    """Read inputs and labels of the fitting records of a file, for your own ClientApp.
+
+    Parameters
+    ----------
+    path : Path
+    schema : Schema
+    rows : int, optional
+        N, a public number: the first N rows count. Default all of them.
+    part, parts : int
+        Which of so many disjoint parts: row i is in part i modulo ``parts``, for clients that use one part in a
+        release (``releases_per_pass`` of :class:`~murmurfl.clients.UpdatePolicy`; the request says which one).
+
+    Notes
+    -----
+    What a row becomes, and in which part it is, depends on that row and its number alone.
+    """
+    found = Records(file_items(Path(path), schema), schema, count=rows)
+    found.log()
+    read = [found._record(number) for number in range(part, len(found), parts) if found.fits[number]]
+    inputs, labels = stacked(*zip(*((one.inputs, one.label) for one in [*read, found._stand_in]), strict=True))
+    return _picked(inputs, slice(0, len(read))), labels[: len(read)]
+
+
+def _size_of(record: Record) -> int:
+    inputs = record.inputs
+    parts = list(inputs.values()) if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else [inputs]
+    return sum(math.prod(part.shape) * part.dtype.itemsize for part in [*parts, record.label])
+
+
+_MOST_VALUES = 1 << 22
+"""Values of gradients of single samples that are in memory together."""
+
+
+class OwnedSamples:
+    """A client's samples by owner: row i is everything that is used of owner i's.
+
+    Its length is the number of places for owners, which is public; how many rows there are is not.
+
+    Parameters
+    ----------
+    arrays : sequence of ndarray
+        Arrays such as features and labels, with the samples along the first axis.
+    owners : Owners
+        Which of these rows are whose (:meth:`~murmurfl.privacy.Owners.of`).
+    fits : ndarray of shape (rows,), bool, optional
+        Which rows the model can use. The others are among the first j of their owner all the same, and count as zero in
+        the owner's mean.
+    schema : Schema, optional
+        The schema of the records.
+
+    Notes
+    -----
+    **Formal guarantees.** For two files with the same set of owners' names, of which one owner's rows are any others
+    anywhere in the file, one row differs. One record under another owner's name moves two rows. A row depends on one
+    owner's samples alone, and has the shape of every other.
+    Proof: docs/proofs/owners.md.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[NDArray[Any]],
+        owners: Owners,
+        fits: NDArray[np.bool_] | None = None,
+        *,
+        schema: Schema | None = None,
+        record_kind: str = "",
+    ) -> None:
+        needed = int(owners.rows.max()) + 1 if len(owners.rows) else 0
+        given = [*arrays, *([] if fits is None else [fits])]
+        if not arrays or any(len(array) < needed for array in given):
+            raise ConfigurationError(
+                f"Expected arrays of at least {needed} rows, got {[np.shape(array) for array in given]}.",
+                kind="out-of-range",
+            )
+        self.schema, self.record_kind = schema, record_kind
+        self._arrays = tuple(arrays)
+        self._fits = None if fits is None else np.asarray(fits, dtype=bool)
+        self.owners = owners
+
+    @property
+    def samples_per_owner(self) -> int:
+        """How many samples of an owner are used, at most."""
+        return self.owners.most
+
+    def __len__(self) -> int:
+        return self.owners.num_places
+
+    def __getitem__(self, owners: slice, /) -> tuple[NDArray[Any], ...]:
+        """Return some owners' samples, shape (owners, most, ...), and which count: no repetitions (owners, most)."""
+        rows, present = self.owners.padded_rows(owners)
+        if self._fits is not None:
+            present = present & self._fits[rows]
+        return (*(array[rows] for array in self._arrays), present)
+
+
+class OwnerGradients:
+    """One row an owner: the mean of the gradients of that owner's samples, before it is clipped; zero without any.
+
+    It takes the place of a model's :class:`~murmurfl.clients.PerSampleGradients` where a client's samples are
+    :class:`OwnedSamples`. An owner of few samples counts as much as one of many. With ``one_by_one`` each sample's
+    gradient is computed by itself: on a real client, for a model that might remember others.
+
+    Notes
+    -----
+    **Formal guarantees.** Row i depends on owner i's samples alone if a row of ``gradients`` depends on its sample
+    alone; the client clips it, whatever it is. As many gradients are computed for an owner of one sample as for one of
+    the most, so the shapes of a computation tell nothing.
+    """
+
+    def __init__(self, gradients: PerSampleGradients, *, one_by_one: bool = False) -> None:
+        self._one_by_one = one_by_one
+        self.shapes = [tuple(shape) for shape in gradients.shapes]
+        self._size = sum(map(math.prod, self.shapes))
+        self._gradients = gradients
+
+    def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
+        """Means of gradients at ``parameters``, shape (owners, d)."""
+        *parts, present = samples
+        owners, most = present.shape
+        together = max(_MOST_VALUES // (most * self._size), 1)
+        made = np.zeros((owners, self._size))
+        for start in range(0, owners, together):
+            chosen = slice(start, start + together)
+            self._add(made[chosen], parameters, [part[chosen] for part in parts], present[chosen])
+        made /= np.maximum(present.sum(axis=1), 1)[:, None]
+        return made
+
+    def _add(
+        self,
+        total: NDArray[np.float64],
+        parameters: Sequence[NDArray[Any]],
+        parts: Sequence[NDArray[Any]],
+        present: NDArray[np.bool_],
+    ) -> None:
+        """Add the gradients of some owners' samples to a row for each."""
+        owners, most = present.shape
+        flat = tuple(part.reshape(owners * most, *part.shape[2:]) for part in parts)
+        if self._one_by_one:
+            each = [tuple(part[i : i + 1] for part in flat) for i in range(owners * most)]
+            rows = np.concatenate([np.asarray(self._gradients(parameters, one)) for one in each])
+        else:
+            rows = np.asarray(self._gradients(parameters, flat))
+        if rows.shape != (owners * most, self._size):
+            raise ConfigurationError(
+                f"Expected gradients of shape {(owners * most, self._size)}, got {rows.shape}.", kind="wrong-shape"
+            )
+        rows = rows.reshape(owners, most, self._size)
+        for number in range(most):  # one after the other, so that a row is the same whoever stands beside it
+            chosen = present[:, number]
+            total[chosen] += rows[chosen, number]

@@ -1,0 +1,551 @@
+"""The clients of a simulation, asked together: no messages, gradients of many clients in one piece.
+
+They are the ordinary clients, with their own policies, keys and ledgers; what they refuse here they refuse anywhere. If
+clients share a model, and their class says how (:meth:`PrivateClient.together`), their samples are stacked and the
+model computes all gradients in one call. Other clients are asked one by one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...privacy.release.clipping import ChosenContributions, StackedContributions
+from ...privacy.release.ledgered_privatizer import Release
+from ...privacy.release.prefix_sums import Privatizer, ReleaseRule
+from ...privacy.release.privatizer_block import BlockAdmission, BlockArithmetic, BlockReleases, PrivatizerBlock
+from ...privacy.errors import ConfigurationError, RefusedError
+from ...privacy.ledger.ledger_records import BlockLedger
+from ...privacy.noise import NoiseKeys
+from ..adapters.per_sample_gradients import Samples
+from ..private_client import PrivateClient, Request, Together
+from ..queries import QueryPart, read_query
+
+Placed = tuple[int, int, slice, bool]
+"""A client that may release: its place among those asked, its part, its fresh samples, whether it is computed here."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Clients that are asked together and share one policy."""
+
+    block: PrivatizerBlock
+    names: list[str]
+    places: list[int]
+    """Places among all that are asked."""
+    rows: list[int]
+    """Rows in the block."""
+    acks: list[int]
+    here: list[bool]
+    """Which of them are computed here."""
+
+
+@dataclass(frozen=True)
+class PartAnswer:
+    """The answers of the clients of a part."""
+
+    part: Part
+    releases: BlockReleases
+
+    def released(self) -> Iterator[tuple[int, str]]:
+        """Yield the place among the releases, and the name, of each client that released and is computed here."""
+        for i, place in enumerate(self.releases.rows):
+            if self.part.here[place]:
+                yield i, self.part.names[place]
+
+    def refused(self) -> Iterator[tuple[str, RefusedError]]:
+        """Yield the name of each client that refused, and why."""
+        for place, refusal in self.releases.refused.items():
+            if self.part.here[place]:
+                yield self.part.names[place], refusal
+
+    def acknowledge(self, session: str, told: Sequence[tuple[int, int]]) -> None:
+        """Tell clients, by their places among the releases, which release of theirs was aggregated."""
+        rows = [self.part.rows[self.releases.rows[i]] for i, _ in told]
+        self.part.block.acknowledge(session, rows, [ack for _, ack in told])
+
+    def release(self, i: int) -> Release:
+        """A client's release, by its place among the releases."""
+        return self.part.block.made(self.releases, i, self.part.rows[self.releases.rows[i]])
+
+
+@dataclass(frozen=True)
+class BlockAnswer:
+    """The answers of clients that were asked together, in the order in which they were asked."""
+
+    names: list[str]
+    client: PrivateClient
+    """One of them."""
+    parts: list[PartAnswer]
+
+    def __iter__(self) -> Iterator[tuple[str, Release | RefusedError]]:
+        outcomes: dict[str, Release | RefusedError] = {}
+        for part in self.parts:
+            outcomes |= {name: part.release(i) for i, name in part.released()}
+            outcomes |= dict(part.refused())
+        return ((name, outcomes[name]) for name in self.names if name in outcomes)
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How the contributions of a block are computed."""
+
+    names: list[str]
+    client: PrivateClient
+    """One of them."""
+    request: Request
+    """The same for all, but for the acknowledgement."""
+    together: Together
+    batch: Callable[[list[tuple[str, slice]]], Any]
+    """Makes one batch of names and slices of samples."""
+    all_answer: bool = False
+    """Whether it is known that nobody refuses: parts then have none of the clients that are computed elsewhere."""
+
+    def answer(self, parts: Sequence[Part]) -> BlockAnswer:
+        """Make and record the releases of all parts."""
+        session = self.request.session
+        with ExitStack() as transactions:
+            admissions = [
+                transactions.enter_context(part.block.admitted(session, part.rows, part.acks, part.here))
+                for part in parts
+            ]
+            stacks = self._contributions(parts, admissions)
+            made = [
+                PartAnswer(part, admission.release(stack, self.together.note))
+                for part, admission, stack in zip(parts, admissions, stacks, strict=True)
+            ]
+        return BlockAnswer(self.names, self.client, made)
+
+    def _contributions(
+        self, parts: Sequence[Part], admissions: Sequence[BlockAdmission]
+    ) -> list[StackedContributions | None]:
+        """The contributions of each part's clients, computed with those of all others."""
+        placed: list[Placed] = [
+            (part.places[place], number, samples, here)
+            for number, (part, admission) in enumerate(zip(parts, admissions, strict=True))
+            for place, samples, here in zip(admission.places, admission.slices, admission.here, strict=True)
+        ]
+        if not any(here for *_, here in placed):
+            return [None] * len(parts)
+        if self.all_answer:
+            placed += self._elsewhere(placed, parts)
+        # In the order in which they were asked, with zeros for those that are computed elsewhere: products of matrices
+        # of another shape differ in their last bits.
+        placed.sort(key=lambda entry: entry[0])
+        here = np.array([here for *_, here in placed])
+        stack = self.together.contributions([i for i, *_ in placed], self._samples(placed, here))
+        if len(parts) == 1 and here.all():
+            return [stack]
+        number = np.array([number for _, number, *_ in placed])
+        share = self.client.privatizer.policy.rows_per_release
+        chosen = [np.flatnonzero(np.repeat(here & (number == part), share)) for part in range(len(parts))]
+        pick = getattr(stack, "chosen", partial(ChosenContributions, stack))
+        return [pick(rows) if rows.size else None for rows in chosen]
+
+    def _samples(self, placed: Sequence[Placed], here: NDArray[np.bool_]) -> Any:
+        """The samples of all clients in one batch, as they are seen by a public input."""
+        samples = self.batch([(self.names[i], chosen) for i, _, chosen, is_here in placed if is_here])
+        if self.client.giver is not None and self.request.public_input is not None:
+            samples = self.client.giver.asked.seen(samples, self.request.public_input)
+        if not here.all():
+            sampled = np.repeat(here, self.client.privatizer.policy.batch_size)
+            samples = spread_samples(samples, np.flatnonzero(sampled), len(sampled))
+        return samples
+
+    def _elsewhere(self, placed: Sequence[Placed], parts: Sequence[Part]) -> list[Placed]:
+        """The clients that are computed elsewhere: only their places are known."""
+        if len(placed) < sum(len(part.rows) for part in parts):
+            raise ConfigurationError(
+                "Expected every client to answer, as its cap and its samples allow, but one refused: use one worker.",
+                kind="refused",
+            )
+        known = {place for place, *_ in placed}
+        return [(place, -1, slice(0), False) for place in range(len(self.names)) if place not in known]
+
+
+def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:
+    """One batch of several clients' samples: arrays, or tuples of arrays, with the samples along the first axis."""
+    kinds = {type(samples) for samples, _ in parts}
+    stack = getattr(parts[0][0], "stack", None)
+    if len(kinds) == 1 and stack is not None:
+        return stack(parts)
+    batches = [samples[chosen] for samples, chosen in parts]
+    if all(isinstance(batch, np.ndarray) for batch in batches):
+        return np.concatenate(batches)
+    if all(isinstance(batch, tuple) for batch in batches):
+        return tuple(np.concatenate([np.asarray(part) for part in column]) for column in zip(*batches, strict=True))
+    raise ConfigurationError(
+        f"Expected batches that are arrays or tuples of arrays, got {type(batches[0]).__name__}; use another engine.",
+        kind="wrong-type",
+    )
+
+
+def spread_samples(samples: Any, places: NDArray[np.intp], count: int) -> Any:
+    """A batch of ``count`` samples, the given ones in their places and zeros in all others."""
+    if isinstance(samples, tuple):
+        return tuple(spread_samples(part, places, count) for part in samples)
+    if not isinstance(samples, np.ndarray):
+        raise ConfigurationError(
+            f"Expected a batch that is an array or a tuple of arrays, got {type(samples).__name__}; use one worker.",
+            kind="wrong-type",
+        )
+    spread = np.zeros((count, *samples.shape[1:]), samples.dtype)
+    spread[places] = samples
+    return spread
+
+
+logger = logging.getLogger(__name__)
+_BLOCK_VALUES = 1 << 22
+_NO_ENTRIES: Mapping[str, Any] = MappingProxyType({})
+Answer = tuple[str, Release | RefusedError]
+
+
+class Kinds(Protocol):
+    """Simulated clients that differ by name, samples, ledger and keys alone; each has a row, from 0."""
+
+    ledgers: BlockLedger
+    num_samples: NDArray[np.int64]
+    """How many samples each client trains on."""
+
+    def row(self, name: str) -> int:
+        """A client's row."""
+        ...
+
+    def kind(self, name: str) -> Hashable | None:
+        """A value that is equal for clients alike in everything else; None for one that is like no other."""
+        ...
+
+    def samples(self, name: str) -> Samples:
+        """A client's samples."""
+        ...
+
+    def batch(self, chosen: Sequence[tuple[str, slice]]) -> Any:
+        """Some samples of clients as one batch, client after client."""
+        ...
+
+    def keys(self, row: int) -> NoiseKeys:
+        """A client's simulated keys."""
+        ...
+
+
+class Cohort:
+    """Simulated clients by name.
+
+    Parameters
+    ----------
+    names : sequence of str
+    make_client : callable
+        Makes the client of a name, with simulated keys.
+    kinds : Kinds, optional
+        Which clients are alike: only rows of arrays are kept of them, and a client is made when it is asked for. By
+        default each client is made when it is first asked, and kept.
+    only : collection of str, optional
+        The clients that are computed here, where others of a round are computed elsewhere.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        make_client: Callable[[str], PrivateClient],
+        *,
+        kinds: Kinds | None = None,
+        only: Collection[str] | None = None,
+    ) -> None:
+        self._names = names
+        self._make_client = make_client
+        self._kinds = kinds
+        self._only = only
+        self._clients: dict[str, PrivateClient] = {}
+        self._first: dict[Hashable, PrivateClient] = {}
+        self._blocks: dict[Hashable, PrivatizerBlock] = {}
+        self._alone: set[type[PrivateClient]] = set()
+        self.arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None
+        """Computes the values of releases; None for NumPy."""
+        self.all_answer = False
+        """Whether nobody refuses, as caps and samples tell: those computed elsewhere then have their places only."""
+        self.block_values = _BLOCK_VALUES
+        """How many values of contributions may be in memory at a time; more are computed in blocks."""
+
+    def names(self) -> Sequence[str]:
+        """All clients."""
+        return self._names
+
+    def client(self, name: str) -> PrivateClient:
+        """A client."""
+        kind, kinds = self._kind(name), self._kinds
+        if kind is None or kinds is None:
+            if name not in self._clients:
+                self._clients[name] = self._make_client(name)
+            return self._clients[name]
+        first = self._like(name)
+        if first.name == name:
+            return first
+        if first.parts:  # which are made for its ledger and keys
+            return self._make_client(name)
+        client, row = copy(first), kinds.row(name)
+        client.name, client.samples = name, kinds.samples(name)
+        client.privatizer = first.privatizer.alike(int(kinds.num_samples[row]), kinds.ledgers.ledger(row), kinds.keys(row))
+        return client
+
+    @property
+    def one_by_one(self) -> list[str]:
+        """Kinds of clients that could not be asked together."""
+        return sorted(kind.__name__ for kind in self._alone)
+
+    def releases(
+        self,
+        server_round: int,
+        session: str,
+        acks: Mapping[str, int],
+        points: Sequence[Sequence[NDArray[Any]]],
+        entries: Mapping[str, Any] = _NO_ENTRIES,
+    ) -> Iterator[Answer]:
+        """Yield what every client answers to the request of round t, in the order of ``acks``.
+
+        ``acks`` are the clients asked and the acknowledgement for each, ``points`` the query points, each a list of
+        the model's arrays, and ``entries`` further entries of the request, for all of them.
+        """
+        for answer in self.answers(server_round, session, acks, points, entries):
+            yield from answer
+
+    def answers(
+        self,
+        server_round: int,
+        session: str,
+        acks: Mapping[str, int],
+        points: Sequence[Sequence[NDArray[Any]]],
+        entries: Mapping[str, Any] = _NO_ENTRIES,
+    ) -> Iterator[BlockAnswer | tuple[Answer]]:
+        """Yield the answers of :meth:`releases`, those of clients that were asked together in one piece."""
+        asked = _Asked(server_round, session, acks, points)
+        block = _Block(self.block_values)
+
+        def collected() -> Iterator[BlockAnswer | tuple[Answer]]:
+            nonlocal block
+            full, block = block, _Block(self.block_values)
+            yield from self._answers(full, asked)
+
+        alike: Hashable | None = None  # the kind of the previous client, if it was taken
+        for name in acks:
+            kind = self._kind(name)
+            if kind is not None and kind == alike and block.has_room:
+                block.take_another(name)
+                continue
+            alike, client = None, self._like(name)
+            try:
+                request = asked.request(client, name, entries)
+            except RefusedError as refusal:
+                yield from collected()
+                if self._is_here(name):
+                    yield ((name, refusal),)
+                continue
+            policy = client.privatizer.policy
+            if policy.sums_samples or request.of != "gradients" or type(client.privatizer) is not Privatizer:
+                # Computed by itself, as a message would be: then a sum over many samples in float64 is the same on
+                # every engine, to the last bit.
+                yield from collected()
+                yield from self._one_by_one([name], request, asked)
+                continue
+            size = policy.batch_size * client.privatizer.num_parameters
+            if not block.takes(client, size):
+                yield from collected()
+            block.take(name, client, request, size)
+            alike = kind
+        yield from collected()
+
+    def acknowledge(self, session: str, acks: Mapping[str, int]) -> None:
+        """Tell clients which of their releases was aggregated, so that they can forget it."""
+        together: dict[Hashable, list[str]] = {}
+        for name in acks:
+            kind = self._kind(name)
+            if kind in self._blocks:
+                together.setdefault(kind, []).append(name)
+            elif self._is_here(name):
+                self.client(name).privatizer.acknowledge(session, acks[name])
+        for kind, names in together.items():
+            self._blocks[kind].acknowledge(session, list(map(self._row, names)), [acks[name] for name in names])
+
+    def _is_here(self, name: str) -> bool:
+        return self._only is None or name in self._only
+
+    def _kind(self, name: str) -> Hashable | None:
+        return None if self._kinds is None else self._kinds.kind(name)
+
+    def _row(self, name: str) -> int:
+        return self._names.index(name) if self._kinds is None else self._kinds.row(name)
+
+    def _like(self, name: str) -> PrivateClient:
+        """A client, or the one of its kind that was made first."""
+        kind = self._kind(name)
+        if kind is None:
+            return self.client(name)
+        if kind not in self._first:
+            self._first[kind] = self._make_client(name)
+        return self._first[kind]
+
+    def _batch(self, chosen: list[tuple[str, slice]]) -> Any:
+        """Some samples of clients, as one batch."""
+        if self._kinds is not None and None not in map(self._kind, {name for name, _ in chosen}):
+            return self._kinds.batch(chosen)
+        return stacked_samples([(self.client(name).samples, samples) for name, samples in chosen])
+
+    def _answers(self, block: _Block, asked: _Asked) -> Iterator[BlockAnswer | tuple[Answer]]:
+        """The answers of the clients of a block."""
+        if block.client is None or block.request is None:
+            return
+        names, client = block.names, block.client
+        everybody = _Named(names, self.client)
+        together = type(client).together(everybody, asked.server_round, asked.session, asked.points)
+        if together is None:
+            self._say_alone(client)
+            yield from self._one_by_one(names, block.request, asked)
+            return
+        # A class with its own way of computing together may depend on what is recorded of all clients.
+        all_answer = self.all_answer and client.together.__func__ is PrivateClient.together.__func__
+        computing = Computing(names, client, block.request, together, self._batch, all_answer)
+        yield computing.answer(self._parts(names, asked, all_answer=all_answer))
+
+    def _parts(self, names: list[str], asked: _Asked, *, all_answer: bool) -> list[Part]:
+        """Group the clients by their policies."""
+        here, places = list(map(self._is_here, names)), list(range(len(names)))
+        if all_answer:
+            places = [place for place in places if here[place]]
+            names, here = [names[place] for place in places], [True] * len(places)
+        if not names:
+            return []
+        kinds = list(map(self._kind, names))
+        first = kinds[0]
+        if first is not None and kinds.count(first) == len(kinds):
+            rows, acks = list(map(self._row, names)), [asked.acks[name] for name in names]
+            return [Part(self._block(first, names, first), names, places, rows, acks, here)]
+        parts: dict[Hashable, Part] = {}
+        for number, (place, name, kind) in enumerate(zip(places, names, kinds, strict=True)):
+            privatizer = self.client(name).privatizer if kind is None else None
+            key = kind if privatizer is None else (privatizer.plan.fingerprint, privatizer.policy)
+            if key not in parts:
+                parts[key] = Part(self._block(kind, names, key), [], [], [], [], [])
+            part = parts[key]
+            part.names.append(name)
+            part.places.append(place)
+            part.rows.append(len(part.rows) if kind is None else self._row(name))
+            part.acks.append(asked.acks[name])
+            part.here.append(here[number])
+        return list(parts.values())
+
+    def _block(self, kind: Hashable | None, names: list[str], key: Hashable) -> PrivatizerBlock:
+        """The block of clients that are alike."""
+        if kind is None or self._kinds is None:
+            privatizers = [self.client(name).privatizer for name in names if self._kind(name) is None]
+            alike = [one for one in privatizers if (one.plan.fingerprint, one.policy) == key]
+            return PrivatizerBlock.of(alike, arithmetic=self.arithmetic)
+        if kind not in self._blocks:
+            kinds, made = self._kinds, self.arithmetic
+            known = (kinds.ledgers, kinds.num_samples, kinds.keys)
+            self._blocks[kind] = PrivatizerBlock(self._first[kind].privatizer, *known, arithmetic=made)
+        return self._blocks[kind]
+
+    def _one_by_one(self, names: Sequence[str], request: Request, asked: _Asked) -> Iterator[tuple[Answer]]:
+        for name in filter(self._is_here, names):
+            try:
+                yield ((name, self.client(name).released(replace(request, ack=asked.acks[name]))),)
+            except RefusedError as refusal:
+                yield ((name, refusal),)
+
+    def _say_alone(self, client: PrivateClient) -> None:
+        if type(client) not in self._alone:
+            self._alone.add(type(client))
+            logger.warning("%s cannot be asked together: its clients are asked one by one.", type(client).__name__)
+
+
+class _Block:
+    """Clients whose gradients are computed in one piece, collected as they are asked."""
+
+    def __init__(self, room: int) -> None:
+        self.names: list[str] = []
+        self.client: PrivateClient | None = None
+        """One of them."""
+        self.request: Request | None = None
+        self._last: PrivateClient | None = None
+        self._room = room
+        self._size = 0
+
+    def takes(self, client: PrivateClient, size: int) -> bool:
+        """Whether there is room for another client, and it is like the others."""
+        if self.client is None or self._last is client:
+            return self.client is None or self._room >= size
+        return self._room >= size and _alike(client, self.client)
+
+    def take(self, name: str, client: PrivateClient, request: Request, size: int) -> None:
+        """Take another client."""
+        if self.client is None:
+            self.client, self.request = client, request
+        self._last, self._size = client, size
+        self.names.append(name)
+        self._room -= size
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is room for another like the last one."""
+        return self._room >= self._size
+
+    def take_another(self, name: str) -> None:
+        """Take another client, of the kind of the last one."""
+        self.names.append(name)
+        self._room -= self._size
+
+
+class _Named(Sequence[PrivateClient]):
+    """Clients by name, each made when it is first needed."""
+
+    def __init__(self, names: Sequence[str], client: Callable[[str], PrivateClient]) -> None:
+        self._names, self._client = names, client
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, place: int) -> PrivateClient: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[PrivateClient]: ...
+    def __getitem__(self, place: int | slice) -> PrivateClient | list[PrivateClient]:
+        chosen = self._names[place]
+        return self._client(chosen) if isinstance(chosen, str) else list(map(self._client, chosen))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The request of a round to all clients."""
+
+    server_round: int
+    session: str
+    acks: Mapping[str, int]
+    points: Sequence[Sequence[NDArray[Any]]]
+
+    def request(self, client: PrivateClient, name: str, entries: Mapping[str, Any]) -> Request:
+        """The request of one client, which may refuse it like a message."""
+        of, public = read_query(entries, client.parts)
+        return Request(self.server_round, self.session, self.acks[name], tuple(map(list, self.points)), of, public)
+
+
+def _alike(one: PrivateClient, other: PrivateClient) -> bool:
+    ours, theirs = one.privatizer.policy, other.privatizer.policy
+    same = (ours.batch_size, ours.clip_unit, ours.clip_norm) == (theirs.batch_size, theirs.clip_unit, theirs.clip_norm)
+    return (
+        same and _seen_alike(one.giver, other.giver) and type(one) is type(other) and one.gradients is other.gradients
+    )
+
+
+def _seen_alike(one: QueryPart | None, other: QueryPart | None) -> bool:
+    """Whether samples are seen in the same way by a public input; the policies of the queries may differ."""
+    if one is None or other is None:
+        return one is other
+    return replace(one.asked, policy=other.asked.policy) == other.asked  # type: ignore[type-var]

@@ -1,1 +1,0 @@
-"""One machine: its policy, what it admits, clips, releases and remembers of its data."""

@@ -1,0 +1,654 @@
+"""The clients of a training: their names, and waiting for them with a deadline.
+
+Flower's node ids are random in every run and change when a node restarts. A client is therefore known by a name that
+it reports once (its partition id, say). Clients are ordered by name.
+
+Waiting ends at once where it is certain to be pointless. The nodes of a simulation are all there from its start, and
+run the same ClientApp. More real nodes may come, and others may be mended; there the deadline decides, unless none of
+the connected nodes runs murmurfl.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from ...privacy import protocol
+from ...privacy.errors import MurmurflError
+from .guarded_grid import GuardedGrid, guarded
+
+logger = logging.getLogger("flwr")
+
+
+def by_length_and_name(name: str) -> tuple[int, str]:
+    """Return a sort key of clients' names: 2 before 10."""
+    return len(name), name
+
+
+class NumberedNames(Sequence[str]):
+    """The names "0" to "M - 1" of simulated clients, or an ascending range of them, each made when it is looked at."""
+
+    def __init__(self, numbers: int | range) -> None:
+        self.numbers = range(numbers) if isinstance(numbers, int) else numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self.numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[str]: ...
+    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
+        if isinstance(place, int):
+            return str(self.numbers[place])
+        numbers = self.numbers[place]
+        return NumberedNames(numbers) if numbers.step > 0 else [str(number) for number in numbers]
+
+    def __contains__(self, name: object) -> bool:
+        # Only what str() writes: no sign, no leading zero, and no digits of other scripts.
+        if not isinstance(name, str) or not (name.isascii() and name.isdigit()):
+            return False
+        return len(name) <= len(str(self.numbers.stop)) and str(int(name)) == name and int(name) in self.numbers
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, NumberedNames):
+            return self.numbers == other.numbers
+        if not isinstance(other, list):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    def __hash__(self) -> int:
+        return hash((NumberedNames, self.numbers))
+
+    def __repr__(self) -> str:
+        return f"NumberedNames({self.numbers})"
+
+
+def in_order(names: Iterable[str]) -> Sequence[str]:
+    """Names in the order of clients; :class:`NumberedNames` are in it already."""
+    return names if isinstance(names, NumberedNames) else sorted(names, key=by_length_and_name)
+
+
+def plain_names(names: Sequence[str]) -> list[str] | int:
+    """Names as a checkpoint has them; :class:`NumberedNames` from 0 as their number."""
+    whole = isinstance(names, NumberedNames) and names.numbers == range(len(names))
+    return len(names) if whole else list(names)
+
+
+def restored_names(saved: Any) -> Sequence[str]:
+    """Read the names from what :func:`plain_names` returned."""
+    return NumberedNames(saved) if isinstance(saved, int) else [str(name) for name in saved]
+
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+_GREET_AGAIN_S = 60.0
+_ANSWERS_WITHIN_S = 30.0  # a node that is there, where the training waits for whoever is
+_ALL_MADE_WITHIN_S = 2.0  # the nodes of a simulation, after the last of them was made
+_SAY_AGAIN_S = 30.0
+_OTHER_SCHEMA = "another schema of records than this training's"
+_SEVERAL_NAMES = "more names than one, which a real node may not have"
+
+
+class NodesUnavailableError(MurmurflError):
+    """Too few clients were connected when the deadline passed, or it is certain that there will be too few.
+
+    Its kind is ``unreachable`` where more nodes may come, ``unsupported`` where the ClientApp of those that are there
+    does not know murmurfl, and ``conflict`` where server and nodes were started with settings that do not fit.
+    """
+
+    kind = "unreachable"
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """How many clients are waited for, and with how many a training that has begun goes on all the same."""
+
+    clients: int
+    fewest: int | None = None  # default as many
+    without: Collection[str] = ()  # clients that are not counted
+
+
+class ClientRegistry:
+    """Names of the connected clients and the nodes they are on.
+
+    Parameters
+    ----------
+    num_clients : int or None
+        M, clients of the training; None for all that are connected when it begins.
+    deadline_s : float
+        Longest wait, in seconds, for enough clients to be connected.
+    sleep : callable
+        For tests.
+    message_type : str
+        Type of the messages in which clients are asked for their names.
+    fewest : int
+        Fewest clients that the training begins with, where M is not known.
+    client : str
+        The ClientApp that clients must have, as a line of code.
+    permit : str
+        Permit of the session's owner, for every message; empty for none.
+    schema : str
+        Digest of the schema that clients must state; empty for any.
+
+    Notes
+    -----
+    A node that says it is several clients is dropped: a real one could take all names of a training. Only the
+    nodes of a simulation may be several clients each (:attr:`several_on_a_node`).
+
+    If two nodes report one name, it belongs to the one that shows by a key in the roster that it is its own
+    (:attr:`shows`). Without a roster, or of two that do so, it is the node that was met first (of two met at once, the
+    smaller node id) as long as that is connected: a node may have restarted before its old connection was given up, or
+    somebody pretends. Other reports are dropped and logged. The SuperLink checks who may connect, by the nodes' keys,
+    and a client's guarantee holds whoever else takes its name.
+    """
+
+    def __init__(
+        self,
+        num_clients: int | None,
+        deadline_s: float,
+        sleep: Callable[[float], None] = time.sleep,
+        *,
+        message_type: str = MessageType.QUERY,
+        fewest: int = 1,
+        client: str = "",
+        permit: str = "",
+        schema: str = "",
+    ) -> None:
+        self.num_clients = num_clients
+        self.schema = schema
+        self.fewest = fewest if num_clients is None else num_clients
+        """Clients that must be known before their names are fixed."""
+        self.client = client
+        self.deadline_s = deadline_s
+        self.names: Sequence[str] = []
+        """The M clients of the training, in order; fixed by the first :meth:`meet`."""
+        self.entries: Mapping[str, str] = {protocol.PERMIT: permit} if permit else {}
+        """Entries of every message to every node."""
+        self.several_on_a_node = False
+        """Whether a node may report several names: in a simulation only."""
+        self.sleep = sleep
+        self._message_type = message_type
+        self.shows: Callable[[str, Introduction], bool | None] = lambda *_: None
+        """Whether a node showed that a name is its own; None where nobody can tell."""
+        self._hosted: dict[int, Introduction] = {}
+        self._nonces: dict[int, str] = {}
+        self._greeted: dict[int, tuple[str, float]] = {}
+        self._warned: set[str] = set()
+        self._failures: Counter[str] = Counter()
+        self._strangers: dict[int, str] = {}
+        self._nodes, self._nodes_since = 0, math.inf
+        self._last_said = ("", 0.0)
+
+    def _by_proof(self) -> list[tuple[int, Introduction]]:
+        """Return connected nodes in the order in which they were met; those that proved their name come first."""
+        if self.several_on_a_node:
+            return list(self._hosted.items())
+        return sorted(self._hosted.items(), key=lambda one: not all(self.shows(name, one[1]) for name in one[1].names))
+
+    def node_map(self) -> dict[str, int]:
+        """Return connected clients of the training and their nodes."""
+        members = set(self.names)
+        nodes: dict[str, int] = {}
+        for node_id, met in self._by_proof():
+            for name in met.clients:
+                if name in members:
+                    nodes.setdefault(name, node_id)
+        return nodes
+
+    def helpers(self) -> dict[str, tuple[int, str]]:
+        """Return connected helpers: the node of each that showed that it is, and the roster it says it works with."""
+        found: dict[str, tuple[int, str]] = {}
+        for node_id, met in self._hosted.items():
+            for name in met.helpers:
+                if self.several_on_a_node or self.shows(name, met) is not False:
+                    found.setdefault(name, (node_id, met.roster))
+        return found
+
+    def restore(self, names: Sequence[str]) -> None:
+        """Take the clients of a checkpoint."""
+        self.names = names if isinstance(names, NumberedNames) else list(names)
+
+    def meet(
+        self,
+        grid: Grid,
+        awaited: Awaited,
+        helpers: int = 0,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Wait until so many clients of the training, and helpers, are connected.
+
+        Where names are known, the training goes on with fewer once the deadline has passed. ``meanwhile`` is called
+        before every wait for helpers, and may raise.
+
+        Raises
+        ------
+        NodesUnavailableError
+            If the deadline passes first; at once where it is certain to (:func:`pointless`).
+        """
+        deadline = time.monotonic() + self.deadline_s
+        begun, needed = bool(self.names), awaited.clients
+        fewest = awaited.fewest if begun and awaited.fewest is not None else needed
+        pause, wanted = _FIRST_PAUSE_S, Needed(fewest, helpers, self.client, resumable=begun)
+        while True:
+            self.refresh(grid)
+            if not self.names and self._complete():
+                self.names = self._known()[: self.num_clients]
+            connected = sum(name not in awaited.without for name in self.node_map())
+            late = time.monotonic() >= deadline
+            enough = bool(self.names) and connected >= (fewest if late else needed)
+            if enough and len(self.helpers()) >= helpers:
+                return
+            self._check_hope(self._attending(simulated=is_simulation(grid)), wanted, late=late, enough=enough)
+            if enough:
+                meanwhile()
+                self._say(f"helpers: {len(self.helpers())} of {helpers}")
+            else:
+                self._say(f"clients: {connected if begun else len(self._known())} of {needed}")
+            self.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _check_hope(self, seen: Attending, wanted: Needed, *, late: bool, enough: bool) -> None:
+        """Raise if there is no point in waiting, or no time left; ``enough``: clients are there, and helpers miss."""
+        if not self.several_on_a_node and (in_vain := pointless(wanted, seen)):
+            raise in_vain
+        if late:
+            error = no_helpers if enough else shortage
+            raise error(wanted, seen, self.deadline_s)
+
+    def _attending(self, *, simulated: bool) -> Attending:
+        connected = self.node_map() if self.names else self._known()
+        return Attending(
+            nodes=self._nodes,
+            silent=sum(bool(message_id) for message_id, _ in self._greeted.values()),
+            clients=list(connected),
+            helpers=list(self.helpers()),
+            gone=[name for name in self.names if name not in connected],
+            doubles=self._repeated(),
+            strangers=Counter(self._strangers.values()),
+            said=self._said(),
+            # A simulation makes its nodes one after the other, while its server runs already.
+            simulated=simulated and time.monotonic() - self._nodes_since >= _ALL_MADE_WITHIN_S,
+        )
+
+    def _say(self, waiting: str) -> None:
+        """Log what is waited for, when it changes and from time to time."""
+        text, now = f"Waiting for {waiting} connected{self._said()}.", time.monotonic()
+        if text != self._last_said[0] or now - self._last_said[1] >= _SAY_AGAIN_S:
+            self._last_said = text, now
+            logger.info("%s", text)
+
+    def _complete(self) -> bool:
+        """Whether all clients of the training are known."""
+        if len(self._known()) < self.fewest:
+            return False
+        if self.num_clients is not None:
+            return True
+        # Nodes that are connected as well may be about to say who they are.
+        pending = [since for message_id, since in self._greeted.values() if message_id]
+        return all(time.monotonic() - since >= _ANSWERS_WITHIN_S for since in pending)
+
+    def refresh(self, grid: Grid) -> None:
+        """Greet new nodes and take the answers that have come, without waiting."""
+        now, grid = time.monotonic(), guarded(grid)
+        connected = set(grid.get_node_ids())
+        if len(connected) != self._nodes:
+            self._nodes, self._nodes_since = len(connected), now
+        self._hosted = {node_id: met for node_id, met in self._hosted.items() if node_id in connected}
+        self._strangers = {node_id: kind for node_id, kind in self._strangers.items() if node_id in connected}
+        self._greet(grid, connected, now)
+        self._take_answers(grid)
+        grid.node_names.update({node_id: ", ".join(met.names) for node_id, met in self._hosted.items()})
+        self._report_repeated()
+        self._report_schemas()
+
+    def _greet(self, grid: GuardedGrid, connected: set[int], now: float) -> None:
+        """Greet new nodes, and forget greetings that are too old or of nodes that are gone."""
+        # A node that gives no sensible answer is asked again after a while. Nobody waits for it meanwhile.
+        before = {message_id for message_id, _ in self._greeted.values() if message_id}
+        self._greeted = {
+            node_id: (message_id, since)
+            for node_id, (message_id, since) in self._greeted.items()
+            if node_id in connected and now - since < _GREET_AGAIN_S
+        }
+        grid.forget(before - {message_id for message_id, _ in self._greeted.values()})
+        new = sorted(connected - self._hosted.keys() - self._greeted.keys())
+        if new:
+            self._nonces |= {node_id: secrets.token_hex(16) for node_id in new}
+            hellos = [hello(node_id, self._message_type, self.entries, self._nonces[node_id]) for node_id in new]
+            message_ids = list(grid.push_messages(hellos))
+            for node_id, message_id in zip(new, message_ids, strict=False):
+                self._greeted[node_id] = (message_id or "", now)
+
+    def _take_answers(self, grid: GuardedGrid) -> None:
+        """Take the answers to greetings that have come, in the order of nodes."""
+        waiting = {message_id: node_id for node_id, (message_id, _) in self._greeted.items() if message_id}
+        if not waiting:
+            return
+        answered = [
+            (node_id, reply)
+            for reply in guarded(grid).pull_messages(list(waiting))
+            if (node_id := waiting.pop(reply.metadata.reply_to_message_id, None)) is not None  # the first answer counts
+        ]
+        for node_id, reply in sorted(answered, key=lambda pair: pair[0]):
+            self._met(reply, node_id)
+
+    def _met(self, reply: Message, node_id: int) -> None:
+        met, kind = introduction(reply, self._nonces.get(node_id, "")), stranger(reply)
+        self._strangers = {**self._strangers, node_id: kind} if kind else self._strangers
+        several = 0 if met is None else len(met.clients) + len(met.helpers)
+        if met is not None and met.clients and self.schema and met.schema != self.schema:
+            logger.warning("Node %d has %s and is not asked.", node_id, _OTHER_SCHEMA)
+            self._greeted[node_id] = ("", self._greeted[node_id][1])
+            self._failures[_OTHER_SCHEMA] += 1
+            return
+        if met is not None and (several == 1 or self.several_on_a_node):
+            self._hosted[node_id] = met
+            del self._greeted[node_id]
+            self._strangers.pop(node_id, None)
+            return
+        self._greeted[node_id] = ("", self._greeted[node_id][1])
+        if met is None:
+            self._failures[failure(reply)] += 1
+            return
+        logger.warning("Node %d says that it is %d clients and is not asked: it may be one.", node_id, several)
+        self._failures[_SEVERAL_NAMES] += 1
+
+    def _report_schemas(self) -> None:
+        """Warn once of clients with different schemas, whose releases do not belong together."""
+        stated = {met.schema for met in self._hosted.values() if met.clients and met.schema}
+        if len(stated) > 1 and _OTHER_SCHEMA not in self._warned:
+            self._warned.add(_OTHER_SCHEMA)
+            logger.warning(
+                "Clients state %d schemas of records: have their operators compare schema files.", len(stated)
+            )
+
+    def _report_repeated(self) -> None:
+        for name in self._repeated():
+            if name not in self._warned:
+                logger.warning(
+                    "Client %r is reported by two nodes; the one is asked that shows that the name is its own, or was "
+                    "met first.",
+                    name,
+                )
+                self._warned.add(name)
+        for node_id, met in [] if self.several_on_a_node else self._hosted.items():
+            for name in met.names:
+                if self.shows(name, met) is False and (claim := f"{node_id} {name}") not in self._warned:
+                    self._warned.add(claim)
+                    logger.warning(
+                        "Node %d says that it is %s %r and does not sign with the key that the roster has for that name"
+                        "%s.",
+                        *(node_id, "helper" if name in met.helpers else "client", name),
+                        ": it is not asked" if name in met.helpers else "",
+                    )
+
+    def _repeated(self) -> list[str]:
+        """Names that several connected nodes report."""
+        return sorted(name for name, times in Counter(self._all_names()).items() if times > 1)
+
+    def _all_names(self) -> Iterable[str]:
+        return (name for met in self._hosted.values() for name in met.clients)
+
+    def _known(self) -> list[str]:
+        return sorted(set(self._all_names()), key=by_length_and_name)
+
+    def _said(self) -> str:
+        """Return the answers of nodes that could not be met."""
+        return "".join(f"; {count} answered with {reason}" for reason, count in self._failures.items())
+
+
+# Codes of an exception that left the ClientApp, as none leaves murmurfl's.
+_RAISED = (ErrorCode.UNKNOWN, ErrorCode.CLIENT_APP_RAISED_EXCEPTION)
+# What Flower's legacy ClientApp raises on a message of the Message API.
+_OF_LEGACY = ("fitins.", "evaluateins.", "Invalid message type: query")
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """Who a node says it is; a real one is one client or one helper."""
+
+    clients: tuple[str, ...]  # names
+    helpers: tuple[str, ...] = ()  # names
+    roster: str = ""  # of its helpers, as JSON text
+    schema: str = ""  # digest of its clients' schema; empty where they do not say
+    nonce: str = ""  # that it was sent
+    signature: bytes = b""  # on it; empty for none
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.clients, *self.helpers)
+
+
+def hello(node_id: int, message_type: str, entries: Mapping[str, Any], nonce: str) -> Message:
+    """Make the greeting of a node, with the entries of every message of the training."""
+    asked = {protocol.ASK: protocol.ASK_HELLO, protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.NONCE: nonce}
+    config = ConfigRecord({**entries, **asked})
+    return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=message_type)
+
+
+def introduction(reply: Message, nonce: str) -> Introduction | None:
+    """Read the introduction in a node's reply to a hello with that nonce; None if it cannot be understood."""
+    config = None if reply.has_error() else reply.content.config_records.get(protocol.CONFIG)
+    if config is None or config.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
+        return None
+    clients, helpers = _names(config, protocol.CLIENTS), _names(config, protocol.HELPERS)
+    roster = config.get(protocol.ROSTER, "")
+    if clients is None or helpers is None or not (clients or helpers) or not isinstance(roster, str):
+        return None
+    schema = config.get(protocol.SCHEMA, "")
+    known = isinstance(schema, str) and re.fullmatch(r"[0-9a-f]{32}", schema)
+    signature = config.get(protocol.SIGNATURE, b"")
+    signature = signature if isinstance(signature, bytes) else b""
+    return Introduction(clients, helpers, roster if helpers else "", str(schema) if known else "", nonce, signature)
+
+
+def failure(reply: Message) -> str:
+    """Why a node could not be met, in words a node cannot choose."""
+    stated: Any = None
+    if not reply.has_error():
+        config = reply.content.config_records.get(protocol.CONFIG)
+        stated = None if config is None else config.get(protocol.VERSION)
+    elif reply.error.code != protocol.PROTOCOL_MISMATCH:
+        return protocol.REFUSAL_NAMES.get(reply.error.code, f"error {reply.error.code}")
+    elif found := re.search(r"protocol version (\d{1,9})\b", reply.error.reason or ""):
+        stated = int(found[1])
+    if isinstance(stated, int) and stated != protocol.PROTOCOL_VERSION:
+        name, ours = protocol.REFUSAL_NAMES[protocol.PROTOCOL_MISMATCH], protocol.PROTOCOL_VERSION
+        return f"{name} (they speak version {stated} of murmurfl's protocol, this server version {ours})"
+    return "an answer this server does not understand"
+
+
+def stranger(reply: Message) -> str:
+    """Return the kind of a node's ClientApp that does not know murmurfl; empty where it does, or cannot be told."""
+    if not reply.has_error():
+        return "" if any(protocol.VERSION in record for record in reply.content.config_records.values()) else WITHOUT
+    if reply.error.code not in _RAISED:
+        return ""
+    reason = reply.error.reason or ""
+    return LEGACY if any(mark in reason for mark in _OF_LEGACY) else WITHOUT
+
+
+def _names(config: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
+    """Return the names of an entry, () if it is missing; None if it is no list of names."""
+    names = config.get(key, [])
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list):
+        return None
+    if not all(isinstance(name, str) and 0 < len(name) <= protocol.LONGEST_CLIENT_NAME for name in names):
+        return None
+    if not all(name.isprintable() for name in names):  # they stand in logs, errors and files
+        return None
+    return tuple(str(name) for name in names)
+
+
+MOST_NAMED = 10
+
+WITHOUT = "without"
+"""A ClientApp that does not speak murmurfl's protocol."""
+LEGACY = "legacy"
+"""One of Flower's legacy kind."""
+
+
+def is_simulation(grid: object) -> bool:
+    """Whether a grid is that of Flower's simulation, whose nodes are all there from the start."""
+    module = sys.modules.get("flwr.superlink.grid")  # half a second to import: whoever made such a grid has done so
+    grid = grid.unguarded if isinstance(grid, GuardedGrid) else grid
+    return module is not None and isinstance(grid, module.InMemoryGrid)
+
+
+@dataclass(frozen=True)
+class Attending:
+    """What a server knows of the nodes while it waits."""
+
+    nodes: int  # connected
+    silent: int  # of these, those that have not answered their greeting yet
+    clients: Sequence[str]  # names
+    helpers: Sequence[str] = ()  # names
+    gone: Sequence[str] = ()  # clients of the training that are not connected any more
+    doubles: Sequence[str] = ()  # names that several nodes report
+    strangers: Mapping[str, int] = field(default_factory=dict)  # how many nodes of each kind (:func:`stranger`)
+    said: str = ""  # answers of other nodes
+    simulated: bool = False  # whether no more nodes will come
+
+
+@dataclass(frozen=True)
+class Needed:
+    """What a training cannot do without."""
+
+    clients: int
+    helpers: int = 0
+    client: str = ""  # the clients' ClientApp, as a line of code
+    resumable: bool = False  # whether it has begun, with names that are known
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of a simulation."""
+        return self.clients + self.helpers
+
+
+def pointless(needed: Needed, seen: Attending) -> NodesUnavailableError | None:
+    """Return the error if there is no point in waiting; None where there may be."""
+    strangers = sum(seen.strangers.values())
+    if not seen.simulated:
+        nobody = not (seen.silent or seen.clients or seen.helpers)
+        return _foreign(needed, seen) if strangers >= needed.clients and nobody else None
+    if seen.nodes < needed.nodes:
+        return _small(needed, seen)
+    if seen.nodes - strangers < needed.nodes and strangers:
+        return _foreign(needed, seen)
+    if seen.silent:
+        return None
+    if len(seen.clients) < needed.clients:
+        return shortage(needed, seen)
+    return no_helpers(needed, seen) if len(seen.helpers) < needed.helpers else None
+
+
+def shortage(needed: Needed, seen: Attending, deadline_s: float | None = None) -> NodesUnavailableError:
+    """Return the error of too few clients, after a wait of ``deadline_s`` or none."""
+    if seen.strangers:
+        return _foreign(needed, seen)
+    within = "" if deadline_s is None else f" within {deadline_s:g} s"
+    missing = f" (missing: {_listed(seen.gone)})" if seen.gone else ""
+    doubles = (
+        f"; {len(seen.doubles)} reported by several nodes, of which one is asked: "
+        f"{', '.join(map(repr, seen.doubles[:MOST_NAMED]))}"
+        if seen.doubles
+        else ""
+    )
+    said = f"Expected {needed.clients} clients{within}, got {len(seen.clients)}{missing}{seen.said}{doubles}."
+    if seen.helpers and not needed.helpers:
+        return NodesUnavailableError(
+            f"{said} {len(seen.helpers)} of the nodes are helpers, which open sums of masked releases: give the "
+            "strategy secure_aggregation=SecureAggregation(...).",
+            kind="conflict",
+            setting="secure_aggregation",
+        )
+    if deadline_s is None:
+        return NodesUnavailableError(f"{said} The log above has what the nodes say of it.")
+    why = " Nodes that answered so say in their own logs what is wrong." if seen.said else ""
+    if needed.resumable:
+        return NodesUnavailableError(
+            f"{said}{why} Nothing is lost: start these nodes and resume from the checkpoint; or resume with a smaller "
+            "min-available-nodes (min_available_nodes), or a larger node-deadline-s."
+        )
+    return NodesUnavailableError(
+        f"{said}{why} Nothing was asked of anybody yet: start more nodes, raise node-deadline-s, or begin with a "
+        "smaller num-clients."
+    )
+
+
+def no_helpers(needed: Needed, seen: Attending, deadline_s: float | None = None) -> NodesUnavailableError:
+    """Return the error of too few helpers, after a wait of ``deadline_s`` or none."""
+    names = f" ({', '.join(map(repr, sorted(seen.helpers)))})" if seen.helpers else ""
+    if deadline_s is None:
+        return NodesUnavailableError(
+            f"Expected {needed.helpers} helpers, got {len(seen.helpers)}{names}: without every helper no sum can be "
+            "opened. Have the clients release under masks, UpdatePolicy(..., trust='secure-aggregation', "
+            "sums=SumAssumption(min_honest=..., min_cohort=...)), with CorrelatedNoiseMod(..., "
+            f"helpers={needed.helpers}).",
+            kind="conflict",
+            setting="trust",
+        )
+    return NodesUnavailableError(
+        f"Expected {needed.helpers} helpers within {deadline_s:g} s, got {len(seen.helpers)}{names}{seen.said}. Start "
+        "them (murmurfl helper; in a simulation CorrelatedNoiseMod(helpers=...)), or raise node-deadline-s; without "
+        "every helper no sum can be opened."
+    )
+
+
+def _small(needed: Needed, seen: Attending) -> NodesUnavailableError:
+    """Return the error of a simulation with too few nodes."""
+    what = f"{needed.clients} clients"
+    if needed.helpers:
+        what = f"{needed.nodes} nodes, for {what} and {needed.helpers} helpers"
+    return NodesUnavailableError(
+        f"Expected a simulation of {what}, got {seen.nodes} nodes (Flower's default is 2). Start it with as many: flwr "
+        f'run . --federation-config "num-supernodes={needed.nodes}". Or ask for fewer: lower num_clients.',
+        kind="conflict",
+        setting="num-supernodes",
+        got=seen.nodes,
+    )
+
+
+def _foreign(needed: Needed, seen: Attending) -> NodesUnavailableError:
+    """Return the error of nodes whose ClientApp does not know murmurfl."""
+    strangers = sum(seen.strangers.values())
+    there = f"{strangers} of {seen.nodes} nodes"
+    if seen.strangers.get(LEGACY):
+        return NodesUnavailableError(
+            f"Expected ClientApps that speak murmurfl's protocol, got Flower's legacy ClientApp(client_fn) on {there}. "
+            "No model was sent to them. Write "
+            f"{needed.client.replace('ClientApp(', 'numpy_client_app(client_fn, ', 1)}",
+            kind="unsupported",
+        )
+    real = (
+        "" if seen.simulated else " On a real node the operator's file decides the policy, and murmurfl node reads it."
+    )
+    # A mod answers for CorrelatedFedAvg alone: under other strategies Flower does not even call it.
+    lacks = "it has no mod of murmurfl's around it" if "Mod(" in needed.client else "it is none of this strategy's"
+    return NodesUnavailableError(
+        f"Expected ClientApps that speak murmurfl's protocol, got {there} whose ClientApp does not: {lacks}. No model "
+        f"was sent to them. Write {needed.client}{real}",
+        kind="unsupported",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
