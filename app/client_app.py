@@ -28,9 +28,9 @@ from ..clients.nodes.operators_file import operators_file
 from ..clients.private_client import PrivateClient, serving
 from ..clients.simulation.simulated_clients import ContextLedger, TravellingLedger, answer_simulated_helper
 from ..privacy import protocol
-from ..privacy.release.prefix_sums import RowCache
 from ..privacy.errors import ConfigurationError
 from ..privacy.ledger.ledger_records import Ledger, MemoryLedger
+from ..privacy.release.prefix_sums import RowCache
 from .nodes.flower_internals import ClientAppCallable
 from .nodes.node_config import configured_client
 from .runs.experiment import prepare

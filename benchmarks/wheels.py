@@ -78,7 +78,7 @@ def pythons() -> list[str]:
 
 def there(python: str) -> str:
     """What conditions of dependencies are evaluated with, on that computer."""
-    return f"python_version={python},python_full_version={python}.0,platform_client={CLIENT}"
+    return f"python_version={python},python_full_version={python}.0,platform_machine={CLIENT}"
 
 
 def resolved(requirements: Sequence[str], python: str) -> list[Wheel]:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..privacy.release.policy import ClipUnit, PrivacyPolicy, check_own_noise
 from ..privacy.errors import ConfigurationError
+from ..privacy.release.policy import ClipUnit, PrivacyPolicy, check_own_noise
 from .baseline_clients import DelayedMomentumClient, IsrlDpClient, NoisySGDClient
 from .full_batch_client import FullBatchClient
 from .gradient_update_client import GradientUpdateClient

@@ -27,11 +27,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..privacy.errors import ConfigurationError, LedgerError
+from ..privacy.mechanisms import State
 from ..privacy.release.clipping import StackedContributions
 from ..privacy.release.ledgered_privatizer import Release
 from ..privacy.release.policy import NO_NOISE, PrivacyPolicy
-from ..privacy.errors import ConfigurationError, LedgerError
-from ..privacy.mechanisms import State
 from .adapters.per_sample_gradients import combined_gradients, flat_point, stacked_gradients, unflatten
 from .private_client import PrivateClient, Request, Together
 

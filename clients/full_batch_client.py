@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy.release.clipping import DenseContributions, StackedContributions
-from ..privacy.release.policy import NO_NOISE, PrivacyPolicy
 from ..privacy.errors import ConfigurationError
 from ..privacy.mechanisms import noise_stands_alone
 from ..privacy.queries.clipped_share import COUNTED_CLIP_NORM, QUANTILE_SHARE, CountedRows
+from ..privacy.release.clipping import DenseContributions, StackedContributions
+from ..privacy.release.policy import NO_NOISE, PrivacyPolicy
 from .adapters.per_sample_gradients import PerSampleGradients, rows_unmixed, stacked_gradients
 from .private_client import PrivateClient
 

@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 
 from ..privacy import protocol
 from ..privacy.accounting.noise_forecast import StatedNoise, forecast_of, stated_noise
-from ..privacy.release.clipping import TrainingFigures, observer_around
-from ..privacy.release.ledgered_privatizer import LedgeredPrivatizer, PrivacyStatement, Release
-from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError, LedgerError, RefusedError, is_interrupt
 from ..privacy.forecast_text import own_forecast_sentence
 from ..privacy.protocol import dtype_name, write_array
+from ..privacy.release.clipping import TrainingFigures, observer_around
+from ..privacy.release.ledgered_privatizer import LedgeredPrivatizer, PrivacyStatement, Release
+from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import unflatten
 

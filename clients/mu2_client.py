@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError
+from ..privacy.release.policy import PrivacyPolicy
 from .private_client import PrivateClient
 
 

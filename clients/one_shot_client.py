@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import protocol
-from ..privacy.release.clipping import Moments
-from ..privacy.release.policy import NO_NOISE, PrivacyPolicy
-from ..privacy.release.prefix_sums import RowCache
 from ..privacy.errors import ConfigurationError
 from ..privacy.ledger.ledger_records import Ledger
 from ..privacy.mechanisms import noise_stands_alone
 from ..privacy.noise import NoiseKeys
+from ..privacy.release.clipping import Moments
+from ..privacy.release.policy import NO_NOISE, PrivacyPolicy
+from ..privacy.release.prefix_sums import RowCache
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import PerSampleGradients, Samples
 from .messages import Request

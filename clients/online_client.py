@@ -25,13 +25,13 @@ from typing import Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..privacy.errors import ConfigurationError
+from ..privacy.ledger.ledger_records import Ledger
+from ..privacy.noise import NoiseKeys
 from ..privacy.release.clipping import DenseContributions, StackedContributions, clip_contributions
 from ..privacy.release.ledgered_privatizer import Release
 from ..privacy.release.policy import CONTRACTIVE_ROUNDING, PrivacyPolicy
 from ..privacy.release.prefix_sums import RowCache
-from ..privacy.errors import ConfigurationError
-from ..privacy.ledger.ledger_records import Ledger
-from ..privacy.noise import NoiseKeys
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at, pick
 from .messages import malformed
@@ -380,7 +380,7 @@ class OnlineClient(LocalStepsClient):
             return None
         start = flat_point(points[0])
         clients = [client for client in clients if isinstance(client, OnlineClient)]
-        if not all(client_id._reaches(start) for client_id in clients):
+        if not all(client._reaches(start) for client in clients):
             return None  # one by one: each client that does not reach so far refuses by itself
 
         def contributions(positions: Sequence[int], samples: Any) -> StackedContributions:

@@ -21,16 +21,16 @@ from flwr.clientapp.typing import Mod
 from numpy.typing import NDArray
 
 from ..privacy import protocol
-from ..privacy.release.clipping import StackedContributions, observing
-from ..privacy.release.known_samples import known_by
-from ..privacy.release.ledgered_privatizer import LedgeredPrivatizer, Release
-from ..privacy.release.policy import PrivacyPolicy, check_owned
-from ..privacy.release.prefix_sums import Privatizer, RowCache
 from ..privacy.errors import ConfigurationError, RefusedError
 from ..privacy.ledger.ledger_records import Ledger
 from ..privacy.mechanisms import State
 from ..privacy.noise import NoiseKeys
 from ..privacy.protocol import read_array
+from ..privacy.release.clipping import StackedContributions, observing
+from ..privacy.release.known_samples import known_by
+from ..privacy.release.ledgered_privatizer import LedgeredPrivatizer, Release
+from ..privacy.release.policy import PrivacyPolicy, check_owned
+from ..privacy.release.prefix_sums import Privatizer, RowCache
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import (
     PerSampleGradients,

@@ -17,10 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy import protocol
-from ..privacy.release.known_samples import Owners, RowBytes
-from ..privacy.release.ledgered_privatizer import LedgeredPrivatizer, Release
-from ..privacy.release.policy import PrivacyPolicy, check_owned
-from ..privacy.release.prefix_sums import Privatizer
 from ..privacy.errors import ConfigurationError, RefusedError
 from ..privacy.ledger.ledger_records import Ledger
 from ..privacy.noise import NoiseKeys
@@ -29,6 +25,10 @@ from ..privacy.queries.evaluation import EVALUATION_SHARE, SCORES_SHARE, Evaluat
 from ..privacy.queries.mean_of_features import CENTRING_CONSTANT, MeanRows, centred
 from ..privacy.queries.query import Query, divided_mu
 from ..privacy.queries.statistics import StatisticsRows
+from ..privacy.release.known_samples import Owners, RowBytes
+from ..privacy.release.ledgered_privatizer import LedgeredPrivatizer, Release
+from ..privacy.release.policy import PrivacyPolicy, check_owned
+from ..privacy.release.prefix_sums import Privatizer
 from .adapters.per_sample_gradients import Samples
 from .messages import GRADIENTS, Request, malformed
 from .records.places import RecordPlaces, statistics_columns

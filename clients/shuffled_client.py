@@ -18,6 +18,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..privacy.errors import ConfigurationError
+from ..privacy.ledger.ledger_records import Ledger
+from ..privacy.noise import NoiseKeys
 from ..privacy.release.ledgered_privatizer import Release
 from ..privacy.release.policy import NO_NOISE, PrivacyPolicy
 from ..privacy.release.prefix_sums import RowCache
@@ -30,9 +33,6 @@ from ..privacy.release.shuffled_privatizer import (
     epoch_order,
     noisy_epoch,
 )
-from ..privacy.errors import ConfigurationError
-from ..privacy.ledger.ledger_records import Ledger
-from ..privacy.noise import NoiseKeys
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, gradients_at
 from .online_client import (

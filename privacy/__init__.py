@@ -46,28 +46,6 @@ if TYPE_CHECKING:
     from .accounting.noise_plan import noise_words as noise_words
     from .accounting.noise_plan import server_noise_words as server_noise_words
     from .accounting.noise_plan import stated_words as stated_words
-    from .release.clipping import clip_per_sample as clip_per_sample
-    from .release.known_samples import Owners as Owners
-    from .release.known_samples import RowBytes as RowBytes
-    from .release.known_samples import any_data as any_data
-    from .release.known_samples import row_bytes as row_bytes
-    from .release.ledgered_privatizer import LedgeredPrivatizer as LedgeredPrivatizer
-    from .release.ledgered_privatizer import PrivacyStatement as PrivacyStatement
-    from .release.ledgered_privatizer import Release as Release
-    from .release.policy import CLIP_UNITS as CLIP_UNITS
-    from .release.policy import NO_NOISE as NO_NOISE
-    from .release.policy import RELEASE_RULES as RELEASE_RULES
-    from .release.policy import TRUST_MODELS as TRUST_MODELS
-    from .release.policy import ClipUnit as ClipUnit
-    from .release.policy import PrivacyPolicy as PrivacyPolicy
-    from .release.policy import Trust as Trust
-    from .release.prefix_sums import Privatizer as Privatizer
-    from .release.prefix_sums import RowCache as RowCache
-    from .release.shuffled_privatizer import ACCOUNTINGS as ACCOUNTINGS
-    from .release.shuffled_privatizer import ORDERS as ORDERS
-    from .release.shuffled_privatizer import ShuffledPolicy as ShuffledPolicy
-    from .release.shuffled_privatizer import ShuffledPrivatizer as ShuffledPrivatizer
-    from .release.shuffled_privatizer import epoch_mu as epoch_mu
     from .errors import ConfigurationError as ConfigurationError
     from .errors import LedgerError as LedgerError
     from .errors import MurmurflError as MurmurflError
@@ -116,6 +94,28 @@ if TYPE_CHECKING:
     from .queries.statistics import CountedColumn as CountedColumn
     from .queries.statistics import StatisticsRows as StatisticsRows
     from .queries.statistics import statistics_policy as statistics_policy
+    from .release.clipping import clip_per_sample as clip_per_sample
+    from .release.known_samples import Owners as Owners
+    from .release.known_samples import RowBytes as RowBytes
+    from .release.known_samples import any_data as any_data
+    from .release.known_samples import row_bytes as row_bytes
+    from .release.ledgered_privatizer import LedgeredPrivatizer as LedgeredPrivatizer
+    from .release.ledgered_privatizer import PrivacyStatement as PrivacyStatement
+    from .release.ledgered_privatizer import Release as Release
+    from .release.policy import CLIP_UNITS as CLIP_UNITS
+    from .release.policy import NO_NOISE as NO_NOISE
+    from .release.policy import RELEASE_RULES as RELEASE_RULES
+    from .release.policy import TRUST_MODELS as TRUST_MODELS
+    from .release.policy import ClipUnit as ClipUnit
+    from .release.policy import PrivacyPolicy as PrivacyPolicy
+    from .release.policy import Trust as Trust
+    from .release.prefix_sums import Privatizer as Privatizer
+    from .release.prefix_sums import RowCache as RowCache
+    from .release.shuffled_privatizer import ACCOUNTINGS as ACCOUNTINGS
+    from .release.shuffled_privatizer import ORDERS as ORDERS
+    from .release.shuffled_privatizer import ShuffledPolicy as ShuffledPolicy
+    from .release.shuffled_privatizer import ShuffledPrivatizer as ShuffledPrivatizer
+    from .release.shuffled_privatizer import epoch_mu as epoch_mu
     from .sums.masking import Header as Header
     from .sums.masking import MaskedRelease as MaskedRelease
     from .sums.masking import MaskedReleaseError as MaskedReleaseError

@@ -501,7 +501,7 @@ _MOST_NAMED, _LEAST_ALIKE = 20, 0.65
 _ALIASES = {
     **dict.fromkeys(("eps", "target-epsilon"), "epsilon"),
     **dict.fromkeys(("lr", "step", "step-size"), "learning-rate"),
-    **dict.fromkeys(("clients", "clients", "sites", "num-clients"), "num-clients"),
+    **dict.fromkeys(("clients", "machines", "sites", "num-machines"), "num-clients"),
     **dict.fromkeys(("rounds", "epochs", "num-epochs"), "num-rounds"),
     **dict.fromkeys(("clip", "max-grad-norm"), "clip-norm"),
     **dict.fromkeys(("data", "dataset"), "task"),
@@ -528,6 +528,7 @@ _RENAMED = {
     "centring-nonnegative": "centring.nonnegative",
     "private-evaluation": "evaluation.share",
     "rows": "num-records",
+    "machine": "client",
     "largest-model": "max-model-size",
     "sessions-a-day": "max-sessions-per-day",
     "sets-a-day": "max-sums-per-day",

@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError
 from ..privacy.mechanisms import Mechanism, State, make_mechanism
 from ..privacy.noise import NONCE_BYTES, NoiseKeys
+from ..privacy.release.policy import PrivacyPolicy
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions
 from .rounds.participation import Sampling

@@ -30,10 +30,10 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from ..privacy.accounting.gdp import check_positive
-from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError
 from ..privacy.noise import NoiseKeys
 from ..privacy.queries.clipped_share import QUANTILE_SHARE, CountedRows
+from ..privacy.release.policy import PrivacyPolicy
 from .aggregation.noisy import Noisy
 from .aggregation.plain import Aggregator
 from .aggregation.streams import Stream, Sum

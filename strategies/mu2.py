@@ -43,9 +43,9 @@ from numpy.typing import NDArray
 
 from ..privacy import protocol
 from ..privacy.accounting.gdp import check_positive
-from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError
 from ..privacy.noise import NoiseKeys
+from ..privacy.release.policy import PrivacyPolicy
 from .aggregation.noisy import Noisy
 from .aggregation.plain import Aggregator
 from .aggregation.streams import Prefix, Stream

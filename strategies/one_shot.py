@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy.accounting.gdp import check_positive
-from ..privacy.release.clipping import Moments
 from ..privacy.errors import ConfigurationError
+from ..privacy.release.clipping import Moments
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions
 from .rounds.participation import LateAnswers, Sampling

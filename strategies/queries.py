@@ -22,7 +22,6 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from ..privacy import protocol
-from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError, MurmurflError
 from ..privacy.noise import NoiseKeys
 from ..privacy.queries.evaluation import SCORES_SHARE, EvaluationResult, EvaluationRows
@@ -31,6 +30,7 @@ from ..privacy.queries.query import Query, QuerySum
 from ..privacy.queries.statistics import ColumnStatistics as ColumnStatistics
 from ..privacy.queries.statistics import CountedColumn, StatisticsRows, TableStatistics
 from ..privacy.queries.statistics import Estimate as Estimate
+from ..privacy.release.policy import PrivacyPolicy
 from .aggregation.noisy import Noisy
 from .aggregation.streams import Sum
 from .callbacks.callback import Callback, Training

@@ -30,9 +30,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError, MurmurflError
 from ..privacy.noise import NONCE_BYTES, NoiseKeys
+from ..privacy.release.policy import PrivacyPolicy
 from .callbacks.callback import Callback
 from .momentum_tree import Changes, ReconstructionTrees, best_gamma
 from .rounds.options import RoundOptions, positive

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy.accounting.gdp import check_positive
-from ..privacy.release.shuffled_privatizer import noisy_epoch
 from ..privacy.errors import ConfigurationError
+from ..privacy.release.shuffled_privatizer import noisy_epoch
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions
 from .rounds.participation import LateAnswers, Sampling

@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy.accounting.gdp import check_positive
-from ..privacy.release.policy import PrivacyPolicy
 from ..privacy.errors import ConfigurationError
 from ..privacy.noise import NoiseKeys
+from ..privacy.release.policy import PrivacyPolicy
 from .aggregation.noisy import Noisy
 from .aggregation.streams import Stream
 from .callbacks.callback import Callback

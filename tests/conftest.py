@@ -12,8 +12,8 @@ from collections import defaultdict
 import hypothesis
 import pytest
 import typer.testing
-from murmurfl.privacy.release import prefix_sums as noise_stream
 from murmurfl.privacy.ledger import store
+from murmurfl.privacy.release import prefix_sums as noise_stream
 from threadpoolctl import threadpool_limits
 
 # Two workers share the cores, and threads that wait for small matrices spin. The variables are for what is loaded later

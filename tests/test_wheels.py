@@ -45,7 +45,7 @@ def test_what_is_no_wheel_for_that_computer_is_named(file):
 
 ALONE = "from pip._vendor.packaging import markers"
 ASKED = """
-print(markers.Marker('python_version == "3.99" and platform_client == "aarch64"').evaluate())
+print(markers.Marker('python_version == "3.99" and platform_machine == "aarch64"').evaluate())
 """
 
 

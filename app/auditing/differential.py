@@ -38,11 +38,11 @@ from ...clients.records.drafting import document
 from ...clients.records.schema import Schema
 from ...privacy import protocol
 from ...privacy.accounting.gdp import asked_mu
-from ...privacy.release.ledgered_privatizer import LedgeredPrivatizer
 from ...privacy.errors import ConfigurationError, is_interrupt
 from ...privacy.ledger.ledger_history import read_ledger
 from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.noise import NONCE_BYTES, NoiseKeys, derived_bytes
+from ...privacy.release.ledgered_privatizer import LedgeredPrivatizer
 from ..engines.inprocess import InProcessGrid
 from ..nodes.journal import LogSettings, lines_of_log
 from ..nodes.node_app import OwnNode, client_of, describe, installed_app

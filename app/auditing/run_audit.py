@@ -29,13 +29,13 @@ from ...privacy.accounting.amplification import amplification_of
 from ...privacy.accounting.guarantee import Guarantee, rounded_up
 from ...privacy.accounting.loss import Loss
 from ...privacy.audit import Answers, AuditResult, audit_client, audit_secret_order, likelihood_weights, prefix_sums
+from ...privacy.errors import ConfigurationError, RefusedError
+from ...privacy.ledger.ledger_records import MemoryLedger
+from ...privacy.noise import derived_seed
 from ...privacy.release.clipping import clip_per_sample
 from ...privacy.release.known_samples import Owners
 from ...privacy.release.ledgered_privatizer import Release
 from ...privacy.release.prefix_sums import RowCache
-from ...privacy.errors import ConfigurationError, RefusedError
-from ...privacy.ledger.ledger_records import MemoryLedger
-from ...privacy.noise import derived_seed
 from ...privacy.sums.masking import Sealed
 from ...privacy.sums.opening_rule import MemoryOpeningRecord, Opener, OpeningRefusedError
 from ...privacy.sums.roster import HelperKey

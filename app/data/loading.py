@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.records.schema import check_majority
-from ...privacy.release.clipping import clip_per_sample
 from ...privacy.errors import ConfigurationError
 from ...privacy.noise import derived_seed
+from ...privacy.release.clipping import clip_per_sample
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
 from .partition import OwnedShards, Parts, Shards

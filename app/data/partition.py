@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.records.client_records import OwnedSamples
-from ...privacy.release.known_samples import Owners
 from ...privacy.errors import ConfigurationError, check_installed
 from ...privacy.noise import derived_bytes, derived_seed
+from ...privacy.release.known_samples import Owners
 from ..settings.registry import Named, Registry
 from ..settings.run_config import RunConfig
 from .task import Dataset, Shard, settings

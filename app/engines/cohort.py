@@ -25,10 +25,6 @@ from numpy.typing import NDArray
 from ...clients.adapters.per_sample_gradients import OuterProducts
 from ...clients.simulation.cohort_clients import BlockAnswer, Cohort, PartAnswer, stacked_samples
 from ...privacy import protocol
-from ...privacy.release.clipping import StackedContributions, observe_releases, observing
-from ...privacy.release.ledgered_privatizer import Release
-from ...privacy.release.prefix_sums import Past, ReleaseRule, RowCache
-from ...privacy.release.privatizer_block import RowByRow
 from ...privacy.errors import RefusedError
 from ...privacy.ledger.ledger_records import BlockLedger, Counts, Ledger, StreamBlock
 from ...privacy.mechanisms import CancellingNoise
@@ -41,6 +37,10 @@ from ...privacy.noise import (
     row_key,
     standard_normal_rows,
 )
+from ...privacy.release.clipping import StackedContributions, observe_releases, observing
+from ...privacy.release.ledgered_privatizer import Release
+from ...privacy.release.prefix_sums import Past, ReleaseRule, RowCache
+from ...privacy.release.privatizer_block import RowByRow
 from ...strategies.rounds.client_registry import NumberedNames
 from ...strategies.rounds.replies import LARGEST_COUNT, Outcome, Refusal, Reply, RoundRequest, SummedReplies
 from ..data.partition import Shards

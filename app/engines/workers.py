@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy import protocol
+from ...privacy.ledger.ledger_records import MemoryLedger
 from ...privacy.release.clipping import ObservedFigures, TrainingFigures
 from ...privacy.release.ledgered_privatizer import Release
-from ...privacy.ledger.ledger_records import MemoryLedger
 from ...strategies.rounds.client_registry import NumberedNames
 from ...strategies.rounds.replies import Outcome, Refusal, Reply, RoundRequest, SummedReplies
 from ..data.task import Dataset, Shard

@@ -20,9 +20,9 @@ from ...clients.algorithms import MOMENTUM, Scale
 from ...clients.full_batch_client import CountedGradients
 from ...clients.one_shot_client import LabelledFeatures, OneShotClient
 from ...clients.private_client import PrivateClient
+from ...privacy.queries.clipped_share import COUNTED_CLIP_NORM
 from ...privacy.release.clipping import Moments
 from ...privacy.release.policy import PrivacyPolicy
-from ...privacy.queries.clipped_share import COUNTED_CLIP_NORM
 from ...privacy.setting import refusal
 from ...strategies.full_batch import FullBatch, TrustedFullBatch
 from ...strategies.one_shot import OneShot

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from ...clients.adapters.per_sample_gradients import gradients_at
 from ...privacy.accounting.noise_plan import epoch_words
+from ...privacy.errors import ConfigurationError
 from ...privacy.release.policy import NO_NOISE, PrivacyPolicy
 from ...privacy.release.shuffled_privatizer import ShuffledPolicy
-from ...privacy.errors import ConfigurationError
 from ...privacy.setting import refusal
 from ...strategies.baselines import IsrlDp, NoisySGD
 from ...strategies.correlated_momentum import MOMENTUM_MECHANISMS, CorrelatedMomentum

@@ -22,9 +22,9 @@ from ...privacy.accounting.amplification import Amplification, amplification_of_
 from ...privacy.accounting.guarantee import Guarantee, policy_guarantee, server_guarantee
 from ...privacy.accounting.loss import Loss, SumAssumption, as_loss
 from ...privacy.accounting.noise_plan import NoisePlan
-from ...privacy.release.policy import NO_NOISE, PrivacyPolicy, Trust
 from ...privacy.errors import ConfigurationError
 from ...privacy.noise import SimulatedKeys
+from ...privacy.release.policy import NO_NOISE, PrivacyPolicy, Trust
 from ...privacy.setting import refusal
 from ...strategies.mu2 import Mu2
 from ...strategies.rounds.strategy import ReleaseStrategy

@@ -25,14 +25,14 @@ from numpy.typing import NDArray
 from ...clients.queries import Centring, ClientQuery, Evaluation, held_out_samples
 from ...privacy.accounting.loss import Loss
 from ...privacy.accounting.noise_plan import NoisePlan
-from ...privacy.release.policy import NO_NOISE, PrivacyPolicy
-from ...privacy.release.tables import NONE, PRIVATE
 from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.noise import SimulatedKeys
 from ...privacy.permits import read_permit
 from ...privacy.queries.evaluation import EVALUATION_FIGURES, EvaluationRows, Measured, evaluation_policy
 from ...privacy.queries.mean_of_features import MeanRows, centring_policy
 from ...privacy.queries.query import divided_mu
+from ...privacy.release.policy import NO_NOISE, PrivacyPolicy
+from ...privacy.release.tables import NONE, PRIVATE
 from ...strategies.queries import MeanOfFeatures, PrivateEvaluation, QueryRound, noise_on_answers
 from ...strategies.rounds.replies import DirectReplies, RoundReport
 from ...strategies.rounds.strategy import ReleaseStrategy

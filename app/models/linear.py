@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.adapters.per_sample_gradients import OuterProducts
-from ...privacy.release.clipping import clip_per_sample
 from ...privacy.errors import ConfigurationError
+from ...privacy.release.clipping import clip_per_sample
 from ..settings.run_keys import RunKeys
 from .model import Batch, Model, ModelKind, Parameters
 

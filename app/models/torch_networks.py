@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from ...clients.adapters.per_sample_gradients import combined_gradients
 from ...clients.adapters.torch_checks import check_layers
 from ...clients.adapters.torch_model import TorchGradients
-from ...privacy.release.clipping import DenseContributions
 from ...privacy.errors import ConfigurationError, check_installed
 from ...privacy.noise import derived_seed
+from ...privacy.release.clipping import DenseContributions
 from .model import SAMPLES_AT_A_TIME, Batch, Model, ModelKind, Parameters, uniform_parameters
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from ...clients.nodes.client_file import UpdateNode
 from ...clients.private_client import PrivateClient
 from ...privacy.accounting.guarantee import SAME_OWNER, SESSION, Guarantee, Unit, rounded_up
 from ...privacy.accounting.loss import NO_LOSS, Loss, Profile
-from ...privacy.release.admission import ROUNDING
-from ...privacy.release.policy import RECORDED_SELECTIONS
 from ...privacy.ledger.ledger_history import LedgerHistory, LedgerSummary, ReleaseLine, SessionSummary
 from ...privacy.ledger.repair import rotate_key
+from ...privacy.release.admission import ROUNDING
+from ...privacy.release.policy import RECORDED_SELECTIONS
 from .node_app import OwnNode, client_of
 from .node_config import NodeConfig
 

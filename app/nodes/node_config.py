@@ -24,15 +24,15 @@ from ...clients.queries import ClientQuery
 from ...clients.records.client_records import OwnerGradients, Records, file_items
 from ...clients.records.schema import Schema
 from ...privacy.accounting.gdp import asked_mu, gdp_mu
-from ...privacy.release import tables
-from ...privacy.release.policy import PrivacyPolicy
-from ...privacy.release.tables import CENTRINGS, PRIVATE, SHUFFLED
 from ...privacy.errors import ConfigurationError
 from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.mechanisms import MECHANISMS
 from ...privacy.queries.clipped_share import COUNTED_CLIP_NORM
 from ...privacy.queries.mean_of_features import CENTRING_CONSTANT, CENTRING_SHARE
 from ...privacy.queries.query import divided_mu
+from ...privacy.release import tables
+from ...privacy.release.policy import PrivacyPolicy
+from ...privacy.release.tables import CENTRINGS, PRIVATE, SHUFFLED
 from ...privacy.setting import Declaration, named_by_key, refusal, settings, unknown_name
 from ...privacy.sums.opening_file import SQLiteOpeningRecord
 from ...privacy.sums.opening_rule import Opener

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.accounting.loss import Loss
-from ...privacy.release.shuffled_privatizer import epoch_order, step_noise
 from ...privacy.errors import ConfigurationError
 from ...privacy.noise import SimulatedKeys, row_key
+from ...privacy.release.shuffled_privatizer import epoch_order, step_noise
 from ...strategies.shuffled import penalty, proximal
 from ..data.loading import public_shard
 from ..methods import METHODS

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from ...privacy.accounting.amplification import Amplification, amplification_of
 from ...privacy.accounting.loss import Gaussian, Loss
 from ...privacy.accounting.noise_plan import NoisePlan
-from ...privacy.release.policy import PrivacyPolicy, Trust
 from ...privacy.errors import ConfigurationError
 from ...privacy.mechanisms import noise_stands_alone
+from ...privacy.release.policy import PrivacyPolicy, Trust
 from ...privacy.setting import Value
 from ..data.task import Dataset
 from ..methods import METHODS, Problem

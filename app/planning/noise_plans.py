@@ -14,10 +14,10 @@ from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
 from ...privacy.accounting.guarantee import Guarantee, person_loss
 from ...privacy.accounting.loss import NOTHING_ASSUMED, Gaussian, Loss, SumAssumption, weakest_loss
 from ...privacy.accounting.noise_forecast import Forecast, StatedNoise, forecast_of, stated_noise
-from ...privacy.release.policy import MOST_CLIENTS, PrivacyPolicy, Trust
 from ...privacy.errors import ConfigurationError
 from ...privacy.mechanisms import DECODERS, MECHANISMS, SCHEDULES, WORKLOADS, noise_stands_alone
 from ...privacy.noise import range_problem, summed_range_problem
+from ...privacy.release.policy import MOST_CLIENTS, PrivacyPolicy, Trust
 from ..methods import METHODS, Problem
 from ..settings.run_config import SECURE, sum_assumption
 from .deciding import Candidate, PlanRequest, PlanResult

@@ -14,8 +14,8 @@ from typing import Any, cast
 from ...privacy.accounting.amplification import allocation_mu
 from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
 from ...privacy.accounting.guarantee import Guarantee
-from ...privacy.release.policy import TRUST_MODELS, PrivacyPolicy
 from ...privacy.errors import ConfigurationError
+from ...privacy.release.policy import TRUST_MODELS, PrivacyPolicy
 from ...privacy.setting import Value
 from ..methods import METHODS
 from ..methods.method import AUTO

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from ...privacy.accounting.guarantee import Guarantee
 from ...privacy.accounting.loss import Loss
-from ...privacy.release.policy import PrivacyPolicy
-from ...privacy.release.prefix_sums import Privatizer
 from ...privacy.errors import ConfigurationError
 from ...privacy.noise import SimulatedKeys
 from ...privacy.queries.evaluation import counted, counting_policy, release_count
+from ...privacy.release.policy import PrivacyPolicy
+from ...privacy.release.prefix_sums import Privatizer
 from ..engines.pool import Pool, WorkerState, opened_pool, say_nothing
 from ..engines.workers import EXPERIMENT, LEDGERS, WorkerClients, shared_samples
 from ..methods.queries import QueryOutcome, beside_queries

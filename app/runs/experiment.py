@@ -20,11 +20,11 @@ from ...clients.private_client import PrivateClient
 from ...clients.records.client_records import OwnerGradients
 from ...privacy.accounting.loss import NO_LOSS, Loss, weakest_loss
 from ...privacy.accounting.noise_plan import NoisePlan
-from ...privacy.release.policy import PrivacyPolicy, check_federation
-from ...privacy.release.prefix_sums import RowCache
 from ...privacy.errors import ConfigurationError
 from ...privacy.ledger.ledger_records import Ledger
 from ...privacy.noise import SimulatedKeys, derived_seed
+from ...privacy.release.policy import PrivacyPolicy, check_federation
+from ...privacy.release.prefix_sums import RowCache
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.roster import ClientKey
 from ...strategies.callbacks.result_folder import ResultFolder

@@ -16,8 +16,8 @@ import numpy as np
 
 from ...clients.records.schema import Schema
 from ...privacy.accounting.guarantee import Guarantee
-from ...privacy.release.tables import PRIVATE
 from ...privacy.errors import ConfigurationError
+from ...privacy.release.tables import PRIVATE
 from ...privacy.setting import Value, by_key
 from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out
 from ..engines.start import run_cohort

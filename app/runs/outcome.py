@@ -22,8 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 from ...privacy.accounting.guarantee import RELATIONS, UNITS, Guarantee
 from ...privacy.accounting.loss import Loss
 from ...privacy.accounting.noise_forecast import VERDICTS
-from ...privacy.release.policy import TRUST_MODELS
 from ...privacy.errors import MurmurflError
+from ...privacy.release.policy import TRUST_MODELS
 from ...strategies.rounds.replies import RoundReport
 from ..settings.catalogue import key_schema
 from ..settings.registry import registry

@@ -21,11 +21,11 @@ from ...clients.records.schema import Schema, text_of
 from ...privacy.accounting.gdp import check_count
 from ...privacy.accounting.guarantee import SIMULATED, Guarantee, policy_guarantee, server_guarantee
 from ...privacy.accounting.loss import NOTHING_ASSUMED, SumAssumption
-from ...privacy.release.policy import PrivacyPolicy, Trust
 from ...privacy.errors import ConfigurationError, MisfitError
 from ...privacy.ledger.ledger_records import MemoryLedger
 from ...privacy.noise import SimulatedKeys
 from ...privacy.queries.statistics import statistics_policy
+from ...privacy.release.policy import PrivacyPolicy, Trust
 from ...strategies.queries import Statistics, TableStatistics, noise_on_answers
 from ...strategies.sums.secure_aggregation import SecureAggregation
 from ..engines.direct import DirectClients

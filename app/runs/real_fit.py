@@ -29,14 +29,14 @@ from ...clients.records.schema import Schema
 from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
 from ...privacy.accounting.guarantee import rounded_up
 from ...privacy.accounting.loss import NO_LOSS, Loss
-from ...privacy.release.admission import ROUNDING
-from ...privacy.release.ledgered_privatizer import LedgeredPrivatizer
-from ...privacy.release.policy import PrivacyPolicy
 from ...privacy.errors import ConfigurationError, LedgerError, MisfitError
 from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.noise import derived_seed
 from ...privacy.queries.evaluation import EVALUATION_SHARE
 from ...privacy.queries.statistics import statistics_policy
+from ...privacy.release.admission import ROUNDING
+from ...privacy.release.ledgered_privatizer import LedgeredPrivatizer
+from ...privacy.release.policy import PrivacyPolicy
 from ...privacy.setting import Value
 from ...strategies.queries import Statistics
 from ..data.table_task import ReadTable, TableTask, model_inputs, of_nobody, scaled_labels

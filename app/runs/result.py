@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from ...privacy.accounting.guarantee import Guarantee
 from ...privacy.accounting.noise_forecast import Forecast
-from ...privacy.release.clipping import TrainingFigures
-from ...privacy.release.tables import NONE, PRIVATE
 from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.files import not_written, replace_durably
 from ...privacy.forecast_text import forecast_document
 from ...privacy.queries.evaluation import EvaluationRows
+from ...privacy.release.clipping import TrainingFigures
+from ...privacy.release.tables import NONE, PRIVATE
 from ...strategies.full_batch import FullBatch
 from ...strategies.queries import EvaluationResult
 from ...strategies.rounds.checkpoint import checkpoint_header

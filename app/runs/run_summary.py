@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...privacy.accounting.guarantee import plain_meaning, rounded_up
-from ...privacy.release.policy import NO_NOISE
 from ...privacy.errors import ConfigurationError
 from ...privacy.forecast_text import HELD, shortest
+from ...privacy.release.policy import NO_NOISE
 from ..reports.figures import empty_figure
 from ..settings.registry import registry
 from ..settings.run_config import SECURE

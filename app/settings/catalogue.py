@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...privacy.release.policy import NO_NOISE
 from ...privacy.mechanisms import MECHANISMS
+from ...privacy.release.policy import NO_NOISE
 from ...privacy.setting import Setting, Value, spelled_out
 from .registry import registry
 from .run_config import readers_of, run_keys

@@ -19,10 +19,10 @@ from typing import Any
 
 from ...privacy.accounting.gdp import gdp_mu
 from ...privacy.accounting.loss import MOST_SUMMED, NOTHING_ASSUMED, SumAssumption
-from ...privacy.release.policy import MOST_CLIENTS, NO_NOISE, Trust
-from ...privacy.release.tables import HELD_OUT, PRIVATE, SHUFFLED
 from ...privacy.errors import ConfigurationError
 from ...privacy.queries.mean_of_features import CENTRING_SHARE
+from ...privacy.release.policy import MOST_CLIENTS, NO_NOISE, Trust
+from ...privacy.release.tables import HELD_OUT, PRIVATE, SHUFFLED
 from ...privacy.setting import Setting, flat, mu_and_epsilon, not_read, refusal, settings, settings_of, unknown_key
 from ...strategies.rounds.participation import ParticipationConfig
 from .registry import own_mechanism_options, registry

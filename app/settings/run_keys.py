@@ -9,13 +9,13 @@ from functools import partial
 from typing import Annotated
 
 from ...clients.adapters.per_sample_gradients import GRADIENT_MEMORY_MIB
-from ...privacy.release import tables
-from ...privacy.release.policy import CLIP_UNITS, RELEASE_RULES
-from ...privacy.release.shuffled_privatizer import ACCOUNTINGS, ORDERS
 from ...privacy.mechanisms import SHARES
 from ...privacy.noise import NOISE_QUALITIES
 from ...privacy.queries.clipped_share import QUANTILE_SHARE
 from ...privacy.queries.mean_of_features import CENTRING_SHARE
+from ...privacy.release import tables
+from ...privacy.release.policy import CLIP_UNITS, RELEASE_RULES
+from ...privacy.release.shuffled_privatizer import ACCOUNTINGS, ORDERS
 from ...privacy.setting import Declaration, settings
 from ...privacy.sums.roster import MOST_HELPERS
 from ...strategies.full_batch import AVERAGES

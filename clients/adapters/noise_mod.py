@@ -21,10 +21,6 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from ...privacy import protocol
-from ...privacy.release.clipping import TrainingFigures, observing
-from ...privacy.release.known_samples import any_data
-from ...privacy.release.ledgered_privatizer import Release
-from ...privacy.release.prefix_sums import Privatizer
 from ...privacy.errors import (
     OF_DATA,
     PUBLIC,
@@ -38,6 +34,10 @@ from ...privacy.ledger.ledger_records import Ledger
 from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.noise import NoiseKeys
 from ...privacy.protocol import read_array
+from ...privacy.release.clipping import TrainingFigures, observing
+from ...privacy.release.known_samples import any_data
+from ...privacy.release.ledgered_privatizer import Release
+from ...privacy.release.prefix_sums import Privatizer
 from ...privacy.sums.masking import Masking
 from ..messages import (
     answer,

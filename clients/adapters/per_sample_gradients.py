@@ -17,8 +17,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy.release.clipping import DenseContributions, StackedContributions, squared_lengths
 from ...privacy.errors import OF_DATA, ConfigurationError, MisfitError, is_interrupt
+from ...privacy.release.clipping import DenseContributions, StackedContributions, squared_lengths
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ...privacy import protocol
 from ...privacy.accounting.loss import NOTHING_ASSUMED, SumAssumption
-from ...privacy.release.policy import OF_SUMS, PrivacyPolicy, Trust
 from ...privacy.errors import ConfigurationError, RefusedError, formerly
 from ...privacy.ledger.sqlite import SQLiteLedger
+from ...privacy.release.policy import OF_SUMS, PrivacyPolicy, Trust
 from ...privacy.sums.masking import Masking
 from ..algorithms import Algorithm, app_method
 from ..messages import answer, in_simulation, malformed

@@ -21,9 +21,9 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ...privacy.accounting.gdp import check_count
-from ...privacy.release.clipping import DenseContributions, StackedContributions
 from ...privacy.errors import ConfigurationError
 from ...privacy.queries.evaluation import Measured
+from ...privacy.release.clipping import DenseContributions, StackedContributions
 from ..queries import Measure
 from ..records.schema import Label, Part, Schema
 from .client_model import ClientModel

@@ -16,9 +16,9 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ...privacy.accounting.gdp import check_count
-from ...privacy.release.clipping import DenseContributions, StackedContributions, squared_lengths
 from ...privacy.errors import ConfigurationError, check_installed
 from ...privacy.queries.evaluation import Measured
+from ...privacy.release.clipping import DenseContributions, StackedContributions, squared_lengths
 from .per_sample_gradients import (
     GRADIENT_MEMORY_MIB,
     MOST_TOGETHER,

@@ -7,9 +7,9 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from ...privacy.accounting.gdp import asked_mu, check_count
 from ...privacy.accounting.guarantee import SIMULATED, Guarantee, Unit, policy_guarantee
 from ...privacy.accounting.loss import NOTHING_ASSUMED, Loss, SumAssumption, as_loss
-from ...privacy.release.policy import NO_NOISE, OF_SUMS, PrivacyPolicy, Trust, check_own_noise
 from ...privacy.errors import ConfigurationError, formerly
 from ...privacy.mechanisms import noise_stands_alone
+from ...privacy.release.policy import NO_NOISE, OF_SUMS, PrivacyPolicy, Trust, check_own_noise
 
 
 @formerly(min_honest=OF_SUMS, min_cohort=OF_SUMS)

@@ -19,10 +19,10 @@ import pydantic
 from ...privacy import protocol
 from ...privacy.accounting.gdp import asked_mu, gdp_mu
 from ...privacy.accounting.loss import NOTHING_ASSUMED, SumAssumption
-from ...privacy.release import tables
-from ...privacy.release.policy import PrivacyPolicy
 from ...privacy.errors import ConfigurationError
 from ...privacy.ledger.sqlite import SQLiteLedger
+from ...privacy.release import tables
+from ...privacy.release.policy import PrivacyPolicy
 from ...privacy.setting import Declaration, Setting, Value, hyphenated, named_by_key, refusal, settings, settings_of
 from ...privacy.sums.masking import Masking
 from ..adapters.update_policy import UpdatePolicy

@@ -17,7 +17,7 @@ from ...privacy.files import check_private, create_private
 from ...privacy.sums.roster import ClientKey, HelperKey, Roster
 
 _FORMAT = 1
-_CLIENT_KEY = "murmurfl-machine-key"
+_CLIENT_KEY = "murmurfl-client-key"
 _HELPER_KEY = "murmurfl-helper-key"
 _MAKE_ONE = "Make one with `murmurfl roster key`, and have its card put into the roster."
 

@@ -25,8 +25,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy.release.known_samples import Owners
 from ...privacy.errors import OF_DATA, ConfigurationError, MisfitError, check_installed, is_interrupt
+from ...privacy.release.known_samples import Owners
 from ..adapters.per_sample_gradients import PerSampleGradients
 from .schema import Record, Schema, stacked
 

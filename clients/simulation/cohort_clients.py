@@ -19,13 +19,13 @@ from typing import Any, Protocol, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ...privacy.errors import ConfigurationError, RefusedError
+from ...privacy.ledger.ledger_records import BlockLedger
+from ...privacy.noise import NoiseKeys
 from ...privacy.release.clipping import ChosenContributions, StackedContributions
 from ...privacy.release.ledgered_privatizer import Release
 from ...privacy.release.prefix_sums import Privatizer, ReleaseRule
 from ...privacy.release.privatizer_block import BlockAdmission, BlockArithmetic, BlockReleases, PrivatizerBlock
-from ...privacy.errors import ConfigurationError, RefusedError
-from ...privacy.ledger.ledger_records import BlockLedger
-from ...privacy.noise import NoiseKeys
 from ..adapters.per_sample_gradients import Samples
 from ..private_client import PrivateClient, Request, Together
 from ..queries import QueryPart, read_query
@@ -293,7 +293,9 @@ class Cohort:
             return self._make_client(name)
         client, row = copy(first), kinds.row(name)
         client.name, client.samples = name, kinds.samples(name)
-        client.privatizer = first.privatizer.alike(int(kinds.num_samples[row]), kinds.ledgers.ledger(row), kinds.keys(row))
+        client.privatizer = first.privatizer.alike(
+            int(kinds.num_samples[row]), kinds.ledgers.ledger(row), kinds.keys(row)
+        )
         return client
 
     @property

@@ -66,10 +66,10 @@ from numpy.typing import NDArray
 from scipy.optimize import root_scalar
 from scipy.special import ndtr
 
-from ..release.policy import PrivacyPolicy
 from ..errors import ConfigurationError
 from ..mechanisms import noise_stands_alone
 from ..noise import derived_seed
+from ..release.policy import PrivacyPolicy
 from .gdp import check_count, gdp_delta, gdp_epsilon, gdp_mu
 from .loss import Curve
 from .noise_plan import NoisePlan

@@ -17,8 +17,8 @@ from decimal import Decimal
 from typing import Any, Literal, TypedDict, get_args
 
 from .. import protocol
-from ..release.policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
 from ..errors import ConfigurationError
+from ..release.policy import NO_NOISE, TRUST_MODELS, PrivacyPolicy, Trust
 from .amplification import Amplification
 from .gdp import check_count, gdp_best_guess
 from .loss import Loss, Profile, SumAssumption, as_loss, weakest_loss

@@ -25,10 +25,10 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from .. import protocol
-from ..release.policy import CLIP_UNITS, ClipUnit, PrivacyPolicy
-from ..release.shuffled_privatizer import ShuffledPolicy
 from ..mechanisms import noise_stands_alone
 from ..mechanisms.mechanism import Mechanism
+from ..release.policy import CLIP_UNITS, ClipUnit, PrivacyPolicy
+from ..release.shuffled_privatizer import ShuffledPolicy
 from .gdp import gdp_epsilon
 from .noise_plan import NoisePlan
 

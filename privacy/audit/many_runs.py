@@ -64,10 +64,10 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtri
 
 from ..accounting.gdp import gdp_epsilon
-from ..release.ledgered_privatizer import Release
-from ..release.policy import PrivacyPolicy, ReleaseRule
 from ..errors import ConfigurationError, RefusedError
 from ..mechanisms import Mechanism
+from ..release.ledgered_privatizer import Release
+from ..release.policy import PrivacyPolicy, ReleaseRule
 
 Numbers = float | NDArray[np.floating]
 

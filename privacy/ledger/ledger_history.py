@@ -37,10 +37,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..accounting.loss import NO_LOSS, Loss, SumAssumption, total_loss, weakest_loss
 from ..accounting.noise_plan import NoisePlan
-from ..release.policy import PrivacyPolicy, read_fields
-from ..release.shuffled_privatizer import ShuffledPolicy
 from ..errors import LedgerError, MurmurflError
 from ..noise import NOISE_VERSION
+from ..release.policy import PrivacyPolicy, read_fields
+from ..release.shuffled_privatizer import ShuffledPolicy
 from .ledger_file import CLOSED, LedgerFile, LedgerStore, read_reserved
 from .ledger_records import no_bound
 

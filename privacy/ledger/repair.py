@@ -17,10 +17,10 @@ import secrets
 from contextlib import closing
 from pathlib import Path
 
-from ..release.known_samples import Owners, RowBytes, any_data, make_digest
 from ..errors import ConfigurationError, LedgerError
 from ..files import create_private
 from ..noise import KEY_BYTES
+from ..release.known_samples import Owners, RowBytes, any_data, make_digest
 from .ledger_file import LEDGER_MARK, LedgerStore
 from .sqlite import SQLiteLedger, SQLiteTransaction, begun, check_local_budget
 from .store import connect

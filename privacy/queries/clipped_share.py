@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..release.clipping import LEAST_STABILITY, bounded_scales
 from ..errors import ConfigurationError
+from ..release.clipping import LEAST_STABILITY, bounded_scales
 
 QUANTILE_SHARE = 0.02
 """The share of mu^2 spent on how many gradients are clipped."""

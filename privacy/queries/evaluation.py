@@ -49,10 +49,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import protocol
+from ..errors import ConfigurationError
 from ..release.ledgered_privatizer import Release
 from ..release.policy import PrivacyPolicy
 from ..release.prefix_sums import Privatizer
-from ..errors import ConfigurationError
 from .query import ClipUnit, Query, QuerySum, query_policy
 
 

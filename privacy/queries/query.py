@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import protocol
-from ..release.policy import NO_NOISE, PrivacyPolicy
 from ..errors import ConfigurationError
 from ..mechanisms import noise_stands_alone
+from ..release.policy import NO_NOISE, PrivacyPolicy
 
 Answer = TypeVar("Answer")
 ClipUnit = Literal["sample", "nonnegative"]

@@ -61,8 +61,8 @@ from scipy.optimize import isotonic_regression
 
 from .. import protocol
 from ..accounting.guarantee import Guarantee
-from ..release.policy import PrivacyPolicy
 from ..errors import ConfigurationError
+from ..release.policy import PrivacyPolicy
 from .evaluation import Z_95, Interval
 from .query import ClipUnit, Query, QuerySum, query_policy
 

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from .. import protocol
 from ..accounting.loss import MOST_SUMMED
+from ..errors import ConfigurationError, MurmurflError
 from ..release.ledgered_privatizer import Release
 from ..release.policy import PrivacyPolicy, ReleaseMode, check_federation, read_mode, recorded_mode
-from ..errors import ConfigurationError, MurmurflError
 from .roster import ClientKey, HelperKey, Roster, is_signed, name_proof
 
 MASKING_VERSION = 1

@@ -48,8 +48,8 @@ from numpy.typing import NDArray
 
 from .. import protocol
 from ..accounting.loss import MOST_SUMMED
-from ..release.policy import ReleaseMode, read_mode, recorded_mode
 from ..errors import ConfigurationError, LedgerError, RefusedError, formerly
+from ..release.policy import ReleaseMode, read_mode, recorded_mode
 from .masking import (
     LARGEST_SIZE,
     NOTHING_OPENED,

@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from .. import protocol
-from ..release.policy import MOST_CLIENTS
 from ..errors import ConfigurationError, check_format
 from ..noise import derived_bytes
+from ..release.policy import MOST_CLIENTS
 
 _PRIME = 2**255 - 19
 _D = -121665 * pow(121666, -1, _PRIME) % _PRIME
@@ -87,7 +87,7 @@ class ClientKey:
     @classmethod
     def simulated(cls, seed: int, name: str) -> ClientKey:
         """Derive a simulated client's key: the same in every run of a seed, and no secret."""
-        return cls(derived_bytes(KEY_BYTES, "client key", seed, name))
+        return cls(derived_bytes(KEY_BYTES, "machine key", seed, name))
 
     @cached_property
     def _private(self) -> Ed25519PrivateKey:
@@ -186,7 +186,7 @@ class Roster:
 
     def __post_init__(self) -> None:
         # Copies: the digest must stay that of what is inside.
-        object.__setattr__(self, "machines", dict(self.clients))
+        object.__setattr__(self, "clients", dict(self.clients))
         object.__setattr__(self, "helpers", tuple(self.helpers))
         if not 0 < len(self.clients) <= MOST_CLIENTS:
             raise ConfigurationError(
@@ -217,7 +217,7 @@ class Roster:
         """The roster as plain values, for a JSON file; keys in hexadecimal."""
         return {
             _FORMAT_KEY: _FORMAT,
-            "machines": {name: self.clients[name].hex() for name in sorted(self.clients)},
+            "clients": {name: self.clients[name].hex() for name in sorted(self.clients)},
             "helpers": [
                 {"name": one.name, "sealing": one.sealing.hex(), "signing": one.signing.hex()} for one in self.helpers
             ],
@@ -228,9 +228,9 @@ class Roster:
         """Read a roster from what :attr:`document` gave."""
         check_format("a roster", document, _FORMAT_KEY, _FORMAT)
         try:
-            if set(document) != {_FORMAT_KEY, "machines", "helpers"} or document[_FORMAT_KEY] != _FORMAT:
+            if set(document) != {_FORMAT_KEY, "clients", "helpers"} or document[_FORMAT_KEY] != _FORMAT:
                 raise ValueError("not the keys of a roster of this version")
-            clients = {name: bytes.fromhex(key) for name, key in document["machines"].items()}
+            clients = {name: bytes.fromhex(key) for name, key in document["clients"].items()}
             if any(set(one) != {"name", "sealing", "signing"} for one in document["helpers"]):
                 raise ValueError("not the keys of a helper")
             helpers = tuple(

@@ -20,10 +20,10 @@ import numpy as np
 
 from ...privacy import protocol
 from ...privacy.accounting.noise_forecast import StatedNoise, stated_noise
-from ...privacy.release.clipping import BLOCK_ROWS
-from ...privacy.release.policy import NO_NOISE, PrivacyPolicy, recorded_fields
 from ...privacy.errors import ConfigurationError
 from ...privacy.noise import NoiseKeys, SystemKeys
+from ...privacy.release.clipping import BLOCK_ROWS
+from ...privacy.release.policy import NO_NOISE, PrivacyPolicy, recorded_fields
 from ..rounds.checkpoint import CheckpointError, CheckpointMark, TrustedCheckpoint
 from ..rounds.replies import Outcome, Reply, RoundRequest
 from .plain import Aggregator, Count, Opened, RoundContext, RoundOutcome

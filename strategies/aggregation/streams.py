@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.accounting.gdp import gdp_epsilon
-from ...privacy.release.policy import NO_NOISE, PrivacyPolicy
 from ...privacy.errors import ConfigurationError
 from ...privacy.mechanisms import IndependentNoise
 from ...privacy.noise import (
@@ -32,6 +31,7 @@ from ...privacy.noise import (
     standard_normal_rows,
     standard_normals,
 )
+from ...privacy.release.policy import NO_NOISE, PrivacyPolicy
 from ..rounds.replies import Vector
 
 

@@ -22,8 +22,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from ...privacy import protocol
 from ...privacy.accounting.guarantee import Statements
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
-from ...privacy.release.clipping import TrainingFigures
 from ...privacy.errors import ConfigurationError
+from ...privacy.release.clipping import TrainingFigures
 from ..aggregation.masked import Masked
 from ..aggregation.plain import Aggregator, Plain
 from ..callbacks.callback import Callback, CallbackList

@@ -12,9 +12,9 @@ from typing import Any
 
 from ...privacy import protocol
 from ...privacy.accounting.noise_forecast import Forecast
-from ...privacy.release.clipping import FAR_BEYOND, TrainingFigures, times
 from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.forecast_text import forecast_advice, forecast_banner, forecast_basis, forecast_sentence
+from ...privacy.release.clipping import FAR_BEYOND, TrainingFigures, times
 from .replies import RoundReport
 
 logger = logging.getLogger("flwr")

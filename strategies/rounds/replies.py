@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from ...privacy import protocol
 from ...privacy.accounting.loss import MOST_SUMMED
-from ...privacy.release.clipping import TrainingFigures
-from ...privacy.release.ledgered_privatizer import Release
 from ...privacy.errors import ConfigurationError
 from ...privacy.protocol import dtype_name, read_array, write_array
+from ...privacy.release.clipping import TrainingFigures
+from ...privacy.release.ledgered_privatizer import Release
 from ...privacy.sums.masking import MaskedRelease, Sealed
 from .guarded_grid import guarded
 

@@ -62,7 +62,7 @@ def sample_numbers(
     """Return the numbers, ascending, of the clients that :func:`sample_clients` draws of M."""
     if sampling == "balanced":
         return _shuffled(num_clients, count, seed).batch(server_round)
-    generator = np.random.Generator(np.random.Philox(key=derived_seed("sample clients", seed, server_round)))
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("sample machines", seed, server_round)))
     return np.sort(generator.choice(num_clients, size=count, replace=False))
 
 
@@ -95,7 +95,7 @@ class ShuffledSampler:
     def _epoch(self, number: int) -> _Epoch:
         if self._current is None or self._current[0] != number:
             self._current = None  # one at a time
-            key = derived_seed("deal clients", self._seed, number + 1)
+            key = derived_seed("deal machines", self._seed, number + 1)
             order = np.random.Generator(np.random.Philox(key=key)).permutation(self._num_clients).astype(self._kind)
             self._current = number, _Epoch(order, self._count, self._firsts[number], self._remainders[number])
         return self._current[1]
@@ -288,7 +288,7 @@ class CohortSampler:
         chosen = set(sampled).difference(missing)
         if self.is_patient or self.left_out or self.excluded:
             free = [name for name in names if name not in chosen and name not in absent]
-            key = derived_seed("replace clients", self.seed, server_round)
+            key = derived_seed("replace machines", self.seed, server_round)
             order = np.random.Generator(np.random.Philox(key=key)).permutation(len(free)).tolist()
             if self.sampling == "balanced":
                 order.sort(key=lambda place: times.get(free[place], 0))

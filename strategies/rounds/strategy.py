@@ -17,8 +17,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from ...privacy import protocol
-from ...privacy.release.clipping import TrainingFigures, observing
 from ...privacy.errors import ConfigurationError
+from ...privacy.release.clipping import TrainingFigures, observing
 from ..aggregation.plain import Aggregator, Opened, RoundContext, RoundOutcome, Skipped
 from ..sums.summation import Summation
 from .client_registry import by_length_and_name

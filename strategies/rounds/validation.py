@@ -13,8 +13,8 @@ from itertools import repeat
 
 from ...privacy import protocol
 from ...privacy.accounting.guarantee import Statements
-from ...privacy.release.clipping import TrainingFigures
 from ...privacy.errors import ConfigurationError
+from ...privacy.release.clipping import TrainingFigures
 from ..aggregation.plain import Aggregator
 from ..sums.summation import Summation
 from .observed import ALL_CLIENTS

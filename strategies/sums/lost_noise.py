@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ...privacy.accounting.noise_forecast import lasting_noise
-from ...privacy.release.policy import ReleaseMode
 from ...privacy.mechanisms import MECHANISMS, make_mechanism
+from ...privacy.release.policy import ReleaseMode
 from .summation import CohortSet
 
 _MOST_RELEASES = 2048  # for which a mechanism's matrix is made, to say what skipped sums left behind

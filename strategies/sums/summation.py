@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from ...privacy import protocol
 from ...privacy.accounting.loss import MOST_SUMMED
-from ...privacy.release.ledgered_privatizer import Release
-from ...privacy.release.policy import RECORDED_MODES, ReleaseMode, release_mode_of
 from ...privacy.errors import ConfigurationError
 from ...privacy.noise import Grid
+from ...privacy.release.ledgered_privatizer import Release
+from ...privacy.release.policy import RECORDED_MODES, ReleaseMode, release_mode_of
 from ...privacy.sums.masking import (
     NOTHING_OPENED,
     Header,

@@ -124,4 +124,4 @@ def test_a_real_client_says_it_once_with_its_first_release(caplog):
     for release in (1, 2, 3):
         client.fit(*point_request(np.zeros(D), release))
     said = [record.getMessage() for record in caplog.records if "By itself" in record.getMessage()]
-    assert said == [f"Client clinic: {own_forecast(client.client)}"]
+    assert said == [f"Client clinic: {own_forecast(client.privatizer)}"]

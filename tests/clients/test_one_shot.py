@@ -57,7 +57,7 @@ def test_a_release_is_all_samples_moments_made_one_by_one(real):
 def test_real_and_simulated_clients_add_up_the_same():
     made = []
     for keys, ledger in ((None, None), (SystemKeys(b"k" * 32), DurableLedger())):
-        privatizer = client(keys, ledger).client
+        privatizer = client(keys, ledger).privatizer
         counts = privatizer._contribution_counts(
             lambda i: LabelledFeatures(K, C)((), (FEATURES[i], LABELS[i])), slice(0, N)
         )

@@ -87,7 +87,7 @@ def gradients():
     return OwnerGradients(Pairs())
 
 
-def client(kind, samples, policy, ledger=None, keys=None):
+def make_client(kind, samples, policy, ledger=None, keys=None):
     ledger, keys = ledger or MemoryLedger(), keys or SimulatedKeys(1, "m")
     return kind(gradients(), samples, policy, ledger, keys, name="m")
 
@@ -95,11 +95,11 @@ def client(kind, samples, policy, ledger=None, keys=None):
 def contributions(samples, kind=NoisySGDClient, **changes):
     """What a client releases where nothing is added to it, release after release."""
     policy = PrivacyPolicy(**{**COMMON, "batch_size": 2, "mechanism": "none", **changes})
-    client_id, made = client(kind, samples, policy), []
+    client, made = make_client(kind, samples, policy), []
     points = [np.full(D, 0.25)] * kind.query_points
     for k in range(1, policy.max_participations + 1):
         entries = training_config(k, k - 1 if policy.release_rule == "acknowledged" else 0)
-        made.append(client_id.fit(points, entries)[0][0])
+        made.append(client.fit(points, entries)[0][0])
     return np.array(made), policy
 
 
@@ -125,7 +125,7 @@ def test_a_real_client_adds_whoever_falls_into_a_batch_over_the_public_number(se
         }
         own |= {"noise_quality": "exact", "release_rule": "paper" if selection == "shuffled" else "acknowledged"}
         policy = PrivacyPolicy(**{**COMMON, **own})
-        privatizer = client(NoisySGDClient, samples, policy, DurableLedger(), SystemKeys.generate()).client
+        privatizer = make_client(NoisySGDClient, samples, policy, DurableLedger(), SystemKeys.generate()).privatizer
         made = []
         whole = privatizer._contribution_counts
 
@@ -248,16 +248,16 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 def seen(kind, samples, **changes):
     """Everything that an observer sees of a client until nothing is left, but for the values of releases."""
     made, policy = KINDS[kind]
-    client_id, transcript = client(made, samples, PrivacyPolicy(**{**COMMON, **policy, **changes})), []
+    client, transcript = make_client(made, samples, PrivacyPolicy(**{**COMMON, **policy, **changes})), []
     points = [np.zeros(D), np.ones(D)][: made.query_points]
     for k in range(1, 12):
         try:
-            arrays, examples, entries = client_id.fit(points, training_config(k, k - 1))
+            arrays, examples, entries = client.fit(points, training_config(k, k - 1))
             quiet = {name: value for name, value in entries.items() if not name.startswith("training")}
             transcript.append(([array.shape for array in arrays], examples, quiet))
         except RefusedError as refusal:
             transcript.append((refusal.code, str(refusal)))
-        transcript.append(statement_entries(client_id.client, "s"))
+        transcript.append(statement_entries(client.privatizer, "s"))
     return transcript
 
 
@@ -288,12 +288,12 @@ def test_a_policy_of_owners_and_samples_by_themselves_do_not_go_together():
     )
     for samples, policy in ((rows(20), owned), (Data().owned(), plain), (Data().owned(most=3), owned)):
         with raises(ConfigurationError, "mismatch", "samples_per_owner"):
-            client(NoisySGDClient, samples, policy)
+            make_client(NoisySGDClient, samples, policy)
 
 
 def test_a_client_of_owners_states_its_unit():
     entries = statement_entries(
-        client(NoisySGDClient, Data().owned(), PrivacyPolicy(**COMMON, batch_size=2)).client, "s"
+        make_client(NoisySGDClient, Data().owned(), PrivacyPolicy(**COMMON, batch_size=2)).privatizer, "s"
     )
     assert (entries["unit"], entries["samples-per-owner"]) == ("owner", MOST)
     assert entries["samples-used"] == 0
@@ -314,9 +314,9 @@ def test_the_ledger_knows_owners_by_their_names(tmp_path):
     policy = PrivacyPolicy(**{**COMMON, "budget_mu": 3.0}, batch_size=2)
 
     def started(samples, policy=policy):
-        return client(NoisySGDClient, samples, policy, ledger, ledger.keys()).client
+        return make_client(NoisySGDClient, samples, policy, ledger, ledger.keys()).privatizer
 
-    client(NoisySGDClient, Data().owned(), policy, ledger, ledger.keys()).fit([np.zeros(D)], training_config())
+    make_client(NoisySGDClient, Data().owned(), policy, ledger, ledger.keys()).fit([np.zeros(D)], training_config())
     started(Data().owned()).check_data()
     for replaced in REPLACED.values():
         started(Data(replaced).owned()).check_data()  # the same names
@@ -350,7 +350,7 @@ def streams(policy, per_owner):
             values[MOST : 2 * MOST] *= -1
         samples = OwnedSamples((values,), Owners.in_turn(len(values), MOST)) if per_owner else OneByOne(values)
         clients = [
-            client(FullBatchClient, samples, policy, keys=SimulatedKeys(9, f"{canary} {run}")) for run in numbers
+            make_client(FullBatchClient, samples, policy, keys=SimulatedKeys(9, f"{canary} {run}")) for run in numbers
         ]
 
         def answers(k, acks):

@@ -33,9 +33,9 @@ from murmurfl.app.nodes import executor
 from murmurfl.app.nodes import supernode as supernode
 from murmurfl.clients.private_client import PrivateClient
 from murmurfl.privacy import Opener, Privatizer, SQLiteLedger, SystemKeys, derived_seed, protocol
-from murmurfl.privacy.release.prefix_sums import ReleaseRule
 from murmurfl.privacy.ledger import sqlite as ledger_page
 from murmurfl.privacy.ledger import store
+from murmurfl.privacy.release.prefix_sums import ReleaseRule
 from murmurfl.privacy.sums import opening_file
 
 PLAN = json.loads(Path(sys.argv.pop(1)).read_text())

@@ -80,7 +80,7 @@ def attacked(folder, requests, seed=1, opener=HelperConfig.opener):
     colluders = {
         name: Masking(name, read_client_key(folder / name / "signing.key"), roster) for name in NAMES[-COLLUDERS:]
     }
-    policy = configs[0].client().privatizer.policy
+    policy = configs[0].make_client().privatizer.policy
     attack = SumsAttack(clients, openers, policy, colluders, FEATURES, seed)
     attack.on(requests)
     return attack, policy.plan(2 * FEATURES + 2)

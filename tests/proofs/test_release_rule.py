@@ -16,8 +16,8 @@ from murmurfl.privacy import (
     gdp_delta,
     gdp_epsilon,
 )
-from murmurfl.privacy.release.prefix_sums import MOST_PENDING
 from murmurfl.privacy.ledger.ledger_history import ReleaseRow, history_of
+from murmurfl.privacy.release.prefix_sums import MOST_PENDING
 from scipy.stats import norm
 
 from tests.harness.transcripts import delta_of_two

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....clients.private_client import PrivateClient
-from ....privacy.release.clipping import StackedContributions
-from ....privacy.release.prefix_sums import ReleaseRule
 from ....privacy.errors import ConfigurationError, check_installed
 from ....privacy.ledger.ledger_records import MemoryLedger, StreamBlock
+from ....privacy.release.clipping import StackedContributions
+from ....privacy.release.prefix_sums import ReleaseRule
 from ...runs.experiment import Experiment
 from ..cohort import CohortClients
 from .backend import CUDA, TORCH_CPU, check_device_name, torch

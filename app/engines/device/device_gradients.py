@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from ....clients.adapters.per_sample_gradients import LEAST_SQUARES
 from ....clients.adapters.torch_model import ModuleGradients
-from ....privacy.release.clipping import RowBound, observe_releases
 from ....privacy.errors import ConfigurationError
 from ....privacy.noise import MARK, Grid
+from ....privacy.release.clipping import RowBound, observe_releases
 from ...data.partition import PerClient
 from ...data.task import Shard
 from ...models.linear import (

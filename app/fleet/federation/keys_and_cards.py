@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ....clients.nodes.roster_files import write_client_key, write_helper_key
-from ....privacy.release.policy import MOST_CLIENTS
 from ....privacy.errors import ConfigurationError, check_format
 from ....privacy.files import check_private, create_private, write_private
 from ....privacy.permits import OwnerKey
+from ....privacy.release.policy import MOST_CLIENTS
 from ....privacy.sums.opening_file import SQLiteOpeningRecord
 from ....privacy.sums.roster import MOST_HELPERS, ClientKey, HelperEntry, HelperKey, Roster, check_name
 

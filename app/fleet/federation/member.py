@@ -18,10 +18,10 @@ import httpx
 
 from ....clients.nodes.roster_files import pinned_digest, read_client_key, read_helper_key
 from ....privacy.accounting.guarantee import rounded_up
-from ....privacy.release.policy import NO_NOISE
 from ....privacy.errors import ConfigurationError
 from ....privacy.files import create_private, replace_durably, write_private
 from ....privacy.ledger.sqlite import SQLiteLedger
+from ....privacy.release.policy import NO_NOISE
 from ....privacy.setting import spelled_out
 from ...nodes.connection import tls_context
 from ...nodes.node_config import HelperConfig, NodeConfig

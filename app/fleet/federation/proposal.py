@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ....clients.records.schema import Schema
-from ....privacy.release.policy import PrivacyPolicy
 from ....privacy.errors import ConfigurationError
+from ....privacy.release.policy import PrivacyPolicy
 from ....privacy.setting import Value, spelled_out
 from ...data.table_task import SchemaTask
 from ...engines.loopback import toml_document

@@ -132,14 +132,14 @@ class Planted:
 
     @staticmethod
     def half_the_noise(patch):
-        honest = NodeConfig.client
+        honest = NodeConfig.make_client
 
         def client(*arguments):
             made = honest(*arguments)
             made.privatizer.plan = replace(made.privatizer.plan, noise_std=made.privatizer.plan.noise_std / 2)
             return made
 
-        patch.setattr(NodeConfig, "client", client)
+        patch.setattr(NodeConfig, "make_client", client)
 
     @staticmethod
     def failure_of_a_batch(patch):

@@ -12,9 +12,9 @@ from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.adapters.per_sample_gradients import OuterProducts
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, Privatizer, RowCache, SimulatedKeys
+from murmurfl.privacy.ledger.ledger_records import BlockLedger
 from murmurfl.privacy.release.clipping import DenseContributions
 from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
-from murmurfl.privacy.ledger.ledger_records import BlockLedger
 
 pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 

@@ -55,6 +55,6 @@ def test_a_gamma_without_automatic_clipping_is_refused():
 
 def test_a_client_of_the_experiment_clips_automatically():
     experiment = prepare(RunConfig(strategy="noisy-sgd", clipping="automatic", clip_norm=1.0, batch_size=1))
-    privatizer = experiment.client(0, MemoryLedger()).client
+    privatizer = experiment.client(0, MemoryLedger()).privatizer
     rows = privatizer.policy.bound.rows(np.diag([1e-3, 1.0, 50.0]))
     assert np.diag(rows) == pytest.approx([1 / 11, 1 / 1.01, 50 / 50.01], rel=1e-9)

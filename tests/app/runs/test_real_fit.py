@@ -35,8 +35,8 @@ from murmurfl.app.runs.sealed import PRIVATE_FIRST_LINE, Ending, SealedError, ru
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.client_records import CsvLines, Records, Rows
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, gdp_epsilon, gdp_mu, rounded_up
-from murmurfl.privacy.release.clipping import RowBound
 from murmurfl.privacy.ledger.ledger_history import read_ledger
+from murmurfl.privacy.release.clipping import RowBound
 from murmurfl.strategies.callbacks.metrics_file import FIGURES_VARIABLE
 from typer.testing import CliRunner
 

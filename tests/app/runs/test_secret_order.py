@@ -89,10 +89,10 @@ def test_an_operator_decides_it_for_a_real_client(tmp_path):
         path.chmod(0o600)
         return NodeConfig.read(path)
 
-    client = made(strategy="noisy-sgd").client()
+    client = made(strategy="noisy-sgd").make_client()
     assert client.privatizer.policy.batch_selection == "shuffled"
     assert "While nobody learns which of 11 releases a sample is in, epsilon = " in describe(client)
-    assert "no guarantee" in describe(made().client())
+    assert "no guarantee" in describe(made().make_client())
     with pytest.raises(ConfigurationError, match="batch-selection to be left out"):
         made(strategy="online", **{"learning-rate": 0.1})
     with pytest.raises(ConfigurationError, match="batch-selection"):

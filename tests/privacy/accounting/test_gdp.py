@@ -25,8 +25,8 @@ from murmurfl.privacy import (
     gdp_mu,
 )
 from murmurfl.privacy.accounting.gdp import asked_mu
-from murmurfl.privacy.release.shuffled_privatizer import ShuffledPolicy
 from murmurfl.privacy.queries.evaluation import counting_policy
+from murmurfl.privacy.release.shuffled_privatizer import ShuffledPolicy
 
 # ALGORITHMS, section 1, at delta = 1e-5.
 PUBLISHED = {0.25: 0.926, 0.5: 1.993, 1: 4.377, 2: 9.997, 4: 24.38, 8: 65.32, 12: 122.3, 16: 195.4}

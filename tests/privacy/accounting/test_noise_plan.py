@@ -14,8 +14,8 @@ from murmurfl.privacy import (
     make_mechanism,
 )
 from murmurfl.privacy.accounting.noise_plan import Summing
-from murmurfl.privacy.release.policy import MOST_CLIENTS, MOST_SUMMED
 from murmurfl.privacy.noise import LARGEST_RADIUS, range_problem, resolution_mu, summed_range_problem
+from murmurfl.privacy.release.policy import MOST_CLIENTS, MOST_SUMMED
 
 H = 16
 SIZE = 100

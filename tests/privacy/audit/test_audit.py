@@ -37,10 +37,10 @@ from murmurfl.privacy.audit import (
     one_run_p_value,
     prefix_sums,
 )
+from murmurfl.privacy.mechanisms import DECODERS, WORKLOADS, CancellingNoise, Increment, OptimalNoise, TreeNoise
 from murmurfl.privacy.release.clipping import DenseContributions
 from murmurfl.privacy.release.known_samples import slots_of
 from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
-from murmurfl.privacy.mechanisms import DECODERS, WORKLOADS, CancellingNoise, Increment, OptimalNoise, TreeNoise
 from scipy.linalg import cholesky
 from scipy.stats import binom
 

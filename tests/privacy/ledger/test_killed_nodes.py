@@ -21,8 +21,8 @@ from murmurfl.privacy import (
     read_ledger,
     row_bytes,
 )
-from murmurfl.privacy.release.prefix_sums import ReleaseRule
 from murmurfl.privacy.ledger import store
+from murmurfl.privacy.release.prefix_sums import ReleaseRule
 
 from tests.harness.clients import stream_noise
 from tests.harness.kill_points import lethal

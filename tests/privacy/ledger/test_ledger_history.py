@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from murmurfl.privacy import PrivacyPolicy, SessionSummary, SumAssumption, gdp_mu
 from murmurfl.privacy.accounting.loss import Loss
-from murmurfl.privacy.release.shuffled_privatizer import ShuffledPolicy
 from murmurfl.privacy.ledger import ledger_history as history
 from murmurfl.privacy.ledger.ledger_history import ReleaseRow, history_of
+from murmurfl.privacy.release.shuffled_privatizer import ShuffledPolicy
 
 K, SIZE = 5, 3
 TURNS = {"sample_participations": 3, "min_separation": 2}

@@ -25,8 +25,8 @@ from murmurfl.privacy import (
     read_ledger,
     set_local_budget,
 )
-from murmurfl.privacy.release.prefix_sums import MOST_PENDING
 from murmurfl.privacy.ledger.ledger_file import LEDGER_MARK, budget_left
+from murmurfl.privacy.release.prefix_sums import MOST_PENDING
 
 from tests.harness.clients import DurableLedger
 from tests.harness.errors import raises

@@ -25,8 +25,6 @@ from murmurfl.privacy import (
     row_key,
     standard_normals,
 )
-from murmurfl.privacy.release.clipping import DenseContributions
-from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
 from murmurfl.privacy.mechanisms import (
     CancellingNoise,
     Increment,
@@ -34,6 +32,8 @@ from murmurfl.privacy.mechanisms import (
     noise_stands_alone,
 )
 from murmurfl.privacy.mechanisms.mechanism import gram_sensitivity, pattern_bound, worst_pattern
+from murmurfl.privacy.release.clipping import DenseContributions
+from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
 
 from tests.harness.errors import raises
 

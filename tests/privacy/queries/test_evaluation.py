@@ -23,8 +23,8 @@ from murmurfl.privacy import (
     evaluation_policy,
     row_bytes,
 )
-from murmurfl.privacy.release.clipping import SUMMING_ERROR
 from murmurfl.privacy.queries.evaluation import counted, counting_policy, release_count
+from murmurfl.privacy.release.clipping import SUMMING_ERROR
 
 from tests.privacy.clients import DATA, DurableLedger
 

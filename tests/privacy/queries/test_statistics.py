@@ -17,8 +17,8 @@ from murmurfl.privacy import (
     row_bytes,
     statistics_policy,
 )
-from murmurfl.privacy.release.clipping import SUMMING_ERROR
 from murmurfl.privacy.queries import statistics
+from murmurfl.privacy.release.clipping import SUMMING_ERROR
 
 AGE, WARD = CountedColumn("age", (0.0, 3.0), whole=True), CountedColumn("ward", values=("a", "b", "other"))
 HEIGHT = CountedColumn("height", (-1.0, 1.0))

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption, gdp_epsilon
 from murmurfl.privacy.accounting.loss import MOST_SUMMED
-from murmurfl.privacy.release.policy import check_federation, read_fields
 from murmurfl.privacy.noise import LARGEST_NORMAL
+from murmurfl.privacy.release.policy import check_federation, read_fields
 
 from tests.harness.errors import raises
 

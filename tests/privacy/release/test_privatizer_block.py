@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError, SimulatedKeys, SystemKeys, protocol
+from murmurfl.privacy.ledger.ledger_records import BlockLedger
 from murmurfl.privacy.release.clipping import DenseContributions
 from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
-from murmurfl.privacy.ledger.ledger_records import BlockLedger
 
 from tests.privacy.clients import DATA, D, client, contribution, mechanisms
 

@@ -275,7 +275,7 @@ def other_forms():
     yield "the same key twice", content.replace(b'{"ack_id"', b'{"size":40,"ack_id"')
     yield "one more key", content.replace(b'{"ack_id"', b'{"a":1,"ack_id"')
     yield "one key less", content.replace(b'"size":40,', b"")
-    yield "escapes", content.replace(b'"machine":"a"', b'"machine":"\\u0061"')
+    yield "escapes", content.replace(b'"client":"a"', b'"client":"\\u0061"')
     yield "utf-8", content.replace(b'"session":"s"', '"session":"é"'.encode())
     yield "utf-16", content.decode().encode("utf-16")
     yield "a mark before it", b"\xef\xbb\xbf" + content

@@ -371,7 +371,7 @@ def test_streams_whose_clients_mend_have_the_noise_of_one_prefix_whatever_was_sk
     assert sum(bool(one.skipped) for one in strategy.history) > 3
     assert strategy.skipped_noise == pytest.approx(1.0)
     total = 0
-    for name, made in ((name, grid.clients.client(name).client) for name in strategy.clients.names):
+    for name, made in ((name, grid.clients.client(name).privatizer) for name in strategy.clients.names):
         last, keys = strategy.aggregator.noise.skipped.get(name, strategy.acks[name]), SimulatedKeys(SEED, name)
         nonces = [keys.nonce("s", k) for k in range(1, last + 1)]
         total = total + stream_noise(made.plan, 10, keys.secret_key, nonces)

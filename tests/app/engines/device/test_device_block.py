@@ -18,9 +18,9 @@ from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, Privatizer, SimulatedKeys, row_key
+from murmurfl.privacy.ledger.ledger_records import BlockLedger
 from murmurfl.privacy.release.clipping import DenseContributions
 from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
-from murmurfl.privacy.ledger.ledger_records import BlockLedger
 
 
 def test_pytorchs_cpu_is_there_wherever_pytorch_is():
