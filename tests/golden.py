@@ -26,6 +26,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
@@ -235,7 +236,7 @@ def _configuration(settings: Mapping[str, Any]) -> Any:
     """Return the run configuration of settings in today's names."""
     from murmurfl.app.settings.run_config import RunConfig, run_keys
 
-    old = {new: name for name, new in _renamed().items()}
+    old = {new: name for name, new in _renamed("names").items()}
     known = set(run_keys())
     return RunConfig.from_mapping({name if name in known else old.get(name, name): v for name, v in settings.items()})
 
@@ -393,9 +394,10 @@ def _ending(lines: list[Any]) -> str:
     return errors[0][:100] if errors else digest(json.dumps(lines).encode())
 
 
-def _renamed() -> dict[str, str]:
-    """Return the names that changed on purpose: the new name by the old one."""
-    return tomllib.loads(RENAMED.read_text(encoding="utf-8"))["names"] if RENAMED.exists() else {}
+@cache
+def _renamed(table: str) -> dict[str, str]:
+    """Return the names, or the words within names and texts, that changed on purpose: the new one by the old one."""
+    return tomllib.loads(RENAMED.read_text(encoding="utf-8"))[table] if RENAMED.exists() else {}
 
 
 _ALTERED: Mapping[str, Callable[[Any], Any]] = {
@@ -408,10 +410,16 @@ _ALTERED: Mapping[str, Callable[[Any], Any]] = {
 def _in_new_names(value: Any, names: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
         made = {name: _ALTERED.get(name, lambda same: same)(one) for name, one in value.items()}
-        return {names.get(name, name): _in_new_names(one, names) for name, one in made.items()}
+        return {_in_new_words(names.get(name, name)): _in_new_names(one, names) for name, one in made.items()}
     if isinstance(value, list):
         return [_in_new_names(one, names) for one in value]
-    return names.get(value, value) if isinstance(value, str) else value
+    return _in_new_words(names.get(value, value)) if isinstance(value, str) else value
+
+
+def _in_new_words(text: str) -> str:
+    for old, new in _renamed("words").items():
+        text = text.replace(old, new)
+    return text
 
 
 def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
@@ -432,7 +440,7 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
 def compare(old: Path, new: Path, say: Callable[[str], None] = print) -> int:
     """Print where two recordings differ; return the number of cases that do."""
     before, after = (json.loads(gzip.decompress(path.read_bytes())) for path in (old, new))
-    names, different = _renamed(), 0
+    names, different = _renamed("names"), 0
     for case in sorted(before.keys() | after.keys()):
         if case not in before or case not in after:
             say(f"{case}: only in {'new' if case in after else 'old'}")

@@ -217,7 +217,7 @@ class Roster:
         """The roster as plain values, for a JSON file; keys in hexadecimal."""
         return {
             _FORMAT_KEY: _FORMAT,
-            "clients": {name: self.clients[name].hex() for name in sorted(self.clients)},
+            "machines": {name: self.clients[name].hex() for name in sorted(self.clients)},
             "helpers": [
                 {"name": one.name, "sealing": one.sealing.hex(), "signing": one.signing.hex()} for one in self.helpers
             ],
@@ -228,9 +228,9 @@ class Roster:
         """Read a roster from what :attr:`document` gave."""
         check_format("a roster", document, _FORMAT_KEY, _FORMAT)
         try:
-            if set(document) != {_FORMAT_KEY, "clients", "helpers"} or document[_FORMAT_KEY] != _FORMAT:
+            if set(document) != {_FORMAT_KEY, "machines", "helpers"} or document[_FORMAT_KEY] != _FORMAT:
                 raise ValueError("not the keys of a roster of this version")
-            clients = {name: bytes.fromhex(key) for name, key in document["clients"].items()}
+            clients = {name: bytes.fromhex(key) for name, key in document["machines"].items()}
             if any(set(one) != {"name", "sealing", "signing"} for one in document["helpers"]):
                 raise ValueError("not the keys of a helper")
             helpers = tuple(

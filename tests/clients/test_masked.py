@@ -310,7 +310,7 @@ def test_a_masked_reply_has_these_entries_and_no_others():
     assert {key: sorted(record) for key, record in reply.content.items()} == {
         "arrays": ["0", "1"],
         "metrics": ["ack", "num-examples", "protocol-version", "release", "sensitivity"],
-        "config": ["header", "client", "seals", "signature"],
+        "config": ["client", "header", "seals", "signature"],
     }
     arrays = [array.numpy() for array in reply.content["arrays"].values()]
     _, header = unmasked(arrays, dict(reply.content["config"]), ROSTER)

@@ -149,7 +149,7 @@ def test_nothing_leaves_but_masked_releases():
     roster = roster_of(map(str, range(CLIENTS)))
     assert len(Wiretap.heard) == 12
     for content in Wiretap.heard:
-        assert sorted(content["config"]) == ["header", "client", "seals", "signature"]
+        assert sorted(content["config"]) == ["client", "header", "seals", "signature"]
         figures = {"mu-guaranteed", "mu-local", "min-honest", "delta", "client-level"}
         plain = {"protocol-version", "release", "ack", "sensitivity", "num-examples"}
         assert set(content["metrics"]) == figures | plain

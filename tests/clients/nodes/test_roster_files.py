@@ -75,7 +75,7 @@ def test_a_file_of_another_format_is_refused_with_its_number_alone(tmp_path: Pat
 
 def test_a_roster_with_one_other_key_is_not_the_pinned_one(tmp_path: Path) -> None:
     document = ROSTER.document
-    document["clients"]["b"] = ClientKey.simulated(1, "b").public.hex()
+    document["machines"]["b"] = ClientKey.simulated(1, "b").public.hex()
     (tmp_path / "roster.json").write_text(json.dumps(document))
     with raises(ConfigurationError, "mismatch", "roster-digest"):
         read_roster(tmp_path / "roster.json", ROSTER.digest)

@@ -204,12 +204,12 @@ def test_sizes_that_cannot_be_are_refused():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda d: d.pop("clients"),
+        lambda d: d.pop("machines"),
         lambda d: d.update({"murmurfl-roster": 2}),
         lambda d: d.update({"extra": 1}),
-        lambda d: d.update({"clients": ["north"]}),
-        lambda d: d["clients"].update({"north": "zz"}),
-        lambda d: d["clients"].update({"north": None}),
+        lambda d: d.update({"machines": ["north"]}),
+        lambda d: d["machines"].update({"north": "zz"}),
+        lambda d: d["machines"].update({"north": None}),
         lambda d: d.update({"helpers": {}}),
         lambda d: d.update({"helpers": None}),
         lambda d: d["helpers"][0].pop("signing"),
@@ -234,7 +234,7 @@ def test_a_text_that_names_anything_twice_is_refused():
     """Of two keys under one name other readers, and people, would see the other one."""
     text = json.dumps(ROSTER.document)
     key = ClientKey.simulated(4, "x").public.hex()
-    twice = text.replace('"clients": {', f'"clients": {{"north": "{key}", ')
+    twice = text.replace('"machines": {', f'"machines": {{"north": "{key}", ')
     assert Roster.from_document(json.loads(twice)) == ROSTER, "a reader that does not look sees nothing"
     with pytest.raises(ConfigurationError, match="'north' stands twice"):
         Roster.from_json(twice)
