@@ -62,6 +62,8 @@ MOST_HELPERS = 16
 
 _FORMAT = 1
 _FORMAT_KEY = "murmurfl-roster"
+_STORED_CLIENTS = "machines"
+"""Key of the clients in a roster's file: operators pinned digests of files that have it."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ class Roster:
         """The roster as plain values, for a JSON file; keys in hexadecimal."""
         return {
             _FORMAT_KEY: _FORMAT,
-            "machines": {name: self.clients[name].hex() for name in sorted(self.clients)},
+            _STORED_CLIENTS: {name: self.clients[name].hex() for name in sorted(self.clients)},
             "helpers": [
                 {"name": one.name, "sealing": one.sealing.hex(), "signing": one.signing.hex()} for one in self.helpers
             ],
@@ -228,9 +230,9 @@ class Roster:
         """Read a roster from what :attr:`document` gave."""
         check_format("a roster", document, _FORMAT_KEY, _FORMAT)
         try:
-            if set(document) != {_FORMAT_KEY, "machines", "helpers"} or document[_FORMAT_KEY] != _FORMAT:
+            if set(document) != {_FORMAT_KEY, _STORED_CLIENTS, "helpers"} or document[_FORMAT_KEY] != _FORMAT:
                 raise ValueError("not the keys of a roster of this version")
-            clients = {name: bytes.fromhex(key) for name, key in document["machines"].items()}
+            clients = {name: bytes.fromhex(key) for name, key in document[_STORED_CLIENTS].items()}
             if any(set(one) != {"name", "sealing", "signing"} for one in document["helpers"]):
                 raise ValueError("not the keys of a helper")
             helpers = tuple(

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("no_result_folder")
 
 
 def drawn_plainly(clients, count, seed, server_round):
-    generator = np.random.Generator(np.random.Philox(key=derived_seed("sample clients", seed, server_round)))
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("sample machines", seed, server_round)))
     return sorted(generator.choice(clients, size=count, replace=False).tolist())
 
 
@@ -61,7 +61,7 @@ def dealt_plainly(clients, count, seed, rounds):
         while len(hand) < count:
             if not pack:
                 packs += 1
-                key = derived_seed("deal clients", seed, packs)
+                key = derived_seed("deal machines", seed, packs)
                 pack = np.random.Generator(np.random.Philox(key=key)).permutation(clients).tolist()
             card = next(card for card in pack if card not in hand)
             pack.remove(card)
