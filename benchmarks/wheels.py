@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-CLIENT = "aarch64"
+ARCHITECTURE = "aarch64"
 OLDEST_GLIBC, NEWEST_GLIBC = 17, 28  # of 2.17 and 2.28: CentOS 7, and Debian 10, Ubuntu 20.04, RHEL 8
 TIMEOUT_S = 600.0
 
@@ -78,7 +78,7 @@ def pythons() -> list[str]:
 
 def there(python: str) -> str:
     """What conditions of dependencies are evaluated with, on that computer."""
-    return f"python_version={python},python_full_version={python}.0,platform_machine={CLIENT}"
+    return f"python_version={python},python_full_version={python}.0,platform_machine={ARCHITECTURE}"
 
 
 def resolved(requirements: Sequence[str], python: str) -> list[Wheel]:
@@ -89,8 +89,8 @@ def resolved(requirements: Sequence[str], python: str) -> list[Wheel]:
     NoWheelError
         If there is no set of wheels; the text is pip's.
     """
-    platforms = [f"manylinux_2_{minor}_{CLIENT}" for minor in range(NEWEST_GLIBC, OLDEST_GLIBC - 1, -1)]
-    options = [word for one in (*platforms, f"manylinux2014_{CLIENT}") for word in ("--platform", one)]
+    platforms = [f"manylinux_2_{minor}_{ARCHITECTURE}" for minor in range(NEWEST_GLIBC, OLDEST_GLIBC - 1, -1)]
+    options = [word for one in (*platforms, f"manylinux2014_{ARCHITECTURE}") for word in ("--platform", one)]
     options += ["--dry-run", "--ignore-installed", "--only-binary=:all:", "--quiet", "--disable-pip-version-check"]
     options += ["--python-version", python, "--implementation", "cp", "--target", "nowhere", "--report", "-"]
     command = [sys.executable, "-c", _PIP, there(python), "install", *options, *requirements]
@@ -112,8 +112,8 @@ def wheels(report: Mapping[str, Any]) -> list[Wheel]:
     found = []
     for one in report["install"]:
         told, file = one["metadata"], one["download_info"]["url"].rsplit("/", 1)[-1]
-        if not file.endswith(("-any.whl", f"_{CLIENT}.whl")):
-            raise NoWheelError(f"Expected a wheel for {CLIENT} of {told['name']}, got {file}.")
+        if not file.endswith(("-any.whl", f"_{ARCHITECTURE}.whl")):
+            raise NoWheelError(f"Expected a wheel for {ARCHITECTURE} of {told['name']}, got {file}.")
         found.append(Wheel(told["name"], told["version"], file))
     return sorted(found, key=lambda wheel: wheel.name.lower())
 
@@ -124,7 +124,7 @@ def row(python: str, found: Sequence[Wheel]) -> dict[str, Any]:
     return {
         "Python": python,
         "packages": len(found),
-        f"compiled for {CLIENT}": len(compiled),
+        f"compiled for {ARCHITECTURE}": len(compiled),
         "for any computer": len(found) - len(compiled),
         "needs glibc": f"2.{max((wheel.glibc for wheel in compiled), default=OLDEST_GLIBC)}",
     }

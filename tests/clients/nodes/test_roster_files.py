@@ -90,10 +90,10 @@ def test_a_roster_with_one_other_key_is_not_the_pinned_one(tmp_path: Path) -> No
         b"3",
         b"null",
         b"{}",
-        b'{"murmurfl-machine-key": 2, "secret": "00"}',
-        b'{"murmurfl-machine-key": 1, "secret": 7}',
-        b'{"murmurfl-machine-key": 1, "secret": "zz"}',
-        b'{"murmurfl-machine-key": 1, "secret": "0011"}',
+        b'{"murmurfl-client-key": 2, "secret": "00"}',
+        b'{"murmurfl-client-key": 1, "secret": 7}',
+        b'{"murmurfl-client-key": 1, "secret": "zz"}',
+        b'{"murmurfl-client-key": 1, "secret": "0011"}',
     ],
 )
 def test_a_file_that_holds_something_else_is_refused_without_its_content(tmp_path: Path, content: bytes) -> None:
