@@ -58,7 +58,7 @@ def deployed(tmp_path_factory, make_stealing_app):
             name: read_ledger(files.config.parent / "ledger.sqlite") for name, files in running.nodes.items()
         }
         running.acks = checkpoint_of(folder / "checkpoint.npz")["acks"]
-        running.checkpoints = {checkpoint_of(path)["round"]: path for path in kept.iterdir()}
+        running.checkpoints = {checkpoint_of(path)["server_round"]: path for path in kept.iterdir()}
         running.stealing = make_stealing_app(nodes=2)
         running.submit({}, running.stealing.folder)
         running.logs = {name: files.log.read_text() for name, files in running.nodes.items()}
