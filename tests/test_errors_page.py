@@ -53,7 +53,7 @@ def command(*arguments):
 
 
 def run(*arguments):
-    return command("run", "--engine", "cohort", "--set", "num-rounds=1", "--name", "x", *arguments)
+    return command("run", "--no-twin", "--engine", "cohort", "--set", "num-rounds=1", "--name", "x", *arguments)
 
 
 def error(call: Callable[[], object]):

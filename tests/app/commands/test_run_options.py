@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("small_rehearsals")
 
-QUICK = ["run", "--engine", "cohort", "--name", "x"]
+QUICK = ["run", "--engine", "cohort", "--no-twin", "--name", "x"]
 
 
 @pytest.fixture(autouse=True)

@@ -320,6 +320,7 @@ def test_a_run_that_says_nothing_is_stopped_in_time(stand_ins):
     assert time.monotonic() - began < 15
 
 
+@pytest.mark.more_cases
 def test_a_keyboard_interrupt_stops_everything_first(stand_ins):
     def interrupt():
         raise KeyboardInterrupt
@@ -336,6 +337,7 @@ def test_sigterm_stops_everything_first_and_handlers_are_put_back(stand_ins):
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == before
 
 
+@pytest.mark.more_cases
 def test_an_error_in_the_callers_hook_stops_everything_and_comes_through(stand_ins):
     def fail():
         raise KeyError("hook")

@@ -73,7 +73,7 @@ pathlib.Path({str(tmp_path / "said")!r}).write_text(f"{{told}}|{{line}}")
 
 def test_nodes_helpers_and_servers_leave_no_core_dump():
     program = """
-import contextlib, resource, sys
+import contextlib, os, resource
 from murmurfl.app.nodes import supernode
 from murmurfl.app.fleet.servers import watched_server
 from murmurfl.app.fleet.health import Addresses
@@ -82,17 +82,17 @@ start = {
     "helper": lambda: supernode.run_helper(None, None),
     "server": lambda: watched_server.run_server(["--host", "0.0.0.0"], Addresses()),
 }
-with contextlib.suppress(Exception):  # nothing can be started, and it is over before anything is
-    start[sys.argv[1]]()
-print(resource.getrlimit(resource.RLIMIT_CORE))
+resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+for kind in start:  # each in a process of its own
+    if os.fork() == 0:
+        with contextlib.suppress(Exception):  # nothing can be started, and it is over before anything is
+            start[kind]()
+        print(kind, *resource.getrlimit(resource.RLIMIT_CORE), flush=True)
+        os._exit(0)
+    os.wait()
 """
-    started = {
-        kind: subprocess.Popen([sys.executable, "-c", program, kind], stdout=subprocess.PIPE, text=True)
-        for kind in ("node", "helper", "server")
-    }
-    assert {kind: process.communicate(timeout=60)[0] for kind, process in started.items()} == dict.fromkeys(
-        started, "(0, 0)\n"
-    )
+    ran = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert ran.stdout.splitlines() == ["node 0 0", "helper 0 0", "server 0 0"]
 
 
 def talked(events):

@@ -55,7 +55,7 @@ def test_words_about_auto_are_those_of_what_it_chose():
 def test_run_says_what_was_chosen_above_the_first_round(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = ["--set", "strategy=auto", "--set", "mu=4", "--set", "num-rounds=2"]
-    ran = CliRunner().invoke(cli, ["run", "--engine", "cohort", "--name", "x", *settings])
+    ran = CliRunner().invoke(cli, ["run", "--no-twin", "--engine", "cohort", "--name", "x", *settings])
     assert ran.exit_code == 0, ran.output
     chosen = json.loads(Path("runs/x/result.json").read_text())["config"]["strategy"]
     first = ran.output.splitlines()[0]

@@ -278,7 +278,7 @@ def test_numbers_of_old_results_do_not_break_a_report(folders, tmp_path, odd):
     assert RecordedRun.read(run).releases.max() <= 2**31 - 1
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.more_cases
 @pytest.mark.parametrize("name", ["a$x^$", r"a\\$\frac{$", "$$", "b$"])
 def test_a_name_is_no_formula(folders, tmp_path, name):
     for run in folders:

@@ -278,7 +278,7 @@ def test_the_noise_of_a_run_is_that_of_its_seed():
 
 @pytest.mark.parametrize("engine", ["cohort", "inprocess"])
 def test_a_simulation_that_is_cut_off_leaves_no_checkpoint_and_its_name_free(engine, tmp_path, monkeypatch):
-    quick = ["run", "--engine", engine, "--out", str(tmp_path), "--name", "x", "--set", "num-rounds=2"]
+    quick = ["run", "--no-twin", "--engine", engine, "--out", str(tmp_path), "--name", "x", "--set", "num-rounds=2"]
     whole = record.write_record
 
     def cut_off(*_, **__):
@@ -339,7 +339,7 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path):
 
 def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.setattr(folders.time, "strftime", lambda *_: "20260102-030405")
-    quick = ["run", "--engine", "cohort", "--out", str(tmp_path), "--set", "num-rounds=2"]
+    quick = ["run", "--no-twin", "--engine", "cohort", "--out", str(tmp_path), "--set", "num-rounds=2"]
     for _ in range(3):
         assert CliRunner().invoke(cli, quick).exit_code == 0
     name = "full-batch-digits-seed1-20260102-030405"

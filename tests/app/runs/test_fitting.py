@@ -206,6 +206,7 @@ CODES = Schema(
 )
 
 
+@pytest.mark.more_cases
 def test_centring_is_advised_where_rows_are_mostly_zeros_and_fitted_for_real(tmp_path):
     options = {"label": "ill", "epsilon": 4, **QUICK}
     plain = fit(codes(2000), schema=CODES, clients=4, **options)

@@ -63,7 +63,7 @@ def test_time_left_leaves_out_the_first_round_which_waits_for_the_clients(monkey
     assert "left" not in str(RoundLine.of(progress[0], "exact"))
 
 
-ARGUMENTS = ["run", "--engine", "cohort", "--set", "num-rounds=2", "--set", "mu=1", "--name", "x"]
+ARGUMENTS = ["run", "--engine", "cohort", "--no-twin", "--set", "num-rounds=2", "--set", "mu=1", "--name", "x"]
 SENTENCE = "for replacement of one sample of one client, against the server and everybody else"
 
 

@@ -229,9 +229,9 @@ def test_another_programs_run_has_none_of_ours(tmp_path):
 
 
 @pytest.mark.parametrize(("option", "made"), [((), True), (("--no-twin",), False)])
-def test_the_command_makes_it_where_it_takes_a_moment_or_is_asked_to(option, made, tmp_path):
+def test_the_command_makes_it_and_one_client_alone_unless_nothing_is_to_be_compared(option, made, tmp_path):
     run = ["run", "--engine", "cohort", "--set", "num-rounds=1", "--out", str(tmp_path), "--name", "x", *option]
     printed = CliRunner().invoke(cli, run).stdout
-    assert ("without noise " in printed) == made
+    assert ("without noise " in printed) == ("one client alone" in printed) == made
     document = json.loads((tmp_path / "x" / "result.json").read_text())
-    assert (document["without_noise"] is not None) == made
+    assert (document["without_noise"] is not None) == (document["alone"] is not None) == made

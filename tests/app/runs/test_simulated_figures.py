@@ -186,14 +186,6 @@ def test_whoever_does_better_alone_is_told_and_nobody_else(result):
     assert f"{better}: add clients, allow a larger epsilon" in told(outcome, 1.0, privacy=sums)
 
 
-@pytest.mark.parametrize("option", [(), ("--no-twin",)])
-def test_the_command_adds_it_unless_nothing_is_to_be_compared(option, tmp_path):
-    run = ["run", "--engine", "cohort", "--set", "num-rounds=1", "--out", str(tmp_path), "--name", "x", *option]
-    printed = CliRunner().invoke(cli, run).stdout
-    assert ("one client alone" in printed) == (not option)
-    assert (json.loads((tmp_path / "x" / "result.json").read_text())["alone"] is None) == bool(option)
-
-
 LOGISTIC = {
     "strategy": "online", "task": "synthetic-logistic", "partition": "own", "model": "logistic", "num-clients": 4,
     "clients-per-round": 4, "batch-size": 5, "task.samples": 400, "task.features": 12,

@@ -188,6 +188,7 @@ def test_a_cancel_that_takes_out_the_noise_just_added_is_caught():
     caught(audit(policy_of(), plant=planted(TakesOutItsOwnNoise)), least_mu=math.inf)
 
 
+@pytest.mark.more_cases
 def test_a_cancel_of_older_noise_is_not_accused():
     assert not audit(policy_of(), plant=planted(TakesOutOlderNoise)).violated
 

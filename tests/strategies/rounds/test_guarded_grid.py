@@ -367,7 +367,8 @@ PULLS = {"pull_messages", "send_and_receive"}
 
 def unguarded_pulls(path):
     """Calls that take replies from anything but a guard."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)) if any(name in text for name in PULLS) else ():
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in PULLS:
             continue
         owner = node.func.value
