@@ -174,10 +174,15 @@ def test_pages_left_to_another_test_are_run_there(page):
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if page.name not in RUN_BY and any(block.language == "python" for block in blocks(page))],
+    [
+        page
+        for page in PAGES
+        if page.name not in {*RUN_BY, "README.md"} and any(block.language == "python" for block in blocks(page))
+    ],
     ids=lambda page: page.name,
 )
 def test_python_runs(page, tmp_path, monkeypatch):
+    """The README is run by a test of the first page, which also compares what it prints."""
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     for block in blocks(page):

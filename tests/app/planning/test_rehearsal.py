@@ -156,6 +156,7 @@ def test_whether_federating_is_worth_it_depends_on_what_a_client_has_alone(sampl
     assert "one client alone" in line
 
 
+@pytest.mark.more_cases
 def test_of_unequal_clients_the_average_one_is_told():
     settings = {**EVERYBODY, "task.samples": 2000, "strategy": "auto", "mu": 2.0, "partition": "unequal"}
     (line,) = worth_lines(decide(plan_request_of(RunConfig.from_mapping(settings))).chosen)

@@ -263,7 +263,7 @@ def test_infinite_and_missing_figures_are_said_and_not_drawn(tmp_path):
     assert "epsilon" not in {plot.name for plot in run_plots(run)}
 
 
-@pytest.mark.few_cases(1)
+@pytest.mark.more_cases
 @pytest.mark.parametrize("odd", [2**62, -5, 1e308, None, "x"], ids=repr)
 def test_numbers_of_old_results_do_not_break_a_report(folders, tmp_path, odd):
     """Earlier versions aggregated a release of any number, which a table of 32 bits does not hold."""

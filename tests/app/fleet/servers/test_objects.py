@@ -1,6 +1,7 @@
 """Parts of messages in a SuperLink's database: what one member announces never binds the server or another member."""
 
 import hashlib
+import shutil
 from contextlib import suppress
 
 import numpy as np
@@ -33,9 +34,16 @@ def lie(part):
     return made_up(ObjectTree(object_id=part, children=[made_up(what="below")]))
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    path = tmp_path_factory.mktemp("objects") / "superlink.db"
+    OwnObjects(str(path)).initialize()
+    return path
+
+
 @pytest.fixture
-def store(tmp_path):
-    made = OwnObjects(str(tmp_path / "superlink.db"))
+def store(tmp_path, empty):
+    made = OwnObjects(str(shutil.copy(empty, tmp_path)))
     made.initialize()
     return made
 

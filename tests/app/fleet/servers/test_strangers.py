@@ -165,7 +165,7 @@ def sent(connection, head, body, most):
 PATHS = ("/v1/fleet/push-object", "/v1/fleet/activate-node", "/v1/runtime/push-object", "/v1/control/start-run")
 
 
-@pytest.mark.few_cases(6)
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("path", [*PATHS, "/v1/runtime/acquire-task", "/health", "/federation/x", "/"])
 @pytest.mark.parametrize("framing", ["content-length", "chunked"])
 def test_a_large_body_from_a_stranger_is_refused_early(superlink, path, framing):
