@@ -142,6 +142,7 @@ def ask_alone(monkeypatch):
         monkeypatch.setattr(kind, "together", classmethod(lambda *_: None))
 
 
+@pytest.mark.few_cases(32)
 @pytest.mark.parametrize(("engine", "name"), cases())
 def test_engine_gives_the_model_of_the_in_process_engine(engine, name, monkeypatch, tmp_path):
     result = CHECKS[engine](name, monkeypatch, tmp_path)

@@ -91,7 +91,7 @@ def test_one_client_alone_is_no_worse_than_the_usual_number_in_a_regression():
     assert -0.1 < made.learnt(150) < made.bounds[1]  # nearly as few rows as columns
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
     "settings",
     [

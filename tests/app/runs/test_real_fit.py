@@ -216,7 +216,7 @@ def test_rows_that_fit_differ_from_others_in_released_figures_alone(line, tmp_pa
     assert left[0]["code"] == 0
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("line", ["33,a,1", "", "33,a,", "\r", "x" * 1000])
 def test_number_of_rows_does_not_depend_on_a_last_line_without_line_break(line, tmp_path, same_noise):
     table_of(tmp_path / "ended", "33,a,1", last=True)

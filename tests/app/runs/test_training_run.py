@@ -208,7 +208,7 @@ def test_a_diverging_model_is_reported_everywhere(tmp_path, monkeypatch, caplog)
     arguments = ["strategy=trusted-sgd", "num-rounds=3", "learning-rate=1e39"]
     sets = [part for argument in arguments for part in ("--set", argument)]
     with np.errstate(all="ignore"):
-        ran = CliRunner().invoke(cli, ["run", "--name", "far", *SET, *sets])
+        ran = CliRunner().invoke(cli, ["run", "--no-twin", "--name", "far", *SET, *sets])
     assert ran.exit_code == 0, ran.output
     document = json.loads((tmp_path / "runs" / "far" / "result.json").read_text())
     assert document["loss"] is None
@@ -583,6 +583,7 @@ def test_sums_of_a_run_have_less_noise():
     assert alone.summed().ratio == pytest.approx(summed.ratio, rel=0.01)
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("training", "ratio"),
     [(FULL, 0.3), (FULL, 3.0), (FULL, 12.0), (DEFAULT, 3.0), (DELAYED, 0.3), (DELAYED, 12.0)],

@@ -100,7 +100,7 @@ def test_batches_for_fedavg_are_means_and_a_lost_one_is_carried_over(lost):
     assert moved(result) == pytest.approx(-1e-3 / (2 * CLIENTS) * first.sum(axis=0), abs=2e-5)
 
 
-@pytest.mark.few_cases(6)
+@pytest.mark.few_cases(4)
 @each_method
 @pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
 def test_every_method_trains_with_its_strategy_under_both_kinds_of_trust(method, strategy, options, trust):

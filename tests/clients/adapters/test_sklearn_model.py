@@ -316,6 +316,7 @@ def made(model, **changes):
     return private_client_app(model, samples=load(len(model.classes)), **settings)
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize(("classes", "penalty"), [(2, 0.2), (3, np.inf)])
 def test_with_next_to_no_noise_full_batches_end_where_scikit_learn_does(classes, penalty):
     model = linear(LogisticRegression(C=penalty, tol=1e-10, max_iter=10_000), classes)

@@ -177,6 +177,7 @@ FIT = {
 }
 
 
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("name", FIT)
 def test_a_model_that_treats_each_sample_by_itself_is_taken(name):
     for loss in (None, nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(reduction="sum")):

@@ -122,14 +122,14 @@ def moved(made):
     return np.linalg.norm(released[0] - released[1]), client.privatizer.plan.sensitivity
 
 
-@pytest.mark.few_cases(6)
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("where", [*WRITTEN_TO, *KEPT, "a loss"])
 def test_what_a_module_remembers_of_a_sample_is_forgotten_before_the_next(where):
     apart, charged = moved(lambda: made(where))
     assert apart <= charged
 
 
-@pytest.mark.few_cases(6)
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("where", [*KEPT, "a loss"])
 def test_a_module_that_remembers_is_seen_to_move_every_later_sample(where, monkeypatch):
     """The planted bug, for the test above."""

@@ -105,7 +105,7 @@ def traced(made):
     return peak
 
 
-@pytest.mark.few_cases(6)
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
 @pytest.mark.parametrize("column", NAMES)
 def test_a_long_cell_takes_memory_of_its_own_alone(column, name, tmp_path):
@@ -127,6 +127,7 @@ def test_a_long_cell_takes_memory_of_its_own_alone(column, name, tmp_path):
     assert peaks[1] < 20 * 65_000 + 2_000 * len(rows)
 
 
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
 @pytest.mark.parametrize("behind", [b"", b"\n", b"\n23,0.3,b,1,p3\n"], ids=["the last", "with an end", "before others"])
 def test_a_line_of_many_megabytes_is_one_record_that_does_not_fit(name, behind, tmp_path):

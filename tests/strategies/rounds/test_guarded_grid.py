@@ -215,7 +215,7 @@ def bomb(name):
     return damaged(kind, lambda content: with_head(content, body=body))
 
 
-@pytest.mark.few_cases(6)
+@pytest.mark.few_cases(4)
 @pytest.mark.parametrize("name", [*BOMBS, "chunks"])
 def test_memory_stays_below_the_stated_multiple(name):
     link = Link(bomb(name))
