@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
@@ -31,6 +31,7 @@ from ...privacy.sums.masking import (
     checked_header,
 )
 from ...privacy.sums.roster import Roster
+from ..rounds.checkpoint import ANOTHER_FORMAT, CheckpointError
 from ..rounds.replies import LARGEST_COUNT, Outcome, Reply, SummedReplies, Vector
 
 logger = logging.getLogger("flwr")
@@ -80,7 +81,21 @@ class CohortSet:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], total: NDArray[np.uint64]) -> CohortSet:
-        """Rebuild the set from :meth:`plain` and its sum."""
+        """Rebuild the set from :meth:`plain` and its sum.
+
+        Raises
+        ------
+        CheckpointError
+            If another version of murmurfl wrote the set, with other fields.
+        """
+        known = {one.name for one in fields(cls)} - {"total"}
+        if set(plain) | {"asked", "mended"} != known:
+            raise CheckpointError(
+                f"Expected a checkpoint whose pending set has the fields {', '.join(sorted(known))}, got "
+                f"{', '.join(sorted(plain))}. {ANOTHER_FORMAT}",
+                kind="other-format",
+                got=sorted(plain),
+            )
         sealed = tuple(
             Sealed(bytes.fromhex(header), tuple(map(bytes.fromhex, seals)), bytes.fromhex(signature))
             for header, seals, signature in plain["sealed"]

@@ -520,6 +520,26 @@ def test_a_checkpoint_with_a_set_in_it_that_was_damaged_is_refused(tmp_path):
             continue
 
 
+@pytest.mark.parametrize("change", [lambda held: held.update(min_cohort=3), lambda held: held.pop("ids")])
+def test_a_checkpoint_whose_set_has_other_fields_is_refused(change, tmp_path, monkeypatch):
+    checkpoint, grid, real = tmp_path / "checkpoint.npz", SecureGrid(clients()), rounds.save_checkpoint
+
+    def save(path, settings, state):
+        if state["held"] is not None:
+            change(state["held"])
+        real(path, settings, state)
+
+    monkeypatch.setattr(rounds, "save_checkpoint", save)
+    in_round(grid, "asked", HELPERS[0], killed)
+    with pytest.raises(Killed):
+        trained(build(secure={}, checkpoint=checkpoint), grid)
+    left = checkpoint.read_bytes()
+    with pytest.raises(CheckpointError, match="Expected a checkpoint whose pending set") as refused:
+        trained(build(secure={}, checkpoint=checkpoint), SecureGrid(clients()))
+    assert refused.value.kind == "other-format"
+    assert checkpoint.read_bytes() == left
+
+
 def test_a_checkpoint_of_other_terms_is_refused_and_patience_is_none_of_them(tmp_path):
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     trained(build(secure={}, checkpoint=checkpoint), grid, rounds=2)
