@@ -78,14 +78,14 @@ ROWS = 8
 
 
 def summary() -> str:
-    """The README's table of results: the picture's lines, and what else there is."""
+    """Return the README's table of results: the picture's lines and their strongest rivals."""
     made = best()
     drawn = picture.drawn(made)
     seeds = sorted({row["runs"] for line in picture.LINES for row in drawn[line]})
     return "\n".join(
         [
-            "MNIST on 100 clients; test accuracy in percent, mean ± standard deviation over "
-            f"{' or '.join(map(str, seeds))} seeds:",
+            "Test accuracy on MNIST with 100 clients, in percent (mean ± standard deviation over "
+            f"{' or '.join(map(str, seeds))} seeds):",
             "",
             picture.table(made),
             "",

@@ -1,4 +1,4 @@
-"""The README's picture and table: what an epsilon buys on MNIST, beside what else there is.
+"""The README's picture and table: accuracy on MNIST for an epsilon, compared with the strongest rivals.
 
 ``python -m benchmarks.pages`` draws docs/pictures/accuracy.svg from docs/results/best-accuracy.json. The text of the
 picture stays text, so that a test can hold its figures against that document.
@@ -44,7 +44,7 @@ class Line(NamedTuple):
     def rows(self, document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Its rows of the reproduction with one client alone, the strictest epsilon first.
 
-        In a secret order the epsilon is the one that counts on it.
+        With shuffled batches the epsilon is the amplified one.
         """
         found = [
             {**row, "epsilon": compared_at(row)}
@@ -54,10 +54,10 @@ class Line(NamedTuple):
         return sorted(found, key=lambda row: row["epsilon"] or 0.0)
 
 
-SUMS = Line("murmurfl, the server sees sums only", SECURE, "#4c9f70")
+SUMS = Line("murmurfl, the server sees only sums", SECURE, "#4c9f70")
 RELEASES = Line("murmurfl, the server sees every release", FULL, "#0b3c49")
 OTHERS = Line("noisy SGD", NOISY_SGD, "#b0704f")
-HIDDEN = Line("noisy SGD in a secret order", HIDDEN_ORDER, "#8a5fa8")
+HIDDEN = Line("noisy SGD with shuffled batches", HIDDEN_ORDER, "#8a5fa8")
 NOISELESS = Line("murmurfl without noise, not private", WITHOUT, "#777777")
 SINGLE = Line("one client alone, without noise", ALONE, "#b0b7bc")
 LINES = (SUMS, RELEASES, HIDDEN, OTHERS)
@@ -74,7 +74,7 @@ class Record(NamedTuple):
     assumes: str
 
 
-CENTRAL = Record("DP-SGD's record", 2.93, 98.7, "one trusted trainer, ε = 3 for a sample added or removed")
+CENTRAL = Record("DP-SGD at a trusted trainer", 2.93, 98.7, "published record, ε = 3 for a sample added or removed")
 """Tramèr and Boneh 2021, "Differentially Private Learning Needs Better Features (or Much More Data)": scattering and a
 linear model, delta = 1e-5."""
 
@@ -92,13 +92,13 @@ def table(document: Mapping[str, Any]) -> str:
     (alone,) = SINGLE.rows(document)
     beside = {
         **{
-            (RELEASES, at): f"{ours[OTHERS, at]}, {OTHERS.name}; {ours[HIDDEN, at]}, in a secret order"
+            (RELEASES, at): f"{ours[OTHERS, at]}, {OTHERS.name}; {ours[HIDDEN, at]}, with shuffled batches"
             for at in (few, one, two)
         },
         (SUMS, few): f"{_cell(alone)}, {SINGLE.name}",
-        (SUMS, one): f"{CENTRAL.accuracy:g}, {CENTRAL.name}: {CENTRAL.assumes}",
+        (SUMS, one): f"{CENTRAL.accuracy:g}, {CENTRAL.name} ({CENTRAL.assumes})",
     }
-    lines = ["| | murmurfl | what else there is |", "|---|---|---|"]
+    lines = ["| | murmurfl | strongest rivals |", "|---|---|---|"]
     for (line, at), other in beside.items():
         seen = line.name.partition(", ")[2]
         lines.append(f"| {_shown(epsilons[at])}, {seen} | {ours[line, at]} | {other} |")
@@ -114,7 +114,7 @@ def _shown(epsilon: float) -> str:
 
 
 def terms(guarantees: Sequence[tuple[str, Guarantee]]) -> str:
-    """What the epsilons of picture and table are true of, in a sentence, and that nobody was protected.
+    """Return the conditions of the epsilons of picture and table, and that nobody was protected.
 
     Raises
     ------
@@ -135,22 +135,23 @@ def terms(guarantees: Sequence[tuple[str, Guarantee]]) -> str:
     hidden = [one for one in plain if one.amplified is not None]
     local = " and ".join(rounded_up(one, 2) for one in sorted({one.loss.worst_case.epsilon(one.delta) for one in sums}))
     return (
-        f"ε, rounded up, is {protects}; noise on each client; {covers}; where only sums are seen it holds if one "
-        f"helper and {honest.pop()} clients of each sum are honest, and is {local} whatever happens. "
-        f"{in_secret('In a secret order ε', hidden)} Simulated with fast noise and seeded keys, which protect nobody."
+        f"ε is rounded up and holds {protects}; noise on each client; {covers}. Where the server sees only sums, this "
+        f"assumes that one helper and {honest.pop()} clients of each sum are honest; in the worst case ε is {local}. "
+        f"{in_secret('With shuffled batches ε', hidden)} The runs are simulated with fast noise and seeded keys, which "
+        "protect nobody."
     )
 
 
 def in_secret(epsilon: str, guarantees: Sequence[Guarantee]) -> str:
-    """Say what epsilons in a secret order rest on, what they are without it, and what it costs; empty without one."""
+    """Return the assumptions, worst case and cost of epsilons with shuffled batches; empty without such batches."""
     found = {one.epsilon: one.amplified.slots for one in guarantees if one.amplified is not None}
     if not found:
         return ""
     known = _listed([rounded_up(one, 2) for one in sorted(found)], "and")
     times = _listed([str(one) for one in sorted(set(found.values()))], "or")
     return (
-        f"{epsilon} holds while nobody learns which release a sample is in, nor how long a client takes, and is "
-        f"{known} for somebody who does; it takes {times} times the gradients of a pass."
+        f"{epsilon} holds while nobody learns which release contains a sample or how long a client takes. Against "
+        f"somebody who learns this, it is {known}. This method computes {times} times the gradients of one pass."
     )
 
 

@@ -138,8 +138,8 @@ SAME = {"loss": 0.5, "delta": 1e-5, "mechanism": "blt noise on each client", "no
 def test_one_sentence_says_what_all_epsilons_are_true_of():
     made = [Guarantee(**{**SAME, **sums}) for sums in ({}, SUMS)]
     said = picture.terms([("a", one) for one in made])
-    assert "one helper and 7 clients of each sum are honest, and is 4.4 whatever happens" in said
-    assert said.startswith(f"ε, rounded up, is {made[0].protects}; noise on each client; {made[0].covers}; ")
+    assert "one helper and 7 clients of each sum are honest; in the worst case ε is 4.4." in said
+    assert said.startswith(f"ε is rounded up and holds {made[0].protects}; noise on each client; {made[0].covers}. ")
 
 
 @pytest.mark.parametrize(
