@@ -11,10 +11,9 @@ and for clients that are seldom asked. So each situation has a usual way; a few 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -452,34 +451,34 @@ _GAUSSIAN = 0.5
 """Prior penalty of one shot: of Gaussian classes second moments tell everything, of real ones less."""
 
 
-class _Way(NamedTuple):
-    """A strategy to try with some settings, or why it is ruled out."""
-
-    strategy: str
-    settings: Settings
-    prior_penalty: float = _OTHER
-    ruled_out: str = ""
+Trial = tuple[str, Settings, float]
+"""A strategy to try, its settings, and its prior penalty."""
 
 
-def _ways(request: PlanRequest) -> list[_Way]:
-    """Return the ways to try, the usual one first."""
-    trusted = request.config.trust_model == "trusted-server"
+def _trials(request: PlanRequest, refused: dict[str, str]) -> Iterator[Trial]:
+    """Yield what to try, the usual strategy first; add those that are ruled out to ``refused``, with the reason."""
+    trusted, once = request.config.trust_model == "trusted-server", request.most_uses is not None
     full, cancelling, fresh = (
         ("trusted-full-batch", "trusted-mu2", "trusted-sgd") if trusted else ("full-batch", "mu2", "noisy-sgd")
     )
-    uses = request.most_uses
-    clip = {} if trusted else _following(request)
-    rounds = [_Way(full, {**clip, "num-rounds": number}, _OTHER_ROUNDS) for number in _full_rounds(request)]
-    whole = [_Way(full, clip, 0.0 if uses is None else _OTHER), *rounds]
-    shot = [] if trusted else [_Way("one-shot", {"num-rounds": 0}, _GAUSSIAN)]
+    shots = () if trusted else ("one-shot",)
+    if once:
+        yield from _one_pass(request, cancelling, refused)
+        for strategy, settings, penalty in _one_pass(request, fresh, refused):
+            yield strategy, settings, penalty + _OTHER
     if request.config.stream:
-        why = "samples come as a stream, and it uses every sample in every round"
-        return [*_one_pass(request, cancelling, usual=True), *_one_pass(request, fresh), *_refused(full, shot, why)]
-    if uses is None:
-        passes = [way for name in (cancelling, fresh) for way in _one_pass(request, name)]
-        once = [way._replace(prior_penalty=_ONCE) for way in passes]
-        return [*whole, *shot, *once]
-    return [*_one_pass(request, cancelling, usual=True), *_one_pass(request, fresh), *whole, *shot]
+        refused |= dict.fromkeys((full, *shots), "samples come as a stream, and it uses every sample in every round")
+        return
+    clip = {} if trusted else _following(request)
+    yield full, clip, _OTHER if once else 0.0
+    for number in _full_rounds(request):
+        yield full, {**clip, "num-rounds": number}, _OTHER_ROUNDS
+    for strategy in shots:
+        yield strategy, {"num-rounds": 0}, _GAUSSIAN
+    if not once:
+        for name in (cancelling, fresh):
+            for strategy, settings, _ in _one_pass(request, name, refused):
+                yield strategy, settings, _ONCE
 
 
 def _following(request: PlanRequest) -> Settings:
@@ -503,31 +502,27 @@ def _full_rounds(request: PlanRequest) -> list[int]:
     return [] if has_table(config) else [rounds for rounds in _FULL_ROUNDS if rounds <= most]
 
 
-def _refused(full: str, shot: list[_Way], why: str) -> list[_Way]:
-    return [_Way(name, {}, ruled_out=why) for name in (full, *(one.strategy for one in shot))]
-
-
-def _one_pass(request: PlanRequest, strategy: str, *, usual: bool = False) -> list[_Way]:
-    """One pass over all samples, cut into rounds; the usual number has no penalty of its own."""
+def _one_pass(request: PlanRequest, strategy: str, refused: dict[str, str]) -> Iterator[Trial]:
+    """Yield one pass over all samples, cut into rounds; the usual number has no penalty."""
     share, most = request.asked / request.clients, request.most_rounds
     known = tuned(replace(request.config, features=_features(request, strategy))) is not None
-    made: dict[int, _Way] = {}
+    numbers: dict[int, int] = {}  # of rounds, by batch
     for rounds in sorted({*_ROUNDS, min(most or 1, max(_ROUNDS))}):
         batch = int(request.fewest // max(rounds * share, 1.0))
         if batch >= 1 and (most is None or rounds <= most):
-            settings: Settings = {"batch-size": batch, "num-rounds": rounds}
-            if "strategy.steps" in METHODS[strategy].keys and rounds > 1 and not known:
-                settings = {**settings, "strategy.steps": "anytime"}
-            made.setdefault(batch, _Way(strategy, settings))
-    if not made:
-        why = f"{request.fewest} samples of a client are too few for {most} rounds in which each is used once"
-        return [_Way(strategy, {}, ruled_out=why)]
-    numbers = {batch: int(way.settings["num-rounds"]) for batch, way in made.items()}
-    wanted = _usual_rounds(request, strategy, max(made))
+            numbers.setdefault(batch, rounds)
+    if not numbers:
+        refused[strategy] = (
+            f"{request.fewest} samples of a client are too few for {most} rounds in which each is used once"
+        )
+        return
+    wanted = _usual_rounds(request, strategy, max(numbers))
     best = min(numbers, key=lambda batch: abs(math.log(numbers[batch] / wanted)))
-    penalties = {at: _ONE_STEP if rounds == 1 else _OTHER_ROUNDS_OF_A_PASS for at, rounds in numbers.items()}
-    penalties[best] = 0.0
-    return [way._replace(prior_penalty=penalties[batch] + (0.0 if usual else _OTHER)) for batch, way in made.items()]
+    anytime = "strategy.steps" in METHODS[strategy].keys and not known
+    for batch, rounds in numbers.items():
+        penalty = _ONE_STEP if rounds == 1 else _OTHER_ROUNDS_OF_A_PASS
+        steps = {"strategy.steps": "anytime"} if anytime and rounds > 1 else {}
+        yield strategy, {"batch-size": batch, "num-rounds": rounds, **steps}, 0.0 if batch == best else penalty
 
 
 def _usual_rounds(request: PlanRequest, strategy: str, batch: int) -> int:
@@ -548,17 +543,14 @@ def candidates_of(request: PlanRequest) -> tuple[list[Candidate], dict[str, str]
     """
     made: dict[str, list[Candidate]] = {}
     refused: dict[str, str] = {}
-    for way in _ways(request):
-        if way.ruled_out:
-            refused.setdefault(way.strategy, way.ruled_out)
-            continue
-        settings = {**way.settings, "features": _features(request, way.strategy)}
+    for strategy, settings, penalty in _trials(request, refused):
+        own = {**settings, "features": _features(request, strategy)}
         try:
-            candidate = tried(request, way.strategy, settings, prior_penalty=way.prior_penalty)
+            candidate = tried(request, strategy, own, prior_penalty=penalty)
         except ConfigurationError as error:
-            refused.setdefault(way.strategy, str(error))
+            refused.setdefault(strategy, str(error))
         else:
-            made.setdefault(way.strategy, []).append(candidate)
+            made.setdefault(strategy, []).append(candidate)
     if len(made) == 1 and all(len(found) == 1 for found in made.values()):  # nothing to choose from
         return [found[0] for found in made.values()], refused
     best = [min(found, key=lambda candidate: candidate.score) for found in made.values()]
