@@ -71,7 +71,6 @@ LearningRate = Annotated[float, Declaration("eta, the step.", at_least=0, zero=_
 class RunSums(tables.SecureAggregation):
     """Secure aggregation in a run configuration."""
 
-    min_cohort: tables.MinCohort = 0
     helpers: Annotated[
         int,
         Declaration(

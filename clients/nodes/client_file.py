@@ -61,7 +61,6 @@ RosterDigest = Annotated[
 class NodeSums(tables.SecureAggregation):
     """Secure aggregation in the file of a client, which needs all of them."""
 
-    min_cohort: tables.MinCohort
     min_honest: Annotated[
         int,
         Declaration(
@@ -89,6 +88,8 @@ class ClientFile(OperatorsFile):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.trust, NodeSums) and not self.trust.min_cohort:
+            raise refusal("trust.min-cohort", f"set, with trust = {SECURE!r}", 0, kind="missing")
         longest = protocol.LONGEST_CLIENT_NAME
         if not (isinstance(self.client, str) and len(self.client) <= longest):
             raise refusal("client", f"a name of 1 to {longest} characters", self.client, kind="malformed")

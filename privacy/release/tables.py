@@ -253,14 +253,6 @@ TRUST = Declaration(
     "Who is trusted, and with what; empty for the method's own. Under `secure-aggregation` the server sees only sums "
     "of releases, as long as one helper is honest; under `trusted-server` it sees them all and adds noise."
 )
-MinCohort = Annotated[
-    int,
-    Declaration(
-        "n, the fewest releases of a sum; a round with fewer stays closed, and clients carry theirs over.",
-        at_least=0,
-        zero="four fifths of clients-per-round, rounded up",
-    ),
-]
 
 
 class TrustOfMethod(Kind):
@@ -285,3 +277,11 @@ class SecureAggregation(Kind):
     """The server sees only sums; runs and clients each have options of their own."""
 
     kind: Literal["secure-aggregation"] = "secure-aggregation"
+    min_cohort: Annotated[
+        int,
+        Declaration(
+            "n, the fewest releases of a sum; a round with fewer stays closed, and clients carry theirs over.",
+            at_least=0,
+            zero="four fifths of clients-per-round, rounded up",
+        ),
+    ] = 0
