@@ -23,6 +23,7 @@ from murmurfl.privacy import MurmurflError, SQLiteLedger, UnsupportedFlowerError
 from murmurfl.privacy import flower_version as flower
 
 from tests.harness import packages
+from tests.harness.errors import raises
 from tests.harness.imports import FOLDERS, Imports
 
 ROOT = Path(__file__).parent.parent
@@ -89,7 +90,9 @@ def test_the_versions_of_flower_are_those_of_the_project():
 @pytest.mark.parametrize("found", ["1.40.3", "1.43.0", "2.0.0", "1.43.0.dev20260101", "0.9", "nonsense"])
 def test_another_version_of_flower_is_named(monkeypatch, found):
     monkeypatch.setattr(flower, "version", lambda name: found)
-    with pytest.raises(UnsupportedFlowerError, match=re.escape(f"Expected Flower >=1.41,<1.43, got {found}")) as error:
+    with raises(
+        UnsupportedFlowerError, "unsupported", match=re.escape(f"Expected Flower >=1.41,<1.43, got {found}")
+    ) as error:
         flower.check_flower_version()
     assert isinstance(error.value, MurmurflError)
     assert isinstance(error.value, ImportError)
@@ -100,7 +103,7 @@ def test_without_flower_that_is_said(monkeypatch):
         raise flower.PackageNotFoundError(name)
 
     monkeypatch.setattr(flower, "version", missing)
-    with pytest.raises(UnsupportedFlowerError, match="got none"):
+    with raises(UnsupportedFlowerError, "unsupported", match="got none"):
         flower.check_flower_version()
 
 

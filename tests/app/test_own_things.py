@@ -26,6 +26,8 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import MECHANISMS, ConfigurationError
 from typer.testing import CliRunner
 
+from tests.harness.errors import raises
+
 pytestmark = pytest.mark.usefixtures("small_rehearsals")
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -175,5 +177,5 @@ def test_what_is_unknown_is_refused_with_the_nearest_known_one(key, name, said):
 
 
 def test_an_unknown_paper_is_refused_with_the_nearest_known_one():
-    with pytest.raises(ConfigurationError, match="did you mean 'reshef-levy-2024'"):
+    with raises(ConfigurationError, "unknown-name", "reproduction", match="did you mean 'reshef-levy-2024'"):
         PAPERS["reshef-2024"]

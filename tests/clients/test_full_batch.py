@@ -9,6 +9,7 @@ from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, Re
 from murmurfl.privacy.queries.clipped_share import CountedRows
 
 from tests.harness.clients import training_config
+from tests.harness.errors import raises
 from tests.harness.models import Quadratic
 
 D, K, N = 4, 3, 17
@@ -235,17 +236,19 @@ def test_a_release_sums_scaled_gradients_and_marks():
     "arrays", [[np.zeros(WIDE)], [np.zeros(WIDE), np.array([np.nan])], [np.zeros(WIDE), np.array([1])]]
 )
 def test_a_malformed_clip_is_refused_with_a_text_that_says_nothing_of_data(arrays):
-    with pytest.raises(RefusedError, match="malformed request: expected") as refused:
+    with raises(
+        RefusedError, "refused", code=protocol.MALFORMED_REQUEST, match="malformed request: expected"
+    ) as refused:
         counting().fit(arrays, training_config())
     assert refused.value.code == protocol.MALFORMED_REQUEST
 
 
 @pytest.mark.parametrize("changes", [{"clip_norm": 0.5}, {"clipping": "automatic"}])
 def test_policies_that_rows_are_not_made_for_are_refused(changes):
-    with pytest.raises(ConfigurationError, match="Expected clip_norm 1 and clipping 'clip'"):
+    with raises(ConfigurationError, "out-of-range", "clip_norm", match="clip_norm 1"):
         counting(policy=replace(COUNTING, **changes))
 
 
 def test_other_combinations_of_points_are_refused():
-    with pytest.raises(ConfigurationError, match="one point"):
+    with raises(ConfigurationError, "unsupported", match="one point"):
         CountedGradients(Closed(WIDE), SHARE).stacked([[], []], [1.0, 1.0], POINTS)

@@ -29,6 +29,7 @@ from murmurfl.privacy import (
 )
 
 from tests.harness.clients import training_config
+from tests.harness.errors import raises
 from tests.harness.grid import ask as ask_node
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -94,7 +95,7 @@ def test_a_file_rewritten_in_another_order_is_refused(path, kind, session):
     ask(start(path, kind, DATA))
     before = read_ledger(path)
     for rewritten in (DATA[::-1], np.roll(DATA, 1, axis=0), DATA + np.eye(ROWS, D)):
-        with pytest.raises(LedgerError, match="Put the data back"):
+        with raises(LedgerError, "mismatch", "data", match="Put the data back"):
             ask(start(path, kind, rewritten), session)
     assert read_ledger(path) == before
     ask(start(path, kind, DATA), session)
@@ -137,13 +138,13 @@ def test_a_noise_mod_knows_its_operators_configuration_and_named_files(tmp_path)
     plain = node(tmp_path, app="")
     assert plain.known_by({"partition-id": 1}) != plain.known_by({"partition-id": 2})
     data.unlink()
-    with pytest.raises(ConfigurationError, match="data-files"):
+    with raises(ConfigurationError, "unreadable", match="data-files"):
         node(tmp_path, **named).known_by({})
 
 
 def test_a_client_level_noise_mod_needs_to_know_nothing(tmp_path):
     assert node(tmp_path, releases_per_pass=1).known_by({"partition-id": 3}) == b""
-    with pytest.raises(ConfigurationError, match="client-level"):
+    with raises(ConfigurationError, "conflict", "data-files", match="client-level"):
         node(tmp_path, releases_per_pass=1, data_files=("clinic.npz",))
 
 
@@ -153,15 +154,15 @@ def test_a_noise_mod_refuses_once_its_operators_configuration_changed(path, tmp_
             privatizer = _real(node(tmp_path, node_config=config), {}).private(D)
             privatizer.release("s", privatizer.statement("s").releases, lambda samples: np.ones((1, D)))
         else:
-            with pytest.raises(LedgerError, match="partition or seed"):
+            with raises(LedgerError, "mismatch", "data"):
                 _real(node(tmp_path, node_config=config), {})
     client_level = _real(node(tmp_path, releases_per_pass=1), {}).private(D)
-    with pytest.raises(RefusedError, match="policy"):
+    with raises(RefusedError, "refused", code=protocol.POLICY_CHANGED, match="policy"):
         client_level.release("s", 2, lambda samples: np.ones((1, D)))
     client_level.release("t", 0, lambda samples: np.ones((1, D)))  # for which any data will do
     sample_level = _real(node(tmp_path, node_config={"partition-id": 1}), {}).private(D)
     sample_level.check_data()  # what it used before is still known
-    with pytest.raises(LedgerError, match="partition or seed"):
+    with raises(LedgerError, "mismatch", "data"):
         _real(node(tmp_path, node_config={"partition-id": 2}), {})
 
 
@@ -172,7 +173,7 @@ def test_a_mod_notices_data_files_that_are_rewritten_while_it_runs(path, tmp_pat
     client = _real(node(tmp_path, data_files=(str(data),)), {})
     client.private(D).release("s", 0, lambda samples: np.ones((1, D)))
     data.write_bytes(b"rows in another order")
-    with pytest.raises(LedgerError, match="Put the data back"):
+    with raises(LedgerError, "mismatch", "data", match="Put the data back"):
         client.private(D).release("s", 1, lambda samples: np.ones((1, D)))
     data.write_bytes(b"rows in one order")
     client.private(D).release("s", 1, lambda samples: np.ones((1, D)))

@@ -146,17 +146,17 @@ def test_no_other_release_than_the_last_as_it_was_sent_is_sealed_again(asked):
 
 def test_releases_that_stand_alone_are_not_kept_and_none_is_sealed_that_was_never_made():
     alone = make_client(NoisySGDClient, policy(mechanism="independent", release_rule="paper"))
-    with pytest.raises(RefusedError, match="not kept"):
+    with raises(RefusedError, "refused", code=protocol.BAD_ACKNOWLEDGEMENT, match="not kept"):
         alone.fit([], sealing(1, 0))
     alone.fit(points(alone), training_config())
-    with pytest.raises(RefusedError, match="not kept"):
+    with raises(RefusedError, "refused", code=protocol.BAD_ACKNOWLEDGEMENT, match="not kept"):
         alone.fit([], sealing(1, 0))
 
 
 def test_a_plain_client_seals_nothing_again():
     plain = make_client(chosen=policy(trust="untrusted-server", sums=SumAssumption(1, 1)), masking=None)
     plain.fit(points(plain), training_config())
-    with pytest.raises(RefusedError, match="not kept"):
+    with raises(RefusedError, "refused", code=protocol.BAD_ACKNOWLEDGEMENT, match="not kept"):
         plain.fit([], sealing(1, 0))
 
 
@@ -210,7 +210,7 @@ def test_nothing_is_released_without_masks_even_in_a_simulation(kind):
 def test_a_client_that_forgot_to_check_still_sends_nothing_bare(monkeypatch):
     monkeypatch.setattr("murmurfl.clients.private_client.check_can_send", lambda *_: None)
     client = make_client(masking=None)
-    with pytest.raises(ConfigurationError, match="without masks"):
+    with raises(ConfigurationError, "missing", "masking", match="without masks"):
         client.fit(points(client), training_config())
 
 
@@ -225,7 +225,7 @@ def test_a_client_that_sends_without_masks_is_caught(monkeypatch):
 
 
 def test_a_real_client_is_not_even_made_without_masks():
-    with pytest.raises(ConfigurationError, match="Pass masking"):
+    with raises(ConfigurationError, "missing", "masking", match="Pass masking"):
         Mu2Client(
             Differences(), normal_samples("1", 10, SIZE), policy(), DurableLedger(), SystemKeys.generate(), name="1"
         )
@@ -234,7 +234,7 @@ def test_a_real_client_is_not_even_made_without_masks():
 def test_masks_that_belong_to_something_else_are_refused():
     with raises(ConfigurationError, "conflict", "masking"):
         make_client(chosen=PrivacyPolicy(1.0, 2, 5, 1.0))
-    with pytest.raises(ConfigurationError, match="for client '1', got that of '2'"):
+    with raises(ConfigurationError, "mismatch", "masking", match="'1', got that of '2'"):
         make_client(masking=lambda _, roster: masking_of("2", roster))
     with raises(ConfigurationError, "out-of-range", "min_cohort"):
         make_client(chosen=policy(sums=SumAssumption(3, 9)))
@@ -256,7 +256,7 @@ class Renamed(Mu2Client):
     ids=lambda pair: pair[0].__name__,
 )
 def test_only_the_kinds_that_say_so_serve_it(kind):
-    with pytest.raises(ConfigurationError, match=f"got {kind[0].__name__}"):
+    with raises(ConfigurationError, "conflict", "trust", match=f"got {kind[0].__name__}"):
         make_client(*kind)
 
 

@@ -5,10 +5,19 @@ import math
 import numpy as np
 import pytest
 from murmurfl.clients import LabelledFeatures, OneShotClient
-from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, RefusedError, SimulatedKeys, SystemKeys
+from murmurfl.privacy import (
+    ConfigurationError,
+    MemoryLedger,
+    PrivacyPolicy,
+    RefusedError,
+    SimulatedKeys,
+    SystemKeys,
+    protocol,
+)
 from murmurfl.privacy.release.clipping import Moments
 
 from tests.harness.clients import DurableLedger, Labelled, training_config
+from tests.harness.errors import raises
 
 K, C, N = 4, 3, 60
 FEATURES = np.random.Generator(np.random.Philox(key=5)).normal(size=(N, K)) / 3
@@ -77,7 +86,7 @@ def test_a_constant_is_appended_and_bounded_with_the_features():
 
 def test_it_is_asked_at_no_point_and_answers_once():
     subject = client()
-    with pytest.raises(RefusedError, match="malformed"):
+    with raises(RefusedError, "refused", code=protocol.MALFORMED_REQUEST, match="malformed"):
         subject.fit([np.zeros((C, K))], training_config())
     subject.fit([], training_config())
     for session in ("s", "other"):

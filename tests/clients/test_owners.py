@@ -165,7 +165,7 @@ def test_an_owner_without_fitting_samples_counts_as_zero():
     assert np.allclose(made[numbers[4]], 0.25 - data.values[data.names == 4][1:MOST].mean(axis=0))
     others = [row for name, row in numbers.items() if name not in (3, 4)]
     assert (made[others] == all_of_them[others]).all()
-    with pytest.raises(ConfigurationError, match="Expected arrays of at least"):
+    with raises(ConfigurationError, "out-of-range", match="Expected arrays of at least"):
         OwnedSamples((data.values,), samples.owners, fits[:3])
 
 
@@ -302,7 +302,7 @@ def test_a_client_of_owners_states_its_unit():
 def test_a_mean_of_features_is_refused_beside_owners():
     policy = PrivacyPolicy(**{**COMMON, "budget_mu": 3.0}, batch_size=2)
     mean: Any = SimpleNamespace(option="centring", query=SimpleNamespace(name="mean", per_owner=False))
-    with pytest.raises(ConfigurationError, match="which counts samples"):
+    with raises(ConfigurationError, "conflict", "samples_per_owner"):
         NoisySGDClient(
             gradients(), Data().owned(), policy, MemoryLedger(), SimulatedKeys(1, "m"), name="m", queries=[mean]
         )
@@ -322,16 +322,16 @@ def test_the_ledger_knows_owners_by_their_names(tmp_path):
         started(Data(replaced).owned()).check_data()  # the same names
     data = Data()
     data.names = data.names + 20
-    with pytest.raises(LedgerError, match="Expected the 2 places of owners"):
+    with raises(LedgerError, "mismatch", "owners", match="Expected the 2 places of owners"):
         started(data.owned()).check_data()
-    with pytest.raises(LedgerError, match="Expected the 2 places of owners"):
+    with raises(LedgerError, "mismatch", "owners", match="Expected the 2 places of owners"):
         started(Data().owned(places=11)).check_data()
-    with pytest.raises(LedgerError, match="Expected the 2 places of owners"):
+    with raises(LedgerError, "mismatch", "owners", match="Expected the 2 places of owners"):
         started(
             Data().owned(most=7), PrivacyPolicy(**{**COMMON, "samples_per_owner": 7, "budget_mu": 3.0}, batch_size=2)
         ).check_data()
     plain = PrivacyPolicy(**{**COMMON, "samples_per_owner": 0, "budget_mu": 3.0}, batch_size=2)
-    with pytest.raises(LedgerError, match="Expected the 2 rows"):
+    with raises(LedgerError, "mismatch", "data", match="Expected the 2 rows"):
         started(rows(20), plain).check_data()
     data = Data()
     data.values, data.names = np.append(data.values, rows(3), axis=0), np.append(data.names, [77, 9, 77])

@@ -22,6 +22,7 @@ from murmurfl.privacy.audit import audit_client
 from murmurfl.privacy.release.shuffled_privatizer import step_noise
 
 from tests.harness.clients import DurableLedger, Labelled, point_request
+from tests.harness.errors import raises
 from tests.harness.models import Ridge, Undeclared
 
 D, N = 4, 8
@@ -108,9 +109,9 @@ def test_an_interleaved_epoch_takes_private_samples_first():
 def test_unproved_amplification_is_refused_for_plain_composition():
     public = samples(20, seed=2)
     mixed = {"public": public, "private_steps": 3, "public_steps": 5}
-    with pytest.raises(ConfigurationError, match="1 / L"):
+    with raises(ConfigurationError, "out-of-range", "learning_rate", match="1 / L"):
         client(learning_rate=0.021, **mixed)  # L* = 2 R^2 = 50
-    with pytest.raises(ConfigurationError, match="convex and smooth"):
+    with raises(ConfigurationError, "unsupported", match="convex and smooth"):
         client(model=Undeclared(D), **mixed)
 
     class Softmax:
@@ -119,7 +120,7 @@ def test_unproved_amplification_is_refused_for_plain_composition():
         def __call__(self, parameters, chosen):
             return np.zeros((1, D))
 
-    with pytest.raises(ConfigurationError, match="clip_norm"):
+    with raises(ConfigurationError, "out-of-range", "clip_norm"):
         check_amplified(Softmax(), 0.1, 1.0)
     assert check_amplified(Softmax(), 0.1, 50.0) == 1.0
     amplified, composed = client(**mixed), client(learning_rate=0.5, accounting="composed", **mixed)
@@ -131,18 +132,18 @@ def test_unproved_amplification_is_refused_for_plain_composition():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ConfigurationError, match="public samples"):
+    with raises(ConfigurationError, "mismatch", match="public samples"):
         client(public_steps=5)
-    with pytest.raises(ConfigurationError, match="batch_size"):
+    with raises(ConfigurationError, "mismatch", "batch_size"):
         client(batch_size=N - 1)
-    with pytest.raises(ConfigurationError, match="order"):
+    with raises(ConfigurationError, "unknown-name", "order"):
         client(order="random")
-    with pytest.raises(ConfigurationError, match="learning_rate"):
+    with raises(ConfigurationError, "out-of-range", "learning_rate"):
         client(learning_rate=math.nan)
-    with pytest.raises(ConfigurationError, match="release_epoch"):
+    with raises(ConfigurationError, "unsupported", match="release_epoch"):
         client().privatizer.release("s", 0, lambda chosen: np.zeros((1, D)))
     subject = client(public=samples(20, seed=2), private_steps=3, public_steps=5)
-    with pytest.raises(RefusedError, match="too far"):
+    with raises(RefusedError, "refused", code=protocol.MALFORMED_REQUEST, match="too far"):
         subject.fit(*point_request(np.full(D, 1e15)))
     assert subject.statement("s")["releases"] == 0
     subject.fit(*point_request(np.full(D, 1e3)))
@@ -175,7 +176,7 @@ def test_a_real_clients_ledger_says_how_private_and_public_steps_were_mixed(tmp_
     steps = {name: (entry.terms["private_steps"], entry.terms["public_steps"]) for name, entry in sessions.items()}
     assert steps == {"s": (3, 5), "t": (N, 0)}
     assert all((entry.loss.mu, entry.releases) == (pytest.approx(1.0), 2) for entry in sessions.values())
-    with pytest.raises(RefusedError, match="budget"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget"):
         subject.fit(*point_request(np.ones(D), session="u"))
 
 
@@ -225,7 +226,7 @@ def test_a_real_client_that_is_overtaken_to_its_cap_releases_nothing(tmp_path):
             fast.fit(*point_request(np.ones(D), release))
 
     slow = real_client(SQLiteLedger(tmp_path / "ledger"), Overtaken(model, all_of_them))
-    with pytest.raises(RefusedError, match="cap"):
+    with raises(RefusedError, "refused", code=protocol.CAP_REACHED):
         slow.fit(*point_request(np.ones(D)))
     (session,) = read_ledger(tmp_path / "ledger").sessions
     assert session.releases == 3

@@ -21,6 +21,7 @@ from murmurfl.privacy import (
 from murmurfl.privacy.sums.opening_rule import SignedOpening
 
 from tests.harness.clients import DurableRecord
+from tests.harness.errors import raises
 from tests.harness.grid import ask, ask_real_node
 from tests.harness.masked_releases import ATTACKS, CLIENTS, ROSTER, SEED, D, mask_of, opener_of, round_of
 
@@ -245,7 +246,7 @@ def test_a_record_that_cannot_be_used_is_said_in_fixed_words(tmp_path, caplog):
 
 
 def test_a_real_helper_insists_on_a_record_that_lasts():
-    with pytest.raises(OpeningRecordError, match="outlives this process"):
+    with raises(OpeningRecordError, "unsupported", match="outlives this process"):
         helper_app(opener_of(MemoryOpeningRecord()))
 
 
@@ -298,7 +299,7 @@ def test_simulated_helpers_of_one_node_have_records_of_their_own():
         for _ in range(2):
             reply = answered(state, request(releases=releases, helper=helper), helper)
             assert not reply.has_error()
-    with pytest.raises(OpeningRecordError, match="the record of helper 'right', got that of 'left'"):
+    with raises(OpeningRecordError, "mismatch", match="the record of helper 'right', got that of 'left'"):
         ContextOpeningRecord(state, "left").check_helper(ROSTER.helpers[1])
 
 

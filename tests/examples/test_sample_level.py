@@ -12,6 +12,7 @@ import pytest
 from murmurfl.app.engines.superlink import run_flower_app
 from murmurfl.privacy import Guarantee, gdp_mu
 
+from tests.harness.errors import raises
 from tests.harness.packages import EXAMPLES, accuracy
 
 # What Flower starts must find this checkout, and not the hub.
@@ -139,7 +140,7 @@ def test_the_networks_are_refused_with_batch_norm(project):
         net.features[1] = torch.nn.BatchNorm2d(8)
         return net
 
-    with pytest.raises(ConfigurationError, match=r"(?i)batch ?norm"):
+    with raises(ConfigurationError, "unsupported", match=r"(?i)batch ?norm"):
         private_client_app(mixing, samples=lambda context: (), epsilon=4.0, rounds=2, schema=module.RECORD)
 
 

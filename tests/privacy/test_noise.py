@@ -47,6 +47,7 @@ from murmurfl.privacy.noise import (
 from scipy import stats
 
 from benchmarks.noise import version_1_pairs
+from tests.harness.errors import raises
 from tests.privacy.clients import DurableLedger
 
 KEY = bytes(range(32))
@@ -125,12 +126,12 @@ def test_real_keys_are_fresh_and_simulated_keys_follow_names():
 
 @pytest.mark.parametrize(("secret", "nonce"), [(b"short", bytes(16)), (KEY, b"short")])
 def test_keys_and_nonces_of_the_wrong_length_are_refused(secret, nonce):
-    with pytest.raises(ConfigurationError, match="Expected"):
+    with raises(ConfigurationError, "wrong-shape", match="Expected"):
         row_key(secret, nonce)
 
 
 def test_unknown_quality_is_refused():
-    with pytest.raises(ConfigurationError, match="quality"):
+    with raises(ConfigurationError, "unknown-name", "quality"):
         standard_normals(key(1), 3, "float16")
 
 
@@ -594,13 +595,13 @@ def test_sums_of_counts_do_not_depend_on_their_order():
 
 @pytest.mark.parametrize("spacing", [0.0, -1.0, 0.3, np.inf, np.nan])
 def test_a_spacing_that_is_no_power_of_two_is_refused(spacing):
-    with pytest.raises(ConfigurationError, match="power of two"):
+    with raises(ConfigurationError, "out-of-range", "spacing"):
         Grid(spacing)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 2.0**60])
 def test_values_that_do_not_fit_are_refused_and_never_wrapped(value):
-    with pytest.raises(ConfigurationError, match="2\\^51"):
+    with raises(ConfigurationError, "out-of-range", match="2\\^51"):
         Grid(1.0).counts(np.array([0.0, value]))
 
 
@@ -618,5 +619,5 @@ def test_rounding_is_to_the_nearest_and_ties_go_to_even(values):
 
 
 def test_a_bound_that_does_not_fit_is_refused():
-    with pytest.raises(ConfigurationError, match="2\\^51"):
+    with raises(ConfigurationError, "out-of-range", match="2\\^51"):
         Grid(1.0).counts(np.zeros(2), bound=2.0**51)

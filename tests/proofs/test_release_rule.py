@@ -15,11 +15,13 @@ from murmurfl.privacy import (
     SimulatedKeys,
     gdp_delta,
     gdp_epsilon,
+    protocol,
 )
 from murmurfl.privacy.ledger.ledger_history import ReleaseRow, history_of
 from murmurfl.privacy.release.prefix_sums import MOST_PENDING
 from scipy.stats import norm
 
+from tests.harness.errors import raises
 from tests.harness.transcripts import delta_of_two
 
 K, SIZE = 4, 32
@@ -81,7 +83,7 @@ def test_of_many_unacknowledged_releases_the_last_four_can_be_acknowledged_and_n
     subject = client()
     prefixes = [subject.release("s", 0, lambda samples: np.ones((1, 3))).counts for _ in range(7)]
     if chosen <= 7 - MOST_PENDING:
-        with pytest.raises(RefusedError, match="acknowledge"):
+        with raises(RefusedError, "refused", code=protocol.BAD_ACKNOWLEDGEMENT, match="acknowledge"):
             subject.release("s", chosen, lambda samples: np.ones((1, 3)))
         chosen = 0
     whole = client()
@@ -162,7 +164,7 @@ def test_acknowledgements_that_are_not_forward_are_refused_in_every_state_and_ch
             if acks[-1] <= wrong <= 3:
                 continue
             before = ledger.stream("s"), ledger.account()
-            with pytest.raises(RefusedError, match="acknowledge"):
+            with raises(RefusedError, "refused", code=protocol.BAD_ACKNOWLEDGEMENT, match="acknowledge"):
                 subject.release("s", wrong, lambda chosen: np.ones((1, 3)))
             assert (ledger.stream("s"), ledger.account()) == before
 

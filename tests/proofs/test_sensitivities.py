@@ -18,6 +18,7 @@ from murmurfl.privacy.release.clipping import LEAST_CLIP, DenseContributions, Ro
 from murmurfl.privacy.release.shuffled_privatizer import noisy_epoch
 from murmurfl.strategies import TrustedMu2
 
+from tests.harness.errors import raises
 from tests.harness.rules import begun, stepped
 
 
@@ -71,7 +72,7 @@ def test_rows_in_columns_are_bounded_as_each_alone(stability):
 def test_a_clip_too_short_for_float64_is_refused(lost):
     """With a clip of 1e-300 and entries of 1e22 the factor is subnormal: rows were up to twice as long as the clip."""
     for bounded in (lambda: clip_per_sample(np.ones((1, 3)), lost), lambda: RowBound(lost)):
-        with pytest.raises(ConfigurationError, match="clip_norm >= 1e-150"):
+        with raises(ConfigurationError, "out-of-range", "clip_norm", match="clip_norm >= 1e-150"):
             bounded()
     extreme = np.random.default_rng(4)
     rows = np.exp(extreme.uniform(-690, 690, (200, 3)))

@@ -19,6 +19,7 @@ from murmurfl.strategies import (
 from murmurfl.strategies.correlated_fedavg import AverageState, momentum_step, optimizer_step
 
 from tests.harness.callbacks import AfterRound
+from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid, Reliable
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
@@ -116,9 +117,9 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(name, tmp_path
     assert (resumed.state.x == whole.state.x).all()
     assert (resumed.state.moments == whole.state.moments).all()
     assert resumed.state.steps == whole.state.steps == ROUNDS
-    with pytest.raises(CheckpointError, match="optimizer"):
+    with raises(CheckpointError, "mismatch", match="optimizer"):
         trained(app, checkpoint=path, optimizer=ServerMomentum(0.1), grid=same_clients)
-    with pytest.raises(CheckpointError, match="optimizer"):
+    with raises(CheckpointError, "mismatch", match="optimizer"):
         trained(app, checkpoint=path, grid=same_clients)
 
 
@@ -160,7 +161,7 @@ def test_a_rule_that_steps_in_closed_rounds_would_be_seen():
 
 def test_a_step_that_overflows_is_a_typed_error():
     state = AverageState(np.zeros(1), np.zeros((1, 1)))
-    with pytest.raises(ConfigurationError, match="lower learning_rate"):
+    with raises(ConfigurationError, "out-of-range", "learning_rate"):
         optimizer_step(
             state, np.full(1, 1e300), clients_per_round=1, learning_rate=1e300, optimizer=ServerMomentum(0.5)
         )

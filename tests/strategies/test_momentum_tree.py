@@ -18,6 +18,8 @@ from murmurfl.strategies.momentum_tree import (
     compose,
 )
 
+from tests.harness.errors import raises
+
 
 def reconstructed_momentum(anchored, moved, residual, *, epoch_length, alpha, gamma):
     r"""The momentum of the last step from three series of differences: lemma 17, without noise (algorithm 2).
@@ -74,7 +76,7 @@ def test_compose_is_the_shortest_way_to_make_an_interval_of_dyadic_ones():
                 size = b - a + 1
                 assert size & (size - 1) == 0
                 assert (a - 1) % size == 0
-    with pytest.raises(ConfigurationError, match="from 1"):
+    with raises(ConfigurationError, "out-of-range", match="from 1"):
         compose(0, 3)
 
 
@@ -185,7 +187,7 @@ def test_impossible_trees_are_refused(wrong):
 
 @pytest.mark.parametrize("wrong", [(0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (1.0, 1.0, -1.0), (math.inf, 1.0, 0.0)])
 def test_impossible_noise_is_refused(wrong):
-    with pytest.raises(ConfigurationError, match="Expected"):
+    with raises(ConfigurationError, "out-of-range", "change"):
         MomentumTree(4, 2, 0.5).noise_stds(wrong[0], wrong[1], rounding=wrong[2])
 
 

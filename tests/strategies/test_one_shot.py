@@ -10,6 +10,8 @@ from murmurfl.privacy.release.clipping import Moments
 from murmurfl.strategies import OneShot, ridge_scores
 from murmurfl.strategies.rounds.rule import Turn
 
+from tests.harness.errors import raises
+
 N, K, C, S = 500, 5, 3, 2.0
 generator = np.random.Generator(np.random.Philox(key=31))
 FEATURES = generator.normal(size=(N, K)) / 4
@@ -79,7 +81,7 @@ def test_the_model_stays_what_it_was_if_nothing_came():
     state = strategy.rule.update(state, np.zeros(Moments(C).num_values(K)), Turn(1, 2))
     assert (strategy.rule.model(state) == 0.5).all()
     assert strategy.rule.points(state) == ()
-    with pytest.raises(ConfigurationError, match="one round"):
+    with raises(ConfigurationError, "exhausted"):
         strategy.rule.update(state, np.zeros(Moments(C).num_values(K)), Turn(2, 2, 2))
 
 
@@ -88,7 +90,7 @@ def test_the_model_stays_what_it_was_if_nothing_came():
     [([(C, K), (C,)], 0.0), ([(C, K)], 0.5), ([(K,)], 0.5), ([(C, K), (C + 1,)], 0.5), ([(2, 2, 2)], 0.0)],
 )
 def test_a_model_that_is_not_linear_is_refused(arrays, constant):
-    with pytest.raises(ConfigurationError, match="weight"):
+    with raises(ConfigurationError, "wrong-shape", match="weight"):
         taught(arrays, constant=constant)
 
 

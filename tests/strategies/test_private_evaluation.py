@@ -35,6 +35,7 @@ from murmurfl.strategies import (
 from scipy.stats import rankdata
 
 from tests.harness.clients import Labelled
+from tests.harness.errors import raises
 from tests.harness.grid import KilledError, NodesGrid, TamperedNodes, killing
 from tests.harness.secure import HELPERS, SEED, SecureGrid
 
@@ -303,7 +304,7 @@ def test_a_reply_that_does_not_say_what_it_is_of_is_dropped(said):
     ],
 )
 def test_where_nobody_answers_it_says_what_was_said(nodes, words):
-    with pytest.raises(NotEvaluatedError, match=words):
+    with raises(NotEvaluatedError, "missing", match=words):
         evaluate(nodes_of(**nodes))
 
 
@@ -315,9 +316,9 @@ def test_a_server_that_was_killed_after_the_round_has_it_in_its_checkpoint(tmp_p
     found = evaluate(nodes_of(), evaluation(session=None, checkpoint=path))
     again = evaluate(nodes_of(deaf=range(CLIENTS)), evaluation(session=None, checkpoint=path))
     assert again.document == found.document
-    with pytest.raises(CheckpointError, match="start"):  # another model is another evaluation
+    with raises(CheckpointError, "mismatch", match="start"):  # another model is another evaluation
         evaluation(session=None, checkpoint=path).evaluate(nodes_of(), ArrayRecord([-MODEL]))
-    with pytest.raises(CheckpointError, match="bins"):
+    with raises(CheckpointError, "mismatch", match="bins"):
         evaluation(session=None, checkpoint=path, bins=0).evaluate(nodes_of(), ArrayRecord([MODEL]))
 
 
@@ -329,7 +330,7 @@ def test_a_server_killed_in_the_round_asks_again(tmp_path):
     second, second_grid = evaluation(session=None, checkpoint=path), nodes_of()
     second_grid.contexts = grid.contexts  # the clients' ledgers are as they were
     # No client of a test repeats its last answer, as real nodes do: what was released is lost, and spent once.
-    with pytest.raises(NotEvaluatedError, match=r"killed before it had their answers.*cap-reached"):
+    with raises(NotEvaluatedError, "missing", match=r"killed before it had their answers.*cap-reached"):
         evaluate(second_grid, second)
     assert second.session == first.session
 
@@ -374,7 +375,7 @@ def test_an_opened_sum_has_every_clients_noise_share():
 def test_a_sum_of_too_few_stays_closed_and_nothing_is_said():
     grid = Secure()
     grid.tamper = lambda replies: replies[:3]
-    with pytest.raises(NotEvaluatedError, match="the round was closed"):
+    with raises(NotEvaluatedError, "missing", match="round was closed"):
         evaluate(grid, of_sums())
 
 
@@ -414,7 +415,7 @@ def test_a_trusted_server_adds_the_noise_of_one_client_for_all():
     assert found.right == pytest.approx(right.sum() + (noise[0] - noise[1]) / (2 * math.sqrt(0.5)), abs=1e-3)
     assert found.right_std == strategy.query.right_std(std)
     assert strategy.aggregator.guaranteed_mu(width) == OWN_MU
-    with pytest.raises(ConfigurationError, match="evaluation_policy"):
+    with raises(ConfigurationError, "conflict", match="evaluation_policy"):
         trusted(
             policy=PrivacyPolicy(
                 1.0, 1, 3, 1.0, trust="trusted-server", batch_selection="full_batch", mechanism="independent"

@@ -11,6 +11,7 @@ from murmurfl.strategies import IncompleteRoundError, ReducedTreeMomentum, Reduc
 
 from tests.harness import momentum as harness
 from tests.harness.callbacks import AfterRound
+from tests.harness.errors import raises
 from tests.harness.momentum import BATCHES, CLIENTS, IMPOSSIBLE, ROUNDS, START, D, data, grid, policy
 from tests.harness.rules import begun, stepped
 
@@ -128,7 +129,7 @@ def test_a_missing_reply_ends_the_run_before_anything_of_the_round_is_published(
     seen = []
     note = AfterRound(lambda report, metrics: seen.append(report.server_round))
     subject = strategy(checkpoint=tmp_path / "c.npz", callbacks=[note])
-    with pytest.raises(IncompleteRoundError, match="all 3 clients"):
+    with raises(IncompleteRoundError, "missing", match="all 3 clients"):
         subject.start(grid(lost=0.1), START, num_rounds=ROUNDS)
     assert 0 < len(subject.history) < ROUNDS
     assert seen == list(range(1, len(subject.history) + 1))
@@ -136,14 +137,14 @@ def test_a_missing_reply_ends_the_run_before_anything_of_the_round_is_published(
 
 def test_a_float32_model_is_refused_where_smoothness_is_used():
     start = ArrayRecord([np.ones(D, np.float32)])
-    with pytest.raises(ConfigurationError, match="float64"):
+    with raises(ConfigurationError, "wrong-type", match="float64"):
         strategy().start(grid(), start, num_rounds=ROUNDS)
     strategy(smoothness=math.inf).start(grid(), start, num_rounds=ROUNDS)
 
 
 def test_steps_that_float64_would_make_longer_are_refused():
     subject = strategy(learning_rate=1e-9)
-    with pytest.raises(ConfigurationError, match="too short"):
+    with raises(ConfigurationError, "out-of-range", "learning_rate"):
         stepped(subject, begun(subject, np.full(D, 1e5)), np.ones(D), 1)
 
 

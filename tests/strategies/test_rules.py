@@ -27,6 +27,7 @@ from murmurfl.strategies import (
 )
 from murmurfl.strategies.mu2 import project_to_ball
 
+from tests.harness.errors import raises
 from tests.harness.rules import begun, stepped
 
 rng = np.random.Generator(np.random.Philox(key=21))
@@ -249,7 +250,7 @@ def test_trusted_noise_measured_over_rounds_has_that_size_and_is_fresh():
 
 def test_a_trusted_server_stops_at_the_rounds_it_was_calibrated_for():
     strategy = trusted()
-    with pytest.raises(ConfigurationError, match="calibrated"):
+    with raises(ConfigurationError, "exhausted", "num_rounds"):
         strategy.aggregator.stream.released(np.zeros(0), 10)
 
 

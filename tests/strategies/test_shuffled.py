@@ -5,6 +5,7 @@ import pytest
 from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import PublicEpochs, ShuffledAvg, ShuffledState
 
+from tests.harness.errors import raises
 from tests.harness.rules import stepped
 
 rng = np.random.Generator(np.random.Philox(key=91))
@@ -41,7 +42,7 @@ def test_an_epoch_on_public_samples_asks_nobody_and_is_shuffled_gradient_descent
     server.state = ShuffledState(x)
     asked = [len(server._plan_round(r, None).acks) for r in (1, 2, 3, 4)]
     assert asked == [0, 2, 2, 0]
-    with pytest.raises(ConfigurationError, match="public samples"):
+    with raises(ConfigurationError, "missing", match="public samples"):
         stepped(strategy(rounds=range(2, 4)), ShuffledState(x), np.zeros(3), 1)
 
 

@@ -31,6 +31,7 @@ from murmurfl.privacy.sums.masking import Masking
 from murmurfl.privacy.sums.roster import ClientKey, Roster
 from murmurfl.strategies import CheckpointError, SecureAggregation, Statistics, TableStatistics
 
+from tests.harness.errors import raises
 from tests.harness.grid import TamperedNodes
 from tests.harness.secure import HELPERS, SEED, SecureGrid
 
@@ -131,9 +132,9 @@ def test_a_reply_that_does_not_say_what_it_is_of_is_dropped(said):
 
 
 def test_clients_of_other_columns_or_none_are_told_apart():
-    with pytest.raises(ConfigurationError, match="5 replies were malformed"):
+    with raises(ConfigurationError, "missing", match="5 replies were malformed"):
         statistics(columns=COLUMNS[:2]).collect(nodes_of())
-    with pytest.raises(ConfigurationError, match="refused with not-configured"):
+    with raises(ConfigurationError, "missing", match="refused with not-configured"):
         statistics(beside=True).collect(nodes_of())
 
 
@@ -142,7 +143,7 @@ def test_a_server_that_was_killed_after_the_round_has_them_in_its_checkpoint(tmp
     found = statistics(**options).collect(nodes_of())
     assert statistics(**options).collect(nodes_of(deaf=range(CLIENTS))).document == found.document
     renamed = [CountedColumn(f"{one.name}2", one.bounds, one.whole, one.values) for one in COLUMNS]
-    with pytest.raises(CheckpointError, match="columns"):
+    with raises(CheckpointError, "mismatch", match="columns"):
         statistics(**options, columns=renamed).collect(nodes_of())
 
 

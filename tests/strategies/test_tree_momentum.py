@@ -10,6 +10,7 @@ from murmurfl.strategies.momentum_tree import MomentumTree
 from murmurfl.strategies.tree_momentum import tree_momentum
 
 from tests.harness import momentum as harness
+from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid
 from tests.harness.momentum import BATCHES, CLIENTS, IMPOSSIBLE, ROUNDS, START, D, app, data, grid, policy
 from tests.harness.rules import begun, stepped
@@ -72,7 +73,7 @@ def test_the_noise_on_every_node_has_the_size_the_tree_asks_for():
         assert (state.sums[height] == 0).all()
         assert state.noisy[height].std() == pytest.approx(stds[t - 1], rel=5 / np.sqrt(2 * size))
     assert np.abs(np.corrcoef(seen) - np.eye(ROUNDS)).max() < 5.5 / np.sqrt(size), "fresh on every node"
-    with pytest.raises(ConfigurationError, match="calibrated"):
+    with raises(ConfigurationError, "exhausted", "num_rounds"):
         stepped(subject, state, np.zeros(size), ROUNDS + 1)
 
 

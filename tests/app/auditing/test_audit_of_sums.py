@@ -12,6 +12,8 @@ from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.sums import opening_rule as opening
 from typer.testing import CliRunner
 
+from tests.harness.errors import raises
+
 RUNS = 300
 """On each of the data sets; honest runs of other seeds would be accused with probability at most 5 % for each claim."""
 HONEST = 4
@@ -126,7 +128,7 @@ def test_helpers_that_open_nothing_at_all_are_no_reason_to_be_content(monkeypatc
         raise opening.OpeningRefusedError("nothing is opened here")
 
     monkeypatch.setattr(opening, "_check_follows", refuse)
-    with pytest.raises(ConfigurationError, match="an honest server's sum"):
+    with raises(ConfigurationError, "refused", match="an honest server's sum"):
         opens_without_acks(prepare(RunConfig.from_mapping(SUMS)))
 
 

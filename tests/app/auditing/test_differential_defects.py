@@ -17,6 +17,8 @@ from murmurfl.clients.records.client_records import Records, Rows, file_items
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.errors import MisfitError
 
+from tests.harness.errors import raises
+
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 TABLE = """
@@ -229,7 +231,7 @@ def test_secure_aggregation_is_audited_without_masks_and_says_so(tmp_path):
 def test_what_has_no_records_of_its_own_is_refused(tmp_path, changes, complaint):
     values = {"client": "clinic", "ledger": "ledger.sqlite", "mu": 1.0, **changes}
     (tmp_path / "node.toml").write_text(toml_document(values))
-    with pytest.raises(ConfigurationError, match=complaint):
+    with raises(ConfigurationError, "unsupported", match=complaint):
         audit_node(read_node(tmp_path / "node.toml"))
 
 

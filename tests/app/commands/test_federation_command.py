@@ -34,6 +34,7 @@ from murmurfl.strategies.rounds.checkpoint import save_checkpoint
 from typer.testing import CliRunner
 
 from tests.conftest import shrink_rehearsals
+from tests.harness.errors import raises
 from tests.harness.schemas import write_samples
 
 NEW = ["new", "ours", "--clients", "2", "--helpers", "1", "--schema", "schema.toml", "--address", "localhost:1"]
@@ -539,9 +540,9 @@ def test_a_card_of_another_format_is_refused_with_its_number(federation):
 def test_cards_are_written_once(tmp_path):
     card = Card("clinic-0", bytes(32))
     card.write(tmp_path / "card")
-    with pytest.raises(ConfigurationError, match="it was left alone"):
+    with raises(ConfigurationError, "exists", match="it was left alone"):
         card.write(tmp_path / "card")
-    with pytest.raises(ConfigurationError, match="Expected to write a card"):
+    with raises(ConfigurationError, "failed", match="Expected to write a card"):
         card.write(Path(tmp_path / "none" / "card"))
 
 

@@ -15,10 +15,13 @@ from murmurfl.privacy import (
     StreamRecord,
     SumAssumption,
     gdp_epsilon,
+    protocol,
     rounded_up,
     row_bytes,
 )
 from typer.testing import CliRunner
+
+from tests.harness.errors import raises
 
 BUDGET = gdp_epsilon(2.0, 1e-5)
 
@@ -118,7 +121,7 @@ def test_a_trusted_session_of_a_ledger_of_version_0_1_has_no_bound(path, check_o
     assert document["spent"] == {"mu": None, "epsilon": None}
     assert document["left"]["mu"] == 0.0
     check_output(murmurfl("show", path).stdout)
-    with pytest.raises(RefusedError, match="budget"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget"):
         release(path, "trusted", 1, trust="trusted-server")
 
 

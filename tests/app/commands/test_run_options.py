@@ -21,6 +21,8 @@ from murmurfl.privacy import ConfigurationError, gdp_mu
 from murmurfl.privacy.setting import Setting
 from typer.testing import CliRunner
 
+from tests.harness.errors import raises
+
 pytestmark = pytest.mark.usefixtures("small_rehearsals")
 
 QUICK = ["run", "--engine", "cohort", "--no-twin", "--name", "x"]
@@ -79,7 +81,7 @@ def test_both_in_one_place_are_refused(tmp_path):
     assert "Expected mu or epsilon, got both: mu = 2, epsilon = 3." in refused("--set", "mu=2", "--set", "epsilon=3")
     path = written(tmp_path, "mu = 2.0\nepsilon = 3.0\n")
     assert f"In {path}: Expected mu or epsilon, got both" in refused("--config", path)
-    with pytest.raises(ConfigurationError, match="got both"):
+    with raises(ConfigurationError, "conflict", "mu", match="got both"):
         layered({"mu": 4.0, "epsilon": 3.0})
 
 

@@ -12,6 +12,8 @@ from murmurfl.clients import Schema
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
+from tests.harness.errors import raises
+
 ROWS = 400
 
 
@@ -92,7 +94,7 @@ def test_the_heading_says_what_to_do_and_what_is_left_out(table, check_output):
 def test_a_node_refuses_a_draft_until_somebody_reviewed_it(table, tmp_path):
     out = tmp_path / "schema.toml"
     said(table, "--out", out)
-    with pytest.raises(ConfigurationError, match="reviewed = true"):
+    with raises(ConfigurationError, "missing", "reviewed"):
         Schema.read_file(out).check_for_real_nodes()
     out.write_text(out.read_text().replace("reviewed = false", "reviewed = true"))
     Schema.read_file(out).check_for_real_nodes()

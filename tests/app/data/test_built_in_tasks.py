@@ -23,6 +23,8 @@ from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.setting import by_key
 
+from tests.harness.errors import raises
+
 needs_data = pytest.mark.skipif(
     not (Path(os.environ.get("MURMURFL_DATA", "/nowhere")) / "compas").is_dir(), reason="no data root in MURMURFL_DATA"
 )
@@ -69,7 +71,7 @@ def test_rows_are_scaled_one_by_one():
 
 @pytest.mark.parametrize("task", SIZES)
 def test_without_its_file_a_table_is_refused_with_its_name(task, tmp_path):
-    with pytest.raises(ConfigurationError, match=FILES[task]):
+    with raises(ConfigurationError, "not-found", "data-root", match=FILES[task]):
         load_dataset(RunConfig(task=task, data_root=str(tmp_path)))
 
 
@@ -154,7 +156,12 @@ def test_constants_that_were_tuned_stand_on_the_task_they_were_tuned_for():
 def test_without_flwr_datasets_a_dirichlet_partition_is_refused_with_its_extra(monkeypatch):
     config = RunConfig(partition="dirichlet", batch_size=1, seed=77)
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-    with pytest.raises(ConfigurationError, match=r"partition = 'dirichlet'.*pip install 'murmurfl\[partitions\]'"):
+    with raises(
+        ConfigurationError,
+        "not-installed",
+        "flwr_datasets",
+        match=r"partition = 'dirichlet'.*pip install 'murmurfl\[partitions\]'",
+    ):
         load_shards(config, load_dataset(config))
     monkeypatch.undo()
     assert len(load_shards(config, load_dataset(config))) == config.num_clients
@@ -162,7 +169,12 @@ def test_without_flwr_datasets_a_dirichlet_partition_is_refused_with_its_extra(m
 
 def test_without_torchvision_mnist_is_not_fetched_and_refused_with_its_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(ConfigurationError, match=r"task = 'mnist-parity'.*pip install 'murmurfl\[torch\]'"):
+    with raises(
+        ConfigurationError,
+        "not-installed",
+        "torchvision",
+        match=r"task = 'mnist-parity'.*pip install 'murmurfl\[torch\]'",
+    ):
         load_dataset(RunConfig(task="mnist-parity", data_root=str(tmp_path), download=True))
 
 
@@ -222,7 +234,7 @@ def test_every_client_of_the_synthetic_data_has_its_own_rule():
     assert not np.allclose(other.train_features[:5], task.train_features[:5])
     pooled = load_shards(config(synthetic_samples=4000, partition="iid"), task)
     assert not np.allclose(pooled[0][:][0].mean(axis=0), centres[0], atol=0.5)
-    with pytest.raises(ConfigurationError, match="'own' or 'iid'"):
+    with raises(ConfigurationError, "conflict", "partition", match="'own' or 'iid'"):
         config(partition="dirichlet")
-    with pytest.raises(ConfigurationError, match="'own'"):
+    with raises(ConfigurationError, "missing", "partition"):
         prepare(RunConfig(partition="own"))

@@ -10,6 +10,8 @@ from murmurfl.app.data.task import Dataset, Shard
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, derived_seed
 
+from tests.harness.errors import raises
+
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "unequal"])
 def test_partitions_give_every_sample_to_exactly_one_client(partition):
@@ -64,7 +66,7 @@ def test_half_of_the_digits_are_spread_and_half_go_by_label():
         assert 0.4 < share < 0.7
         assert len(np.unique(labels)) >= 9
     assert sum(len(shard) for shard in shards) == len(task.train_labels)
-    with pytest.raises(ConfigurationError, match="one a class"):
+    with raises(ConfigurationError, "mismatch", "num-clients"):
         load_shards(RunConfig(strategy="online", partition="half-by-label", num_clients=5, clients_per_round=5), task)
 
 

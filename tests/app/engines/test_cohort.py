@@ -29,6 +29,7 @@ from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
 
 from tests.app.engines.test_engines import ABSOLUTE, FLOAT32, RELATIVE
 from tests.app.run_table import BASE
+from tests.harness.errors import raises
 
 
 @pytest.mark.parametrize("mib", [0.0, 0.01, 256.0])
@@ -151,7 +152,7 @@ def test_clients_with_real_keys_release_by_themselves():
 
     policy, data = PrivacyPolicy(1.0, 1, 3, 1.0), row_bytes(range(6))
     real = Privatizer(policy, 2, 6, DurableLedger(), SystemKeys.generate(), data=data)
-    with pytest.raises(ConfigurationError, match="real keys"):
+    with raises(ConfigurationError, "unsupported", match="real keys"):
         PrivatizerBlock.of([real])
 
 
@@ -172,7 +173,7 @@ def test_the_closed_form_of_softmax_gradients_is_the_sum_written_out():
 def test_samples_of_other_kinds_are_stacked_or_refused():
     arrays = [(np.arange(6).reshape(3, 2), slice(0, 2)), (np.arange(4).reshape(2, 2), slice(1, 2))]
     assert stacked_samples(arrays).tolist() == [[0, 1], [2, 3], [2, 3]]
-    with pytest.raises(ConfigurationError, match="another engine"):
+    with raises(ConfigurationError, "wrong-type", match="another engine"):
         stacked_samples([(["a", "b"], slice(0, 1))])
 
 

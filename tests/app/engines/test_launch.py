@@ -20,6 +20,8 @@ from murmurfl.app.engines.loopback import LaunchError, is_listening, toml_docume
 from murmurfl.app.engines.superlink import override_document, run_flower_app
 from murmurfl.privacy import ConfigurationError
 
+from tests.harness.errors import raises
+
 MARKER = "MURMURFL_TEST_LAUNCH"
 
 PROJECT = """
@@ -420,10 +422,10 @@ def test_lines_that_a_stream_lost_follow_when_the_run_has_ended(stand_ins):
 def test_an_app_that_flower_would_rewrite_is_refused_before_anything_starts(tmp_path):
     project = PROJECT + '\n[tool.flwr.federations]\ndefault = "local"\n'
     app = write_app(tmp_path / "app", project)
-    with pytest.raises(LaunchError, match="federations"):
+    with raises(LaunchError, "failed", match="federations"):
         run_flower_app(app, num_supernodes=2)
     assert (app / "pyproject.toml").read_text() == project
-    with pytest.raises(LaunchError, match="Expected a Flower App"):
+    with raises(LaunchError, "failed", match="Expected a Flower App"):
         run_flower_app(tmp_path, num_supernodes=2)
 
 

@@ -22,6 +22,7 @@ from murmurfl.strategies import WrongSumError
 from tests.app.engines.test_engines import same_bits
 from tests.app.run_table import SECURE as BASE
 from tests.harness.clients import training_config
+from tests.harness.errors import raises
 
 
 def test_masks_that_do_not_come_off_leave_no_model(monkeypatch):
@@ -35,7 +36,7 @@ def test_masks_that_do_not_come_off_leave_no_model(monkeypatch):
             whole(total, seed, **options)
 
     monkeypatch.setattr(opening, "add_mask", forgets)
-    with pytest.raises((WrongSumError, ConfigurationError), match=r"its sum is wrong|more than 2 clients lie"):
+    with raises((WrongSumError, ConfigurationError), "missing", match=r"its sum is wrong|more than 2 clients lie"):
         run_in_process(replace(BASE, lost_replies=0.0))
 
 
@@ -105,7 +106,7 @@ def test_a_client_that_answers_messages_has_masks_and_one_of_the_cohort_sends_no
     experiment = prepare(BASE)
     assert experiment.client(0, MemoryLedger(), masked=True).masking is not None
     bare = experiment.client(0, MemoryLedger())
-    with pytest.raises(ConfigurationError, match="without masks"):
+    with raises(ConfigurationError, "missing", "masking", match="without masks"):
         bare.fit([], {})
 
 

@@ -25,6 +25,7 @@ from tests.app.engines.test_engines import assert_same_result as assert_same
 from tests.app.engines.test_engines import over_workers as over
 from tests.app.plain import simulate
 from tests.app.run_table import BASE, RUNS
+from tests.harness.errors import raises
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -164,14 +165,14 @@ def test_the_command_refuses_what_cannot_be(arguments, said, tmp_path):
 
 
 def test_an_address_where_nobody_answers_is_refused_at_once():
-    with pytest.raises(ConfigurationError, match="nobody answers there"):
+    with raises(ConfigurationError, "unreachable", match="nobody answers there"):
         run_cohort(BASE, workers=2, ray_address=f"127.0.0.1:{free_port()}", say=print)
 
 
 def test_python_refuses_the_same():
-    with pytest.raises(ConfigurationError, match="workers >= 1, got -1"):
+    with raises(ConfigurationError, "out-of-range", "workers"):
         simulate(workers=-1)
-    with pytest.raises(ConfigurationError, match="engine 'cohort'"):
+    with raises(ConfigurationError, "conflict", "engine"):
         simulate(engine="inprocess", workers=2)
     checked_workers(None, "ray")
 
@@ -230,5 +231,5 @@ def test_a_search_over_workers_gives_the_same_ledgers(rows_stand_alone, monkeypa
 def test_an_unexpected_refusal_ends_the_run_without_changing_bits(monkeypatch):
     """The bug that would be: products of another shape than in one process, and nobody is told."""
     monkeypatch.setattr(Experiment, "shortage", None)
-    with pytest.raises(ConfigurationError, match="one refused"):
+    with raises(ConfigurationError, "refused", match="one refused"):
         over(RUNS["mu2, refusals"].config, 3)

@@ -46,6 +46,7 @@ from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon, prot
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.harness.clients import training_config
+from tests.harness.errors import raises
 from tests.harness.grid import ask_real_node
 from tests.harness.schemas import write_samples
 
@@ -159,7 +160,7 @@ def test_it_ends_with_its_block_whoever_is_still_there():
 
 
 def test_an_address_that_is_taken_is_refused_with_the_way_out(listening):
-    with pytest.raises(ConfigurationError, match="Choose another address"), Endpoint(listening.address, {}):
+    with raises(ConfigurationError, "failed", match="Choose another address"), Endpoint(listening.address, {}):
         pass
 
 
@@ -185,7 +186,7 @@ def test_an_address_without_a_host_is_this_computers_own(typed, host, port, loca
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize("typed", ["", "host", "host:", "host:0", "host:65536", "host:9x", "::1", "1:2:3", "host:-1"])
 def test_what_is_no_address_is_refused(typed):
-    with pytest.raises(ConfigurationError, match="Expected an address as HOST:PORT"):
+    with raises(ConfigurationError, "malformed", match="Expected an address as HOST:PORT"):
         Address.read(typed)
 
 
@@ -455,7 +456,7 @@ def test_what_is_not_listed_counts_as_other():
 
 @pytest.mark.parametrize("name", ["murmurfl_accuracy", "murmurfl_asked_total"])
 def test_a_figure_that_is_not_a_nodes_cannot_be_shown(name):
-    with pytest.raises(ConfigurationError, match="Expected figures of a node, got"):
+    with raises(ConfigurationError, "unknown-name", match="Expected figures of a node, got"):
         Shown("node", lambda: {name: 1.0}).text()
 
 

@@ -28,7 +28,7 @@ from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
 from murmurfl.clients import UpdateNode, UpdatePolicy
 from murmurfl.clients.nodes.client_file import SampleNode
 from murmurfl.clients.nodes.roster_files import write_roster
-from murmurfl.privacy import ConfigurationError, SQLiteLedger
+from murmurfl.privacy import ConfigurationError, RefusedError, SQLiteLedger, protocol
 from murmurfl.privacy.files import exposure, write_private
 from typer.testing import CliRunner
 
@@ -131,7 +131,7 @@ def test_the_check_allows_exactly_the_runs_that_the_client_takes(tmp_path):
     node.release("first")
     node.release("second")
     assert node.checked()[0].allowance.runs == 0
-    with pytest.raises(Exception, match="budget"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget"):
         node.release("third")
 
 
@@ -423,6 +423,6 @@ def test_a_helper_is_checked_the_same_way_and_its_record_is_as_it_was(run, tmp_p
 
 
 def test_a_state_is_one_of_a_few():
-    with pytest.raises(ConfigurationError, match="not tried"):
+    with raises(ConfigurationError, "unknown-name", match="not tried"):
         Check("disk", "perhaps", "Who knows.")
     assert worst([Check("a", "ok", ""), Check("b", "warning", "")]) == "warning"

@@ -14,6 +14,7 @@ from murmurfl.privacy.release import clipping
 from murmurfl.strategies import Mu2
 
 from tests.app.plain import simulate
+from tests.harness.errors import raises
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 
@@ -80,7 +81,7 @@ class OwnMethod(Mu2Method):
 
 
 def test_a_strategy_of_ones_own_keeps_its_steps():
-    with pytest.raises(ConfigurationError, match="'constant' with a strategy of your own"):
+    with raises(ConfigurationError, "conflict", "strategy.steps", match="'constant' with a strategy of your own"):
         simulate({**STREAM, "num-rounds": 2, **ANYTIME, "strategy": f"{__name__}:OwnMethod"})
 
 

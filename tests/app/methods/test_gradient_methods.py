@@ -24,6 +24,7 @@ from murmurfl.strategies.shuffled import penalty
 
 from benchmarks import pages
 from tests.app.run_table import SHUFFLED_ALONE as BASE
+from tests.harness.errors import raises
 
 
 def test_tree_momentum_runs_over_many_passes_with_one_epoch_for_all_clients():
@@ -40,7 +41,7 @@ def test_tree_momentum_runs_over_many_passes_with_one_epoch_for_all_clients():
         "on real clients noise is the operating system's"
     )
     assert all(statement["releases"] == experiment.num_rounds for statement in result.statements.values())
-    with pytest.raises(ConfigurationError, match="clients-per-round"):
+    with raises(ConfigurationError, "conflict", "clients-per-round", match="clients-per-round"):
         RunConfig(strategy="tree-momentum", clients_per_round=5)
 
 
@@ -66,7 +67,7 @@ def test_reduced_tree_momentum_takes_the_smoothness_from_the_model():
     assert result.mu == config.mu
     unknown = prepare(RunConfig(strategy="reduced-tree-momentum", passes=2)).strategy()
     assert math.isinf(unknown.aggregator.stream.smoothness), "softmax regression does not declare any"
-    with pytest.raises(ConfigurationError, match="lost-replies"):
+    with raises(ConfigurationError, "conflict", "lost-replies", match="lost-replies"):
         RunConfig(strategy="reduced-tree-momentum", lost_replies=0.1)
 
 
@@ -77,9 +78,9 @@ def test_correlated_momentum_and_dp_sgd_run_with_clients_that_add_no_noise():
         assert result.accuracy > 0.8
         assert result.mu == 4.0
         assert math.isinf(result.experiment.plans()[0].mu), "the clients add no noise"
-    with pytest.raises(ConfigurationError, match="mechanism"):
+    with raises(ConfigurationError, "conflict", "mechanism", match="mechanism"):
         RunConfig(strategy="correlated-momentum", mechanism="tree")
-    with pytest.raises(ConfigurationError, match="mechanism"):
+    with raises(ConfigurationError, "conflict", "mechanism", match="mechanism"):
         RunConfig(strategy="trusted-sgd", mechanism="blt")
 
 
@@ -229,7 +230,7 @@ def test_the_epochs_of_each_variant_are_the_papers():
     assert rounds["priv-pub"] == [1, 2, 3]
     assert rounds["pub-priv"] == [8, 9, 10]
     assert rounds["public-only"] == []
-    with pytest.raises(ConfigurationError, match="variant"):
+    with raises(ConfigurationError, "out-of-range", "variant"):
         private_rounds("all", 10, 0.5)
 
 

@@ -14,6 +14,8 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import OnlineClient
 from murmurfl.privacy import ConfigurationError, MemoryLedger, PrivacyPolicy, SimulatedKeys
 
+from tests.harness.errors import raises
+
 NAME = f"{__name__}:"
 
 
@@ -66,7 +68,7 @@ def config(strategy, **changes):
 
 def test_a_trusted_server_charges_what_is_true_of_every_client():
     uneven = {"partition": NAME + "Uneven", "passes": 4, "num_rounds": 40}
-    with pytest.raises(ConfigurationError, match="min_separation under a trusted server"):
+    with raises(ConfigurationError, "conflict", match="min_separation under a trusted server"):
         run_cohort(config("Longer", **uneven))
     built_in = run_cohort(replace(config("Longer", **uneven), strategy="tree-momentum"))
     assert {s["max-participations"] for s in built_in.statements.values()} == {40}
@@ -74,7 +76,7 @@ def test_a_trusted_server_charges_what_is_true_of_every_client():
 
 @pytest.mark.parametrize("strategy", ["Weak", "Nobody"])
 def test_a_mu_that_the_clients_do_not_guarantee_is_no_result(strategy):
-    with pytest.raises(ConfigurationError, match="There is no result"):
+    with raises(ConfigurationError, "mismatch", match="There is no result"):
         run_cohort(config(strategy, num_rounds=3, allow_exhaustion=True))
 
 
@@ -84,7 +86,7 @@ def test_under_a_trusted_server_a_real_client_uses_its_samples_once():
         "task": "digits", "num-partitions": 2, "partition-id": 0, "mechanism": "independent",
     }  # fmt: skip
     assert NodeConfig.from_mapping(values).method.trusted
-    with pytest.raises(ConfigurationError, match="passes to be 1"):
+    with raises(ConfigurationError, "conflict", "passes", match="passes to be 1"):
         NodeConfig.from_mapping({**values, "passes": 3})
 
 

@@ -9,6 +9,7 @@ from murmurfl.app.models.model import area_under_curve
 from murmurfl.clients.online_client import declares_itself_convex
 from murmurfl.privacy import ConfigurationError
 
+from tests.harness.errors import raises
 from tests.harness.models import Logistic, NonconvexLogistic, Ridge
 
 
@@ -35,9 +36,9 @@ def test_logistic_gradients_are_those_of_the_loss_on_bounded_features():
     assert (np.linalg.norm(rows, axis=1) <= model.gradient_bound).all()
     assert np.linalg.norm(model([1e150 * weight], (features, labels)), axis=1).max() <= 3.0
     assert (model([weight], (np.full((1, 7), np.inf), labels[:1])) == 0).all()
-    with pytest.raises(ConfigurationError, match="two classes"):
+    with raises(ConfigurationError, "conflict", "model"):
         make_model("logistic", 7, 10, 3.0)
-    with pytest.raises(ConfigurationError, match="feature-bound"):
+    with raises(ConfigurationError, "out-of-range", "feature-bound"):
         make_model("logistic", 7, 2, -1.0)
 
 

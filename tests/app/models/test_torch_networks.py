@@ -44,7 +44,7 @@ def test_the_papers_cnn_has_the_papers_layers():
     together = model.at_points(np.tile(flat, (3, 1)), batch)
     assert together == pytest.approx(model(parameters, batch), abs=1e-6)
     assert model.logits(parameters, batch[0]).shape == (3, 10)
-    with pytest.raises(ConfigurationError, match="square"):
+    with raises(ConfigurationError, "conflict", "model"):
         make_model("cnn", 783, 10)
 
 
@@ -96,7 +96,7 @@ def test_a_run_says_how_much_memory_gradients_may_take():
 
 
 def test_a_model_without_a_network_refuses_it():
-    with pytest.raises(ConfigurationError, match="gradient-memory-mib"):
+    with raises(ConfigurationError, "conflict", "model.gradient-memory-mib", match="gradient-memory-mib"):
         RunConfig(model="softmax", gradient_memory_mib=96.0)
 
 
@@ -179,7 +179,9 @@ def test_a_chunk_that_was_too_large_would_be_seen(monkeypatch):
 def test_too_little_gradient_memory_is_refused_with_the_need(kind):
     made = module(hidden=400)
     small = kind(made, LOSS, gradient_memory_mib=0.1)
-    with pytest.raises(ConfigurationError, match=r"at least (0\.\d+) MiB, which the gradient of a single") as refusal:
+    with raises(
+        ConfigurationError, "out-of-range", match=r"at least (0\.\d+) MiB, which the gradient of a single"
+    ) as refusal:
         small(point_of(made), SAMPLES)
     needed = float(str(refusal.value).split("at least ")[1].split(" MiB")[0])
     assert 4 * width_of(made) / 2**20 < needed < 14 * width_of(made) / 2**20
@@ -538,7 +540,7 @@ def test_models_that_will_not_do_are_refused_with_what_is_wrong(model, words):
 
 
 def test_a_module_in_place_of_a_function_is_refused():
-    with pytest.raises(ConfigurationError, match="a function of the numbers of features and classes"):
+    with raises(ConfigurationError, "wrong-type", "model"):
         config("module")
 
 

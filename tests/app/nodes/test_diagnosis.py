@@ -17,6 +17,7 @@ from murmurfl.app.nodes.diagnosis import CAUSES, Diagnosis, FleetApi, Reconnecti
 from murmurfl.app.nodes.journal import Journal
 from murmurfl.privacy import ConfigurationError
 
+from tests.harness.errors import raises
 from tests.harness.loopback_servers import DAY, Authority, http_answer, serving
 
 NOT_FOUND = http_answer(404)
@@ -197,7 +198,7 @@ def test_no_thread_and_no_session_is_left_of_a_diagnosis(authority):
 
 def test_an_unknown_cause_is_refused():
     assert len(set(CAUSES)) == len(CAUSES)
-    with pytest.raises(ConfigurationError, match="reached"):
+    with raises(ConfigurationError, "unknown-name", "cause", match="reached"):
         Diagnosis("bad weather", "It rains.")
 
 

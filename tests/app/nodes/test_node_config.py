@@ -132,15 +132,15 @@ def test_a_policys_refusal_names_the_key_of_the_file(tmp_path):
 
 def test_a_missing_key_is_named(tmp_path):
     path = write(tmp_path, {key: value for key, value in BASE.items() if key != "clip-norm"})
-    with pytest.raises(ConfigurationError, match="Expected values for clip-norm, got none"):
+    with raises(ConfigurationError, "missing", "clip-norm", match="Expected values for clip-norm, got none"):
         NodeConfig.read(path)
 
 
 def test_a_file_that_is_no_toml_or_not_there_is_refused(tmp_path):
     (tmp_path / "node.toml").write_text("mu = = 3")
-    with pytest.raises(ConfigurationError, match="Expected valid TOML"):
+    with raises(ConfigurationError, "unreadable", match="Expected valid TOML"):
         NodeConfig.read(tmp_path / "node.toml")
-    with pytest.raises(ConfigurationError, match=r"Expected a node configuration at .*No such file"):
+    with raises(ConfigurationError, "unreadable", match=r"Expected a node configuration at .*No such file"):
         NodeConfig.read(tmp_path / "other.toml")
 
 
@@ -148,13 +148,13 @@ def test_a_file_that_is_no_toml_or_not_there_is_refused(tmp_path):
 def test_a_file_anybody_may_change_is_no_operators_file(tmp_path):
     path = write(tmp_path)
     path.chmod(path.stat().st_mode | stat.S_IWOTH)
-    with pytest.raises(ConfigurationError, match="chmod go-w"):
+    with raises(ConfigurationError, "insecure", match="chmod go-w"):
         NodeConfig.read(path)
 
 
 def test_without_its_ledger_a_client_is_refused_and_none_is_made(tmp_path):
     config = NodeConfig.read(write(tmp_path))
-    with pytest.raises(LedgerError, match="Expected a ledger at"):
+    with raises(LedgerError, "not-found", match="Expected a ledger at"):
         config.make_client()
     assert not (tmp_path / "ledger.sqlite").exists()
 
@@ -312,7 +312,7 @@ def test_a_schema_that_nobody_reviewed_is_refused(tmp_path):
     made_of(tmp_path, features=FEATURES, labels=LABELS)
     path = tmp_path / "schema.toml"
     path.write_text(path.read_text().replace("reviewed = true", "reviewed = false"))
-    with pytest.raises(ConfigurationError, match="reviewed = true"):
+    with raises(ConfigurationError, "missing", "reviewed"):
         NodeConfig.read(tmp_path / "node.toml").make_client()
 
 
@@ -329,7 +329,7 @@ def test_a_node_reads_a_table_by_its_schema(tmp_path):
 
 @pytest.mark.parametrize("task", ["package.module:load", "schema.toml"])
 def test_neither_a_function_of_ones_own_nor_a_schema_is_data_of_a_real_node(task, tmp_path):
-    with pytest.raises(ConfigurationError, match="Expected task to be a built-in one; data of one's own"):
+    with raises(ConfigurationError, "conflict", "task", match="Expected task to be a built-in one; data of one's own"):
         made(tmp_path, task=task)
 
 
@@ -351,12 +351,14 @@ def test_a_run_configuration_cannot_have_a_real_node_import_anything(tmp_path, m
     monkeypatch.syspath_prepend(str(tmp_path))
     names = ("strategy", "task", "features", "model", "partition", "mechanism")
     asked = context({"partition-id": 3}, dict.fromkeys(names, "module_of_a_stranger:Thing"))
-    with pytest.raises(ConfigurationError, match="Expected an operator's configuration"):
+    with raises(ConfigurationError, "missing", match="Expected an operator's configuration"):
         client_app.client_fn(asked)
     made(tmp_path)
     monkeypatch.setenv(NODE_CONFIG_VARIABLE, str(tmp_path / "node.toml"))
     assert client_app.client_fn(asked).name == "clinic"
-    with pytest.raises(ConfigurationError, match="imported"):  # what an operator's own file names is imported
+    with raises(
+        ConfigurationError, "not-found", "model", match="imported"
+    ):  # what an operator's own file names is imported
         NodeConfig.from_mapping({**BASE, "model": "module_of_a_stranger:Thing"})
 
 
@@ -368,7 +370,7 @@ def test_the_operators_command_line_may_name_the_file(tmp_path):
 
 def test_a_run_configuration_cannot_name_the_file(tmp_path):
     made(tmp_path)
-    with pytest.raises(ConfigurationError, match="Expected an operator's configuration"):
+    with raises(ConfigurationError, "missing", match="Expected an operator's configuration"):
         client_app.client_fn(context({}, {NODE_CONFIG_KEY: str(tmp_path / "node.toml")}))
 
 
@@ -463,9 +465,9 @@ def test_a_restarted_node_refuses_another_partition_or_seed(tmp_path, changes, s
     if same:
         again.make_client()
     else:
-        with pytest.raises(LedgerError, match=r"the task, partition or seed is another.* Put the data back"):
+        with raises(LedgerError, "mismatch", "data", match="Put the data back"):
             again.make_client()
-        with pytest.raises(LedgerError, match="ledger create"):
+        with raises(LedgerError, "mismatch", "data", match="ledger create"):
             configured_client(tmp_path / "node.toml")
 
 
@@ -484,7 +486,7 @@ def test_reordered_rows_are_refused_and_new_rows_accepted(tmp_path):
     NodeConfig.read(path).make_client()
     for order in (np.arange(100)[::-1], np.roll(np.arange(100), 1)):
         save(order)
-        with pytest.raises(LedgerError, match=r"32 rows .* the data or their schema were changed"):
+        with raises(LedgerError, "mismatch", "data", match=r"32 rows .* the data or their schema were changed"):
             NodeConfig.read(path).make_client()
     labels[3] = (labels[3] + 1) % 3
     save(np.arange(100))
@@ -508,7 +510,7 @@ def test_an_epsilon_in_the_place_of_mu_is_one_at_the_ledgers_delta(tmp_path, led
 
 
 def test_a_file_with_neither_mu_nor_epsilon_says_that_one_is_missing(tmp_path):
-    with pytest.raises(ConfigurationError, match="Expected values for mu or epsilon, got none of that name"):
+    with raises(ConfigurationError, "missing", "mu", match="Expected values for mu or epsilon, got none of that name"):
         NodeConfig.read(write(tmp_path, NO_MU))
 
 
@@ -641,5 +643,5 @@ def test_a_file_of_somebody_else_is_not_read(tmp_path, monkeypatch):
         os.chown(tmp_path / "node.toml", 4711, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    with pytest.raises(ConfigurationError, match=f"belongs to user {owner or 4711}"):
+    with raises(ConfigurationError, "insecure", match=f"belongs to user {owner or 4711}"):
         read_node(tmp_path / "node.toml")

@@ -109,7 +109,7 @@ def test_check_says_both_figures_and_what_the_better_one_rests_on(operator):
 
 def test_a_key_others_may_read_is_no_key(operator, tmp_path):
     (tmp_path / "signing.key").chmod(0o640)
-    with pytest.raises(ConfigurationError, match="only its owner can read"):
+    with raises(ConfigurationError, "insecure", match="only its owner can read"):
         NodeConfig.read(operator()).make_client()
 
 

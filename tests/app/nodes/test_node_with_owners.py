@@ -14,6 +14,7 @@ from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, read
 from murmurfl.privacy.setting import by_key, settings_of
 
 from tests.harness.clients import training_config
+from tests.harness.errors import raises
 from tests.harness.schemas import write_schema
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -109,7 +110,7 @@ def test_a_file_that_does_not_say_whose_its_samples_are_is_refused(tmp_path):
 def test_file_and_schema_say_the_same_of_owners(tmp_path, most, owner):
     write_samples(tmp_path, COUNTS)
     write_schema(tmp_path / "other.toml", (FEATURES,), owner=owner)
-    with pytest.raises(ConfigurationError, match="Expected samples-per-owner >= 1 with a schema that names an owner"):
+    with raises(ConfigurationError, "conflict", "samples-per-owner"):
         made(tmp_path, samples_per_owner=most, schema="other.toml")
 
 
@@ -155,7 +156,12 @@ def test_what_would_count_samples_is_refused_beside_owners(tmp_path, changes, co
 
 def test_owners_of_a_built_in_task_are_for_simulation(tmp_path):
     task = {"samples": "", "schema": "", "num-records": 0, "task": "digits", "num-partitions": 4, "partition-id": 1}
-    with pytest.raises(ConfigurationError, match="Expected data that say whose they are with samples-per-owner = 3"):
+    with raises(
+        ConfigurationError,
+        "missing",
+        "samples-per-owner",
+        match="Expected data that say whose they are with samples-per-owner = 3",
+    ):
         made(tmp_path, **task)
 
 
@@ -165,7 +171,9 @@ def test_a_ledger_that_was_used_with_samples_is_not_used_with_owners(tmp_path):
     point = [np.zeros((2, FEATURES)), np.zeros(2)]
     client.fit([*point, *point], training_config())
     for most in (1, 3):
-        with pytest.raises(LedgerError, match="Expected the 3 places of owners this ledger was used with"):
+        with raises(
+            LedgerError, "mismatch", "owners", match="Expected the 3 places of owners this ledger was used with"
+        ):
             made(tmp_path, samples_per_owner=most)
     assert ledger_guarantee(read_ledger(tmp_path / "ledger.sqlite")).unit == "sample"
 

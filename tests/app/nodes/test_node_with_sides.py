@@ -14,6 +14,7 @@ from murmurfl.privacy import ConfigurationError, RefusedError, SQLiteLedger, pro
 from murmurfl.privacy.setting import by_key, settings_of
 
 from tests.harness.clients import training_config
+from tests.harness.errors import raises
 from tests.harness.grid import ask_real_node
 from tests.harness.schemas import write_samples
 
@@ -79,13 +80,13 @@ def test_mean_and_training_spend_exactly_the_budget(tmp_path):
     for t in (1, 2, 3):
         assert np.concatenate(client.fit([np.zeros((2, FEATURES + 1))], training_config(t, **centre))[0]).any()
     assert client.statement("s")["mu-guaranteed"] == pytest.approx(MU)
-    with pytest.raises(RefusedError, match="budget"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget"):
         client.fit([], training_config(session="again", **OF_MEAN))
-    with pytest.raises(RefusedError, match="budget"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget"):
         client.fit([np.zeros((2, FEATURES + 1))], training_config(1, session="other", **centre))
     # The same from the file again: the ledger is what remembers.
     again = NodeConfig.read(tmp_path / "node.toml").make_client()
-    with pytest.raises(RefusedError, match="cap"):
+    with raises(RefusedError, "refused", code=protocol.CAP_REACHED):
         again.fit([], training_config(session="m", **OF_MEAN))
 
 
@@ -100,9 +101,9 @@ def test_training_and_evaluation_spend_exactly_the_budget(tmp_path):
             client.fit(*of_evaluation(session))
     # The same from the file again: the ledger is what remembers.
     again = NodeConfig.read(tmp_path / "node.toml").make_client()
-    with pytest.raises(RefusedError, match="cap"):
+    with raises(RefusedError, "refused", code=protocol.CAP_REACHED):
         again.fit(*of_evaluation())
-    with pytest.raises(RefusedError, match="budget"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget"):
         again.fit(MODEL, training_config(1, session="new"))
 
 
@@ -161,7 +162,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(tmp_path, changes, words):
 
 
 def test_bins_of_scores_are_for_two_classes(tmp_path):
-    with pytest.raises(ConfigurationError, match="two classes"):
+    with raises(ConfigurationError, "conflict", "evaluation.score-bins", match="two classes"):
         made(tmp_path, classes=3, private_evaluation=0.1, score_bins=4).make_client()
 
 

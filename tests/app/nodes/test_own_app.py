@@ -24,6 +24,8 @@ from murmurfl.privacy import (
 )
 from typer.testing import CliRunner
 
+from tests.harness.errors import raises
+
 SECRET = "patient 4711"
 
 PROJECT = """
@@ -221,17 +223,17 @@ def test_a_file_that_is_none_is_refused_before_anything_starts(folder, change, c
 
 def test_a_client_without_its_ledger_does_not_start(folder):
     path = write(folder, FILE.replace("ledger.sqlite", "gone.sqlite"))
-    with pytest.raises(LedgerError, match="murmurfl ledger create"):
+    with raises(LedgerError, "not-found", match="murmurfl ledger create"):
         own_app(read_node(path))
 
 
 def test_which_kind_of_client_a_file_is_of(folder):
     path = write(folder, FILE.replace('app = "{app}"', "").partition("[run")[0])
-    with pytest.raises(ConfigurationError, match="or app = 'MODULE:NAME'"):
+    with raises(ConfigurationError, "missing", match="or app = 'MODULE:NAME'"):
         read_node(path)
     assert UpdateNode.read(path).app == "", "for a plain flower-supernode it is enough"
     path = write(folder, FILE.replace('app = "{app}"', ""))
-    with pytest.raises(ConfigurationError, match="Expected run-config only beside app"):
+    with raises(ConfigurationError, "conflict", "run-config", match="Expected run-config only beside app"):
         UpdateNode.read(path)
     text = 'client = "a"\nledger = "l"\nclip-norm = 1\nbatch-size = 2\nmu = 1\ntask = "digits"\nnum-partitions = 2\n'
     path.write_text(f"{text}partition-id = 0\n")

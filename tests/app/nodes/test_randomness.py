@@ -17,6 +17,7 @@ from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, prot
 from murmurfl.privacy import noise as keys
 from murmurfl.privacy.release import prefix_sums as noise_stream
 
+from tests.harness.errors import raises
 from tests.harness.schemas import write_samples
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -143,9 +144,9 @@ def test_an_operating_system_without_randomness_gets_no_release_and_no_weaker_on
 def test_a_key_of_another_length_is_refused_wherever_it_is(tmp_path, short):
     SQLiteLedger.create(tmp_path / "a.sqlite", budget_mu=1.0, delta=1e-5, key_file=tmp_path / "a.key")
     (tmp_path / "a.key").write_bytes(short)
-    with pytest.raises(LedgerError, match="Expected the noise key"):
+    with raises(LedgerError, "mismatch", match="Expected the noise key"):
         SQLiteLedger(tmp_path / "a.sqlite").keys()
-    with pytest.raises(ConfigurationError, match="32 bytes"):
+    with raises(ConfigurationError, "wrong-shape", match="32 bytes"):
         keys.SystemKeys(short)
 
 

@@ -331,7 +331,7 @@ def test_a_refused_model_fails_the_check_for_any_samples(folder, app, complaint)
         said[state] = result.stderr
         (folder[0] / "broken").touch()
     assert said["whole"] == said["broken"]
-    with pytest.raises(ConfigurationError, match=complaint):
+    with raises(ConfigurationError, "unsupported", match=complaint):
         client_of(read_node(path))
 
 
@@ -382,7 +382,7 @@ def test_a_file_that_is_none_is_refused_before_anything_starts(folder, change, c
 
 
 def test_another_client_app_is_not_taken_for_one_of_samples(folder):
-    with pytest.raises(ConfigurationError, match=r"Expected a private_client_app at .*leave method out"):
+    with raises(ConfigurationError, "wrong-type", "app", match=r"Expected a private_client_app at .*leave method out"):
         client_of(read_node(write(folder, app="plain")))
 
 
@@ -397,7 +397,7 @@ def test_a_file_for_updates_is_not_taken_for_one_of_samples(folder):
 
 
 def test_a_client_without_its_ledger_does_not_start(folder):
-    with pytest.raises(LedgerError, match="murmurfl ledger create"):
+    with raises(LedgerError, "not-found", match="murmurfl ledger create"):
         client_of(read_node(write(folder, FILE.replace("ledger.sqlite", "gone.sqlite"))))
 
 
@@ -422,5 +422,5 @@ signing-key = "client.key"
     counts, header = unmasked(arrays, dict(reply.content["config"]), roster, seed=5)
     assert counts * client.privatizer.plan.grid.spacing == pytest.approx(clipped_sum(), abs=0.05)
     assert (header.min_cohort, header.release) == (2, 1)
-    with pytest.raises(ConfigurationError, match="Expected roster to be set"):
+    with raises(ConfigurationError, "missing", "roster", match="Expected roster to be set"):
         SampleNode.read(write(folder, FILE.replace("mu = 10.0\n", sums.replace('roster = "roster.json"\n', ""))))

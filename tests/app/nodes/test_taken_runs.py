@@ -22,6 +22,7 @@ from murmurfl.clients.nodes.operators_file import NODE_CONFIG_VARIABLE
 from murmurfl.privacy import ConfigurationError, MemoryOpeningRecord, SQLiteLedger, protocol, read_ledger
 from murmurfl.privacy.permits import OwnerKey
 
+from tests.harness.errors import raises
 from tests.harness.grid import claim_identity
 from tests.harness.masked_releases import opener_of, round_of
 from tests.harness.schemas import write_samples
@@ -284,7 +285,7 @@ def test_a_table_that_cannot_be_kept_is_refused_with_one_line(tmp_path, table, c
 
 @pytest.mark.parametrize("read", [NodeConfig.read, UpdateNode.read, SampleNode.read, HelperConfig.read, read_node])
 def test_a_runs_table_is_read_only_where_it_is_enforced(tmp_path, read):
-    with pytest.raises(ConfigurationError, match=r"no table \[runs\] where nothing keeps it.*murmurfl node FILE"):
+    with raises(ConfigurationError, "conflict", match=r"no table \[runs\] where nothing keeps it.*murmurfl node FILE"):
         read(write(tmp_path))
 
 

@@ -20,6 +20,7 @@ from scipy.optimize import minimize
 
 from benchmarks import pages
 from tests.app.run_table import SHUFFLED_ALONE as BASE
+from tests.harness.errors import raises
 
 rng = np.random.Generator(np.random.Philox(key=81))
 
@@ -153,7 +154,7 @@ def test_runs_together_are_the_runs_one_by_one(model, order):
 
 def test_steps_beyond_the_theorem_are_refused_and_marked():
     too_large = replace(BASE, learning_rate=0.03)  # L* = 12^2 / 4 = 36
-    with pytest.raises(ConfigurationError, match="amplified"):
+    with raises(ConfigurationError, "out-of-range", "learning_rate", match="amplified"):
         run_cohort(too_large)
     covered, beyond, plain = run_sweep([BASE, too_large, replace(too_large, variant="dp-shuffleg")])
     assert covered["epsilon"] == plain["epsilon"] == pytest.approx(gdp_epsilon(2.0, 1e-5))
@@ -162,7 +163,7 @@ def test_steps_beyond_the_theorem_are_refused_and_marked():
     assert not shuffled.covers(too_large, prepare)
     assert shuffled.covers(replace(too_large, accounting="composed"), prepare)
     assert run_cohort(replace(too_large, accounting="composed")).mu == pytest.approx(2.0)
-    with pytest.raises(ConfigurationError, match="differ in"):
+    with raises(ConfigurationError, "mismatch", match="differ in"):
         run_sweep([BASE, replace(BASE, seed=2)])
     assert not shuffled.sweeps(replace(BASE, num_clients=2))
 
@@ -182,5 +183,5 @@ def test_no_point_is_below_the_optimum(model, kind):
     assert least <= best + 1e-9
     if kind != "ball":
         assert least == pytest.approx(best, abs=1e-4)
-    with pytest.raises(ConfigurationError, match="paper's problems"):
+    with raises(ConfigurationError, "unknown-name", "model"):
         optimum(replace(config, model="ridge", regularizer="ball"))

@@ -13,6 +13,8 @@ from murmurfl.app.papers.reproduction import plan_runs, plan_validation
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
+from tests.harness.errors import raises
+
 OWN = """
 from murmurfl.app.papers import Cell, Paper, TableKind
 from murmurfl.app.papers.accuracy import AccuracyTable
@@ -158,7 +160,7 @@ def test_whether_everybody_is_asked_is_the_papers_to_say():
 
 
 def test_a_step_is_not_chosen_on_the_test_set():
-    with pytest.raises(ConfigurationError, match="validation-samples"):
+    with raises(ConfigurationError, "missing", "validation-samples"):
         plan_validation(_Everybody().cells(), AccuracyTable())
     cells = [Cell("t", {}, {"a": {"strategy": "mu2"}}, grids={"a": (0.1,)}, validation={"validation-samples": 100})]
     (config,) = plan_validation(cells, AccuracyTable()).values()
@@ -167,7 +169,7 @@ def test_a_step_is_not_chosen_on_the_test_set():
 
 def test_a_table_of_gradient_norms_is_refused_where_none_are_computed():
     paper = PAPERS["tran-cutkosky-2022"]
-    with pytest.raises(ConfigurationError, match="gradient-norm = true"):
+    with raises(ConfigurationError, "mismatch", "gradient-norm"):
         plan_runs(paper.cells_with({"gradient-norm": False}), 1, "cohort", paper.table)
 
 

@@ -20,6 +20,7 @@ from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
 from tests.app.run_table import SHUFFLED_ALONE as BASE
+from tests.harness.errors import raises
 
 SMALL = {"task": "digits", "preset": "practical", "num-rounds": 2, "num-clients": 10, "clients-per-round": 10}
 SMALL |= {"mu": 4.0, "batch-size": 8, "checkpoint": False}
@@ -73,7 +74,7 @@ def test_settings_make_another_cell_and_known_ones_keep_the_papers_figures():
     assert list(practical.algorithms) == ["mu2"]
     (clients,) = PAPERS["reshef-levy-2024"].cells_with({"num-clients": 20})
     assert clients.settings["clients-per-round"] == 20
-    with pytest.raises(ConfigurationError, match="reshef-levy-2025"):
+    with raises(ConfigurationError, "unknown-name", "reproduction", match="reshef-levy-2025"):
         PAPERS["reshef-levy"]
 
 

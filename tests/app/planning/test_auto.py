@@ -19,6 +19,8 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
+from tests.harness.errors import raises
+
 pytestmark = pytest.mark.usefixtures("small_rehearsals")
 
 AUTO = RunConfig(strategy="auto", features="soft-gradients", mu=4.0, num_rounds=5)
@@ -44,7 +46,7 @@ def test_a_result_says_what_was_chosen_and_why():
 
 
 def test_real_nodes_refuse_it_and_say_what_to_do_first():
-    with pytest.raises(ConfigurationError, match=r"operators' files name the strategy.*murmurfl plan"):
+    with raises(ConfigurationError, "conflict", "strategy", match=r"operators' files name the strategy.*murmurfl plan"):
         check_deployed(AUTO)
 
 

@@ -11,6 +11,8 @@ from murmurfl.app.runs.experiment import worked_out
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
 
+from tests.harness.errors import raises
+
 pytestmark = pytest.mark.usefixtures("small_rehearsals")
 
 MNIST = RunConfig(strategy="auto", task="synthetic", num_clients=100, clients_per_round=100, mu=1.0)
@@ -146,9 +148,9 @@ def test_impossible_requests_say_what_to_change(changes, samples, said):
 
 
 def test_sizes_that_are_not_the_clients_are_refused():
-    with pytest.raises(ConfigurationError, match="Expected sizes of num-clients = 100 clients"):
+    with raises(ConfigurationError, "out-of-range", match="Expected sizes of num-clients = 100 clients"):
         PlanRequest(MNIST, (600,) * 99, 588, 10, worked_out)
-    with pytest.raises(ConfigurationError, match="each of 1 sample at least"):
+    with raises(ConfigurationError, "out-of-range", match="each of 1 sample at least"):
         PlanRequest(MNIST, (600,) * 99 + (0,), 588, 10, worked_out)
 
 

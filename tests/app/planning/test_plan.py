@@ -28,6 +28,8 @@ from murmurfl.clients import UpdatePolicy
 from murmurfl.privacy import ConfigurationError, gdp_mu, make_mechanism
 from typer.testing import CliRunner
 
+from tests.harness.errors import raises
+
 REQUEST = {"num-clients": 10, "clients-per-round": 5, "num-rounds": 30, "batch-size": 4, "epsilon": 3.0}
 OPTIONS = {
     "cancelling uniform": {"schedule": "uniform"},
@@ -156,7 +158,7 @@ def test_more_rounds_than_samples_last_for_are_refused_as_in_a_run(clients, aske
     assert result.exit_code == 1
     assert f"murmurfl: Expected rounds <= {possible}, got {possible + 1}: 96 samples" in result.stderr
     config = RunConfig(num_clients=clients, clients_per_round=clients, batch_size=4, training_samples=960)
-    with pytest.raises(ConfigurationError, match="num-rounds <= 24, got 25"):
+    with raises(ConfigurationError, "exhausted", "num-rounds", match="num-rounds <= 24, got 25"):
         run_cohort(replace(config, num_rounds=25))
 
 

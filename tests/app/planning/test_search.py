@@ -9,6 +9,8 @@ from murmurfl.app.planning.private_search import divided, search
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, MurmurflError
 
+from tests.harness.errors import raises
+
 FEW = {"num_clients": 4, "clients_per_round": 4, "num_rounds": 3, "strategy": "full-batch", "mu": 8.0}
 TWO = [{"learning_rate": 300.0}, {"learning_rate": 0.5}]
 
@@ -49,7 +51,7 @@ def test_the_better_step_is_chosen_and_its_multiple_is_of_the_last_mu():
 def test_without_the_counts_share_a_ledger_would_refuse_the_last_training(monkeypatch):
     """The bug that would be: trials that nobody pays for."""
     monkeypatch.setattr(module, "divided", lambda mu, *_: module.Parts(mu / 2, mu / 10, mu))
-    with pytest.raises(MurmurflError, match="budget"):
+    with raises(MurmurflError, "missing", match="budget"):
         search(RunConfig(**FEW), TWO)
 
 

@@ -11,6 +11,7 @@ from murmurfl.app.reports.table import Column, Marked, Table
 from murmurfl.privacy import ConfigurationError, rounded_up
 
 from benchmarks import pages
+from tests.harness.errors import raises
 
 COLUMNS = (
     Column("who", "whose it is", label=True),
@@ -58,7 +59,7 @@ def test_figures_are_written_unrounded_each_with_what_it_is_true_of():
 
 
 def test_two_columns_of_one_name_are_refused():
-    with pytest.raises(ConfigurationError, match="two called 'who'"):
+    with raises(ConfigurationError, "duplicate", match="two called 'who'"):
         table(columns=(*COLUMNS, Column("who", "again")))
 
 

@@ -22,6 +22,8 @@ from murmurfl.privacy.accounting.guarantee import stated_guarantee
 from murmurfl.strategies import CorrelatedFedAvg, ResultFolder, SecureAggregation
 from typer.testing import CliRunner
 
+from tests.harness.errors import raises
+
 pytestmark = pytest.mark.usefixtures("undrawn_accuracy")
 
 SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(2, 3)}
@@ -114,11 +116,11 @@ def test_evaluations_without_noise_are_named(tmp_path, trained):
 
 def test_nobody_is_spoken_for(tmp_path, trained):
     strategy, result, statements = trained()
-    with pytest.raises(ConfigurationError, match="ask_privacy"):
+    with raises(ConfigurationError, "missing", match="ask_privacy"):
         record_training(tmp_path, strategy, result, {}, task="x")
     for statement in statements.values():
         statement["trust"] = "trusted-server"
-    with pytest.raises(ConfigurationError, match="murmurfl run"):
+    with raises(ConfigurationError, "conflict", match="murmurfl run"):
         record_training(tmp_path, strategy, result, statements, task="x")
     assert not (tmp_path / "result.json").exists()
 

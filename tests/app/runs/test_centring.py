@@ -18,6 +18,7 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, centred, compose_gdp, gdp_epsilon
 
 from tests.app.plain import simulate
+from tests.harness.errors import raises
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 
@@ -77,7 +78,7 @@ def test_every_method_either_takes_it_or_refuses_it_by_name():
     for name, method in METHODS.items():
         if own.get(name):
             assert not method.centres
-            with pytest.raises(ConfigurationError, match=f"strategy = '{name}', which {own[name]}"):
+            with raises(ConfigurationError, "conflict", "centring", match=f"strategy = '{name}', which {own[name]}"):
                 RunConfig(**{**SETTINGS, "strategy": name, "centring": "private"})
         elif name not in own:
             experiment = prepare(RunConfig(**SETTINGS, strategy=name, batch_size=RunConfig().batch_size))
@@ -96,11 +97,13 @@ def test_other_methods_train_around_it_and_stay_within_mu(strategy):
 
 
 def test_settings_that_contradict_it_are_refused():
-    with pytest.raises(ConfigurationError, match="batch-selection"):
+    with raises(ConfigurationError, "conflict", "centring", match="batch-selection"):
         RunConfig(strategy="noisy-sgd", batch_selection="shuffled", centring="private")
-    with pytest.raises(ConfigurationError, match=r"centring.share.*0\.05 without centring = 'private'"):
+    with raises(
+        ConfigurationError, "conflict", "centring.share", match=r"centring.share.*0\.05 without centring = 'private'"
+    ):
         RunConfig(centring_share=0.1)
-    with pytest.raises(ConfigurationError, match="centring"):
+    with raises(ConfigurationError, "unknown-name", "centring", match="centring"):
         RunConfig(centring="yes")
 
 
@@ -123,7 +126,7 @@ def test_a_server_asks_for_what_its_clients_do_not_have_in_vain():
     """Clients without centring under a run with it: nothing is released, and it is said why."""
     config = RunConfig(**FULL)
     clients = CohortClients(prepare(RunConfig(**FULL, centring="none")))
-    with pytest.raises(ConfigurationError, match="clients refused with not-configured"):
+    with raises(ConfigurationError, "missing", match="clients refused with not-configured"):
         run_experiment(clients, config)
     assert all(entry["samples-used"] == 0 for entry in clients.statements("s").values())
 
@@ -156,7 +159,7 @@ def test_gradient_norms_are_of_what_the_model_is_trained_on(full):
 
 
 def test_an_audit_says_how_what_follows_the_mean_is_audited():
-    with pytest.raises(ConfigurationError, match=r"--set centring=none --set mu=2\.9240"):
+    with raises(ConfigurationError, "conflict", match=r"--set centring=none --set mu=2\.9240"):
         audit_run(RunConfig(**SETTINGS, num_rounds=2), runs=3)
     base = base_of_run(RunConfig(**SETTINGS))
     assert base.policy.mu == pytest.approx(3.0 * math.sqrt(0.95))

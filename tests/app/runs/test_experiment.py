@@ -33,6 +33,8 @@ from murmurfl.privacy import ConfigurationError, Loss, gdp_epsilon, protocol
 from murmurfl.privacy.mechanisms import best_decay
 from typer.testing import CliRunner
 
+from tests.harness.errors import raises
+
 pytestmark = pytest.mark.usefixtures("no_forecast")
 
 needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MURMURFL_DATA is not set: no MNIST")
@@ -185,7 +187,7 @@ def test_a_real_node_without_an_operators_configuration_refuses():
     message.metadata.__dict__["_message_id"] = "1"
     reply = client_app.app(message, context)
     assert reply.error.code == protocol.NOT_CONFIGURED
-    with pytest.raises(ConfigurationError, match="operator"):
+    with raises(ConfigurationError, "missing", match="operator"):
         client_app.client_fn(context)
 
 
@@ -298,7 +300,7 @@ def test_a_resumed_run_in_which_nobody_answers_any_more_fails(tmp_path):
     experiment.strategy(checkpoint=checkpoint).start(
         CohortClients(experiment), experiment.initial_arrays(), num_rounds=3
     )
-    with pytest.raises(NoReleasesError, match="bad-acknowledgement"):
+    with raises(NoReleasesError, "missing", match="bad-acknowledgement"):
         run_experiment(CohortClients(experiment), config, checkpoint=checkpoint)
 
 
@@ -331,7 +333,7 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path):
     folder = run_folder(config, 7)
     folder.mkdir()
     (folder / "checkpoint.npz").touch()
-    with pytest.raises(ConfigurationError, match="another run"):
+    with raises(ConfigurationError, "exists", match="another run"):
         run_folder(config, 8)
     unnamed = RunConfig(out_dir=str(tmp_path))
     assert run_folder(unnamed, 7) != run_folder(unnamed, 8)
@@ -378,7 +380,7 @@ def test_a_runs_name_cannot_leave_its_folder_of_runs(name, tmp_path):
             assert result.exit_code == 1
             assert "Expected a run's name to be the name of a folder" in result.stderr
     if name:  # empty: one made of strategy, task and seed
-        with pytest.raises(ConfigurationError, match="run's name"):
+        with raises(ConfigurationError, "malformed", "run-name"):
             RunConfig.from_mapping({"run-name": name})
     assert not list(tmp_path.iterdir())
 

@@ -145,7 +145,7 @@ def test_model_folder_has_no_figure_without_noise(saved):
 
 
 def test_schema_of_the_folder_is_not_reviewed(saved):
-    with pytest.raises(ConfigurationError, match="reviewed"):
+    with raises(ConfigurationError, "missing", "reviewed"):
         Schema.read_file(saved / "schema.toml").check_for_real_nodes()
 
 
@@ -314,7 +314,7 @@ def test_numbers_are_predicted_in_their_own_unit(regression):
 def test_a_model_of_numbers_has_no_shares_of_classes(regression, tmp_path):
     found = load_model(regression.save(tmp_path))
     assert not hasattr(found, "predict_proba")
-    with pytest.raises(ConfigurationError, match="model of classes"):
+    with raises(ConfigurationError, "unsupported", match="model of classes"):
         regression.model.predict_proba([{"size": 40}])
 
 
@@ -346,7 +346,9 @@ def test_what_is_wrong_is_named(options, message):
 
 @pytest.mark.parametrize("table", [np.zeros((3, 2)), [], [1, 2], 7])
 def test_what_is_no_table_is_refused(table):
-    with pytest.raises(ConfigurationError, match="Expected a file of a table, a DataFrame or a list of mappings"):
+    with raises(
+        ConfigurationError, "wrong-type", match="Expected a file of a table, a DataFrame or a list of mappings"
+    ):
         fit(table, label="y")
 
 
@@ -420,7 +422,9 @@ def test_real_fits_of_one_table_share_a_budget(reviewed):
             **QUICK,
             budget=1.5 if not Path(f"{table}.ledger").exists() else 0,
         )
-    with pytest.raises(ConfigurationError, match=r"room for epsilon = 1, got 1\.\d+ spent of 1\.5 in the ledger"):
+    with raises(
+        ConfigurationError, "exhausted", "budget", match=r"room for epsilon = 1, got 1\.\d+ spent of 1\.5 in the ledger"
+    ):
         fit(table, schema=schema, real=True, epsilon=1)
 
 
@@ -471,7 +475,9 @@ def test_a_real_fit_scales_by_statistics_out_of_the_same_epsilon(far_too_wide, t
 def test_statistics_are_not_released_where_the_training_would_be_refused(far_too_wide):
     _, ledger = fitted_for_real(far_too_wide, "33", budget=6.5)
     before = read_ledger(ledger)
-    with pytest.raises(ConfigurationError, match=r"room for epsilon = 6, got 6 spent of 6\.5 in the ledger"):
+    with raises(
+        ConfigurationError, "exhausted", "budget", match=r"room for epsilon = 6, got 6 spent of 6\.5 in the ledger"
+    ):
         fitted_for_real(far_too_wide, "33")
     assert read_ledger(ledger) == before
 
@@ -482,7 +488,7 @@ def test_a_ledger_knows_rows_that_were_scaled_otherwise_before(far_too_wide):
     assert len(read_ledger(ledger).sessions) == 6
     assert again.epsilon == pytest.approx(6)
     table, schema = far_too_wide("34")
-    with pytest.raises(LedgerError, match="unchanged and in their order"):
+    with raises(LedgerError, "mismatch", match="unchanged and in their order"):
         fit(table, schema=schema, real=True, epsilon=1, ledger=ledger, **QUICK)
 
 
@@ -530,7 +536,7 @@ def test_what_no_real_fit_can_have_is_refused(reviewed, options, message):
 def test_a_draft_is_no_schema_for_a_real_fit(reviewed):
     table, schema = reviewed
     schema.write_text(schema.read_text().replace("reviewed = true", "reviewed = false"))
-    with pytest.raises(ConfigurationError, match="reviewed = true"):
+    with raises(ConfigurationError, "missing", "reviewed", match="reviewed = true"):
         fit(table, schema=schema, real=True, epsilon=2)
 
 
@@ -558,7 +564,7 @@ def command(*arguments):
 def test_a_column_that_is_there_twice_is_not_predicted_from(result, tmp_path):
     path = tmp_path / "twice.csv"
     path.write_text("age,ward,age\n30,a,80\n")
-    with pytest.raises(ConfigurationError, match="once, got several named 'age'"):
+    with raises(ConfigurationError, "duplicate", match="once, got several named 'age'"):
         result.predict(path)
     result.save(tmp_path / "model")
     path.write_text("age,ward,note,note\n30,a,1,2\n")

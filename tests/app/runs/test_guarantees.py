@@ -23,6 +23,7 @@ from murmurfl.privacy.accounting.loss import Loss
 from typer.testing import CliRunner
 
 from tests.app.plain import simulate
+from tests.harness.errors import raises
 
 NAME = f"{__name__}:"
 SUMS = RunConfig(trust="secure-aggregation", num_clients=4, clients_per_round=4, num_rounds=2, mu=1.0, batch_size=16)
@@ -77,7 +78,7 @@ def test_a_run_without_sums_states_the_local_mu():
 def test_either_figure_above_what_a_run_says_is_no_result(statement, named):
     refuse_untrue(EXPECTED, {"a": stated(1.0, 2.0, 4)})
     refuse_untrue(EXPECTED, {"a": {**statement, "releases": 0}})
-    with pytest.raises(ConfigurationError, match=named):
+    with raises(ConfigurationError, "mismatch", match=named):
         refuse_untrue(EXPECTED, {"a": statement})
 
 
@@ -115,7 +116,7 @@ class Careless(Mu2Method):
 @pytest.mark.parametrize("strategy", ["TooFew", "Plain", "Careless"])
 def test_a_method_cannot_say_more_than_its_clients_do(strategy, monkeypatch, request):
     monkeypatch.setitem(__import__("sys").modules, __name__, request.module)
-    with pytest.raises(ConfigurationError, match="There is no result"):
+    with raises(ConfigurationError, "mismatch", match="There is no result"):
         run_cohort(replace(SUMS, strategy=NAME + strategy))
 
 

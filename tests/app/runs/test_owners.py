@@ -22,6 +22,8 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, Guarantee, rounded_up
 from typer.testing import CliRunner
 
+from tests.harness.errors import raises
+
 BASE = RunConfig(
     num_rounds=4,
     clients_per_round=6,
@@ -98,7 +100,7 @@ def test_what_it_does_not_go_with_is_refused(changes, complaint):
 
 
 def test_a_device_computes_no_owners():
-    with pytest.raises(ConfigurationError, match="Expected samples-per-owner = 0 on a device, got 3"):
+    with raises(ConfigurationError, "conflict", "samples-per-owner", got=3):
         check_on_device(prepare(replace(BASE, noise_quality="fast")))
 
 

@@ -2,7 +2,6 @@
 
 import time
 
-import pytest
 from murmurfl.app.methods.queries import check_permit
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import check_deployed
@@ -11,6 +10,8 @@ from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.permits import OwnerKey
 from murmurfl.privacy.setting import by_key
+
+from tests.harness.errors import raises
 
 OWNER = OwnerKey(bytes(range(32)))
 
@@ -41,11 +42,11 @@ def test_each_part_has_a_session_of_its_own_that_the_permit_must_name():
     experiment = prepare(config)
     strategies = [experiment.strategy, *[query.strategy for query in experiment.queries]]
     assert [make(deployed=True).session for make in strategies] == ["night", "nightmean", "nightevaluation"]
-    with pytest.raises(ConfigurationError, match=r"without its evaluation.*--session night --mean --evaluation"):
+    with raises(ConfigurationError, "missing", "permit", match="evaluation.*--session night --mean"):
         check_deployed(configuration(permit("night", "nightmean"), **parts))
     check_permit(configuration(permit("night")))
     check_permit(configuration("", **parts))
-    with pytest.raises(ConfigurationError, match="Expected a permit, one line"):
+    with raises(ConfigurationError, "malformed", match="Expected a permit, one line"):
         check_deployed(configuration("night.permit"))
 
 

@@ -25,6 +25,7 @@ from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner
 
 from tests.app.plain import SET, simulate
+from tests.harness.errors import raises
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 
@@ -74,12 +75,12 @@ def refusals(config):
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_the_number_said_is_the_largest_without_a_refusal(name):
     config = CONFIGURATIONS[name]
-    with pytest.raises(ConfigurationError, match=f"got {config.num_rounds}: client") as caught:
+    with raises(ConfigurationError, "exhausted", "num-rounds", match=f"got {config.num_rounds}: client") as caught:
         run_cohort(config)
     possible = int(re.search(r"num-rounds <= (\d+),", str(caught.value))[1])
     assert possible > 1
     assert refusals(replace(config, num_rounds=possible)) == 0
-    with pytest.raises(ConfigurationError, match=f"num-rounds <= {possible}, got {possible + 1}"):
+    with raises(ConfigurationError, "exhausted", "num-rounds", match=f"num-rounds <= {possible}, got {possible + 1}"):
         run_cohort(replace(config, num_rounds=possible + 1))
     if config.strategy != "reduced-tree-momentum":  # which ends with the first refusal
         assert refusals(replace(config, num_rounds=possible + 1, allow_exhaustion=True)) > 0
@@ -96,7 +97,9 @@ def test_the_command_refuses_before_the_first_round(tmp_path):
 
 
 def test_a_cap_below_one_pass_is_refused_too():
-    with pytest.raises(ConfigurationError, match=r"num-rounds <= 5, got 17: .*max-participations = 5"):
+    with raises(
+        ConfigurationError, "exhausted", "num-rounds", match=r"num-rounds <= 5, got 17: .*max-participations = 5"
+    ):
         run_cohort(RunConfig(max_participations=5))
 
 
@@ -118,7 +121,7 @@ def test_the_public_epochs_of_a_server_are_not_taken_for_silence():
 
 def test_a_simulation_from_which_nothing_comes_any_more_gives_up(tmp_path):
     dry = replace(BASE, num_rounds=30, allow_exhaustion=True, give_up_after=2)
-    with pytest.raises(NoReleasesError, match=r"none in 2 rounds in a row, the last of them round 14: .*cap-reached"):
+    with raises(NoReleasesError, "missing", match="2 rounds in a row, the last of them round 14: .*cap-reached"):
         run_cohort(dry)
     assert refusals(replace(dry, give_up_after=0)) > 0  # never
     arguments = [f"--set={key}" for key in ("num-rounds=30", "batch-size=20", "passes=1", "allow-exhaustion=true")]
@@ -145,7 +148,12 @@ def real_clients(cap, requests):
 
 def test_real_clients_are_asked_what_they_can_do_before_the_first_round():
     grid, clients = real_clients(3, [])
-    with pytest.raises(ConfigurationError, match="at most 3 rounds, got 4: client 0 says that it can make 3 releases"):
+    with raises(
+        ConfigurationError,
+        "exhausted",
+        "num_rounds",
+        match="3 rounds, got 4: client 0 says that it can make 3 releases",
+    ):
         run_experiment(grid, CONFIG, deployed=True)
     assert [client.statement("any")["samples-used"] for client in clients] == [0, 0]
     grid, _ = real_clients(4, [])
@@ -160,7 +168,7 @@ def test_real_clients_may_run_dry_where_that_is_asked_for():
 
 def test_real_clients_keep_their_operators_caps():
     config = replace(CONFIG, max_participations=3, num_rounds=4)
-    with pytest.raises(ConfigurationError, match="num-rounds <= 3"):
+    with raises(ConfigurationError, "exhausted", "num-rounds", match="num-rounds <= 3"):
         run_experiment(InProcessGrid(client_app.app, 2, config.to_mapping()), config)
     grid, _ = real_clients(4, [])
     assert len(run_experiment(grid, config, deployed=True).progress) == 4
@@ -228,12 +236,16 @@ def run(**changes):
 
 
 def test_a_run_whose_rounds_are_all_closed_ends_with_what_was_missing():
-    with pytest.raises(NoReleasesError, match=rf"none in 2 rounds in a row, .* round 2: it was {MISSING}; no client"):
+    with raises(
+        NoReleasesError, "missing", match=rf"none in 2 rounds in a row, .* round 2: it was {MISSING}; no client"
+    ):
         run(**{"num-rounds": 4, "give-up-after": 2})
 
 
 def test_a_short_run_whose_rounds_were_all_closed_is_no_result():
-    with pytest.raises(ConfigurationError, match=rf"none in 2 rounds: a round was {MISSING}; see the clients' logs"):
+    with raises(
+        ConfigurationError, "missing", match=rf"none in 2 rounds: a round was {MISSING}; see the clients' logs"
+    ):
         run(**{"num-rounds": 2})
 
 

@@ -20,6 +20,7 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, compose_gdp, gdp_epsilon
 
 from tests.app.plain import simulate
+from tests.harness.errors import raises
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 
@@ -100,7 +101,7 @@ def test_every_method_either_takes_it_or_refuses_it_by_name():
     for name, method in METHODS.items():
         settings = {**SETTINGS, "strategy": name}
         if not method.evaluates:
-            with pytest.raises(ConfigurationError, match=f"strategy = '{name}', whose epochs"):
+            with raises(ConfigurationError, "conflict", "evaluation.share", match=f"strategy = '{name}', whose epochs"):
                 RunConfig(**settings)
         elif name != "auto":
             experiment = prepare(RunConfig(**settings))
@@ -144,9 +145,9 @@ def test_settings_that_contradict_it_are_refused():
     ):
         with pytest.raises(ConfigurationError, match=words):
             RunConfig(**settings)
-    with pytest.raises(ConfigurationError, match="an AUC is of two"):
+    with raises(ConfigurationError, "conflict", "evaluation.score-bins", match="an AUC is of two"):
         prepare(RunConfig(**FULL, score_bins=4))
-    with pytest.raises(ConfigurationError, match=r"evaluation\.share = 0 to audit"):
+    with raises(ConfigurationError, "conflict", match=r"evaluation\.share = 0 to audit"):
         audit_run(RunConfig(**{**SETTINGS, "num_rounds": 1}), runs=2)
 
 

@@ -15,6 +15,8 @@ from murmurfl.app.settings.run_config import TRACKERS, RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_epsilon
 from typer.testing import CliRunner
 
+from tests.harness.errors import raises
+
 FULL = RoundLine(7, 120, 0.873, 0.4375, "4.38", False, 9, 10, 3725.0)
 
 
@@ -168,7 +170,7 @@ def test_a_run_that_fails_is_closed_as_failed(fake, tmp_path):
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_missing_package_is_named_before_anything_starts(name, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, trackers._TRACKERS[name].module, None)
-    with pytest.raises(TrackerError, match=rf"pip install 'murmurfl\[{name}\]'"):
+    with raises(TrackerError, "not-installed", "track", match=rf"pip install 'murmurfl\[{name}\]'"):
         check_trackers(RunConfig(track=name))
     for engine in ("cohort", "ray"):
         result = murmurfl("run", "--engine", engine, "--set", f"track={name}", "--out", tmp_path, "--name", "x")
@@ -178,7 +180,9 @@ def test_a_missing_package_is_named_before_anything_starts(name, monkeypatch, tm
 
 
 def test_an_unknown_tracker_is_refused():
-    with pytest.raises(ConfigurationError, match="Expected track to be names among tensorboard, mlflow, wandb"):
+    with raises(
+        ConfigurationError, "unknown-name", "track", match="Expected track to be names among tensorboard, mlflow, wandb"
+    ):
         RunConfig(track="tensorboard,excel")
 
 

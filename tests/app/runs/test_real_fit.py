@@ -423,7 +423,7 @@ def test_private_log_is_for_the_operator_alone_and_changes_nothing_else(tmp_path
     assert log.stat().st_mode & 0o777 == 0o600
     assert log.read_text().startswith(PRIVATE_FIRST_LINE)
     assert "1 with ill: a missing label" in log.read_text()
-    with pytest.raises(ConfigurationError, match="a private log"):
+    with raises(ConfigurationError, "exists", match="a private log"):
         fitted(tmp_path / "strange", private_log=log)
     with raises(ConfigurationError, "conflict", "real"):
         fit(tmp_path / "strange" / "people.csv", label="ill", private_log=tmp_path / "other.log")
@@ -487,9 +487,9 @@ def test_nothing_reaches_handlers_hooks_or_streams_of_the_program(capfd):
 
 
 def test_seal_is_opened_again_after_an_error(capfd):
-    with pytest.raises(SealedError, match="The fit failed"):
+    with raises(SealedError, "failed", match="The fit failed"):
         run_sealed(lambda seal: (seal.begin_rows(), raised(ConfigurationError(SECRET))))
-    with pytest.raises(ConfigurationError, match="of settings"):
+    with raises(ConfigurationError, "invalid", match="of settings"):
         run_sealed(lambda _: (_ for _ in ()).throw(ConfigurationError("of settings")))
     with pytest.raises(SealedError):  # nobody expected it, so nobody knows what is in it
         run_sealed(lambda _: raised(ValueError(SECRET)))
@@ -571,13 +571,13 @@ def test_rows_at_the_end_can_be_added_and_none_before_them_changed(tmp_path):
     text = table.read_text()
     table.write_text(text.replace("\n33,a,1\n", "\n34,a,1\n", 1))
     spent = read_ledger(ledger).spent.mu
-    with pytest.raises(SealedError, match="unchanged and in their order"):
+    with raises(SealedError, "mismatch", match="unchanged and in their order"):
         fitted(tmp_path / "a")
     assert read_ledger(ledger).spent.mu == spent
     table.write_text(text)
     fitted(tmp_path / "a")
     table.write_text("".join(text.splitlines(keepends=True)[:41]))
-    with pytest.raises(LedgerError, match=r"at least the 48 rows .* got 40"):
+    with raises(LedgerError, "mismatch", match=r"at least the 48 rows .* got 40"):
         fitted(tmp_path / "a")
 
 
@@ -629,7 +629,7 @@ def test_another_ledger_is_refused_while_the_tables_own_is_there(tmp_path):
     for name, ledger in ((table, other), (table, tmp_path / "new.ledger"), (alias, other), (alias, f"{alias}.ledger")):
         with raises(ConfigurationError, "mismatch", "ledger"):
             fit(name, schema=tmp_path / "a" / "schema.toml", real=True, epsilon=0.1, ledger=ledger)
-    with pytest.raises(ConfigurationError, match="room for epsilon"):
+    with raises(ConfigurationError, "exhausted", "budget", match="room for epsilon"):
         fit(alias, schema=tmp_path / "a" / "schema.toml", real=True, epsilon=2)
     assert read_ledger(other).spent.mu == 0.0
     assert not (tmp_path / "new.ledger").exists()
@@ -716,7 +716,7 @@ def test_few_rows_are_fitted_or_refused_with_the_reason(rows, tmp_path):
     path.write_text("age,ward,ill\n" + "33,a,1\n34,b,0\n50,a,1\n51,a,0\n66,b,1\n"[: 7 * rows])
     (tmp_path / "schema.toml").write_text(SCHEMA)
     if rows == 1:
-        with pytest.raises(ConfigurationError, match="at least two samples"):
+        with raises(ConfigurationError, "out-of-range", match="at least two samples"):
             fit(path, real=True, schema=tmp_path / "schema.toml")
         return
     assert fit(path, real=True, schema=tmp_path / "schema.toml").table.rows == rows

@@ -17,6 +17,8 @@ from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon
 
+from tests.harness.errors import raises
+
 BASE = RunConfig(
     num_rounds=5,
     clients_per_round=6,
@@ -93,9 +95,9 @@ def test_an_operator_decides_it_for_a_real_client(tmp_path):
     assert client.privatizer.policy.batch_selection == "shuffled"
     assert "While nobody learns which of 11 releases a sample is in, epsilon = " in describe(client)
     assert "no guarantee" in describe(made().make_client())
-    with pytest.raises(ConfigurationError, match="batch-selection to be left out"):
+    with raises(ConfigurationError, "conflict", "batch-selection", match="batch-selection to be left out"):
         made(strategy="online", **{"learning-rate": 0.1})
-    with pytest.raises(ConfigurationError, match="batch-selection"):
+    with raises(ConfigurationError, "unknown-name", "batch-selection", match="batch-selection"):
         made(**{"batch-selection": "random"})
 
 

@@ -25,6 +25,7 @@ from murmurfl.privacy import ConfigurationError, gdp_mu
 from typer.testing import CliRunner
 
 from tests.app.plain import simulate
+from tests.harness.errors import raises
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
 
@@ -53,7 +54,7 @@ def test_settings_win_over_the_configuration_also_of_mu_and_epsilon():
     assert simulate(config, num_rounds=1).experiment.num_rounds == 1
     assert simulate(config, epsilon=3.0).mu == gdp_mu(3.0, 1e-5)
     assert simulate({"epsilon": 3.0, "num-rounds": 1}, mu=1.0).mu == 1.0
-    with pytest.raises(ConfigurationError, match="got both"):
+    with raises(ConfigurationError, "conflict", "mu", match="got both"):
         simulate(mu=1.0, epsilon=3.0)
 
 
@@ -73,9 +74,9 @@ def test_what_is_wrong_is_named(settings, words):
 
 
 def test_ray_is_refused_with_what_to_use_instead():
-    with pytest.raises(ConfigurationError, match=r"'cohort' or 'inprocess', got 'ray'\. .*murmurfl run"):
+    with raises(ConfigurationError, "unknown-name", "engine", match=r"'ray'\. .*murmurfl run"):
         simulate(engine="ray")
-    with pytest.raises(ConfigurationError, match=r"got 'cohrt'\.$"):
+    with raises(ConfigurationError, "unknown-name", "engine", got="cohrt"):
         simulate(engine="cohrt")
 
 
@@ -217,14 +218,14 @@ def test_a_run_without_noise_has_no_other(tmp_path):
 
 def test_real_clients_have_no_run_without_noise():
     outcome = run_cohort(RunConfig(num_rounds=1)).outcome.model_copy(update={"engine": "real-nodes"})
-    with pytest.raises(ConfigurationError, match="their data are in no one place"):
+    with raises(ConfigurationError, "unsupported", match="their data are in no one place"):
         without_noise(outcome)
 
 
 def test_another_programs_run_has_none_of_ours(tmp_path):
     document = {**run_cohort(RunConfig(num_rounds=1)).outcome.document(), "config": {"strategy": "x:Y"}, "engine": None}
     (tmp_path / "result.json").write_text(json.dumps(document))
-    with pytest.raises(ConfigurationError, match="one of another program"):
+    with raises(ConfigurationError, "unsupported", match="one of another program"):
         add_without_noise(tmp_path)
 
 

@@ -308,11 +308,11 @@ def test_a_trusted_servers_noise_on_real_clients_is_not_seeded(strategy):
 def test_clients_that_all_refuse_end_the_run_after_as_many_rounds_as_configured():
     app = refusing(protocol.BUDGET_EXHAUSTED, hello=protocol.PROTOCOL_VERSION)
     reports = []
-    with pytest.raises(NoReleasesError, match=r"none in 3 rounds in a row.*round 3: clients refused with budget-exh"):
+    with raises(NoReleasesError, "missing", match="3 rounds in a row.*round 3: clients refused with budget-exh"):
         run_experiment(grid_of(app), CONFIG, deployed=True, on_progress=reports.append)
-    with pytest.raises(NoReleasesError, match="none in 3 rounds in a row"):
+    with raises(NoReleasesError, "missing", match="none in 3 rounds in a row"):
         run_experiment(grid_of(app), CONFIG)
-    with pytest.raises(ConfigurationError, match="none in 4 rounds"):
+    with raises(ConfigurationError, "missing", match="none in 4 rounds"):
         run_experiment(grid_of(app), replace(CONFIG, give_up_after=0))  # goes to its end
 
 
@@ -321,7 +321,7 @@ def test_another_version_is_named_whoever_notices_it():
     expected = (
         r"2 answered with protocol-mismatch \(they speak version 2 of murmurfl's protocol, this server version 1\)"
     )
-    with pytest.raises(NodesUnavailableError, match=expected):
+    with raises(NodesUnavailableError, "unreachable", match=expected):
         run_experiment(grid_of(refusing(1, hello=2)), config, deployed=True)
 
     older = ClientApp()
@@ -331,7 +331,7 @@ def test_another_version_is_named_whoever_notices_it():
         reason = "this client speaks murmurfl's protocol version 2, the request states version 1"
         return Message(Error(protocol.PROTOCOL_MISMATCH, reason), reply_to=message)
 
-    with pytest.raises(NodesUnavailableError, match=expected):
+    with raises(NodesUnavailableError, "unreachable", match=expected):
         run_experiment(grid_of(older), config, deployed=True)
 
 
@@ -353,7 +353,7 @@ def test_missing_clients_are_named():
     strategy.clients.restore(["clinic-0", "clinic-1"])
     grid = grid_of(client_app.app)
     grid.get_node_ids = list
-    with pytest.raises(NodesUnavailableError, match=r"got 0 \(missing: clinic-0, clinic-1\)"):
+    with raises(NodesUnavailableError, "unreachable", match=r"got 0 \(missing: clinic-0, clinic-1\)"):
         strategy.clients.meet(grid, Awaited(2))
 
 
@@ -402,7 +402,12 @@ def test_a_run_on_real_clients_leaves_its_reason_whatever_ended_it(tmp_path, mon
 @pytest.mark.parametrize(("stated", "words"), [({}, "no version"), ({protocol.VERSION: 2}, "version 2")])
 def test_a_client_answers_not_even_a_hello_of_another_version(stated, words):
     client = prepare(CONFIG).client(0, MemoryLedger())
-    with pytest.raises(RefusedError, match=f"protocol version 1, the request states {words}") as caught:
+    with raises(
+        RefusedError,
+        "refused",
+        code=protocol.PROTOCOL_MISMATCH,
+        match=f"protocol version 1, the request states {words}",
+    ) as caught:
         client.get_properties({protocol.ASK: protocol.ASK_HELLO, **stated})
     assert caught.value.code == protocol.PROTOCOL_MISMATCH
 
@@ -431,7 +436,7 @@ def test_excluded_client_is_not_asked_and_a_resume_keeps_the_sessions_numbers(tm
     def take_out(progress):
         if progress.report.server_round == 1:
             assert exclude_clients(tmp_path, ["1"]) == ["1"]
-            with pytest.raises(ConfigurationError, match=r"Expected clients of this run, 0, 1, .*got nobody"):
+            with raises(ConfigurationError, "unknown-name", "exclude", match="0, 1, .*got nobody"):
                 exclude_clients(tmp_path, ["nobody"])
         elif progress.report.server_round == 2:
             ask_to_end(tmp_path)
@@ -501,7 +506,7 @@ def test_exclusions_that_cannot_be_read_exclude_nobody(tmp_path, caplog):
 
 
 def test_only_a_run_that_goes_on_can_be_asked_to_end(tmp_path):
-    with pytest.raises(ConfigurationError, match="OUT-DIR/RUN-NAME"):
+    with raises(ConfigurationError, "not-found", match="OUT-DIR/RUN-NAME"):
         ask_to_end(tmp_path)
 
 
@@ -514,16 +519,16 @@ def test_a_cap_above_the_rounds_changes_no_round():
 
 def test_real_clients_bound_batch_and_cap_by_what_they_state_and_not_by_a_simulated_partition():
     many = replace(CONFIG, num_clients=1000, batch_size=64)
-    with pytest.raises(ConfigurationError, match="batch-size <= "):
+    with raises(ConfigurationError, "out-of-range", "batch-size", match="batch-size <= "):
         prepare(many)
     assert prepare(many, deployed=True).policy().batch_size == 64
     large = replace(CONFIG, max_participations=100)
-    with pytest.raises(ConfigurationError, match="batch-size x max-participations <= "):
+    with raises(ConfigurationError, "out-of-range", "batch-size", match="batch-size x max-participations <= "):
         prepare(large)
     assert prepare(large, deployed=True).policy().max_participations == 100
     # The clients of this grid state what they have: a round more than their samples last for is refused by that.
     small = replace(CONFIG, num_rounds=30)
-    with pytest.raises(ConfigurationError, match="says that it can make"):
+    with raises(ConfigurationError, "exhausted", "num_rounds", match="says that it"):
         run_experiment(grid_of(client_app.app, CONFIG), small, deployed=True)
 
 
@@ -627,5 +632,5 @@ def test_a_full_disk_is_said_where_the_result_would_be(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(np, "savez", fails)
-    with pytest.raises(RecordError, match=r"No space left on device.*Make room on the disk of .*df .*same run-name"):
+    with raises(RecordError, "failed", match=r"No space left on device.*Make room on the disk of .*df .*same run-name"):
         write_record(run_cohort(RunConfig(num_rounds=1)), tmp_path / "run")

@@ -20,6 +20,8 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Cohort
 from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError
 
+from tests.harness.errors import raises
+
 from ..weighted_count import LABEL, MOST, NAME, SHARE, weight_of
 
 FOLDER, ROOT = Path(__file__).parents[1], Path(__file__).parents[3]
@@ -146,7 +148,7 @@ def test_an_owner_s_records_weigh_at_most_as_much_as_one():
 
 
 def test_a_query_of_records_is_refused_beside_owners():
-    with pytest.raises(ConfigurationError, match="samples-per-owner"):
+    with raises(ConfigurationError, "conflict", "evaluation.share", match="samples-per-owner"):
         config(samples_per_owner=4, private_evaluation=0.1)
 
 

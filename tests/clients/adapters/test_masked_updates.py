@@ -162,7 +162,7 @@ def test_nothing_leaves_but_masked_releases():
 
 def test_a_mod_that_sends_without_masks_is_dropped_by_the_server(monkeypatch):
     bare(monkeypatch)
-    with pytest.raises(NothingAggregatedError, match="8 replies were malformed"):
+    with raises(NothingAggregatedError, "missing", match="8 replies were malformed"):
         train(adding(wandering, simulation=policy()), rounds=2)
 
 
@@ -214,7 +214,7 @@ def test_a_simulation_without_a_client_is_refused(caplog):
 
 def test_too_few_clients_for_a_sum_say_the_nodes_needed(caplog):
     app = adding(wandering, simulation=policy(sums=SumAssumption(2, 4)), helpers=HELPERS)
-    with pytest.raises(NodesUnavailableError, match="3 answered with not-configured"):
+    with raises(NodesUnavailableError, "unreachable", match="3 answered with not-configured"):
         train(app, nodes=5, rounds=1)
     assert "Waiting for clients: 0 of 5 connected; 3 answered with not-configured." in caplog.text
     assert "at least min_cohort = 4 clients, got 3: its 5 nodes less 2 helpers" in caplog.text
@@ -241,7 +241,7 @@ def test_a_helper_trains_nothing_and_a_client_opens_nothing():
 
 
 def test_simulated_helpers_exist_in_simulations_only():
-    with pytest.raises(ConfigurationError, match="murmurfl helper"):
+    with raises(ConfigurationError, "unsupported", match="murmurfl helper"):
         answer_simulated_helper(None, RecordDict(), name="helper-0", seed=0, roster=roster_of("01"))  # type: ignore[arg-type]
 
 

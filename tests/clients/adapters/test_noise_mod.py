@@ -292,7 +292,7 @@ def test_a_strategy_collects_evaluations_only_where_they_are_marked(caplog):
     assert "no epsilon covers them" in caplog.text
     assert "NOT covered" in caplog.text
     caplog.clear()
-    with pytest.raises(ConfigurationError, match=f"got {CLIENTS} that do not"):
+    with raises(ConfigurationError, "mismatch", "evaluate_on_clients", match=f"got {CLIENTS} that do not"):
         train(app(False), rounds=2, evaluate_on_clients=True)
     assert "NOT covered" not in caplog.text
 
@@ -316,7 +316,7 @@ def test_a_project_without_the_mod_is_never_asked_for_an_update():
         return Message(RecordDict({"arrays": START}), reply_to=message)
 
     # At once: not one of the nodes that are there would ever be a client.
-    with pytest.raises(NodesUnavailableError, match=r"app = ClientApp\(mods=\[CorrelatedNoiseMod\("):
+    with raises(NodesUnavailableError, "unsupported", match=r"app = ClientApp\(mods=\[CorrelatedNoiseMod\("):
         train(app, node_deadline_s=600.0)
     assert not any(asked), "clients that are not known as private get no model"
 
@@ -541,7 +541,7 @@ def test_the_cap_and_what_was_spent():
         assert (statement["releases"], statement["mu-guaranteed"]) == (3, pytest.approx(2.0))
         assert statement["mu-spent"] == pytest.approx(2.0)
     second = CorrelatedFedAvg(num_clients=2, seed=1)
-    with pytest.raises(NothingAggregatedError, match="refused with budget-exhausted"):
+    with raises(NothingAggregatedError, "missing", match="refused with budget-exhausted"):
         second.start(grid, START, num_rounds=1)
     assert second.history[0].refused == {"budget-exhausted": 2}
 
@@ -551,7 +551,12 @@ def test_more_rounds_than_the_clients_caps_allow_are_refused_before_the_first(as
     """If one of two clients is asked, the sampler decides which: with seed 4 it asks 1 0 1 1 0 1."""
     app = adding(nothing, simulation=policy(max_participations=3, releases_per_pass=1))
     options = {"clients": 2, "clients_per_round": asked, "sampler": 4}
-    with pytest.raises(ConfigurationError, match=f"at most {possible} rounds, got {possible + 1}: client . says"):
+    with raises(
+        ConfigurationError,
+        "exhausted",
+        "num_rounds",
+        match=f"at most {possible} rounds, got {possible + 1}: client . says",
+    ):
         train(app, rounds=possible + 1, **options)
     strategy, _ = train(app, rounds=possible, lost=0.3, **options)  # a lost reply is a release
     assert sum(report.refusals for report in strategy.history) == 0
@@ -571,7 +576,7 @@ def test_a_run_goes_on_from_its_checkpoint_and_not_with_other_buffers(tmp_path):
     resumed = CorrelatedFedAvg(**options)
     resumed.start(grid, start, num_rounds=4)
     assert (resumed.state.x == whole.state.x).all()
-    with pytest.raises(Exception, match="fixed"):
+    with raises(Exception, "mismatch", match="fixed"):
         CorrelatedFedAvg(**options).start(grid, ArrayRecord({**START, "count": Array(np.array(4))}), num_rounds=5)
 
 
@@ -707,16 +712,16 @@ def test_an_operators_file_is_the_operators(node, tmp_path):
     path = tmp_path / "node.toml"
     path.chmod(0o666)
     if sys.platform != "win32":
-        with pytest.raises(ConfigurationError, match="chmod"):
+        with raises(ConfigurationError, "insecure", match="chmod"):
             UpdateNode.read(path)
     path.chmod(0o600)
     path.write_text(path.read_text().replace("mu = 1.0", "mu = 3.0"))
     with raises(ConfigurationError, "out-of-range", "mu"):
         UpdateNode.read(path).policy(SQLiteLedger(tmp_path / "ledger.sqlite"))
-    with pytest.raises(ConfigurationError, match="node configuration"):
+    with raises(ConfigurationError, "unreadable", match="node configuration"):
         UpdateNode.read(tmp_path / "none.toml")
     path.write_text('client = "a"\n')
-    with pytest.raises(ConfigurationError, match="ledger, clip-norm, mu or epsilon, max-participations"):
+    with raises(ConfigurationError, "missing", "ledger", match="ledger, clip-norm, mu or epsilon, max-participations"):
         UpdateNode.read(path)
 
 
@@ -808,9 +813,9 @@ def test_policies_of_the_mod_are_ordinary_policies():
     assert policy(releases_per_pass=10**6).privacy_policy().plan(D).noise_std == pytest.approx(
         PrivacyPolicy(1.0, 1, 30, 2.0, clip_unit="update").plan(D).noise_std
     ), "a return that does not come is not charged"
-    with pytest.raises(ConfigurationError, match="UpdatePolicy"):
+    with raises(ConfigurationError, "wrong-type", "simulation"):
         CorrelatedNoiseMod(private)
-    with pytest.raises(ConfigurationError, match="max_participations"):
+    with raises(ConfigurationError, "out-of-range", "max_participations"):
         policy(max_participations=0)
 
 

@@ -389,14 +389,14 @@ def test_a_trained_model_goes_back_into_a_module():
     module = load_trainable(make_module(), result.arrays)
     for name, parameter in module.named_parameters():
         assert parameter.detach().numpy() == pytest.approx(result.arrays[name].numpy())
-    with pytest.raises(ConfigurationError, match="trainable_arrays"):
+    with raises(ConfigurationError, "mismatch", match="trainable_arrays"):
         load_trainable(torch.nn.Linear(3, 4), result.arrays)
 
 
 def test_a_whole_state_dict_ends_training_with_advice(caplog):
     strategy = FullBatch(learning_rate=2.0, **OPTIONS)
     whole = ArrayRecord({"more": Array(np.zeros(3)), **trainable_arrays(make_module())})
-    with pytest.raises(NothingAggregatedError, match=r"start the strategy with murmurfl.clients.trainable_arrays"):
+    with raises(NothingAggregatedError, "missing", match=r"start the strategy with murmurfl.clients.trainable_arrays"):
         strategy.start(NodesGrid(made(), CLIENTS), whole, num_rounds=ROUNDS)
     assert caplog.text.count("clients refuse: malformed request") == 1
 

@@ -160,7 +160,7 @@ def test_training_starts_where_an_estimator_of_public_data_is():
     assert model.gradients.shapes == [(1, FEATURES), (1,)]
     began = LogisticRegression(C=np.inf).fit(features, labels)
     assert np.array_equal(LinearEstimator(began, FEATURES, [0, 1]).initial_arrays()["coef_"].numpy(), began.coef_)
-    with pytest.raises(ConfigurationError, match=r"Expected coef_ of shape \(3, 4\), got \(1, 4\)"):
+    with raises(ConfigurationError, "wrong-shape", match=r"Expected coef_ of shape \(3, 4\), got \(1, 4\)"):
         LinearEstimator(began, FEATURES, range(3)).initial_arrays()
 
 
@@ -267,7 +267,7 @@ def test_a_schema_must_be_the_estimators():
     inputs = (Part(shape=(2,), bounds=(0, 1)),)
     check(Schema(inputs=inputs, label=Label(classes=("no", "yes"))), None)
     for other in (("yes", "no"), ("no", "maybe"), 2):
-        with pytest.raises(ConfigurationError, match="Expected a schema of 2 features and the classes no, yes in"):
+        with raises(ConfigurationError, "mismatch", "schema", match="2 features and the classes no, yes"):
             check(Schema(inputs=inputs, label=Label(classes=other)), None)
 
 

@@ -22,6 +22,7 @@ from murmurfl.clients.adapters.torch_model import ModuleGradients, ModuleMeasure
 from murmurfl.clients.adapters.torch_state import ModuleState  # noqa: E402
 
 from tests.harness import memories  # noqa: E402
+from tests.harness.errors import raises  # noqa: E402
 from tests.harness.trials import made_up_like  # noqa: E402
 
 nn = torch.nn
@@ -132,7 +133,10 @@ def test_a_model_that_is_not_a_samples_own_is_refused_by_name(name):
 def test_targets_that_broadcast_against_outputs_are_named():
     """The common mistake of a regression: nothing fails, and every output is held against every target."""
     values, module = np.ones((5, 3), dtype=np.float32), lambda: nn.Linear(3, 1)
-    with pytest.raises(ConfigurationError, match=r"targets\[:, None\]"), pytest.warns(UserWarning, match="target size"):
+    with (
+        raises(ConfigurationError, "unsupported", match=r"targets\[:, None\]"),
+        pytest.warns(UserWarning, match="target size"),
+    ):
         private_client_app(module, nn.MSELoss(), (values, values[:, 0]), mu=1.0, rounds=2)
     private_client_app(module, nn.MSELoss(), (values, values[:, :1]), mu=1.0, rounds=2)
 
@@ -224,7 +228,7 @@ def test_a_samples_function_tries_the_model_on_its_schema():
     mixing = lambda: layer(lambda self, values: values - values.mean(0))  # noqa: E731
     private_client_app(mixing, samples=never, mu=1.0, rounds=2)
     schema = Schema(inputs=(Part(shape=(2, 6, 6), bounds=(-9, 9)),), label=Label(classes=3))
-    with pytest.raises(ConfigurationError, match="mixes samples"):
+    with raises(ConfigurationError, "unsupported", match="mixes samples"):
         private_client_app(mixing, samples=never, schema=schema, mu=1.0, rounds=2)
 
 
@@ -269,7 +273,7 @@ REMEMBERED = [name for name in memories.NAMES if name != "a cached value"]  # of
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", REMEMBERED)
 def test_a_memory_that_an_example_shows_is_refused(name):
-    with pytest.raises(ConfigurationError, match=r"remembers nothing|draws nothing"):
+    with raises(ConfigurationError, "unsupported", match=r"remembers nothing|draws nothing"):
         SampleTrials(gradients_of(name))([*ORDINARY, OUTLIER])
 
 
@@ -277,7 +281,7 @@ def test_a_memory_that_an_example_shows_is_refused(name):
     "name", ["a running mean in a closure", "a module within the loss", "a mapping that is global"]
 )
 def test_a_memory_of_every_sample_is_refused(name):
-    with pytest.raises(ConfigurationError, match=r"remembers nothing|draws nothing"):
+    with raises(ConfigurationError, "unsupported", match=r"remembers nothing|draws nothing"):
         SampleTrials(gradients_of(name, always))(ORDINARY)
 
 
@@ -351,7 +355,7 @@ def test_each_kind_that_is_put_back_remembers_if_it_is_not(name, monkeypatch):
 
 def test_a_trial_leaves_random_generators_where_they_were():
     states = torch.get_rng_state(), np.random.get_state()[1:3]  # noqa: NPY002
-    with pytest.raises(ConfigurationError, match="draws nothing"):
+    with raises(ConfigurationError, "unsupported", match="draws nothing"):
         SampleTrials(gradients_of("draws from PyTorch", always))([*ORDINARY, OUTLIER])
     assert torch.equal(torch.get_rng_state(), states[0])
     assert np.random.get_state()[2] == states[1][1]  # noqa: NPY002
@@ -365,7 +369,7 @@ def test_a_place_is_named_as_people_write_it():
         ("a hook", r"changes model\."),
     ):
         memories.forget_globals()
-        with pytest.raises(ConfigurationError, match=said):
+        with raises(ConfigurationError, "unsupported", match=said):
             SampleTrials(gradients_of(name))([*ORDINARY, OUTLIER])
 
 
@@ -376,7 +380,7 @@ def test_only_ordinary_records_that_fail_refuse_a_model():
         return cross_entropy(output, target)
 
     SampleTrials(ModuleGradients(torch.nn.Linear(2, 2), loss))([*ORDINARY, OUTLIER])
-    with pytest.raises(ConfigurationError, match="too far out"):
+    with raises(ConfigurationError, "failed", match="too far out"):
         SampleTrials(ModuleGradients(torch.nn.Linear(2, 2), loss))([OUTLIER, *ORDINARY])
 
 
@@ -405,7 +409,7 @@ def lost(kind):
 
 @pytest.mark.parametrize("kind", ["count", "generator", "list_iterator", "_local"])
 def test_what_cannot_be_put_back_is_refused_by_its_place(kind):
-    with pytest.raises(ConfigurationError, match=rf"put back, got \S*{kind} at loss\.<closure kept>"):
+    with raises(ConfigurationError, "unsupported", match=rf"put back, got \S*{kind} at loss\.<closure kept>"):
         SampleTrials(ModuleGradients(torch.nn.Linear(2, 2), closed_over(lost(kind))))(ORDINARY)
 
 
@@ -469,7 +473,7 @@ def test_a_right_that_remembers_is_refused_or_forgets():
         return SampleTrials(gradients), ModuleMeasure(gradients, right), gradients
 
     trials, measure, _ = made(far_out)
-    with pytest.raises(ConfigurationError, match=r"changes right\.<closure state>\['sign'\]"):
+    with raises(ConfigurationError, "unsupported", match=r"changes right\.<closure state>\['sign'\]"):
         trials([*ORDINARY, OUTLIER], measure=measure)
     trials, measure, gradients = made(far_out)
     trials(ORDINARY, measure=measure)
@@ -479,5 +483,5 @@ def test_a_right_that_remembers_is_refused_or_forgets():
 
 
 def test_two_examples_at_least():
-    with pytest.raises(ConfigurationError, match="at least 4 examples, got 1"):
+    with raises(ConfigurationError, "out-of-range", "examples", match="4 examples, got 1"):
         SampleTrials(ModuleGradients(torch.nn.Linear(2, 2), cross_entropy))(ORDINARY[:1])

@@ -8,6 +8,8 @@ from murmurfl.clients import UpdateNode
 from murmurfl.clients.nodes.operators_file import operators_values
 from murmurfl.privacy import ConfigurationError
 
+from tests.harness.errors import raises
+
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes and owners are POSIX's")
 TEXT = 'client = "clinic-0"\nledger = "ledger.sqlite"\nclip-norm = 1.0\nmu = 1.0\nmax-participations = 3\n'
 
@@ -31,7 +33,7 @@ def test_a_file_that_only_its_operator_may_write_is_read(path, mode):
 @pytest.mark.parametrize("mode", [0o620, 0o660, 0o664, 0o602, 0o606, 0o666, 0o777])
 def test_a_file_its_group_or_others_may_write_is_refused_with_the_way_out(path, mode):
     path.chmod(mode)
-    with pytest.raises(ConfigurationError, match=f"with mode {mode:o}") as refused:
+    with raises(ConfigurationError, "insecure", match=f"with mode {mode:o}") as refused:
         UpdateNode.read(path)
     path.chmod(mode & ~0o022)
     assert f"chmod go-w {path}" in str(refused.value)
@@ -45,7 +47,7 @@ def test_a_file_of_somebody_else_is_refused(path, monkeypatch):
     else:
         monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     for read in (UpdateNode.read, operators_values):
-        with pytest.raises(ConfigurationError, match=f"belongs to user {owner or 4711}: .* chown {os.geteuid()} "):
+        with raises(ConfigurationError, "insecure", match=f"belongs to user {owner or 4711}: .* chown {os.geteuid()} "):
             read(path)
 
 
@@ -53,7 +55,7 @@ def test_a_file_of_somebody_else_is_refused(path, monkeypatch):
 def test_a_folder_where_anybody_may_put_another_file_is_refused(path, which):
     folder = path.parents[which]
     folder.chmod(0o777)
-    with pytest.raises(ConfigurationError, match=re.escape(f"chmod o-w {folder}")):
+    with raises(ConfigurationError, "insecure", match=re.escape(f"chmod o-w {folder}")):
         UpdateNode.read(path)
     folder.chmod(0o1777)
     assert UpdateNode.read(path).client == "clinic-0", "as /tmp: nobody may take another's file away"
@@ -67,5 +69,5 @@ def test_a_link_in_a_folder_where_anybody_may_change_it_is_refused(path, tmp_pat
     link.symlink_to(path)
     assert UpdateNode.read(link).ledger == str(path.parent / "ledger.sqlite")
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(ConfigurationError, match="put another in its place"):
+    with raises(ConfigurationError, "insecure", match="put another in its place"):
         UpdateNode.read(link)

@@ -45,16 +45,16 @@ def test_files_of_keys_are_their_owners_alone_and_never_written_over(tmp_path: P
         write_helper_key(file, "h", HELPER)
     assert read_client_key(file) == KEY
     file.chmod(0o640)
-    with pytest.raises(ConfigurationError, match="chmod 600"):
+    with raises(ConfigurationError, "insecure", match="chmod 600"):
         read_client_key(file)
 
 
 def test_a_missing_key_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="murmurfl roster key"):
+    with raises(ConfigurationError, "not-found", match="murmurfl roster key"):
         read_client_key(tmp_path / "client.key")
-    with pytest.raises(ConfigurationError, match="murmurfl roster key"):
+    with raises(ConfigurationError, "not-found", match="murmurfl roster key"):
         read_helper_key(tmp_path / "helper.key")
-    with pytest.raises(ConfigurationError, match="murmurfl roster make"):
+    with raises(ConfigurationError, "unreadable", match="murmurfl roster make"):
         read_roster(tmp_path / "roster.json", None)
 
 
@@ -67,7 +67,9 @@ def test_a_file_of_another_format_is_refused_with_its_number_alone(tmp_path: Pat
         file, options = tmp_path / name, (ROSTER.digest,) if read is read_roster else ()
         text = file.read_text().replace('": 1', '": 2', 1)
         file.write_text(text)
-        with pytest.raises(ConfigurationError, match=r"of format 1, got one of format 2\. Use the version") as refused:
+        with raises(
+            ConfigurationError, "other-format", match=r"of format 1, got one of format 2\. Use the version"
+        ) as refused:
             read(file, *options)
         assert "secret" not in str(refused.value)
         assert file.read_text() == text
@@ -109,5 +111,5 @@ def test_a_file_that_holds_something_else_is_refused_without_its_content(tmp_pat
 
 def test_a_clients_key_is_not_taken_for_a_helpers(tmp_path: Path) -> None:
     write_client_key(tmp_path / "client.key", KEY)
-    with pytest.raises(ConfigurationError, match="a helper's keys"):
+    with raises(ConfigurationError, "other-format", match="a helper's keys"):
         read_helper_key(tmp_path / "client.key")

@@ -148,7 +148,9 @@ def test_a_centre_that_is_none_is_refused_with_a_fixed_text_and_spends_nothing(c
     texts = set()
     for rows in (DATA.features, DATA.features * 0):
         subject = client(data=Labelled(rows, DATA.labels))
-        with pytest.raises(RefusedError, match="malformed request: expected centre") as refusal:
+        with raises(
+            RefusedError, "refused", code=protocol.MALFORMED_REQUEST, match="malformed request: expected centre"
+        ) as refusal:
             subject.fit(*gradient_request(subject, centre=content))
         assert refusal.value.code == protocol.MALFORMED_REQUEST
         texts.add(refusal.value.reason)
@@ -175,18 +177,18 @@ def test_requests_that_fit_another_client_are_refused_both_ways():
         with pytest.raises(RefusedError) as refusal:
             with_centring.fit(*mean_request(**entries))
         assert refusal.value.code == protocol.MALFORMED_REQUEST
-    with pytest.raises(RefusedError, match="0 query points"):
+    with raises(RefusedError, "refused", code=protocol.MALFORMED_REQUEST, match="0 query points"):
         with_centring.fit([np.zeros(K)], mean_request()[1])
 
 
 def test_all_of_it_is_one_budget_and_the_statement_says_the_whole():
     subject = client(ledger=DurableLedger(), keys=SystemKeys.generate())
     subject.fit(*mean_request())
-    with pytest.raises(RefusedError, match="cap"):
+    with raises(RefusedError, "refused", code=protocol.CAP_REACHED):
         subject.fit(*mean_request())
     for t in range(1, 5):
         subject.fit(*gradient_request(subject, t))
-    with pytest.raises(RefusedError, match="cap"):
+    with raises(RefusedError, "refused", code=protocol.CAP_REACHED):
         subject.fit(*gradient_request(subject, 5))
     said = subject.statement("rest")
     assert said["mu-guaranteed"] == pytest.approx(MU, rel=1e-12)
@@ -194,9 +196,9 @@ def test_all_of_it_is_one_budget_and_the_statement_says_the_whole():
     assert said["mu-budget"] == MU
     assert (said["releases"], said["samples-used"]) == (4, COUNT)
     for session in ("again", "rest2"):
-        with pytest.raises(RefusedError, match="budget"):
+        with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget"):
             subject.fit(*mean_request(session))
-        with pytest.raises(RefusedError, match="budget"):
+        with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget"):
             subject.fit(*gradient_request(subject, session=session))
 
 
@@ -212,7 +214,7 @@ def test_repeated_means_stay_within_the_budget():
 def test_one_session_is_of_one_kind():
     subject = client()
     subject.fit(*mean_request("both"))
-    with pytest.raises(RefusedError, match="policy"):
+    with raises(RefusedError, "refused", code=protocol.POLICY_CHANGED, match="policy"):
         subject.fit(*gradient_request(subject, session="both"))
 
 
@@ -247,13 +249,13 @@ def test_a_policy_that_does_not_go_with_the_mean_s_is_refused(changes, words):
 
 def test_only_a_mean_has_a_centring_policy():
     for changes in ({"max_participations": 2}, {"mechanism": "cancelling"}, {"release_rule": "acknowledged"}):
-        with pytest.raises(ConfigurationError, match="centring_policy"):
+        with raises(ConfigurationError, "conflict", match="centring_policy"):
             Centring(replace(mean_policy(), sample_participations=1, **changes), K)
     for constant, features in ((0.0, K), (math.nan, K), (0.3, 0), (0.3, True)):
         with pytest.raises(ConfigurationError, match="Expected"):
             Centring(mean_policy(), features, constant)
     policy = rest_policy(OnlineClient, clip_unit="update")
-    with pytest.raises(ConfigurationError, match="no centring for OnlineClient"):
+    with raises(ConfigurationError, "conflict", match="no centring for OnlineClient"):
         OnlineClient(Margins(), DATA, policy, MemoryLedger(), SimulatedKeys(1, "1"), name="1", learning_rate=0.1,
                      queries=[Centring(mean_policy(), K)])  # fmt: skip
 
@@ -261,5 +263,5 @@ def test_only_a_mean_has_a_centring_policy():
 def test_a_training_whose_samples_return_in_turn_leaves_some_to_the_mean():
     turns = {"batch_selection": "once", "sample_participations": 2, "min_separation": 2}
     Centring(mean_policy(), K).check_beside(rest_policy(Mu2Client, **turns))
-    with pytest.raises(ConfigurationError, match="batch_selection 'cyclic'"):
+    with raises(ConfigurationError, "conflict", "batch_selection", match="batch_selection 'cyclic'"):
         Centring(mean_policy(), K).check_beside(rest_policy(Mu2Client, batch_selection="once"))

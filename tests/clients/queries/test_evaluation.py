@@ -221,7 +221,7 @@ def test_a_ledger_knows_rows_of_training_and_evaluation():
         other = DATA.features.copy()
         other[place] += 1
         changed = client(data=Labelled(other, DATA.labels), ledger=ledger, keys=keys, held_out=HELD)
-        with pytest.raises(LedgerError, match="unchanged"):
+        with raises(LedgerError, "mismatch", "data"):
             changed.fit(*gradient_request(changed, 4))
 
 
@@ -231,7 +231,7 @@ def test_all_of_it_is_one_budget_and_the_statement_says_the_whole():
         subject.fit(*gradient_request(subject, t))
     subject.fit(*request())
     for model in (MODEL, -MODEL):  # the same again, or another model: neither is answered twice
-        with pytest.raises(RefusedError, match="cap") as refusal:
+        with raises(RefusedError, "refused", code=protocol.CAP_REACHED) as refusal:
             subject.fit(*request(model))
         assert refusal.value.code == protocol.CAP_REACHED
     said = subject.statement("rest")
@@ -257,11 +257,11 @@ def test_repeated_evaluations_stay_within_the_budget():
 def test_one_session_is_of_one_kind():
     subject = client()
     subject.fit(*request(session="both"))
-    with pytest.raises(RefusedError, match="policy"):
+    with raises(RefusedError, "refused", code=protocol.POLICY_CHANGED, match="policy"):
         subject.fit(*gradient_request(subject, session="both"))
     other = client()
     other.fit(*gradient_request(other, session="both"))
-    with pytest.raises(RefusedError, match="policy"):
+    with raises(RefusedError, "refused", code=protocol.POLICY_CHANGED, match="policy"):
         other.fit(*request(session="both"))
 
 
@@ -286,7 +286,7 @@ def test_a_malformed_request_is_refused_and_spends_nothing(points, entries):
     texts = set()
     for rows in (DATA.features, DATA.features * 0):
         subject = client(data=Labelled(rows, DATA.labels))
-        with pytest.raises(RefusedError, match="malformed request") as refusal:
+        with raises(RefusedError, "refused", code=protocol.MALFORMED_REQUEST, match="malformed request") as refusal:
             subject.fit(points, {**request()[1], **entries})
         texts.add(refusal.value.reason)
         assert subject.statement("rest")["samples-used"] == 0
@@ -295,7 +295,9 @@ def test_a_malformed_request_is_refused_and_spends_nothing(points, entries):
 
 def test_a_client_that_is_not_configured_refuses_and_flower_s_own_evaluation_stays_refused():
     subject = client(evaluates=False)
-    with pytest.raises(RefusedError, match="not configured for private evaluation") as refusal:
+    with raises(
+        RefusedError, "refused", code=protocol.NOT_CONFIGURED, match="not configured for private evaluation"
+    ) as refusal:
         subject.fit(*request())
     assert refusal.value.code == protocol.NOT_CONFIGURED
     for one in (subject, client()):
@@ -342,7 +344,7 @@ def test_samples_are_seen_from_the_centre_where_a_client_has_one():
         name="1",
         queries=[Centring(mean, K), Evaluation(own_policy(), watching, held_out=HELD)],
     )
-    with pytest.raises(RefusedError, match="must bring a centre"):
+    with raises(RefusedError, "refused", code=protocol.NOT_CONFIGURED, match="must bring a centre"):
         subject.fit(*request(np.zeros(K + 1)))
     centre = np.full(K, 0.5, np.float32)
     subject.fit(*request(np.zeros(K + 1), **{protocol.CENTRE: centre.astype("<f4").tobytes()}))
@@ -356,7 +358,7 @@ def test_samples_are_seen_from_the_centre_where_a_client_has_one():
 def test_with_marks_beside_the_gradients_a_model_is_asked_for_without_a_clip():
     subject = client(gradients=CountedGradients(Margins()))
     subject.fit(*request())
-    with pytest.raises(RefusedError, match="expected 1 query points of 1 arrays"):
+    with raises(RefusedError, "refused", code=protocol.MALFORMED_REQUEST, match="expected 1 query points of 1 arrays"):
         subject.fit([MODEL, np.ones(1)], request(session="other")[1])
 
 
@@ -366,7 +368,7 @@ def test_a_model_of_other_shapes_than_the_gradients_is_evaluated_in_its_own():
     subject = FullBatchClient(
         Margins(), DATA, rest_policy(), MemoryLedger(), SimulatedKeys(1, "1"), name="1", queries=[own]
     )
-    with pytest.raises(RefusedError, match="shape"):
+    with raises(RefusedError, "refused", code=protocol.MALFORMED_REQUEST, match="shape"):
         subject.fit(*request())
     assert subject.fit(*request(np.append(MODEL, np.zeros(2))))[1] == COUNT
 
@@ -393,19 +395,19 @@ def test_a_policy_that_does_not_go_with_the_evaluation_s_is_refused(changes, wor
 
 def test_what_is_no_evaluation_is_refused():
     for changes in ({"max_participations": 2, "sample_participations": 2}, {"clip_unit": "sample"}, {"clip_norm": 0.5}):
-        with pytest.raises(ConfigurationError, match="evaluation_policy"):
+        with raises(ConfigurationError, "conflict", match="evaluation_policy"):
             Evaluation(replace(own_policy(), **changes), measure)
     for held_out in (-1, True, 0.5):
-        with pytest.raises(ConfigurationError, match="held_out"):
+        with raises(ConfigurationError, "out-of-range", "held_out"):
             Evaluation(own_policy(), measure, held_out=held_out)
-    with pytest.raises(ConfigurationError, match="measure"):
+    with raises(ConfigurationError, "wrong-type", "measure"):
         Evaluation(own_policy(), None)
-    with pytest.raises(ConfigurationError, match="bins"):
+    with raises(ConfigurationError, "out-of-range", "bins", match="bins"):
         Evaluation(own_policy(), measure, bins=1)
-    with pytest.raises(ConfigurationError, match="none would be left to train on"):
+    with raises(ConfigurationError, "out-of-range", "held_out"):
         client(held_out=COUNT)
     policy = ShuffledPolicy(1.0, COUNT, 2, REST_MU, MU)
-    with pytest.raises(ConfigurationError, match="no evaluation for ShuffledClient"):
+    with raises(ConfigurationError, "conflict", match="no evaluation for ShuffledClient"):
         ShuffledClient(
             *(Margins(), DATA, policy, MemoryLedger(), SimulatedKeys(1, "1")),
             name="1",
@@ -423,7 +425,7 @@ def test_a_share_of_samples_is_at_least_one_and_never_all():
     assert [held_out_samples(n, 0.1) for n in (2, 9, 10, 19, 20, 1000)] == [1, 1, 1, 1, 2, 100]
     assert held_out_samples(2, 0.9) == 1
     for share in (0.0, 1.0, -1.0):
-        with pytest.raises(ConfigurationError, match="share of samples"):
+        with raises(ConfigurationError, "out-of-range", "share"):
             held_out_samples(10, share)
 
 
@@ -592,9 +594,9 @@ def test_every_session_costs_anew_and_needs_an_evaluation():
     grid = NodesGrid(made(evaluation=0.3), CLIENTS)
     for number in range(3):  # 3 x 0.3 of mu^2
         evaluated(None, grid=grid, session=f"again{number}")
-    with pytest.raises(NotEvaluatedError, match="budget-exhausted"):
+    with raises(NotEvaluatedError, "missing", match="budget-exhausted"):
         evaluated(None, grid=grid, session="onemore")
-    with pytest.raises(NotEvaluatedError, match="not-configured"):
+    with raises(NotEvaluatedError, "missing", match="not-configured"):
         evaluated(made(evaluation=None))
 
 
@@ -610,7 +612,7 @@ def test_values_that_make_no_sense_are_refused():
     ):
         with pytest.raises(ConfigurationError, match=words):
             EvaluationShare(**changes)
-    with pytest.raises(ConfigurationError, match="share"):
+    with raises(ConfigurationError, "out-of-range", "share"):
         made(evaluation=2)
 
 
@@ -633,6 +635,6 @@ def test_unreadable_outputs_end_a_simulation_with_advice():
     from murmurfl.clients.adapters.torch_checks import torch_client_model
 
     measure = torch_client_model(lambda: make_module(3), torch.nn.MSELoss(), seed=0, chunk=None).measure(None)
-    with pytest.raises(ConfigurationError, match="evaluation=EvaluationShare"):
+    with raises(ConfigurationError, "missing", "evaluation", match="evaluation=EvaluationShare"):
         measure([np.zeros((3, 3)), np.zeros(3)], (INPUTS[0], INPUTS[0]))
     assert app.evaluation.right is None

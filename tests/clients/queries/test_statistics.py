@@ -32,6 +32,7 @@ from murmurfl.privacy import (
 from murmurfl.privacy.queries.statistics import StatisticsRows
 
 from tests.harness.clients import DurableLedger, FixedNonces, training_config
+from tests.harness.errors import raises
 
 SCHEMA = Schema(
     columns={
@@ -152,9 +153,9 @@ def test_columns_are_those_of_the_schema():
     ]
     unbounded = Schema(columns=SCHEMA.columns, label=Label(column="y", kind="number"))
     assert [one.name for one in statistics_columns(unbounded)] == ["age", "weight", "ward", "smoker"]
-    with pytest.raises(ConfigurationError, match="without an owner"):
+    with raises(ConfigurationError, "conflict", "schema"):
         statistics_columns(Schema(**{**dict(SCHEMA), "owner": "name"}))
-    with pytest.raises(ConfigurationError, match="table's columns"):
+    with raises(ConfigurationError, "wrong-type", "schema"):
         statistics_columns(Schema(inputs=({"kind": "byte", "shape": (2,)},), label=Label(classes=2)))
 
 
@@ -208,15 +209,15 @@ def test_beside_a_training_statistics_are_paid_from_its_budget(tmp_path):
     statement = subject.statement("rest")
     assert statement["mu-guaranteed"] == pytest.approx(1.0)
     subject.fit([np.zeros(5)], training_config(session="rest"))
-    with pytest.raises(RefusedError, match="budget"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget"):
         subject.fit(*asked("second"))
 
 
 def test_a_client_that_is_not_configured_for_statistics_says_so(tmp_path):
     records = written(tmp_path, [line.encode() for line in LINES])
-    with pytest.raises(RefusedError, match="not configured for statistics"):
+    with raises(RefusedError, "refused", code=protocol.NOT_CONFIGURED, match="not configured for statistics"):
         beside(records, counting=False).fit(*asked("first"))
-    with pytest.raises(ConfigurationError, match="one delta"):
+    with raises(ConfigurationError, "mismatch", match="one delta"):
         beside(records, delta=1e-6)
 
 
@@ -243,7 +244,7 @@ def test_another_policy_is_refused(policy, tmp_path):
         lambda: Counting(policy, SCHEMA),
         lambda: StatisticsClient(TableRows(SCHEMA), records, policy, MemoryLedger(), SimulatedKeys(1, "1"), name="1"),
     ):
-        with pytest.raises(ConfigurationError, match="statistics_policy"):
+        with raises(ConfigurationError, "conflict", match="statistics_policy"):
             made()
-    with pytest.raises(ConfigurationError, match="TableRows"):
+    with raises(ConfigurationError, "wrong-type", match="TableRows"):
         StatisticsClient(Zeros(), records, evaluation_policy(1.0), MemoryLedger(), SimulatedKeys(1, "1"), name="1")

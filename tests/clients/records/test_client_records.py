@@ -263,7 +263,7 @@ def test_a_folder_of_parquet_files_is_refused_for_its_parts_names_share_a_type(t
     for ward in ("01", "02"):
         (tmp_path / "a.parquet" / f"ward={ward}").mkdir(parents=True)
         pd.DataFrame({"age": [30.0], "ill": [1]}).to_parquet(tmp_path / "a.parquet" / f"ward={ward}" / "part.parquet")
-    with pytest.raises(ConfigurationError, match="Expected a Parquet file"):
+    with raises(ConfigurationError, "unreadable", match="Expected a Parquet file"):
         file_items(tmp_path / "a.parquet", SCHEMA)
 
 
@@ -432,7 +432,7 @@ def test_a_file_that_is_none_of_records_is_refused(name, content, complaint, tmp
 
 
 def test_a_table_without_a_column_of_the_schema_is_refused_by_its_name():
-    with pytest.raises(ConfigurationError, match="got dose missing or twice"):
+    with raises(ConfigurationError, "mismatch", match="got dose missing or twice"):
         Records(items_of(frame().drop(columns="dose")), SCHEMA)
     with raises(ConfigurationError, "wrong-type", "schema"):
         Records(items_of(frame()), ARRAYS)
@@ -548,7 +548,7 @@ EXAMPLES = Schema(inputs=(Part(shape=(2,), bounds=(-9, 9)),), label=Label(classe
     ],
 )
 def test_a_model_that_sees_other_samples_is_refused_on_made_up_records(change, said):
-    with pytest.raises(ConfigurationError, match=said):
+    with raises(ConfigurationError, "unsupported", match=said):
         check_rows_alone(Gradients(change), EXAMPLES)
 
 

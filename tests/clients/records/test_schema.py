@@ -88,7 +88,7 @@ def test_what_is_strange_and_fits_is_moved_into_the_bounds(changes, expected):
     ],
 )
 def test_what_does_not_fit_is_said_without_its_value(changes, reason):
-    with pytest.raises(MisfitError, match=reason) as caught:
+    with raises(MisfitError, "invalid-record", match=reason) as caught:
         read(**changes)
     value = str(next(iter(changes.values())))
     assert len(value) < 3 or value not in str(caught.value).partition(":")[2]
@@ -248,12 +248,12 @@ def test_a_schema_is_what_its_file_says(schema, tmp_path):
 def test_a_file_that_is_no_schema_says_what_drafts_one(tmp_path):
     (tmp_path / "schema.toml").write_text("a = [")
     for path in (tmp_path / "schema.toml", tmp_path / "none.toml"):
-        with pytest.raises(ConfigurationError, match="murmurfl schema"):
+        with raises(ConfigurationError, "unreadable", "schema", match="murmurfl schema"):
             Schema.read_file(path)
 
 
 def test_real_nodes_take_reviewed_complete_schemas_only():
-    with pytest.raises(ConfigurationError, match="reviewed = true"):
+    with raises(ConfigurationError, "missing", "reviewed"):
         TABLE.check_for_real_nodes()
     Schema(**{**TABLE.model_dump(), "reviewed": True}).check_for_real_nodes()
     open_ended = Schema(inputs=(Part(shape=(2,)),), label=Label(classes=2), reviewed=True)
@@ -324,7 +324,7 @@ def test_a_draft_has_rounded_bounds_and_no_rare_categories_and_is_not_reviewed(t
     assert schema.columns["score"].bounds == (0, 2)
     assert schema.label == Label(column="ill", classes=("no", "yes"))
     assert "text 1" not in document(schema)
-    with pytest.raises(ConfigurationError, match=r"Expected a column 'il' once.*age, sex"):
+    with raises(ConfigurationError, "unknown-name", match=r"Expected a column 'il' once.*age, sex"):
         drafted(tmp_path / "people.csv", label="il")
 
 
@@ -401,7 +401,7 @@ def test_a_frequent_word_for_nothing_is_a_class(tmp_path, word, classes):
     path = tmp_path / "p.csv"
     path.write_text("x,y\n" + "".join(f"{i},{'mild' if i % 3 else word}\n" for i in range(300)))
     if classes is None:
-        with pytest.raises(ConfigurationError, match="got 'mild' alone"):
+        with raises(ConfigurationError, "wrong-type", "label", match="got 'mild' alone"):
             draft(path)
         return
     found = draft(path)
@@ -421,14 +421,19 @@ def test_a_class_that_is_too_rare_is_named_to_whoever_has_the_rows(tmp_path):
 def test_a_label_of_dressed_numbers_says_how_to_write_them(tmp_path):
     path = tmp_path / "p.csv"
     path.write_text("x,y\n" + "".join(f'{i % 9},"${1000 + i:,}.50"\n' for i in range(300)))
-    with pytest.raises(ConfigurationError, match="write numbers without signs and commas, or name another column"):
+    with raises(
+        ConfigurationError,
+        "wrong-type",
+        "label",
+        match="write numbers without signs and commas, or name another column",
+    ):
         draft(path)
 
 
 def test_a_file_without_names_of_columns_is_refused(tmp_path):
     path = tmp_path / "p.csv"
     path.write_text("".join(f"{i / 7},{i % 2}\n" for i in range(3, 100)))
-    with pytest.raises(ConfigurationError, match="got numbers: add a line of names"):
+    with raises(ConfigurationError, "malformed", match="got numbers: add a line of names"):
         drafted(path)
 
 

@@ -12,6 +12,8 @@ from murmurfl.clients.messages import in_simulation, simulated_in_process
 from murmurfl.clients.simulation.simulated_clients import TravellingLedger
 from murmurfl.privacy import Account, ConfigurationError, LedgerError, SimulatedKeys, StreamRecord, protocol
 
+from tests.harness.errors import raises
+
 SPACING = 2.0**-30
 COUNTS = np.random.Generator(np.random.Philox(key=5)).integers(-(2**40), 2**40, 3000)
 COUNTS[-1] = 2**40 - 1
@@ -48,7 +50,7 @@ def test_a_ledger_of_another_format_is_refused_with_the_two_ways_out(version):
         ledger.arrive(state)
         with (
             again.exclusive() as page,
-            pytest.raises(LedgerError, match=r"of format 6 .*data that were never used before"),
+            raises(LedgerError, "other-format", match="ormat 6 .*data that were never used before"),
         ):
             page.account()
     assert pickle.dumps(state) == before
@@ -142,7 +144,7 @@ def test_an_array_that_is_not_what_it_says_is_a_damaged_ledger():
     ledger, state = recorded()
     ledger.leave(None)
     state["murmurfl/7/arrays/s"]["pending-2"].data = Array(COUNTS.astype(np.int32)).data
-    with ContextLedger(state, "7").exclusive() as page, pytest.raises(LedgerError, match="damaged"):
+    with ContextLedger(state, "7").exclusive() as page, raises(LedgerError, "damaged", match="damaged"):
         page.stream("s").pending[2]
 
 
@@ -161,7 +163,7 @@ def test_a_simulated_client_is_named_by_its_partition():
 
 def test_a_real_node_gets_none():
     assert not in_simulation()
-    with pytest.raises(ConfigurationError, match="SQLiteLedger"):
+    with raises(ConfigurationError, "unsupported", match="SQLiteLedger"):
         simulated_client(context(**{"partition-id": 3}))
 
 

@@ -37,6 +37,8 @@ from murmurfl.privacy.accounting.amplification import (
 from scipy.integrate import quad
 from scipy.stats import norm
 
+from tests.harness.errors import raises
+
 # PLD_accounting 2.0 (PyPI), gaussian_allocation_epsilon_range(delta, sigma=1/shift, num_steps): upper, lower bound of
 # both directions together, with its default accuracy of 5 %.
 OTHERS = {
@@ -213,7 +215,7 @@ def test_impossible_arguments_are_refused(arguments):
 
 
 def test_a_resolution_beyond_mu_is_refused():
-    with pytest.raises(ConfigurationError, match="resolution_mu"):
+    with raises(ConfigurationError, "out-of-range", "resolution_mu"):
         allocation_epsilon(1.0, 2, 1e-5, resolution_mu=1.0)
 
 

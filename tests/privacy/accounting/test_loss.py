@@ -10,6 +10,8 @@ from murmurfl.privacy import ConfigurationError, Curve, Gaussian, Loss, allocati
 from murmurfl.privacy.accounting import loss
 from murmurfl.privacy.accounting.loss import NO_LOSS, as_loss, compose_profiles, total_loss, weakest_loss
 
+from tests.harness.errors import raises
+
 DELTAS = (1e-9, 1e-5, 0.01, 0.3)
 EPSILONS = (0.0, 0.3, 1.0, 4.0)
 LOSSES = [Loss.of(0.3), Loss.of(1.0, 3.0), Loss.of(0.7, 0.7), Loss.of(2.0, math.inf), NO_LOSS]
@@ -100,7 +102,7 @@ def test_a_document_has_null_for_no_bound_and_for_no_assumption():
 
 
 def test_the_weakest_of_nothing_is_refused():
-    with pytest.raises(ConfigurationError, match="at least one loss"):
+    with raises(ConfigurationError, "out-of-range", match="at least one loss"):
         weakest_loss([])
 
 

@@ -44,6 +44,8 @@ from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
 from scipy.linalg import cholesky
 from scipy.stats import binom
 
+from tests.harness.errors import raises
+
 RELEASES, RUNS = 6, 1200
 DIRECTION = np.array([0.6, 0.8])
 VARIANTS = {"cancelling": ("schedule", SCHEDULES), "tree": ("decoder", DECODERS), "optimal": ("workload", WORKLOADS)}
@@ -319,15 +321,15 @@ def test_prefix_sums_are_the_same_whatever_is_lost():
 
 def test_what_cannot_be_audited_is_refused():
     policy = policy_of()
-    with pytest.raises(ConfigurationError, match="trusted"):
+    with raises(ConfigurationError, "conflict", "mechanism", match="trusted"):
         audit_client(policy_of(trust="trusted-server"), streams(policy), {"1": shift("1")})
-    with pytest.raises(ConfigurationError, match="canaries that move"):
+    with raises(ConfigurationError, "wrong-shape", match="canaries that move"):
         audit_client(policy, streams(policy), {"1": np.zeros((RELEASES, 2))})
-    with pytest.raises(ConfigurationError, match="runs"):
+    with raises(ConfigurationError, "out-of-range", "runs"):
         audit_client(policy, streams(policy), {"1": shift("1")}, runs=2)
-    with pytest.raises(ConfigurationError, match="entry of lost"):
+    with raises(ConfigurationError, "wrong-shape", match="entry of lost"):
         audit_client(policy, streams(policy), {"1": shift("1")}, runs=20, lost=[True])
-    with pytest.raises(ConfigurationError, match="refusal"):
+    with raises(ConfigurationError, "refused", match="refusal"):
         audit_client(policy_of(releases=7), streams(policy), {"1": shift("1", 7)}, runs=20)
 
 
@@ -400,9 +402,9 @@ def test_the_bound_of_one_run_is_that_of_the_theorem():
     assert one_run_epsilon(100, 40, 33, 1e-4) < one_run_epsilon(100, 40, 33, 0.0)
     assert one_run_epsilon(100, 40, 20, 0.0) == 0.0
     assert one_run_epsilon(100, 40, 40, 0.5) == 0.0, "delta far above 1 / m: nothing can be said"
-    with pytest.raises(ConfigurationError, match="correct"):
+    with raises(ConfigurationError, "out-of-range", match="correct"):
         one_run_p_value(10, 20, 5, 1.0, 0.0)
-    with pytest.raises(ConfigurationError, match="every coin"):
+    with raises(ConfigurationError, "wrong-shape", match="every coin"):
         audit_one_run(np.zeros(3), np.zeros(2, dtype=bool), 0.0)
 
 
@@ -532,7 +534,7 @@ def test_in_correlated_noise_an_order_shows_less_than_when_it_is_known(mechanism
 
 
 def test_what_is_no_secret_order_is_refused():
-    with pytest.raises(ConfigurationError, match="batch_selection 'shuffled'"):
+    with raises(ConfigurationError, "conflict", "batch_selection"):
         audit_secret_order(replace(POLICY, batch_selection="once"), clients(Privatizer), DIRECTION, claimed_epsilon=1.0)
-    with pytest.raises(ConfigurationError, match="runs >= 20"):
+    with raises(ConfigurationError, "out-of-range", "runs"):
         audit_secret_order(POLICY, clients(Privatizer), DIRECTION, claimed_epsilon=1.0, runs=3)

@@ -25,6 +25,7 @@ from murmurfl.privacy.ledger import store
 from murmurfl.privacy.release.prefix_sums import ReleaseRule
 
 from tests.harness.clients import stream_noise
+from tests.harness.errors import raises
 from tests.harness.kill_points import lethal
 
 D = 6
@@ -222,7 +223,7 @@ def test_a_ledger_whose_making_was_interrupted_can_be_made_again(tmp_path):
         SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)
 
     assert exit_code(die) == -signal.SIGKILL
-    with pytest.raises(LedgerError, match="whose making was interrupted"):
+    with raises(LedgerError, "malformed", match="whose making was interrupted"):
         SQLiteLedger(path)
     path.unlink()
     SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)

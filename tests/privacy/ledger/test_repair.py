@@ -48,7 +48,7 @@ def test_a_ledger_that_was_copied_back_releases_nothing(path):
     path.write_bytes(backup_and_go_on(path, 1))
     before = folder(path)
     for attempt in (lambda: SQLiteLedger(path), lambda: running.release("s", 3, zero), lambda: running.statement("s")):
-        with pytest.raises(LedgerError, match=r"copied back from a backup .*accept-rollback"):
+        with raises(LedgerError, "rolled-back", match=r"copied back from a backup .*accept-rollback"):
             attempt()
     assert folder(path) == before
     assert "copied back" in read_ledger(path).mark_problem
@@ -71,7 +71,7 @@ def test_a_rollback_that_is_accepted_counts_as_spent_what_the_mark_knows(path):
     seen = []
     subject.release("again", 0, lambda samples: seen.append(samples.start) or contribution(samples))
     assert seen[0] == 12, "twelve samples were used before the rollback"
-    with pytest.raises(LedgerError, match="which was not"):
+    with raises(LedgerError, "wrong-order", match="which was not"):
         accept_rollback(path)
 
 
@@ -122,7 +122,7 @@ def test_two_histories_of_one_ledger_are_told_apart(path):
         (path.parent / name).write_bytes(content)
     run(path, 1, "theirs")
     path.write_bytes(ours)
-    with pytest.raises(LedgerError, match="of another history"):
+    with raises(LedgerError, "rolled-back", match="of another history"):
         SQLiteLedger(path)
     assert accept_rollback(path) == 3
     assert {session.session for session in read_ledger(path).sessions} == {"s", "ours", "theirs"}
@@ -134,7 +134,7 @@ def test_a_rollback_is_not_accepted_by_the_mark_of_another_ledger(path, tmp_path
     run(tmp_path / "other.db", 3)
     (tmp_path / "other.db.mark").replace(f"{path}.mark")
     before = path.read_bytes()
-    with pytest.raises(LedgerError, match="got that of another ledger"):
+    with raises(LedgerError, "mismatch", "mark", match="got that of another ledger"):
         accept_rollback(path)
     assert path.read_bytes() == before
 
@@ -146,12 +146,12 @@ def test_of_two_histories_one_under_a_trusted_server_leaves_no_bound():
 
 def test_a_lost_mark_is_made_again_only_where_there_is_none(path):
     run(path, 2)
-    with pytest.raises(LedgerError, match="left alone"):
+    with raises(LedgerError, "exists"):
         new_mark(path)
     Path(f"{path}.mark").unlink()
-    with pytest.raises(LedgerError, match="new-mark"):
+    with raises(LedgerError, "not-found", match="new-mark"):
         SQLiteLedger(path)
-    with pytest.raises(LedgerError, match="no file"):
+    with raises(LedgerError, "not-found", match="no file"):
         accept_rollback(path)
     new_mark(path)
     assert run(path, 1, first=3)[0].release == 3
@@ -223,9 +223,9 @@ def test_a_node_that_still_runs_with_the_old_key_releases_nothing_more(path):
     running = client(SQLiteLedger(path))
     rotated(path)
     before = folder(path)
-    with pytest.raises(LedgerError, match="restart the node"):
+    with raises(LedgerError, "mismatch", match="restart the node"):
         running.release("s", 1, contribution)
-    with pytest.raises(LedgerError, match="restart the node"):
+    with raises(LedgerError, "mismatch", match="restart the node"):
         running.release("new", 0, contribution)
     assert folder(path) == before
 
@@ -252,15 +252,15 @@ def test_new_key_makes_other_noise_for_the_same_nonce(path, monkeypatch):
 def test_rotation_compares_data_by_the_old_key(path):
     run(path, 2)
     before = folder(path)
-    with pytest.raises(LedgerError, match="other ones"):
+    with raises(LedgerError, "mismatch", "data"):
         rotate_key(path, row_bytes(range(1, 201)), 200)
-    with pytest.raises(LedgerError, match="data of 3 rows"):
+    with raises(LedgerError, "wrong-shape", "data", match="data of 3 rows"):
         rotate_key(path, ROWS, 3)
-    with pytest.raises(LedgerError, match="names none"):
+    with raises(LedgerError, "missing"):
         rotate_key(path, any_data, 200)
     assert folder(path) == before
     rotated(path)
-    with pytest.raises(LedgerError, match="other ones"):
+    with raises(LedgerError, "mismatch", "data"):
         rotate_key(path, row_bytes(range(1, 201)), 200)
     assert run(path, 1, "next")[0].release == 1
 
@@ -283,9 +283,9 @@ def test_rotation_replaces_a_separate_key_file(tmp_path):
     path, first, second = (tmp_path / name for name in ("ledger.db", "first.key", "second.key"))
     SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, key_file=first)
     run(path, 1)
-    with pytest.raises(ConfigurationError, match="--key-file"):
+    with raises(ConfigurationError, "missing", "key-file"):
         rotated(path)
-    with pytest.raises(LedgerError, match="got a file"):
+    with raises(LedgerError, "exists", match="got a file"):
         rotated(path, key_file=first)
     key = first.read_bytes()
     rotated(path, key_file=second)
@@ -308,9 +308,9 @@ def test_a_copy_from_before_is_refused_and_cannot_be_accepted(path):
     saved = path.read_bytes()
     rotated(path)
     path.write_bytes(saved)
-    with pytest.raises(LedgerError, match="copied back"):
+    with raises(LedgerError, "rolled-back", match="copied back"):
         SQLiteLedger(path)
-    with pytest.raises(LedgerError, match="copy made after `murmurfl ledger rotate-key`"):
+    with raises(LedgerError, "mismatch", match="copy made after `murmurfl ledger rotate-key`"):
         accept_rollback(path)
     assert path.read_bytes()[:100] == saved[:100]
 
@@ -331,7 +331,7 @@ def test_a_ledger_that_was_copied_back_gets_no_new_key(path):
     saved = path.read_bytes()
     run(path, 1, first=2)
     path.write_bytes(saved)
-    with pytest.raises(LedgerError, match="copied back"):
+    with raises(LedgerError, "rolled-back", match="copied back"):
         rotated(path)
 
 
@@ -371,7 +371,7 @@ def test_a_mark_that_cannot_be_written_leaves_no_old_key_in_its_file(tmp_path, m
 
     with monkeypatch.context() as patch:
         patch.setattr(StoreTransaction, "move_mark", full)
-        with pytest.raises(LedgerError, match="no room"):
+        with raises(LedgerError, "damaged", match="no room"):
             rotated(path, key_file=tmp_path / "new.key")
     assert SQLiteLedger(path).keys().secret_key != key
     assert not old.exists(), "no later rotation would know of it"

@@ -104,7 +104,7 @@ def test_a_ledger_that_is_exchanged_while_its_node_runs_is_refused(path, tmp_pat
     for name in ("", ".mark"):
         (tmp_path / f"other.db{name}").replace(f"{path}{name}")
     before = folder(path)
-    with pytest.raises(LedgerError, match="the ledger this node began with"):
+    with raises(LedgerError, "mismatch", match="the ledger this node began with"):
         subject.release("t", 0, contribution)
     assert folder(path) == before
 
@@ -121,7 +121,7 @@ def test_a_commit_is_all_or_nothing(path, monkeypatch, step):
     with ledger.exclusive() as page:
         stream, account = page.stream("s"), page.account()
         monkeypatch.setattr(ledger_page, step, fails)
-        with pytest.raises(LedgerError, match="disk on fire"):
+        with raises(LedgerError, "unreadable", match="disk on fire"):
             page.commit("s", replace(stream, release=2), Account(4, account.reserved))
     monkeypatch.undo()
     assert folder(path) == before
@@ -138,7 +138,7 @@ def test_a_ledger_never_goes_backwards(path):
             (stream, replace(account, reserved={})),
             (stream, replace(account, reserved={"s": 0.5})),
         ):
-            with pytest.raises(LedgerError, match="forgets nothing"):
+            with raises(LedgerError, "mismatch", match="forgets nothing"):
                 page.commit("s", *past)
     assert client(SQLiteLedger(path)).statement("s").releases == 2
 
@@ -149,7 +149,7 @@ def test_a_ledger_never_forgets_that_a_session_was_under_a_trusted_server(tmp_pa
     with ledger.exclusive() as page:
         page.commit("s", StreamRecord("f", release=1), Account(2).reserve("s", Loss.of(1.0), trusted=True))
         for reserved in ({"s": 1.0}, {"s": 3.0}, {"s": -0.5}, {}):
-            with pytest.raises(LedgerError, match="forgets nothing"):
+            with raises(LedgerError, "mismatch", match="forgets nothing"):
                 page.commit("s", StreamRecord("f", release=2), Account(4, reserved))
         page.commit("s", StreamRecord("f", release=2), Account(4, {"s": -1.0}))
     with SQLiteLedger(tmp_path / "second").exclusive() as page:
@@ -274,7 +274,7 @@ def test_only_its_owner_writes_a_ledger(path, monkeypatch):
     run(path, 1)
     uid = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
-    with pytest.raises(LedgerError, match=f"belongs to user {uid}"):
+    with raises(LedgerError, "insecure", match=f"belongs to user {uid}"):
         SQLiteLedger(path)
     assert read_ledger(path).commits == 1
 
@@ -284,12 +284,12 @@ def test_a_full_disk_or_a_lost_folder_releases_nothing(path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(files.os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(28, "No space left")))
         for _ in range(3):
-            with pytest.raises(LedgerError, match="No space left"):
+            with raises(LedgerError, "failed", match="No space left"):
                 subject.release("s", 0, contribution)
     assert subject.statement("s").releases == 1, "one is committed and not sent, and no other wasted"
     assert subject.release("s", 0, contribution).release == 2
     shutil.rmtree(path.parent)
-    with pytest.raises(LedgerError, match="no file"):
+    with raises(LedgerError, "not-found", match="no file"):
         subject.release("s", 0, contribution)
     assert not path.parent.exists()
 
@@ -322,10 +322,10 @@ def test_making_a_ledger_overwrites_nothing(path, tmp_path):
     with raises(LedgerError, "exists"):
         SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)
     assert folder(path) == before
-    with pytest.raises(LedgerError, match="Expected a folder"):
+    with raises(LedgerError, "not-found", match="Expected a folder"):
         SQLiteLedger.create(tmp_path / "nowhere" / "ledger.db", budget_mu=2.0, delta=1e-5)
     path.unlink()
-    with pytest.raises(LedgerError, match="this node had a ledger"):
+    with raises(LedgerError, "exists", match="this node had a ledger"):
         SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)
     assert list(folder(path)) == ["ledger.db.mark"]
 
@@ -360,7 +360,7 @@ def test_the_key_may_live_in_a_file_of_its_own(tmp_path):
         key_file.write_bytes(key)
         key_file.chmod(0o600)
     assert ledger.keys().secret_key == key
-    with pytest.raises(LedgerError, match="a noise key is to be made"):
+    with raises(LedgerError, "exists", match="a noise key is to be made"):
         SQLiteLedger.create(tmp_path / "second.db", budget_mu=2.0, delta=1e-5, key_file=key_file)
     assert not (tmp_path / "second.db").exists()
     assert key_file.read_bytes() == key
@@ -387,7 +387,7 @@ def test_an_unknown_acknowledgement_is_refused_with_a_hint(path, caplog):
     run(path, 1, first=3)
     for name, content in saved.items():
         (path.parent / name).write_bytes(content)
-    with pytest.raises(RefusedError, match="rolled back") as refusal:
+    with raises(RefusedError, "refused", code=protocol.BAD_ACKNOWLEDGEMENT, match="rolled back") as refusal:
         client(SQLiteLedger(path)).release("s", 3, contribution)
     assert refusal.value.code == protocol.BAD_ACKNOWLEDGEMENT
     assert "copied back" in caplog.text
@@ -488,7 +488,7 @@ def test_a_ledger_in_use_is_waited_for_and_then_refused(path):
     holder.start()
     holding.wait(10)
     start = time.monotonic()
-    with pytest.raises(LedgerError, match="another process is using this ledger"):
+    with raises(LedgerError, "busy", match="another process is using this ledger"):
         client(SQLiteLedger(path, timeout_s=0.2)).release("s", 0, contribution)
     assert 0.15 < time.monotonic() - start < 5
     threading.Timer(0.1, waiting.set).start()

@@ -107,12 +107,12 @@ def test_a_release_has_its_own_id_and_that_of_its_base(path):
 def test_the_budget_of_what_holds_whatever_happens_ends_a_client_too(path):
     """2^2 + 2.4^2 is more than 3^2, where 1 + 1.2^2 is not more than 2^2."""
     release(path, "a", **SUMS)
-    with pytest.raises(RefusedError, match="without anybody's honesty") as refusal:
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="without anybody's honesty") as refusal:
         release(path, "b", mu=1.2, **SUMS)
     assert refusal.value.code == protocol.BUDGET_EXHAUSTED
     assert [session.session for session in read_ledger(path).sessions] == ["a"]
     release(path, "c", mu=1.5, **{**SUMS, "sums": SumAssumption(1, 6)})  # 4 + 2.25 of 9, and 1 + 2.25 of 4
-    with pytest.raises(RefusedError, match="budget of this client"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget of this client"):
         release(path, "d", mu=1.0, **{**SUMS, "sums": SumAssumption(1, 6)})
 
 
@@ -125,7 +125,7 @@ def test_that_budget_has_room_for_rounding_and_for_nothing_else(tmp_path, short,
     if opens:
         assert [one.release for one in release(path, "b", **SUMS)] == [1]
     else:
-        with pytest.raises(RefusedError, match="without anybody's honesty"):
+        with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="without anybody's honesty"):
             release(path, "b", **SUMS)
 
 
@@ -133,7 +133,7 @@ def test_releases_that_are_seen_by_themselves_count_in_both_budgets(tmp_path):
     path = tmp_path / "ledger.db"
     SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5, budget_local_mu=2.1)
     release(path, "a", **SUMS)
-    with pytest.raises(RefusedError, match="without anybody's honesty"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="without anybody's honesty"):
         release(path, "b", mu=1.0)
     release(path, "b", mu=0.5)
     account = read_ledger(path)
@@ -145,18 +145,21 @@ def test_releases_that_are_seen_by_themselves_count_in_both_budgets(tmp_path):
 def test_an_undecided_local_budget_is_the_main_one(undecided):
     ledger = SQLiteLedger(undecided)
     assert ledger.budget_local_mu == 2.0
-    with pytest.raises(
-        ConfigurationError, match=r"at least 3, .* got 2: .*ledger set-local-budget .* --budget-local-mu"
+    with raises(
+        ConfigurationError,
+        "out-of-range",
+        "budget_local_mu",
+        match="3, .* got 2: .*ledger set-local-budget .* --budget-local-mu",
     ):
         client(ledger, **{**SUMS, "sums": SumAssumption(9, 9)})
     release(undecided, "a", **SUMS)  # mu_local = 2: just within
-    with pytest.raises(RefusedError, match="without anybody's honesty"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="without anybody's honesty"):
         release(undecided, "b", mu=0.5)
 
 
 def test_that_budget_is_decided_once(undecided):
     release(undecided, "a", **SUMS)
-    with pytest.raises(ConfigurationError, match="budget_local_mu >= budget_mu = 2"):
+    with raises(ConfigurationError, "out-of-range", "budget_local_mu", match="budget_local_mu >= budget_mu = 2"):
         set_local_budget(undecided, 1.9)
     before = json.loads(undecided.with_name("undecided.db.mark").read_text())["counter"]
     set_local_budget(undecided, 3.0)
@@ -171,7 +174,7 @@ def test_that_budget_is_decided_once(undecided):
 
 def test_an_impossible_budget_of_that_kind_makes_nothing(tmp_path):
     for budget in (1.9, 0.0, -3.0, math.inf, math.nan):
-        with pytest.raises(ConfigurationError, match="budget_local_mu >= budget_mu"):
+        with raises(ConfigurationError, "out-of-range", "budget_local_mu"):
             SQLiteLedger.create(tmp_path / "ledger.db", budget_mu=2.0, delta=1e-5, budget_local_mu=budget)
     assert not list(tmp_path.iterdir())
     alone = SQLiteLedger.create(tmp_path / "ledger.db", budget_mu=2.0, delta=1e-5, budget_local_mu=2.0)
@@ -179,7 +182,12 @@ def test_an_impossible_budget_of_that_kind_makes_nothing(tmp_path):
 
 
 def test_a_policy_must_have_the_ledgers_budget_if_it_has_one(path):
-    with pytest.raises(ConfigurationError, match=r"Expected budget_local_mu = 3\.0, with which the ledger was made"):
+    with raises(
+        ConfigurationError,
+        "mismatch",
+        "budget_local_mu",
+        match=r"Expected budget_local_mu = 3\.0, with which the ledger was made",
+    ):
         client(SQLiteLedger(path), budget_local_mu=4.0, **SUMS)
     assert client(SQLiteLedger(path), **SUMS).policy.budget_local_mu == 3.0
     said, unsaid = (client(SQLiteLedger(path), **SUMS, **told) for told in ({"budget_local_mu": 3.0}, {}))
@@ -201,7 +209,7 @@ def test_a_commit_that_forgets_a_local_figure_or_a_name_is_refused(path, past):
     with SQLiteLedger(path).exclusive() as page:
         stream, account = page.stream("s"), page.account()
         assert account.reserved_local["s"] == pytest.approx(2.0, rel=1e-8)
-        with pytest.raises(LedgerError, match="forgets nothing"):
+        with raises(LedgerError, "mismatch", match="forgets nothing"):
             page.commit("s", *past(stream, account))
     assert folder(path) == before
 
@@ -230,7 +238,7 @@ def test_damaged_local_figures_and_names_are_refused(path, statement, message):
     release(path, **SUMS)
     spend(path, statement)
     before = folder(path)
-    with pytest.raises(LedgerError, match=message):
+    with raises(LedgerError, "damaged", match=message):
         release(path, first=2, **SUMS)
     assert {name: content for name, content in folder(path).items() if name.endswith((".db", ".mark"))} == {
         name: content for name, content in before.items() if name.endswith((".db", ".mark"))
@@ -252,7 +260,7 @@ def test_without_the_name_of_what_it_is_built_on_nothing_is_released():
 
     for lost in ({3: whole.ids[3]}, {2: whole.ids[2]}, {}):
         put(lost)
-        with pytest.raises(LedgerError, match="Expected the names of releases"):
+        with raises(LedgerError, "damaged", match="Expected the names of releases"):
             subject.release("s", 2, contribution)
     put(whole.ids)
     assert subject.release("s", 3, contribution).ack_id == whole.ids[3]
@@ -263,7 +271,7 @@ def test_deciding_that_budget_of_a_ledger_that_was_copied_back_is_refused(undeci
     saved = undecided.read_bytes()
     release(undecided, first=2)
     undecided.write_bytes(saved)
-    with pytest.raises(LedgerError, match="copied back"):
+    with raises(LedgerError, "rolled-back", match="copied back"):
         set_local_budget(undecided, 3.0)
     assert undecided.read_bytes() == saved
 
@@ -273,7 +281,7 @@ def test_a_rollback_that_is_accepted_keeps_both_figures_and_ends_all_names(path)
     saved = path.read_bytes()
     release(path, "s", count=2, mu=0.9, **SUMS)
     path.write_bytes(saved)
-    with pytest.raises(LedgerError, match="copied back"):
+    with raises(LedgerError, "rolled-back", match="copied back"):
         SQLiteLedger(path)
     assert accept_rollback(path) == 2
     with SQLiteLedger(path).exclusive() as page:
@@ -281,7 +289,7 @@ def test_a_rollback_that_is_accepted_keeps_both_figures_and_ends_all_names(path)
         assert page.stream("s").ids == {}
     assert account.reserved == {"plain": 1.0, "s": pytest.approx(0.9)}
     assert account.reserved_local == {"s": pytest.approx(1.8, rel=1e-8)}
-    with pytest.raises(RefusedError, match="closed"):
+    with raises(RefusedError, "refused", code=protocol.POLICY_CHANGED, match="closed"):
         release(path, "s", mu=0.9, **SUMS)
     forgotten = read_ledger(path).sessions[1]
     assert (forgotten.loss.worst_case.mu, forgotten.min_honest) == (pytest.approx(1.8, rel=1e-8), None)
@@ -311,7 +319,7 @@ def test_a_rollback_keeps_a_later_budget_and_spending(undecided):
     summary = read_ledger(undecided)
     assert (summary.budget.conditional, summary.budget.worst_case.mu, summary.mark_problem) == (True, 3.0, "")
     assert summary.spent.worst_case.mu == pytest.approx(math.hypot(1.0, 1.8))
-    with pytest.raises(RefusedError, match="without anybody's honesty"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="without anybody's honesty"):
         release(undecided, "t", mu=1.3, **SUMS)
 
 
@@ -332,7 +340,7 @@ def test_a_simulated_client_whose_local_figure_nothing_bounds_still_takes_part()
     assert subject.plan.loss.worst_case.mu == math.inf
     subject.release("s", 0, contribution)
     assert ledger.account().spent.mus == (1.0, math.inf)
-    with pytest.raises(ConfigurationError, match="mu_local"):
+    with raises(ConfigurationError, "out-of-range", match="mu_local"):
         client(DurableLedger(), SystemKeys(bytes(32)), **far)
 
 

@@ -446,14 +446,14 @@ class UnderstatesItsSensitivity(IndependentNoise):
     ],
 )
 def test_a_mechanism_that_is_not_what_it_says_is_not_registered(kind):
-    with pytest.raises(ConfigurationError, match="Expected of mechanism"):
+    with raises(ConfigurationError, "mismatch", match="Expected of mechanism"):
         register_mechanism(kind)
     assert kind.name not in MECHANISMS
 
 
 def test_a_name_is_taken_once(monkeypatch):
     monkeypatch.setattr("murmurfl.privacy.mechanisms.MECHANISMS", MECHANISMS)
-    with pytest.raises(ConfigurationError, match="not taken"):
+    with raises(ConfigurationError, "duplicate", match="not taken"):
         register_mechanism(IndependentNoise)
 
     class Mine(IndependentNoise):
@@ -473,7 +473,7 @@ def test_only_a_mechanism_that_says_so_itself_stands_alone(monkeypatch):
     assert not noise_stands_alone("none of them")
     summed = {"trust": "secure-aggregation", "sums": SumAssumption(2, 3), "release_rule": "paper"}
     PrivacyPolicy(1.0, 1, 4, 1.0, mechanism="independent", **summed)
-    with pytest.raises(ConfigurationError, match="acknowledged"):
+    with raises(ConfigurationError, "conflict", "release_rule"):
         PrivacyPolicy(1.0, 1, 4, 1.0, mechanism="half", **summed)
 
 
@@ -642,5 +642,5 @@ def test_rounding_in_memory_that_was_not_handed_over_is_seen():
 
 def test_a_mechanism_that_says_it_removes_what_it_added_is_held_to_it():
     wrong = type("Wrong", (Fading,), {"name": "wrong", "memory": "last", "removes_last": True})
-    with pytest.raises(ConfigurationError, match="remove what the last one added"):
+    with raises(ConfigurationError, "mismatch", match="remove what the last one added"):
         check_mechanism(wrong(3))

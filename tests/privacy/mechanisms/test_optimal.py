@@ -10,6 +10,8 @@ from murmurfl.privacy.mechanisms import optimal as cache
 from murmurfl.privacy.mechanisms import optimal_encoder
 from murmurfl.privacy.mechanisms.optimal import forget
 
+from tests.harness.errors import raises
+
 
 def error(mechanism, workload=None):
     """RMSE of the prefix sums, or of another workload of them, for sensitivity 1."""
@@ -28,7 +30,7 @@ def test_a_smaller_gap_gives_hardly_less():
     loose, tight = (optimal_encoder(prefix, tolerance) for tolerance in (1e-3, 1e-9))
     errors = [np.linalg.norm(prefix @ np.linalg.inv(encoder)) ** 2 for encoder in (loose, tight)]
     assert errors[1] <= errors[0] <= errors[1] * 1.0011
-    with pytest.raises(ConfigurationError, match="gap"):
+    with raises(ConfigurationError, "failed", match="gap"):
         optimal_encoder(prefix, -1.0)
 
 

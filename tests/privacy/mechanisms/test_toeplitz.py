@@ -22,6 +22,7 @@ from murmurfl.privacy.mechanisms import (
 )
 from scipy.optimize import minimize_scalar
 
+from tests.harness.errors import raises
 from tests.privacy.clients import client, contribution
 
 CASES = {
@@ -226,7 +227,7 @@ def test_impossible_bands_are_refused(options):
 
 
 def test_the_optimiser_refuses_a_band_longer_than_the_stream():
-    with pytest.raises(ConfigurationError, match="Expected 1 <= bands <= num_releases = 5, got 6"):
+    with raises(ConfigurationError, "out-of-range", "bands", match="5, got 6"):
         optimise_band(5, 6)
 
 
@@ -406,5 +407,5 @@ def test_a_state_is_made_from_the_last_rows_alone():
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, True])
 def test_bands_must_be_a_number_of_diagonals(value):
-    with pytest.raises(ConfigurationError, match="bands"):
+    with raises(ConfigurationError, "out-of-range", "bands"):
         make_mechanism("bisr", 4, bands=value)

@@ -15,8 +15,11 @@ from murmurfl.privacy import (
     centring_policy,
     compose_gdp,
     divided_mu,
+    protocol,
 )
 from murmurfl.privacy.release.clipping import SUMMING_ERROR
+
+from tests.harness.errors import raises
 
 S = 1.0
 ENTRIES = (-2.0, -1.0, -0.5, 0.0, 0.25, 0.6, 0.8, 1.0, 3.0, 1e200)
@@ -83,15 +86,15 @@ def test_each_mean_session_has_one_release_and_pays_anew():
     rows, ledger = ROWS[:3], MemoryLedger()
     subject = client(rows, ledger=ledger, mu=mean, budget=1.0)
     subject.release("first", 0, lambda chosen: rows[chosen])
-    with pytest.raises(RefusedError, match="cap"):
+    with raises(RefusedError, "refused", code=protocol.CAP_REACHED):
         subject.release("first", 0, lambda chosen: rows[chosen])
-    with pytest.raises(RefusedError, match="cap"):
+    with raises(RefusedError, "refused", code=protocol.CAP_REACHED):
         subject.release("first", 1, lambda chosen: rows[chosen])
     other = client(rows, ledger=ledger, mu=rest, budget=1.0)
     other.release("second", 0, lambda chosen: rows[chosen])
     with ledger.exclusive() as page:
         assert page.account().spent.mu == pytest.approx(1.0, rel=1e-12)
-    with pytest.raises(RefusedError, match="budget"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget"):
         subject.release("third", 0, lambda chosen: rows[chosen])
 
 
@@ -105,7 +108,7 @@ def test_the_mean_and_the_rest_are_together_what_was_wanted(mu, share):
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, math.nan])
 def test_a_share_that_leaves_nothing_is_refused(share):
-    with pytest.raises(ConfigurationError, match="share"):
+    with raises(ConfigurationError, "out-of-range", "share"):
         divided_mu(1.0, share)
 
 

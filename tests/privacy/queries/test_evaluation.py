@@ -21,11 +21,13 @@ from murmurfl.privacy import (
     SumAssumption,
     SystemKeys,
     evaluation_policy,
+    protocol,
     row_bytes,
 )
 from murmurfl.privacy.queries.evaluation import counted, counting_policy, release_count
 from murmurfl.privacy.release.clipping import SUMMING_ERROR
 
+from tests.harness.errors import raises
 from tests.privacy.clients import DATA, DurableLedger
 
 RIGHT = (0.0, 1.0, 0.3, -2.0, 7.0, 1e300, math.nan, math.inf, -math.inf)
@@ -103,10 +105,10 @@ def test_each_evaluation_session_has_one_release_and_pays_anew():
     subject = client(2, ledger=ledger, mu=0.6, budget_mu=1.0)
     subject.release("first", 0, rows.__getitem__)
     for ack in (0, 1):
-        with pytest.raises(RefusedError, match="cap"):
+        with raises(RefusedError, "refused", code=protocol.CAP_REACHED):
             subject.release("first", ack, rows.__getitem__)
     subject.release("second", 0, rows.__getitem__)
-    with pytest.raises(RefusedError, match="budget"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget"):
         subject.release("third", 0, rows.__getitem__)
     with ledger.exclusive() as page:
         assert page.account().spent.mu == pytest.approx(0.6 * math.sqrt(2), rel=1e-12)
@@ -158,10 +160,10 @@ def test_nan_counts_as_wrong_and_unknown_classes_have_no_bin():
 
 def test_numbers_that_make_no_sense_are_refused():
     for bins in (-1, 1, 2.0, True, 5000):
-        with pytest.raises(ConfigurationError, match="bins"):
+        with raises(ConfigurationError, "out-of-range", "bins", match="bins"):
             EvaluationRows(bins)
     for share in (0.0, 1.0, math.nan):
-        with pytest.raises(ConfigurationError, match="share"):
+        with raises(ConfigurationError, "out-of-range", "scores_share"):
             EvaluationRows(4, share)
 
 
@@ -177,7 +179,7 @@ def test_policies_of_an_evaluation_are_known_and_others_are_not():
         {"release_rule": "acknowledged"},
         {"mechanism": "cancelling"},
     ):
-        with pytest.raises(ConfigurationError, match="evaluation_policy"):
+        with raises(ConfigurationError, "conflict", match="evaluation_policy"):
             EvaluationRows().check_policy(replace(own, **changes))
 
 
@@ -230,7 +232,7 @@ def test_a_count_has_its_place_in_the_budget():
     for session in ("one", "two"):
         release_count(counter(1.0, ledger, budget_mu=1.5), session, lambda chosen: holds[chosen])
         if session == "one":
-            with pytest.raises(RefusedError, match="cap"):
+            with raises(RefusedError, "refused", code=protocol.CAP_REACHED):
                 release_count(counter(1.0, ledger, budget_mu=1.5), session, lambda chosen: holds[chosen])
-    with pytest.raises(RefusedError, match="budget"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget"):
         release_count(counter(1.0, ledger, budget_mu=1.5), "three", lambda chosen: holds[chosen])

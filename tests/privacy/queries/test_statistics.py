@@ -14,11 +14,14 @@ from murmurfl.privacy import (
     SimulatedKeys,
     StatisticsRows,
     SumAssumption,
+    protocol,
     row_bytes,
     statistics_policy,
 )
 from murmurfl.privacy.queries import statistics
 from murmurfl.privacy.release.clipping import SUMMING_ERROR
+
+from tests.harness.errors import raises
 
 AGE, WARD = CountedColumn("age", (0.0, 3.0), whole=True), CountedColumn("ward", values=("a", "b", "other"))
 HEIGHT = CountedColumn("height", (-1.0, 1.0))
@@ -139,10 +142,10 @@ def test_each_session_has_one_release_and_pays_anew():
     ledger, rows = MemoryLedger(), np.eye(4)
     subject = client(4, ledger=ledger, mu=0.6, budget_mu=1.0)
     subject.release("first", 0, rows.__getitem__)
-    with pytest.raises(RefusedError, match="cap"):
+    with raises(RefusedError, "refused", code=protocol.CAP_REACHED):
         subject.release("first", 1, rows.__getitem__)
     subject.release("second", 0, rows.__getitem__)
-    with pytest.raises(RefusedError, match="budget"):
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget"):
         subject.release("third", 0, rows.__getitem__)
 
 

@@ -31,6 +31,7 @@ from murmurfl.privacy.release.clipping import (
     squared_lengths,
 )
 
+from tests.harness.errors import raises
 from tests.privacy.clients import client
 
 
@@ -88,7 +89,7 @@ def test_the_input_is_not_changed():
 
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, np.nan, np.inf])
 def test_a_bound_that_is_no_bound_is_refused(clip_norm):
-    with pytest.raises(ConfigurationError, match="clip_norm"):
+    with raises(ConfigurationError, "out-of-range", "clip_norm"):
         clip_per_sample([[1.0]], clip_norm)
 
 
@@ -147,7 +148,7 @@ def test_automatic_clipping_bounds_rows_whose_norm_is_lost_to_rounding_too():
     # The bug that would be: at a smaller stability the same row is many times as long as the clip.
     assert 0.7 / (0.0 + 1e-300) * rows[30, 0] > 1e9
     policy = {"clip_norm": 0.7, "batch_size": 1, "max_participations": 1, "mu": 1.0, "clipping": "automatic"}
-    with pytest.raises(ConfigurationError, match="clip_stability >= 1e-100"):
+    with raises(ConfigurationError, "out-of-range", "clip_stability", match="clip_stability >= 1e-100"):
         PrivacyPolicy(**policy, clip_stability=1e-300)
 
 
@@ -351,7 +352,7 @@ def test_a_block_with_one_sample_replaced_moves_by_no_more_than_is_charged():
 def test_the_numbers_of_features_and_of_values_belong_together():
     for classes, features in itertools.product((2, 10, 100), (1, 2, 57, 897)):
         assert Moments(classes).num_features(Moments(classes).num_values(features)) == features
-        with pytest.raises(ConfigurationError, match="values"):
+        with raises(ConfigurationError, "wrong-shape", match="values"):
             Moments(classes).num_features(Moments(classes).num_values(features) + 1)
 
 
@@ -390,7 +391,7 @@ def test_a_policys_fingerprint_knows_its_classes_and_only_where_it_has_some():
 
 def test_a_client_makes_the_rows_itself_and_refuses_what_cannot_be_samples():
     subject = client(clip_unit="moments", classes=2, **ALL)  # d = 6: two features have 5 values, and three have 9
-    with pytest.raises(ConfigurationError, match="values"):
+    with raises(ConfigurationError, "wrong-shape", match="values"):
         subject.release("s", 0, lambda samples: np.zeros((samples.stop - samples.start, 6)))
 
 

@@ -80,7 +80,7 @@ def test_the_first_rows_of_each_owner_are_kept():
     ids=["of", "one each", "in turn"],
 )
 def test_no_number_of_samples_an_owner_but_a_count_is_taken(made, most):
-    with pytest.raises(ConfigurationError, match="most"):
+    with raises(ConfigurationError, "out-of-range", "most"):
         made(most)
 
 
@@ -146,7 +146,7 @@ def test_as_many_owners_as_a_sum_can_count_are_taken_and_one_more_is_not(monkeyp
 
 @pytest.mark.parametrize("names", ["ann", b"ann", {"ann": 1}])
 def test_one_text_or_a_mapping_is_no_list_of_owners(names):
-    with pytest.raises(ConfigurationError, match="in a list or an array"):
+    with raises(ConfigurationError, "wrong-type", match="in a list or an array"):
         grouped(names)
 
 
@@ -188,10 +188,10 @@ def test_a_long_name_costs_no_other_row_memory():
 
 def test_secrets_and_places_must_be_possible():
     for secret in (b"short", bytes(65)):
-        with pytest.raises(ConfigurationError, match="Expected a secret of 16 to 64 bytes"):
+        with raises(ConfigurationError, "wrong-shape", "secret", match="16 to 64"):
             grouped(NAMES, secret=secret)
     for places in (0, 1.5):
-        with pytest.raises(ConfigurationError, match="places"):
+        with raises(ConfigurationError, "out-of-range", "places"):
             grouped(NAMES, places=places)
 
 
@@ -278,7 +278,7 @@ def test_other_names_places_and_keys_are_found(changed):
     with pytest.raises(LedgerError, match="Nothing was released"):
         changed.check(50, owners.of(50), 50)
     owners.check(50, owners.of(50), 50)
-    with pytest.raises(LedgerError, match="these were samples"):
+    with raises(LedgerError, "mismatch", "owners"):
         owners.check(50, changed.of(50), 50)
 
 
@@ -331,9 +331,9 @@ def test_places_and_used_owners_outlive_the_noise_key(tmp_path):
 def test_a_real_client_has_no_owners_in_an_order_of_their_own():
     policy = PrivacyPolicy(1.0, 2, 5, mu=1.0, mechanism="independent", samples_per_owner=2)
     for data in (Owners.in_turn(80, 2), Owners.one_each(np.arange(40), 2, secret=SECRET), row_bytes(range(40))):
-        with pytest.raises(ConfigurationError, match="Expected the owners' places on a real client to follow from"):
+        with raises(ConfigurationError, "mismatch", "data"):
             Privatizer(policy, 1, 40, DurableLedger(), SystemKeys.generate(), data=data)
-    with pytest.raises(ConfigurationError, match="Expected num_samples = 50, the places of owners, got 40"):
+    with raises(ConfigurationError, "mismatch", "num_samples", match="50, the places of owners, got 40"):
         Privatizer(policy, 1, 40, DurableLedger(), SystemKeys.generate(), data=grouped(np.arange(40), 2))
 
 
@@ -351,7 +351,7 @@ def test_clients_of_owners_in_places_are_in_no_block():
         lambda: PrivatizerBlock.of([placed]),
         lambda: placed.alike(40, MemoryLedger(), SimulatedKeys(1, "n")),
     ):
-        with pytest.raises(ConfigurationError, match="Expected owners with a place each"):
+        with raises(ConfigurationError, "mismatch", match="Expected owners with a place each"):
             attempt()
 
 
@@ -368,7 +368,7 @@ def test_a_policy_of_owners_says_so_and_clips_rows_of_gradients():
     assert "up to 4 samples of an owner clipped together" in said.sentence
     assert "whether one owner's samples on a client were used" in said.meaning
     assert policy_guarantee(PrivacyPolicy(1.0, 2, 3, mu=1.0), 1.0).unit == "sample"
-    with pytest.raises(ConfigurationError, match="Expected clip_unit 'sample' with samples_per_owner, got 'update'"):
+    with raises(ConfigurationError, "conflict", "clip_unit", got="update"):
         PrivacyPolicy(1.0, 2, 3, mu=1.0, samples_per_owner=4, clip_unit="update")
     for wrong in (-1, True, 1.5):
         with raises(ConfigurationError, "out-of-range", "samples_per_owner"):
@@ -391,7 +391,7 @@ def test_a_persons_figure_says_what_it_needs():
     ):
         with pytest.raises(ConfigurationError, match=complaint):
             person_loss(1.0, **wrong)
-    with pytest.raises(ConfigurationError, match="Expected mu >= 0"):
+    with raises(ConfigurationError, "out-of-range", "mu"):
         person_loss(-1.0)
 
 
@@ -447,7 +447,7 @@ def test_a_samples_release_depends_on_key_nonce_and_row_only():
 
 @pytest.mark.parametrize(("key", "nonce"), [(KEY[1:], NONCE), (KEY + b"k", NONCE), (KEY, b""), (KEY, NONCE + b"n")])
 def test_no_order_is_drawn_from_a_key_or_nonce_of_another_length(key, nonce):
-    with pytest.raises(ConfigurationError, match=f"got {len(key)} and {len(nonce)}"):
+    with raises(ConfigurationError, "wrong-shape", match=f"got {len(key)} and {len(nonce)}"):
         slots_of(key, nonce, 50, SLOTS)
 
 
@@ -579,7 +579,7 @@ def test_stopping_early_and_asking_too_often_change_nothing():
     for k in range(SLOTS):
         subject.release("s", k, contribution)
     assert subject.statement("s").mu_spent == subject.statement("s").guaranteed.mu
-    with pytest.raises(RefusedError, match="cap"):
+    with raises(RefusedError, "refused", code=protocol.CAP_REACHED):
         subject.release("s", SLOTS, contribution)
 
 
@@ -593,19 +593,19 @@ def test_a_ledger_that_lost_an_order_is_damaged():
 
     subject = client(ledger=Forgetful(), keys=SystemKeys(KEY), **HIDDEN)
     subject.release("s", 0, contribution)
-    with pytest.raises(LedgerError, match="secret order"):
+    with raises(LedgerError, "damaged", match="secret order"):
         subject.release("s", 1, contribution)
 
 
 def test_a_trusted_server_and_samples_that_return_have_no_secret_order():
     policy = {"clip_norm": 1.0, "batch_size": 2, "max_participations": 3, "mu": 1.0, "batch_selection": "shuffled"}
-    with pytest.raises(ConfigurationError, match="trusted server"):
+    with raises(ConfigurationError, "conflict", "batch_selection", match="trusted server"):
         PrivacyPolicy(**policy, trust="trusted-server")
-    with pytest.raises(ConfigurationError, match="sample_participations 1"):
+    with raises(ConfigurationError, "conflict", "sample_participations", match="sample_participations 1"):
         PrivacyPolicy(**policy, sample_participations=2, min_separation=2)
-    with pytest.raises(ConfigurationError, match="clip_unit"):
+    with raises(ConfigurationError, "conflict", "clip_unit", match="clip_unit"):
         PrivacyPolicy(**policy, clip_unit="update")
-    with pytest.raises(ConfigurationError, match="32 bytes"):
+    with raises(ConfigurationError, "wrong-shape", match="32 bytes"):
         slots_of(b"short", NONCE, 5, 2)
     assert D == 6
 
@@ -658,7 +658,7 @@ def changed(rows, value=-1.0):
 def test_changed_or_moved_used_rows_are_refused(path, data, session):
     release(start(path), times=2)
     before = read_ledger(path)
-    with pytest.raises(LedgerError, match="Put the data back") as refused:
+    with raises(LedgerError, "mismatch", "data", match="Put the data back") as refused:
         release(start(path, data), session)
     assert "4 rows" in str(refused.value)
     assert "ledger create" in str(refused.value)
@@ -669,7 +669,7 @@ def test_changed_or_moved_used_rows_are_refused(path, data, session):
 def test_unused_rows_may_change_and_new_ones_come(path):
     release(start(path), times=2)
     release(start(path, changed(slice(4, NUM_ROWS))), times=1)
-    with pytest.raises(LedgerError, match="6 rows"):
+    with raises(LedgerError, "mismatch", "data", match="6 rows"):
         release(start(path))  # rows 4 and 5 were used as they were then
     grown = np.concatenate([changed(slice(4, NUM_ROWS)), TABLE])
     release(start(path, grown), times=1)
@@ -677,7 +677,7 @@ def test_unused_rows_may_change_and_new_ones_come(path):
 
 def test_data_with_fewer_rows_than_were_used_are_refused(path):
     release(start(path), times=4)
-    with pytest.raises(LedgerError, match=r"8 rows .* got data of 6 rows"):
+    with raises(LedgerError, "wrong-shape", "data", match="8 rows .* got data of 6"):
         release(start(path, TABLE[:6], max_participations=3), "another")
 
 
@@ -686,14 +686,14 @@ def test_other_data_of_another_process_are_noticed(path):
     ours, theirs = start(path), start(path, changed(slice(2, 4)))
     release(ours)
     release(theirs)
-    with pytest.raises(LedgerError, match="4 rows"):
+    with raises(LedgerError, "mismatch", "data", match="4 rows"):
         release(ours)
 
 
 def test_samples_that_return_are_known_as_well(path):
     passes = {"sample_participations": 2, "min_separation": 2, "max_participations": 4}
     release(start(path, **passes), times=3)
-    with pytest.raises(LedgerError, match="Put the data back"):
+    with raises(LedgerError, "mismatch", "data", match="Put the data back"):
         release(start(path, changed(3), **passes))
     release(start(path, changed(4), **passes))
 
@@ -748,7 +748,7 @@ def test_unreadable_row_is_known_and_raises_nothing(path):
 
     release(start(path, Failing(1)), times=2)
     release(start(path, Failing(1)))
-    with pytest.raises(LedgerError, match="Put the data back"):
+    with raises(LedgerError, "mismatch", "data", match="Put the data back"):
         release(start(path))
 
 
@@ -791,7 +791,7 @@ def test_torch_tensors_are_known_by_their_values():
 def test_only_a_real_client_needs_its_rows_digest(path):
     policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=4, mu=1.0, budget_mu=3.0)
     ledger = SQLiteLedger(path)
-    with pytest.raises(ConfigurationError, match="row_bytes"):
+    with raises(ConfigurationError, "missing", "data"):
         Privatizer(policy, WIDTH, NUM_ROWS, ledger, SystemKeys(bytes(32)))
     simulated = Privatizer(policy, WIDTH, NUM_ROWS, ledger, SimulatedKeys(1, "a"), data=None)
     simulated.release("s", 0, lambda samples: np.ones((2, WIDTH)))
@@ -806,7 +806,7 @@ def test_a_rollback_that_is_accepted_keeps_the_digest_of_what_was_used(path):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     path.write_bytes(backup)
     accept_rollback(path)
-    with pytest.raises(LedgerError, match="6 rows"):
+    with raises(LedgerError, "mismatch", "data", match="6 rows"):
         release(start(path, changed(5)), "t")
     release(start(path), "t")
 
@@ -815,7 +815,7 @@ def test_ledger_of_any_data_knows_rows_from_the_next_release(path):
     release(start(path, known=any_data), times=2)
     assert read_ledger(path).samples_used == 4
     release(start(path))
-    with pytest.raises(LedgerError, match="6 rows"):
+    with raises(LedgerError, "mismatch", "data", match="6 rows"):
         release(start(path, changed(0)))
 
 
@@ -828,7 +828,7 @@ def test_a_session_with_another_versions_noise_is_refused(path):
         terms["noise_version"] += 1
         old = type(stream)("another fingerprint", stream.release, stream.ack, terms=json.dumps(terms))
         page.commit("s", old, account)
-    with pytest.raises(RefusedError, match="noise of another version of murmurfl"):
+    with raises(RefusedError, "refused", code=protocol.POLICY_CHANGED, match="noise of another version of murmurfl"):
         release(start(path))
     release(start(path), "t")
 
@@ -870,5 +870,5 @@ def test_a_rollback_before_any_row_keeps_the_marks_digest(path):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     path.write_bytes(backup)
     accept_rollback(path)
-    with pytest.raises(LedgerError, match="Put the data back"):
+    with raises(LedgerError, "mismatch", "data", match="Put the data back"):
         release(start(path, changed(0)), "t")

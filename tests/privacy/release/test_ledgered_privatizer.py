@@ -58,11 +58,11 @@ def test_a_client_of_one_sample_releases_once():
 
 
 def test_real_client_needs_exact_noise_and_enough_samples():
-    with pytest.raises(ConfigurationError, match="exact"):
+    with raises(ConfigurationError, "conflict", "noise_quality"):
         client(keys=SystemKeys.generate(), noise_quality="fast")
-    with pytest.raises(ConfigurationError, match="each is used once"):
+    with raises(ConfigurationError, "out-of-range", "batch_size", match="each is used once"):
         client(num_samples=39)
-    with pytest.raises(ConfigurationError, match="shape"):
+    with raises(ConfigurationError, "wrong-shape", match="shape"):
         client().release("s", 0, lambda samples: np.zeros((2, D + 1)))
 
 
@@ -112,7 +112,7 @@ def test_a_closed_session_s_figure_rests_on_what_the_client_s_rests_on():
 
 
 def test_a_real_client_insists_on_a_ledger_that_lasts():
-    with pytest.raises(ConfigurationError, match="durable"):
+    with raises(ConfigurationError, "unsupported", "ledger"):
         client(MemoryLedger(), SystemKeys(bytes(32)))
 
 
@@ -133,7 +133,7 @@ def test_after_a_trusted_server_no_other_session_opens():
 
 
 def test_a_delta_the_noise_cannot_deliver_is_refused():
-    with pytest.raises(ConfigurationError, match="delta"):
+    with raises(ConfigurationError, "out-of-range", match="delta"):
         client(keys=SystemKeys(bytes(32)), delta=1e-100)
     simulated = client(delta=1e-100)
     assert math.isinf(simulated.plan.mu), "in simulation nothing is guaranteed"

@@ -29,6 +29,7 @@ from murmurfl.privacy import (
 from murmurfl.privacy.release.prefix_sums import NoiseStream
 
 from tests.harness.clients import FixedNonces, stream_noise
+from tests.harness.errors import raises
 from tests.privacy.clients import DATA, D, DurableLedger, client, contribution, mechanisms, zero
 
 
@@ -287,7 +288,7 @@ def test_an_update_is_clipped_as_a_whole_and_charged_as_one():
     assert subject.policy.sensitivity == 2.0
     assert client(clip_unit="contractive", batch_size=5).policy.sensitivity == pytest.approx(0.4, rel=1e-5)
     assert client(clip_unit="contractive", batch_size=5).policy.sensitivity > 0.4
-    with pytest.raises(ConfigurationError, match="shape"):
+    with raises(ConfigurationError, "wrong-shape", match="shape"):
         client(clip_unit="update").release("s", 0, contribution)
 
 

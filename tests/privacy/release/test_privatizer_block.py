@@ -7,6 +7,7 @@ from murmurfl.privacy.ledger.ledger_records import BlockLedger
 from murmurfl.privacy.release.clipping import DenseContributions
 from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
 
+from tests.harness.errors import raises
 from tests.privacy.clients import DATA, D, client, contribution, mechanisms
 
 CLIENTS = 4
@@ -91,9 +92,9 @@ def test_an_admission_is_good_for_one_release():
     block = block_of()
     with block.admitted("s", [0, 1], [0, 0]) as admission:
         admission.release(rows(None, admission.slices))
-        with pytest.raises(ConfigurationError, match="open admission"):
+        with raises(ConfigurationError, "wrong-order", match="open admission"):
             admission.release(rows(None, admission.slices))
-    with pytest.raises(ConfigurationError, match="open admission"):
+    with raises(ConfigurationError, "wrong-order", match="open admission"):
         admission.release(None)
     assert block.release("s", [0, 1], [1, 1], rows).streams.release.tolist() == [2, 2]
 
@@ -102,24 +103,24 @@ def test_an_admission_ends_with_its_transaction():
     block = block_of()
     with block.admitted("s", [0], [0]) as admission:
         pass
-    with pytest.raises(ConfigurationError, match="open admission"):
+    with raises(ConfigurationError, "wrong-order", match="open admission"):
         admission.release(rows(None, admission.slices))
     assert block.release("s", [0], [0], rows).streams.release.tolist() == [1]
 
 
 def test_a_real_client_is_in_no_block_and_hands_out_no_keys():
     real = client(keys=SystemKeys(bytes(32)))
-    with pytest.raises(ConfigurationError, match="real keys"):
+    with raises(ConfigurationError, "unsupported", match="real keys"):
         PrivatizerBlock.of([real])
-    with pytest.raises(ConfigurationError, match="real keys"):
+    with raises(ConfigurationError, "unsupported", match="real keys"):
         _ = real.keys
-    with pytest.raises(ConfigurationError, match="real keys"):
+    with raises(ConfigurationError, "unsupported", match="real keys"):
         real.alike(200, MemoryLedger(), SimulatedKeys(1, "m"))
-    with pytest.raises(ConfigurationError, match="real keys"):
+    with raises(ConfigurationError, "unsupported", match="real keys"):
         client(ledger=MemoryLedger()).alike(200, MemoryLedger(), SystemKeys(bytes(32)))
     first = client(ledger=MemoryLedger())
     block = PrivatizerBlock(first, BlockLedger(1), np.array([200]), lambda _: SystemKeys(bytes(32)))
-    with pytest.raises(ConfigurationError, match="real keys"):
+    with raises(ConfigurationError, "unsupported", match="real keys"):
         block.release("s", [0], [0], rows)
 
 
@@ -134,7 +135,7 @@ def test_a_block_asks_for_the_keys_of_each_client_once():
 
 
 def test_clients_of_several_policies_are_in_no_block():
-    with pytest.raises(ConfigurationError, match="one policy"):
+    with raises(ConfigurationError, "mismatch", match="one policy"):
         PrivatizerBlock.of([alone(0), alone(1, mu=1.0)])
 
 
@@ -163,14 +164,14 @@ def test_a_block_of_clients_and_sessions_keeps_each_clients_own_account():
 def test_client_is_in_one_transaction_at_a_time():
     """Both would make the same release, under one nonce: the difference of the two has no noise."""
     block = block_of()
-    with pytest.raises(ConfigurationError, match="once"):
+    with raises(ConfigurationError, "wrong-order", match="once"):
         block.release("s", [1, 2, 1], [0, 0, 0], rows)
     with block.admitted("s", [0, 1], [0, 0]) as first:
-        with pytest.raises(ConfigurationError, match="one transaction"), block.admitted("s", [1, 2], [0, 0]):
+        with raises(ConfigurationError, "wrong-order", match="one transaction"), block.admitted("s", [1, 2], [0, 0]):
             pass
-        with pytest.raises(ConfigurationError, match="one transaction"):
+        with raises(ConfigurationError, "wrong-order", match="one transaction"):
             block.acknowledge("s", [1], [0])
-        with pytest.raises(ConfigurationError, match="one transaction"):
+        with raises(ConfigurationError, "wrong-order", match="one transaction"):
             alone(0, ledger=block._ledgers.ledger(0)).release("s", 0, contribution)
         assert block.release("s", [2, 3], [0, 0], rows).rows == [0, 1], "others are not concerned"
         assert first.release(rows(None, first.slices)).streams.release.tolist() == [1, 1]

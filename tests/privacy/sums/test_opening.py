@@ -172,7 +172,7 @@ def test_a_helper_has_bounds_of_its_own_before_it_takes_memory(monkeypatch):
             with pytest.raises(OpeningRefusedError) as refusal:
                 ask("t", "1", releases)
             assert why in refusal.value.why
-    with pytest.raises(OpeningRefusedError, match="does not open this set"):
+    with raises(OpeningRefusedError, "refused", match="does not open this set"):
         small.open("t", "1", [replace(one, header=bytes(2**14 + 1)) for one in round_of("abcd")])
 
 
@@ -213,7 +213,7 @@ def test_bounds_a_day_need_a_record_that_keeps_times():
     opener = opener_of(state)
     opener.open("s", "1", round_of())
     opener.max_sums_per_day = 10
-    with pytest.raises(OpeningRecordError, match="Expected a record that keeps times"):
+    with raises(OpeningRecordError, "unsupported", match="Expected a record that keeps times"):
         opener.open("s", "2", round_of(release=2, ack=1))
 
 
@@ -294,7 +294,7 @@ def test_a_record_serves_one_helper():
     record = MemoryOpeningRecord()
     opener_of(record)
     opener_of(record)
-    with pytest.raises(OpeningRecordError, match="got another's"):
+    with raises(OpeningRecordError, "mismatch", match="got another's"):
         opener_of(record, "right")
 
 
@@ -424,11 +424,11 @@ def test_a_record_takes_nothing_beside_a_promise_nor_under_a_void_name(opener):
         for one in wrong:
             with (
                 opener._record.exclusive() as page,
-                pytest.raises(OpeningRecordError, match="no other that was promised"),
+                raises(OpeningRecordError, "mismatch", match="no other that was promised"),
             ):
                 page.commit(one)
     for kept in (replace(steps[-1][0], kind="void"), replace(entry("5", 5, "void"), terms=replace(void.terms, size=7))):
-        with opener._record.exclusive() as page, pytest.raises(OpeningRecordError, match="Nothing was recorded"):
+        with opener._record.exclusive() as page, raises(OpeningRecordError, "mismatch", match="Nothing was recorded"):
             page.commit(kept)
 
 
@@ -593,7 +593,7 @@ def test_a_helper_that_believes_names_would_be_noticed(monkeypatch):
 
 def assert_refused_by_the_record_itself(attack):
     """A record goes forward alone, whoever asks."""
-    with pytest.raises(OpeningRecordError, match="new name, of releases that each come after"):
+    with raises(OpeningRecordError, "mismatch", match="new name, of releases that each come after"):
         allowed(opener_of(MemoryOpeningRecord()), attack)
 
 

@@ -146,7 +146,7 @@ def test_a_record_never_goes_backwards(path):
     with SQLiteOpeningRecord(path).exclusive() as page:
         page.commit(set_of())
     for wrong in (set_of(), set_of("2"), set_of("1", 2), set_of("2", clients="f")):
-        with SQLiteOpeningRecord(path).exclusive() as page, pytest.raises(OpeningRecordError, match="new name"):
+        with SQLiteOpeningRecord(path).exclusive() as page, raises(OpeningRecordError, "mismatch", match="new name"):
             page.commit(wrong)
     assert SQLiteOpeningRecord(path).sets == 1
 
@@ -197,7 +197,7 @@ def test_a_record_that_was_copied_back_opens_nothing(path):
     folded(path)
     path.write_bytes(backup)
     refused(path, "at line 2 of its high-water mark or after it, got line 1.*copied back.*make new ones")
-    with pytest.raises(OpeningRecordError, match="copied back"):
+    with raises(OpeningRecordError, "rolled-back", match="copied back"):
         running.open("s", "2", SINGLED_OUT)
 
 
@@ -222,7 +222,7 @@ def test_without_its_mark_a_record_is_not_believed(path):
     running = helper(path)
     mark_of(path).unlink()
     refused(path, "high-water mark.*got no file.*Put the mark back")
-    with pytest.raises(OpeningRecordError, match="got no file"):
+    with raises(OpeningRecordError, "not-found", match="got no file"):
         running.open("s", "2", SECOND)
 
 
@@ -252,7 +252,7 @@ def test_a_mark_of_another_format_is_not_believed(path, tmp_path):
     )
     refused(path, r"high-water mark of format 1 at .*, got one of format 2; .* Go on with the version .* new keys")
     path.unlink()
-    with pytest.raises(OpeningRecordError, match="high-water mark of format 1"):
+    with raises(OpeningRecordError, "other-format", match="high-water mark of format 1"):
         SQLiteOpeningRecord.create(path, helper=CARD)
     assert not path.exists()
 
@@ -283,7 +283,7 @@ def test_if_the_mark_cannot_be_moved_nothing_is_answered(path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(store.StoreTransaction, "move_mark", fails)
         for _ in range(2):
-            with pytest.raises(OpeningRecordError, match="Expected room"):
+            with raises(OpeningRecordError, "damaged", match="Expected room"):
                 opener.open("s", "1", FIRST)
     with pytest.raises(OpeningRefusedError):
         opener.open("s", "1", FIRST[:5])  # it was committed
@@ -291,14 +291,16 @@ def test_if_the_mark_cannot_be_moved_nothing_is_answered(path, monkeypatch):
 
 
 def test_another_helpers_record_is_refused(path):
-    with pytest.raises(OpeningRecordError, match=r"keys of helper 'right', got that of other keys, of helper 'left'"):
+    with raises(
+        OpeningRecordError, "mismatch", match=r"keys of helper 'right', got that of other keys, of helper 'left'"
+    ):
         opener_of(SQLiteOpeningRecord(path), "right")
 
 
 def test_a_record_knows_its_helper_by_the_keys_and_not_by_the_name(path):
     record = SQLiteOpeningRecord(path)
     record.check_helper(HelperKey.simulated(SEED, "left").entry("renamed"))
-    with pytest.raises(OpeningRecordError, match="new keys need a new one"):
+    with raises(OpeningRecordError, "mismatch", match="new keys need a new one"):
         record.check_helper(HelperKey.simulated(99, "left").entry("left"))
 
 
@@ -320,7 +322,7 @@ def test_a_missing_record_is_never_made_anew(path):
     for file in path.parent.glob("opened.db*"):
         file.unlink()
     refused(path, "got no file. Put it back.*make new ones")
-    with pytest.raises(OpeningRecordError, match="got no file"):
+    with raises(OpeningRecordError, "not-found", match="got no file"):
         running.open("s", "2", SECOND)
     assert not path.exists()
 
@@ -330,7 +332,7 @@ def test_another_record_in_its_place_is_noticed(path):
     for file in path.parent.glob("opened.db*"):
         file.unlink()
     SQLiteOpeningRecord.create(path, helper=CARD)
-    with pytest.raises(OpeningRecordError, match="the opening record this helper began with"):
+    with raises(OpeningRecordError, "mismatch", match="the opening record this helper began with"):
         running.open("s", "1", FIRST)
 
 
@@ -379,11 +381,13 @@ def test_a_record_of_another_format_is_refused_and_kept(path, version, tmp_path)
         file.seek(60)
         file.write(version.to_bytes(4))
     before = files_of(copy)
-    with pytest.raises(
-        OpeningRecordError, match=rf"of format 1 or 2 at .*, got one of format {version}; .* Go on with the"
+    with raises(
+        OpeningRecordError,
+        "other-format",
+        match=rf"of format 1 or 2 at .*, got one of format {version}; .* Go on with the",
     ):
         SQLiteOpeningRecord(copy)
-    with pytest.raises(OpeningRecordError, match="Expected nothing at"):
+    with raises(OpeningRecordError, "exists", match="Expected nothing at"):
         SQLiteOpeningRecord.create(copy, helper=CARD)
     assert files_of(copy) == before
 
@@ -400,7 +404,7 @@ def test_a_believed_record_gets_its_log_back(path):
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DELETE FROM clients")
     before = files_of(path)
-    with pytest.raises(OpeningRecordError, match="tables that do not follow"):
+    with raises(OpeningRecordError, "damaged", match="tables that do not follow"):
         SQLiteOpeningRecord(path)
     assert files_of(path) == before
 
@@ -442,8 +446,10 @@ def test_a_damaged_record_is_refused(path, damage):
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(DAMAGE[damage])
         connection.commit()
-    with pytest.raises(
-        OpeningRecordError, match=r"damaged or no opening record|got that of another opening record|no such table"
+    with raises(
+        OpeningRecordError,
+        "damaged",
+        match=r"damaged or no opening record|got that of another opening record|no such table",
     ):
         SQLiteOpeningRecord(path)
 
@@ -497,12 +503,12 @@ def test_a_record_is_made_where_there_is_none(tmp_path):
     with raises(OpeningRecordError, "exists"):
         SQLiteOpeningRecord.create(path, helper=CARD)
     path.unlink()
-    with pytest.raises(OpeningRecordError, match="counts 1 lines: this helper had an opening record"):
+    with raises(OpeningRecordError, "exists", match="counts 1 lines: this helper had an opening record"):
         SQLiteOpeningRecord.create(path, helper=CARD, mark=mark)
     assert not path.exists()
-    with pytest.raises(ConfigurationError, match="files of their own"):
+    with raises(ConfigurationError, "conflict", match="files of their own"):
         SQLiteOpeningRecord.create(path, helper=CARD, mark=path)
-    with pytest.raises(OpeningRecordError, match="Expected a folder"):
+    with raises(OpeningRecordError, "not-found", match="Expected a folder"):
         SQLiteOpeningRecord.create(tmp_path / "none" / "r.db", helper=CARD)
 
 
@@ -521,7 +527,7 @@ def test_a_full_disk_is_an_error_that_says_so(path, monkeypatch):
         for k in range(1, 200):
             opener.open("s", str(k), round_of(release=k, ack=k - 1))
 
-    with pytest.raises(OpeningRecordError, match="Expected room on a disk"):
+    with raises(OpeningRecordError, "failed", match="Expected room on a disk"):
         fill()
     monkeypatch.undo()
     last = SQLiteOpeningRecord(path).sets
@@ -533,7 +539,7 @@ def test_a_full_disk_is_an_error_that_says_so(path, monkeypatch):
 
 def test_a_record_that_another_uses_is_waited_for_and_then_refused(path):
     opener, words = opener_of(SQLiteOpeningRecord(path, timeout_s=0.1)), r"free within 0.1 s.*another process"
-    with SQLiteOpeningRecord(path).exclusive(), pytest.raises(OpeningRecordError, match=words):
+    with SQLiteOpeningRecord(path).exclusive(), raises(OpeningRecordError, "busy", match=words):
         opener.open("s", "1", FIRST)
     helper(path).open("s", "1", FIRST)
 
@@ -831,7 +837,7 @@ def test_a_record_whose_making_was_interrupted_can_be_made_again(tmp_path):
     child.start()
     child.join(30)
     assert child.exitcode == -signal.SIGKILL
-    with pytest.raises(OpeningRecordError, match="whose making was interrupted"):
+    with raises(OpeningRecordError, "malformed", match="whose making was interrupted"):
         SQLiteOpeningRecord(path)
     path.unlink()
     SQLiteOpeningRecord.create(path, helper=CARD)

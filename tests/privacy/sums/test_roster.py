@@ -100,15 +100,15 @@ def test_names_that_do_not_show_or_show_as_another_are_refused(name):
 
 
 def test_nobody_stands_in_it_twice():
-    with pytest.raises(ConfigurationError, match="every key once"):
+    with raises(ConfigurationError, "duplicate", match="every key once"):
         with_key(ROSTER.clients["south"])
-    with pytest.raises(ConfigurationError, match="every key once"):
+    with raises(ConfigurationError, "duplicate", match="every key once"):
         with_key(ROSTER.helpers[0].signing)
-    with pytest.raises(ConfigurationError, match="every key once"):
+    with raises(ConfigurationError, "duplicate", match="every key once"):
         with_helper(sealing=ROSTER.helpers[1].sealing)
-    with pytest.raises(ConfigurationError, match="every name once"):
+    with raises(ConfigurationError, "duplicate", match="every name once"):
         with_helper(name="board")
-    with pytest.raises(ConfigurationError, match="every name once"):
+    with raises(ConfigurationError, "duplicate", match="every name once"):
         with_helper(name="north")
 
 
@@ -123,9 +123,9 @@ def test_nobody_stands_in_it_twice():
 )
 def test_a_key_that_anybody_can_sign_for_or_a_second_encoding_is_refused(key):
     assert not is_signing_point(key)
-    with pytest.raises(ConfigurationError, match=r"client 'north'.*make another card"):
+    with raises(ConfigurationError, "malformed", match=r"client 'north'.*make another card"):
         with_key(key)
-    with pytest.raises(ConfigurationError, match="helper 'auditor' to sign with"):
+    with raises(ConfigurationError, "malformed", match="helper 'auditor' to sign with"):
         with_helper(signing=key)
 
 
@@ -148,7 +148,7 @@ def test_such_a_key_would_let_anybody_sign():
 )
 def test_a_key_whose_seals_everybody_opens_or_a_second_encoding_is_refused(key):
     assert not is_sealing_point(key)
-    with pytest.raises(ConfigurationError, match=r"helper 'auditor' to seal for.*make another card"):
+    with raises(ConfigurationError, "malformed", match=r"helper 'auditor' to seal for.*make another card"):
         with_helper(sealing=key)
 
 
@@ -178,26 +178,26 @@ def test_no_secret_is_shown():
 
 @pytest.mark.parametrize("secret", [b"", bytes(31), bytes(33), "x" * 32, None])
 def test_keys_of_other_lengths_are_refused(secret):
-    with pytest.raises(ConfigurationError, match="of 32 bytes"):
+    with raises(ConfigurationError, "wrong-shape", match="of 32 bytes"):
         ClientKey(secret)
-    with pytest.raises(ConfigurationError, match="of 32 bytes"):
+    with raises(ConfigurationError, "wrong-shape", match="of 32 bytes"):
         HelperKey(bytes(32), secret)
-    with pytest.raises(ConfigurationError, match="of 32 bytes"):
+    with raises(ConfigurationError, "wrong-shape", match="of 32 bytes"):
         with_key(secret)
-    with pytest.raises(ConfigurationError, match="of 32 bytes"):
+    with raises(ConfigurationError, "wrong-shape", match="of 32 bytes"):
         with_helper(sealing=secret)
 
 
 def test_sizes_that_cannot_be_are_refused():
-    with pytest.raises(ConfigurationError, match=f"1 to {MOST_CLIENTS} clients, got 0"):
+    with raises(ConfigurationError, "out-of-range", match=f"1 to {MOST_CLIENTS} clients, got 0"):
         Roster({}, ROSTER.helpers)
-    with pytest.raises(ConfigurationError, match=f"1 to {MOST_HELPERS} helpers, got 0"):
+    with raises(ConfigurationError, "out-of-range", match=f"1 to {MOST_HELPERS} helpers, got 0"):
         Roster(ROSTER.clients, ())
-    with pytest.raises(ConfigurationError, match=f"1 to {MOST_CLIENTS} clients, got {MOST_CLIENTS + 1}"):
+    with raises(ConfigurationError, "out-of-range", match=f"1 to {MOST_CLIENTS} clients, got {MOST_CLIENTS + 1}"):
         Roster(dict.fromkeys(map(str, range(MOST_CLIENTS + 1)), bytes(32)), ROSTER.helpers)
-    with pytest.raises(ConfigurationError, match="to be one that only its owner can use"):  # not for their number
+    with raises(ConfigurationError, "malformed", match="to be one that only its owner can use"):  # not for their number
         Roster(dict.fromkeys(map(str, range(MOST_SUMMED + 1)), bytes(32)), ROSTER.helpers)
-    with pytest.raises(ConfigurationError, match=f"1 to {MOST_HELPERS} helpers, got 18"):
+    with raises(ConfigurationError, "out-of-range", match=f"1 to {MOST_HELPERS} helpers, got 18"):
         Roster(ROSTER.clients, ROSTER.helpers * 9)
 
 
@@ -226,7 +226,7 @@ def test_documents_that_are_no_roster_are_refused(change):
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", "7", '"x"', "{", "[" * 100_000, "\ufeff{}"])
 def test_texts_that_are_no_roster_are_refused(text):
-    with pytest.raises(ConfigurationError, match="Expected a roster of format 1"):
+    with raises(ConfigurationError, "other-format", match="Expected a roster of format 1"):
         Roster.from_json(text)
 
 
@@ -236,7 +236,7 @@ def test_a_text_that_names_anything_twice_is_refused():
     key = ClientKey.simulated(4, "x").public.hex()
     twice = text.replace('"machines": {', f'"machines": {{"north": "{key}", ')
     assert Roster.from_document(json.loads(twice)) == ROSTER, "a reader that does not look sees nothing"
-    with pytest.raises(ConfigurationError, match="'north' stands twice"):
+    with raises(ConfigurationError, "other-format", match="'north' stands twice"):
         Roster.from_json(twice)
 
 

@@ -11,6 +11,7 @@ from murmurfl.privacy.noise import FINEST_GRID
 from murmurfl.strategies import NothingAggregatedError, Reply
 from murmurfl.strategies.aggregation.noisy import is_well_formed
 
+from tests.harness.errors import raises
 from tests.harness.trusted_runs import CLIENTS, KINDS, ROUNDS, Clients, D, first_step, policy, strategy
 
 SIZE, CAP = 4, 20
@@ -167,7 +168,7 @@ def test_a_grid_too_fine_for_the_servers_noise_is_made_coarser_and_charged(kind,
 def test_a_mu_beyond_the_normals_range_is_refused_or_infinite(kind, tmp_path):
     terms = policy("tree" if kind != "trusted-mu2" else kind, mu=300.0)
     real = strategy(kind, tmp_path / "checkpoint", policy=terms)
-    with pytest.raises(ConfigurationError, match="Expected mu <="):
+    with raises(ConfigurationError, "out-of-range", match="Expected mu <="):
         first_step(real, D)
     simulated = strategy(kind, None, policy=terms, noise_keys=SimulatedKeys(1, "server"))
     first_step(simulated, D)
@@ -180,7 +181,7 @@ def test_a_mu_beyond_the_normals_range_is_refused_or_infinite(kind, tmp_path):
 def test_a_server_that_cannot_serve_its_mu_refuses_before_a_client_is_asked(kind, tmp_path):
     terms = policy("tree" if kind != "trusted-mu2" else kind, mu=300.0)
     subject, clients = strategy(kind, tmp_path / "checkpoint", policy=terms), Clients(terms)
-    with pytest.raises(ConfigurationError, match="Expected mu <="):
+    with raises(ConfigurationError, "out-of-range", match="Expected mu <="):
         subject.start(clients, ArrayRecord([np.ones(D)]), num_rounds=ROUNDS)
     assert clients.seen == []
     assert not list(tmp_path.iterdir()), "and leaves no files"

@@ -8,6 +8,7 @@ from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import Callback, CorrelatedFedAvg, Mu2, NothingAggregatedError
 
 from tests.harness.clients import normal_samples, simulated_app
+from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid
 from tests.harness.models import Data
 
@@ -118,5 +119,5 @@ def test_callback_that_handles_no_progress_keeps_the_result():
 
 @pytest.mark.parametrize("callbacks", [Callback(), [print], [Callback]])
 def test_what_is_no_list_of_callbacks_is_refused(callbacks):
-    with pytest.raises(ConfigurationError, match="Callback objects"):
+    with raises(ConfigurationError, "wrong-type", "callbacks"):
         CorrelatedFedAvg(callbacks=callbacks)

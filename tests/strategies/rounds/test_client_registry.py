@@ -158,7 +158,9 @@ def test_a_client_of_the_legacy_kind_is_told_of_the_adapter():
 
 @pytest.mark.usefixtures("simulation")
 def test_a_legacy_client_behind_the_mod_ends_with_advice():
-    with pytest.raises(NothingAggregatedError, match=r"legacy-client-app .* write app = numpy_client_app\(client_fn"):
+    with raises(
+        NothingAggregatedError, "missing", match=r"legacy-client-app .* write app = numpy_client_app\(client_fn"
+    ):
         start(ClientApp(client_fn, mods=[CorrelatedNoiseMod(simulation=policy())]), 4, rounds=5)
 
 
@@ -183,7 +185,12 @@ def test_a_mod_without_masks_and_a_strategy_with_them_are_told_at_once():
         NodesUnavailableError, "conflict", "trust", match=r"Expected 2 helpers, got 0: .*trust='secure-aggregation'"
     ):
         start(with_mod(), 6, secure=True)
-    with pytest.raises(ConfigurationError, match=r"4 with trust='secure-aggregation', whose masks this server cannot"):
+    with raises(
+        ConfigurationError,
+        "mismatch",
+        "trust",
+        match=r"4 with trust='secure-aggregation', whose masks this server cannot",
+    ):
         start(with_mod(**SUMS), 6)
     with raises(
         NodesUnavailableError, "conflict", "secure_aggregation", match=r"2 of the nodes are helpers.*SecureAggregation"
@@ -202,7 +209,7 @@ def test_a_numpy_client_without_the_mod_is_named():
 def test_a_whole_state_dict_is_answered_with_trainable_arrays():
     whole = ArrayRecord({"weight": Array(np.zeros(3)), "num_batches_tracked": Array(np.zeros(1, dtype=np.int64))})
     strategy = FullBatch(num_clients=4, learning_rate=0.1, node_deadline_s=FOR_EVER)
-    with pytest.raises(ConfigurationError, match=r"int64 in 'num_batches_tracked'.*trainable_arrays\(module\)"):
+    with raises(ConfigurationError, "wrong-type", match=r"int64 in 'num_batches_tracked'.*trainable_arrays\(module\)"):
         strategy.start(NodesGrid(with_mod(), 4), whole, num_rounds=1)
 
 
@@ -275,14 +282,14 @@ def test_a_project_that_fails_on_every_client_ends_the_run_after_one_round():
     def train(message, context):
         raise ValueError("patient 4711")
 
-    with pytest.raises(NothingAggregatedError, match="none in 1 round: clients refused with internal-error") as raised:
+    with raises(NothingAggregatedError, "missing", match="1 round: clients refused with internal-error") as raised:
         start(app, 4, rounds=5)
     assert "4711" not in str(raised.value)
 
 
 def test_a_model_without_numbers_is_refused_with_what_can_be_trained():
     for arrays in ({"booster": Array(np.frombuffer(b"{}", dtype=np.uint8))}, {}):
-        with pytest.raises(ConfigurationError, match=r"Trees.*LogisticRegression.*leaf values"):
+        with raises(ConfigurationError, "wrong-type", match=r"Trees.*LogisticRegression.*leaf values"):
             CorrelatedFedAvg().start(NodesGrid(with_mod(), 4), ArrayRecord(arrays), num_rounds=1)
 
 

@@ -24,6 +24,7 @@ from murmurfl.strategies.rounds.replies import ask_statements
 
 from tests.harness import damage
 from tests.harness.callbacks import AfterRound
+from tests.harness.errors import raises
 from tests.harness.grid import claim_identity
 from tests.harness.secure import START as SECURE_START
 from tests.harness.secure import SecureGrid, build, clients
@@ -320,6 +321,6 @@ def test_a_helper_that_never_answers_ends_a_training_with_its_reason():
 
     link = FakeSuperLink(nodes.get_node_ids(), answer)
     strategy = build(secure={}, clients_per_round=6)
-    with pytest.raises(MurmurflError, match="a helper did not answer"):
+    with raises(MurmurflError, "missing", match="a helper did not answer"):
         strategy.start(link.grid(), SECURE_START, num_rounds=3, timeout=0.0)
     assert guarded(strategy._grid).node_names[SecureGrid.first_helper] == "helper-0"

@@ -49,6 +49,7 @@ from murmurfl.strategies.rounds import loop as rounds
 from murmurfl.strategies.rounds.options import UnexpectedArgumentError
 
 from tests.harness.clients import normal_samples, simulated_app
+from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid
 from tests.harness.models import Data
 from tests.harness.secure import HELPERS, SecureGrid, build, clients, same, trained
@@ -340,9 +341,9 @@ def test_without_num_clients_the_same_clients_are_asked_as_with_it():
 
 def test_a_training_does_not_begin_without_the_clients_it_waits_for():
     for given in ({"min_available_nodes": 4}, {"fraction_train": 0.1, "min_train_nodes": 4}):
-        with pytest.raises(NodesUnavailableError, match="Expected 4 clients"):
+        with raises(NodesUnavailableError, "unreachable", match="Expected 4 clients"):
             trained_on(3, node_deadline_s=0.05, **given)
-    with pytest.raises(NodesUnavailableError, match="Expected 2 clients"):
+    with raises(NodesUnavailableError, "unreachable", match="Expected 2 clients"):
         trained_on(1, node_deadline_s=0.05)
 
 
@@ -395,7 +396,7 @@ def test_impossible_numbers_of_clients_are_refused(given):
 
 
 def test_sums_larger_than_a_round_are_refused():
-    with pytest.raises(ConfigurationError, match="min_cohort of at most clients_per_round = 2"):
+    with raises(ConfigurationError, "out-of-range", "min_cohort", match="min_cohort of at most clients_per_round = 2"):
         CorrelatedFedAvg(num_clients=4, fraction_train=0.5, secure_aggregation=SecureAggregation(min_cohort=3))
 
 
@@ -485,7 +486,7 @@ def test_a_training_uses_the_permits_sessions_only():
     assert rounds.session_of(None, None) != rounds.session_of(None, None)
     assert build(session=None, permit=two).session == "first"
     assert build(session="second", permit=two).session == "second"
-    with pytest.raises(ConfigurationError, match="Expected a permit for session 'third', got one for first, second"):
+    with raises(ConfigurationError, "not-permitted", "permit", match="'third', got one for first, second"):
         build(session="third", permit=two)
 
 
@@ -533,7 +534,12 @@ def test_a_training_continues_with_renewed_and_new_permits(tmp_path, first):
     with pytest.raises(Killed):
         trained(begun, grid)
     grid.dies_in = 0
-    with pytest.raises(ConfigurationError, match=f"Expected a permit for session '{session}', got one for other.*sign"):
+    with raises(
+        ConfigurationError,
+        "not-permitted",
+        "permit",
+        match=f"Expected a permit for session '{session}', got one for other.*sign",
+    ):
         trained(strategy(permit=permit("other")), grid)
     resumed = trained(strategy(permit=permit(session, ends=7 * 3600) if first is None else renewed), grid)
     assert (resumed.session, len(resumed.history)) == (session, 6)
@@ -544,7 +550,7 @@ def test_a_checkpoint_is_of_its_settings_still(tmp_path):
     """The sibling: a renewed permit is no way around what a checkpoint must agree on."""
     grid, checkpoint = NodesGrid(clients(masked=False).app, 6), tmp_path / "checkpoint.npz"
     trained(build(checkpoint=checkpoint, allow_exhaustion=True, permit=permit()), grid, rounds=1)
-    with pytest.raises(CheckpointError, match="learning_rate"):
+    with raises(CheckpointError, "mismatch", match="learning_rate"):
         trained(
             build(checkpoint=checkpoint, allow_exhaustion=True, permit=permit(ends=7 * 3600), learning_rate=0.5), grid
         )
@@ -572,5 +578,5 @@ def test_a_set_that_may_be_open_is_opened_under_a_renewed_permit(tmp_path):
     ("before", "now"), [("wait_for", "quorum"), ("ask", "over_selection"), ("run_dry", "allow_exhaustion")]
 )
 def test_options_under_their_names_of_before_are_refused_with_the_new_one(before, now):
-    with pytest.raises(ConfigurationError, match=f"no {before} for Mu2, got 1: it is called {now}"):
+    with raises(ConfigurationError, "unsupported", match=f"no {before} for Mu2, got 1: it is called {now}"):
         Mu2(learning_rate=0.1, **{before: 1})

@@ -38,6 +38,7 @@ from murmurfl.strategies.rounds.client_registry import Awaited
 
 from tests.harness.callbacks import AfterRound
 from tests.harness.clients import noise_of, normal_samples, simulated_app
+from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid, Reliable, context_of
 from tests.harness.models import Data
 
@@ -126,7 +127,12 @@ def test_mu_computed_from_a_runs_releases_is_the_configured_mu():
 
 def test_clients_that_have_made_all_their_releases_are_not_asked_for_more():
     grid = NodesGrid(app(lambda name: some(name, 3 + int(name))), 4)
-    with pytest.raises(ConfigurationError, match="at most 3 rounds, got 8: client 0 says that it can make 3 releases"):
+    with raises(
+        ConfigurationError,
+        "exhausted",
+        "num_rounds",
+        match="3 rounds, got 8: client 0 says that it can make 3 releases",
+    ):
         mu2(num_clients=4, clients_per_round=4).start(grid, START, num_rounds=8)
     strategy = mu2(num_clients=4, clients_per_round=4, allow_exhaustion=True)
     strategy.start(grid, START, num_rounds=8)
@@ -250,7 +256,7 @@ def test_error_replies_of_strangers_are_counted_and_a_killed_client_has_refused_
 
 
 def test_too_few_nodes_end_in_a_clear_error_and_not_in_waiting():
-    with pytest.raises(NodesUnavailableError, match=r"Expected 6 clients within 0\.3 s, got 4"):
+    with raises(NodesUnavailableError, "unreachable", match=r"Expected 6 clients within 0\.3 s, got 4"):
         mu2(node_deadline_s=0.3).start(NodesGrid(app(zeros), 4), START, num_rounds=2)
 
 
@@ -258,7 +264,7 @@ def test_nodes_that_refuse_to_say_hello_are_named_in_the_error():
     def not_configured(context):
         raise ValueError("secret")
 
-    with pytest.raises(NodesUnavailableError, match="6 answered with internal-error"):
+    with raises(NodesUnavailableError, "unreachable", match="6 answered with internal-error"):
         mu2(node_deadline_s=0.3).start(NodesGrid(numpy_client_app(not_configured), 6), START, num_rounds=2)
 
 
@@ -343,7 +349,7 @@ def test_a_name_goes_to_the_other_node_when_the_first_is_gone():
 
 
 def test_names_that_are_missing_for_a_double_are_reported_as_such():
-    with pytest.raises(NodesUnavailableError, match="1 reported by several nodes, of which one is asked: '0'"):
+    with raises(NodesUnavailableError, "unreachable", match="1 reported by several nodes, of which one is asked: '0'"):
         mu2(node_deadline_s=0.05).start(with_a_double(6), START, num_rounds=1)
 
 
@@ -365,7 +371,7 @@ def test_a_node_with_every_clients_name_is_dropped_and_the_run_goes_on(caplog):
     assert [report.aggregated for report in strategy.history] == [6, 6]
     assert max(grid.contexts) not in strategy.clients.node_map().values()
     assert "says that it is 6 clients and is not asked" in caplog.text
-    with pytest.raises(NodesUnavailableError, match="1 answered with more names than one"):
+    with raises(NodesUnavailableError, "unreachable", match="1 answered with more names than one"):
         mu2(node_deadline_s=0.05).start(Greedy(app(zeros), 6), START, num_rounds=1)
 
 
@@ -386,7 +392,7 @@ def test_a_node_without_a_sensible_name_is_not_met(names):
             reply.content["config"] = ConfigRecord({**entries, protocol.CLIENTS: names})
             return reply
 
-    with pytest.raises(NodesUnavailableError, match="does not understand"):
+    with raises(NodesUnavailableError, "unreachable", match="does not understand"):
         mu2(1, 1, node_deadline_s=0.05).start(Nameless(app(zeros), 1), START, num_rounds=1)
 
 
@@ -414,9 +420,9 @@ def test_a_reply_larger_than_any_release_is_malformed():
 def test_a_strategy_trains_once():
     strategy = mu2()
     strategy.start(NodesGrid(app(zeros), 6), START, num_rounds=2)
-    with pytest.raises(ConfigurationError, match="new strategy"):
+    with raises(ConfigurationError, "wrong-order", match="new strategy"):
         strategy.start(NodesGrid(app(zeros), 6), START, num_rounds=2)
-    with pytest.raises(ConfigurationError, match="Expected round 3"):
+    with raises(ConfigurationError, "wrong-order", match="Expected round 3"):
         strategy.aggregate_train(1, [])
 
 
@@ -430,7 +436,7 @@ def test_a_checkpoint_of_another_model_is_refused(other, tmp_path):
         "permuted": values[::-1],
         "another start": [value + 1 for value in values],
     }[other]
-    with pytest.raises(CheckpointError, match=r"layout|start"):
+    with raises(CheckpointError, "mismatch", match=r"layout|start"):
         mu2(checkpoint=path).start(NodesGrid(app(zeros), 6), ArrayRecord(arrays), num_rounds=3)
 
 
@@ -548,10 +554,10 @@ def test_a_checkpoint_of_another_training_or_a_damaged_one_is_refused(tmp_path):
     checkpoint = tmp_path / "checkpoint.npz"
     mu2(checkpoint=checkpoint).start(NodesGrid(app(some), 6), START, num_rounds=2)
     assert checkpoint.stat().st_mode & 0o077 == 0, "a trusted server's checkpoint is private data"
-    with pytest.raises(CheckpointError, match="learning_rate"):
+    with raises(CheckpointError, "mismatch", match="learning_rate"):
         mu2(checkpoint=checkpoint, learning_rate=0.1).start(NodesGrid(app(some), 6), START, num_rounds=4)
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match="readable"):
+    with raises(CheckpointError, "unreadable"):
         mu2(checkpoint=checkpoint).start(NodesGrid(app(some), 6), START, num_rounds=4)
 
 
@@ -564,9 +570,7 @@ def test_a_checkpoint_of_another_format_is_refused_and_left_alone(tmp_path, vers
     header = json.loads(str(entries.pop("header")))
     np.savez(checkpoint, **entries, header=np.array(json.dumps({**header, "format": version})))
     before = checkpoint.read_bytes()
-    with pytest.raises(
-        CheckpointError, match=r"of format 1 at .* got one of format .* Go on with the version"
-    ) as caught:
+    with raises(CheckpointError, "other-format", match="1 at .* got one of format .* Go on with the version") as caught:
         mu2(checkpoint=checkpoint).start(NodesGrid(app(some), 6), START, num_rounds=4)
     assert "data that were never used before" in str(caught.value)
     assert checkpoint.read_bytes() == before
@@ -592,7 +596,7 @@ def test_a_trusted_server_drops_clients_that_state_another_sensitivity():
     strategy = TrustedMu2(
         num_clients=6, clients_per_round=6, learning_rate=0.05, policy=policy, num_rounds=5, seed=1, node_deadline_s=1.0
     )
-    with pytest.raises(NothingAggregatedError, match="got none in 2 rounds: 12 replies were malformed"):
+    with raises(NothingAggregatedError, "missing", match="2 rounds: 12 replies were malformed"):
         strategy.start(NodesGrid(app(some, trust="trusted-server", clip_norm=2.0), 6), START, num_rounds=2)
     assert strategy.history[0].malformed == 6
     assert strategy.history[0].aggregated == 0

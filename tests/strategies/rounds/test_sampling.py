@@ -41,6 +41,7 @@ from murmurfl.strategies.rounds.validation import ReplyValidator
 from tests.harness import secure as secure_training
 from tests.harness.callbacks import AfterRound
 from tests.harness.clients import normal_samples, simulated_app
+from tests.harness.errors import raises
 from tests.harness.grid import Late, LateGrid, NodesGrid, coin
 from tests.harness.models import Data
 from tests.harness.secure import SecureGrid
@@ -106,7 +107,7 @@ def test_shuffling_keeps_one_permutation_however_many_rounds_there_are():
 
 
 def test_more_clients_a_round_than_there_are_cannot_be_dealt():
-    with pytest.raises(ConfigurationError, match="no more clients a round"):
+    with raises(ConfigurationError, "out-of-range", match="no more clients a round"):
         sample_numbers(3, 4, 1, 1, "balanced")
 
 
@@ -514,7 +515,7 @@ def test_the_log_says_when_small_clients_leave(caplog):
 
 def test_a_training_that_too_few_finish_is_refused_beforehand():
     grid = unequal()
-    with pytest.raises(ConfigurationError, match="at most 6 rounds, got 8: from round 7 on 3 clients"):
+    with raises(ConfigurationError, "exhausted", "num_rounds", match="6 rounds, got 8: from round 7 on 3"):
         trained(grid, 8, quorum=0.8)
     assert not grid.sent
 

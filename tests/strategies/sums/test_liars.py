@@ -13,6 +13,7 @@ from murmurfl.strategies.rounds import loop as rounds
 from murmurfl.strategies.sums.suspects import Suspects, most_wrong_sums, suspects_of
 
 from tests.harness.clients import stream_noise
+from tests.harness.errors import raises
 from tests.harness.secure import SEED, SHAPES, Clients, SecureGrid, build, other_header, some, state_bytes, trained
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
@@ -283,7 +284,7 @@ def test_clients_that_leave_for_good_do_not_end_a_training_that_has_enough_witho
 
     grid.get_node_ids = fewer
     if gone > CLIENTS - MIN_COHORT:
-        with pytest.raises(NodesUnavailableError, match="missing: 0, 1, 2, 3, 4"):
+        with raises(NodesUnavailableError, "conflict", "secure_aggregation", match="missing: 0, 1, 2, 3, 4"):
             trained(strategy, grid, 8)
         return
     trained(strategy, grid, 4)
@@ -424,7 +425,7 @@ def test_the_noise_that_is_said_is_the_noise_that_is_there():
 def test_most_skipped_ends_a_training_that_nothing_helps():
     strategy, grid, _ = attacked(ATTACKS["garbage counts"], 1)
     strategy.aggregator.option = replace(strategy.aggregator.option, max_failed_aggregations=2)
-    with pytest.raises(NothingAggregatedError, match="its sum is wrong"):
+    with raises(NothingAggregatedError, "missing", match="its sum is wrong"):
         trained(strategy, grid, rounds=24)
     assert len(strategy.history) == 2
     assert strategy.ended == "2 sums were skipped, as many as max_failed_aggregations allows"

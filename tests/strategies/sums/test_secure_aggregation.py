@@ -202,7 +202,7 @@ def test_helpers_are_not_clients():
 def test_a_missing_helper_is_waited_for_and_named_as_such():
     grid = SecureGrid(clients())
     grid.down = {"helper-1"}
-    with pytest.raises(NodesUnavailableError, match=r"Expected 2 helpers within 0\.05 s, got 1 \('helper-0'\)"):
+    with raises(NodesUnavailableError, "unreachable", match=r"Expected 2 helpers within 0\.05 s, got 1 \('helper-0'\)"):
         trained(build(secure={}), grid)
     strategy = build(secure={}, node_deadline_s=30.0)
     strategy.clients.sleep = lambda seconds: grid.down.clear()
@@ -213,7 +213,7 @@ def test_a_missing_helper_is_waited_for_and_named_as_such():
 def test_nobody_waits_for_more_helpers_than_the_roster_has():
     strategy = build(secure={"helpers": 3}, node_deadline_s=60.0)
     strategy.clients.sleep = lambda seconds: pytest.fail("waited")
-    with pytest.raises(ConfigurationError, match=r"a roster of 3 helpers, got 'helper-0' with one of 2: set helpers"):
+    with raises(ConfigurationError, "mismatch", "helpers", match="3 helpers, got 'helper-0' with one of 2"):
         trained(strategy, SecureGrid(clients()))
 
 
@@ -225,7 +225,7 @@ def test_a_real_node_may_not_be_helper_and_client():
                 reply.content["config"]["clients"] = "7"
             return reply
 
-    with pytest.raises(NodesUnavailableError, match="1 answered with more names than one"):
+    with raises(NodesUnavailableError, "unreachable", match="1 answered with more names than one"):
         trained(build(secure={}), Both(clients()))
     strategy = build(secure={})
     trained(strategy, Both(clients()), rounds=1, simulated=True)
@@ -276,13 +276,13 @@ def test_impossible_options_are_refused():
     ):
         with pytest.raises(ConfigurationError, match=r"Expected (min_cohort|helpers) to be an integer >= 1"):
             SecureAggregation(**wrong)
-    with pytest.raises(ConfigurationError, match="patience"):
+    with raises(ConfigurationError, "out-of-range", "patience"):
         SecureAggregation(3, patience=0)
-    with pytest.raises(ConfigurationError, match="Expected roster to be a digest of 64"):
+    with raises(ConfigurationError, "malformed", "roster", match="Expected roster to be a digest of 64"):
         SecureAggregation(3, roster="abc")
     with raises(ConfigurationError, "wrong-type", "secure_aggregation"):
         Mu2(num_clients=4, clients_per_round=4, learning_rate=0.1, secure_aggregation=3)
-    with pytest.raises(ConfigurationError, match="min_cohort of at most clients_per_round = 4, got 5"):
+    with raises(ConfigurationError, "out-of-range", "min_cohort", match="4, got 5"):
         build(secure={"min_cohort": 5})
 
 
@@ -295,7 +295,7 @@ def test_strategies_that_need_more_than_sums_refuse_it():
         lambda: DelayedMomentum(**common),
         lambda: ShuffledAvg(**common, steps_per_epoch=1),
     ):
-        with pytest.raises(ConfigurationError, match="Expected no secure_aggregation for"):
+        with raises(ConfigurationError, "conflict", match="Expected no secure_aggregation for"):
             make()
 
 
@@ -327,7 +327,7 @@ class Suspicious(Mu2):
 @pytest.mark.parametrize("grid", [lambda: DirectCohort(clients()), lambda: SecureGrid(clients())])
 def test_no_strategy_looks_at_single_releases_of_sums_and_in_no_simulation(grid):
     """Without masks it could, in this process, and show an accuracy that no real run can have."""
-    with pytest.raises(ConfigurationError, match="only sums can be seen"):
+    with raises(ConfigurationError, "mismatch", match="only sums can be seen"):
         trained(build(Suspicious, secure={}), grid())
     assert trained(
         build(Suspicious), DirectCohort(clients(masked=False, trust="untrusted-server", sums=SumAssumption(1, 1)))

@@ -19,6 +19,7 @@ from murmurfl.strategies import (
 from murmurfl.strategies.rounds import loop as rounds
 
 from tests.harness.callbacks import AfterRound
+from tests.harness.errors import raises
 from tests.harness.grid import NodesGrid
 from tests.harness.secure import (
     HELPERS,
@@ -162,7 +163,7 @@ def test_a_helper_that_is_reached_and_then_silent_does_not_close_a_resumed_round
         return None if helper == HELPERS[1] and len(greeted) > 1 else message
 
     grid.seen, grid.watch = (lambda kind, helper, reply: reply), silent
-    with pytest.raises(HelperUnavailableError, match="helper 'helper-1' does not answer"):
+    with raises(HelperUnavailableError, "unreachable", match="helper 'helper-1' does not answer"):
         trained(build(secure={}, checkpoint=checkpoint), grid)
     grid.watch = lambda kind, helper, message: message
     assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run())
@@ -200,7 +201,7 @@ def test_a_bug_that_saves_the_set_too_late_is_seen(tmp_path, monkeypatch):
     with pytest.raises(Killed):
         trained(build(secure={}, checkpoint=checkpoint), grid)
     grid.seen = lambda kind, helper, message: message
-    with pytest.raises(HelpersDisagreeError, match=r"got 4 of helper 'helper-0' alone \('2', '3', '4', '5'\)"):
+    with raises(HelpersDisagreeError, "mismatch", match=r"got 4 of helper 'helper-0' alone \('2', '3', '4', '5'\)"):
         trained(build(secure={}, checkpoint=checkpoint), grid)
 
 
@@ -229,8 +230,8 @@ def test_an_absent_helper_ends_a_resumable_run_by_name(tmp_path):
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     down = AfterRound(lambda report, _: grid.down.add("helper-1") if report.server_round == 2 else None)
     strategy = build(secure={}, checkpoint=checkpoint, callbacks=[down])
-    with pytest.raises(
-        HelperUnavailableError, match=r"in 3 rounds in a row, the last of them round 5, helper 'helper-1"
+    with raises(
+        HelperUnavailableError, "unreachable", match=r"in 3 rounds in a row, the last of them round 5, helper 'helper-1"
     ):
         trained(strategy, grid)
     assert closed_rounds(strategy) == [3, 4]
@@ -261,7 +262,9 @@ def test_an_unopened_set_outlives_the_run_it_ends(when, tmp_path):
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     in_round(grid, when, HELPERS[1], lambda message: None)
     strategy = build(secure={"patience": 2}, checkpoint=checkpoint)
-    with pytest.raises(HelperUnavailableError, match=r"round 3, asked 2 times, but helper 'helper-1' does not answer"):
+    with raises(
+        HelperUnavailableError, "unreachable", match=r"round 3, asked 2 times, but helper 'helper-1' does not answer"
+    ):
         trained(strategy, grid)
     assert len(strategy.history) == 2, "no round begins before that"
     before = len(grid.asked)
@@ -277,7 +280,7 @@ def test_a_set_that_all_helpers_promised_and_then_refuse_is_kept(tmp_path):
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     for helper in HELPERS:  # shown a set under a name that is no name, which they refuse by themselves
         in_round(grid, "asked", helper, entry(protocol.OPENING, "?"))
-    with pytest.raises(HelperUnavailableError, match="answers with opening-refused"):
+    with raises(HelperUnavailableError, "unreachable", match="answers with opening-refused"):
         trained(build(secure={}, checkpoint=checkpoint), grid)
     grid.watch = lambda kind, helper, message: message
     assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run())
@@ -362,7 +365,7 @@ def test_a_helper_that_will_neither_open_nor_declare_void_pauses_the_run_and_is_
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     in_round(grid, "answers", HELPERS[1], lambda reply: refusal(HELPERS[1]))
     in_round(grid, "answers", HELPERS[1], lambda reply: refusal(HELPERS[1]), asked="void")
-    with pytest.raises(HelpersDisagreeError, match="or to declare it void, got neither of helper 'helper-1'"):
+    with raises(HelpersDisagreeError, "mismatch", match="or to declare it void, got neither of helper 'helper-1'"):
         trained(build(secure={}, checkpoint=checkpoint), grid)
     grid.seen = lambda kind, helper, message: message
     assert same(trained(build(secure={}, checkpoint=checkpoint), grid), plain_run()), "the checkpoint held the set"
@@ -419,7 +422,9 @@ def test_a_helper_that_lies_in_every_sum_pauses_the_run_and_is_named(tmp_path):
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     truth = offset(garbage)(grid)
     strategy = build(clients_per_round=6, secure={}, checkpoint=checkpoint)
-    with pytest.raises(WrongSumError, match=r"more than 2 clients lie, or helper 'helper-0' or helper 'helper-1' does"):
+    with raises(
+        WrongSumError, "mismatch", match=r"more than 2 clients lie, or helper 'helper-0' or helper 'helper-1' does"
+    ):
         trained(strategy, grid, rounds=30)
     assert len(strategy.history) == 8, "one more than seven, the most that two clients of six can spoil"
     assert all(report.skipped for report in strategy.history)
@@ -544,9 +549,9 @@ def test_a_checkpoint_of_other_terms_is_refused_and_patience_is_none_of_them(tmp
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     trained(build(secure={}, checkpoint=checkpoint), grid, rounds=2)
     for other in ({"min_cohort": 2}, {"helpers": 3}, {"roster": "0" * 64}):
-        with pytest.raises(CheckpointError, match="secure_aggregation"):
+        with raises(CheckpointError, "mismatch", match="secure_aggregation"):
             trained(build(secure=other, checkpoint=checkpoint), grid)
-    with pytest.raises(CheckpointError, match="secure_aggregation"):
+    with raises(CheckpointError, "mismatch", match="secure_aggregation"):
         trained(build(checkpoint=checkpoint), grid)
     trained(build(secure={"patience": 9}, checkpoint=checkpoint), grid, rounds=3)
 

@@ -19,6 +19,7 @@ from murmurfl.strategies.sums import summation
 from murmurfl.strategies.sums.summation import CohortSet, CohortSum, Screen
 
 from tests.harness.callbacks import AfterRound
+from tests.harness.errors import raises
 from tests.harness.secure import (
     HELPERS,
     SEED,
@@ -118,7 +119,7 @@ def test_helpers_would_refuse_every_sum_with_such_a_client_in_it(asks, monkeypat
         assert [(report.aggregated, report.malformed) for report in strategy.history] == [(5, 1)] * 4
         return
     monkeypatch.setattr(CohortAgreement, "agree", lambda agreement, context, held, cohort: (held, ""))
-    with pytest.raises(HelperUnavailableError, match=r"in 3 rounds in a row: .* would not promise to open it"):
+    with raises(HelperUnavailableError, "unreachable", match=r"in 3 rounds in a row: .* would not promise to open it"):
         broken(header(ack_id="7" * 32))
 
 
@@ -132,7 +133,9 @@ def test_a_sum_has_at_most_as_many_releases_as_helpers_open_and_the_rest_is_carr
 
 def test_no_round_asks_more_clients_than_a_sum_may_have(monkeypatch):
     monkeypatch.setattr("murmurfl.strategies.aggregation.masked.MOST_SUMMED", 5)
-    with pytest.raises(ConfigurationError, match="ask at most 5 clients under secure aggregation, got 6"):
+    with raises(
+        ConfigurationError, "out-of-range", "clients_per_round", match="5 clients under secure aggregation, got 6"
+    ):
         trained(build(clients_per_round=6, secure={}), SecureGrid(clients()))
 
 
@@ -239,7 +242,7 @@ def test_a_helper_that_disputes_one_client_after_another_is_named_and_they_are_n
     if liars == 2:
         assert [report.aggregated for report in trained(strategy, grid).history] == [4] * 6
         return
-    with pytest.raises(HelpersDisagreeError, match=r"got 3 of helper 'helper-0' alone \('1', '3', '4'\)"):
+    with raises(HelpersDisagreeError, "mismatch", match=r"got 3 of helper 'helper-0' alone \('1', '3', '4'\)"):
         trained(strategy, grid)
     opener._seed = real
     assert [report.aggregated for report in trained(build(clients_per_round=6, secure={}), grid).history] == [6] * 6
@@ -267,7 +270,9 @@ def test_a_helper_that_refuses_without_a_reason_pauses_the_run_before_anything_i
 
     opener.view = lies
     strategy = build(clients_per_round=6, secure={})
-    with pytest.raises(HelperUnavailableError, match=r"in 3 rounds in a row: helper 'helper-0' would not open it"):
+    with raises(
+        HelperUnavailableError, "unreachable", match=r"in 3 rounds in a row: helper 'helper-0' would not open it"
+    ):
         trained(strategy, grid)
     assert not any(kind == "open" for kind, _ in grid.asked)
 
@@ -351,8 +356,8 @@ def test_helpers_with_different_rosters_end_the_run_before_anybody_is_asked():
     made = clients()
     grid = OtherRoster(made)
     grid.other()
-    with pytest.raises(
-        ConfigurationError, match=r"one roster at all helpers, got several: 'helper-0' has .*'helper-1'"
+    with raises(
+        ConfigurationError, "mismatch", match=r"one roster at all helpers, got several: 'helper-0' has .*'helper-1'"
     ):
         trained(build(secure={}), grid)
     assert all(made.client(name).statement("s")["releases"] == 0 for name in made.masks)
@@ -363,7 +368,7 @@ def test_a_server_that_insists_on_a_roster_names_the_helper_that_has_another():
     right = grid.roster.digest
     trained(build(secure={"roster": right}), SecureGrid(clients()), rounds=1)
     other = grid.other()
-    with pytest.raises(ConfigurationError, match=rf"roster {right}, got helper 'helper-1' with {other.digest}"):
+    with raises(ConfigurationError, "mismatch", match=rf"roster {right}, got helper 'helper-1' with {other.digest}"):
         trained(build(secure={"roster": right}), grid)
 
 
@@ -371,7 +376,7 @@ def test_a_helper_that_comes_back_with_another_roster_is_not_asked(tmp_path):
     grid = OtherRoster(clients())
     comes_back = AfterRound(lambda report, _: grid.other() if report.server_round == 2 else None)
     strategy = build(secure={"patience": 2}, callbacks=[comes_back])
-    with pytest.raises(HelperUnavailableError, match="helper 'helper-1' has another roster"):
+    with raises(HelperUnavailableError, "unreachable", match="helper 'helper-1' has another roster"):
         trained(strategy, grid)
     assert strategy.history[2].closed == "helper 'helper-1' has another roster"
     assert sum(kind == "open" for kind, _ in grid.asked) == 4
@@ -387,7 +392,7 @@ def test_a_roster_of_more_or_fewer_helpers_than_were_said_is_refused(helpers):
         other.name = "stranger"
         grid.openers[grid.first_helper + 7] = other
         said = "a roster of 3 helpers, got 'helper-0' with one of 2"
-    with pytest.raises(ConfigurationError, match=said):
+    with raises(ConfigurationError, "mismatch", "helpers", match=said):
         trained(build(secure={"helpers": helpers}), grid)
 
 
@@ -455,7 +460,7 @@ def test_what_is_no_roster_is_refused():
         return reply
 
     grid.seen = nonsense
-    with pytest.raises(ConfigurationError, match="'helper-0' has none"):
+    with raises(ConfigurationError, "mismatch", match="'helper-0' has none"):
         trained(build(secure={}), grid)
 
 

@@ -9,6 +9,8 @@ from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError
 
+from tests.harness.errors import raises
+
 torch = pytest.importorskip("torch")
 nn = torch.nn
 IMAGES = np.random.Generator(np.random.Philox(key=3)).integers(0, 17, size=(6, 8, 8), dtype=np.uint8)
@@ -75,7 +77,7 @@ def test_a_run_is_made_on_them(path):
     ],
 )
 def test_other_layers_are_refused_by_name(layers, said, tmp_path):
-    with pytest.raises(ConfigurationError, match=said):
+    with raises(ConfigurationError, "unsupported", match=said):
         save_features(nn.Sequential(*layers), tmp_path / "net.pt")
     assert not (tmp_path / "net.pt").exists()
 
@@ -120,10 +122,10 @@ def test_a_layer_of_maps_behind_one_that_makes_rows_is_refused_because_it_mixes_
     torch.save(
         {"layers": [["Flatten", {}], ["AdaptiveAvgPool2d", {"output_size": 1}]], "state": [{}, {}]}, tmp_path / "n.pt"
     )
-    with pytest.raises(ConfigurationError, match="behind Flatten"):
+    with raises(ConfigurationError, "unsupported", match="behind Flatten"):
         RunConfig(features=str(tmp_path / "n.pt"))
 
 
 def test_images_that_do_not_fit_are_refused(path):
-    with pytest.raises(ConfigurationError, match="to take images of 5 x 5"):
+    with raises(ConfigurationError, "failed", "features", match="to take images of 5 x 5"):
         FEATURES[str(path)](np.zeros((2, 5, 5), np.uint8), 16)

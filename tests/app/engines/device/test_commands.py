@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from benchmarks import device
 from tests.app.plain import SET, simulate
+from tests.harness.errors import raises
 
 SETTINGS = {
     "task": "synthetic",
@@ -76,7 +77,7 @@ def test_from_python_it_is_the_same_run():
 
 
 def test_from_python_another_engine_is_refused():
-    with pytest.raises(ConfigurationError, match="Expected engine 'cohort' for device 'torch-cpu', got 'inprocess'"):
+    with raises(ConfigurationError, "conflict", "engine", match="'torch-cpu', got 'inprocess'"):
         simulate(engine="inprocess", device="torch-cpu")
 
 

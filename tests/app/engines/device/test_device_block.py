@@ -22,6 +22,8 @@ from murmurfl.privacy.ledger.ledger_records import BlockLedger
 from murmurfl.privacy.release.clipping import DenseContributions
 from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
 
+from tests.harness.errors import raises
+
 
 def test_pytorchs_cpu_is_there_wherever_pytorch_is():
     assert open_device("torch-cpu") == torch.device("cpu")
@@ -29,7 +31,7 @@ def test_pytorchs_cpu_is_there_wherever_pytorch_is():
 
 @pytest.mark.parametrize("name", ["gpu", "cpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "torch-cpu:0", "numpy"])
 def test_what_is_no_device_is_refused(name):
-    with pytest.raises(ConfigurationError, match=f"Expected device 'cuda', .* got {name!r}"):
+    with raises(ConfigurationError, "unknown-name", "device", match=f"Expected device 'cuda', .* got {name!r}"):
         open_device(name)
 
 
@@ -50,8 +52,11 @@ def test_without_a_gpu_the_refusal_says_what_was_found_and_what_to_do(name, monk
 def test_a_gpu_too_many_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(
-        ConfigurationError, match=r"Expected device 'cuda:0' to cuda:1, got 'cuda:2': PyTorch .* finds 2"
+    with raises(
+        ConfigurationError,
+        "not-found",
+        "device",
+        match=r"Expected device 'cuda:0' to cuda:1, got 'cuda:2': PyTorch .* finds 2",
     ):
         open_device("cuda:2")
 
@@ -61,7 +66,7 @@ def test_without_pytorch_the_refusal_says_what_to_install(monkeypatch):
         raise ConfigurationError("Expected the package torch for device 'cuda'.")
 
     monkeypatch.setattr(device_block, "check_installed", missing)
-    with pytest.raises(ConfigurationError, match="Expected the package torch for device 'cuda'"):
+    with raises(ConfigurationError, "invalid", match="Expected the package torch for device 'cuda'"):
         open_device("cuda")
 
 
@@ -183,7 +188,9 @@ def test_sums_are_those_of_the_releases():
 def test_contributions_that_are_not_on_the_device_are_refused():
     block = block_of("cancelling", DeviceBlocks(CPU))
     rows = DenseContributions(np.zeros((CLIENTS, D)))
-    with pytest.raises(ConfigurationError, match="Expected contributions on the device, got DenseContributions"):
+    with raises(
+        ConfigurationError, "unsupported", match="Expected contributions on the device, got DenseContributions"
+    ):
         block.release("s", range(CLIENTS), [0] * CLIENTS, lambda *_: rows)
     assert block.release("s", [0], [0], lambda *_: DeviceRows(contributions(1)[:1])).streams.release.tolist() == [1]
 
@@ -312,7 +319,12 @@ def test_what_a_device_cannot_compute_is_refused_before_anything_starts(settings
 
 def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigurationError, match=r"Expected a GPU for device 'cuda', got PyTorch .*, which finds none"):
+    with raises(
+        ConfigurationError,
+        "not-found",
+        "device",
+        match=r"Expected a GPU for device 'cuda', got PyTorch .*, which finds none",
+    ):
         clients_on(prepare(configuration()), "cuda")
 
 
@@ -322,5 +334,5 @@ def test_without_noise_the_quality_of_noise_does_not_matter():
 
 def test_a_run_is_looked_at_before_the_device_is_opened():
     """A device may take seconds to open."""
-    with pytest.raises(ConfigurationError, match="noise-quality"):
+    with raises(ConfigurationError, "conflict", "noise-quality"):
         clients_on(prepare(configuration(noise_quality="exact")), "cuda:7")

@@ -285,7 +285,7 @@ def test_values_are_rounded_as_on_the_cpu_ties_to_even_and_all():
 
 def test_a_grid_on_which_the_bound_does_not_fit_is_refused():
     *_, rows = parts()
-    with pytest.raises(ConfigurationError, match=r"below 2\^51 grid spacings"):
+    with raises(ConfigurationError, "out-of-range", match=r"below 2\^51 grid spacings"):
         of_dense(rows, RowBound(2.0), Grid(2.0**-55))
 
 

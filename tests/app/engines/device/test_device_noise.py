@@ -160,7 +160,7 @@ def test_another_bit_of_any_word_of_a_key_is_another_row():
 
 
 def test_a_key_of_another_length_is_refused():
-    with pytest.raises(ConfigurationError, match="Expected keys of 32 bytes, got one of 31"):
+    with raises(ConfigurationError, "wrong-shape", match="Expected keys of 32 bytes, got one of 31"):
         rows([bytes(32), bytes(31)], 4)
 
 
@@ -414,7 +414,12 @@ def test_only_rows_that_are_needed_are_kept():
 
 @pytest.mark.parametrize("name", sorted(set(MECHANISMS) - set(ON_DEVICE)))
 def test_a_mechanism_with_a_longer_memory_is_refused(name):
-    with pytest.raises(ConfigurationError, match=rf"Expected a mechanism .*cancelling, decay, bisr, .* got '{name}'"):
+    with raises(
+        ConfigurationError,
+        "conflict",
+        "mechanism",
+        match=rf"Expected a mechanism .*cancelling, decay, bisr, .* got '{name}'",
+    ):
         check_mechanism_on_device(make_mechanism(name, 40))
 
 

@@ -23,6 +23,8 @@ from murmurfl.app.nodes.connection import name_of, server_name
 from murmurfl.privacy import ConfigurationError
 from murmurfl.privacy.permits import OwnerKey
 
+from tests.harness.errors import raises
+
 ANA, EVE = OwnerKey(bytes(range(32))), OwnerKey(bytes(range(1, 33)))
 SERVER, NOW = "ab" * 32, 1000.0
 LOGIN = ANA.login(SERVER, until=2000)
@@ -237,21 +239,21 @@ def test_a_list_of_owners_is_read_with_its_mistakes_named(owners):
     assert read_owners(owners) == {EVE.public: EVE.public.hex()[:8]}
     for text, place in ((f"\n{'0' * 64} nobody\n", "line 2"), ("Ana\n", "line 1")):
         owners.write_text(text)
-        with pytest.raises(ConfigurationError, match=f"{place} of "):
+        with raises(ConfigurationError, "malformed", "owners", match=f"{place} of "):
             read_owners(owners)
     owners.write_bytes(b"\xff")
-    with pytest.raises(ConfigurationError, match="got no text"):
+    with raises(ConfigurationError, "malformed", match="got no text"):
         read_owners(owners)
     owners.unlink()
     os.mkfifo(owners, 0o600)
-    with pytest.raises(ConfigurationError, match="no regular file"):  # and nobody waited for its other end
+    with raises(ConfigurationError, "malformed", match="no regular file"):  # and nobody waited for its other end
         read_owners(owners)
     owners.unlink()
     owners.touch(0o600)
     owners.chmod(0o602)
-    with pytest.raises(ConfigurationError, match="mode 602"):
+    with raises(ConfigurationError, "insecure", match="mode 602"):
         read_owners(owners)
-    with pytest.raises(ConfigurationError, match="No such file"):
+    with raises(ConfigurationError, "malformed", match="No such file"):
         read_owners(owners.with_name("none"))
 
 
@@ -262,9 +264,9 @@ def test_a_server_is_known_by_its_own_certificate(tmp_path):
     assert server_name(made.certificate) != server_name(made.authority)
     (shown,) = x509.load_pem_x509_certificates(made.certificate.read_bytes())
     assert name_of(shown) == server_name(made.certificate)
-    with pytest.raises(ConfigurationError, match="certificate"):
+    with raises(ConfigurationError, "unreadable", match="certificate"):
         server_name(made.key)
-    with pytest.raises(ConfigurationError, match="certificate"):
+    with raises(ConfigurationError, "unreadable", match="certificate"):
         server_name(tmp_path / "none")
 
 
@@ -273,13 +275,13 @@ def test_options_that_would_let_others_command_are_refused():
     for options in (["--insecure"], ["--insecure", "--host", "localhost"], ["--insecure", "--host", "::1"], tls):
         SuperLinkOptions.read([*options] if "--host" in options else [*options, "--host", "127.0.0.1"]).check()
     for options in (["--insecure", "--host", "0.0.0.0"], [*tls, "--insecure"], ["--host", "fl.example.org"]):
-        with pytest.raises(ConfigurationError, match="without TLS"):
+        with raises(ConfigurationError, "insecure", match="without TLS"):
             SuperLinkOptions.read(options).check()
-    with pytest.raises(ConfigurationError, match="Expected --enable-supernode-auth"):
+    with raises(ConfigurationError, "insecure", match="Expected --enable-supernode-auth"):
         SuperLinkOptions.read(tls[:-1]).check()
     SuperLinkOptions.read([*tls[:-1], "--simulation"]).check()
     assert SuperLinkOptions.read(["--port", "+9000"]).port == 9000  # as Flower reads it
-    with pytest.raises(ConfigurationError, match="superexec-auth-secret-file"):
+    with raises(ConfigurationError, "insecure", match="superexec-auth-secret-file"):
         SuperLinkOptions.read([*tls, "--isolation", "process"]).check()
     SuperLinkOptions.read([*tls, "--isolation", "process", "--superexec-auth-secret-file", "s"]).check()
     assert SuperLinkOptions.read(tls).nearby.startswith("127.0.0.1:")

@@ -30,6 +30,7 @@ from murmurfl.app.fleet.servers.limits import (
 from murmurfl.app.nodes.connection import tls_context
 from murmurfl.privacy import ConfigurationError
 
+from tests.harness.errors import raises
 from tests.harness.loopback_servers import Authority
 
 MIB = 1 << 20
@@ -407,7 +408,7 @@ def test_the_size_of_a_reply_is_a_setting():
     assert largest_reply(None) == 1 << 30
     assert largest_reply("7") == 7 * MIB
     for wrong in ("", "0", "-1", "1.5", "a", "9" * 30):
-        with pytest.raises(ConfigurationError, match="MURMURFL_LARGEST_REPLY_MIB"):
+        with raises(ConfigurationError, "out-of-range", "MURMURFL_LARGEST_REPLY_MIB"):
             largest_reply(wrong)
 
 

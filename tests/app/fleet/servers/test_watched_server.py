@@ -30,6 +30,8 @@ from murmurfl.privacy import ConfigurationError
 from murmurfl.strategies import RoundReport
 from murmurfl.strategies.callbacks.metrics_file import FIGURES_VARIABLE, MetricsFile
 
+from tests.harness.errors import raises
+
 REPORT = RoundReport(1, asked=5, aggregated=2, lost=1, refused={"cap-reached": 2})
 
 
@@ -115,13 +117,13 @@ def superlink(monkeypatch, program, started=None):
 
 def test_a_superlink_that_never_answered_is_not_started_again(monkeypatch):
     superlink(monkeypatch, "raise SystemExit(7)")
-    with pytest.raises(ServerError, match="got exit code 7"):
+    with raises(ServerError, "failed", match="got exit code 7"):
         run_server(["--port", str(free_port())], Addresses())
 
 
 def test_an_address_that_is_none_is_refused_before_anything_starts(monkeypatch):
     monkeypatch.setattr("murmurfl.app.fleet.servers.watched_server.subprocess.Popen", None)
-    with pytest.raises(ConfigurationError, match="Expected an address"):
+    with raises(ConfigurationError, "malformed", match="Expected an address"):
         run_server([], Addresses(health="nowhere"))
 
 
@@ -272,7 +274,7 @@ def impostor():
 def test_another_process_on_the_port_is_given_nothing(monkeypatch):
     started = []
     superlink(monkeypatch, "import time; time.sleep(60)", started)
-    with impostor() as port, pytest.raises(ServerError, match="another program has that port"):
+    with impostor() as port, raises(ServerError, "failed", match="another program has that port"):
         run_server(["--insecure", "--host", "127.0.0.1", "--port", str(port)], Addresses())
     assert "/v1/control/" in Impostor.asked
     assert len(started) == 1  # no flower-superexec, which would take its orders from there
