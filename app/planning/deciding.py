@@ -451,11 +451,11 @@ _GAUSSIAN = 0.5
 """Prior penalty of one shot: of Gaussian classes second moments tell everything, of real ones less."""
 
 
-Trial = tuple[str, Settings, float]
+Attempt = tuple[str, Settings, float]
 """A strategy to try, its settings, and its prior penalty."""
 
 
-def _trials(request: PlanRequest, refused: dict[str, str]) -> Iterator[Trial]:
+def _attempts(request: PlanRequest, refused: dict[str, str]) -> Iterator[Attempt]:
     """Yield what to try, the usual strategy first; add those that are ruled out to ``refused``, with the reason."""
     trusted, once = request.config.trust_model == "trusted-server", request.most_uses is not None
     full, cancelling, fresh = (
@@ -502,7 +502,7 @@ def _full_rounds(request: PlanRequest) -> list[int]:
     return [] if has_table(config) else [rounds for rounds in _FULL_ROUNDS if rounds <= most]
 
 
-def _one_pass(request: PlanRequest, strategy: str, refused: dict[str, str]) -> Iterator[Trial]:
+def _one_pass(request: PlanRequest, strategy: str, refused: dict[str, str]) -> Iterator[Attempt]:
     """Yield one pass over all samples, cut into rounds; the usual number has no penalty."""
     share, most = request.asked / request.clients, request.most_rounds
     known = tuned(replace(request.config, features=_features(request, strategy))) is not None
@@ -543,7 +543,7 @@ def candidates_of(request: PlanRequest) -> tuple[list[Candidate], dict[str, str]
     """
     made: dict[str, list[Candidate]] = {}
     refused: dict[str, str] = {}
-    for strategy, settings, penalty in _trials(request, refused):
+    for strategy, settings, penalty in _attempts(request, refused):
         own = {**settings, "features": _features(request, strategy)}
         try:
             candidate = tried(request, strategy, own, prior_penalty=penalty)

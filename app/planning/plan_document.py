@@ -9,7 +9,7 @@ from typing import Any
 
 from ...privacy.accounting.gdp import gdp_epsilon
 from ...privacy.accounting.guarantee import Guarantee
-from ...privacy.accounting.loss import Loss
+from ...privacy.accounting.loss import Loss, SumAssumption
 from ...privacy.accounting.noise_forecast import Forecast
 from ...privacy.forecast_text import forecast_document
 from ..settings.run_config import SECURE
@@ -149,17 +149,17 @@ def trust_document(trust: str, one: Candidate) -> dict[str, Any]:
     worst = {"mu_local": one.loss.worst_case.mu, "epsilon_local": one.loss.worst_case.epsilon(one.policy.delta)}
     return {
         "trust": trust,
-        "assumes": assumed_of(trust, one.policy.sums.min_honest, one.policy.sums.min_cohort),
+        "assumes": assumed_of(trust, one.policy.sums),
         "noise_std": one.noise_std,
         "server_prefix_rmse": one.server_prefix_rmse,
         **{name: value if math.isfinite(value) else None for name, value in worst.items()},
     }
 
 
-def assumed_of(trust: str, min_honest: int, min_cohort: int) -> str:
+def assumed_of(trust: str, sums: SumAssumption) -> str:
     """Return what a guarantee rests on under a trust model."""
-    sums = f"1 helper and {min_honest} of {min_cohort} clients of each sum are honest"
-    return {"untrusted-server": "nothing", SECURE: sums, "trusted-server": "the server is honest"}[trust]
+    honest = f"1 helper and {sums.min_honest} of {sums.min_cohort} clients of each sum are honest"
+    return {"untrusted-server": "nothing", SECURE: honest, "trusted-server": "the server is honest"}[trust]
 
 
 def update_document(request: PlanRequest) -> dict[str, Any]:

@@ -216,8 +216,7 @@ def ways_lines(ways: Sequence[Candidate], *, made_up: bool) -> list[str]:
                 "It is never taken unasked, because nobody can check that order and time stay secret. Run it:"
             )
         elif way.varied == "trust":
-            assumed = assumed_of(way.trust, config.sums.min_honest, config.sums.min_cohort)
-            lines.append(f"Row {number} assumes: {assumed}. Run it:")
+            lines.append(f"Row {number} assumes: {assumed_of(way.trust, config.sums)}. Run it:")
         else:
             continue
         lines.append(f"    {command_of_candidate(way)}")
