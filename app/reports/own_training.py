@@ -75,7 +75,7 @@ def record_training(
         guarantee,
         strategy.history,
         _central(result),
-        min_cohort=max(stated_values(statements, "min-cohort"), default=None) if guarantee.min_honest else None,
+        min_cohort=min(stated_values(statements, "min-cohort"), default=None) if guarantee.min_honest else None,
         helpers=None if sums is None else sums.helpers,
         forecast=None if strategy.forecast is None else forecast_document(strategy.forecast),
         num_clients=strategy.num_clients,

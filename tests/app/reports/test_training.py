@@ -88,6 +88,12 @@ def test_sums_are_said_to_rest_on_who_is_honest(tmp_path, trained):
     assert CliRunner().invoke(cli, ["report", str(tmp_path)]).exit_code == 0
 
 
+def test_the_smallest_sum_that_a_client_allows_is_reported(tmp_path, trained):
+    strategy, result, statements = trained(6, SecureAggregation(min_cohort=3, helpers=2), **SUMS)
+    statements["0"] = {**statements["0"], "min-cohort": 4}
+    assert record_training(tmp_path, strategy, result, statements, task="x")["min_cohort"] == 3
+
+
 def test_the_weakest_client_is_what_is_said_of_all(tmp_path, trained):
     strategy, result, statements = trained()
     statements["2"] = {**statements["2"], "mu-guaranteed": 3.0, "unit": "sample"}
