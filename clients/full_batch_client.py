@@ -77,7 +77,9 @@ class CountedGradients:
         """Rows at one point, of weight 1; in closed form where the model has sums of gradients in closed form."""
         if len(points) != 1 or list(weights) != [1.0]:
             raise ConfigurationError(
-                f"Expected gradients at one point, with weight 1, got weights {list(weights)}.", kind="unsupported"
+                f"Expected gradients at one point, with weight 1, got weights {list(weights)}.",
+                kind="unsupported",
+                setting="weights",
             )
         made = stacked_gradients(self._gradients, [points[0][:-1]], weights, samples)
         counted = self._counted(points[0], made)

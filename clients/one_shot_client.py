@@ -172,7 +172,9 @@ class StatisticsClient(PrivateClient):
     def check_model(self, gradients: PerSampleGradients, policy: PrivacyPolicy) -> None:
         if not isinstance(gradients, TableRows):
             raise ConfigurationError(
-                f"Expected TableRows for statistics, got {type(gradients).__name__}.", kind="wrong-type"
+                f"Expected TableRows for statistics, got {type(gradients).__name__}.",
+                kind="wrong-type",
+                setting="gradients",
             )
         gradients.rows.check_policy(policy)
 

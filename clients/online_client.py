@@ -109,6 +109,7 @@ def check_steps(
             f"Expected a model that declares itself convex and smooth for {of}, got {type(gradients).__name__}: use "
             f"{instead}, which needs no such thing.",
             kind="unsupported",
+            setting="gradients",
         )
     if not (gradients.smoothness > 0 and learning_rate * gradients.smoothness <= most):
         raise ConfigurationError(
@@ -448,6 +449,7 @@ def farthest_point(gradients: ConvexSmoothGradients, learning_rate: float, clip_
             f"clip_unit 'contractive', got {steps} steps of {size} parameters with clip_norm {clip_norm:g}: use "
             "fewer, or 'update', whose sensitivity rounding does not touch.",
             kind="out-of-range",
+            setting="steps",
         )
     return min(reach, LARGEST_POINT)
 

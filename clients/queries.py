@@ -440,7 +440,9 @@ def refuse_queries(kind: type, asked: Sequence[ClientQuery], *, per_owner: bool)
             )
         if not getattr(kind, "takes_inputs" if one.query.gives else "answers_queries"):
             raise ConfigurationError(
-                f"Expected no {one.option} for {kind.__name__}, got one: {one.unable}.", kind="conflict"
+                f"Expected no {one.option} for {kind.__name__}, got one: {one.unable}.",
+                kind="conflict",
+                setting=one.option,
             )
 
 
@@ -475,6 +477,7 @@ def check_beside(own: PrivacyPolicy, policy: PrivacyPolicy, *, beside: str, rele
                 f"Expected one {name} for {release} and for everything else on this client, got {ours!r} and "
                 f"{theirs!r}.",
                 kind="mismatch",
+                setting=name,
             )
     if own.adds_noise != policy.adds_noise:
         raise ConfigurationError(

@@ -117,6 +117,7 @@ class ShuffledClient(LocalStepsClient):
             raise ConfigurationError(
                 f"Expected {policy.public_steps} public samples, got {0 if public is None else len(public)}.",
                 kind="mismatch",
+                setting="public",
             )
         if policy.batch_size != len(samples):
             raise ConfigurationError(

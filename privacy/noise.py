@@ -141,7 +141,9 @@ class SystemKeys(NoiseKeys):
     def __post_init__(self) -> None:
         if len(self.secret_key) != KEY_BYTES:
             raise ConfigurationError(
-                f"Expected a secret key of {KEY_BYTES} bytes, got {len(self.secret_key)}.", kind="wrong-shape"
+                f"Expected a secret key of {KEY_BYTES} bytes, got {len(self.secret_key)}.",
+                kind="wrong-shape",
+                setting="secret_key",
             )
 
     @classmethod
@@ -218,10 +220,14 @@ def row_key(secret_key: bytes, nonce: bytes) -> bytes:
     """The cipher key, 32 bytes, of one noise row: its nonce is never used for another row under this secret key."""
     if len(secret_key) != KEY_BYTES:
         raise ConfigurationError(
-            f"Expected a secret key of {KEY_BYTES} bytes, got {len(secret_key)}.", kind="wrong-shape"
+            f"Expected a secret key of {KEY_BYTES} bytes, got {len(secret_key)}.",
+            kind="wrong-shape",
+            setting="secret_key",
         )
     if len(nonce) != NONCE_BYTES:
-        raise ConfigurationError(f"Expected a nonce of {NONCE_BYTES} bytes, got {len(nonce)}.", kind="wrong-shape")
+        raise ConfigurationError(
+            f"Expected a nonce of {NONCE_BYTES} bytes, got {len(nonce)}.", kind="wrong-shape", setting="nonce"
+        )
     return hmac.digest(secret_key, b"murmurfl noise row\x00" + nonce, hashlib.sha256)
 
 

@@ -144,7 +144,9 @@ class OwnerKey:
     def __post_init__(self) -> None:
         if not isinstance(self.secret, bytes) or len(self.secret) != KEY_BYTES:
             raise ConfigurationError(
-                f"Expected an owner's secret key of {KEY_BYTES} bytes, got another length or kind.", kind="wrong-shape"
+                f"Expected an owner's secret key of {KEY_BYTES} bytes, got another length or kind.",
+                kind="wrong-shape",
+                setting="secret",
             )
 
     @classmethod

@@ -49,7 +49,7 @@ Node = tuple[int, int]
 def compose(first: int, last: int) -> list[Node]:
     """Disjoint dyadic intervals that make up [first, last], in order: COMPOSE of algorithm 3; 1 <= ``first``."""
     if first < 1:
-        raise ConfigurationError(f"Expected steps counted from 1, got {first}.", kind="out-of-range")
+        raise ConfigurationError(f"Expected steps counted from 1, got {first}.", kind="out-of-range", setting="first")
     nodes = []
     while first <= last:
         size = (first - 1) & -(first - 1) or 1 << last.bit_length()

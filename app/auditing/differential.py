@@ -171,6 +171,7 @@ def audit_node(config: NodeConfig | OwnNode) -> DifferentialAudit:
             f"Expected a node with samples of its own, got task = {config.task!r}, whose data are public: audit the "
             "run's clients with `murmurfl audit --set`.",
             kind="unsupported",
+            setting="task",
         )
     schema = Schema.read_file(Path(config.schema))
     return _Audit(config, schema).run()
@@ -190,6 +191,7 @@ def audit_app(name: str) -> DifferentialAudit:
             f"Expected a private_client_app at {name}, got {type(app).__name__}: only what bounds records can be "
             "audited record by record.",
             kind="wrong-type",
+            setting="name",
         )
     schema = app.schema or app.model.schema
     if schema is None:

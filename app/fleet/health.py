@@ -71,6 +71,7 @@ class Address:
             raise ConfigurationError(
                 f"Expected an address as HOST:PORT, such as 127.0.0.1:9464, or a PORT of this computer, got {text!r}.",
                 kind="malformed",
+                setting="address",
             )
         return cls(host or "127.0.0.1", int(port))
 

@@ -50,7 +50,9 @@ class Check:
 
     def __post_init__(self) -> None:
         if self.state not in STATES:
-            raise ConfigurationError(f"Expected one of {', '.join(STATES)}, got {self.state!r}.", kind="unknown-name")
+            raise ConfigurationError(
+                f"Expected one of {', '.join(STATES)}, got {self.state!r}.", kind="unknown-name", setting="state"
+            )
 
 
 def worst(checks: Sequence[Check]) -> str:

@@ -352,6 +352,7 @@ class Method(ABC):
                     f"got {sorted(values)} with strategy = {problem.config.strategy!r}: set everybody = True in the "
                     "method, or split the data evenly.",
                     kind="conflict",
+                    setting=name,
                 )
         return self.policy(problem, max(problem.sizes))
 

@@ -188,6 +188,7 @@ def _read(rows: Any, schema: Schema) -> NDArray[np.float32]:
             f"Expected each column that the model was trained on once, got several named "
             f"{', '.join(map(repr, twice))}: rename those that are not meant.",
             kind="duplicate",
+            setting="rows",
         )
     label = schema.label.names[0] if schema.label.names else (schema.label.bounds or (0.0, 1.0))[0]
     of_nobody = {schema.label.column: label, **({schema.owner: "nobody"} if schema.owner else {})}

@@ -86,6 +86,7 @@ class Entry:
             raise ConfigurationError(
                 f"Expected an entry of a known kind with its own facts, got {self.kind!r} with {sorted(self.facts)}.",
                 kind="unknown-name",
+                setting="kind",
             )
 
 

@@ -67,7 +67,9 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
         METHODS[config.strategy].sweeps(config) for config in configs
     ):
         raise ConfigurationError(
-            "Expected runs of 'shuffled' that differ in variant, mu and learning rate only.", kind="mismatch"
+            "Expected runs of 'shuffled' that differ in variant, mu and learning rate only.",
+            kind="mismatch",
+            setting="configs",
         )
     started = time.perf_counter()
     experiments = [prepare(config) for config in configs]

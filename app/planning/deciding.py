@@ -69,6 +69,7 @@ class PlanRequest:
                 f"Expected sizes of num-clients = {config.num_clients} clients, each of 1 sample at least, got "
                 f"{len(self.sizes)} with {min(self.sizes, default=0)} samples at least.",
                 kind="out-of-range",
+                setting="sizes",
             )
         if not config.stream:
             return

@@ -110,7 +110,9 @@ class Table:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigurationError(
-                f"Expected columns with names of their own, got two called {twice[0]!r}.", kind="duplicate"
+                f"Expected columns with names of their own, got two called {twice[0]!r}.",
+                kind="duplicate",
+                setting="columns",
             )
 
     @property

@@ -549,6 +549,7 @@ def _check_under_way(folder: Path) -> None:
             f"Expected the folder of a run on real clients that has ended a round and goes on, got {folder}: name "
             "OUT-DIR/RUN-NAME of the run, on the server.",
             kind="not-found",
+            setting="folder",
         )
 
 

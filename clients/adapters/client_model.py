@@ -56,6 +56,7 @@ def statistics_model(schema: Schema) -> ClientModel:
             raise ConfigurationError(
                 "Expected the columns that the app's statistics are of, got a schema with others: use one schema.toml.",
                 kind="mismatch",
+                setting="schema",
             )
 
     rows = TableRows(schema)

@@ -258,7 +258,9 @@ def pick(samples: Any, chosen: slice | NDArray[np.intp]) -> Any:
     if isinstance(samples, np.ndarray):
         return samples[chosen]
     raise ConfigurationError(
-        f"Expected a batch that is an array or a tuple of arrays, got {type(samples).__name__}.", kind="wrong-type"
+        f"Expected a batch that is an array or a tuple of arrays, got {type(samples).__name__}.",
+        kind="wrong-type",
+        setting="samples",
     )
 
 
@@ -301,6 +303,7 @@ class Need:
                 f"model needs{rows}, got {memory_mib:g} MiB: set aside more (gradient_memory_mib, "
                 "model.gradient-memory-mib).",
                 kind="out-of-range",
+                setting="gradient_memory_mib",
             )
         return count
 

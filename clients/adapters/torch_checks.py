@@ -58,6 +58,7 @@ def check_layers(module: torch.nn.Module) -> None:
             f"Expected layers that treat each sample by itself, got {type(layer).__name__} at {name or 'the top'!r}, "
             f"which {problem}: {instead}.",
             kind="unsupported",
+            setting="module",
         )
 
 

@@ -127,6 +127,7 @@ def trainable_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Paramete
         raise ConfigurationError(
             "Expected a module with parameters to train, got none with requires_grad: leave it on for those.",
             kind="missing",
+            setting="module",
         )
     complex_ones = [name for name, parameter in found.items() if not parameter.is_floating_point()]
     if complex_ones:
@@ -159,6 +160,7 @@ def load_trainable(module: torch.nn.Module, arrays: ArrayRecord) -> torch.nn.Mod
             f"Expected the arrays that trainable_arrays gives of this module, {_listed(shapes)}, got "
             f"{_listed({name: tuple(array.shape) for name, array in arrays.items()})}.",
             kind="mismatch",
+            setting="arrays",
         )
     with torch.no_grad():
         for name, parameter in expected.items():
@@ -367,6 +369,7 @@ class ModuleGradients(_SampleGradients):
                 f"{', '.join(changed) or 'new ones'}: one sample's data would reach the next. Call module.eval(), or "
                 "leave such layers out.",
                 kind="unsupported",
+                setting="module",
             )
 
 
@@ -441,6 +444,7 @@ class TorchGradients(_SampleGradients):
                 f"Expected a module without buffers, got {[name for name, _ in module.named_buffers()]}: "
                 "they carry data from sample to sample. Replace batch norm by group or layer norm.",
                 kind="unsupported",
+                setting="module",
             )
         parameters = dict(module.named_parameters())
         if not parameters:

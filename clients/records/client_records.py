@@ -257,6 +257,7 @@ def table_rows(table: Any) -> Rows:
         f"Expected a file of a table, a DataFrame or a list of mappings, got {type(table).__name__}; arrays go to "
         "murmurfl.app.simulate, as a task of your own.",
         kind="wrong-type",
+        setting="table",
     )
 
 
@@ -280,6 +281,7 @@ def check_columns(columns: Sequence[str], schema: Schema) -> None:
         raise ConfigurationError(
             f"Expected each column of the schema once in the table, got {', '.join(wrong)} missing or twice.",
             kind="mismatch",
+            setting="columns",
         )
 
 
@@ -615,6 +617,7 @@ class OwnedSamples:
             raise ConfigurationError(
                 f"Expected arrays of at least {needed} rows, got {[np.shape(array) for array in given]}.",
                 kind="out-of-range",
+                setting="arrays",
             )
         self.schema, self.record_kind = schema, record_kind
         self._arrays = tuple(arrays)

@@ -90,6 +90,7 @@ def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str
         raise ConfigurationError(
             f"Expected the names of columns in the first line of {path}, got numbers: add a line of names.",
             kind="malformed",
+            setting="path",
         )
     return draft_of_rows(rows, str(path), label=label, owner=owner, separator=separator, apart=apart)
 

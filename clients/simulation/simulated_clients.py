@@ -435,6 +435,7 @@ def simulated_client(context: Context, *, seed: int = 0) -> SimulatedClient:
             "Expected a simulation, got a real node: there a client is made with a ledger and keys of its own, "
             "ledger = SQLiteLedger(path) and ledger.keys(), or with `murmurfl node`.",
             kind="unsupported",
+            setting="context",
         )
     name = str(context.node_config.get("partition-id", context.node_id))
     return SimulatedClient(name=name, ledger=ContextLedger(context.state, name), keys=SimulatedKeys(seed, name))

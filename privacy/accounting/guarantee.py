@@ -602,6 +602,7 @@ def stated_guarantee(
         raise ConfigurationError(
             "Expected what clients state, got nothing: pass strategy.ask_privacy(grid), after the training.",
             kind="missing",
+            setting="statements",
         )
     if stated_values(statements, "trust") != {"trusted-server"}:
         # Nobody else adds the noise of one that trusts its server here: it is the weakest, and ends nobody's record.
@@ -614,6 +615,7 @@ def stated_guarantee(
             "Expected clients that vouch for their own noise, got trust 'trusted-server': what the server guarantees, "
             "clients cannot say. Run it with murmurfl's own app (`murmurfl run`), which knows it.",
             kind="conflict",
+            setting="statements",
         )
     # Only if all of them hide their releases: what is said of sums is not true of a client without masks.
     secure = masked and trusts == {"secure-aggregation"}

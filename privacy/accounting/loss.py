@@ -313,7 +313,7 @@ def weakest_loss(losses: Iterable[Loss]) -> Loss:
     """Return a loss that is true of whatever any of the losses is true of: the largest mu of each side."""
     every = list(losses)
     if not every:
-        raise ConfigurationError("Expected at least one loss, got none.", kind="out-of-range")
+        raise ConfigurationError("Expected at least one loss, got none.", kind="out-of-range", setting="losses")
     local = max(loss.worst_case.mu for loss in every) if any(loss.conditional for loss in every) else None
     return Loss.of(max(loss.assumed.mu for loss in every), local)
 

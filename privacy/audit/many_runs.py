@@ -316,7 +316,9 @@ def prefix_sums(
     """
     if len(lost) not in (0, releases):
         raise ConfigurationError(
-            f"Expected one entry of lost for each of {releases} releases, got {len(lost)}.", kind="wrong-shape"
+            f"Expected one entry of lost for each of {releases} releases, got {len(lost)}.",
+            kind="wrong-shape",
+            setting="lost",
         )
     sums: list[NDArray[np.floating]] = []
     ack = 0

@@ -71,7 +71,9 @@ def audit_one_run(
     """
     if np.shape(scores) != np.shape(present) or np.ndim(scores) != 1 or not len(scores):
         raise ConfigurationError(
-            f"Expected a score for every coin, got {np.shape(scores)} for {np.shape(present)}.", kind="wrong-shape"
+            f"Expected a score for every coin, got {np.shape(scores)} for {np.shape(present)}.",
+            kind="wrong-shape",
+            setting="scores",
         )
     surest_first = np.argsort(-np.abs(scores), kind="stable")
     right = ((scores > 0) == present)[surest_first]
@@ -139,6 +141,7 @@ def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, d
         raise ConfigurationError(
             f"Expected 0 <= correct <= guesses <= canaries, got {correct}, {guesses} and {canaries}.",
             kind="out-of-range",
+            setting="correct",
         )
     bias = 1.0 / (1.0 + np.exp(-epsilon))
     p_value = binom.sf(correct - 1, guesses, bias)

@@ -361,6 +361,7 @@ class BlockLedger:
                     "Expected every client once and in one transaction at a time, got one again before its "
                     "transaction has ended; nothing was released.",
                     kind="wrong-order",
+                    setting="rows",
                 )
             self._entered.append(rows)
             try:

@@ -48,7 +48,9 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
     """
     if kind.name in MECHANISMS:
         raise ConfigurationError(
-            f"Expected a name that is not taken, got {kind.name!r}: {sorted(MECHANISMS)}.", kind="duplicate"
+            f"Expected a name that is not taken, got {kind.name!r}: {sorted(MECHANISMS)}.",
+            kind="duplicate",
+            setting="name",
         )
     for releases in (1, 2, 6):
         check_mechanism(kind(releases))

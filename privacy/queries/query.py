@@ -212,6 +212,7 @@ class Query(ABC, Generic[Answer]):
                 "clipping 'clip', mechanism 'independent' and release_rule 'paper', got another: make it with "
                 f"{self.policy_maker}.",
                 kind="conflict",
+                setting="policy",
             )
 
     def entries(self, noise_std: float, *, held_out: bool) -> dict[str, Any]:

@@ -443,6 +443,7 @@ class Moments:
                 f"Expected k (k + 1) / 2 + k (C - 1) values for k features and C = {self.classes} classes, got "
                 f"{num_values}.",
                 kind="wrong-shape",
+                setting="num_values",
             )
         return features
 

@@ -222,6 +222,7 @@ def _checked(names: Any) -> Iterable[object]:
         raise ConfigurationError(
             f"Expected one owner a row, in a list or an array, got a {type(names).__name__} as a whole.",
             kind="wrong-type",
+            setting="names",
         )
     given = np.asarray(names) if hasattr(names, "__array__") else None
     if given is not None and (given.ndim != 1 or given.dtype.kind not in OWNER_KINDS):
@@ -293,6 +294,7 @@ def _order_key(secret_key: bytes, nonce: bytes) -> bytes:
             f"Expected a key of {KEY_BYTES} bytes and a nonce of {NONCE_BYTES}, got {len(secret_key)} and "
             f"{len(nonce)}.",
             kind="wrong-shape",
+            setting="secret_key",
         )
     return hmac.digest(secret_key, b"murmurfl secret order\x00" + nonce, hashlib.sha256)
 

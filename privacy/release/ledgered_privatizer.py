@@ -377,7 +377,9 @@ class LedgeredPrivatizer:
         """Another simulated client of the same policy and model, with samples, a ledger and keys of its own."""
         if not (self.simulated and keys.simulated):
             raise ConfigurationError(
-                "Expected simulated clients, got one with real keys: it is made by itself.", kind="unsupported"
+                "Expected simulated clients, got one with real keys: it is made by itself.",
+                kind="unsupported",
+                setting="keys",
             )
         check_samples(self.policy, num_samples)
         other = copy(self)

@@ -688,7 +688,9 @@ class Privatizer(LedgeredPrivatizer):
         expected = (count, self.policy.bound.width(self.num_parameters))
         if np.shape(rows) != expected:
             raise ConfigurationError(
-                f"Expected contributions of shape {expected}, got {np.shape(rows)}.", kind="wrong-shape"
+                f"Expected contributions of shape {expected}, got {np.shape(rows)}.",
+                kind="wrong-shape",
+                setting="contribution",
             )
         if self.fits is not None and self.policy.clips_samples:
             rows = np.where(self.fits[samples, None], rows, 0.0)

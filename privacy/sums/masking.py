@@ -244,6 +244,7 @@ class Masking:
                 "Expected a release of int64 counts with ids, as a Privatizer makes it under trust "
                 "'secure-aggregation', got another.",
                 kind="wrong-type",
+                setting="release",
             )
         header = Header(
             session=session,

@@ -253,7 +253,7 @@ class SQLiteOpeningRecord(OpeningRecord):
         mark_file = mark_path(path, "" if mark is None else str(Path(mark).absolute()))
         if mark_file == path:
             raise ConfigurationError(
-                f"Expected record and mark in files of their own, got {path} for both.", kind="conflict"
+                f"Expected record and mark in files of their own, got {path} for both.", kind="conflict", setting="mark"
             )
         identity = _Identity(secrets.token_hex(16), helper.name, key_digest(helper), mark_file)
 

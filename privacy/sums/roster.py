@@ -192,11 +192,15 @@ class Roster:
         object.__setattr__(self, "helpers", tuple(self.helpers))
         if not 0 < len(self.clients) <= MOST_CLIENTS:
             raise ConfigurationError(
-                f"Expected a roster of 1 to {MOST_CLIENTS} clients, got {len(self.clients)}.", kind="out-of-range"
+                f"Expected a roster of 1 to {MOST_CLIENTS} clients, got {len(self.clients)}.",
+                kind="out-of-range",
+                setting="clients",
             )
         if not 0 < len(self.helpers) <= MOST_HELPERS:
             raise ConfigurationError(
-                f"Expected a roster of 1 to {MOST_HELPERS} helpers, got {len(self.helpers)}.", kind="out-of-range"
+                f"Expected a roster of 1 to {MOST_HELPERS} helpers, got {len(self.helpers)}.",
+                kind="out-of-range",
+                setting="helpers",
             )
         names = [*self.clients, *(helper.name for helper in self.helpers)]
         for name in names:

@@ -172,6 +172,7 @@ def refuse_sums(option: SecureAggregation, refusing: str) -> None:
             f"Expected no secure_aggregation for {refusing}, got one: it is not made for sums of masked releases. Mu2, "
             "OnlineFedSGD, FullBatch, NoisySGD and CorrelatedFedAvg are.",
             kind="conflict",
+            setting="secure_aggregation",
         )
 
 

@@ -88,7 +88,7 @@ def test_gradients_at_points_are_those_of_one_point_at_a_time():
             return gradients(parameters, chosen)
 
     assert gradients_at(gradients, points, batch) == pytest.approx(gradients_at(Plain(), points, batch), abs=1e-5)
-    with raises(ConfigurationError, "wrong-type", match="batch"):
+    with raises(ConfigurationError, "wrong-type", "samples"):
         pick([1, 2], slice(0, 1))
 
 
@@ -140,7 +140,7 @@ def test_steps_that_are_too_long_move_by_more_and_are_refused():
 
 
 def test_contractive_is_refused_where_it_does_not_hold():
-    with raises(ConfigurationError, "unsupported", match="declares itself convex and smooth"):
+    with raises(ConfigurationError, "unsupported", "gradients"):
         client(model=Undeclared(D), clip_unit="contractive", learning_rate=1e-3)
 
     class NoClipping:
@@ -334,7 +334,7 @@ def test_more_steps_or_parameters_or_a_smaller_clip_bring_the_farthest_point_nea
     assert farthest() > farthest(dimensions=1000) > farthest(dimensions=1000, steps=100)
     assert farthest() > farthest(clip=0.1)
     assert farthest(clip=1e-3) > 0
-    with raises(ConfigurationError, "out-of-range", match="rounding"):
+    with raises(ConfigurationError, "out-of-range", "steps"):
         farthest(dimensions=10**6, steps=10**4)
 
 
@@ -345,7 +345,7 @@ def test_a_loss_that_is_not_convex_is_refused_however_large_its_clip():
     points, batch = np.array([[0.9, 1.0], [1.1, 1.0]]), (np.array([[0.0, 1.0]] * 2), np.zeros(2))
     stepped = points - rate * model.at_points(points, batch)
     assert np.linalg.norm(stepped[0] - stepped[1]) > 1.01 * np.linalg.norm(points[0] - points[1])
-    with raises(ConfigurationError, "unsupported", match="declares itself convex"):
+    with raises(ConfigurationError, "unsupported", "gradients"):
         far_client(model, rate=rate, clip=clip)
 
 

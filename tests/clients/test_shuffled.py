@@ -111,7 +111,7 @@ def test_unproved_amplification_is_refused_for_plain_composition():
     mixed = {"public": public, "private_steps": 3, "public_steps": 5}
     with raises(ConfigurationError, "out-of-range", "learning_rate", match="1 / L"):
         client(learning_rate=0.021, **mixed)  # L* = 2 R^2 = 50
-    with raises(ConfigurationError, "unsupported", match="convex and smooth"):
+    with raises(ConfigurationError, "unsupported", "gradients"):
         client(model=Undeclared(D), **mixed)
 
     class Softmax:
@@ -132,7 +132,7 @@ def test_unproved_amplification_is_refused_for_plain_composition():
 
 
 def test_what_cannot_be_is_refused():
-    with raises(ConfigurationError, "mismatch", match="public samples"):
+    with raises(ConfigurationError, "mismatch", "public"):
         client(public_steps=5)
     with raises(ConfigurationError, "mismatch", "batch_size"):
         client(batch_size=N - 1)

@@ -140,7 +140,7 @@ def test_the_networks_are_refused_with_batch_norm(project):
         net.features[1] = torch.nn.BatchNorm2d(8)
         return net
 
-    with raises(ConfigurationError, "unsupported", match=r"(?i)batch ?norm"):
+    with raises(ConfigurationError, "unsupported", "module", match=r"(?i)batch ?norm"):
         private_client_app(mixing, samples=lambda context: (), epsilon=4.0, rounds=2, schema=module.RECORD)
 
 

@@ -124,9 +124,11 @@ def test_real_keys_are_fresh_and_simulated_keys_follow_names():
     assert len({simulated.nonce(session, k) for session in ("a", "b", "a1") for k in (1, 11, 2)}) == 9
 
 
-@pytest.mark.parametrize(("secret", "nonce"), [(b"short", bytes(16)), (KEY, b"short")])
-def test_keys_and_nonces_of_the_wrong_length_are_refused(secret, nonce):
-    with raises(ConfigurationError, "wrong-shape", match="Expected"):
+@pytest.mark.parametrize(
+    ("secret", "nonce", "setting"), [(b"short", bytes(16), "secret_key"), (KEY, b"short", "nonce")]
+)
+def test_keys_and_nonces_of_the_wrong_length_are_refused(secret, nonce, setting):
+    with raises(ConfigurationError, "wrong-shape", setting):
         row_key(secret, nonce)
 
 

@@ -144,7 +144,7 @@ def test_a_key_shows_nothing_of_its_secret():
     assert OWNER.secret.hex() not in repr(OWNER)
     assert repr(OWNER) == "OwnerKey()"
     assert OwnerKey.generate() != OwnerKey.generate()
-    with raises(ConfigurationError, "wrong-shape", match="32 bytes"):
+    with raises(ConfigurationError, "wrong-shape", "secret", match="32 bytes"):
         OwnerKey(b"short")
 
 

@@ -232,7 +232,7 @@ def test_a_trusted_server_adds_the_noise_of_one_client_for_all():
     normals = strategy.aggregator.stream.fresh_normals(1, K)
     assert centre == pytest.approx(ALL.mean(axis=0) + std * normals / len(ALL), abs=1e-4)
     assert strategy.aggregator.guaranteed_mu(K) == MEAN_MU
-    with raises(ConfigurationError, "conflict", match="centring_policy"):
+    with raises(ConfigurationError, "conflict", "policy", match="centring_policy"):
         trusted(
             policy=PrivacyPolicy(
                 1.0, 1, 3, 1.0, trust="trusted-server", batch_selection="full_batch", mechanism="independent"

@@ -415,7 +415,7 @@ def test_a_trusted_server_adds_the_noise_of_one_client_for_all():
     assert found.right == pytest.approx(right.sum() + (noise[0] - noise[1]) / (2 * math.sqrt(0.5)), abs=1e-3)
     assert found.right_std == strategy.query.right_std(std)
     assert strategy.aggregator.guaranteed_mu(width) == OWN_MU
-    with raises(ConfigurationError, "conflict", match="evaluation_policy"):
+    with raises(ConfigurationError, "conflict", "policy", match="evaluation_policy"):
         trusted(
             policy=PrivacyPolicy(
                 1.0, 1, 3, 1.0, trust="trusted-server", batch_selection="full_batch", mechanism="independent"

@@ -159,7 +159,9 @@ def _key_words(keys: Sequence[bytes], device: torch.device) -> torch.Tensor:
     """Words of Philox's key and upper counter for each row, shape (5, rows)."""
     wrong = next((key for key in keys if len(key) != KEY_BYTES), None)
     if wrong is not None:
-        raise ConfigurationError(f"Expected keys of {KEY_BYTES} bytes, got one of {len(wrong)}.", kind="wrong-shape")
+        raise ConfigurationError(
+            f"Expected keys of {KEY_BYTES} bytes, got one of {len(wrong)}.", kind="wrong-shape", setting="keys"
+        )
     words = np.frombuffer(b"".join(keys), "<u4").reshape(len(keys), KEY_BYTES // 4)[:, :5]
     return torch.from_numpy(np.ascontiguousarray(words.T, np.int64)).to(device)
 

@@ -92,6 +92,7 @@ class Terms:
                 f"Expected settings among {', '.join(SETTINGS)}, and built-in names, got "
                 f"{', '.join(map(repr, unknown or own_code))}: what else a client has is its operator's to say.",
                 kind="unknown-name",
+                setting="settings",
             )
         NodeConfig.from_mapping(self.node_values("client", "0" * 64))
 
@@ -417,6 +418,7 @@ class Coordinator:
             raise ConfigurationError(
                 f"Expected a coordinator's folder at {folder}, made by `murmurfl federation new`, got none.",
                 kind="not-found",
+                setting="folder",
             ) from error
 
     @property
@@ -472,7 +474,9 @@ class Coordinator:
             one.card.name for one in answers if sum(other.card.name == one.card.name for other in answers) > 1
         }:
             raise ConfigurationError(
-                f"Expected one answer of each member, got two of {', '.join(sorted(twice))}.", kind="duplicate"
+                f"Expected one answer of each member, got two of {', '.join(sorted(twice))}.",
+                kind="duplicate",
+                setting="answers",
             )
         for one in answers:
             if one.terms != terms.digest:
@@ -480,6 +484,7 @@ class Coordinator:
                     f"Expected an answer to the terms of federation {terms.name!r}, got one of {one.card.name!r} to "
                     f"others (of {one.federation!r}): send its operator the kit again, and have it join again.",
                     kind="mismatch",
+                    setting="answers",
                 )
         self._check_returning(answers)
         members = {**self.members, **{one.card.name: one for one in answers}}
@@ -505,6 +510,7 @@ class Coordinator:
                     "federation, and the server takes no key twice. Have its operator run `murmurfl federation renew` "
                     "in its folder, and accept the new answer.",
                     kind="duplicate",
+                    setting="answers",
                 )
 
     def _check_looks(self, answers: Sequence[Joining], members: Mapping[str, Joining]) -> None:
@@ -519,6 +525,7 @@ class Coordinator:
                     f"Expected a member's name that looks like no other one, got {name!r} next to {others[0]!r}: have "
                     "one of them join with another --name.",
                     kind="duplicate",
+                    setting="name",
                 )
 
     def _check_roles(self, answers: Sequence[Joining]) -> None:
@@ -531,6 +538,7 @@ class Coordinator:
                     f"Expected {one.card.name!r} to answer as the {role} that its kit was made for, got a "
                     f"{one.card.kind}'s keys: ask its operator by your own means what happened.",
                     kind="mismatch",
+                    setting="answers",
                 )
 
     def leave(self, name: str) -> Coordinator:
@@ -539,6 +547,7 @@ class Coordinator:
             raise ConfigurationError(
                 f"Expected a member's name, one of {', '.join(sorted(self.members)) or 'none'}, got {name!r}.",
                 kind="unknown-name",
+                setting="name",
             )
         rest = {other: one for other, one in self.members.items() if other != name}
         return self._changed(rest, [self.members[name].node], [])
@@ -547,7 +556,9 @@ class Coordinator:
         keys = [public_node_key(one.node).public_numbers() for one in members.values()]
         if len(set(keys)) < len(keys):
             raise ConfigurationError(
-                "Expected a node key of its own for each member, got one twice: join again.", kind="duplicate"
+                "Expected a node key of its own for each member, got one twice: join again.",
+                kind="duplicate",
+                setting="members",
             )
         federation = Federation(self.federation.terms, tuple(members[name] for name in sorted(members)))
         federation.roster  # noqa: B018 - refuses two members with one key

@@ -172,6 +172,7 @@ class Member:
                 f"Expected the federation with digest {in_fours(compared)}, which this operator compared, got "
                 f"{in_fours(federation.digest)}: compare again, by telephone say, and start once all read the same.",
                 kind="mismatch",
+                setting="digest",
             )
         self.check(federation)
         if federation.roster is not None:
@@ -209,6 +210,7 @@ class Member:
                     f"Expected the ledger at {ledger}, which was made here before, got no file: what these data have "
                     "spent stands in it. Find it; if it is lost, the data are retired.",
                     kind="not-found",
+                    setting="ledger",
                 )
             return False
         wanted = {"budget-mu": node.budget_mu, **({"budget-local-mu": node.budget_local_mu} if node.secure else {})}
@@ -298,6 +300,7 @@ def join(kit: Kit, folder: Path, *, accept_no_noise: bool = False) -> Member:
         raise ConfigurationError(
             f"Expected a kit by which everything leaves with noise, or --accept-no-noise, got another kit. {words}",
             kind="conflict",
+            setting="accept_no_noise",
         )
     try:
         folder.mkdir(mode=0o700)

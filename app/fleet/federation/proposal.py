@@ -83,6 +83,7 @@ def propose(records: Schema, clients: int, helpers: int, num_records: int, setti
         raise ConfigurationError(
             f"Expected no --set {fixed[0]}, which schema and members decide, got {settings[fixed[0]]!r}: leave it out.",
             kind="conflict",
+            setting="settings",
         )
     own = (settings.keys() & NodeConfig.settings().keys()) - {*SETTINGS, *_ALSO_OF_RUNS}
     if own:
@@ -91,6 +92,7 @@ def propose(records: Schema, clients: int, helpers: int, num_records: int, setti
             f"Expected settings that a federation may propose, got {name} = {settings[name]!r}: each operator writes "
             "it into node.toml, and you into run.settings.",
             kind="unknown-name",
+            setting="settings",
         )
     if not num_records >= 1:
         raise ConfigurationError(

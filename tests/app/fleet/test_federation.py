@@ -118,14 +118,14 @@ def test_a_ledger_that_was_made_and_is_gone_is_never_made_again(coordinator, mem
     fill(member, budget=4.0)
     member.make_ledger()
     (member.folder / "ledger.sqlite").unlink()
-    with raises(ConfigurationError, "not-found", match="the data are retired"):
+    with raises(ConfigurationError, "not-found", "ledger"):
         member.make_ledger()
 
 
 def test_a_digest_that_the_operator_did_not_compare_changes_nothing(coordinator, members):
     member = members["client-1"]
     before = {path: path.read_bytes() for path in member.folder.iterdir()}
-    with raises(ConfigurationError, "mismatch", match="which this operator compared"):
+    with raises(ConfigurationError, "mismatch", "digest"):
         member.pin(accepted(coordinator, members).federation, "0" * 64)
     assert {path: path.read_bytes() for path in member.folder.iterdir()} == before
 
@@ -149,7 +149,7 @@ def test_a_member_that_was_left_out_or_has_another_kit_does_not_start(coordinato
     other = made(tmp_path / "other", tmp_path / "schema.toml", mu=9.0)
     with raises(ConfigurationError, "mismatch", match="terms of this member's kit"):
         members["client-1"].check(other.federation)
-    with raises(ConfigurationError, "mismatch", match="Expected an answer to the terms"):
+    with raises(ConfigurationError, "mismatch", "answers"):
         other.accept([Joining.read(members["client-1"].answer)])
 
 
@@ -178,7 +178,7 @@ def test_code_that_is_installed_here_is_not_run_because_a_kit_names_it(coordinat
     """Refused for being a name of code, before anything of that name is looked for."""
     document = json.loads((coordinator.folder / "kits" / "client-1.kit").read_text())
     document["terms"]["settings"]["model"] = "json:loads"
-    with raises(ConfigurationError, "unknown-name", match="and built-in names, got 'model'"):
+    with raises(ConfigurationError, "unknown-name", "settings", match="and built-in names, got 'model'"):
         Terms.from_document(document["terms"])
 
 
@@ -202,13 +202,13 @@ def test_joining_again_and_two_answers_of_one_name_are_refused(coordinator, memb
     with raises(ConfigurationError, "exists", match="federation renew"):
         join(members["client-1"].kit, members["client-1"].folder)
     answer = Joining.read(members["client-1"].answer)
-    with raises(ConfigurationError, "duplicate", match="one answer of each member"):
+    with raises(ConfigurationError, "duplicate", "answers"):
         coordinator.accept([answer, answer])
 
 
 def test_a_copied_node_key_is_refused(coordinator, members):
     first, second = (Joining.read(members[name].answer) for name in ("client-1", "client-2"))
-    with raises(ConfigurationError, "duplicate", match="a node key of its own"):
+    with raises(ConfigurationError, "duplicate", "members"):
         coordinator.accept([first, Joining(second.federation, second.terms, first.node, second.card)])
 
 
@@ -239,7 +239,7 @@ def test_who_leaves_is_in_no_roster_and_too_few_make_none(coordinator, members):
     assert left.federation.digest != before
     assert "client-3" not in left.federation.roster.clients
     assert Joining.read(members["client-3"].answer).node in left.left
-    with raises(ConfigurationError, "unknown-name", match="Expected a member's name"):
+    with raises(ConfigurationError, "unknown-name", "name"):
         left.leave("client-3")
     assert left.leave("helper-1").leave("helper-2").federation.roster is None
 
@@ -248,7 +248,7 @@ def test_a_member_that_left_comes_back_with_new_keys_only(coordinator, members):
     """Flower's server registers no key twice: the one that left would hold up its registration for ever."""
     left = accepted(coordinator, members).leave("client-3")
     before = {path: path.read_bytes() for path in coordinator.folder.rglob("*") if path.is_file()}
-    with raises(ConfigurationError, "duplicate", match=r"takes no key twice.*federation renew"):
+    with raises(ConfigurationError, "duplicate", "answers"):
         left.accept([Joining.read(members[name].answer) for name in ("client-2", "client-3")])
     assert {path: path.read_bytes() for path in coordinator.folder.rglob("*") if path.is_file()} == before
     gone = Joining.read(members["client-3"].answer).node
@@ -420,7 +420,7 @@ def test_counts_that_an_operator_changed_or_took_out_stay_so():
 
 @pytest.mark.parametrize("key", ["task", "num-clients", "training-samples"])
 def test_settings_that_schema_and_members_decide_are_not_proposed(key, coordinator, tmp_path):
-    with raises(ConfigurationError, "conflict", match="which schema and members decide"):
+    with raises(ConfigurationError, "conflict", "settings"):
         made(tmp_path / "other", tmp_path / "schema.toml", **{key: 7})
 
 
@@ -429,7 +429,7 @@ def test_settings_that_schema_and_members_decide_are_not_proposed(key, coordinat
 )
 def test_a_setting_that_clients_would_not_get_is_refused(setting, coordinator, tmp_path):
     """The run would expect of them what their files do not say."""
-    with raises(ConfigurationError, "unknown-name", match="each operator writes"):
+    with raises(ConfigurationError, "unknown-name", "settings"):
         made(tmp_path / "other", tmp_path / "schema.toml", **setting)
 
 
@@ -479,7 +479,7 @@ def test_a_kit_without_noise_is_joined_on_its_operators_word_alone(settings, exp
     assert without_noise(kit).startswith(expected)
     assert bool(without_noise(kit)) == bool(expected)
     if expected:
-        with raises(ConfigurationError, "conflict", match="--accept-no-noise"):
+        with raises(ConfigurationError, "conflict", "accept_no_noise"):
             join(kit, tmp_path / "joined")
         assert not (tmp_path / "joined").exists()
     join(kit, tmp_path / "joined", accept_no_noise=bool(expected))
@@ -498,7 +498,7 @@ def test_names_with_letters_of_other_alphabets_are_refused(name, coordinator):
 def test_a_name_that_is_easily_taken_for_another_members_is_refused(name, coordinator, members, tmp_path):
     grown = accepted(coordinator, members)
     like = join(Kit(name, "client", members["client-1"].terms), tmp_path / "like")
-    with raises(ConfigurationError, "duplicate", match="looks like no other one"):
+    with raises(ConfigurationError, "duplicate", "name"):
         grown.accept([Joining.read(like.answer)])
 
 
@@ -583,7 +583,7 @@ def test_every_file_is_its_owners_alone_whatever_the_umask(careless, coordinator
 def test_a_member_opens_only_its_own_folder(coordinator, tmp_path):
     with raises(ConfigurationError, "unreadable", match="murmurfl-kit"):
         Member.open(tmp_path)
-    with raises(ConfigurationError, "not-found", match="a coordinator's folder"):
+    with raises(ConfigurationError, "not-found", "folder"):
         Coordinator.open(tmp_path)
     shutil.rmtree(coordinator.folder / "published")
 
@@ -611,7 +611,7 @@ def test_no_answer_makes_the_document_longer_than_members_read(coordinator, memb
 def test_whoever_got_a_clients_kit_cannot_become_a_helper(coordinator, members):
     own = Joining.read(members["helper-1"].answer)
     answer = replace(own, card=replace(own.card, name="client-1"))
-    with raises(ConfigurationError, "mismatch", match="'client-1' to answer as the client"):
+    with raises(ConfigurationError, "mismatch", "answers", match="'client-1' to answer as the client"):
         coordinator.accept([answer])
 
 
@@ -623,5 +623,5 @@ def test_letters_that_are_read_as_others_look_like_them(one, other):
 @pytest.mark.parametrize("name", ["cIient-1", "client--1", "client-1-"])
 def test_names_that_look_like_a_members_are_refused(name, coordinator, members):
     own = Joining.read(members["client-2"].answer)
-    with raises(ConfigurationError, "duplicate", match="looks like no other one"):
+    with raises(ConfigurationError, "duplicate", "name"):
         coordinator.accept([replace(own, card=replace(own.card, name=name))])

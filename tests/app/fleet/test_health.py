@@ -186,7 +186,7 @@ def test_an_address_without_a_host_is_this_computers_own(typed, host, port, loca
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize("typed", ["", "host", "host:", "host:0", "host:65536", "host:9x", "::1", "1:2:3", "host:-1"])
 def test_what_is_no_address_is_refused(typed):
-    with raises(ConfigurationError, "malformed", match="Expected an address as HOST:PORT"):
+    with raises(ConfigurationError, "malformed", "address"):
         Address.read(typed)
 
 

@@ -423,6 +423,6 @@ def test_a_helper_is_checked_the_same_way_and_its_record_is_as_it_was(run, tmp_p
 
 
 def test_a_state_is_one_of_a_few():
-    with raises(ConfigurationError, "unknown-name", match="not tried"):
+    with raises(ConfigurationError, "unknown-name", "state", match="not tried"):
         Check("disk", "perhaps", "Who knows.")
     assert worst([Check("a", "ok", ""), Check("b", "warning", "")]) == "warning"

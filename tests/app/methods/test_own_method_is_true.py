@@ -68,7 +68,7 @@ def config(strategy, **changes):
 
 def test_a_trusted_server_charges_what_is_true_of_every_client():
     uneven = {"partition": NAME + "Uneven", "passes": 4, "num_rounds": 40}
-    with raises(ConfigurationError, "conflict", match="min_separation under a trusted server"):
+    with raises(ConfigurationError, "conflict", "min_separation"):
         run_cohort(config("Longer", **uneven))
     built_in = run_cohort(replace(config("Longer", **uneven), strategy="tree-momentum"))
     assert {s["max-participations"] for s in built_in.statements.values()} == {40}

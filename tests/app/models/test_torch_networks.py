@@ -180,7 +180,10 @@ def test_too_little_gradient_memory_is_refused_with_the_need(kind):
     made = module(hidden=400)
     small = kind(made, LOSS, gradient_memory_mib=0.1)
     with raises(
-        ConfigurationError, "out-of-range", match=r"at least (0\.\d+) MiB, which the gradient of a single"
+        ConfigurationError,
+        "out-of-range",
+        "gradient_memory_mib",
+        match=r"at least (0\.\d+) MiB, which the gradient of a single",
     ) as refusal:
         small(point_of(made), SAMPLES)
     needed = float(str(refusal.value).split("at least ")[1].split(" MiB")[0])

@@ -146,7 +146,7 @@ def test_a_key_of_another_length_is_refused_wherever_it_is(tmp_path, short):
     (tmp_path / "a.key").write_bytes(short)
     with raises(LedgerError, "mismatch", match="Expected the noise key"):
         SQLiteLedger(tmp_path / "a.sqlite").keys()
-    with raises(ConfigurationError, "wrong-shape", match="32 bytes"):
+    with raises(ConfigurationError, "wrong-shape", "secret_key", match="32 bytes"):
         keys.SystemKeys(short)
 
 

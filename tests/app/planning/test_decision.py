@@ -148,9 +148,9 @@ def test_impossible_requests_say_what_to_change(changes, samples, said):
 
 
 def test_sizes_that_are_not_the_clients_are_refused():
-    with raises(ConfigurationError, "out-of-range", match="Expected sizes of num-clients = 100 clients"):
+    with raises(ConfigurationError, "out-of-range", "sizes", match="Expected sizes of num-clients = 100 clients"):
         PlanRequest(MNIST, (600,) * 99, 588, 10, worked_out)
-    with raises(ConfigurationError, "out-of-range", match="each of 1 sample at least"):
+    with raises(ConfigurationError, "out-of-range", "sizes"):
         PlanRequest(MNIST, (600,) * 99 + (0,), 588, 10, worked_out)
 
 

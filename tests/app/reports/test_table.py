@@ -59,7 +59,7 @@ def test_figures_are_written_unrounded_each_with_what_it_is_true_of():
 
 
 def test_two_columns_of_one_name_are_refused():
-    with raises(ConfigurationError, "duplicate", match="two called 'who'"):
+    with raises(ConfigurationError, "duplicate", "columns", match="two called 'who'"):
         table(columns=(*COLUMNS, Column("who", "again")))
 
 

@@ -155,7 +155,7 @@ def test_only_what_is_trained_is_sent_once_and_in_order():
         "3.weight",
         "3.bias",
     ]
-    with raises(ConfigurationError, "missing", match="requires_grad"):
+    with raises(ConfigurationError, "missing", "module"):
         trainable_arrays(nn.Linear(2, 2).requires_grad_(False))
     tied = load_trainable(Tied(), trainable_arrays(Tied()))
     assert torch.equal(tied.output.weight, tied.embedding.weight)
@@ -202,7 +202,7 @@ def test_a_module_that_writes_to_its_buffers_after_all_is_stopped():
     gradients = torch_client_model(module, CROSS_ENTROPY, seed=0, chunk=None).gradients
     SampleTrials(gradients)(made_up_like(IMAGES, CLASSES))
     before = gradients(point_of(module), (IMAGES[:1], CLASSES[:1]))
-    with raises(ConfigurationError, "unsupported", match="seen"):
+    with raises(ConfigurationError, "unsupported", "module", match="seen"):
         gradients(point_of(module), (IMAGES[:1] + 777.0, CLASSES[:1]))
     assert np.array_equal(gradients(point_of(module), (IMAGES[:1], CLASSES[:1])), before)
 

@@ -249,13 +249,13 @@ def test_a_policy_that_does_not_go_with_the_mean_s_is_refused(changes, words):
 
 def test_only_a_mean_has_a_centring_policy():
     for changes in ({"max_participations": 2}, {"mechanism": "cancelling"}, {"release_rule": "acknowledged"}):
-        with raises(ConfigurationError, "conflict", match="centring_policy"):
+        with raises(ConfigurationError, "conflict", "policy", match="centring_policy"):
             Centring(replace(mean_policy(), sample_participations=1, **changes), K)
     for constant, features in ((0.0, K), (math.nan, K), (0.3, 0), (0.3, True)):
         with pytest.raises(ConfigurationError, match="Expected"):
             Centring(mean_policy(), features, constant)
     policy = rest_policy(OnlineClient, clip_unit="update")
-    with raises(ConfigurationError, "conflict", match="no centring for OnlineClient"):
+    with raises(ConfigurationError, "conflict", "centring", match="no centring for OnlineClient"):
         OnlineClient(Margins(), DATA, policy, MemoryLedger(), SimulatedKeys(1, "1"), name="1", learning_rate=0.1,
                      queries=[Centring(mean_policy(), K)])  # fmt: skip
 

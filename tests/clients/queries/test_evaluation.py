@@ -395,7 +395,7 @@ def test_a_policy_that_does_not_go_with_the_evaluation_s_is_refused(changes, wor
 
 def test_what_is_no_evaluation_is_refused():
     for changes in ({"max_participations": 2, "sample_participations": 2}, {"clip_unit": "sample"}, {"clip_norm": 0.5}):
-        with raises(ConfigurationError, "conflict", match="evaluation_policy"):
+        with raises(ConfigurationError, "conflict", "policy", match="evaluation_policy"):
             Evaluation(replace(own_policy(), **changes), measure)
     for held_out in (-1, True, 0.5):
         with raises(ConfigurationError, "out-of-range", "held_out"):
@@ -407,7 +407,7 @@ def test_what_is_no_evaluation_is_refused():
     with raises(ConfigurationError, "out-of-range", "held_out"):
         client(held_out=COUNT)
     policy = ShuffledPolicy(1.0, COUNT, 2, REST_MU, MU)
-    with raises(ConfigurationError, "conflict", match="no evaluation for ShuffledClient"):
+    with raises(ConfigurationError, "conflict", "evaluation", match="no evaluation for ShuffledClient"):
         ShuffledClient(
             *(Margins(), DATA, policy, MemoryLedger(), SimulatedKeys(1, "1")),
             name="1",

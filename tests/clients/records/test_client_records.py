@@ -432,7 +432,7 @@ def test_a_file_that_is_none_of_records_is_refused(name, content, complaint, tmp
 
 
 def test_a_table_without_a_column_of_the_schema_is_refused_by_its_name():
-    with raises(ConfigurationError, "mismatch", match="got dose missing or twice"):
+    with raises(ConfigurationError, "mismatch", "columns", match="got dose missing or twice"):
         Records(items_of(frame().drop(columns="dose")), SCHEMA)
     with raises(ConfigurationError, "wrong-type", "schema"):
         Records(items_of(frame()), ARRAYS)

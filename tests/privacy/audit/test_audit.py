@@ -327,7 +327,7 @@ def test_what_cannot_be_audited_is_refused():
         audit_client(policy, streams(policy), {"1": np.zeros((RELEASES, 2))})
     with raises(ConfigurationError, "out-of-range", "runs"):
         audit_client(policy, streams(policy), {"1": shift("1")}, runs=2)
-    with raises(ConfigurationError, "wrong-shape", match="entry of lost"):
+    with raises(ConfigurationError, "wrong-shape", "lost"):
         audit_client(policy, streams(policy), {"1": shift("1")}, runs=20, lost=[True])
     with raises(ConfigurationError, "refused", match="refusal"):
         audit_client(policy_of(releases=7), streams(policy), {"1": shift("1", 7)}, runs=20)
@@ -402,9 +402,9 @@ def test_the_bound_of_one_run_is_that_of_the_theorem():
     assert one_run_epsilon(100, 40, 33, 1e-4) < one_run_epsilon(100, 40, 33, 0.0)
     assert one_run_epsilon(100, 40, 20, 0.0) == 0.0
     assert one_run_epsilon(100, 40, 40, 0.5) == 0.0, "delta far above 1 / m: nothing can be said"
-    with raises(ConfigurationError, "out-of-range", match="correct"):
+    with raises(ConfigurationError, "out-of-range", "correct"):
         one_run_p_value(10, 20, 5, 1.0, 0.0)
-    with raises(ConfigurationError, "wrong-shape", match="every coin"):
+    with raises(ConfigurationError, "wrong-shape", "scores"):
         audit_one_run(np.zeros(3), np.zeros(2, dtype=bool), 0.0)
 
 

@@ -453,7 +453,7 @@ def test_a_mechanism_that_is_not_what_it_says_is_not_registered(kind):
 
 def test_a_name_is_taken_once(monkeypatch):
     monkeypatch.setattr("murmurfl.privacy.mechanisms.MECHANISMS", MECHANISMS)
-    with raises(ConfigurationError, "duplicate", match="not taken"):
+    with raises(ConfigurationError, "duplicate", "name"):
         register_mechanism(IndependentNoise)
 
     class Mine(IndependentNoise):

@@ -179,7 +179,7 @@ def test_policies_of_an_evaluation_are_known_and_others_are_not():
         {"release_rule": "acknowledged"},
         {"mechanism": "cancelling"},
     ):
-        with raises(ConfigurationError, "conflict", match="evaluation_policy"):
+        with raises(ConfigurationError, "conflict", "policy", match="evaluation_policy"):
             EvaluationRows().check_policy(replace(own, **changes))
 
 

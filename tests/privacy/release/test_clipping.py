@@ -352,7 +352,7 @@ def test_a_block_with_one_sample_replaced_moves_by_no_more_than_is_charged():
 def test_the_numbers_of_features_and_of_values_belong_together():
     for classes, features in itertools.product((2, 10, 100), (1, 2, 57, 897)):
         assert Moments(classes).num_features(Moments(classes).num_values(features)) == features
-        with raises(ConfigurationError, "wrong-shape", match="values"):
+        with raises(ConfigurationError, "wrong-shape", "num_values"):
             Moments(classes).num_features(Moments(classes).num_values(features) + 1)
 
 
@@ -391,7 +391,7 @@ def test_a_policys_fingerprint_knows_its_classes_and_only_where_it_has_some():
 
 def test_a_client_makes_the_rows_itself_and_refuses_what_cannot_be_samples():
     subject = client(clip_unit="moments", classes=2, **ALL)  # d = 6: two features have 5 values, and three have 9
-    with raises(ConfigurationError, "wrong-shape", match="values"):
+    with raises(ConfigurationError, "wrong-shape", "num_values"):
         subject.release("s", 0, lambda samples: np.zeros((samples.stop - samples.start, 6)))
 
 

@@ -62,7 +62,7 @@ def test_real_client_needs_exact_noise_and_enough_samples():
         client(keys=SystemKeys.generate(), noise_quality="fast")
     with raises(ConfigurationError, "out-of-range", "batch_size", match="each is used once"):
         client(num_samples=39)
-    with raises(ConfigurationError, "wrong-shape", match="shape"):
+    with raises(ConfigurationError, "wrong-shape", "contribution"):
         client().release("s", 0, lambda samples: np.zeros((2, D + 1)))
 
 

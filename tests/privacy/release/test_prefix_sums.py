@@ -288,7 +288,7 @@ def test_an_update_is_clipped_as_a_whole_and_charged_as_one():
     assert subject.policy.sensitivity == 2.0
     assert client(clip_unit="contractive", batch_size=5).policy.sensitivity == pytest.approx(0.4, rel=1e-5)
     assert client(clip_unit="contractive", batch_size=5).policy.sensitivity > 0.4
-    with raises(ConfigurationError, "wrong-shape", match="shape"):
+    with raises(ConfigurationError, "wrong-shape", "contribution"):
         client(clip_unit="update").release("s", 0, contribution)
 
 

@@ -114,9 +114,9 @@ def test_a_real_client_is_in_no_block_and_hands_out_no_keys():
         PrivatizerBlock.of([real])
     with raises(ConfigurationError, "unsupported", match="real keys"):
         _ = real.keys
-    with raises(ConfigurationError, "unsupported", match="real keys"):
+    with raises(ConfigurationError, "unsupported", "keys"):
         real.alike(200, MemoryLedger(), SimulatedKeys(1, "m"))
-    with raises(ConfigurationError, "unsupported", match="real keys"):
+    with raises(ConfigurationError, "unsupported", "keys"):
         client(ledger=MemoryLedger()).alike(200, MemoryLedger(), SystemKeys(bytes(32)))
     first = client(ledger=MemoryLedger())
     block = PrivatizerBlock(first, BlockLedger(1), np.array([200]), lambda _: SystemKeys(bytes(32)))
@@ -164,14 +164,14 @@ def test_a_block_of_clients_and_sessions_keeps_each_clients_own_account():
 def test_client_is_in_one_transaction_at_a_time():
     """Both would make the same release, under one nonce: the difference of the two has no noise."""
     block = block_of()
-    with raises(ConfigurationError, "wrong-order", match="once"):
+    with raises(ConfigurationError, "wrong-order", "rows"):
         block.release("s", [1, 2, 1], [0, 0, 0], rows)
     with block.admitted("s", [0, 1], [0, 0]) as first:
-        with raises(ConfigurationError, "wrong-order", match="one transaction"), block.admitted("s", [1, 2], [0, 0]):
+        with raises(ConfigurationError, "wrong-order", "rows"), block.admitted("s", [1, 2], [0, 0]):
             pass
-        with raises(ConfigurationError, "wrong-order", match="one transaction"):
+        with raises(ConfigurationError, "wrong-order", "rows"):
             block.acknowledge("s", [1], [0])
-        with raises(ConfigurationError, "wrong-order", match="one transaction"):
+        with raises(ConfigurationError, "wrong-order", "rows"):
             alone(0, ledger=block._ledgers.ledger(0)).release("s", 0, contribution)
         assert block.release("s", [2, 3], [0, 0], rows).rows == [0, 1], "others are not concerned"
         assert first.release(rows(None, first.slices)).streams.release.tolist() == [1, 1]

@@ -506,7 +506,7 @@ def test_a_record_is_made_where_there_is_none(tmp_path):
     with raises(OpeningRecordError, "exists", match="counts 1 lines: this helper had an opening record"):
         SQLiteOpeningRecord.create(path, helper=CARD, mark=mark)
     assert not path.exists()
-    with raises(ConfigurationError, "conflict", match="files of their own"):
+    with raises(ConfigurationError, "conflict", "mark"):
         SQLiteOpeningRecord.create(path, helper=CARD, mark=path)
     with raises(OpeningRecordError, "not-found", match="Expected a folder"):
         SQLiteOpeningRecord.create(tmp_path / "none" / "r.db", helper=CARD)

@@ -189,15 +189,17 @@ def test_keys_of_other_lengths_are_refused(secret):
 
 
 def test_sizes_that_cannot_be_are_refused():
-    with raises(ConfigurationError, "out-of-range", match=f"1 to {MOST_CLIENTS} clients, got 0"):
+    with raises(ConfigurationError, "out-of-range", "clients", match=f"1 to {MOST_CLIENTS} clients, got 0"):
         Roster({}, ROSTER.helpers)
-    with raises(ConfigurationError, "out-of-range", match=f"1 to {MOST_HELPERS} helpers, got 0"):
+    with raises(ConfigurationError, "out-of-range", "helpers", match=f"1 to {MOST_HELPERS} helpers, got 0"):
         Roster(ROSTER.clients, ())
-    with raises(ConfigurationError, "out-of-range", match=f"1 to {MOST_CLIENTS} clients, got {MOST_CLIENTS + 1}"):
+    with raises(
+        ConfigurationError, "out-of-range", "clients", match=f"1 to {MOST_CLIENTS} clients, got {MOST_CLIENTS + 1}"
+    ):
         Roster(dict.fromkeys(map(str, range(MOST_CLIENTS + 1)), bytes(32)), ROSTER.helpers)
     with raises(ConfigurationError, "malformed", match="to be one that only its owner can use"):  # not for their number
         Roster(dict.fromkeys(map(str, range(MOST_SUMMED + 1)), bytes(32)), ROSTER.helpers)
-    with raises(ConfigurationError, "out-of-range", match=f"1 to {MOST_HELPERS} helpers, got 18"):
+    with raises(ConfigurationError, "out-of-range", "helpers", match=f"1 to {MOST_HELPERS} helpers, got 18"):
         Roster(ROSTER.clients, ROSTER.helpers * 9)
 
 

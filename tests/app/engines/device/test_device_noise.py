@@ -160,7 +160,7 @@ def test_another_bit_of_any_word_of_a_key_is_another_row():
 
 
 def test_a_key_of_another_length_is_refused():
-    with raises(ConfigurationError, "wrong-shape", match="Expected keys of 32 bytes, got one of 31"):
+    with raises(ConfigurationError, "wrong-shape", "keys", match="Expected keys of 32 bytes, got one of 31"):
         rows([bytes(32), bytes(31)], 4)
 
 
