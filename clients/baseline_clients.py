@@ -33,7 +33,7 @@ from ..privacy.release.clipping import StackedContributions
 from ..privacy.release.ledgered_privatizer import Release
 from ..privacy.release.policy import NO_NOISE, PrivacyPolicy
 from .adapters.per_sample_gradients import combined_gradients, flat_point, stacked_gradients, unflatten
-from .private_client import PrivateClient, Request, Together
+from .private_client import BatchedContribution, PrivateClient, Request
 
 
 class NoisySGDClient(PrivateClient):
@@ -125,12 +125,12 @@ class DelayedMomentumClient(PrivateClient):
 
             return contribution
 
-        return self.privatizer.release_noting(request.session, request.ack, corrected, _note(t, point))
+        return self.privatizer.release_with_state(request.session, request.ack, corrected, _note(t, point))
 
     @classmethod
     def together(
         cls, clients: Sequence[PrivateClient], server_round: int, session: str, points: Sequence[Sequence[NDArray[Any]]]
-    ) -> Together | None:
+    ) -> BatchedContribution | None:
         if cls.release is not DelayedMomentumClient.release:
             return None
         # Clients that last took part in the same round share their earlier point: it is evaluated once for all.
@@ -146,7 +146,7 @@ class DelayedMomentumClient(PrivateClient):
                 weights.append(-t * np.repeat(np.asarray(there, dtype=np.float64), batch))
             return stacked_gradients(gradients, evaluated, weights, samples)
 
-        return Together(contributions, _note(server_round, points[0]))
+        return BatchedContribution(contributions, _note(server_round, points[0]))
 
 
 def _last_participation(releases: int, noted: State) -> tuple[float, NDArray[np.floating]] | None:

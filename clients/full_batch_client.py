@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..privacy.errors import ConfigurationError
-from ..privacy.mechanisms import noise_stands_alone
+from ..privacy.mechanisms import noise_is_memoryless
 from ..privacy.queries.clipped_share import COUNTED_CLIP_NORM, QUANTILE_SHARE, CountedRows
 from ..privacy.release.clipping import DenseContributions, StackedContributions
 from ..privacy.release.policy import NO_NOISE, PrivacyPolicy
@@ -118,7 +118,7 @@ class FullBatchClient(PrivateClient):
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
-        if policy.mechanism != NO_NOISE and not noise_stands_alone(policy.mechanism):
+        if policy.mechanism != NO_NOISE and not noise_is_memoryless(policy.mechanism):
             raise ConfigurationError(
                 f"Expected mechanism 'independent' for full batches, got {policy.mechanism!r}.",
                 kind="conflict",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..privacy import protocol
 from ..privacy.errors import ConfigurationError
 from ..privacy.ledger.ledger_records import Ledger
-from ..privacy.mechanisms import noise_stands_alone
+from ..privacy.mechanisms import noise_is_memoryless
 from ..privacy.noise import NoiseKeys
 from ..privacy.release.clipping import Moments
 from ..privacy.release.policy import NO_NOISE, PrivacyPolicy
@@ -78,7 +78,7 @@ class OneShotClient(PrivateClient):
 
     @classmethod
     def check_policy(cls, policy: PrivacyPolicy) -> None:
-        if policy.mechanism != NO_NOISE and not noise_stands_alone(policy.mechanism):
+        if policy.mechanism != NO_NOISE and not noise_is_memoryless(policy.mechanism):
             raise ConfigurationError(
                 f"Expected mechanism 'independent' for one shot, got {policy.mechanism!r}.",
                 kind="conflict",

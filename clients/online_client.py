@@ -35,7 +35,7 @@ from ..privacy.release.prefix_sums import RowCache
 from ..privacy.sums.masking import Masking
 from .adapters.per_sample_gradients import CarefulGradients, PerSampleGradients, Samples, flat_point, gradients_at, pick
 from .messages import malformed
-from .private_client import PrivateClient, Request, Together
+from .private_client import BatchedContribution, PrivateClient, Request
 from .queries import ClientQuery
 
 LARGEST_POINT = 1e100
@@ -376,7 +376,7 @@ class OnlineClient(LocalStepsClient):
         server_round: int,  # noqa: ARG003 - local steps are the same in every round
         session: str,  # noqa: ARG003
         points: Sequence[Sequence[NDArray[Any]]],
-    ) -> Together | None:
+    ) -> BatchedContribution | None:
         if cls.contribution is not OnlineClient.contribution:
             return None
         start = flat_point(points[0])
@@ -390,7 +390,7 @@ class OnlineClient(LocalStepsClient):
                     _updates([clients[i] for i in positions], clients[0].gradients, start, samples)
                 )
 
-        return Together(contributions)
+        return BatchedContribution(contributions)
 
 
 def _updates(

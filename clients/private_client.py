@@ -65,7 +65,7 @@ from .queries import ClientQuery, ClientTerms, QueryContext, QueryPart, read_que
 
 
 @dataclass(frozen=True)
-class Together:
+class BatchedContribution:
     """How several simulated clients of one kind and one model are computed at once.
 
     ``contributions`` takes positions of clients and one batch of their samples, client after client. It gives, in
@@ -197,7 +197,7 @@ class PrivateClient(NumPyClient):
         if vouched and getattr(samples, "stands_in", False) and self.giver is None and not owners:
             self.privatizer.fits, self.privatizer.together = fits, True
         if keys.simulated and fits is not None and not owners and not fits.all():
-            fitting = [part.privatizer for part in self.parts.values() if not part.asked.counts_misfits]
+            fitting = [part.privatizer for part in self.parts.values() if not part.asked.counts_invalid_records]
             for privatizer in (self.privatizer, *fitting):
                 if isinstance(privatizer, Privatizer):
                     privatizer.fits = fits
@@ -233,7 +233,7 @@ class PrivateClient(NumPyClient):
         server_round: int,
         session: str,  # noqa: ARG003 - for kinds that remember something of it
         points: Sequence[Sequence[NDArray[Any]]],
-    ) -> Together | None:
+    ) -> BatchedContribution | None:
         """How several simulated clients of this class and one model are computed at once; None if one by one."""
         # A subclass that overrides the contribution does not follow the weights.
         if cls.contribution is not PrivateClient.contribution:
@@ -242,7 +242,7 @@ class PrivateClient(NumPyClient):
         if weights is None:
             raise NotImplementedError(f"{cls.__name__} must define point_weights or contribution.")
         gradients = clients[0].gradients
-        return Together(lambda _, samples: stacked_gradients(gradients, points, weights, samples))
+        return BatchedContribution(lambda _, samples: stacked_gradients(gradients, points, weights, samples))
 
     def fit(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]
@@ -306,7 +306,7 @@ class PrivateClient(NumPyClient):
             protocol.CLIENT: self.name,
             **self.public_entries(of),
             **entries,
-            **({protocol.MENDED: 1} if release.mended else {}),
+            **({protocol.MENDED: 1} if release.recovered else {}),
             **others,
         }
         return sent, release.samples, metrics

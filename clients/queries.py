@@ -81,7 +81,7 @@ class ClientQuery:
     """What a person calls it in configuration."""
     unable: ClassVar[str] = "it releases nothing beside its training"
     """Why some kinds of clients cannot answer."""
-    counts_misfits: ClassVar[bool] = False
+    counts_invalid_records: ClassVar[bool] = False
     """Whether records that do not fit the model have a row all the same."""
 
     @property
@@ -307,7 +307,7 @@ class Counting(ClientQuery):
 
     option: ClassVar[str] = "statistics"
     unable: ClassVar[str] = "its epochs leave no budget to a release of all records"
-    counts_misfits: ClassVar[bool] = True  # what a model cannot take has its places all the same
+    counts_invalid_records: ClassVar[bool] = True  # what a model cannot take has its places all the same
 
     policy: PrivacyPolicy
     schema: Schema

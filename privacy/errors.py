@@ -139,7 +139,7 @@ class LedgerError(MurmurflError):
     kind = "damaged"
 
 
-class MisfitError(MurmurflError):
+class InvalidRecordError(MurmurflError):
     """A record does not fit its schema: it counts as zero, and only the client's own log says so."""
 
     kind = "invalid-record"

@@ -85,14 +85,14 @@ def is_left(words):
     """Whether a command is only parsed."""
     whole = words[:2] == ["murmurfl", "reproduce"] and "--set" not in words
     # Nets are taught for half an hour: a tiny one is in the tests of features.
-    taught = words[:3] == ["python", "-m", "murmurfl.app.papers.strokes"]
+    pretrain = words[:3] == ["python", "-m", "murmurfl.app.papers.strokes"]
     # Features of 70,000 images take a minute and more; `reproduce best-accuracy` has them.
-    taught = taught or "features=scattering+strokes" in words
+    pretrain = pretrain or "features=scattering+strokes" in words
     no_gpu = any(word.startswith("cuda") for word in words)
     no_cluster = "--ray" in words
     return (
         whole
-        or taught
+        or pretrain
         or no_gpu
         or no_cluster
         or words[0] in ("git", "cd", "pip", "systemctl", "journalctl", "export", "kill")

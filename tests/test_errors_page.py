@@ -115,9 +115,9 @@ class World:
 
         self.monkeypatch.setattr("torchvision.datasets.MNIST", fetch)
         said = run("--set", "task=mnist", "--set", f"data-root={self.folder}")
-        mended = run("--set", "task=mnist", "--set", f"data-root={self.folder}", "--set", "download=true")
+        recovered = run("--set", "task=mnist", "--set", f"data-root={self.folder}", "--set", "download=true")
         assert asked == [(str(self.folder), True)]
-        return said, mended.replace("murmurfl: this test fetches nothing", "")
+        return said, recovered.replace("murmurfl: this test fetches nothing", "")
 
     def torchvision(self):
         tasks._loaded.cache_clear()
@@ -289,11 +289,11 @@ def world(tmp_path, monkeypatch):
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", SHOWN)
 def test_the_text_is_the_one_shown_and_following_the_page_mends_it(name, world):
-    said, mended = getattr(world, name.replace("-", "_"))()
+    said, recovered = getattr(world, name.replace("-", "_"))()
     said, shown = said.replace(str(world.folder), "PATH"), SHOWN[name]
     # The page leaves out the way out that the line itself has.
     assert said.startswith(shown.removesuffix("...")) if shown.endswith(" ...") else said == shown
-    assert mended == ""
+    assert recovered == ""
 
 
 def test_every_block_of_the_page_belongs_to_an_error_that_is_provoked():

@@ -168,7 +168,7 @@ class _Measurement:
 
     def __init__(self, experiment: Experiment, runs: int) -> None:
         config = experiment.config
-        self._seed, self._runs, self._scene = config.seed, runs, Scene(experiment)
+        self._seed, self._runs, self._scene = config.seed, runs, CanarySetup(experiment)
         self._policy = policy = self._scene.policy
         self.plan = policy.plan(experiment.method.release_size(experiment))
         self._secret = policy.batch_selection == "shuffled"
@@ -315,7 +315,7 @@ _LENGTHS = (1.0, 1e3)
 _FAR = 100.0
 
 
-class Scene:
+class CanarySetup:
     """One client of an experiment, canaries among its samples, and the point it is queried at."""
 
     def __init__(self, experiment: Experiment) -> None:

@@ -102,13 +102,13 @@ def join(
     ] = False,
 ) -> None:
     """Join on a member's own computer: make its keys and its operator's file there, and an answer to send back."""
-    from ..fleet.federation.coordinator import CLIENT, Kit
+    from ..fleet.federation.coordinator import CLIENT, Invitation
     from ..fleet.federation.member import cost_of_a_run, without_noise
     from ..fleet.federation.member import join as join_federation
 
     with failing_clearly():
-        found = Kit.read(kit)
-        found = Kit(name or found.member, found.role, found.terms)
+        found = Invitation.read(kit)
+        found = Invitation(name or found.member, found.role, found.terms)
         if words := without_noise(found):
             say(words)  # before everything else
             if not accept_no_noise and _is_terminal():
@@ -133,10 +133,10 @@ def accept(
     within: Coordinators = None,
 ) -> None:
     """Accept members, or members' new keys, on the coordinator: the federation has a new digest."""
-    from ..fleet.federation.coordinator import Joining
+    from ..fleet.federation.coordinator import JoinRequest
 
     with failing_clearly():
-        read = [Joining.read(path) for path in answers]
+        read = [JoinRequest.read(path) for path in answers]
         coordinator = _coordinator(within or Path(read[0].federation)).accept(read)
     for one in read:
         say(f"accepted  {one.card.kind} {one.card.name!r}, {one.fingerprint}")

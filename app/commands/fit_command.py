@@ -132,7 +132,7 @@ def predict(
 ) -> None:
     """Add what a model predicts to a table as a column, of two classes with the second one's probability."""
     from ...clients.records.client_records import CsvLines, table_file
-    from ...privacy.errors import MisfitError
+    from ...privacy.errors import InvalidRecordError
     from ..models.trained_model import TrainedModel
 
     with failing_clearly():
@@ -163,7 +163,7 @@ def predict(
             for number, text in enumerate(texts):
                 try:
                     row = rows[number]
-                except MisfitError:
+                except InvalidRecordError:
                     unread += 1
                 else:
                     predicted = [""] * len(text) if _is_missing(text[0]) else text

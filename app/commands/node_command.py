@@ -197,8 +197,8 @@ def take_part(
         from ..nodes.connection import Connection
         from ..nodes.node_app import read_node
         from ..nodes.node_config import HelperConfig
+        from ..nodes.run_admission import RunAdmissionPolicy
         from ..nodes.supernode import run_helper, run_node
-        from ..nodes.taken_runs import TakenRuns
 
         refuse_without_check(check=check, as_json=as_json, run_every=run_every)
         given = {
@@ -213,7 +213,7 @@ def take_part(
             say_checks_and_end(found, as_json=as_json)
             return
         settings = (read_node if kind == "node" else HelperConfig.read)(config, runs_kept=True)
-        runs, reached, journal = TakenRuns.read(config), Connection.needed(config, given), serving.journal()
+        runs, reached, journal = RunAdmissionPolicy.read(config), Connection.needed(config, given), serving.journal()
         ledger = None if isinstance(settings, HelperConfig) else Path(settings.ledger)
         with watched(kind, journal, Addresses(health_address, metrics_address), ledger, reached.root_certificates):
             if isinstance(settings, HelperConfig):

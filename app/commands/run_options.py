@@ -15,7 +15,7 @@ from typer.core import TyperOption
 from ...privacy.setting import Setting, Value, unknown_key
 from ..settings.catalogue import (
     CATALOGUE,
-    Shelf,
+    RegistryView,
     config_schema,
     expected,
     key_schema,
@@ -237,7 +237,7 @@ def _say_all() -> None:
         say(f"{one.name:<{widest}}  {one.sentence} {values[:1].upper()}{values[1:]}; {default}.{read}")
 
 
-def say_shelf(shelf: Shelf) -> None:
+def say_shelf(shelf: RegistryView) -> None:
     """Print the things of one kind, each with its sentence."""
     names = list(shelf.names())
     widest = max(map(len, names))

@@ -18,7 +18,7 @@ from ...clients.records.drafting import Draft, draft, draft_of_rows
 from ...clients.records.schema import Schema, is_missing, text_of
 from ...privacy.accounting.gdp import gdp_epsilon
 from ...privacy.accounting.guarantee import rounded_up
-from ...privacy.errors import ConfigurationError, MisfitError
+from ...privacy.errors import ConfigurationError, InvalidRecordError
 from ...privacy.noise import derived_seed
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
@@ -115,7 +115,7 @@ class ReadRows:
     labels: NDArray[Any]
     sites: tuple[str, ...]
     client_of: NDArray[np.int64] | None
-    misfits: Counter[str]
+    invalid_records: Counter[str]
     """How many rows do not fit, by the reason."""
 
 
@@ -123,7 +123,7 @@ def _site(rows: Rows, number: int, column: str) -> str:
     try:
         cell = rows[number][column]
         return "" if is_missing(cell) else text_of(cell)
-    except MisfitError:
+    except InvalidRecordError:
         return ""
 
 
@@ -144,7 +144,7 @@ class FittedTable:
     rows: int
     trained: int
     tested: int
-    misfits: Mapping[str, int]
+    invalid_records: Mapping[str, int]
     """How many rows do not fit, by the reason."""
     site: str
     """The column of sites; empty where rows were dealt."""

@@ -39,7 +39,7 @@ from ...privacy.noise import (
 )
 from ...privacy.release.clipping import StackedContributions, observe_releases, observing
 from ...privacy.release.ledgered_privatizer import Release
-from ...privacy.release.prefix_sums import Past, ReleaseRule, RowCache
+from ...privacy.release.prefix_sums import ReleaseRule, RowCache, StreamState
 from ...privacy.release.privatizer_block import RowByRow
 from ...strategies.rounds.client_registry import NumberedNames
 from ...strategies.rounds.replies import LARGEST_COUNT, Outcome, Refusal, Reply, RoundRequest, SummedReplies
@@ -72,7 +72,7 @@ class ExperimentKinds:
             return self._only_kind
         return int(self.num_samples[int(name)]) if self.alike else None
 
-    def told_apart(self, rows: NDArray[np.integer]) -> list[NDArray[np.int64]]:
+    def group_by(self, rows: NDArray[np.integer]) -> list[NDArray[np.int64]]:
         """Columns; clients that agree in all of them make the same statement."""
         return [self.num_samples[rows], *self.ledgers.figures(np.asarray(rows, dtype=np.intp))]
 
@@ -220,7 +220,7 @@ class CohortClients:
     def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
         """What each client has spent."""
         numbers = np.arange(len(self.names())) if names is None else np.fromiter(map(int, names), np.int64, len(names))
-        columns = [numbers] if self._kinds is None else self._kinds.told_apart(numbers)
+        columns = [numbers] if self._kinds is None else self._kinds.group_by(numbers)
         return said_alike(numbers, columns, lambda number: self.cohort.client(str(number)).statement(session))
 
     def _arrays(self, point: Any) -> list[Any]:
@@ -303,7 +303,7 @@ class CompiledRows(RowByRow):
         normals = each_normal_row(drawn, noise.num_parameters, policy.noise_quality)
         past = zip(streams.release.tolist(), streams.nonces, streams.noise_state, strict=True)
         for row, (before, key, nonce, values) in enumerate(zip(past, keys, nonces, normals, strict=True)):
-            factor, last = noise.last_row(Past(*before), key)
+            factor, last = noise.last_row(StreamState(*before), key)
             counts = np.empty(noise.num_parameters, np.int64)
             write(row, values, factor, last is not None, noise.kept(key, nonce, last), counts, total)
             made.append(counts)

@@ -33,7 +33,7 @@ from ..nodes.diagnosis import AHEAD_S, BEHIND_S, Diagnosis, diagnose
 from ..nodes.ledger_views import DAY_S, Allowance, Costs, allowance_of
 from ..nodes.node_app import OwnNode, client_of, describe, describe_helper, describe_own, own_app, read_node
 from ..nodes.node_config import HelperConfig, NodeConfig
-from ..nodes.taken_runs import TakenRuns
+from ..nodes.run_admission import RunAdmissionPolicy
 from ..settings.run_config import SECURE
 from .federation.keys_and_cards import Card, cards_of
 
@@ -103,7 +103,7 @@ def check_node(
     :func:`~murmurfl.app.nodes.diagnosis.diagnose` sends.
     """
     try:
-        config, runs = read_node(path, runs_kept=True), TakenRuns.read(path)
+        config, runs = read_node(path, runs_kept=True), RunAdmissionPolicy.read(path)
     except (MurmurflError, OSError) as error:
         made = Preflight(checks=[Check("configuration", "failed", _told(error))])
     else:
@@ -119,7 +119,7 @@ def check_helper(path: Path, given: Mapping[str, Any], *, clock: Callable[[], fl
     """
     checks, description = [], ""
     try:
-        config, runs = HelperConfig.read(path, runs_kept=True), TakenRuns.read(path)
+        config, runs = HelperConfig.read(path, runs_kept=True), RunAdmissionPolicy.read(path)
         description = describe_helper(config, config.opener())
         checks.append(Check("configuration", "ok", "Configuration, key, roster and record are in order."))
         checks += [*_roster(path), _disk([Path(config.record)], 0), *_runs(runs)]
@@ -139,7 +139,7 @@ def _roster(path: Path) -> list[Check]:
     return [Check("roster", "failed" if wrong else "ok", f"{said[0].upper()}{said[1:].removesuffix('.')}.")]
 
 
-def _runs(runs: TakenRuns | None) -> list[Check]:
+def _runs(runs: RunAdmissionPolicy | None) -> list[Check]:
     return [] if runs is None else [Check("runs", "ok", runs.sentence())]
 
 

@@ -4,7 +4,7 @@ from ...clients.algorithms import ALGORITHMS
 from ..settings.registry import Registry
 from . import full_batch_method, gradient_methods, mu2_methods  # noqa: F401 - makes the methods of algorithms
 from .method import AutoMethod, Method
-from .presets import Hyperparameters, Problem
+from .presets import Hyperparameters, ResolvedRun
 
 METHODS: Registry[Method] = Registry(
     "strategy",
@@ -13,4 +13,4 @@ METHODS: Registry[Method] = Registry(
 )
 """In the order of the registry of algorithms, of which some are for apps alone."""
 
-__all__ = ["METHODS", "Hyperparameters", "Method", "Problem"]
+__all__ = ["METHODS", "Hyperparameters", "Method", "ResolvedRun"]

@@ -34,7 +34,7 @@ from ..settings.run_config import RunConfig, run_keys
 from .method import BOUNDING, Method, bounding
 from .presets import (
     Hyperparameters,
-    Problem,
+    ResolvedRun,
     in_unit_range,
     scaled,
     the_task,
@@ -196,7 +196,7 @@ class FullBatchMethod(Method, algorithm="full-batch"):
             return super().releases_of(config, samples, fewest)
         return math.inf, "all samples in every release"
 
-    def policy(self, problem: Problem, samples: int) -> PrivacyPolicy:
+    def policy(self, problem: ResolvedRun, samples: int) -> PrivacyPolicy:
         config = problem.config
         return self.client_policy(
             clip_norm=COUNTED_CLIP_NORM if config.quantile else problem.values.clip_norm,
@@ -212,20 +212,20 @@ class FullBatchMethod(Method, algorithm="full-batch"):
             sums=config.sums,
         )
 
-    def release_size(self, problem: Problem) -> int:
+    def release_size(self, problem: ResolvedRun) -> int:
         return super().release_size(problem) + bool(problem.config.quantile)
 
     def client(self, *parts: Any, quantile_share: float = 0.0, **options: Any) -> PrivateClient:
         model, *others = parts
         return super().client(CountedGradients(model, quantile_share) if quantile_share else model, *others, **options)
 
-    def client_options(self, problem: Problem, client: int) -> Mapping[str, Any]:
+    def client_options(self, problem: ResolvedRun, client: int) -> Mapping[str, Any]:
         return {"quantile_share": problem.config.quantile_share} if problem.config.quantile else {}
 
     def clients_alike(self) -> bool:
         return type(self).client_options is FullBatchMethod.client_options
 
-    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+    def strategy_options(self, problem: ResolvedRun) -> Mapping[str, Any]:
         config, values = problem.config, problem.values
         names = ("quantile", "quantile_share")
         counted = {name: getattr(config, name) for name in names} | {"first_clip": values.clip_norm}
@@ -248,7 +248,7 @@ class TrustedFullBatchMethod(FullBatchMethod, algorithm="trusted-full-batch"):
         # One noise for everybody.
         return super().noise_mu(config, sizes) * math.sqrt(len(sizes))
 
-    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+    def strategy_options(self, problem: ResolvedRun) -> Mapping[str, Any]:
         return {**super().strategy_options(problem), "shares": problem.config.shares or "uniform"}
 
 
@@ -257,7 +257,7 @@ def has_table(config: RunConfig) -> bool:
     return the_task(config).has_images or tuned(config) is not None
 
 
-def usual_quantile(problem: Problem) -> float:
+def usual_quantile(problem: ResolvedRun) -> float:
     """The quantile of a clip that follows the gradients, for data that have no table, with an untrusted server."""
     noise = FullBatchMethod().noise(problem.config, problem.model, problem.sizes)
     return round(_scaled(problem.model, noise).quantile, 2)
@@ -290,7 +290,7 @@ def _row(mu: float) -> _Row:
     )
 
 
-def _most_asked(problem: Problem) -> int:
+def _most_asked(problem: ResolvedRun) -> int:
     """The most rounds that one client is asked in."""
     config = problem.config
     return most_requests(config.num_clients, config.asked_per_round, problem.num_rounds, problem.values.sampling)
@@ -309,7 +309,7 @@ class OneShotMethod(Method, algorithm="one-shot"):
     keys = frozenset({"strategy.class-weight", "strategy.ridge"})
     sums_suffice = True
     samples_return = False
-    takes_steps = False
+    is_iterative = False
     on_real_nodes = True
     strategy_type = OneShot
 
@@ -335,11 +335,11 @@ class OneShotMethod(Method, algorithm="one-shot"):
     def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
         return 1, "all samples in one release"
 
-    def release_size(self, problem: Problem) -> int:
+    def release_size(self, problem: ResolvedRun) -> int:
         model = problem.model
         return Moments(model.num_classes).num_values(model.num_features + _has_bias(model))
 
-    def policy(self, problem: Problem, samples: int) -> PrivacyPolicy:
+    def policy(self, problem: ResolvedRun, samples: int) -> PrivacyPolicy:
         config = problem.config
         return self.client_policy(
             clip_norm=problem.values.clip_norm,
@@ -365,11 +365,11 @@ class OneShotMethod(Method, algorithm="one-shot"):
         rows = LabelledFeatures(model.num_features, model.num_classes, _constant(model, policy.clip_norm))
         return OneShotClient(rows, samples, policy, *others, **options)
 
-    def strategy(self, problem: Problem, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:
+    def strategy(self, problem: ResolvedRun, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:
         without_steps = {name: value for name, value in common.items() if name != "learning_rate"}
         return super().strategy(problem, without_steps, deployed=deployed)
 
-    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+    def strategy_options(self, problem: ResolvedRun) -> Mapping[str, Any]:
         clip_norm = problem.values.clip_norm
         return {
             "clip_norm": clip_norm,

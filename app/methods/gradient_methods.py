@@ -33,7 +33,7 @@ from .presets import (
     SGD,
     Hyperparameters,
     PaperConstants,
-    Problem,
+    ResolvedRun,
     sgd_preset,
     the_task,
     tuned,
@@ -74,7 +74,7 @@ class IsrlDpMethod(NoisySgdMethod, algorithm="isrl-dp"):
     strategy_type = IsrlDp
     variant = "minibatch"
 
-    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+    def strategy_options(self, problem: ResolvedRun) -> Mapping[str, Any]:
         return {**super().strategy_options(problem), "variant": self.variant}
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
@@ -140,7 +140,7 @@ class TreeMomentumMethod(Method, algorithm="tree-momentum"):
             return Hyperparameters(SGD.clip * bound, _SCORES / (bound * num_rounds), math.inf)
         return Hyperparameters(chosen.sgd_clip_norm, _PATH / num_rounds, chosen.diameter)
 
-    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+    def strategy_options(self, problem: ResolvedRun) -> Mapping[str, Any]:
         return {"alpha": problem.config.alpha}
 
     def server_noise(self, config: RunConfig) -> str:
@@ -153,10 +153,10 @@ class ReducedTreeMomentumMethod(TreeMomentumMethod, algorithm="reduced-tree-mome
     sentence = "Tree-aggregated momentum of less sensitivity, for smooth losses; the server is trusted."
     # Automatic clipping moves two gradients further apart than they were; it may not.
     keys = TreeMomentumMethod.keys - BOUNDING
-    may_lose = False
+    tolerates_dropouts = False
     strategy_type = ReducedTreeMomentum
 
-    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+    def strategy_options(self, problem: ResolvedRun) -> Mapping[str, Any]:
         smoothness = float(getattr(problem.model, "smoothness", math.inf))
         return {**super().strategy_options(problem), "smoothness": smoothness}
 
@@ -169,7 +169,7 @@ class CorrelatedMomentumMethod(TreeMomentumMethod, algorithm="correlated-momentu
     default_server_mechanism = "blt"
     strategy_type = CorrelatedMomentum
 
-    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+    def strategy_options(self, problem: ResolvedRun) -> Mapping[str, Any]:
         config, options = problem.config, dict(problem.config.mechanism_options)
         mechanism = self.server_noise(config) if config.private else "independent"
         if mechanism == "blt" and config.passes > 1:
@@ -196,7 +196,7 @@ class TrustedSgdMethod(TreeMomentumMethod, algorithm="trusted-sgd"):
     def _practical(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
         return sgd_preset(config, num_rounds, model)
 
-    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+    def strategy_options(self, problem: ResolvedRun) -> Mapping[str, Any]:
         return {"alpha": 1.0, "normalised": False}
 
     def server_noise(self, config: RunConfig) -> str:
@@ -228,7 +228,7 @@ class OnlineMethod(Method, algorithm="online"):
         eta = _UPDATE_TRAVEL / config.batch_size * longest
         return Hyperparameters(_UPDATE_CLIP * bound, eta if kind.scores else min(eta, longest))
 
-    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+    def strategy_options(self, problem: ResolvedRun) -> Mapping[str, Any]:
         config = problem.config
         return {"local_steps": config.batch_size, "global_learning_rate": config.global_learning_rate}
 
@@ -283,7 +283,7 @@ class ShuffledMethod(Method, algorithm="shuffled"):
         # An epoch takes all samples, and they return.
         return config.max_participations or math.inf, f"max-participations = {config.max_participations}"
 
-    def policy(self, problem: Problem, samples: int) -> ShuffledPolicy:
+    def policy(self, problem: ResolvedRun, samples: int) -> ShuffledPolicy:
         config, private = problem.config, samples
         if config.variant == "interleaved":
             private = max(round(config.private_share * samples), 1)
@@ -301,7 +301,7 @@ class ShuffledMethod(Method, algorithm="shuffled"):
             mechanism=self.mechanism(config),
         )
 
-    def client_options(self, problem: Problem, client: int) -> Mapping[str, Any]:
+    def client_options(self, problem: ResolvedRun, client: int) -> Mapping[str, Any]:
         policy = self.policy(problem, problem.sizes[client])
         return {
             "learning_rate": problem.values.learning_rate,
@@ -310,7 +310,7 @@ class ShuffledMethod(Method, algorithm="shuffled"):
             "order_seed": problem.order_seed(client),
         }
 
-    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+    def strategy_options(self, problem: ResolvedRun) -> Mapping[str, Any]:
         config, steps, model = problem.config, max(problem.sizes), problem.model
         rounds, epochs = self.asked_rounds(config, problem.num_rounds), None
         if len(rounds) < problem.num_rounds:
@@ -338,7 +338,7 @@ class ShuffledMethod(Method, algorithm="shuffled"):
     def brief_words(self, policy: PrivacyPolicy) -> str:
         return epoch_words(policy.accounting_used) if isinstance(policy, ShuffledPolicy) else policy.words
 
-    def objective(self, problem: Problem, parameters: Sequence[NDArray[Any]], loss: float) -> float:
+    def objective(self, problem: ResolvedRun, parameters: Sequence[NDArray[Any]], loss: float) -> float:
         kind, strength = regularization(problem.config)
         return loss + sum(float(penalty(kind, np.ravel(part), strength)) for part in parameters)
 
@@ -346,7 +346,7 @@ class ShuffledMethod(Method, algorithm="shuffled"):
         alone = config.num_clients == 1 and not config.lost_replies and config.max_participations == 0
         return alone and registry("model")[config.model].sweeps(config)
 
-    def covers(self, config: RunConfig, prepare: Callable[[RunConfig], Problem]) -> bool:
+    def covers(self, config: RunConfig, prepare: Callable[[RunConfig], ResolvedRun]) -> bool:
         """Amplification needs eta <= 1 / L*, plain composition nothing."""
         if config.variant != "interleaved" or config.accounting != "amplified" or not config.private:
             return True

@@ -31,7 +31,7 @@ from ...strategies.rounds.strategy import ReleaseStrategy
 from ..models.model import Model
 from ..settings.registry import known_mechanism, registry
 from ..settings.run_config import SECURE, RunConfig, refused_trust, run_keys
-from .presets import Hyperparameters, Problem, sgd_preset
+from .presets import Hyperparameters, ResolvedRun, sgd_preset
 from .queries import plan_or_largest_mu
 
 _SERVER_NOISE = "server"
@@ -69,13 +69,13 @@ class Method(ABC):
     presets: ClassVar[tuple[str, ...]] = ("practical",)
     everybody: ClassVar[bool] = False
     """Whether all clients take part in every round, in epochs that they share."""
-    may_lose: ClassVar[bool] = True
+    tolerates_dropouts: ClassVar[bool] = True
     """Whether a round may lack a client's release."""
     sums_samples: ClassVar[bool] = False
     """Whether each release is a sum over all of a client's samples: there are no batches then, and no passes."""
     samples_return: ClassVar[bool] = True
     """Whether a sample may take part more than once in a session."""
-    takes_steps: ClassVar[bool] = True
+    is_iterative: ClassVar[bool] = True
     """Whether its server takes steps, of a length that may be set."""
     uses_public: ClassVar[bool] = False
     """Whether clients or server train on public samples as well."""
@@ -140,7 +140,7 @@ class Method(ABC):
         wanted: dict[str, tuple[object, str]] = {}
         if self.everybody:
             wanted["clients_per_round"] = (config.num_clients, f"num-clients = {config.num_clients} with this strategy")
-        if not self.may_lose:
+        if not self.tolerates_dropouts:
             wanted["lost_replies"] = (0, "0 with this strategy: it ends with the first lost reply")
             wanted["allow_exhaustion"] = (False, "false with this strategy: it ends with the first refusal")
         if self.strategy_type.late_answers == "refused":
@@ -154,7 +154,7 @@ class Method(ABC):
         """Refuse to go through samples more often than this method, or a secret order, allows."""
         if config.passes == 1:
             return
-        if config.secret_order:
+        if config.shuffled_batches:
             raise refusal("passes", "1 with batch-selection = 'shuffled': each sample is in one release", config.passes)
         if not self.samples_return:
             raise refusal("passes", "1 with this strategy", config.passes)
@@ -220,7 +220,7 @@ class Method(ABC):
         releases = config.passes * (samples // config.batch_size)
         return releases, f"{samples} samples in batches of {config.batch_size}{often}"
 
-    def policy(self, problem: Problem, samples: int) -> PrivacyPolicy:
+    def policy(self, problem: ResolvedRun, samples: int) -> PrivacyPolicy:
         """The policy that a simulation gives a client with so many samples.
 
         Under secure aggregation all clients have that of the one with the fewest: what shares a sum has one noise.
@@ -230,7 +230,7 @@ class Method(ABC):
         mechanism = self.mechanism(config)
         schedule = problem.values.schedule if mechanism == "cancelling" and "mechanism.schedule" in self.keys else None
         # In a secret order a release has b samples on average if there is one for every b of them, asked for or not.
-        cap = separation if config.secret_order else min(problem.num_rounds, config.passes * separation)
+        cap = separation if config.shuffled_batches else min(problem.num_rounds, config.passes * separation)
         return self.client_policy(
             clip_norm=problem.values.clip_norm,
             batch_size=config.batch_size,
@@ -247,7 +247,7 @@ class Method(ABC):
             noise_quality=config.noise_quality,
             release_rule=config.release_rule,
             trust=config.trust_model,
-            batch_selection="shuffled" if config.secret_order else "once",
+            batch_selection="shuffled" if config.shuffled_batches else "once",
             sums=config.sums,
             **bounding(config, self.keys),
         )
@@ -291,7 +291,7 @@ class Method(ABC):
             **fields,
         )
 
-    def release_size(self, problem: Problem) -> int:
+    def release_size(self, problem: ResolvedRun) -> int:
         """The number of values in a release, by default the model's."""
         return problem.model.num_parameters
 
@@ -299,7 +299,7 @@ class Method(ABC):
         """Fields of a client's policy that its model settles."""
         return {}
 
-    def plans(self, problem: Problem) -> list[NoisePlan]:
+    def plans(self, problem: ResolvedRun) -> list[NoisePlan]:
         """The different noise plans of a simulation's clients."""
         policies = dict.fromkeys(self.policy(problem, size) for size in dict.fromkeys(problem.sizes))
         return [plan_or_largest_mu(policy, self.release_size(problem)) for policy in policies]
@@ -308,7 +308,7 @@ class Method(ABC):
         """The client, simulated or real; the arguments are those of :class:`~murmurfl.clients.PrivateClient`."""
         return self.client_type(*parts, **options)
 
-    def client_options(self, problem: Problem, client: int) -> Mapping[str, Any]:
+    def client_options(self, problem: ResolvedRun, client: int) -> Mapping[str, Any]:
         """Options of a simulated client's client beside its parts."""
         return {"learning_rate": problem.values.learning_rate} if self.local_steps else {}
 
@@ -316,7 +316,7 @@ class Method(ABC):
         """Whether clients of clients with as many samples differ by name, samples, ledger and keys alone."""
         return type(self).client_options is Method.client_options
 
-    def strategy(self, problem: Problem, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:
+    def strategy(self, problem: ResolvedRun, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:
         """The server's half.
 
         Parameters
@@ -328,11 +328,11 @@ class Method(ABC):
         """
         return self.strategy_type(**common, **self.strategy_options(problem), **self._server_keys(problem, deployed))
 
-    def strategy_options(self, problem: Problem) -> Mapping[str, Any]:
+    def strategy_options(self, problem: ResolvedRun) -> Mapping[str, Any]:
         """Options of this method's strategy beside the common ones."""
         return {"diameter": problem.values.diameter} if "strategy.projection-radius" in self.keys else {}
 
-    def _server_keys(self, problem: Problem, deployed: bool) -> Mapping[str, Any]:
+    def _server_keys(self, problem: ResolvedRun, deployed: bool) -> Mapping[str, Any]:
         if not self.trusted:
             return {}
         return {
@@ -341,7 +341,7 @@ class Method(ABC):
             "noise_keys": None if deployed else SimulatedKeys(problem.config.seed, _SERVER_NOISE),
         }
 
-    def _policy_of_all(self, problem: Problem) -> PrivacyPolicy:
+    def _policy_of_all(self, problem: ResolvedRun) -> PrivacyPolicy:
         """The one policy by which a trusted server makes its noise: it must hold for every client."""
         policies = [self.policy(problem, size) for size in dict.fromkeys(problem.sizes)]
         for name in _CHARGED:
@@ -362,7 +362,7 @@ class Method(ABC):
 
     def guarantee(
         self,
-        problem: Problem,
+        problem: ResolvedRun,
         loss: Loss | float,
         *,
         min_honest: int | None = None,
@@ -412,7 +412,7 @@ class Method(ABC):
         often = f"every sample in up to {policy.participations} releases"
         return policy.words.replace(often, "every sample in every release")
 
-    def objective(self, problem: Problem, parameters: Sequence[NDArray[Any]], loss: float) -> float:
+    def objective(self, problem: ResolvedRun, parameters: Sequence[NDArray[Any]], loss: float) -> float:
         """The minimised objective, from the model's loss on the test set."""
         return loss
 
@@ -420,7 +420,7 @@ class Method(ABC):
         """Whether runs that differ in variant, mu and step alone can be made together (:mod:`murmurfl.app.papers`)."""
         return False
 
-    def covers(self, config: RunConfig, prepare: Callable[[RunConfig], Problem]) -> bool:
+    def covers(self, config: RunConfig, prepare: Callable[[RunConfig], ResolvedRun]) -> bool:
         """Whether the guarantee holds for a run's step: papers show steps that it does not hold for."""
         return True
 

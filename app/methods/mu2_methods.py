@@ -17,7 +17,7 @@ from .method import BOUNDING, Method
 from .presets import (
     Hyperparameters,
     PaperConstants,
-    Problem,
+    ResolvedRun,
     largest_step,
     mu2_scaled,
     tuned,
@@ -78,7 +78,7 @@ class Mu2Method(Method, algorithm="mu2"):
         if config.steps == "anytime" and self.strategy_type is not Mu2:
             raise refusal("strategy.steps", "'constant' with a strategy of your own", config.steps)
 
-    def strategy(self, problem: Problem, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:
+    def strategy(self, problem: ResolvedRun, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:
         if problem.config.steps != "anytime":
             return super().strategy(problem, common, deployed=deployed)
         return AnytimeMu2(**common, **self.strategy_options(problem), window=problem.config.window)

@@ -63,7 +63,7 @@ class Hyperparameters:
 
 
 @dataclass(frozen=True)
-class Problem:
+class ResolvedRun:
     """A run configuration worked out on its data.
 
     Parameters
@@ -109,12 +109,12 @@ class Problem:
         return is_centred(self.config)
 
     @cached_property
-    def trained(self) -> Problem:
+    def trained(self) -> ResolvedRun:
         """The training alone, with the mu that queries leave for it."""
         if not shares(self.config):
             return self
         parts = (self.data, self.shards, self.model, self.num_rounds, self.values, self.fewest)
-        return Problem(trained_config(self.config), *parts)
+        return ResolvedRun(trained_config(self.config), *parts)
 
     @property
     def uses_beside(self) -> int:
@@ -163,8 +163,8 @@ class Problem:
         return derived_seed("order of a silo", self.config.seed, client)
 
 
-WorkedOut = Callable[[RunConfig, Dataset, Sequence[Any]], Problem]
-"""Works a run configuration out on data (:func:`~murmurfl.app.runs.experiment.worked_out`)."""
+Resolve = Callable[[RunConfig, Dataset, Sequence[Any]], ResolvedRun]
+"""Works a run configuration out on data (:func:`~murmurfl.app.runs.experiment.resolve`)."""
 
 
 @dataclass(frozen=True)

@@ -271,7 +271,7 @@ def _largest_mu(policy: PrivacyPolicy, num_parameters: int) -> float | None:
 
 
 class QueriedProblem(Protocol):
-    """What a query of a run needs to know of its run (:class:`~murmurfl.app.methods.presets.Problem`)."""
+    """What a query of a run needs to know of its run (:class:`~murmurfl.app.methods.presets.ResolvedRun`)."""
 
     @property
     def config(self) -> RunConfig:

@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from ...clients.records.client_records import Rows, table_file, table_rows
 from ...clients.records.drafting import document
 from ...clients.records.schema import Schema
-from ...privacy.errors import ConfigurationError, MisfitError
+from ...privacy.errors import ConfigurationError, InvalidRecordError
 from ...privacy.queries.mean_of_features import centred
 from . import make_model
 from .model import CENTRE_ARRAY, CONSTANT_ARRAY, Model
@@ -196,7 +196,7 @@ def _read(rows: Any, schema: Schema) -> NDArray[np.float32]:
     for number in range(len(found)):
         try:
             made[number] = schema.read({**found[number], **of_nobody}).inputs
-        except MisfitError:
+        except InvalidRecordError:
             continue
     return made
 

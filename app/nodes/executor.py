@@ -49,7 +49,7 @@ from flwr.supernode.runtime.run_clientapp import push_message, push_task_output
 
 from ...privacy import protocol
 from ...privacy.errors import is_interrupt
-from .taken_runs import ReceivedContext
+from .run_admission import ReceivedContext
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from typing import IO, TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Context, Message, MessageType
 
 from ...privacy import protocol
-from ...privacy.errors import ConfigurationError, MisfitError, MurmurflError
+from ...privacy.errors import ConfigurationError, InvalidRecordError, MurmurflError
 
 if TYPE_CHECKING:
     from ...clients.messages import Answers
@@ -509,7 +509,9 @@ class _Lines(logging.Formatter):
 
     def _told(self, error: BaseException) -> str:
         places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]
-        told = (isinstance(error, MurmurflError) and not isinstance(error, MisfitError)) or self._settings.details
+        told = (
+            isinstance(error, MurmurflError) and not isinstance(error, InvalidRecordError)
+        ) or self._settings.details
         return f"{type(error).__name__}{f': {error}' if told else ''} at {' > '.join(places) or 'no place'}"
 
 

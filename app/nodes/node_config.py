@@ -203,20 +203,20 @@ class NodeConfig(RecordsFile):
             clips = f"0 with strategy = {self.strategy!r}, which does not clip by owner"
             self._check("samples_per_owner", able, clips)
             self._check("samples_per_owner", not beside, "0 with centring or evaluation.share, which count samples")
-        able = method.centres and not self.secret_order
+        able = method.centres and not self.shuffled_batches
         self._check("centring", self.centring in (CENTRINGS if able else CENTRINGS[:2]), "'none' or empty here")
         if not self.centred:
             self._check("centring_share", self.centring_share == CENTRING_SHARE, "unset without centring")
         own = self.centred and bool(self.samples)
         self._check("centring_norm", (self.centring_norm > 0) == own, "set with centring and `samples`, and only then")
         self._check("centring_nonnegative", own or not self.centring_nonnegative, "unset without centring of `samples`")
-        able = method.evaluates and not self.secret_order
+        able = method.evaluates and not self.shuffled_batches
         self._check("private_evaluation", able or not self.private_evaluation, "0 here")
         left = 1.0 - self._mean_share
         self._check("private_evaluation", self.private_evaluation < left, f"a number >= 0 and < {left:g}")
 
     @property
-    def secret_order(self) -> bool:
+    def shuffled_batches(self) -> bool:
         """Whether each sample draws the release it is in, and only this client knows which."""
         return self.batch_selection == SHUFFLED
 
@@ -282,7 +282,7 @@ class NodeConfig(RecordsFile):
                 noise_quality="exact",
                 **bounding(self, self.method.keys),
                 **of_model,
-                **({"batch_selection": "shuffled"} if self.secret_order else {}),
+                **({"batch_selection": "shuffled"} if self.shuffled_batches else {}),
                 **terms,
             )
         return beside_queries(policy, terms["budget_mu"]) if self.centred or self.private_evaluation else policy
@@ -335,7 +335,7 @@ class NodeConfig(RecordsFile):
         """Whether it releases the mean of its features first."""
         if self.centring or self.samples:
             return self.centring == PRIVATE
-        return centred_by_default(self.strategy, self.features, secret_order=self.secret_order)
+        return centred_by_default(self.strategy, self.features, shuffled_batches=self.shuffled_batches)
 
     @property
     def _mean_share(self) -> float:

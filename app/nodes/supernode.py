@@ -37,13 +37,16 @@ from .flower_process import (
 from .journal import Journal, noting
 from .node_app import OwnNode, answers_of, describe_helper
 from .node_config import HelperConfig, NodeConfig
-from .taken_runs import TakenRuns, taking
+from .run_admission import RunAdmissionPolicy, taking
 
 logger = logging.getLogger(__name__)
 
 
 def run_node(
-    config: NodeConfig | OwnNode, connection: Connection, journal: Journal | None = None, runs: TakenRuns | None = None
+    config: NodeConfig | OwnNode,
+    connection: Connection,
+    journal: Journal | None = None,
+    runs: RunAdmissionPolicy | None = None,
 ) -> None:
     """Answer whatever the SuperLink asks, until interrupted (SIGINT, SIGTERM or SIGHUP).
 
@@ -54,7 +57,7 @@ def run_node(
     ----------
     journal : Journal, optional
         Receives an entry for every event.
-    runs : TakenRuns, optional
+    runs : RunAdmissionPolicy, optional
         Runs to take, from the same file as ``config``; default all.
 
     Raises
@@ -85,7 +88,7 @@ def run_node(
 
 
 def run_helper(
-    config: HelperConfig, connection: Connection, journal: Journal | None = None, runs: TakenRuns | None = None
+    config: HelperConfig, connection: Connection, journal: Journal | None = None, runs: RunAdmissionPolicy | None = None
 ) -> None:
     """Open sums of masked releases for whatever the SuperLink asks, until interrupted (SIGINT, SIGTERM or SIGHUP).
 
@@ -115,7 +118,7 @@ def run_helper(
     _answer_forever(noting(taking(helper_app(opener), runs), journal), connection, journal)
 
 
-def _say(runs: TakenRuns | None) -> None:
+def _say(runs: RunAdmissionPolicy | None) -> None:
     if runs is not None:
         logger.info(runs.sentence())
 

@@ -26,7 +26,7 @@ from ..data.loading import give, loaded, wanted_by
 from ..data.task import Dataset, Shard
 from ..engines.pool import HerePool, Pool, WorkerState, checked_workers, computing_alone, opened_pool, say_nothing
 from ..engines.start import ENGINES, run_document
-from ..methods import METHODS, Problem
+from ..methods import METHODS, ResolvedRun
 from ..methods.method import AUTO
 from ..methods.presets import constant_feature
 from ..models.linear import SoftmaxRegression
@@ -432,7 +432,7 @@ def caption_guarantee(
     nothing = np.zeros((config.batch_size * _NOMINAL, 1), np.float32), np.zeros(config.batch_size * _NOMINAL, np.int64)
     data = Dataset(*nothing, *nothing, num_classes=2)
     shards = [Shard(data, np.arange(len(data.train_labels)))]
-    problem = Problem(replace(config, max_participations=0), data, shards, model, rounds, values)
+    problem = ResolvedRun(replace(config, max_participations=0), data, shards, model, rounds, values)
     loss = Loss.of(config.mu if config.private else math.inf, worst_case_mu if config.secure else None)
     made = method.guarantee(problem, loss, notes=(SIMULATED,), brief=True)
     return replace(made, amplified=amplified)

@@ -22,14 +22,14 @@ from ...privacy.accounting.amplification import Amplification, amplification_of
 from ...privacy.accounting.loss import Gaussian, Loss
 from ...privacy.accounting.noise_plan import NoisePlan
 from ...privacy.errors import ConfigurationError
-from ...privacy.mechanisms import noise_stands_alone
+from ...privacy.mechanisms import noise_is_memoryless
 from ...privacy.release.policy import PrivacyPolicy, Trust
 from ...privacy.setting import Value
 from ..data.task import Dataset
-from ..methods import METHODS, Problem
+from ..methods import METHODS, ResolvedRun
 from ..methods.full_batch_method import has_table, usual_quantile
 from ..methods.method import worth_of_order
-from ..methods.presets import WorkedOut, the_task, tuned
+from ..methods.presets import Resolve, the_task, tuned
 from ..methods.queries import trained_samples
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
@@ -57,7 +57,7 @@ class PlanRequest:
     sizes: tuple[int, ...] = ()  # Samples of each client; none where all data of a client are one unit
     num_features: int = 0  # Of the data as they are, before any features are made of them
     num_classes: int = 0
-    worked_out: WorkedOut | None = None  # Works out a run; needed to choose a strategy
+    resolve: Resolve | None = None  # Works out a run; needed to choose a strategy
     num_parameters: int = 0  # Values of a project's own updates, for which no strategy is chosen
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class PlanRequest:
         own = {name: run_keys()[name].default for name in _OF_AUTO}
         return RunConfig.from_mapping({**self.config.to_mapping(), **own, **settings})
 
-    def problem(self, settings: Mapping[str, Value]) -> Problem:
+    def problem(self, settings: Mapping[str, Value]) -> ResolvedRun:
         """The run with a strategy's settings, worked out on sizes: it has the rounds, clip, step and noise to come."""
         config = self.with_settings(settings)
         width, empty = self._width(config), np.zeros(0, np.int64)
@@ -140,11 +140,11 @@ class PlanRequest:
         return self.work_out(config, outline, [range(size) for size in self.sizes])
 
     @property
-    def work_out(self) -> WorkedOut:
+    def work_out(self) -> Resolve:
         """What works out a run."""
-        if self.worked_out is None:
-            raise ConfigurationError("Expected worked_out in a request for a strategy.", kind="missing")
-        return self.worked_out
+        if self.resolve is None:
+            raise ConfigurationError("Expected resolve in a request for a strategy.", kind="missing")
+        return self.resolve
 
     def _width(self, config: RunConfig) -> int:
         """Values of a sample's features: the map says it of a blank image."""
@@ -170,7 +170,7 @@ class Candidate:
     request: PlanRequest
     strategy: str
     settings: Mapping[str, Value]  # Run-config keys that it sets beyond the request's own
-    problem: Problem  # The run, worked out on sizes
+    problem: ResolvedRun  # The run, worked out on sizes
     # A client's; of a mechanism under a trusted server that of one client, whose noise the server makes
     policy: PrivacyPolicy
     num_values: int  # Values of a release, d
@@ -354,7 +354,7 @@ def noise_to_signal(
     rounds: int,
     asked: int,
     clients: int,
-    stands_alone: bool,
+    is_memoryless: bool,
     samples_summed: float = 1.0,
 ) -> float:
     """The expected length of the noise in the mean gradient of the last step, over the clip norm.
@@ -378,7 +378,7 @@ def noise_to_signal(
         d, values of a release.
     rounds, asked, clients : int
         T, m and M.
-    stands_alone : bool
+    is_memoryless : bool
         Whether a release has noise of its own, and not one that takes out what was added before.
     samples_summed : float
         Samples that a release is the *sum* of, mean over clients; 1 where it is a mean.
@@ -390,7 +390,7 @@ def noise_to_signal(
     """
     row_std = plan.mechanism.row_std
     made = min(max(round(rounds * asked / clients), 1), plan.mechanism.num_releases)
-    if stands_alone:
+    if is_memoryless:
         before = row_std(made - 1) if made > 1 else 0.0
         value = plan.noise_std * math.sqrt(max(row_std(made) ** 2 - before**2, 0.0)) / math.sqrt(asked)
     else:
@@ -398,7 +398,7 @@ def noise_to_signal(
     return value / samples_summed * math.sqrt(num_values) / longest
 
 
-def noise_to_signal_of(problem: Problem) -> float:
+def noise_to_signal_of(problem: ResolvedRun) -> float:
     """:func:`noise_to_signal` of a run, with the plan of its client with the fewest samples.
 
     Notes
@@ -421,7 +421,7 @@ def noise_to_signal_of(problem: Problem) -> float:
         asked=config.asked_per_round,
         clients=config.num_clients,
         # Correlated noise is taken out again whatever a release is built on.
-        stands_alone=policy.release_mode == "independent" and noise_stands_alone(policy.mechanism),
+        is_memoryless=policy.release_mode == "independent" and noise_is_memoryless(policy.mechanism),
         # In a secret order a release is a sum over b, which about b samples are in.
         samples_summed=sum(problem.sizes) / len(problem.sizes) if policy.batch_selection == "full_batch" else 1.0,
     )
@@ -655,7 +655,7 @@ class PlanResult:
         """The choice in twice as many rounds; None where these are not possible."""
         chosen, most = self.chosen, self.request.most_rounds
         rounds, settings = 2 * chosen.rounds, dict(chosen.settings)
-        if not METHODS[chosen.strategy].takes_steps or (most is not None and rounds > most):
+        if not METHODS[chosen.strategy].is_iterative or (most is not None and rounds > most):
             return None
         if not chosen.whole:
             settings["batch-size"] = chosen.problem.config.batch_size // 2
@@ -667,7 +667,7 @@ class PlanResult:
 
     def why_not(self, candidate: Candidate) -> str:
         """Return why a candidate that is possible was not taken."""
-        favoured = "" if METHODS[candidate.strategy].takes_steps else ", whose Gaussian classes favour it,"
+        favoured = "" if METHODS[candidate.strategy].is_iterative else ", whose Gaussian classes favour it,"
         return (
             f"on made-up data{favoured} it keeps {100 * candidate.retained_utility:.0f} % of what can be learnt, "
             f"{self.chosen.strategy} {100 * self.chosen.retained_utility:.0f} %"

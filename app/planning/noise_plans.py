@@ -15,10 +15,10 @@ from ...privacy.accounting.guarantee import Guarantee, person_loss
 from ...privacy.accounting.loss import NOTHING_ASSUMED, Gaussian, Loss, SumAssumption, weakest_loss
 from ...privacy.accounting.noise_forecast import Forecast, StatedNoise, forecast_of, stated_noise
 from ...privacy.errors import ConfigurationError
-from ...privacy.mechanisms import DECODERS, MECHANISMS, SCHEDULES, WORKLOADS, noise_stands_alone
+from ...privacy.mechanisms import DECODERS, MECHANISMS, SCHEDULES, WORKLOADS, noise_is_memoryless
 from ...privacy.noise import range_problem, summed_range_problem
 from ...privacy.release.policy import MOST_CLIENTS, PrivacyPolicy, Trust
-from ..methods import METHODS, Problem
+from ..methods import METHODS, ResolvedRun
 from ..settings.run_config import SECURE, sum_assumption
 from .deciding import Candidate, PlanRequest, PlanResult
 
@@ -40,7 +40,7 @@ USUAL = 3
 
 def mechanism_base(
     request: PlanRequest,
-    problem: Problem,
+    problem: ResolvedRun,
     *,
     samples: int = 0,
     num_values: int = 0,
@@ -65,7 +65,7 @@ def mechanism_base(
     batch = config.batch_size if "batch-size" in method.keys else samples
     check_batch(batch, samples)
     uses, separation = own.participations, samples // batch
-    possible = separation if config.secret_order else min(problem.num_rounds, uses * separation)
+    possible = separation if config.shuffled_batches else min(problem.num_rounds, uses * separation)
     policy = PrivacyPolicy(
         clip_norm=own.clip_norm,
         batch_size=batch,
@@ -80,7 +80,7 @@ def mechanism_base(
         trust=own.trust,
         sums=own.sums,
         samples_per_owner=own.samples_per_owner,
-        batch_selection="shuffled" if config.secret_order and own.trust != "trusted-server" else "once",
+        batch_selection="shuffled" if config.shuffled_batches and own.trust != "trusted-server" else "once",
     )
     asked = {"epsilon": epsilon, "max-participations": cap}
     values = num_values or method.release_size(problem)
@@ -130,7 +130,7 @@ def compare_mechanisms(base: Candidate) -> PlanResult:
             name = f"{mechanism} {value}".strip()
             if mechanism == "optimal" and policy.max_participations > _MOST_OPTIMAL[value]:
                 left_out[name] = f"more than {_MOST_OPTIMAL[value]} releases: finding it takes too long for a plan"
-            elif policy.trust == SECURE and policy.release_rule == "paper" and not noise_stands_alone(mechanism):
+            elif policy.trust == SECURE and policy.release_rule == "paper" and not noise_is_memoryless(mechanism):
                 left_out[name] = "no helper opens a correlated release that is built on one which may be lost"
             else:
                 longest = max(base.rounds, policy.max_participations) if value == "paper" else None

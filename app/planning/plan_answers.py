@@ -20,7 +20,7 @@ from ...privacy.setting import Value
 from ..methods import METHODS
 from ..methods.method import AUTO
 from ..nodes.flower_internals import without_log
-from ..runs.experiment import Experiment, plan_request_of, prepare, worked_out
+from ..runs.experiment import Experiment, plan_request_of, prepare, resolve
 from ..runs.run_guarantees import configured_figures, run_guarantee
 from ..settings.layers import DEFAULT_RUN, layered, with_defaults
 from ..settings.registry import registry
@@ -218,7 +218,7 @@ _LEFT_OUT = (
 
 def experiment_of(result: PlanResult) -> Experiment:
     """Return the chosen run."""
-    return cast(Experiment, result.chosen.problem)  # worked_out makes no other problems
+    return cast(Experiment, result.chosen.problem)  # resolve makes no other problems
 
 
 def command_of_result(result: PlanResult) -> str:
@@ -382,7 +382,7 @@ def _request_of_numbers(samples: int, parameters: int, settings: Mapping[str, An
     made_up = _made_up(samples, parameters, settings)
     clients = int(settings["num-clients"])
     config = RunConfig.from_mapping({**made_up, **settings})
-    return PlanRequest(config, (samples,) * clients, int(made_up["task.features"]), _CLASSES, worked_out)
+    return PlanRequest(config, (samples,) * clients, int(made_up["task.features"]), _CLASSES, resolve)
 
 
 def _made_up(samples: int, parameters: int, settings: Mapping[str, Any]) -> dict[str, Value]:

@@ -87,7 +87,7 @@ def way_document(way: Candidate) -> dict[str, Any]:
         "mark": way.mark or None,
         "accuracy": way.accuracy,
         "command": command_of_candidate(way),
-        "secret_order": secret,
+        "shuffled_batches": secret,
     }
 
 
@@ -111,7 +111,7 @@ def plan_document(plan: PlanResult) -> dict[str, Any]:
         "release_rule": policy.release_rule,
         "trust": policy.trust,
         **asdict(policy.sums),
-        "secret_order": config.secret_order,
+        "shuffled_batches": config.shuffled_batches,
         "after_mean": base.problem.is_centred,
         "samples_per_owner": policy.samples_per_owner,
     }

@@ -107,7 +107,7 @@ def plan_table(plan: PlanResult) -> Table:
     for row in rows:
         estimated = "" if row["amplified_proved"] else ", estimated"
         known = "not known" if row["epsilon_amplified"] is None else rounded_up(row["epsilon_amplified"]) + estimated
-        row["secret"] = known if plan.chosen.config.secret_order else ""
+        row["secret"] = known if plan.chosen.config.shuffled_batches else ""
     return Table("Noise of one value", _MECHANISMS, rows, noise_guarantee(plan).sentence)
 
 
@@ -239,7 +239,7 @@ def plan_lines(plan: PlanResult) -> tuple[list[str], list[str]]:
             "(`murmurfl run` says how many rounds that leaves), with balanced all equally often."
         )
     after = [f"Least noise on prefix sums: {plan.chosen.mark}."]
-    if config.secret_order:
+    if config.shuffled_batches:
         after.insert(
             0,
             "In a secret order: epsilon at the same delta while nobody learns which release a sample is in. An "

@@ -206,7 +206,7 @@ def _check(config: RunConfig, candidates: Sequence[Mapping[str, float]]) -> None
         )
     if any(not (math.isfinite(value) and value > 0) for multiples in candidates for value in multiples.values()):
         raise ConfigurationError("Expected multiples > 0 and finite.", kind="out-of-range", setting="multiples")
-    if config.trust_model != "untrusted-server" or not config.private or config.secret_order:
+    if config.trust_model != "untrusted-server" or not config.private or config.shuffled_batches:
         raise ConfigurationError(
             "Expected an untrusted server, noise, and no secret order for a search, got trust = "
             f"{config.trust_model!r}, mechanism = {config.mechanism.kind!r}, batch-selection = "

@@ -28,8 +28,8 @@ from ...privacy.noise import derived_seed
 from ...privacy.setting import by_key
 from ..data.task import Dataset, Shard
 from ..engines.direct import DirectClients
-from ..methods import METHODS, Problem
-from ..methods.presets import WorkedOut, the_task, usual_squared_norm, wanted_mu
+from ..methods import METHODS, ResolvedRun
+from ..methods.presets import Resolve, the_task, usual_squared_norm, wanted_mu
 from ..models.fitted_linear import discriminant, ridge
 from ..models.model import area_under_curve
 from ..nodes.flower_internals import without_log
@@ -185,18 +185,18 @@ _RIDGES = (0.001, 0.1, 1.0, 10.0, 100.0)
 synthetic_data = lru_cache(maxsize=32)(SyntheticData)
 
 
-def mean_retained_utility(problem: Problem, worked_out: WorkedOut) -> float:
+def mean_retained_utility(problem: ResolvedRun, resolve: Resolve) -> float:
     """What a run keeps of what can be learnt, on average over :data:`FAMILY`; 0 where it cannot be rehearsed."""
-    scores = rehearse(problem, worked_out)
+    scores = rehearse(problem, resolve)
     return fmean(one.retained_utility for one in scores) if scores else 0.0
 
 
-def against_local_baseline(problem: Problem, worked_out: WorkedOut) -> tuple[float, float] | None:
+def against_local_baseline(problem: ResolvedRun, resolve: Resolve) -> tuple[float, float] | None:
     """What a run keeps, and one client alone without noise, on average over :data:`FAMILY` and more seeds.
 
     None where the run cannot be rehearsed.
     """
-    scores = rehearse(problem, worked_out, seeds=_BESIDE_SEEDS)
+    scores = rehearse(problem, resolve, seeds=_BESIDE_SEEDS)
     if not scores:
         return None
     samples = max(round(sum(problem.sizes) / len(problem.sizes)), 1)
@@ -205,13 +205,13 @@ def against_local_baseline(problem: Problem, worked_out: WorkedOut) -> tuple[flo
     return fmean(one.retained_utility for one in scores), fmean(alone)
 
 
-def foretold(problem: Problem, worked_out: WorkedOut) -> tuple[float, float] | None:
+def foretold(problem: ResolvedRun, resolve: Resolve) -> tuple[float, float] | None:
     """Between which shares of what can be learnt a run keeps; None where it cannot be rehearsed.
 
     An estimate: around what it keeps of :data:`USUAL` made-up data, as wide as four of five situations need
     (docs/tuning.md).
     """
-    scores = rehearse(problem, worked_out, profiles=USUAL, seeds=_SEEDS)
+    scores = rehearse(problem, resolve, profiles=USUAL, seeds=_SEEDS)
     if not scores:
         return None
     middle = min(max(fmean(one.retained_utility for one in scores), 0.0), 1.0)
@@ -226,8 +226,8 @@ _SEEDS, _BESIDE_SEEDS = (1, 2), (1, 2, 3)
 
 
 def rehearse(
-    problem: Problem,
-    worked_out: WorkedOut,
+    problem: ResolvedRun,
+    resolve: Resolve,
     *,
     profiles: Sequence[SyntheticProfile] = FAMILY,
     seeds: Sequence[int] = (1,),
@@ -236,12 +236,12 @@ def rehearse(
     if problem.num_rounds > _MOST_ROUNDS or problem.model.num_parameters * problem.num_rounds > _MOST_UPDATES:
         return []
     try:
-        return [_dry_run(problem, worked_out, profile, seed) for profile in profiles for seed in seeds]
+        return [_dry_run(problem, resolve, profile, seed) for profile in profiles for seed in seeds]
     except Exception:  # a model of the user's own may do anything with rows that are not its records
         return []
 
 
-def _made_up_for(problem: Problem, profile: SyntheticProfile, seed: int) -> SyntheticData:
+def _made_up_for(problem: ResolvedRun, profile: SyntheticProfile, seed: int) -> SyntheticData:
     """Made-up data of a run's shape, with the samples of the clients that stand for those of a round."""
     config, model = problem.trained.config, problem.model
     norm = math.sqrt(usual_squared_norm(config, model) - ("bias" in model.names))
@@ -251,18 +251,18 @@ def _made_up_for(problem: Problem, profile: SyntheticProfile, seed: int) -> Synt
     return synthetic_data(profile, samples, features, problem.data.num_classes, norm, seed, the_task(config).majority)
 
 
-def _groups(problem: Problem) -> int:
+def _groups(problem: ResolvedRun) -> int:
     """Clients of a rehearsal: one for those of a round."""
     return max(round(len(problem.sizes) / problem.config.asked_per_round), 1)
 
 
-def _own_samples(problem: Problem) -> int:
+def _own_samples(problem: ResolvedRun) -> int:
     """Samples of the client that stands for a round's."""
     samples = sum(problem.sizes) / len(problem.sizes) * problem.config.asked_per_round
     return max(round(min(samples, MOST_SAMPLES / _groups(problem))), 2)
 
 
-def _dry_run(problem: Problem, worked_out: WorkedOut, profile: SyntheticProfile, seed: int) -> DryRunScore:
+def _dry_run(problem: ResolvedRun, resolve: Resolve, profile: SyntheticProfile, seed: int) -> DryRunScore:
     config, method = problem.trained.config, METHODS[problem.config.strategy]
     asked, groups, own = config.asked_per_round, _groups(problem), _own_samples(problem)
     samples = sum(problem.sizes) / len(problem.sizes)
@@ -274,7 +274,7 @@ def _dry_run(problem: Problem, worked_out: WorkedOut, profile: SyntheticProfile,
     settled_values = {field.name: getattr(problem.values, field.name) for field in fields(problem.values)}
     values = by_key({**settled_values, "projection_radius": problem.values.diameter / 2}, run_keys())
     settled = {name: value for name, value in values.items() if name in known and name not in _LEFT and value}
-    if not method.takes_steps:
+    if not method.is_iterative:
         settled.pop("learning-rate")
     own_settings: dict[str, Any] = {
         "num-clients": groups,
@@ -291,7 +291,7 @@ def _dry_run(problem: Problem, worked_out: WorkedOut, profile: SyntheticProfile,
         shared["batch-size"] = batch
     finite = {name: value for name, value in settled.items() if value != math.inf}
     made = RunConfig.from_mapping({**shared, **finite, **own_settings})
-    return DryRunScore(_score(made, data, groups, worked_out), *data.bounds)
+    return DryRunScore(_score(made, data, groups, resolve), *data.bounds)
 
 
 _LEFT = ("mechanism.schedule", "sampling")
@@ -305,11 +305,11 @@ def direct_clients(run: Any) -> DirectClients:
 
 
 @lru_cache(maxsize=1024)
-def _score(config: RunConfig, made: SyntheticData, groups: int, worked_out: WorkedOut) -> float:
+def _score(config: RunConfig, made: SyntheticData, groups: int, resolve: Resolve) -> float:
     """Accuracy on the test set, AUC or R^2, of a run trained to the end."""
     data = made.dataset
     parts = np.split(np.arange(len(data.train_labels)), groups)
-    run: Any = worked_out(config, data, [Shard(data, part) for part in parts])
+    run: Any = resolve(config, data, [Shard(data, part) for part in parts])
     with without_log():
         result = run.strategy().start(direct_clients(run), run.initial_arrays(), num_rounds=run.num_rounds)
     parameters, samples = result.arrays.to_numpy_ndarrays(), (data.test_features, data.test_labels)

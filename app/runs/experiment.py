@@ -34,7 +34,7 @@ from ...strategies.rounds.strategy import ReleaseStrategy
 from ..data.loading import load_dataset, load_shards
 from ..data.partition import shard_sizes
 from ..data.task import Dataset
-from ..methods import METHODS, Method, Problem
+from ..methods import METHODS, Method, ResolvedRun
 from ..methods.method import AUTO
 from ..methods.presets import constant_feature, feature_bound, the_task
 from ..methods.queries import (
@@ -57,7 +57,7 @@ _MOST_COINS = 200_000
 
 
 @dataclass(frozen=True)
-class Shortage:
+class Exhaustion:
     """The client that first runs out: how many releases it can make, why, and the round that asks for one more."""
 
     client: int
@@ -67,7 +67,7 @@ class Shortage:
 
 
 @dataclass(frozen=True)
-class Experiment(Problem):
+class Experiment(ResolvedRun):
     """A problem and its method: everything that both sides need before the first round.
 
     Parameters
@@ -224,7 +224,7 @@ class Experiment(Problem):
         return NO_LOSS.compose(*(query.loss for query in self.queries), own)
 
     @cached_property
-    def shortage(self) -> Shortage | None:
+    def shortage(self) -> Exhaustion | None:
         """The simulated client that is asked once too often first, if one is.
 
         Samples and cap settle how many releases a client can make; seed and round settle whom a round asks. A request
@@ -232,7 +232,7 @@ class Experiment(Problem):
         """
         return self._shortage(self.num_rounds)
 
-    def _shortage(self, num_rounds: int) -> Shortage | None:
+    def _shortage(self, num_rounds: int) -> Exhaustion | None:
         config, sizes = self.config, self.sizes
         rounds = self.method.asked_rounds(config, num_rounds)
         fewest = min(sizes)
@@ -245,7 +245,7 @@ class Experiment(Problem):
             return None
         server_round, client = found
         releases, reason = limits[sizes[client]]
-        return Shortage(client, server_round, int(releases), reason)
+        return Exhaustion(client, server_round, int(releases), reason)
 
     def _asked(self, server_round: int) -> NDArray[np.int64]:
         """The clients that a round asks."""
@@ -288,7 +288,7 @@ class Experiment(Problem):
                 got=patience,
             )
 
-    def _refused(self, found: Shortage) -> ConfigurationError:
+    def _refused(self, found: Exhaustion) -> ConfigurationError:
         """The refusal of a run that asks a client for too many releases; it says how many rounds are possible."""
         config, num_rounds = self.config, self.num_rounds
         # Which rounds ask clients may depend on how many there are; where all of them do, the answer is known at once.
@@ -299,7 +299,7 @@ class Experiment(Problem):
         ways = ["fewer rounds", more]
         if config.asked_per_round < config.num_clients and self.values.sampling != "balanced":
             ways.append("sampling = balanced, which asks all clients equally often")
-        if self.method.may_lose:
+        if self.method.tolerates_dropouts:
             ways.append("allow-exhaustion = true: clients that have nothing left then refuse, and the others go on")
         return ConfigurationError(
             f"Expected num-rounds <= {possible}, got {num_rounds}: client {found.client} can make {found.releases} "
@@ -335,7 +335,7 @@ def prepare(config: RunConfig, *, deployed: bool = False) -> Experiment:
     if config.strategy == AUTO:
         return _chosen(config)
     data = load_dataset(config)
-    return worked_out(config, data, load_shards(config, data, stated=deployed), deployed=deployed)
+    return resolve(config, data, load_shards(config, data, stated=deployed), deployed=deployed)
 
 
 def _chosen(config: RunConfig) -> Experiment:
@@ -349,7 +349,7 @@ def plan_request_of(config: RunConfig) -> PlanRequest:
     """The situation of a run before its strategy is chosen: wishes and, of the samples, sizes and shapes alone."""
     data = load_dataset(config)
     sizes = tuple(shard_sizes(load_shards(config, data)))
-    return PlanRequest(config, sizes, data.num_features, data.num_classes, worked_out)
+    return PlanRequest(config, sizes, data.num_features, data.num_classes, resolve)
 
 
 def model_of(config: RunConfig, data: Dataset) -> Model:
@@ -361,14 +361,14 @@ def model_of(config: RunConfig, data: Dataset) -> Model:
     return model
 
 
-def worked_out(config: RunConfig, data: Dataset, shards: Sequence[Any], *, deployed: bool = False) -> Experiment:
+def resolve(config: RunConfig, data: Dataset, shards: Sequence[Any], *, deployed: bool = False) -> Experiment:
     """Work out a run configuration on data that are there; of them only sizes and shapes are looked at."""
     method = METHODS[config.strategy]
     model = model_of(config, data)
     per_round = config.asked_per_round * config.batch_size
     check_classes(config, data.num_classes)
     sizes = shard_sizes(shards, partial(trained_samples, config))
-    if deployed and method.takes_steps and not config.num_rounds:
+    if deployed and method.is_iterative and not config.num_rounds:
         raise ConfigurationError(
             "Expected num-rounds for real clients, got none: the server does not know how many samples they have. Say "
             "how many rounds their operators agreed on.",

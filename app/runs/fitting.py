@@ -352,7 +352,7 @@ def _described(
         rows=len(found.rows),
         trained=len(dataset.train_labels),
         tested=len(labels),
-        misfits=read.misfits,
+        invalid_records=read.invalid_records,
         site=site,
         left_out=found.left_out,
         majority=float(np.mean(usual)) if found.schema.num_classes > 1 else 0.0,
@@ -402,7 +402,7 @@ def _for_real(
     where = _ledger_of(Path(asked.table).expanduser(), ledger)
     made = fit_for_real(found, own, where, budget, seal, on_progress, scaling_share=share)
     # What else is of the rows was not released.
-    unknown: dict[str, Any] = {"tested": 0, "misfits": {}, "majority": 0.0, "variance": 0.0, "left_out": {}}
+    unknown: dict[str, Any] = {"tested": 0, "invalid_records": {}, "majority": 0.0, "variance": 0.0, "left_out": {}}
     known: dict[str, Any] = {"drafted": False, "rows": made.rows, "trained": made.rows, "site": "", "scaled": share > 0}
     spent: dict[str, Any] = {"spent_mu": made.spent_mu, "budget_mu": made.budget_mu}
     return _fitted(made.result, FittedTable(found.name, made.schema, **known, **unknown, **spent))
@@ -463,7 +463,7 @@ def fit_lines(result: RunResult, table: FittedTable, folder: Path | None) -> lis
     review = f"review its {SCHEMA}, set reviewed = true and " if table.drafted else ""
     rows = [
         ("table", f"{table.name}: {table.rows:,} rows, {table.tested:,} of them held out; {whose}"),
-        *[("misfits", _misfits(table.misfits)) for _ in range(bool(table.misfits))],
+        *[("invalid rows", _invalid_records(table.invalid_records)) for _ in range(bool(table.invalid_records))],
         ("columns", f"{_columns_words(table)}{f'; left out: {unused}' if unused else ''}"),
         ("label", _label_words(table)),
         ("method", f"{_method(result)}{', chosen by rehearsal' if outcome.chosen_by else ''}"),
@@ -546,11 +546,11 @@ def _method(result: RunResult) -> str:
     return f"{result.experiment.config.strategy}, {rounds} round{'s' * (rounds != 1)}"
 
 
-def _misfits(misfits: Mapping[str, int]) -> str:
+def _invalid_records(invalid_records: Mapping[str, int]) -> str:
     """How many rows do not fit, and the most frequent reasons."""
-    frequent = sorted(misfits.items(), key=lambda one: -one[1])[:_MOST_NAMED]
-    reasons = [f"{reason}: {count:,}" if len(misfits) > 1 else reason for reason, count in frequent]
-    return f"{sum(misfits.values()):,} rows do not fit and are not used ({'; '.join(reasons)})"
+    frequent = sorted(invalid_records.items(), key=lambda one: -one[1])[:_MOST_NAMED]
+    reasons = [f"{reason}: {count:,}" if len(invalid_records) > 1 else reason for reason, count in frequent]
+    return f"{sum(invalid_records.values()):,} rows do not fit and are not used ({'; '.join(reasons)})"
 
 
 def _columns_words(table: FittedTable) -> str:

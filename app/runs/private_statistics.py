@@ -21,7 +21,7 @@ from ...clients.records.schema import Schema, text_of
 from ...privacy.accounting.gdp import check_count
 from ...privacy.accounting.guarantee import SIMULATED, Guarantee, policy_guarantee, server_guarantee
 from ...privacy.accounting.loss import NOTHING_ASSUMED, SumAssumption
-from ...privacy.errors import ConfigurationError, MisfitError
+from ...privacy.errors import ConfigurationError, InvalidRecordError
 from ...privacy.ledger.ledger_records import MemoryLedger
 from ...privacy.noise import SimulatedKeys
 from ...privacy.queries.statistics import statistics_policy
@@ -169,7 +169,7 @@ def _dealt(
         try:
             item = items[number]
             sites.append(text_of(item[site]) if site else "")
-        except (MisfitError, KeyError, TypeError):
+        except (InvalidRecordError, KeyError, TypeError):
             item = None
             sites.append("")
         places[number] = rows.places.of(item)

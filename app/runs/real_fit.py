@@ -29,7 +29,7 @@ from ...clients.records.schema import Schema
 from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
 from ...privacy.accounting.guarantee import rounded_up
 from ...privacy.accounting.loss import NO_LOSS, Loss
-from ...privacy.errors import ConfigurationError, LedgerError, MisfitError
+from ...privacy.errors import ConfigurationError, InvalidRecordError, LedgerError
 from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.noise import derived_seed
 from ...privacy.queries.evaluation import EVALUATION_SHARE
@@ -376,7 +376,7 @@ class Dealt:
     def __getitem__(self, chosen: slice, /) -> tuple[NDArray[np.float32], NDArray[Any]]:
         features, labels = self.records[chosen]
         if len(labels) == 1 and not self.fits[chosen][0]:
-            raise MisfitError("a record that does not fit")
+            raise InvalidRecordError("a record that does not fit")
         return model_inputs(np.asarray(features, np.float32), self.schema), scaled_labels(labels, self.schema)
 
     @property

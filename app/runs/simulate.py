@@ -189,8 +189,8 @@ def configs_without_noise(outcome: Outcome) -> list[RunConfig]:
             kind="unsupported",
         )
     asked = _asked(outcome)
-    worked_out = {name: outcome.config[name] for name in outcome.asked}  # null: without bound, as an unset diameter is
-    chosen = without_unread({**asked, **{name: value for name, value in worked_out.items() if value is not None}})
+    resolve = {name: outcome.config[name] for name in outcome.asked}  # null: without bound, as an unset diameter is
+    chosen = without_unread({**asked, **{name: value for name, value in resolve.items() if value is not None}})
     made: list[RunConfig] = []
     refused: ConfigurationError | None = None
     for settings in (asked, chosen, {**asked, "num-rounds": 0, "max-participations": 0}):

@@ -29,7 +29,7 @@ from ..methods.queries import QueryOutcome, check_permit
 from ..planning.rehearsal import foretold
 from ..settings.run_config import RunConfig, nothing_gained
 from .client_statements import compact, listed
-from .experiment import Experiment, prepare, reply_is_lost, worked_out
+from .experiment import Experiment, prepare, reply_is_lost, resolve
 from .progress import Progress
 from .result import END_NAME, RunResult, excluded_clients
 from .run_guarantees import configured_figures, refuse_untrue
@@ -216,7 +216,7 @@ def _rehearsal(experiment: Experiment, deployed: bool, forecast: Forecast) -> tu
     config = experiment.config
     if deployed and forecast.mu < config.mu:
         experiment = replace(experiment, config=replace(config, mu=forecast.mu))
-    return foretold(experiment, worked_out)
+    return foretold(experiment, resolve)
 
 
 class _Watch(Callback):

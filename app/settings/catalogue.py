@@ -24,7 +24,7 @@ _REFERENCE = re.compile(r" \([^()]*ALGORITHMS[^()]*\)")
 
 
 @dataclass(frozen=True)
-class Shelf:
+class RegistryView:
     """Things of one kind: how one is asked for, the built-in names, and a sentence for each."""
 
     title: str
@@ -33,14 +33,14 @@ class Shelf:
     sentence: Callable[[str], str]
 
 
-def _named(key: str, title: str) -> Shelf:
+def _named(key: str, title: str) -> RegistryView:
     """The things that a run-config key names."""
 
     def sentence(name: str) -> str:
         things = registry(key)
         return things[name].sentence if name in things else ""
 
-    return Shelf(title, f"--set {key}=NAME", lambda: tuple(registry(key)), sentence)
+    return RegistryView(title, f"--set {key}=NAME", lambda: tuple(registry(key)), sentence)
 
 
 def _mechanism_sentence(name: str) -> str:
@@ -61,14 +61,16 @@ def _paper_sentence(name: str) -> str:
     return PAPERS[name].sentence if name in PAPERS else ""
 
 
-CATALOGUE: dict[str, Shelf] = {
+CATALOGUE: dict[str, RegistryView] = {
     "strategy": _named("strategy", "Methods"),
     "task": _named("task", "Tasks"),
     "features": _named("features", "Features"),
     "partition": _named("partition", "Partitions"),
     "model": _named("model", "Models"),
-    "mechanism": Shelf("Mechanisms", "--set mechanism=NAME", lambda: (*MECHANISMS, NO_NOISE), _mechanism_sentence),
-    "paper": Shelf("Papers", "murmurfl reproduce NAME", _papers, _paper_sentence),
+    "mechanism": RegistryView(
+        "Mechanisms", "--set mechanism=NAME", lambda: (*MECHANISMS, NO_NOISE), _mechanism_sentence
+    ),
+    "paper": RegistryView("Papers", "murmurfl reproduce NAME", _papers, _paper_sentence),
 }
 """All named things, by the run-config key that names them, and ``paper``."""
 

@@ -133,7 +133,7 @@ class RunConfig(RunKeys):
         return tuple(dict.fromkeys(name.strip() for name in self.track.split(",") if name.strip()))
 
     @property
-    def secret_order(self) -> bool:
+    def shuffled_batches(self) -> bool:
         """Whether each sample draws the release it is in, and only its client knows which."""
         return self.batch_selection == SHUFFLED
 
@@ -380,13 +380,13 @@ def is_centred(config: RunConfig) -> bool:
         return config.centring == PRIVATE
     if config.samples_per_owner:  # the mean counts samples, not owners
         return False
-    return centred_by_default(config.strategy, config.features, secret_order=config.secret_order)
+    return centred_by_default(config.strategy, config.features, shuffled_batches=config.shuffled_batches)
 
 
-def centred_by_default(strategy: str, features: str, *, secret_order: bool) -> bool:
+def centred_by_default(strategy: str, features: str, *, shuffled_batches: bool) -> bool:
     """Whether features want centring where nothing is set, and the method can have it."""
     wanted = registry("features")[features].centring == PRIVATE
-    return wanted and registry("strategy")[strategy].centres and not secret_order
+    return wanted and registry("strategy")[strategy].centres and not shuffled_batches
 
 
 def is_evaluated(config: RunConfig) -> bool:
@@ -414,7 +414,7 @@ def _check_centring(config: RunConfig) -> None:
                 f"strategy = {config.strategy!r}, which takes samples as they come or has public ones beside them "
                 f"(strategies with centring: {able})"
             )
-        elif config.secret_order:
+        elif config.shuffled_batches:
             expected = "batch-selection = 'shuffled': the mean shows every sample"
         elif config.samples_per_owner:
             expected = "samples-per-owner: the mean is one of samples"
@@ -435,7 +435,7 @@ def _check_evaluation(config: RunConfig) -> None:
         )
     elif config.samples_per_owner:
         expected = "0 with samples-per-owner: an evaluation counts samples"
-    elif config.secret_order:
+    elif config.shuffled_batches:
         expected = "0 with batch-selection = 'shuffled': the evaluation shows every sample"
     elif mean + config.private_evaluation >= 1:
         expected = f"below {1 - mean:g}, what centring.share leaves of mu^2"

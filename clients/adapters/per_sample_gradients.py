@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy.errors import OF_DATA, ConfigurationError, MisfitError, is_interrupt
+from ...privacy.errors import OF_DATA, ConfigurationError, InvalidRecordError, is_interrupt
 from ...privacy.release.clipping import DenseContributions, StackedContributions, squared_lengths
 
 logger = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class CarefulGradients:
                         f"Expected a gradient of shape (1, {row.size}), got {np.shape(made)}.", kind="wrong-shape"
                     )
                 row[:] = made[0]
-            except MisfitError:
+            except InvalidRecordError:
                 row[:] = 0.0
             except BaseException as error:
                 if is_interrupt(error):

@@ -8,7 +8,7 @@ from ...privacy.accounting.gdp import asked_mu, check_count
 from ...privacy.accounting.guarantee import SIMULATED, Guarantee, Unit, policy_guarantee
 from ...privacy.accounting.loss import NOTHING_ASSUMED, Loss, SumAssumption, as_loss
 from ...privacy.errors import ConfigurationError, formerly
-from ...privacy.mechanisms import noise_stands_alone
+from ...privacy.mechanisms import noise_is_memoryless
 from ...privacy.release.policy import NO_NOISE, OF_SUMS, PrivacyPolicy, Trust, check_own_noise
 
 
@@ -116,7 +116,7 @@ class UpdatePolicy:
         mechanism = self.mechanism or ("independent" if self.releases_per_pass == 1 else "blt")
         # In sums, releases that build on each other add up what each of a sample's turns costs; alone they compose, and
         # with independent noise that is sqrt(turns) times less.
-        alone = self.trust == "secure-aggregation" and noise_stands_alone(mechanism) and passes > 1
+        alone = self.trust == "secure-aggregation" and noise_is_memoryless(mechanism) and passes > 1
         return PrivacyPolicy(
             clip_norm=self.clip_norm,
             batch_size=1,

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy.errors import OF_DATA, ConfigurationError, MisfitError, check_installed, is_interrupt
+from ...privacy.errors import OF_DATA, ConfigurationError, InvalidRecordError, check_installed, is_interrupt
 from ...privacy.release.known_samples import Owners
 from ..adapters.per_sample_gradients import PerSampleGradients
 from .schema import Record, Schema, stacked
@@ -93,7 +93,7 @@ class CsvLines(Rows):
         self._separator = separator
         try:
             columns = [name.strip() for name in self._cells(first.removeprefix(b"\xef\xbb\xbf"))]
-        except MisfitError as error:
+        except InvalidRecordError as error:
             raise ConfigurationError(
                 f"Expected the names of columns in the first line of {path}, got {error}: save it as CSV in UTF-8.",
                 kind="malformed",
@@ -104,10 +104,10 @@ class CsvLines(Rows):
     def _named_cells(self, number: int) -> Mapping[str, str]:
         line = self._lines[number]
         if line is None:
-            raise MisfitError("a line that is too long")
+            raise InvalidRecordError("a line that is too long")
         cells = self._cells(line)
         if len(cells) != len(self.columns):
-            raise MisfitError("a line with another number of cells than the header")
+            raise InvalidRecordError("a line with another number of cells than the header")
         return dict(zip(self.columns, cells, strict=True))
 
     @property
@@ -124,7 +124,7 @@ class CsvLines(Rows):
         try:
             (cells,) = csv.reader([line.removesuffix(b"\r").decode("utf-8")], delimiter=self._separator, strict=True)
         except (UnicodeDecodeError, csv.Error, ValueError):
-            raise MisfitError("a line that is no CSV in UTF-8, or a line break within quotes") from None
+            raise InvalidRecordError("a line that is no CSV in UTF-8, or a line break within quotes") from None
         return cells
 
 
@@ -190,7 +190,7 @@ def _batches_of_one(found: Any) -> Rows:
     def row(number: int) -> tuple[Any, ...]:
         batch = found[number : number + 1]
         if not isinstance(batch, tuple):
-            raise MisfitError("a record that is no pair (inputs, label)")
+            raise InvalidRecordError("a record that is no pair (inputs, label)")
         return tuple(_picked(part, 0) for part in batch)
 
     return Rows(len(found), row)
@@ -432,7 +432,7 @@ class Records:
             try:
                 record = self._read(number)
                 self.fits[number] = True
-            except MisfitError as error:
+            except InvalidRecordError as error:
                 record = None
                 self.reasons[str(error)] += 1
             if keeps:
@@ -447,7 +447,7 @@ class Records:
         return self._length
 
     def __getitem__(self, chosen: slice, /) -> tuple[Any, NDArray[Any]]:
-        """Read a batch of records; MisfitError if one does not fit and they are not asked for together."""
+        """Read a batch of records; InvalidRecordError if one does not fit and they are not asked for together."""
         if self._together:
             inputs, labels = self._batch
             return _picked(inputs, chosen), labels[chosen]
@@ -459,7 +459,7 @@ class Records:
         for number in range(*chosen.indices(self._length)):
             try:
                 yield self._item(number)
-            except MisfitError:
+            except InvalidRecordError:
                 yield None
 
     def by_owner(self, most: int, *, places: int | None, secret: bytes) -> OwnedSamples:
@@ -500,7 +500,7 @@ class Records:
             return self._read(number)
         record = self._kept[number]
         if record is None:
-            raise MisfitError("a record that does not fit")
+            raise InvalidRecordError("a record that does not fit")
         return record
 
     def _read(self, number: int) -> Record:
@@ -508,12 +508,12 @@ class Records:
 
     def _item(self, number: int) -> Any:
         if number >= self._available:
-            raise MisfitError("no record there")
-        with _or_misfit("read"):
+            raise InvalidRecordError("no record there")
+        with _or_invalid("read"):
             return self._items[number]
 
     def _converted(self, item: Any) -> Record:
-        with _or_misfit("converted"):
+        with _or_invalid("converted"):
             record = self.schema.read(item)
             # Without the owner's name, which may be long: it is read again where records are put together by owner.
             return Record(record.inputs if self._prepared is None else self._prepared(record.inputs), record.label)
@@ -528,17 +528,17 @@ class Records:
 
 
 @contextmanager
-def _or_misfit(done: str) -> Iterator[None]:
-    """Log any error, whose text may depend on data, and raise a misfit in its place."""
+def _or_invalid(done: str) -> Iterator[None]:
+    """Log any error, whose text may depend on data, and raise InvalidRecordError in its place."""
     try:
         yield
-    except MisfitError:
+    except InvalidRecordError:
         raise
     except BaseException as error:
         if is_interrupt(error):
             raise
         logger.exception("A record could not be %s; it counts as zero.", done, extra=OF_DATA)
-        raise MisfitError(f"a record that cannot be {done}") from None
+        raise InvalidRecordError(f"a record that cannot be {done}") from None
 
 
 def file_records(

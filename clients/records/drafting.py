@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy.errors import ConfigurationError, MisfitError
+from ...privacy.errors import ConfigurationError, InvalidRecordError
 from .client_records import CsvLines, Items, Rows, check_ending, npz_rows, parquet_rows
 from .schema import MISSING_WORDS, OTHER, Column, Label, Part, Schema, array_of, is_missing, number_of, text_of
 
@@ -141,7 +141,7 @@ def _read_cells(rows: Rows, table: str) -> dict[str, list[Any]]:
     for number in range(len(rows)):
         try:
             row = rows[number]
-        except MisfitError as error:
+        except InvalidRecordError as error:
             unread[str(error)] += 1
             continue
         for name, cell in row.items():
@@ -230,7 +230,7 @@ def inferred(items: Items) -> Schema:
     for number in range(len(items)):
         try:
             read.append(_pair(items[number]))
-        except MisfitError:
+        except InvalidRecordError:
             continue
     if not read:
         raise ConfigurationError(
@@ -253,10 +253,10 @@ def _pair(item: Any) -> tuple[Any, Any]:
         label = next((name for name in ("label", "labels", "target", "targets") if name in item), None)
         rest = {name: value for name, value in item.items() if name != label}
         if label is None or not rest:
-            raise MisfitError("a record without a label")
+            raise InvalidRecordError("a record without a label")
         return (rest if len(rest) > 1 else next(iter(rest.values()))), item[label]
     if not isinstance(item, tuple | list) or len(item) < 2:
-        raise MisfitError("a record that is no pair (inputs, label)")
+        raise InvalidRecordError("a record that is no pair (inputs, label)")
     inputs = item[0]
     return (tuple(inputs) if isinstance(inputs, list) and _are_arrays(inputs) else inputs), item[1]
 
@@ -271,7 +271,7 @@ def _arrays(values: Sequence[Any]) -> list[NDArray[Any]]:
     for value in values:
         try:
             found.append(array_of(value))
-        except MisfitError:
+        except InvalidRecordError:
             continue
     return found
 
@@ -338,7 +338,7 @@ def _column(cells: Sequence[Any]) -> Column | str:
         present = [cell for cell in cells if not is_missing(cell) or _is_name(cell)]
     try:
         counts = Counter(text_of(cell).lower() for cell in present)
-    except MisfitError:
+    except InvalidRecordError:
         return "free text"
     some_missing = len(present) < len(cells)
     if len(counts) < 2:
@@ -396,7 +396,7 @@ def _numbers(cells: Sequence[Any]) -> tuple[list[float], list[Any]]:
     for cell in cells:
         try:
             found.append(number_of(cell))
-        except MisfitError:
+        except InvalidRecordError:
             others.append(cell)
     return found, others
 

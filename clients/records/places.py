@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy.errors import ConfigurationError, MisfitError, is_interrupt
+from ...privacy.errors import ConfigurationError, InvalidRecordError, is_interrupt
 from ...privacy.queries.statistics import CountedColumn, StatisticsRows
 from .client_records import Records
 from .schema import OTHER, Column, Label, Schema, is_missing, number_of, text_of
@@ -97,7 +97,7 @@ def _place(column: CountedColumn, kind: Column | Label, cell: Any) -> float:
         if column.values:
             return _of_values(column, kind, cell)
         return math.nan if is_missing(cell) else column.place(number_of(cell, integer=column.whole))
-    except MisfitError:
+    except InvalidRecordError:
         return math.nan
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ...privacy.errors import ConfigurationError, MisfitError
+from ...privacy.errors import ConfigurationError, InvalidRecordError
 
 OTHER = "other"
 """The category of every value that a column does not name."""
@@ -97,7 +97,7 @@ class Column(_Said):
         if self.missing is not None:
             try:
                 self.encode(self.missing)
-            except MisfitError as error:
+            except InvalidRecordError as error:
                 raise ValueError(f"Expected missing to be a value of the column, got {self.missing!r}.") from error
         return self
 
@@ -107,7 +107,7 @@ class Column(_Said):
         return len(self.values) + 1 if self.kind == "category" else 1
 
     def encode(self, cell: Any) -> list[float]:
-        """Encode one cell as numbers; raise MisfitError if it does not fit."""
+        """Encode one cell as numbers; raise InvalidRecordError if it does not fit."""
         if self.kind == "category":
             if is_missing(cell) and text_of(cell) not in self.values:
                 cell = OTHER if self.missing is None else self.missing
@@ -116,7 +116,7 @@ class Column(_Said):
             return made
         if is_missing(cell):
             if self.missing is None:
-                raise MisfitError("a missing value")
+                raise InvalidRecordError("a missing value")
             cell = self.missing
         if self.kind == "yes/no":
             return [1.0 if _is_yes(cell) else -1.0]
@@ -189,12 +189,12 @@ class Part(_Said):
         return {"byte": (0.0, 255.0), "yes/no": (0.0, 1.0)}.get(self.kind, self.bounds)
 
     def encode(self, value: Any) -> NDArray[Any]:
-        """Encode one record's value as an array; raise MisfitError if it does not fit."""
+        """Encode one record's value as an array; raise InvalidRecordError if it does not fit."""
         found = array_of(value)
         if self.kind == "sequence" and found.ndim == 1 and self.padding is not None and len(found) < self.dims[0]:
             found = np.concatenate([found, np.full(self.dims[0] - len(found), self.padding, found.dtype)])
         if found.shape != self.dims:
-            raise MisfitError("a value of another shape")
+            raise InvalidRecordError("a value of another shape")
         if self.kind == "yes/no":
             return np.array([_is_yes(cell) for cell in found.ravel().tolist()], dtype=np.bool_).reshape(self.dims)
         numbers = _numbers_of(found)
@@ -207,18 +207,18 @@ class Part(_Said):
         with np.errstate(all="ignore"):
             numbers = numbers.astype(np.float32)
         if not np.isfinite(numbers).all():
-            raise MisfitError("a number too large for the type")
+            raise InvalidRecordError("a number too large for the type")
         return numbers
 
     def _encoded_integers(self, numbers: NDArray[Any]) -> NDArray[Any]:
         """Return whole numbers within the bounds. Raise if a byte or a token is outside of its range."""
         if (numbers != np.rint(numbers)).any():
-            raise MisfitError("a number where an integer should be")
+            raise InvalidRecordError("a number where an integer should be")
         low, high = self.limits or (-(2.0**53), 2.0**53)
         if self.kind == "integer" and self.bounds is not None:
             numbers = np.clip(numbers, low, high)
         elif ((numbers < low) | (numbers > high)).any():
-            raise MisfitError("an integer out of range")
+            raise InvalidRecordError("an integer out of range")
         return numbers.astype(self.dtype)
 
 
@@ -284,24 +284,24 @@ class Label(_Said):
         return np.int64 if self.classes is not None or self.kind == "integer" else np.float32
 
     def encode(self, value: Any) -> NDArray[Any]:
-        """Encode the label of one record as numbers; raise MisfitError if it is no class or out of bounds."""
+        """Encode the label of one record as numbers; raise InvalidRecordError if it is no class or out of bounds."""
         found = array_of(value)
         if found.shape != self.shape:
-            raise MisfitError("a label of another shape")
+            raise InvalidRecordError("a label of another shape")
         cells = found.ravel().tolist()
         if self.names:
             numbers = [self._class(cell) for cell in cells]
             return np.array(numbers, dtype=np.int64).reshape(self.shape)
         if any(map(is_missing, cells)):
-            raise MisfitError("a missing label")
+            raise InvalidRecordError("a missing label")
         made = [number_of(cell, integer=self.kind == "integer") for cell in cells]
         low, high = self.bounds or (-math.inf, math.inf)
         if not all(low <= number <= high for number in made):
-            raise MisfitError("a label out of range")
+            raise InvalidRecordError("a label out of range")
         with np.errstate(all="ignore"):
             values = np.array(made, dtype=np.float64).astype(self.dtype).reshape(self.shape)
         if not np.isfinite(values).all():
-            raise MisfitError("a label too large for the type")
+            raise InvalidRecordError("a label too large for the type")
         return values
 
     def _class(self, cell: Any) -> int:
@@ -309,7 +309,7 @@ class Label(_Said):
         number = self._numbers.get(name, self._folded.get(name.casefold()))
         if number is None:
             missing = "a missing label, or a word such as NA or none that is no class of the schema"
-            raise MisfitError(missing if is_missing(cell) else "a label that is none of the classes")
+            raise InvalidRecordError(missing if is_missing(cell) else "a label that is none of the classes")
         return number
 
 
@@ -485,7 +485,7 @@ class Schema(_Said):
 
         Raises
         ------
-        MisfitError
+        InvalidRecordError
             If it does not fit. The text names the column and the kind of mistake, and no value.
         """
         if self.columns:
@@ -503,7 +503,7 @@ class Schema(_Said):
                 inputs = {part.name: array for part, array in zip(self.inputs, arrays, strict=True)}
         whose = "" if not self.owner else text_of(owner)
         if self.owner and (is_missing(owner) or not whose):
-            raise MisfitError(f"{self.owner}: a missing owner")
+            raise InvalidRecordError(f"{self.owner}: a missing owner")
         return Record(inputs, _within(self.label.column or "label", self.label.encode, label), whose)
 
     def _cut(self, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -529,7 +529,7 @@ class Schema(_Said):
         return Schema(**{name: getattr(self, name) for name in type(self).model_fields} | {"columns": columns})
 
     def cells(self, item: Any) -> list[Any]:
-        """Return a record's cells as they were handed over, the label's last; raise MisfitError if they are others."""
+        """Return a record's cells as they were handed over, the label's last; raise InvalidRecordError if they are others."""
         cells, label, _ = self._cells(item)
         return [*cells, label]
 
@@ -543,19 +543,19 @@ class Schema(_Said):
         try:
             owner = (self._cells if self.columns else self._parts)(item)[2]
             return "" if is_missing(owner) else text_of(owner)
-        except MisfitError:
+        except InvalidRecordError:
             return ""
 
     def _cells(self, item: Any) -> tuple[list[Any], Any, Any]:
         if isinstance(item, Mapping):
             if self.label.column not in item or not self.columns.keys() <= item.keys():
-                raise MisfitError("a record without some of the columns")
+                raise InvalidRecordError("a record without some of the columns")
             cells = [self.plain(column, item[name]) for name, column in self.columns.items()]
             return cells, self.plain(self.label, item[self.label.column]), item.get(self.owner)
         cells, label, owner = _as_pair(item)
         found = array_of(cells)
         if found.shape != (len(self.columns),):
-            raise MisfitError("a record of another number of cells")
+            raise InvalidRecordError("a record of another number of cells")
         return found.tolist(), label, owner
 
     def _parts(self, item: Any) -> tuple[list[Any], Any, Any]:
@@ -564,7 +564,7 @@ class Schema(_Said):
             names = self.label.column, *_LABELS
             label = next((name for name in names if name in item), None)
             if label is None:
-                raise MisfitError("a record without a label")
+                raise InvalidRecordError("a record without a label")
             rest = {name: value for name, value in item.items() if name not in (label, self.owner)}
             inputs = rest if several else rest.get(self.inputs[0].name, next(iter(rest.values()), None))
             found, owner = item[label], item.get(self.owner)
@@ -576,10 +576,10 @@ class Schema(_Said):
             return [inputs], found, owner
         if isinstance(inputs, Mapping):
             if not {part.name for part in self.inputs} <= inputs.keys():
-                raise MisfitError("a record without some of the inputs")
+                raise InvalidRecordError("a record without some of the inputs")
             return [inputs[part.name] for part in self.inputs], found, owner
         if not isinstance(inputs, tuple | list) or len(inputs) != len(self.inputs):
-            raise MisfitError("a record of another number of inputs")
+            raise InvalidRecordError("a record of another number of inputs")
         return list(inputs), found, owner
 
     def made_up(self, count: int, random: np.random.Generator) -> Iterator[Any]:
@@ -656,60 +656,60 @@ def text_of(cell: Any) -> str:
         try:
             cell = str(cell)
         except ValueError:  # of more digits than Python writes
-            raise MisfitError("a number too long to be a name") from None
+            raise InvalidRecordError("a number too long to be a name") from None
     if not isinstance(cell, str):
         if is_missing(cell):
             return ""
-        raise MisfitError("a value that is no name")
+        raise InvalidRecordError("a value that is no name")
     if len(cell) > _LONGEST_TEXT:
-        raise MisfitError("a text too long to be a name")
+        raise InvalidRecordError("a text too long to be a name")
     cell = cell.strip()
     whole = _WHOLE.fullmatch(cell)
     return whole.group(1) if whole else cell
 
 
 def number_of(cell: Any, *, integer: bool = False) -> float:
-    """Read a cell as a finite number; raise MisfitError if it is none."""
+    """Read a cell as a finite number; raise InvalidRecordError if it is none."""
     cell = cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell
     cell = cell.strip() if isinstance(cell, str) else cell
     if isinstance(cell, str) and (len(cell) > 400 or "_" in cell):
-        raise MisfitError("a text where a number should be")
+        raise InvalidRecordError("a text where a number should be")
     # One complex cell makes a column of them.
     real: Any = cell.real if isinstance(cell, complex) and not cell.imag else cell
     try:
         number = float(real)
     except (TypeError, ValueError, OverflowError):
-        raise MisfitError("a text where a number should be") from None
+        raise InvalidRecordError("a text where a number should be") from None
     if not math.isfinite(number):
-        raise MisfitError("a number that is not finite")
+        raise InvalidRecordError("a number that is not finite")
     if integer and number != math.floor(number):
-        raise MisfitError("a number where an integer should be")
+        raise InvalidRecordError("a number where an integer should be")
     return number
 
 
 def _is_yes(cell: Any) -> bool:
     word = text_of(cell).lower()
     if word not in _YES | _NO:
-        raise MisfitError("neither yes nor no")
+        raise InvalidRecordError("neither yes nor no")
     return word in _YES
 
 
 def array_of(value: Any) -> NDArray[Any]:
-    """Read a number, array or tensor as an array; raise MisfitError if it is none."""
+    """Read a number, array or tensor as an array; raise InvalidRecordError if it is none."""
     try:
         if hasattr(value, "detach"):
             value = value.detach().cpu()
             value = value.float() if str(value.dtype) == "torch.bfloat16" else value
         # Texts stay objects: NumPy's own array of them is as wide as the longest in every place, and drops its NULs.
         found = np.asarray(value, dtype=object if _holds_text(value) else None)
-    except MisfitError:
+    except InvalidRecordError:
         raise
     except Exception:
-        raise MisfitError("a value that is no array") from None
+        raise InvalidRecordError("a value that is no array") from None
     if found.dtype.kind == "c" and not np.imag(found).any():
         found = np.real(found)  # one record with a complex number makes an array of them of all
     if found.dtype.kind not in "fiubUSO":
-        raise MisfitError("a value that is no number")
+        raise InvalidRecordError("a value that is no number")
     return found
 
 
@@ -721,7 +721,7 @@ def _numbers_of(found: NDArray[Any]) -> NDArray[np.float64]:
     if found.dtype.kind in "fiub":
         numbers = found.astype(np.float64)
         if not np.isfinite(numbers).all():
-            raise MisfitError("a number that is not finite")
+            raise InvalidRecordError("a number that is not finite")
         return numbers
     cells = [number_of(cell) for cell in found.ravel().tolist()]
     return np.array(cells, dtype=np.float64).reshape(found.shape)
@@ -729,15 +729,15 @@ def _numbers_of(found: NDArray[Any]) -> NDArray[np.float64]:
 
 def _as_pair(item: Any) -> tuple[Any, Any, Any]:
     if not isinstance(item, tuple | list) or len(item) not in (2, 3):
-        raise MisfitError("a record that is no pair (inputs, label)")
+        raise InvalidRecordError("a record that is no pair (inputs, label)")
     return item[0], item[1], item[2] if len(item) == 3 else None
 
 
 def _within(name: str, encode: Callable[[Any], Any], cell: Any) -> Any:
     try:
         return encode(cell)
-    except MisfitError as error:
-        raise MisfitError(f"{name}: {error}") from None
+    except InvalidRecordError as error:
+        raise InvalidRecordError(f"{name}: {error}") from None
 
 
 def _made_up_cell(column: Column, random: np.random.Generator) -> Any:

@@ -27,7 +27,7 @@ from ...privacy.release.ledgered_privatizer import Release
 from ...privacy.release.prefix_sums import Privatizer, ReleaseRule
 from ...privacy.release.privatizer_block import BlockAdmission, BlockArithmetic, BlockReleases, PrivatizerBlock
 from ..adapters.per_sample_gradients import Samples
-from ..private_client import PrivateClient, Request, Together
+from ..private_client import BatchedContribution, PrivateClient, Request
 from ..queries import QueryPart, read_query
 
 Placed = tuple[int, int, slice, bool]
@@ -96,7 +96,7 @@ class BlockAnswer:
 
 
 @dataclass(frozen=True)
-class Computing:
+class BlockTask:
     """How the contributions of a block are computed."""
 
     names: list[str]
@@ -104,7 +104,7 @@ class Computing:
     """One of them."""
     request: Request
     """The same for all, but for the acknowledgement."""
-    together: Together
+    together: BatchedContribution
     batch: Callable[[list[tuple[str, slice]]], Any]
     """Makes one batch of names and slices of samples."""
     all_answer: bool = False
@@ -209,7 +209,7 @@ _NO_ENTRIES: Mapping[str, Any] = MappingProxyType({})
 Answer = tuple[str, Release | RefusedError]
 
 
-class Kinds(Protocol):
+class ClientGroups(Protocol):
     """Simulated clients that differ by name, samples, ledger and keys alone; each has a row, from 0."""
 
     ledgers: BlockLedger
@@ -257,7 +257,7 @@ class Cohort:
         names: Sequence[str],
         make_client: Callable[[str], PrivateClient],
         *,
-        kinds: Kinds | None = None,
+        kinds: ClientGroups | None = None,
         only: Collection[str] | None = None,
     ) -> None:
         self._names = names
@@ -413,7 +413,7 @@ class Cohort:
             return
         # A class with its own way of computing together may depend on what is recorded of all clients.
         all_answer = self.all_answer and client.together.__func__ is PrivateClient.together.__func__
-        computing = Computing(names, client, block.request, together, self._batch, all_answer)
+        computing = BlockTask(names, client, block.request, together, self._batch, all_answer)
         yield computing.answer(self._parts(names, asked, all_answer=all_answer))
 
     def _parts(self, names: list[str], asked: _Asked, *, all_answer: bool) -> list[Part]:

@@ -67,7 +67,7 @@ from scipy.optimize import root_scalar
 from scipy.special import ndtr
 
 from ..errors import ConfigurationError
-from ..mechanisms import noise_stands_alone
+from ..mechanisms import noise_is_memoryless
 from ..noise import derived_seed
 from ..release.policy import PrivacyPolicy
 from .gdp import check_count, gdp_delta, gdp_epsilon, gdp_mu
@@ -442,7 +442,7 @@ def amplification_of_all(clients: Sequence[tuple[PrivacyPolicy, NoisePlan]]) -> 
     policy, plan = min(clients, key=lambda client: client[0].max_participations)
     slots, known = policy.max_participations, max(plan.epsilon(policy.delta) for policy, plan in clients)
     shift, hint = max(zero_out_shift(*client) for client in clients), max(plan.resolution_mu for _, plan in clients)
-    if all(noise_stands_alone(policy.mechanism) for policy, _ in clients):
+    if all(noise_is_memoryless(policy.mechanism) for policy, _ in clients):
         # With the range and the resolution of computed normals, which no order hides.
         epsilon = allocation_epsilon(math.hypot(2 * shift, hint), slots, policy.delta, resolution_mu=hint)
         return Amplification(min(known, epsilon), slots, proved=True)
@@ -459,7 +459,7 @@ def _is_hidden(policy: PrivacyPolicy, plan: NoisePlan) -> bool:
     return (
         policy.batch_selection == "shuffled"
         and math.isfinite(plan.mu)
-        and (plan.sums is None or plan.sums.stands_alone)
+        and (plan.sums is None or plan.sums.is_memoryless)
     )
 
 

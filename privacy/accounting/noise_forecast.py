@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from .. import protocol
-from ..mechanisms import noise_stands_alone
+from ..mechanisms import noise_is_memoryless
 from ..mechanisms.mechanism import Mechanism
 from ..release.policy import CLIP_UNITS, ClipUnit, PrivacyPolicy
 from ..release.shuffled_privatizer import ShuffledPolicy
@@ -95,7 +95,7 @@ class StatedNoise:
             unit=words["unit"] if words["unit"] in ("client", "owner") else "sample",
             trust=words["trust"] or "untrusted-server",
             honest=honest,
-            alone=noise_stands_alone(words["mechanism"]),
+            alone=noise_is_memoryless(words["mechanism"]),
         )
 
     def after(self, releases: float) -> float:

@@ -24,13 +24,13 @@ class Summing:
     ----------
     honest : int
         h, the client itself among them.
-    stands_alone : bool
+    is_memoryless : bool
         Whether every release has noise of its own. Otherwise each is built on the last one of its client that was
         opened.
     """
 
     honest: int
-    stands_alone: bool
+    is_memoryless: bool
 
     def sensitivity(self, mechanism: Mechanism, pattern: Mapping[str, Any], n: int | None = None) -> float:
         """The sensitivity of the sums to one sample's contributions, in the units of :meth:`Mechanism.sensitivity`.
@@ -45,7 +45,7 @@ class Summing:
         Proof: docs/proofs/secure-aggregation.md.
         """
         alone = mechanism.sensitivity(n=n, **pattern)
-        if self.stands_alone:
+        if self.is_memoryless:
             return alone / math.sqrt(self.honest)
         own, others = mechanism.sensitivity(n=n), mechanism.sensitivity()
         turn = own / math.sqrt(1.0 + (self.honest - 1) * (own / others) ** 2)

@@ -335,13 +335,13 @@ def _figures(session: SessionSummary, numbers: Sequence[int]) -> list[Loss] | No
         return None
     # Of many releases only every few are worked out; one between counts as the next, which is more.
     step = -(-session.releases // _MOST_FIGURES)
-    worked_out: list[Loss] = []
+    resolve: list[Loss] = []
     before = NO_LOSS
     for k in range(1, session.releases + 1):
         if (k - 1) % step == 0:
             before = weakest_loss([first_releases(plan, session, min(k + step - 1, session.releases)), before])
-        worked_out.append(before)
-    return worked_out
+        resolve.append(before)
+    return resolve
 
 
 def first_releases(plan: NoisePlan, session: SessionSummary, releases: int) -> Loss:

@@ -89,13 +89,13 @@ def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
         ) from error
 
 
-def noise_stands_alone(name: str) -> bool:
+def noise_is_memoryless(name: str) -> bool:
     """Whether a mechanism's releases have independent noise, as its own class says; a parent's word does not count.
 
     :func:`check_mechanism` holds a mechanism that says so against its C.
     """
     kind = MECHANISMS.get(name)
-    return kind is not None and bool(vars(kind).get("stands_alone", False))
+    return kind is not None and bool(vars(kind).get("is_memoryless", False))
 
 
 __all__ = [
@@ -128,7 +128,7 @@ __all__ = [
     "best_decay",
     "check_mechanism",
     "make_mechanism",
-    "noise_stands_alone",
+    "noise_is_memoryless",
     "optimal_encoder",
     "optimise_band",
     "optimise_blt",

@@ -50,7 +50,7 @@ class CancellingNoise(Mechanism):
     """
 
     name = "cancelling"
-    hands_over = True
+    owns_output = True
     memory = "last"
     removes_last = True
 
@@ -109,7 +109,7 @@ class CancellingNoise(Mechanism):
         return (self._row(release, draw(range(release, release + 1))[0], scale),)
 
     @property
-    def mends(self) -> int:
+    def recovers(self) -> int:
         return self.num_releases
 
     def memory_bytes(self, size: int) -> int:

@@ -51,9 +51,9 @@ class IndependentNoise(Mechanism):
     """
 
     name = "independent"
-    hands_over = True
+    owns_output = True
     memory = "nothing"
-    stands_alone = True
+    is_memoryless = True
 
     def __init__(self, num_releases: int, shares: str = "uniform") -> None:
         super().__init__(num_releases)

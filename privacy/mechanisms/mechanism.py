@@ -209,13 +209,13 @@ class Mechanism(ABC):
     """Whether a release removes, to the last bit, what the last one added. Whoever still has that need not make it
     again, and asks for an increment with an empty state instead, of which only what is added counts."""
 
-    hands_over: ClassVar[bool] = False
+    owns_output: ClassVar[bool] = False
     """Whether nobody else needs the arrays of an increment any more: then they are rounded in place. A subclass
     does not inherit it, because it may share its arrays."""
 
-    stands_alone: ClassVar[bool] = False
+    is_memoryless: ClassVar[bool] = False
     """Whether the noise of a release tells nothing of another release's: C is diagonal (:func:`check_mechanism` sees to
-    it). A subclass does not inherit it (:func:`noise_stands_alone`), because it may add noise otherwise."""
+    it). A subclass does not inherit it (:func:`noise_is_memoryless`), because it may add noise otherwise."""
 
     def __init__(self, num_releases: int) -> None:
         whole = not isinstance(num_releases, bool) and int(num_releases) == num_releases
@@ -248,7 +248,7 @@ class Mechanism(ABC):
         return b""
 
     @property
-    def mends(self) -> int:
+    def recovers(self) -> int:
         """The most contributions of a release that was thrown away and whose noise the next may take out at no more mu.
 
         It may with m of them where no entry of C is negative or more than twice the one m columns to its left, on and
@@ -446,7 +446,7 @@ def check_mechanism(mechanism: Mechanism) -> None:
         _expect(not decoder[k, drawn[k] :].any(), name, "B to use no noise of later releases")
         first = 0 if k == 0 else drawn[k - 1]
         _expect(not encoder[first : drawn[k], k + 1 :].any(), name, "C to look at no later release")
-    if vars(type(mechanism)).get("stands_alone", False):
+    if vars(type(mechanism)).get("is_memoryless", False):
         diagonal = encoder.shape == (n, n) and np.array_equal(encoder, np.diag(np.diag(encoder)))
         _expect(diagonal, name, "a diagonal C, for it says that its releases stand alone")
     _check_sensitivity(mechanism, encoder.T @ encoder)

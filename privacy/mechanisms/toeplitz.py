@@ -555,7 +555,7 @@ class DecayNoise(RecentNoise):
     """
 
     name = "decay"
-    hands_over = True
+    owns_output = True
     memory = "last"
 
     def __init__(self, num_releases: int, *, decay: float | None = None, workload: Workload = "mu2") -> None:
@@ -581,7 +581,7 @@ class DecayNoise(RecentNoise):
         return repr(self.decay).encode()  # the options may not say it
 
     @property
-    def mends(self) -> int:
+    def recovers(self) -> int:
         return int(np.count_nonzero(self.decay ** np.arange(1, self.num_releases + 1) >= 0.5))
 
     def _encoder_column(self) -> NDArray[np.float64]:
@@ -608,7 +608,7 @@ class BisrNoise(RecentNoise):
     """
 
     name = "bisr"
-    hands_over = True
+    owns_output = True
 
     def __init__(self, num_releases: int, *, bands: int = 16) -> None:
         super().__init__(num_releases)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .. import protocol
 from ..errors import ConfigurationError
-from ..mechanisms import noise_stands_alone
+from ..mechanisms import noise_is_memoryless
 from ..release.policy import NO_NOISE, PrivacyPolicy
 
 Answer = TypeVar("Answer")
@@ -84,7 +84,7 @@ def query_policy(
 
 def is_query_policy(policy: PrivacyPolicy) -> bool:
     """Return True if :func:`query_policy` can have made a policy."""
-    alone = policy.release_rule == "paper" and (policy.mechanism == NO_NOISE or noise_stands_alone(policy.mechanism))
+    alone = policy.release_rule == "paper" and (policy.mechanism == NO_NOISE or noise_is_memoryless(policy.mechanism))
     return alone and (policy.batch_selection, policy.max_participations, policy.clipping) == ("full_batch", 1, "clip")
 
 

@@ -45,7 +45,7 @@ _NO_SAMPLES = protocol.SAMPLES_USED_UP, "no fresh samples are left"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """The clients that are asked, a row each, as far as their ledgers do not say it."""
 
     num_samples: NDArray[np.int64]
@@ -53,7 +53,7 @@ class Asked:
     """Of each client's policy and key: a session in its ledger belongs to one of these."""
     order_nonce: Callable[[int, str], bytes]
     """Given a row and a session, the nonce of its secret order: drawn once, and the same until it is recorded."""
-    has_secret_order: Callable[[int, Account], bool]
+    has_shuffled_batches: Callable[[int, Account], bool]
     """Given a row and its account, whether any of the client's sessions has a secret order."""
 
 
@@ -171,7 +171,7 @@ class AdmissionRule:
     budget: Loss
 
     def admit(
-        self, streams: StreamBlock, accounts: AccountBlock, acks: NDArray[np.int64], clients: Asked
+        self, streams: StreamBlock, accounts: AccountBlock, acks: NDArray[np.int64], clients: Request
     ) -> Admissions:
         """Admit or refuse the requests of a session's clients; LedgerError if parts of a ledger contradict each other.
 
@@ -236,7 +236,7 @@ class AdmissionRule:
                 )
 
     def _open(
-        self, streams: StreamBlock, accounts: AccountBlock, clients: Asked, refused: dict[int, RefusedError]
+        self, streams: StreamBlock, accounts: AccountBlock, clients: Request, refused: dict[int, RefusedError]
     ) -> None:
         """Begin the streams of clients that have none, with the session's mu reserved."""
         reserved: dict[tuple[int, int], Account] = {}  # clients that have spent the same share what they reserve
@@ -259,16 +259,16 @@ class AdmissionRule:
     def _terms(self) -> str:
         return self.policy.terms(self.num_parameters)
 
-    def _check_alone(self, clients: Asked, row: int, account: Account) -> None:
+    def _check_alone(self, clients: Request, row: int, account: Account) -> None:
         """Refuse a new session that would reuse samples of a secret order, or hide samples that others have used."""
         # What a secret order is worth is counted for samples that show nowhere else.
         secret = self.policy.batch_selection == "shuffled"
         returning = self.policy.batch_selection != "once" or self.policy.sample_participations > 1
-        if (secret and account.samples_used) or (returning and clients.has_secret_order(row, account)):
+        if (secret and account.samples_used) or (returning and clients.has_shuffled_batches(row, account)):
             raise RefusedError(*_NO_SAMPLES)
 
     def _order(
-        self, streams: StreamBlock, accounts: AccountBlock, clients: Asked, refused: dict[int, RefusedError]
+        self, streams: StreamBlock, accounts: AccountBlock, clients: Request, refused: dict[int, RefusedError]
     ) -> None:
         """Give streams the nonce of their secret order, drawn once before the first release and recorded with it."""
         for row, reserved in enumerate(accounts.reserved):
@@ -394,7 +394,7 @@ def _nameless(streams: StreamBlock, row: int) -> list[int]:
     return sorted({*streams.pending[row], *([ack] if ack else [])} - set(streams.ids[row]))
 
 
-def has_secret_order(transaction: LedgerTransaction, account: Account) -> bool:
+def has_shuffled_batches(transaction: LedgerTransaction, account: Account) -> bool:
     """Whether any of a ledger's sessions had a secret order, or may have had one (its stream is lost)."""
     streams = (transaction.stream(session) for session in account.reserved)
     return any(stream is None or stream.order for stream in streams)

@@ -59,7 +59,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..accounting.gdp import check_count
-from ..errors import OF_DATA, ConfigurationError, LedgerError, MisfitError, is_interrupt
+from ..errors import OF_DATA, ConfigurationError, InvalidRecordError, LedgerError, is_interrupt
 from ..noise import KEY_BYTES, NONCE_BYTES, keystream_words
 from .clipping import MOST_ROWS
 
@@ -375,7 +375,7 @@ def row_bytes(samples: Sliceable) -> RowBytes:
     def bytes_of_row(row: int) -> bytes:
         try:
             parts = list(_parts(samples[row : row + 1]))
-        except MisfitError:
+        except InvalidRecordError:
             return _UNREADABLE
         except BaseException as error:
             if is_interrupt(error):

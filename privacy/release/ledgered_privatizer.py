@@ -26,7 +26,7 @@ from ..errors import ConfigurationError
 from ..ledger.ledger_records import Account, JoinedLedgers, Ledger, LedgerBlock, StreamBlock
 from ..mechanisms import State
 from ..noise import Grid, NoiseKeys
-from .admission import ID_BYTES, ROUNDING, Admission, AdmissionRule, Asked, has_secret_order
+from .admission import ID_BYTES, ROUNDING, Admission, AdmissionRule, Request, has_shuffled_batches
 from .clipping import MOST_ROWS
 from .known_samples import Owners, RowBytes, any_data, make_digest
 from .policy import NO_NOISE, PrivacyPolicy
@@ -67,7 +67,7 @@ class Release:
     release_id: bytes = b""
     ack_id: bytes = b""
     samples: int = 1
-    mended: bool = False
+    recovered: bool = False
 
     @cached_property
     def values(self) -> NDArray[np.float64]:
@@ -521,11 +521,11 @@ class LedgeredPrivatizer:
     def _admit(self, ledgers: LedgerBlock, session: str, ack: int) -> Admission:
         accounts = ledgers.accounts(_ONE)
         self._check_data(accounts.record(0))
-        asked = Asked(
+        asked = Request(
             np.array([self.num_samples]),
             [self._fingerprint],
             order_nonce=lambda _, session: self._order_nonce(session),
-            has_secret_order=lambda row, account: has_secret_order(ledgers.transaction(row), account),
+            has_shuffled_batches=lambda row, account: has_shuffled_batches(ledgers.transaction(row), account),
         )
         admitted = self.admission.admit(ledgers.streams(session, _ONE), accounts, np.array([ack]), asked)
         if admitted.refused:

@@ -20,7 +20,7 @@ from ..accounting.loss import MOST_SUMMED, NOTHING_ASSUMED, Loss, SumAssumption,
 from ..accounting.noise_plan import NO_NOISE as NO_NOISE
 from ..accounting.noise_plan import NO_NOISE_WORDS, TRUSTING_WORDS, NoisePlan, Summing, noise_words
 from ..errors import ConfigurationError, formerly
-from ..mechanisms import MECHANISMS, Mechanism, make_mechanism, noise_stands_alone
+from ..mechanisms import MECHANISMS, Mechanism, make_mechanism, noise_is_memoryless
 from ..noise import (
     FINEST_GRID,
     LARGEST_NORMAL,
@@ -510,7 +510,7 @@ def _sums(policy: PrivacyPolicy) -> Summing | None:
     """The sums this policy's releases are seen in; None if each is seen by itself."""
     if policy.trust != "secure-aggregation":
         return None
-    return Summing(policy.sums.min_honest, stands_alone=policy.release_mode == "independent")
+    return Summing(policy.sums.min_honest, is_memoryless=policy.release_mode == "independent")
 
 
 def _with_figures(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
@@ -758,7 +758,7 @@ def check_sums(policy: PrivacyPolicy) -> None:
             setting="min_honest",
             got=sums.min_honest,
         )
-    alone = noise_stands_alone(policy.mechanism) or policy.mechanism == NO_NOISE
+    alone = noise_is_memoryless(policy.mechanism) or policy.mechanism == NO_NOISE
     if policy.release_rule == "paper" and not alone:
         raise ConfigurationError(
             "Expected release_rule 'acknowledged' under secure aggregation, or the mechanism 'independent', got "

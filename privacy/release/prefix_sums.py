@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 
 from .. import protocol
 from ..accounting.noise_plan import NoisePlan
-from ..errors import OF_DATA, ConfigurationError, MisfitError, RefusedError, is_interrupt
+from ..errors import OF_DATA, ConfigurationError, InvalidRecordError, RefusedError, is_interrupt
 from ..ledger.ledger_records import NOTHING, Counts, Ledger, StreamBlock, StreamRecord
 from ..mechanisms import Draw, Increment, State
 from ..noise import (
@@ -96,7 +96,7 @@ def _nbytes(arrays: tuple[NDArray[np.generic], ...]) -> int:
     return arrays[0].nbytes if len(arrays) == 1 else sum(values.nbytes for values in arrays)
 
 
-class Past(NamedTuple):
+class StreamState(NamedTuple):
     """The part of a stream that its next release's noise depends on, as :class:`StreamRecord` has it."""
 
     release: int
@@ -128,7 +128,7 @@ class NoiseStream:
     def add_to(
         self,
         counts: NDArray[np.int64],
-        stream: Past | StreamRecord,
+        stream: StreamState | StreamRecord,
         key: bytes,
         nonce: bytes,
         normals: NDArray[np.floating] | None = None,
@@ -165,7 +165,7 @@ class NoiseStream:
         nonces = nonces + nonce
         return nonces[-NONCE_BYTES * self._mechanism.remembered :] if self._memory == "recent" else nonces
 
-    def last_row(self, stream: Past | StreamRecord, key: bytes) -> tuple[float, NDArray[np.int64] | None]:
+    def last_row(self, stream: StreamState | StreamRecord, key: bytes) -> tuple[float, NDArray[np.int64] | None]:
         """The factor from normals to counts of the next row, and the marked counts of the last one.
 
         For a mechanism that removes its last row. The counts, None before the first release, become the caller's.
@@ -191,7 +191,9 @@ class NoiseStream:
         """Whether a release needs one row of normals, which can be made beforehand with those of others."""
         return self.plan.noise_std > 0.0 and self.plan.mechanism.draws(release) == 1
 
-    def _before(self, stream: Past | StreamRecord, release: int, key: bytes) -> tuple[State, NDArray[np.int64] | None]:
+    def _before(
+        self, stream: StreamState | StreamRecord, release: int, key: bytes
+    ) -> tuple[State, NDArray[np.int64] | None]:
         """The mechanism's state before a release, or the counts of its last row, if these are what is removed."""
         mechanism = self._mechanism
         if release == 1:
@@ -247,9 +249,9 @@ class NoiseStream:
 
     @cached_property
     def _in_place(self) -> bool:
-        return bool(vars(type(self.plan.mechanism)).get("hands_over", False))
+        return bool(vars(type(self.plan.mechanism)).get("owns_output", False))
 
-    def _draw(self, stream: Past | StreamRecord, key: bytes) -> Draw:
+    def _draw(self, stream: StreamState | StreamRecord, key: bytes) -> Draw:
         """The normals of earlier releases whose nonces are kept."""
         first = stream.release - len(stream.nonces) // NONCE_BYTES + 1
 
@@ -318,17 +320,17 @@ class ReleaseRule:
         made: list[Counts] = []
         past = zip(streams.release.tolist(), streams.nonces, streams.noise_state, strict=True)
         for row, (before, counts, key, nonce, drawn) in enumerate(
-            zip(map(Past._make, past), contributions, keys, nonces, normals, strict=False)
+            zip(map(StreamState._make, past), contributions, keys, nonces, normals, strict=False)
         ):
             streams.nonces[row], streams.noise_state[row] = self.noise.add_to(counts, before, key, nonce, drawn)
             made.append(counts)
         return made
 
     @cached_property
-    def mends(self) -> int:
+    def recovers(self) -> int:
         """The most contributions of a release whose sum was skipped and whose noise the next one takes out; 0: none."""
         chained = self.policy.trust == "secure-aggregation" and self.policy.release_mode == "cumulative"
-        return self.noise.plan.mechanism.mends if chained and self.noise.plan.noise_std > 0.0 else 0
+        return self.noise.plan.mechanism.recovers if chained and self.noise.plan.noise_std > 0.0 else 0
 
     def advance_mending(
         self,
@@ -344,36 +346,36 @@ class ReleaseRule:
 
         With ``skipped`` the sum of the acknowledged release was not used. The noise of that release is then put on this
         one as well, so that the sum of all that were used has the noise of one prefix, as if nothing had happened; its
-        contributions are lost. A release that carried over more contributions than :attr:`mends` is not mended: whoever
+        contributions are lost. A release that carried over more contributions than :attr:`recovers` is not mended: whoever
         saw the ones it carried would see these move more noise than is charged.
 
         Notes
         -----
         **Formal guarantees.** Of any pattern of skipped releases, whoever says so: a sample moves one release, by no
-        more in units of the noise than where none is skipped (:attr:`~murmurfl.privacy.mechanisms.Mechanism.mends`).
+        more in units of the noise than where none is skipped (:attr:`~murmurfl.privacy.mechanisms.Mechanism.recovers`).
         Proof: docs/proofs/secure-aggregation.md.
         """
-        if not self.mends:
+        if not self.recovers:
             return self.advance(streams, [contribution], [key], [nonce], note=note)[0], False
         release, ack = int(streams.release[0]), int(streams.ack[0])
         kept: Any = streams.noise_state[0]  # the noise in the last release; what that was built on, whether it mended
-        before, built_on, mended = (kept[0], *kept[1].tolist()) if len(kept) == 2 else (0, -math.inf, False)
+        before, built_on, recovered = (kept[0], *kept[1].tolist()) if len(kept) == 2 else (0, -math.inf, False)
         made = contribution.copy()
         self.noised(streams, [made], [key], [nonce])
         noise = made - contribution
         if release > ack:  # the release before is carried over, with whatever it mended
             known = built_on == ack  # else there was an acknowledgement in between, and it begins behind that one
-            mended = mended and known
+            recovered = recovered and known
             noise += before
         else:
-            mended, known = skipped and release - built_on <= self.mends, True
-            if mended:
+            recovered, known = skipped and release - built_on <= self.recovers, True
+            if recovered:
                 made += before
                 noise += before
-        now: Any = (noise, np.array([ack, mended])) if known else ()
+        now: Any = (noise, np.array([ack, recovered])) if known else ()
         streams.noise_state[0] = now
         self.carry(streams, [made], note)
-        return made, bool(mended)
+        return made, bool(recovered)
 
     def carry(self, streams: StreamBlock, releases: Sequence[Any], note: State | None = None) -> None:
         """Add to new releases what was lost before them, and keep what may be lost of them.
@@ -407,7 +409,7 @@ PerSampleContribution = Callable[[slice], NDArray[np.floating] | StackedContribu
 """Contributions of the samples in a slice of the client's data: shape (samples, parameters), or (1, parameters) for an
 update made from all of them. Simulated clients whose releases are sums over all samples may give them unwritten."""
 
-NotedContribution = Callable[[int, State], PerSampleContribution]
+StatefulContribution = Callable[[int, State], PerSampleContribution]
 """Given how many releases a session has made and what was noted with the last one, the contributions to the next."""
 
 
@@ -546,7 +548,7 @@ class Privatizer(LedgeredPrivatizer):
             )
         return release_of(streams, 0, counts, self.plan, self.policy, self.num_samples)
 
-    def release_noting(self, session: str, ack: int, contribution: NotedContribution, note: State) -> Release:
+    def release_with_state(self, session: str, ack: int, contribution: StatefulContribution, note: State) -> Release:
         """Make a release, as :meth:`release` does, with public values that the session remembers until the next one.
 
         Parameters
@@ -560,7 +562,7 @@ class Privatizer(LedgeredPrivatizer):
         return self._release(session, ack, contribution, note)
 
     def _release(
-        self, session: str, ack: int, contribution: NotedContribution, note: State | None, *, skipped: bool = False
+        self, session: str, ack: int, contribution: StatefulContribution, note: State | None, *, skipped: bool = False
     ) -> Release:
         def compute(admission: Admission) -> NDArray[np.int64]:
             rows = contribution(admission.release - 1, admission.streams.noted[0])
@@ -568,11 +570,11 @@ class Privatizer(LedgeredPrivatizer):
 
         def record(admission: Admission, counts: NDArray[np.int64]) -> Release:
             nonce = self._keys.nonce(session, admission.release)
-            counts, mended = self.release_rule.advance_mending(
+            counts, recovered = self.release_rule.advance_mending(
                 *(admission.streams, counts, self._keys.secret_key, nonce), skipped=skipped, note=note
             )
             made = self._record(admission, counts)
-            return replace(made, mended=True) if mended else made
+            return replace(made, recovered=True) if recovered else made
 
         return self._answer(session, ack, compute, record)
 
@@ -667,7 +669,7 @@ class Privatizer(LedgeredPrivatizer):
         """Return what a real client makes of some samples' rows; None if that fails, which only its log says."""
         try:
             return take(self._rows_of(contribution, samples))
-        except MisfitError:
+        except InvalidRecordError:
             return None
         except BaseException as error:
             if is_interrupt(error):

@@ -21,7 +21,7 @@ from ..errors import ConfigurationError, RefusedError
 from ..ledger.ledger_records import BlockLedger, Counts, JoinedLedgers, LedgerBlock, StreamBlock
 from ..mechanisms import State
 from ..noise import NoiseKeys, each_normal_row, row_key
-from .admission import Admission, AdmissionRule, Asked, has_secret_order
+from .admission import Admission, AdmissionRule, Request, has_shuffled_batches
 from .clipping import StackedContributions, observe_releases
 from .ledgered_privatizer import Release, release_of, samples_counted, stream_fingerprint
 from .prefix_sums import Privatizer, ReleaseRule
@@ -189,7 +189,7 @@ class PrivatizerBlock:
         """The next release of each of several clients, recorded before any is returned.
 
         ``contributions`` are unclipped; session, rows and acks are as for :meth:`admitted`, and the note, the same for
-        all, as for :meth:`Privatizer.release_noting`.
+        all, as for :meth:`Privatizer.release_with_state`.
         """
         with self.admitted(session, rows, acks) as admission:
             stack = contributions(admission.places, admission.slices) if admission.places else None
@@ -209,11 +209,13 @@ class PrivatizerBlock:
         with self._ledgers.exclusive(index) as ledgers:
             streams, accounts = ledgers.streams(session, index), ledgers.accounts(index)
             keys = [self._key(row) for row in index.tolist()]
-            asked = Asked(
+            asked = Request(
                 self._num_samples[index],
                 [fingerprint for _, fingerprint in keys],
                 order_nonce=lambda row, session: keys[row][0].nonce(session, 0),
-                has_secret_order=lambda row, account: has_secret_order(ledgers.transaction(int(index[row])), account),
+                has_shuffled_batches=lambda row, account: has_shuffled_batches(
+                    ledgers.transaction(int(index[row])), account
+                ),
             )
             admitted = self._admission.admit(streams, accounts, np.asarray(acks, dtype=np.int64), asked)
             computed = np.ones(len(index), bool) if here is None else np.asarray(here, dtype=bool)

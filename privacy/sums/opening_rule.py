@@ -394,7 +394,7 @@ class SignedOpening:
 
 
 @dataclass(frozen=True)
-class View:
+class Verdict:
     """What a helper says of a set beside opening it."""
 
     helper: str
@@ -490,7 +490,7 @@ class Opener:
             logger.warning("Refused to open set %s: %s", named, refusal.why)
             raise
 
-    def view(self, session: str, opening: str, releases: Sequence[Sealed], *, lock: bool = False) -> View:
+    def view(self, session: str, opening: str, releases: Sequence[Sealed], *, lock: bool = False) -> Verdict:
         """Say whether :meth:`open` would open a set, and if not, whose releases stand in the way; changes nothing.
 
         With ``lock`` a yes is a promise, recorded before it is given (``locked``): the next set of the session that is
@@ -525,7 +525,7 @@ class Opener:
                 transaction.commit(_entry(opening, digest, headers, would))
         return self._view(session, opening, digest, would, disputed)
 
-    def void(self, session: str, opening: str, releases: Sequence[Sealed], elsewhere: SignedOpening) -> View:
+    def void(self, session: str, opening: str, releases: Sequence[Sealed], elsewhere: SignedOpening) -> Verdict:
         """Record, now and for ever, that a set which another helper has opened is never answered here.
 
         Its releases count as opened: what clients release from now on is built on them. A lock ends with it. Of a set
@@ -556,8 +556,8 @@ class Opener:
             raise
         return self._view(session, opening, digest, would, [])
 
-    def _view(self, session: str, opening: str, digest: str, would: str, disputed: Sequence[str]) -> View:
-        view = View(self.name, opening, digest, would, tuple(disputed), b"")
+    def _view(self, session: str, opening: str, digest: str, would: str, disputed: Sequence[str]) -> Verdict:
+        view = Verdict(self.name, opening, digest, would, tuple(disputed), b"")
         return replace(view, signature=self._key.sign(_said(view, session)))
 
     def _open(self, session: str, opening: str, releases: tuple[Sealed, ...]) -> Opening:
@@ -697,7 +697,7 @@ def is_opening(entry: HelperEntry, session: str, answer: Opening) -> bool:
     return answer.helper == entry.name and is_signed(entry.signing, answer.signature, signed)
 
 
-def is_view(entry: HelperEntry, session: str, view: View) -> bool:
+def is_view(entry: HelperEntry, session: str, view: Verdict) -> bool:
     """Whether the helper of an entry of the roster said this of that session's set."""
     try:
         return view.helper == entry.name and is_signed(entry.signing, view.signature, _said(view, session))
@@ -705,7 +705,7 @@ def is_view(entry: HelperEntry, session: str, view: View) -> bool:
         return False
 
 
-def _said(view: View, session: str) -> bytes:
+def _said(view: Verdict, session: str) -> bytes:
     """Return the bytes that a helper's signature on what it would do covers."""
     texts = (view.helper, session, view.opening, view.set_digest, view.would_open, *view.disputed)
     return _VIEW_LABEL + _joined([text.encode() for text in texts])

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from ...privacy import protocol
 from ...privacy.sums.masking import MaskedRelease, MaskedReleaseError, checked_header
-from ...privacy.sums.opening_rule import View
+from ...privacy.sums.opening_rule import Verdict
 from ..rounds.replies import STATEMENT_TIMEOUT_S, Outcome, Reply, RoundReport, exchange, read_outcome
 from ..sums.secure_aggregation import Helpers, HelpersDisagreeError, HelperUnavailableError, SecureAggregation
 from ..sums.summation import CohortSet, CohortSum
@@ -66,7 +66,7 @@ class CohortAgreement:
             ids={name: header.release_id for name, header in cohort.headers.items()},
             report=asdict(report),
             asked=tuple(asked),
-            mended=tuple(sorted(cohort.mended.intersection(cohort.releases))),
+            recovered=tuple(sorted(cohort.recovered.intersection(cohort.releases))),
         )
 
     def fewest_releases(self, held: CohortSet) -> int:
@@ -80,7 +80,7 @@ class CohortAgreement:
 
     def ping(self, grid: Grid | None, held: CohortSet) -> str:
         """Return why a helper is unreachable, or an empty string; raise after ``patience`` such rounds."""
-        problem = self.helpers.greet(grid) if held.sealed and grid is not None else ""
+        problem = self.helpers.probe(grid) if held.sealed and grid is not None else ""
         self._unreached = self._unreached + 1 if problem else 0
         if self._unreached >= self._option.patience:
             raise HelperUnavailableError(
@@ -147,7 +147,7 @@ class CohortAgreement:
 
     def _views(
         self, context: RoundContext, grid: Grid, held: CohortSet
-    ) -> tuple[dict[str, View], list[str], list[str]]:
+    ) -> tuple[dict[str, Verdict], list[str], list[str]]:
         """Ask helpers about a set; return what they say, who says nothing, and who would not open it."""
         views = self.helpers.views(grid, context.session, held, context.timeout)
         said = {name: view for name, view in views.items() if view is not None}
@@ -158,7 +158,7 @@ class CohortAgreement:
         self,
         held: CohortSet,
         cohort: CohortSum,
-        said: Mapping[str, View],
+        said: Mapping[str, Verdict],
         refusing: Sequence[str],
         disputed: set[str],
     ) -> CohortSet:
@@ -190,7 +190,7 @@ class CohortAgreement:
                     found.add(reply.client)
         return found
 
-    def _note(self, said: Mapping[str, View], left_out: Iterable[str]) -> None:
+    def _note(self, said: Mapping[str, Verdict], left_out: Iterable[str]) -> None:
         """Count who is left out for what some helpers dispute; raise if one does so of more than are taken to lie."""
         by_all = set.intersection(*(set(view.disputed) for view in said.values())) if len(said) > 1 else set()
         for name, view in said.items():

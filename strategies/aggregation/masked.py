@@ -15,10 +15,10 @@ from ...privacy.errors import ConfigurationError
 from ...privacy.noise import Grid
 from ..rounds.client_registry import Awaited, ClientRegistry
 from ..rounds.replies import Outcome, RoundReport, RoundRequest, Vector, vector_size
+from ..sums.exclusion_policy import ExclusionPolicy
 from ..sums.lost_noise import LostNoise
 from ..sums.secure_aggregation import Helpers, SecureAggregation, SkippedSumError, WrongSumError
-from ..sums.summation import CohortSet, CohortSum, Screen, Terms, plain_terms, read_terms
-from ..sums.suspects import Suspects
+from ..sums.summation import CohortSet, CohortSum, ReplyScreen, Terms, plain_terms, read_terms
 from .agreement import CohortAgreement
 from .plain import Aggregator, Closed, Count, Opened, RoundContext, RoundOutcome, Skipped
 
@@ -50,7 +50,7 @@ class Masked(Aggregator):
         self.helpers = helpers
         self.pending_cohort: CohortSet | None = None
         """The set to be opened, until its round is over."""
-        self.suspects = Suspects(option.max_byzantine)
+        self.exclusion_policy = ExclusionPolicy(option.max_byzantine)
         self.noise = LostNoise()
         """What skipped sums left behind."""
         self._agreement = CohortAgreement(option, helpers)
@@ -104,19 +104,19 @@ class Masked(Aggregator):
 
     @property
     def excluded(self) -> Collection[str]:
-        return self.suspects.left_out
+        return self.exclusion_policy.left_out
 
     def annotate(self, request: RoundRequest, save: Callable[[], None]) -> RoundRequest:
         """Say which clients were in a sum that was skipped: their next releases may mend the noise."""
         return replace(request, skipped=self.noise.skipped.keys())
 
     def add(self, outcomes: Iterable[Outcome], count: Count, context: RoundContext) -> RoundOutcome:
-        """Add masked releases that can stand in one sum (:class:`.Screen`), and have the set opened."""
+        """Add masked releases that can stand in one sum (:class:`.ReplyScreen`), and have the set opened."""
         size = vector_size(context.layout)
         roster = None if context.grid is None else self.helpers.roster
         known = {"opened": self._ids, "terms": self._terms, "is_late": context.is_late}
-        seen = {"warned": self._agreement.warned, "left_out": self.suspects.left_out}
-        screen, cohort = Screen(context.session, size, self._most, roster, **known, **seen), CohortSum(size)
+        seen = {"warned": self._agreement.warned, "left_out": self.exclusion_policy.left_out}
+        screen, cohort = ReplyScreen(context.session, size, self._most, roster, **known, **seen), CohortSum(size)
         report, _ = count(screen.screened(outcomes), cohort)
         self.pending_cohort = self._agreement.hold(cohort, report, context.asked)
         return self._open_cohort(self.pending_cohort, context, cohort)
@@ -173,17 +173,17 @@ class Masked(Aggregator):
             self._build_on(held)
             return Skipped(skipped, held.asked, held.releases)
         self.noise.opened(held, context.acks)
-        self.suspects.lets_in = self.noise.is_none(self.option.max_byzantine)
-        self.suspects.correct()
+        self.exclusion_policy.lets_in = self.noise.is_none(self.option.max_byzantine)
+        self.exclusion_policy.correct()
         self._build_on(held)
-        return Opened(report, held.asked, total, held.releases, stands_alone=held.terms[0] != "cumulative")
+        return Opened(report, held.asked, total, held.releases, is_memoryless=held.terms[0] != "cumulative")
 
     def _closed(self, held: CohortSet, why: str) -> Closed:
         """Note a round of which nothing was opened."""
         report = RoundReport(**held.report)
         report = replace(report, aggregated=0, samples=0, unopened=report.aggregated + report.unopened, closed=why)
         if self._agreement.too_few(held):
-            self.suspects.too_few()
+            self.exclusion_policy.too_few()
         logger.warning("Round %d is closed: %s. Clients carry over what they released.", held.server_round, why)
         return Closed(report, held.asked)
 
@@ -219,11 +219,11 @@ class Masked(Aggregator):
         if not isinstance(why, WrongSumError):
             logger.warning("Round %d is skipped. %s", held.server_round, why)
             return
-        self.suspects.lets_in = self.noise.is_none(self.option.max_byzantine)
+        self.exclusion_policy.lets_in = self.noise.is_none(self.option.max_byzantine)
         needed = self._agreement.fewest_releases(held)
         room = len(names) - needed - max(report.asked - len(held.releases), 0)
-        if self.suspects.wrong(held.releases, names, room):
-            left = ", ".join(map(repr, self.suspects.left_out)) or f"nobody, since sums need {needed} releases"
+        if self.exclusion_policy.wrong(held.releases, names, room):
+            left = ", ".join(map(repr, self.exclusion_policy.left_out)) or f"nobody, since sums need {needed} releases"
             logger.warning(
                 "Round %d is skipped. %s Left out of the next rounds, in turns and without blame: %s.",
                 *(held.server_round, why, left),
@@ -259,7 +259,7 @@ class Masked(Aggregator):
 
     def state(self) -> dict[str, Any]:
         terms = None if self._terms is None else plain_terms(self._terms)
-        opened = {"ids": self._ids, "terms": terms, **self.noise.plain(), "suspects": self.suspects.plain()}
+        opened = {"ids": self._ids, "terms": terms, **self.noise.plain(), "suspects": self.exclusion_policy.plain()}
         kept: dict[str, Any] = {"opened": opened, "held": None}
         if self.pending_cohort is not None:
             kept |= {"held": self.pending_cohort.plain(), "held.total": self.pending_cohort.total}
@@ -273,6 +273,6 @@ class Masked(Aggregator):
         terms = opened["terms"]
         self._terms = None if terms is None else read_terms(terms)
         if "suspects" in opened:  # else it is older
-            self.suspects.restore(opened["suspects"])
+            self.exclusion_policy.restore(opened["suspects"])
             self.noise.restore(opened)
         self.pending_cohort = None if held is None else CohortSet.from_plain(held, saved["held.total"])

@@ -57,7 +57,7 @@ class Opened:
     """The sum, shape (d,)."""
     releases: Mapping[str, int]
     """The release of each client in the sum."""
-    stands_alone: bool = False
+    is_memoryless: bool = False
     """Whether the releases of later rounds do not build on these."""
 
     @property

@@ -184,9 +184,9 @@ class ClientRegistry:
         """Whether a node may report several names: in a simulation only."""
         self.sleep = sleep
         self._message_type = message_type
-        self.shows: Callable[[str, Introduction], bool | None] = lambda *_: None
+        self.shows: Callable[[str, Handshake], bool | None] = lambda *_: None
         """Whether a node showed that a name is its own; None where nobody can tell."""
-        self._hosted: dict[int, Introduction] = {}
+        self._hosted: dict[int, Handshake] = {}
         self._nonces: dict[int, str] = {}
         self._greeted: dict[int, tuple[str, float]] = {}
         self._warned: set[str] = set()
@@ -195,7 +195,7 @@ class ClientRegistry:
         self._nodes, self._nodes_since = 0, math.inf
         self._last_said = ("", 0.0)
 
-    def _by_proof(self) -> list[tuple[int, Introduction]]:
+    def _by_proof(self) -> list[tuple[int, Handshake]]:
         """Return connected nodes in the order in which they were met; those that proved their name come first."""
         if self.several_on_a_node:
             return list(self._hosted.items())
@@ -349,7 +349,7 @@ class ClientRegistry:
             self._met(reply, node_id)
 
     def _met(self, reply: Message, node_id: int) -> None:
-        met, kind = introduction(reply, self._nonces.get(node_id, "")), stranger(reply)
+        met, kind = introduction(reply, self._nonces.get(node_id, "")), unknown_node(reply)
         self._strangers = {**self._strangers, node_id: kind} if kind else self._strangers
         several = 0 if met is None else len(met.clients) + len(met.helpers)
         if met is not None and met.clients and self.schema and met.schema != self.schema:
@@ -420,7 +420,7 @@ _OF_LEGACY = ("fitins.", "evaluateins.", "Invalid message type: query")
 
 
 @dataclass(frozen=True)
-class Introduction:
+class Handshake:
     """Who a node says it is; a real one is one client or one helper."""
 
     clients: tuple[str, ...]  # names
@@ -443,7 +443,7 @@ def hello(node_id: int, message_type: str, entries: Mapping[str, Any], nonce: st
     return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=message_type)
 
 
-def introduction(reply: Message, nonce: str) -> Introduction | None:
+def introduction(reply: Message, nonce: str) -> Handshake | None:
     """Read the introduction in a node's reply to a hello with that nonce; None if it cannot be understood."""
     config = None if reply.has_error() else reply.content.config_records.get(protocol.CONFIG)
     if config is None or config.get(protocol.VERSION) != protocol.PROTOCOL_VERSION:
@@ -456,7 +456,7 @@ def introduction(reply: Message, nonce: str) -> Introduction | None:
     known = isinstance(schema, str) and re.fullmatch(r"[0-9a-f]{32}", schema)
     signature = config.get(protocol.SIGNATURE, b"")
     signature = signature if isinstance(signature, bytes) else b""
-    return Introduction(clients, helpers, roster if helpers else "", str(schema) if known else "", nonce, signature)
+    return Handshake(clients, helpers, roster if helpers else "", str(schema) if known else "", nonce, signature)
 
 
 def failure(reply: Message) -> str:
@@ -475,7 +475,7 @@ def failure(reply: Message) -> str:
     return "an answer this server does not understand"
 
 
-def stranger(reply: Message) -> str:
+def unknown_node(reply: Message) -> str:
     """Return the kind of a node's ClientApp that does not know murmurfl; empty where it does, or cannot be told."""
     if not reply.has_error():
         return "" if any(protocol.VERSION in record for record in reply.content.config_records.values()) else WITHOUT
@@ -523,7 +523,7 @@ class Attending:
     helpers: Sequence[str] = ()  # names
     gone: Sequence[str] = ()  # clients of the training that are not connected any more
     doubles: Sequence[str] = ()  # names that several nodes report
-    strangers: Mapping[str, int] = field(default_factory=dict)  # how many nodes of each kind (:func:`stranger`)
+    strangers: Mapping[str, int] = field(default_factory=dict)  # how many nodes of each kind (:func:`unknown_node`)
     said: str = ""  # answers of other nodes
     simulated: bool = False  # whether no more nodes will come
 

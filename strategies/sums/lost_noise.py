@@ -43,7 +43,7 @@ class LostNoise:
         """After which release the noise in one of a set begins; what was skipped before and is not mended is lost."""
         ack = acks.get(name, 0)
         begins = self.skipped.get(name, ack)
-        if begins == ack or name in held.mended:
+        if begins == ack or name in held.recovered:
             return begins
         lost = self.lost[name]
         if lost and lost[-1][1] == begins:

@@ -29,9 +29,9 @@ from ...privacy.accounting.loss import MOST_SUMMED
 from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.protocol import read_array
 from ...privacy.sums.masking import Header
-from ...privacy.sums.opening_rule import Opening, SignedOpening, View, is_opening, is_view, set_digest
+from ...privacy.sums.opening_rule import Opening, SignedOpening, Verdict, is_opening, is_view, set_digest
 from ...privacy.sums.roster import MOST_HELPERS, Roster, is_signed, name_proof
-from ..rounds.client_registry import Awaited, ClientRegistry, Introduction, hello, introduction
+from ..rounds.client_registry import Awaited, ClientRegistry, Handshake, hello, introduction
 from ..rounds.replies import exchange
 from .summation import CohortSet
 
@@ -58,7 +58,7 @@ class SecureAggregation:
         Digest of the one roster to work with, 64 hexadecimal digits; default whichever all helpers have.
     max_byzantine : int
         The most clients that are taken to lie. After a wrong sum suspects take turns in being left out
-        (:mod:`~murmurfl.strategies.sums.suspects`); if no so many clients can be what is wrong, the run pauses.
+        (:mod:`~murmurfl.strategies.sums.exclusion_policy`); if no so many clients can be what is wrong, the run pauses.
     max_failed_aggregations : int
         Wrong sums after which the training ends with the model it has. Nothing of a wrong sum enters the model.
     max_noise : float
@@ -218,7 +218,7 @@ class Helpers:
         self._message_type = message_type
         self._roster: Roster | None = None
         self._nonces: dict[str, str] = {}
-        self._shown: dict[tuple[str, Introduction, str], bool] = {}
+        self._shown: dict[tuple[str, Handshake, str], bool] = {}
         directory.shows = self._shows
 
     @property
@@ -243,7 +243,7 @@ class Helpers:
         self._roster = common_roster(found, self.option)
         logger.info("Helpers: %s; roster %s.", ", ".join(map(repr, self.roster.helper_names)), self.roster.digest)
 
-    def _shows(self, name: str, met: Introduction) -> bool | None:
+    def _shows(self, name: str, met: Handshake) -> bool | None:
         """Whether a node signed its nonce by the key that the roster, or until it is known its own, has for a name."""
         roster = self._roster or (read_roster(met.roster) if met.helpers else None)
         if roster is None:
@@ -268,7 +268,7 @@ class Helpers:
                     got=name,
                 )
 
-    def greet(self, grid: Grid, names: Iterable[str] | None = None) -> str:
+    def probe(self, grid: Grid, names: Iterable[str] | None = None) -> str:
         """Wait for helpers (default all) to answer a greeting; returns why one does not, or an empty string."""
         waiting = list(self.roster.helper_names if names is None else names)
         problems: dict[str, str] = {}
@@ -299,7 +299,7 @@ class Helpers:
 
     def views(
         self, grid: Grid, session: str, cohort: CohortSet, timeout: float, *, ask: str = protocol.ASK_WHETHER
-    ) -> dict[str, View | None]:
+    ) -> dict[str, Verdict | None]:
         """Ask each helper about a set before it opens it; None without an answer that counts.
 
         Asked for a lock, a helper that says yes has promised to open this set: it must be saved before.
@@ -309,7 +309,7 @@ class Helpers:
 
     def _views(
         self, grid: Grid, request: _OpeningRequest, names: Iterable[str], timeout: float, asked: Mapping[str, Any]
-    ) -> dict[str, View | None]:
+    ) -> dict[str, Verdict | None]:
         def question(name: str, node_id: int) -> Message:
             return request.question(name, node_id, asked)
 
@@ -336,7 +336,7 @@ class Helpers:
         problems: dict[str, str] = {}
         opened: SignedOpening | None = None
         for attempt in range(self.option.patience):
-            if attempt and (problem := self.greet(grid, missing)):
+            if attempt and (problem := self.probe(grid, missing)):
                 logger.warning("Round %d: %s. The same set is asked for again.", cohort.server_round, problem)
                 continue
             replies = self._ask_each(grid, missing, request.message, min(timeout, _OPENING_TIMEOUT_S))
@@ -437,7 +437,7 @@ class _OpeningRequest:
         config = ConfigRecord({**self._shared, protocol.HELPER: name, **asked})
         return Message(RecordDict({protocol.CONFIG: config}), dst_node_id=node_id, message_type=self._queries)
 
-    def read_view(self, name: str, reply: Message | None) -> View | None:
+    def read_view(self, name: str, reply: Message | None) -> Verdict | None:
         """Return what a helper signed for this set, or None."""
         config = None if reply is None or reply.has_error() else reply.content.get(protocol.CONFIG, None)
         if not isinstance(config, ConfigRecord):
@@ -450,7 +450,7 @@ class _OpeningRequest:
             return None
         if not known.issuperset(disputed):
             return None
-        view = View(name, self._cohort.opening, self._digest, str(would), tuple(map(str, disputed)), signature)
+        view = Verdict(name, self._cohort.opening, self._digest, str(would), tuple(map(str, disputed)), signature)
         return view if is_view(self._entries[name], self._session, view) else None
 
     def read(self, name: str, reply: Message | None) -> tuple[Opening | None, str]:

@@ -53,7 +53,7 @@ class CohortSet:
     ids: dict[str, str]  # the releases' random names
     report: dict[str, Any]  # the round's report, were the set opened
     asked: tuple[str, ...]  # the clients that were asked
-    mended: tuple[str, ...] = ()  # whose releases also take out the noise of those that were skipped
+    recovered: tuple[str, ...] = ()  # whose releases also take out the noise of those that were skipped
 
     @property
     def min_cohort(self) -> int:
@@ -76,7 +76,7 @@ class CohortSet:
             "ids": self.ids,
             "report": self.report,
             "asked": list(self.asked),
-            "mended": list(self.mended),
+            "mended": list(self.recovered),
         }
 
     @classmethod
@@ -114,7 +114,7 @@ class CohortSum:
     releases: dict[str, int] = field(init=False, default_factory=dict)
     headers: dict[str, Header] = field(init=False, default_factory=dict)
     terms: Terms = field(init=False, default=("", "", 1.0))
-    mended: set[str] = field(init=False, default_factory=set)
+    recovered: set[str] = field(init=False, default_factory=set)
     _masked: dict[str, tuple[MaskedRelease, int]] = field(init=False, default_factory=dict)  # and its samples
 
     def __post_init__(self) -> None:
@@ -126,7 +126,7 @@ class CohortSum:
         self.terms = terms_of(contents)
         self.releases[reply.client] = reply.release
         if reply.metrics.get(protocol.MENDED) == 1:
-            self.mended.add(reply.client)
+            self.recovered.add(reply.client)
         if isinstance(contents, MaskedRelease):
             self.counts += contents.counts
             self._masked[reply.client] = contents, reply.samples
@@ -189,7 +189,7 @@ def _header(content: bytes) -> Header:
     return Header.from_bytes(content)
 
 
-class Screen:
+class ReplyScreen:
     """Which of a round's replies can stand in one sum: no single client can spoil all of them.
 
     Parameters
@@ -234,7 +234,7 @@ class Screen:
         for outcome, its in zip(fitting, terms, strict=True):
             if isinstance(outcome, SummedReplies):
                 yield from self._fitting_sums(outcome, most)
-            elif isinstance(outcome, Reply) and its is not None and (problem := _misfit(its, most, room)):
+            elif isinstance(outcome, Reply) and its is not None and (problem := _mismatch(its, most, room)):
                 self._warn(outcome.client, problem)
                 yield None
             else:
@@ -306,7 +306,7 @@ def _most_common(outcomes: Iterable[Outcome], terms: Iterable[Terms | None]) -> 
     return max(votes, key=lambda its: len(votes[its]), default=None)
 
 
-def _misfit(terms: Terms, most: Terms | None, room: int) -> str:
+def _mismatch(terms: Terms, most: Terms | None, room: int) -> str:
     """Why a release of some terms cannot stand in a sum that has room for so many, or an empty string."""
     if most is not None and terms != most:
         return _difference(terms, most)

@@ -21,7 +21,7 @@ from murmurfl.clients import (
 )
 from murmurfl.clients.adapters.per_sample_gradients import CarefulGradients
 from murmurfl.privacy import PrivacyPolicy, ShuffledPolicy, SimulatedKeys, protocol
-from murmurfl.privacy.errors import MisfitError, is_interrupt
+from murmurfl.privacy.errors import InvalidRecordError, is_interrupt
 
 from tests.harness.clients import DurableLedger, FixedNonces, training_config
 from tests.harness.grid import ask
@@ -60,7 +60,7 @@ class StandIns(Loader):
 
     def __getitem__(self, chosen):
         if chosen.stop - chosen.start == 1 and not self.fits[chosen][0]:
-            raise MisfitError("a record that does not fit")
+            raise InvalidRecordError("a record that does not fit")
         return super().__getitem__(chosen)
 
 

@@ -12,7 +12,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from murmurfl.app.engines.loopback import LaunchError
 from murmurfl.app.fleet.deployment import deployment, node_settings
-from murmurfl.app.nodes.taken_runs import REFUSAL
+from murmurfl.app.nodes.run_admission import REFUSAL
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import SQLiteOpeningRecord, protocol, read_ledger

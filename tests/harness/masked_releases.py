@@ -108,7 +108,7 @@ def _resealed(sealed, seals):
 def attacks():
     """Every attack by its name; all are on the helper ``left``."""
     first, second = round_of(), round_of(release=2, ack=1)
-    stranger = ClientKey.simulated(99, "stranger")
+    unknown_node = ClientKey.simulated(99, "stranger")
     opened = [("1", first)]
     return {
         "one client": Attack([], "1", first[:1]),
@@ -120,8 +120,8 @@ def attacks():
         "one twice among others": Attack([], "1", [*first, release_of("a", 2)]),
         "header edited": Attack([], "1", [*first[:5], _edited(first[5], release=7)]),
         "ack edited": Attack(opened, "2", [*second[:5], _edited(release_of("f", 2, 0), ack_id=id_of("f", 1))]),
-        "a stranger": Attack([], "1", [*first, sealed_by(header_of("z"), stranger)]),
-        "a stranger under a known name": Attack([], "1", [*first[:5], sealed_by(header_of("f"), stranger)]),
+        "a stranger": Attack([], "1", [*first, sealed_by(header_of("z"), unknown_node)]),
+        "a stranger under a known name": Attack([], "1", [*first[:5], sealed_by(header_of("f"), unknown_node)]),
         "a client under another's name": Attack([], "1", [*first[:5], sealed_by(header_of("f"), key_of("e"))]),
         "another session's": Attack([], "1", first, session="t"),
         "one of another session": Attack([], "1", [*first[:5], release_of("f", session="t")]),

@@ -263,8 +263,8 @@ def played(patterns: Sequence[Sequence[int]], releases: int | None = None) -> li
             if state and (releases is None or made[client] < releases):
                 made[client] += 1
                 if state >= 2:
-                    mended = after[client] if after[client] < last[client] else None
-                    members.append(Opened(str(client), made[client], last[client], noise_after=mended))
+                    recovered = after[client] if after[client] < last[client] else None
+                    members.append(Opened(str(client), made[client], last[client], noise_after=recovered))
                     last[client] = made[client]
                 if state == 2:
                     after[client] = made[client]

@@ -10,7 +10,7 @@ import pytest
 from murmurfl.app.engines.loopback import LaunchError
 from murmurfl.app.runs.sealed import ChangedRowsError, Ending, SealedError
 from murmurfl.privacy import ConfigurationError, LedgerError, OpeningRefusedError, RefusedError, protocol
-from murmurfl.privacy.errors import ErrorKind, MisfitError, UnsupportedFlowerError, check_installed
+from murmurfl.privacy.errors import ErrorKind, InvalidRecordError, UnsupportedFlowerError, check_installed
 
 from tests.harness.errors import raises
 
@@ -55,7 +55,7 @@ def test_an_error_keeps_no_value_that_may_hold_rows(rows):
 
 def test_an_error_on_a_record_has_a_fixed_text_alone():
     with pytest.raises(TypeError):
-        MisfitError("a value out of range", got=41)
+        InvalidRecordError("a value out of range", got=41)
 
 
 def test_a_reworded_error_keeps_class_kind_and_setting():

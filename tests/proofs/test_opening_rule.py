@@ -266,10 +266,10 @@ def test_each_attack_of_the_list_is_refused_and_leaves_no_trace(attack):
 
     first, second = [made(name, 0) for name in CLIENTS], [made(name, 0) for name in CLIENTS]
     strange = Roster.simulated(9, (*CLIENTS, "g"), HELPERS)
-    stranger = Masking(
+    unknown_node = Masking(
         "g" if attack == "a stranger" else "a", ClientKey.simulated(9, "g" if attack == "a stranger" else "a"), strange
     )
-    forged = stranger.mask(
+    forged = unknown_node.mask(
         Release(np.zeros(2, np.int64), chosen.plan(2).grid.spacing, 1, 0, bytes(16), bytes(16)), "s", chosen
     )
     edited = replace(Header.from_bytes(first[0].header), min_cohort=1).to_bytes()

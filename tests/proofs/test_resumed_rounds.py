@@ -66,7 +66,7 @@ class Course:
     def masked(self, name, release, session):
         """A release under masks, noted; liars and broken seals as the course has them."""
         if release.release_id.hex() not in self.made:  # else it is sealed again
-            after = self.begins[name, release.release - 1] if release.mended else release.ack
+            after = self.begins[name, release.release - 1] if release.recovered else release.ack
             self.begins[name, release.release] = after
             self.made[release.release_id.hex()] = release, after
         masked, drawn = self._mask(name, release, session), self.chance.random(3)
@@ -192,10 +192,10 @@ def test_a_client_that_sends_skipped_contributions_again_is_caught(monkeypatch, 
 
     def rewinding(rule, streams, contribution, key, nonce, *, skipped, note=None):
         before = sent.get(key) if skipped else None
-        made, mended = real(rule, streams, contribution + (0 if before is None else before), key, nonce,
+        made, recovered = real(rule, streams, contribution + (0 if before is None else before), key, nonce,
                             skipped=skipped, note=note)  # fmt: skip
         sent[key] = contribution
-        return made, mended
+        return made, recovered
 
     monkeypatch.setattr(ReleaseRule, "advance_mending", rewinding)
     assert caught(7, monkeypatch, tmp_path)

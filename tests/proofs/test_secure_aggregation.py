@@ -84,7 +84,7 @@ def test_no_pattern_of_three_clients_and_four_rounds_tells_more_than_the_theorem
     assert ratios.max() == pytest.approx(1.0) or name == "tree"
 
 
-MENDING = [name for name in MECHANISMS if mechanism(name, 4).mends]
+MENDING = [name for name in MECHANISMS if mechanism(name, 4).recovers]
 
 
 @pytest.mark.few_cases(2)
@@ -101,7 +101,13 @@ def test_independent_noise_that_mended_would_tell_twice_as_much():
     exact, _, coarse, _ = all_cases("independent", 3, 2, states=4)
     assert np.nanmax(exact / coarse) == pytest.approx(2.0)
     assert MENDING == ["cancelling", "cancelling-harmonic", "cancelling-paper", "decay", "decay-half"]
-    assert [make_mechanism("decay", 4, decay=decay).mends for decay in (0.49, 0.5, 0.71, 0.95, 1.0)] == [0, 1, 2, 4, 4]
+    assert [make_mechanism("decay", 4, decay=decay).recovers for decay in (0.49, 0.5, 0.71, 0.95, 1.0)] == [
+        0,
+        1,
+        2,
+        4,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("name", MENDING)
@@ -109,7 +115,7 @@ def test_what_mends_has_no_entry_twice_as_large_as_one_of_a_contribution_before(
     made = mechanism(name, 20)
     encoder = made.materialize()
     assert (encoder >= 0).all()
-    for m in range(1, min(made.mends, 19) + 1):
+    for m in range(1, min(made.recovers, 19) + 1):
         assert (np.tril(encoder[:, m:], -m) <= 2 * np.tril(encoder[:, :-m], -m) * ROUNDING).all()
 
 
@@ -132,7 +138,7 @@ def courses(name, rounds):
             for k, (ack, skipped) in enumerate(zip(acks, (False, *skips), strict=True), start=1):
                 made = subject.release("s", ack, zero, skipped=skipped)
                 (base,) = (b for b in range(k) if np.array_equal(made.counts, noise[k] - noise[b]))
-                assert made.mended == (base != ack)
+                assert made.recovered == (base != ack)
                 moved[k - 1, ack:k] = 1.0
                 seen[k - 1, k - 1] = 1.0
                 if base:
@@ -166,7 +172,7 @@ def taken_out(name, rounds):
             expected = encoder[:, j] - (encoder[:, until] if until < rounds else 0.0)
             shift = encoder @ np.linalg.solve(np.tril(np.ones_like(seen)), there)
             assert shift == pytest.approx(expected)
-            assert until == rounds or until - j <= mechanism(name, rounds).mends
+            assert until == rounds or until - j <= mechanism(name, rounds).recovers
             assert (np.abs(shift) <= encoder[:, j] * ROUNDING + 1e-12).all()
         found[int((prefixes[-1] == 0).sum())] += 1
     return found
@@ -188,11 +194,11 @@ def test_a_client_that_forgets_what_it_mended_before_is_caught(monkeypatch):
 
     def forgetful(self, streams, *args, **options):
         is_next, before = streams.release[0] == streams.ack[0], streams.noise_state[0]
-        release, mended = made(self, streams, *args, **options)
-        if mended and is_next:
+        release, recovered = made(self, streams, *args, **options)
+        if recovered and is_next:
             noise, about = streams.noise_state[0]
             streams.noise_state[0] = (noise - before[0], about)
-        return release, mended
+        return release, recovered
 
     monkeypatch.setattr(ReleaseRule, "advance_mending", forgetful)
     with pytest.raises(AssertionError, match="it comes back"):

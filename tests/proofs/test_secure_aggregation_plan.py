@@ -35,7 +35,7 @@ def policy(name="cancelling", **changes):
     )
 
 
-def sums(chance, clients, cohort, rounds, lost=0.0, stands_alone=False):
+def sums(chance, clients, cohort, rounds, lost=0.0, is_memoryless=False):
     """Rounds of at least ``cohort`` clients of those named; who is asked and lost is carried over."""
     made, last, sets = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0), []
     for _ in range(rounds):
@@ -47,7 +47,7 @@ def sums(chance, clients, cohort, rounds, lost=0.0, stands_alone=False):
                 continue
             made[name] += 1
             if name in came and len(came) >= cohort:
-                members.append(Opened(name, made[name], made[name] - 1 if stands_alone else last[name]))
+                members.append(Opened(name, made[name], made[name] - 1 if is_memoryless else last[name]))
                 last[name] = made[name]
         sets.append(members)
     return sets
@@ -110,7 +110,7 @@ def test_releases_that_stand_alone_are_charged_exactly(participations, separatio
     )
     assert chosen.release_mode == "independent"
     plan, clients = chosen.plan(D), [str(i) for i in range(COHORT)]
-    sets = sums(generator(3), clients, COHORT, K, stands_alone=True)
+    sets = sums(generator(3), clients, COHORT, K, is_memoryless=True)
     whole = Transcript(Stream.of_plan(plan), sets, clients[HONEST:])
     taken = list(range(1, K + 1, separation))[:participations]
     assert whole.returning("0", taken) <= plan.mu * ROUNDING

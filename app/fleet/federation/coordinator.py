@@ -141,7 +141,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Kit:
+class Invitation:
     """A member's invitation: the terms, its name and its role."""
 
     member: str
@@ -163,14 +163,14 @@ class Kit:
         return {self.KIND: _FORMAT, "member": self.member, "role": self.role, "terms": self.terms.document}
 
     @classmethod
-    def read(cls, path: Path) -> Kit:
+    def read(cls, path: Path) -> Invitation:
         """Read a kit; ConfigurationError if it is none."""
         document = read_document(path, cls.KIND, {"member", "role", "terms"})
         return cls(document["member"], document["role"], Terms.from_document(document["terms"]))
 
 
 @dataclass(frozen=True)
-class Joining:
+class JoinRequest:
     """Answer of a member: the public halves of its keys."""
 
     federation: str
@@ -202,13 +202,13 @@ class Joining:
         return {self.KIND: _FORMAT, **vars(self), "card": self.card.document}
 
     @classmethod
-    def read(cls, path: Path) -> Joining:
+    def read(cls, path: Path) -> JoinRequest:
         """Read an answer; ConfigurationError if it is none."""
         document = read_document(path, cls.KIND, {"federation", "terms", "node", "card"})
         return cls.from_document(document, f"in {path}")
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any], where: str) -> Joining:
+    def from_document(cls, document: Mapping[str, Any], where: str) -> JoinRequest:
         """An answer from what :attr:`document` gave."""
         texts = {name: text for name in _ANSWERED if isinstance(text := document.get(name), str)}
         if texts.keys() != set(_ANSWERED) or "card" not in document:
@@ -227,7 +227,7 @@ class Federation:
     """
 
     terms: Terms
-    members: tuple[Joining, ...]  # by name
+    members: tuple[JoinRequest, ...]  # by name
 
     KIND = "murmurfl-federation"
     PARTS = ("terms", "members")
@@ -269,7 +269,7 @@ class Federation:
         members = document["members"]
         if not isinstance(members, list) or not all(isinstance(one, dict) for one in members):
             raise ConfigurationError(f"Expected a federation's members {where}, got something else.", kind="malformed")
-        read = (Joining.from_document(one, where) for one in members)
+        read = (JoinRequest.from_document(one, where) for one in members)
         return cls(Terms.from_document(document["terms"]), tuple(read))
 
 
@@ -390,7 +390,7 @@ class Coordinator:
     """A coordinator's folder."""
 
     folder: Path
-    members: dict[str, Joining] = field(default_factory=dict)  # accepted
+    members: dict[str, JoinRequest] = field(default_factory=dict)  # accepted
     left: tuple[str, ...] = ()  # node keys that are no member's any more
     awaited: tuple[str, ...] = ()  # names of kits that nobody has answered
     num_records: int = DEFAULT_ROWS  # records of each client that the training was planned for
@@ -403,7 +403,7 @@ class Coordinator:
         path = folder / MEMBERS_NAME
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            members = [Joining.from_document(one, f"in {path}") for one in document["members"]]
+            members = [JoinRequest.from_document(one, f"in {path}") for one in document["members"]]
             return cls(
                 folder,
                 {one.card.name: one for one in members},
@@ -467,7 +467,7 @@ class Coordinator:
         """The list of those who may command the server."""
         return self.folder / _OWNERS
 
-    def accept(self, answers: Sequence[Joining]) -> Coordinator:
+    def accept(self, answers: Sequence[JoinRequest]) -> Coordinator:
         """Take in members, or members' new keys; nothing is changed if one of the answers is refused."""
         terms = self.federation.terms
         if twice := {
@@ -500,7 +500,7 @@ class Coordinator:
         gone = [before.node for before, one in replaced if before.node != one.node]
         return self._changed(members, gone, said)
 
-    def _check_returning(self, answers: Sequence[Joining]) -> None:
+    def _check_returning(self, answers: Sequence[JoinRequest]) -> None:
         """Refuse node keys that have left: Flower's server takes none a second time."""
         left = [public_node_key(text).public_numbers() for text in self.left]
         for one in answers:
@@ -513,7 +513,7 @@ class Coordinator:
                     setting="answers",
                 )
 
-    def _check_looks(self, answers: Sequence[Joining], members: Mapping[str, Joining]) -> None:
+    def _check_looks(self, answers: Sequence[JoinRequest], members: Mapping[str, JoinRequest]) -> None:
         """Refuse a name that is easily mistaken for another member's."""
         alike: dict[str, set[str]] = {}
         for name in (*members, *self.awaited):
@@ -528,11 +528,11 @@ class Coordinator:
                     setting="name",
                 )
 
-    def _check_roles(self, answers: Sequence[Joining]) -> None:
+    def _check_roles(self, answers: Sequence[JoinRequest]) -> None:
         """Refuse a client that answers as a helper, or the other way round: whose kit it is, is the coordinator's."""
         for one in answers:
             path = self.folder / _KITS / f"{one.card.name}.kit"
-            role = Kit.read(path).role if path.exists() else one.card.kind
+            role = Invitation.read(path).role if path.exists() else one.card.kind
             if role != one.card.kind:
                 raise ConfigurationError(
                     f"Expected {one.card.name!r} to answer as the {role} that its kit was made for, got a "
@@ -552,7 +552,7 @@ class Coordinator:
         rest = {other: one for other, one in self.members.items() if other != name}
         return self._changed(rest, [self.members[name].node], [])
 
-    def _changed(self, members: Mapping[str, Joining], left: Sequence[str], said: Sequence[str]) -> Coordinator:
+    def _changed(self, members: Mapping[str, JoinRequest], left: Sequence[str], said: Sequence[str]) -> Coordinator:
         keys = [public_node_key(one.node).public_numbers() for one in members.values()]
         if len(set(keys)) < len(keys):
             raise ConfigurationError(
@@ -671,7 +671,7 @@ def new_federation(
         (f"{role}-{i}", role) for role, count in ((CLIENT, clients), (HELPER, helpers)) for i in range(1, count + 1)
     ]
     for name, role in places:
-        write_document(folder / _KITS / f"{name}.kit", Kit(name, role, terms).document)
+        write_document(folder / _KITS / f"{name}.kit", Invitation(name, role, terms).document)
     planned = counts(clients, helpers, num_records)
     task = {"task": str((folder / _SCHEMA).absolute()), "schema": records.digest}
     write_private(folder / RUN_NAME, run_text({**planned, **task, **proposal.run}))

@@ -30,8 +30,8 @@ from .coordinator import (
     HELPER,
     LARGEST_DOCUMENT,
     Federation,
-    Joining,
-    Kit,
+    Invitation,
+    JoinRequest,
     Terms,
     parsed,
     toml_lines,
@@ -53,12 +53,12 @@ class Member:
     """A member's folder."""
 
     folder: Path
-    kit: Kit
+    kit: Invitation
 
     @classmethod
     def open(cls, folder: Path) -> Member:
         """The member of a folder; ConfigurationError if it is none's."""
-        return cls(folder, Kit.read(folder / KIT_NAME))
+        return cls(folder, Invitation.read(folder / KIT_NAME))
 
     @property
     def terms(self) -> Terms:
@@ -82,7 +82,7 @@ class Member:
         name, key = read_helper_key(self.folder / _ROSTER_KEY)
         return Card.of_helper(name, key)
 
-    def joining(self) -> Joining:
+    def joining(self) -> JoinRequest:
         """Return the public halves of this member's own keys, read from its private files and its node's public one."""
         path = self.folder / f"{_NODE_KEY}.pub"
         try:
@@ -93,7 +93,7 @@ class Member:
                 "new keys with `murmurfl federation renew`.",
                 kind="not-found",
             ) from error
-        return Joining(self.terms.name, self.terms.digest, node, self.card())
+        return JoinRequest(self.terms.name, self.terms.digest, node, self.card())
 
     @property
     def pinned(self) -> Federation | None:
@@ -255,7 +255,7 @@ _NO_USE = 0.999
 """Chance of a best guess about a record, right so often, from which on noise counts as none."""
 
 
-def without_noise(kit: Kit) -> str:
+def without_noise(kit: Invitation) -> str:
     """Return what a member would send without noise that protects, by its kit, in a sentence; "" if nothing.
 
     Notes
@@ -290,7 +290,7 @@ def without_noise(kit: Kit) -> str:
     return ""
 
 
-def join(kit: Kit, folder: Path, *, accept_no_noise: bool = False) -> Member:
+def join(kit: Invitation, folder: Path, *, accept_no_noise: bool = False) -> Member:
     """Make a member's new folder: its keys, its operator's file, and the answer for the coordinator.
 
     ``accept_no_noise`` is the operator's own word, which no kit can give: without it, a kit by which anything would
@@ -338,7 +338,7 @@ def cost_of_a_run(terms: Terms) -> str:
     )
 
 
-def _operators_text(kit: Kit) -> str:
+def _operators_text(kit: Invitation) -> str:
     connection = {"superlink": kit.terms.address, "root-certificates": "ca.crt", "private-key": _NODE_KEY}
     table = f"\n[connection]\n{toml_lines(connection)}"
     if kit.role == HELPER:

@@ -16,12 +16,12 @@ from ....privacy.release.policy import PrivacyPolicy
 from ....privacy.setting import Value, spelled_out
 from ...data.table_task import SchemaTask
 from ...engines.loopback import toml_document
-from ...methods import METHODS, Problem
+from ...methods import METHODS, ResolvedRun
 from ...methods.full_batch_method import QUANTILE
 from ...methods.method import AUTO
 from ...nodes.node_config import NodeConfig
 from ...planning import PlanRequest, decide
-from ...runs.experiment import worked_out
+from ...runs.experiment import resolve
 from ...runs.real_fit import evaluated_privately
 from ...settings.layers import layered
 from ...settings.run_config import SECURE, RunConfig, run_keys, sum_assumption
@@ -150,10 +150,10 @@ def _sums(clients: int, helpers: int, settings: Mapping[str, Value]) -> dict[str
     }
 
 
-def _chosen(config: RunConfig, records: Schema, num_records: int) -> tuple[Problem, str]:
+def _chosen(config: RunConfig, records: Schema, num_records: int) -> tuple[ResolvedRun, str]:
     """The run worked out on sizes, and why its strategy was chosen, if it was."""
     sizes = (num_records,) * config.num_clients
-    situation = PlanRequest(config, sizes, records.num_features, records.num_classes, worked_out)
+    situation = PlanRequest(config, sizes, records.num_features, records.num_classes, resolve)
     if config.strategy != AUTO:
         return situation.problem({"strategy": config.strategy}), ""
     decision = decide(situation)
@@ -167,7 +167,7 @@ def _chosen(config: RunConfig, records: Schema, num_records: int) -> tuple[Probl
     return able[0].problem, replace(decision, chosen=able[0], others=[]).reason
 
 
-def _members(problem: Problem) -> dict[str, Value]:
+def _members(problem: ResolvedRun) -> dict[str, Value]:
     """Settings of clients' files by which they answer the run: those of the policy that a client of it has."""
     config = problem.config
     policy: PrivacyPolicy = METHODS[config.strategy].policy(problem.trained, min(problem.sizes))
@@ -189,7 +189,7 @@ def _members(problem: Problem) -> dict[str, Value]:
     return made | {name: of_run[name] for name in open_still if of_run[name] != usual[name].default}
 
 
-def _run(problem: Problem) -> dict[str, Value]:
+def _run(problem: ResolvedRun) -> dict[str, Value]:
     """The run's settings that are not the defaults, and those that everybody should see."""
     config = problem.config
     values = {**config.to_mapping(), "num-rounds": problem.num_rounds}

@@ -16,12 +16,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ...data.features.learnt import SHA256
-from .stroke_training import Lesson, net_arrays, packed, taught, whitening_arrays
+from .stroke_training import PretrainConfig, net_arrays, packed, pretrain, whitening_arrays
 
 MAKERS: dict[str, Callable[[], dict[str, NDArray[Any]]]] = {
     "scattering.npz": whitening_arrays,
-    "strokes-1.npz": lambda: net_arrays(taught(Lesson(seed=1))),
-    "strokes-2.npz": lambda: net_arrays(taught(Lesson(seed=2))),
+    "strokes-1.npz": lambda: net_arrays(pretrain(PretrainConfig(seed=1))),
+    "strokes-2.npz": lambda: net_arrays(pretrain(PretrainConfig(seed=2))),
 }
 
 

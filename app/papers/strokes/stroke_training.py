@@ -123,7 +123,7 @@ _SAID_EVERY = 500
 
 
 @dataclass(frozen=True)
-class Lesson:
+class PretrainConfig:
     """Everything that determines a net's weights."""
 
     seed: int  # of alphabet, images and first weights
@@ -136,7 +136,7 @@ class Lesson:
     exact: bool = False  # float64 throughout; else products in bfloat16, faster but different between clients
 
 
-def taught(lesson: Lesson) -> list[NDArray[np.float64]]:
+def pretrain(lesson: PretrainConfig) -> list[NDArray[np.float64]]:
     """Train a net; return its frozen layers (:meth:`StrokeNet.frozen`)."""
     import torch
 

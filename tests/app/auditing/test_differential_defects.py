@@ -15,7 +15,7 @@ from murmurfl.clients import Mu2Client, Schema
 from murmurfl.clients.records import client_records
 from murmurfl.clients.records.client_records import Records, Rows, file_items
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.errors import MisfitError
+from murmurfl.privacy.errors import InvalidRecordError
 
 from tests.harness.errors import raises
 
@@ -88,12 +88,12 @@ class Planted:
         """Whole numbers are labels only if all of them are, as when a type is a column's."""
         read = client_records.npz_rows
 
-        def misfit(number):
-            raise MisfitError("a label of another type")
+        def invalid(number):
+            raise InvalidRecordError("a label of another type")
 
         def typed(path, *, owners):
             rows = read(path, owners=owners)
-            return Rows(len(rows), misfit, kind="row") if np.load(path)["labels"].dtype.kind == "f" else rows
+            return Rows(len(rows), invalid, kind="row") if np.load(path)["labels"].dtype.kind == "f" else rows
 
         patch.setattr(client_records, "npz_rows", typed)
 
@@ -150,7 +150,7 @@ class Planted:
 
         def together(self, chosen):
             if not self.fits[chosen.start // 6 * 6 : chosen.start // 6 * 6 + 6].all():
-                raise MisfitError("a batch that cannot be stacked")
+                raise InvalidRecordError("a batch that cannot be stacked")
             return get(self, chosen)
 
         patch.setattr(Records, "__getitem__", together)
@@ -272,5 +272,5 @@ def test_a_complex_number_in_one_record_leaves_all_others_as_they_are(tmp_path):
     schema = Schema.read_file(tmp_path / "schema.toml")
     row = np.array([0.5, 0.25, 0.0, -1.0])
     assert np.array_equal(schema.read((row.astype(complex), 1 + 0j)).inputs, row)
-    with pytest.raises(MisfitError):
+    with pytest.raises(InvalidRecordError):
         schema.read((row + 1j, 1))

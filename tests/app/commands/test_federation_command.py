@@ -22,7 +22,7 @@ from murmurfl.app.fleet.federation.coordinator import Federation
 from murmurfl.app.fleet.federation.keys_and_cards import Card, cards_of, read_owner_key, roster_of
 from murmurfl.app.fleet.federation.member import Member
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig
-from murmurfl.app.nodes.taken_runs import RunsTable, TakenRuns
+from murmurfl.app.nodes.run_admission import RunAdmissionPolicy, RunsTable
 from murmurfl.app.runs.result import excluded_clients, write_record
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.nodes.operators_file import named_values
@@ -743,4 +743,4 @@ def test_the_commands_of_the_page_are_followed(tmp_path, monkeypatch):
             assert read_permit(permit).bundle == "ab" * 32
     assert [words[-1] for words in ran] == ["key", "permit", "show", ".", "permit"]
     table = tomllib.loads(next(iter(re.findall(r"^```toml\n(.*?)^```", section, flags=re.DOTALL | re.MULTILINE))))
-    assert TakenRuns._of(RunsTable(**named_values(RunsTable, table["runs"]))).hours is not None
+    assert RunAdmissionPolicy._of(RunsTable(**named_values(RunsTable, table["runs"]))).hours is not None

@@ -85,7 +85,7 @@ def test_an_audit_asks_clients_whose_releases_do_not_depend_on_its_cache(fading,
     seen = []
     for size in (scene._ROW_CACHE_BYTES, 0):
         monkeypatch.setattr(scene, "_ROW_CACHE_BYTES", size)
-        answers = scene.Scene(prepare(chosen)).streams(0, range(2), seed=3)
+        answers = scene.CanarySetup(prepare(chosen)).streams(0, range(2), seed=3)
         seen.append([release.counts.tolist() for k in range(1, 5) for release in answers(k, [k - 1] * 2)])
     assert seen[0] == seen[1]
 

@@ -143,7 +143,7 @@ def calls_as(node, public):
 
 def test_a_stranger_with_the_certificate_may_call_nothing_in_the_name_of_a_node(ours, key):
     """Without a signature, and with that of a key that nobody registered; the planted sibling is the node itself."""
-    stranger = read_key(ours.new_key("stranger", registered=False))
+    unknown_node = read_key(ours.new_key("stranger", registered=False))
     roots = ours.roots.read_bytes()
     with ours.open_session(key) as (itself, public):
         before = ours.nodes()
@@ -151,7 +151,7 @@ def test_a_stranger_with_the_certificate_may_call_nothing_in_the_name_of_a_node(
         calls = calls_as(node, public)
         known = [name for name in dir(FleetHttpClient) if name[0].isupper()]
         assert sorted(calls) == sorted(known), "every call that Flower has is tried"
-        for signed in ([], [NodeAuthHttpInterceptor(stranger, stranger.public_key())]):
+        for signed in ([], [NodeAuthHttpInterceptor(unknown_node, unknown_node.public_key())]):
             with FleetHttpClient.from_server_address(ours.address, False, roots, signed) as client:
                 for name, request in calls.items():
                     with pytest.raises(HTTPStatusError) as refused:

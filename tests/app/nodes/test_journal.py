@@ -27,7 +27,7 @@ from murmurfl.app.nodes.journal import (
 )
 from murmurfl.clients import helper_app
 from murmurfl.privacy import ConfigurationError, LedgerError, protocol
-from murmurfl.privacy.errors import OF_DATA, PUBLIC, MisfitError
+from murmurfl.privacy.errors import OF_DATA, PUBLIC, InvalidRecordError
 
 from tests.harness.clients import DurableRecord
 from tests.harness.errors import raises
@@ -449,9 +449,9 @@ def test_a_projects_own_file_is_a_detail_whoevers_logger_it_uses(name, log_of):
     assert not said()
 
 
-def test_a_misfits_text_is_a_detail(log_of):
+def test_an_invalid_records_text_is_a_detail(log_of):
     said = log_of()
-    fail(MisfitError(f"age: {SECRET}"))
+    fail(InvalidRecordError(f"age: {SECRET}"))
     assert SECRET not in said()[0]
 
 

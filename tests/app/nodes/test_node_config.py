@@ -565,9 +565,11 @@ def test_a_setting_given_twice_or_in_a_wrong_table_is_refused(kind, values):
             key = table if twice == "kind" else f"{table}.{twice}"
             with pytest.raises(ConfigurationError, match=f"Expected {key} once, got it twice"):
                 kind.from_mapping({f"{table}.{twice}": inner[twice], **tabled(values)})
-        for stranger in ("ledger", "nothing"):
-            with pytest.raises(ConfigurationError, match=f"Expected known node-config keys, got {table}.{stranger}"):
-                kind.from_mapping({**values, f"{table}.{stranger}": 1})
+        for unknown_node in ("ledger", "nothing"):
+            with pytest.raises(
+                ConfigurationError, match=f"Expected known node-config keys, got {table}.{unknown_node}"
+            ):
+                kind.from_mapping({**values, f"{table}.{unknown_node}": 1})
 
 
 @pytest.mark.few_cases(6)

@@ -12,7 +12,7 @@ from murmurfl.app.data.task import Dataset, own_task
 from murmurfl.app.planning import decide, rehearsal
 from murmurfl.app.planning.plan_lines import longer_lines, worth_lines
 from murmurfl.app.planning.rehearsal import FAMILY, SyntheticData, foretold, mean_auc, mean_retained_utility, rehearse
-from murmurfl.app.runs.experiment import plan_request_of, prepare, worked_out
+from murmurfl.app.runs.experiment import plan_request_of, prepare, resolve
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Label, Part, Schema
 
@@ -68,7 +68,7 @@ def test_the_schema_of_a_task_says_the_majority_that_is_rehearsed(monkeypatch):
     config = RunConfig.from_mapping({"strategy": "full-batch", "task": f"{__name__}:unequal", "mu": 4.0})
     made, score = [], rehearsal._score
     monkeypatch.setattr(rehearsal, "_score", lambda *parts: made.append(parts[1]) or score(*parts))
-    low, high = foretold(prepare(config), worked_out)
+    low, high = foretold(prepare(config), resolve)
     assert {(one.majority, one.norm, one.bounds[0]) for one in made} == {(0.9, 2.0, 0.5)}
     assert 0 <= low < high <= 1
     monkeypatch.setattr(unequal, "schema", Schema(inputs=(Part(shape=(5,)),), label=Label(classes=2)))
@@ -112,7 +112,7 @@ def test_one_client_has_the_noise_of_all_that_a_round_asks(settings, monkeypatch
     monkeypatch.setattr(rehearsal, "MOST_SAMPLES", 10**6)
     made = {}
     monkeypatch.setattr(rehearsal, "_score", lambda config, *rest: made.setdefault("config", config) and 0.5)
-    rehearse(whole, worked_out, profiles=FAMILY[:1])
+    rehearse(whole, resolve, profiles=FAMILY[:1])
     config = made["config"]
     zeros = Dataset(
         *(np.zeros((2000, 20), np.float32), np.zeros(2000, np.int64)),
@@ -124,7 +124,7 @@ def test_one_client_has_the_noise_of_all_that_a_round_asks(settings, monkeypatch
         parts = np.array_split(np.arange(2000), clients)
         found = []
         for seed in range(12):
-            run = worked_out(replace(config, seed=seed), zeros, [rehearsal.Shard(zeros, part) for part in parts])
+            run = resolve(replace(config, seed=seed), zeros, [rehearsal.Shard(zeros, part) for part in parts])
             strategy = run.strategy()
             result = strategy.start(rehearsal.direct_clients(run), run.initial_arrays(), num_rounds=run.num_rounds)
             found.append(result.arrays.to_numpy_ndarrays()[0].ravel())
@@ -138,10 +138,10 @@ def test_one_client_has_the_noise_of_all_that_a_round_asks(settings, monkeypatch
 
 
 def test_less_noise_keeps_more_and_the_range_says_so():
-    kept = [mean_retained_utility(experiment(strategy="full-batch", mu=mu), worked_out) for mu in (0.01, 0.1, 2.0)]
+    kept = [mean_retained_utility(experiment(strategy="full-batch", mu=mu), resolve) for mu in (0.01, 0.1, 2.0)]
     assert kept[0] < 0.3 < kept[2]
     assert kept == sorted(kept)
-    low, high = foretold(experiment(strategy="full-batch", mu=10.0), worked_out)
+    low, high = foretold(experiment(strategy="full-batch", mu=10.0), resolve)
     assert 0.5 < low < high <= 1
 
 
@@ -183,14 +183,14 @@ def test_twice_as_many_rounds_are_compared_by_what_they_keep(kept, word):
 @pytest.mark.parametrize("settings", [{"num-rounds": 201}, {"num-rounds": 190, "task.features": 3000}])
 def test_what_would_take_minutes_is_not_rehearsed(settings, monkeypatch):
     monkeypatch.setattr(rehearsal, "_score", lambda *_: pytest.fail("rehearsed"))
-    assert rehearse(experiment(strategy="full-batch", **settings), worked_out) == []
+    assert rehearse(experiment(strategy="full-batch", **settings), resolve) == []
 
 
 def test_a_model_that_cannot_learn_from_made_up_rows_is_not_rehearsed(monkeypatch):
     monkeypatch.setattr(rehearsal, "_score", lambda *_: math.nan / 0)
-    assert rehearse(experiment(strategy="full-batch"), worked_out) == []
-    assert foretold(experiment(strategy="full-batch"), worked_out) is None
-    assert mean_retained_utility(experiment(strategy="full-batch"), worked_out) == 0
+    assert rehearse(experiment(strategy="full-batch"), resolve) == []
+    assert foretold(experiment(strategy="full-batch"), resolve) is None
+    assert mean_retained_utility(experiment(strategy="full-batch"), resolve) == 0
 
 
 @pytest.mark.parametrize(("mu", "verdict"), [(0.003, "useless"), (3.0, "useful")])
@@ -205,5 +205,5 @@ def test_a_run_says_before_it_starts_what_was_rehearsed(mu, verdict):
 def test_no_sample_changes_what_is_rehearsed():
     one = experiment(strategy="full-batch", mu=1.0)
     other = replace(one, data=replace(one.data, train_features=one.data.train_features * 0 + 7))
-    assert foretold(one, worked_out) == foretold(other, worked_out)
-    assert stdev(foretold(one, worked_out)) > 0
+    assert foretold(one, resolve) == foretold(other, resolve)
+    assert stdev(foretold(one, resolve)) > 0

@@ -122,8 +122,8 @@ def test_a_secret_order_is_ranked_at_the_epsilon_asked_for_and_never_taken(choic
     )
     assert guarantee.amplified.epsilon == pytest.approx(row.amplification.epsilon)
     assert not row.mark, "nobody can check that an order stays secret"
-    assert not choice.chosen.problem.config.secret_order
-    assert not any(one.problem.config.secret_order for one in choice.others)
+    assert not choice.chosen.problem.config.shuffled_batches
+    assert not any(one.problem.config.shuffled_batches for one in choice.others)
 
 
 def test_a_secret_order_has_its_price_in_its_line_and_below(rows):

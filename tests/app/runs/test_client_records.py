@@ -93,8 +93,8 @@ def test_statements_that_are_equal_are_kept_once():
     assert statements["7"] == said[1]
     assert statements["5"] == statements["49998"] == said[0]
     assert sum(array.nbytes for array in statements._whose) <= 12 * len(statements)
-    for stranger in ("9", "07", "-1", "x", "", "9" * 40, "50001"):
-        assert stranger not in statements
+    for unknown_node in ("9", "07", "-1", "x", "", "9" * 40, "50001"):
+        assert unknown_node not in statements
     listed = {name: statements[name] for name in statements}
     assert statements == listed
     assert statement_groups(listed) == statement_groups(statements)
@@ -107,8 +107,8 @@ def test_who_took_part_is_kept_in_a_few_bytes_a_client():
     assert isinstance(kept, Participation)
     assert dict(kept) == kept.plain() == asked
     assert kept._numbers.nbytes + kept._releases.nbytes == 8 * len(asked)
-    for stranger in ("6", "05", "x", "1000"):
-        assert stranger not in kept
+    for unknown_node in ("6", "05", "x", "1000"):
+        assert unknown_node not in kept
     assert dict(compact({})) == {}
     for others in ({"a": 1}, {"10": 1, "9": 2}, {"07": 1}, {str(2**40): 1}):
         assert compact(others) is others

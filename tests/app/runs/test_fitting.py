@@ -97,7 +97,7 @@ def test_a_strange_row_is_left_out_and_changes_no_other():
     for cell in ("", "1e999", "abc", "\x00", "9" * 500, None):
         strange = ReadTable.of([*rows[:7], {"age": cell, "ill": 1}, *rows[8:]], schema=schema).read()
         assert np.array_equal(strange.features, np.delete(plain.features, 7, axis=0))
-        assert sum(strange.misfits.values()) == 1
+        assert sum(strange.invalid_records.values()) == 1
 
 
 def test_folder_predicts_as_the_result_does(result, saved):
@@ -280,7 +280,7 @@ def test_spellings_of_a_class_are_one_class(tmp_path):
     rows = [{**row, "ill": row["ill"].upper() if number % 3 else row["ill"]} for number, row in enumerate(people())]
     result = fit(rows, label="ill", clients=2, epsilon=8)
     assert result.table.schema.num_classes == 2
-    assert sum(result.table.misfits.values()) == 0
+    assert sum(result.table.invalid_records.values()) == 0
     assert "no, yes are read as these" in "\n".join(fit_lines(result, result.table, tmp_path))
 
 

@@ -62,7 +62,7 @@ QUICK = ("--set", "strategy=full-batch", "--set", "num-rounds=2", "--epsilon", "
 NOISY = ("accuracy", "interval", "noise_interval", "auc", "auc_interval", "auc_noise_interval", "sentence")
 """What a private evaluation releases, by its keys in ``result.json``."""
 
-MISFITS = [
+INVALID = [
     *(
         f"33,a,{label}"
         for label in ("", " ", "NA", "nan", "none", "2", "-1", "1e999", "yes", f"x{SECRET}", "\u0661", "1,")
@@ -186,7 +186,7 @@ def left_by(home, *arguments, released=True, capfd=None):
 
 
 @pytest.fixture
-def of_misfit(tmp_path, same_noise, capfd):
+def of_invalid(tmp_path, same_noise, capfd):
     """What leaves a fit in which one row is missing its label."""
     table_of(tmp_path / "missing", "33,a,")
     same_noise()
@@ -197,11 +197,11 @@ def of_misfit(tmp_path, same_noise, capfd):
 
 
 @pytest.mark.few_cases(2, others="long")
-@pytest.mark.parametrize("line", MISFITS, ids=range(len(MISFITS)))
-def test_rows_that_do_not_fit_are_alike_in_all_that_leaves(line, tmp_path, same_noise, of_misfit, capfd):
+@pytest.mark.parametrize("line", INVALID, ids=range(len(INVALID)))
+def test_rows_that_do_not_fit_are_alike_in_all_that_leaves(line, tmp_path, same_noise, of_invalid, capfd):
     table_of(tmp_path / "strange", line)
     same_noise()
-    assert left_by(tmp_path / "strange", capfd=capfd) == of_misfit
+    assert left_by(tmp_path / "strange", capfd=capfd) == of_invalid
 
 
 @pytest.mark.few_cases(2, others="long")
@@ -415,11 +415,11 @@ def test_command_with_a_budget_below_its_epsilon_leaves_nothing(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_private_log_is_for_the_operator_alone_and_changes_nothing_else(tmp_path, same_noise, of_misfit, capfd):
+def test_private_log_is_for_the_operator_alone_and_changes_nothing_else(tmp_path, same_noise, of_invalid, capfd):
     log = tmp_path / "private.log"
     table_of(tmp_path / "strange", "33,a,")
     same_noise()
-    assert left_by(tmp_path / "strange", "--private-log", log, capfd=capfd) == of_misfit
+    assert left_by(tmp_path / "strange", "--private-log", log, capfd=capfd) == of_invalid
     assert log.stat().st_mode & 0o777 == 0o600
     assert log.read_text().startswith(PRIVATE_FIRST_LINE)
     assert "1 with ill: a missing label" in log.read_text()
@@ -535,7 +535,7 @@ cli()
 """
 
 
-def test_a_process_of_its_own_says_what_one_in_this_process_says(tmp_path, same_noise, of_misfit):
+def test_a_process_of_its_own_says_what_one_in_this_process_says(tmp_path, same_noise, of_invalid):
     table_of(tmp_path / "strange", f"{AGE},a,1")
     home = tmp_path / "strange"
     asked = ["fit", home / "people.csv", "--schema", home / "schema.toml", "--real", "--out", home, "--name", "run"]
@@ -548,7 +548,7 @@ def test_a_process_of_its_own_says_what_one_in_this_process_says(tmp_path, same_
     )
     assert (done.returncode, done.stderr) == (0, "")
     said = [line for line in done.stdout.replace(str(home), "HOME").splitlines() if not line.startswith("figure")]
-    usual = [line for line in of_misfit["texts"][0].splitlines() if not line.startswith("figure")]
+    usual = [line for line in of_invalid["texts"][0].splitlines() if not line.startswith("figure")]
     assert [line for line in said if not line.startswith("The released")] == [
         line for line in usual if not line.startswith("The released")
     ]

@@ -532,7 +532,7 @@ def test_real_clients_bound_batch_and_cap_by_what_they_state_and_not_by_a_simula
         run_experiment(grid_of(client_app.app, CONFIG), small, deployed=True)
 
 
-@pytest.mark.parametrize("strategy", [name for name in node_strategies() if METHODS[name].takes_steps])
+@pytest.mark.parametrize("strategy", [name for name in node_strategies() if METHODS[name].is_iterative])
 def test_rounds_of_real_clients_are_never_those_of_a_simulated_partition(strategy, monkeypatch):
     config = RunConfig.from_mapping({"strategy": strategy, "num-clients": 2, "clients-per-round": 2})
     assert prepare(config).num_rounds >= 1

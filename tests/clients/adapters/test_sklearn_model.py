@@ -8,7 +8,7 @@ from murmurfl.clients.adapters.per_sample_gradients import OuterProducts, Pulled
 from murmurfl.clients.adapters.sklearn_model import estimator_model, slopes
 from murmurfl.clients.records.client_records import Records, items_of
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption, protocol
-from murmurfl.privacy.errors import MisfitError
+from murmurfl.privacy.errors import InvalidRecordError
 from murmurfl.strategies import FullBatch, NoisySGD, SecureAggregation
 from scipy.sparse import csr_array
 from sklearn.calibration import CalibratedClassifierCV
@@ -258,7 +258,7 @@ def test_a_real_client_reads_samples_singly_and_hides_bad_ones():
     assert np.flatnonzero(~records.fits).tolist() == [0, 7, 8]
     assert "4711" not in records.report()
     for number in (0, 7, 8):
-        with pytest.raises(MisfitError):
+        with pytest.raises(InvalidRecordError):
             records[number : number + 1]
 
 

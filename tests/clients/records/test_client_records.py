@@ -11,7 +11,7 @@ from murmurfl.clients import Column, Label, Part, Schema, file_records
 from murmurfl.clients.adapters.per_sample_gradients import check_rows_alone
 from murmurfl.clients.records.client_records import Records, file_items, items_of
 from murmurfl.privacy import ConfigurationError, row_bytes
-from murmurfl.privacy.errors import MisfitError
+from murmurfl.privacy.errors import InvalidRecordError
 
 from tests.harness.errors import raises
 
@@ -92,7 +92,7 @@ def test_a_line_of_a_file_changes_no_other_record(line, name, tmp_path):
     fits = line in ("another row", "huge", "denormal", "unknown category", "other line ends", "no owner", "long owner")
     assert strange.fits[STRANGE] == fits
     if not fits:
-        with pytest.raises(MisfitError):
+        with pytest.raises(InvalidRecordError):
             strange[STRANGE : STRANGE + 1]
 
 
@@ -179,14 +179,16 @@ def test_a_declared_norm_cuts_every_record_by_itself(line, tmp_path):
 def test_a_norm_of_all_records_is_caught(tmp_path):
     """The planted bug: records are scaled down by the longest of them."""
 
-    class Together(Records):
+    class BatchedContribution(Records):
         def __getitem__(self, chosen):
             rows, labels = super().__getitem__(chosen)
-            found = np.concatenate([super(Together, self).__getitem__(slice(i, i + 1))[0] for i in range(len(ROWS))])
+            found = np.concatenate(
+                [super(BatchedContribution, self).__getitem__(slice(i, i + 1))[0] for i in range(len(ROWS))]
+            )
             return rows / np.linalg.norm(found, axis=1).max(), labels
 
     base, strange = (
-        Together(file_items(written(tmp_path / "a.csv", one), SCHEMA), SCHEMA, count=len(ROWS))
+        BatchedContribution(file_items(written(tmp_path / "a.csv", one), SCHEMA), SCHEMA, count=len(ROWS))
         for one in (None, LINES["huge"])
     )
     with pytest.raises(AssertionError):
@@ -405,7 +407,7 @@ def test_records_too_many_to_keep_are_read_again(monkeypatch):
     read_again = Records(items_of(pairs("old")), ARRAYS, count=len(ROWS))
     assert read_again._kept is None
     others_of(read_again, kept)
-    with pytest.raises(MisfitError):
+    with pytest.raises(InvalidRecordError):
         read_again[STRANGE : STRANGE + 1]
 
 

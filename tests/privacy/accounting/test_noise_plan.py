@@ -198,7 +198,7 @@ def test_no_pattern_of_openings_shows_more_than_was_charged(mechanism, returns):
     releases, honest = 6, 3
     encoder = make_mechanism(mechanism, releases)
     pattern = {"num_participations": 3, "min_separation": 2, "pattern": "epochs"} if returns else {}
-    bound, closest = Summing(honest, stands_alone=False), 0.0
+    bound, closest = Summing(honest, is_memoryless=False), 0.0
     for _ in range(150):
         opened = random_rounds(rng, releases, honest)
         last = int(opened[0].max())
@@ -218,7 +218,7 @@ def test_to_charge_only_ones_own_releases_would_be_seen():
     opened = np.array([[0, 0, 0, 1, 1, 1], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6]])
     shown = separation(encoder, opened, (1,))
     assert shown > 1.1 * encoder.sensitivity(n=1) / math.sqrt(3)
-    assert shown <= Summing(3, stands_alone=False).sensitivity(encoder, {}, n=1)
+    assert shown <= Summing(3, is_memoryless=False).sensitivity(encoder, {}, n=1)
 
 
 def test_the_local_pattern_divided_by_sqrt_h_would_be_seen():
@@ -231,7 +231,7 @@ def test_the_local_pattern_divided_by_sqrt_h_would_be_seen():
         for steps in [(1, 0, 1, 0, 1, 0), (1, 1, 1, 1, 1, 1), (1, 0, 1, 0, 1, 1)]
     )
     assert worst > 1.01 * encoder.sensitivity(**pattern) / math.sqrt(2)
-    assert worst <= Summing(2, stands_alone=False).sensitivity(encoder, pattern)
+    assert worst <= Summing(2, is_memoryless=False).sensitivity(encoder, pattern)
 
 
 def test_clients_share_a_sum_only_with_one_noise():

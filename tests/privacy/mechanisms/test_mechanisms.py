@@ -29,7 +29,7 @@ from murmurfl.privacy.mechanisms import (
     CancellingNoise,
     Increment,
     IndependentNoise,
-    noise_stands_alone,
+    noise_is_memoryless,
 )
 from murmurfl.privacy.mechanisms.mechanism import gram_sensitivity, pattern_bound, worst_pattern
 from murmurfl.privacy.release.clipping import DenseContributions
@@ -419,7 +419,7 @@ class SaysItStandsAlone(CancellingNoise):
     """Under secure aggregation such releases are opened without looking at what they are built on."""
 
     name = "stands-alone"
-    stands_alone = True
+    is_memoryless = True
 
 
 class UnderstatesItsSensitivity(IndependentNoise):
@@ -467,10 +467,10 @@ def test_a_name_is_taken_once(monkeypatch):
 
 
 def test_only_a_mechanism_that_says_so_itself_stands_alone(monkeypatch):
-    assert [name for name in MECHANISMS if noise_stands_alone(name)] == ["independent"]
+    assert [name for name in MECHANISMS if noise_is_memoryless(name)] == ["independent"]
     monkeypatch.setitem(MECHANISMS, "half", HalfTheNoise)
-    assert not noise_stands_alone("half"), "its parent says so"
-    assert not noise_stands_alone("none of them")
+    assert not noise_is_memoryless("half"), "its parent says so"
+    assert not noise_is_memoryless("none of them")
     summed = {"trust": "secure-aggregation", "sums": SumAssumption(2, 3), "release_rule": "paper"}
     PrivacyPolicy(1.0, 1, 4, 1.0, mechanism="independent", **summed)
     with raises(ConfigurationError, "conflict", "release_rule"):
@@ -627,7 +627,7 @@ def test_releases_are_the_same_with_a_cache_when_replies_are_lost(name):
 
 def test_rounding_in_memory_that_was_not_handed_over_is_seen():
     """The planted bug: a class that says its arrays are nobody else's and keeps them in its state all the same."""
-    kind = type("Careless", (Fading,), {"name": "careless", "memory": "last", "hands_over": True})
+    kind = type("Careless", (Fading,), {"name": "careless", "memory": "last", "owns_output": True})
     register_mechanism(kind)
     try:
         subject = client("careless", cache=RowCache(1 << 20))

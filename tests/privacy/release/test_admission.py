@@ -90,7 +90,7 @@ def test_acknowledgements_only_move_forward_to_a_release_that_exists(rule):
     assert subject.release("s", 4, contribution).ack == 4, "nothing of that was taken note of"
 
 
-@pytest.mark.parametrize("noting", [False, True], ids=["release", "release_noting"])
+@pytest.mark.parametrize("noting", [False, True], ids=["release", "release_with_state"])
 def test_samples_are_fresh_over_all_sessions_however_they_are_mixed(noting):
     """Each sample once, whichever session took the others and whether it notes something: the ledger counts for all."""
     ledger, seen, acks = DurableLedger(), [], {"a": 0, "b": 0, "c": 0}
@@ -103,7 +103,7 @@ def test_samples_are_fresh_over_all_sessions_however_they_are_mixed(noting):
 
         note = (np.array([float(acks[session])]),)
         if noting:
-            release = subject.release_noting(session, acks[session], lambda *_, record=record: record, note)
+            release = subject.release_with_state(session, acks[session], lambda *_, record=record: record, note)
             assert subject.noted(session)[1][0] == note[0]
         else:
             release = subject.release(session, acks[session], record)

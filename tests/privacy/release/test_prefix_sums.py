@@ -406,9 +406,9 @@ def test_a_release_takes_out_the_noise_of_those_whose_sums_were_skipped(options,
         contributions[k] = contributions[k - 1] + made
         assert np.array_equal(release.counts - noise, contributions[k] - contributions[ack]), "no sample is in two"
         if ack == k - 1:
-            mends = ack - built_on <= plan.mechanism.mends
-            assert release.mended == (skipped and mends)
-            whole &= mends or not skipped
+            recovers = ack - built_on <= plan.mechanism.recovers
+            assert release.recovered == (skipped and recovers)
+            whole &= recovers or not skipped
         if arrives:
             if right:
                 used, last = used + noise, k
@@ -423,10 +423,10 @@ def test_a_client_whose_carried_noise_is_not_known_does_not_mend():
     subject = client(**SUMMED)
     for ack in (0, 0):
         subject.release("s", ack, contribution)
-    assert not subject.release("s", 1, contribution).mended
-    assert not subject.release("s", 1, contribution).mended
-    assert not subject.release("s", 4, contribution, skipped=True).mended
-    assert subject.release("s", 5, contribution, skipped=True).mended
+    assert not subject.release("s", 1, contribution).recovered
+    assert not subject.release("s", 1, contribution).recovered
+    assert not subject.release("s", 4, contribution, skipped=True).recovered
+    assert subject.release("s", 5, contribution, skipped=True).recovered
 
 
 @pytest.mark.parametrize(("decay", "most"), [(0.5, 1), (0.71, 2), (0.9, 6)])
@@ -435,11 +435,11 @@ def test_a_client_mends_as_many_contributions_as_it_may_and_not_one_more(decay, 
         subject = client(**SUMMED, mechanism="decay", decay=decay)
         for ack in (0, *[1] * carried):
             subject.release("s", ack, contribution)
-        assert subject.release("s", 1 + carried, contribution, skipped=True).mended == (carried == most)
+        assert subject.release("s", 1 + carried, contribution, skipped=True).recovered == (carried == most)
 
 
 def test_a_client_that_is_seen_by_itself_mends_nothing():
     subject = client()
     subject.release("s", 0, contribution)
-    assert not subject.release("s", 1, contribution, skipped=True).mended
-    assert subject.release_rule.mends == 0
+    assert not subject.release("s", 1, contribution, skipped=True).recovered
+    assert subject.release_rule.recovers == 0

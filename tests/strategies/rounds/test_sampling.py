@@ -170,8 +170,8 @@ def test_numbered_names_are_a_list_that_is_not_made():
     assert (names[7], names[-1], names[:3], names[98::2]) == ("7", "100", NumberedNames(3), ["98", "100"])
     assert names[2::-1] == ["2", "1", "0"]
     assert all(name in names for name in listed)
-    for stranger in ("101", "07", "-1", "", "x", "٣", "9" * 5000, 7, None):
-        assert stranger not in names
+    for unknown_node in ("101", "07", "-1", "", "x", "٣", "9" * 5000, 7, None):
+        assert unknown_node not in names
     assert in_order(names) is names
     assert in_order(["10", "9"]) == ["9", "10"]
     assert sys.getsizeof(NumberedNames(10**9)) < 100

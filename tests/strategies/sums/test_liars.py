@@ -10,7 +10,7 @@ from murmurfl.privacy import ClientKey, SimulatedKeys, make_mechanism, protocol
 from murmurfl.privacy.accounting.noise_forecast import lasting_noise
 from murmurfl.strategies import Mu2, NodesUnavailableError, NoisySGD, NothingAggregatedError
 from murmurfl.strategies.rounds import loop as rounds
-from murmurfl.strategies.sums.suspects import Suspects, most_wrong_sums, suspects_of
+from murmurfl.strategies.sums.exclusion_policy import ExclusionPolicy, most_wrong_sums, suspects_of
 
 from tests.harness.clients import stream_noise
 from tests.harness.errors import raises
@@ -27,7 +27,7 @@ CLIENTS, MIN_COHORT, LIARS = 8, 4, ("2", "5")
 def lies(culprits, clients, room, when):
     """Plays rounds in which ``when(round, asked culprits)`` says whether the sum is wrong; yields who was left out."""
     names = [str(number) for number in range(clients)]
-    suspects = Suspects(2)
+    suspects = ExclusionPolicy(2)
     for number in itertools.count():
         asked = [name for name in names if name not in suspects.left_out]
         yield asked, suspects
@@ -81,7 +81,7 @@ def test_nobody_stays_left_out_for_good_and_always_liars_nearly_do():
 
 
 def test_hypotheses_run_out_if_a_helper_lies_whoever_is_left_out():
-    names, suspects = [str(number) for number in range(6)], Suspects(2)
+    names, suspects = [str(number) for number in range(6)], ExclusionPolicy(2)
     wrong = 0
     while suspects.wrong([name for name in names if name not in suspects.left_out], names, 3):
         wrong += 1
@@ -94,7 +94,7 @@ def test_nobody_is_left_out_where_min_cohort_has_no_room():
 
 
 def test_rounds_with_too_few_releases_ask_one_more_each_until_nobody_is_left_out():
-    names, suspects = [str(number) for number in range(8)], Suspects(2)
+    names, suspects = [str(number) for number in range(8)], ExclusionPolicy(2)
     assert suspects.wrong(names, names, 4)
     for left in (3, 2, 1, 0, 0):
         suspects.too_few()
@@ -103,7 +103,7 @@ def test_rounds_with_too_few_releases_ask_one_more_each_until_nobody_is_left_out
 
 def test_of_many_clients_groups_are_left_out_and_the_culprits_are_found():
     names = [str(number) for number in range(300)]
-    suspects, liars, wrong = Suspects(2), {"17", "250"}, 0
+    suspects, liars, wrong = ExclusionPolicy(2), {"17", "250"}, 0
     while liars.intersection(asked := [name for name in names if name not in suspects.left_out]):
         assert suspects.wrong(asked, names, 100)
         wrong += 1
@@ -112,21 +112,21 @@ def test_of_many_clients_groups_are_left_out_and_the_culprits_are_found():
 
 
 def test_a_schedule_from_a_checkpoint_goes_on():
-    ours, names = Suspects(2), [str(number) for number in range(20)]
+    ours, names = ExclusionPolicy(2), [str(number) for number in range(20)]
     for number in range(30):
         asked = [name for name in names if name not in ours.left_out]
         if {"3", "9"}.intersection(asked):
             ours.wrong(asked, names, 8)
         else:
             ours.correct()
-        again = Suspects(2)
+        again = ExclusionPolicy(2)
         again.restore(ours.plain())
         assert vars(again) == {**vars(ours), "lets_in": True}, number
 
 
 def test_a_schedule_that_forgets_who_was_in_a_wrong_sum_would_never_end():
     """The planted bug: every wrong sum is taken to be one of all clients, so the same ones are left out for ever."""
-    names, suspects, wrong = [str(number) for number in range(20)], Suspects(2), 0
+    names, suspects, wrong = [str(number) for number in range(20)], ExclusionPolicy(2), 0
     for _ in range(50):
         wrong += bool({"12", "13"}.difference(suspects.left_out))
         suspects.wrong(names, names, 8)
@@ -393,7 +393,7 @@ def test_liars_that_say_they_cannot_mend_keep_nobody_left_out():
 
     grid.handle = handle
     trained(strategy, grid, 24)
-    assert strategy.aggregator.suspects.lets_in
+    assert strategy.aggregator.exclusion_policy.lets_in
     assert set(strategy.aggregator.noise.lost) > set(LIARS)
     assert all(bool(lost) == (name in LIARS) for name, lost in strategy.aggregator.noise.lost.items())
 

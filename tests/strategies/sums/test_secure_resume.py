@@ -299,7 +299,7 @@ def assert_skipped(strategy, rounds=ROUNDS):
     closed = "a helper did not answer, and it was skipped"
     assert [report.closed for report in strategy.history] == ["", "", closed, *[""] * (rounds - ROUND)]
     assert (strategy.history[ROUND - 1].skipped, strategy.history[ROUND - 1].aggregated) == (4, 0)
-    assert not strategy.aggregator.suspects.left_out, "no client is left out for what a helper did"
+    assert not strategy.aggregator.exclusion_policy.left_out, "no client is left out for what a helper did"
     assert np.isfinite(strategy.rule.model(strategy.state)).all()
 
 

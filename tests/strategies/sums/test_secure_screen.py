@@ -14,9 +14,9 @@ from murmurfl.privacy.sums.opening_rule import MemoryOpeningRecord, Opener
 from murmurfl.privacy.sums.roster import ClientKey, HelperKey, Roster
 from murmurfl.strategies import HelpersDisagreeError, HelperUnavailableError, Reply, RoundReport
 from murmurfl.strategies.aggregation.agreement import CohortAgreement
-from murmurfl.strategies.rounds.client_registry import Introduction
+from murmurfl.strategies.rounds.client_registry import Handshake
 from murmurfl.strategies.sums import summation
-from murmurfl.strategies.sums.summation import CohortSet, CohortSum, Screen
+from murmurfl.strategies.sums.summation import CohortSet, CohortSum, ReplyScreen
 
 from tests.harness.callbacks import AfterRound
 from tests.harness.errors import raises
@@ -113,7 +113,7 @@ def without_it():
 @pytest.mark.parametrize("asks", [True, False])
 def test_helpers_would_refuse_every_sum_with_such_a_client_in_it(asks, monkeypatch):
     """What the screening is for: without it, and if helpers were not asked before, one client closes all rounds."""
-    monkeypatch.setattr(Screen, "_problem", lambda *arguments: "")
+    monkeypatch.setattr(ReplyScreen, "_problem", lambda *arguments: "")
     if asks:
         strategy, _ = broken(header(ack_id="7" * 32))
         assert [(report.aggregated, report.malformed) for report in strategy.history] == [(5, 1)] * 4
@@ -344,8 +344,8 @@ class OtherRoster(SecureGrid):
     """A grid whose second helper has another roster, from the start or from a round on."""
 
     def other(self):
-        stranger = ClientKey.simulated(9, "stranger").public
-        roster = Roster({**self.roster.clients, "stranger": stranger}, self.roster.helpers)
+        unknown_node = ClientKey.simulated(9, "stranger").public
+        roster = Roster({**self.roster.clients, "stranger": unknown_node}, self.roster.helpers)
         self.openers[self.first_helper + 1] = Opener(
             HELPERS[1], HelperKey.simulated(SEED, HELPERS[1]), roster, MemoryOpeningRecord()
         )
@@ -445,9 +445,9 @@ def test_an_answer_to_an_earlier_hello_proves_nothing():
     helpers._roster = roster
     mask = Masking("2", key, roster)
     for nonce, right in (("new", True), ("old", False), ("", False)):
-        met = Introduction(("2",), nonce="new", signature=mask.prove_name(nonce))
+        met = Handshake(("2",), nonce="new", signature=mask.prove_name(nonce))
         assert helpers._shows("2", met) is right
-    assert not helpers._shows("3", Introduction(("3",), nonce="new", signature=mask.prove_name("new")))
+    assert not helpers._shows("3", Handshake(("3",), nonce="new", signature=mask.prove_name("new")))
     assert mask.prove_name("x" * 65) == mask.prove_name(7) == b""
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from murmurfl.app.data.features.learnt import frozen_net
 from murmurfl.app.papers.strokes.random_characters import Alphabet, drawn, keyed
-from murmurfl.app.papers.strokes.stroke_training import Lesson, net_arrays, packed, taught, whitening
+from murmurfl.app.papers.strokes.stroke_training import PretrainConfig, net_arrays, packed, pretrain, whitening
 
-TINY = Lesson(seed=7, classes=10, steps=6, batch=16, channels=(2, 3, 4), width=5, exact=True)
+TINY = PretrainConfig(seed=7, classes=10, steps=6, batch=16, channels=(2, 3, 4), width=5, exact=True)
 DIGEST = "d493d696cc8f78c8e89dff9b88b57a7157dfd0169db0aa25126f59e489117453"
 
 
@@ -54,7 +54,7 @@ def test_characters_follow_from_their_seed():
 @pytest.fixture(scope="module")
 def layers():
     pytest.importorskip("torch")
-    return taught(TINY)
+    return pretrain(TINY)
 
 
 def test_a_tiny_net_is_learnt_to_the_same_weights_on_every_client(layers):
@@ -84,7 +84,7 @@ def test_a_lesson_teaches(monkeypatch):
     seen = []
     monkeypatch.setattr(training, "_SAID_EVERY", 20)
     monkeypatch.setattr(training.logger, "info", lambda text, *values: seen.append(values[-1]))
-    taught(Lesson(seed=3, classes=3, steps=40, batch=16, rate=5e-3, channels=(4, 8, 8), width=16, exact=True))
+    pretrain(PretrainConfig(seed=3, classes=3, steps=40, batch=16, rate=5e-3, channels=(4, 8, 8), width=16, exact=True))
     assert seen[-1] > 60
 
 

@@ -122,7 +122,7 @@ class RunsTable:
 
 
 @dataclass(frozen=True)
-class TakenRuns:
+class RunAdmissionPolicy:
     """Which runs a node takes: everything that is set must hold.
 
     Notes
@@ -139,7 +139,7 @@ class TakenRuns:
     hours: Hours | None = None  # None for any time
 
     @classmethod
-    def read(cls, path: Path) -> TakenRuns | None:
+    def read(cls, path: Path) -> RunAdmissionPolicy | None:
         """Read the table ``[runs]`` of an operator's file; None if there is none. An empty one is refused."""
         values = operators_values(path.expanduser().absolute()).get(RUNS_TABLE)
         if values is None:
@@ -155,7 +155,7 @@ class TakenRuns:
             raise error.reworded(f"{path}: [{RUNS_TABLE}]: {error}") from error
 
     @classmethod
-    def _of(cls, table: RunsTable) -> TakenRuns:
+    def _of(cls, table: RunsTable) -> RunAdmissionPolicy:
         owners, bundles = _listed("owners", table.owners), _listed("bundles", table.bundles)
         for bundle in bundles:
             check_bundle_digest(bundle)
@@ -204,12 +204,12 @@ class TakenRuns:
         return f"Takes runs {', '.join(said) or 'of everybody'}."
 
 
-def taking(app: Answers, runs: TakenRuns | None, clock: Callable[[], float] = time.time) -> Answers:
+def taking(app: Answers, runs: RunAdmissionPolicy | None, clock: Callable[[], float] = time.time) -> Answers:
     """Return an app that answers only the requests of such runs (None: of all), and sees nothing of permits.
 
     Notes
     -----
-    :class:`TakenRuns` judges every message, greetings, questions and evaluations too. A refused one gets one fixed
+    :class:`RunAdmissionPolicy` judges every message, greetings, questions and evaluations too. A refused one gets one fixed
     text, which depends on the request, the operator's file and the clock, never on data, and ``app`` does not see it.
     What ``app`` sees does not depend on the permit, so a repeated request with a renewed permit is the same request.
     """
@@ -224,7 +224,7 @@ def taking(app: Answers, runs: TakenRuns | None, clock: Callable[[], float] = ti
     return answer
 
 
-def _why_not(runs: TakenRuns, message: Message, context: Context, now: float) -> str:
+def _why_not(runs: RunAdmissionPolicy, message: Message, context: Context, now: float) -> str:
     def bundle() -> str:
         return context.bundle_digest if isinstance(context, ReceivedContext) else ""
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from murmurfl.app.nodes import node_config as nodes
-from murmurfl.app.nodes import taken_runs as module
+from murmurfl.app.nodes import run_admission as module
 from murmurfl.app.nodes.journal import Journal, noting
 from murmurfl.app.nodes.node_app import read_node
 from murmurfl.app.nodes.node_config import HelperConfig, NodeConfig, configured_client
+from murmurfl.app.nodes.run_admission import REFUSAL, Hours, ReceivedContext, RunAdmissionPolicy, taking
 from murmurfl.app.nodes.supernode import repeating_the_last_answer
-from murmurfl.app.nodes.taken_runs import REFUSAL, Hours, ReceivedContext, TakenRuns, taking
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, helper_app, numpy_client_app
 from murmurfl.clients.nodes.client_file import SampleNode
 from murmurfl.clients.nodes.operators_file import NODE_CONFIG_VARIABLE
@@ -31,7 +31,7 @@ OWNER, STRANGER = OwnerKey(bytes(range(32))), OwnerKey(bytes(range(1, 33)))
 BUNDLE = b"the bytes of a bundle"
 DIGEST = hashlib.sha256(BUNDLE).hexdigest()
 NOW = 1_795_400_000.0  # 2026-11-23, 02:13 UTC
-RUNS = TakenRuns(owners=(OWNER.public,))
+RUNS = RunAdmissionPolicy(owners=(OWNER.public,))
 
 
 def permit(*sessions, owner=OWNER, begins=-60, ends=60, bundle=""):
@@ -139,7 +139,7 @@ def test_a_permit_names_every_session_of_a_run():
 
 
 def test_a_bundle_is_known_by_its_bytes():
-    runs = TakenRuns(bundles=frozenset([DIGEST]))
+    runs = RunAdmissionPolicy(bundles=frozenset([DIGEST]))
     sent = message(config=entries(text="", **{"bundle": DIGEST, "fab-hash": DIGEST}))
     assert answered(sent, runs)
     for bundle in (b"", BUNDLE + b" ", b"other"):
@@ -153,7 +153,7 @@ def test_a_bundle_is_known_by_its_bytes():
 
 def test_hours_hold_beside_everything_else():
     early = Hours("02:00-03:00", time_zone="UTC")
-    runs = TakenRuns(owners=(OWNER.public,), bundles=frozenset([DIGEST]), hours=early)
+    runs = RunAdmissionPolicy(owners=(OWNER.public,), bundles=frozenset([DIGEST]), hours=early)
     text = OWNER.permit(["night1"], not_before=0, until=2**40)
     assert answered(message(config=entries(text=text)), runs)
     assert not answered(message(config=entries(text=text)), runs, now=NOW + 3600)
@@ -174,7 +174,7 @@ def test_a_message_that_cannot_be_read_is_refused(monkeypatch, caplog):
 
 
 def test_the_operators_log_says_why_and_the_server_is_not_told(caplog):
-    runs = TakenRuns(owners=(OWNER.public,), hours=Hours("02:00-03:00", time_zone="UTC"))
+    runs = RunAdmissionPolicy(owners=(OWNER.public,), hours=Hours("02:00-03:00", time_zone="UTC"))
     said = {
         "runs are taken from 02:00 to 03:00, UTC": (message(config=entries()), NOW + 3600),
         "it carries no permit": (message(), NOW),
@@ -246,16 +246,16 @@ def write(folder, table=TABLE, file=FILE):
 def test_the_table_is_read_and_said(tmp_path):
     owners = f'owners = ["{OWNER.public.hex()}", "{STRANGER.public.hex()}"]'
     path = write(tmp_path, f'[runs]\n{owners}\nbundles = ["{DIGEST}"]\nhours = "22:00-06:00"\ntime-zone = "UTC"\n')
-    runs = TakenRuns.read(path)
-    assert runs == TakenRuns(
+    runs = RunAdmissionPolicy.read(path)
+    assert runs == RunAdmissionPolicy(
         (OWNER.public, STRANGER.public), frozenset([DIGEST]), Hours("22:00-06:00", time_zone="UTC")
     )
     assert runs.sentence() == (
         "Takes runs with a permit of one of 2 listed owners, with the listed bundle, from 22:00 to 06:00, UTC."
     )
-    assert TakenRuns.read(write(tmp_path, "")) is None
-    assert TakenRuns.read(write(tmp_path, TABLE)).hours is None
-    assert TakenRuns.read(write(tmp_path, '[runs]\ndays = ["sat"]')).hours == Hours(days=("sat",))
+    assert RunAdmissionPolicy.read(write(tmp_path, "")) is None
+    assert RunAdmissionPolicy.read(write(tmp_path, TABLE)).hours is None
+    assert RunAdmissionPolicy.read(write(tmp_path, '[runs]\ndays = ["sat"]')).hours == Hours(days=("sat",))
 
 
 @pytest.mark.few_cases(6)
@@ -277,7 +277,7 @@ def test_the_table_is_read_and_said(tmp_path):
 )
 def test_a_table_that_cannot_be_kept_is_refused_with_one_line(tmp_path, table, complaint):
     with pytest.raises(ConfigurationError) as refused:
-        TakenRuns.read(write(tmp_path, table))
+        RunAdmissionPolicy.read(write(tmp_path, table))
     assert complaint in str(refused.value)
     assert "[runs]" in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -342,7 +342,7 @@ def test_a_gate_that_looks_at_one_record_only_lets_other_sessions_through(tmp_pa
         (said,) = [r for r in message.content.config_records.values() if protocol.PERMIT in r]
         return "" if said[protocol.SESSION] == "night1" else "other"
 
-    monkeypatch.setattr(TakenRuns, "why_not", why)
+    monkeypatch.setattr(RunAdmissionPolicy, "why_not", why)
     attack(taking(client, RUNS, lambda: NOW), ["night2", "night1", "night3"], permit())
     assert len(read_ledger(tmp_path / "ledger.sqlite").sessions) == 3
 

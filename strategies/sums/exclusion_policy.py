@@ -33,7 +33,7 @@ _RARER = 16.0  # a hypothesis of one more client counts so much less
 _SINGLE_UP_TO = 24  # so many clients are looked at one by one; more in groups, which are left out whole
 
 
-class Suspects:
+class ExclusionPolicy:
     """The wrong sums of a training, and who is left out because of them.
 
     Parameters
@@ -190,7 +190,7 @@ def most_wrong_sums(clients: int, room: int, culprits: int, assumed: int = 2) ->
     """
     names = [str(number) for number in range(clients)]
     liars = {frozenset(chosen) for chosen in combinations(names, culprits)}
-    suspects = Suspects(assumed)
+    suspects = ExclusionPolicy(assumed)
     for sums in range(1, 2 + comb(clients, min(assumed, clients))):
         if not suspects.wrong(set(names).difference(suspects.left_out), names, room):
             return None
