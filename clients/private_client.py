@@ -306,7 +306,7 @@ class PrivateClient(NumPyClient):
             protocol.CLIENT: self.name,
             **self.public_entries(of),
             **entries,
-            **({protocol.MENDED: 1} if release.recovered else {}),
+            **({protocol.RECOVERED: 1} if release.recovered else {}),
             **others,
         }
         return sent, release.samples, metrics

@@ -438,7 +438,7 @@ def _reply(
         protocol.CLIENT_LEVEL: int(privatizer.policy.unit == "client"),
         protocol.NUM_EXAMPLES: 1,  # of equal weight: a count could depend on data
         **sums,
-        **({protocol.MENDED: 1} if release.recovered else {}),
+        **({protocol.RECOVERED: 1} if release.recovered else {}),
         **training_entries(privatizer.name, figures if private.simulated else None),
     }
     return RecordDict(

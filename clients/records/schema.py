@@ -529,7 +529,7 @@ class Schema(_Said):
         return Schema(**{name: getattr(self, name) for name in type(self).model_fields} | {"columns": columns})
 
     def cells(self, item: Any) -> list[Any]:
-        """Return a record's cells as they were handed over, the label's last; raise InvalidRecordError if they are others."""
+        """Return a record's cells as handed over, the label's last; raise InvalidRecordError if they are others."""
         cells, label, _ = self._cells(item)
         return [*cells, label]
 

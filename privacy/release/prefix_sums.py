@@ -346,8 +346,8 @@ class ReleaseRule:
 
         With ``skipped`` the sum of the acknowledged release was not used. The noise of that release is then put on this
         one as well, so that the sum of all that were used has the noise of one prefix, as if nothing had happened; its
-        contributions are lost. A release that carried over more contributions than :attr:`recovers` is not mended: whoever
-        saw the ones it carried would see these move more noise than is charged.
+        contributions are lost. A release that carried over more contributions than :attr:`recovers` is not mended:
+        whoever saw the ones it carried would see these move more noise than is charged.
 
         Notes
         -----

@@ -76,7 +76,7 @@ class CohortSet:
             "ids": self.ids,
             "report": self.report,
             "asked": list(self.asked),
-            "mended": list(self.recovered),
+            "recovered": list(self.recovered),
         }
 
     @classmethod
@@ -100,7 +100,7 @@ class CohortSet:
             Sealed(bytes.fromhex(header), tuple(map(bytes.fromhex, seals)), bytes.fromhex(signature))
             for header, seals, signature in plain["sealed"]
         )
-        names = {key: tuple(plain.get(key, ())) for key in ("asked", "mended")}
+        names = {key: tuple(plain.get(key, ())) for key in ("asked", "recovered")}
         settled = {"sealed": sealed, "terms": read_terms(plain["terms"]), **names}
         return cls(**{**plain, **settled}, total=total)
 
@@ -125,7 +125,7 @@ class CohortSum:
         contents = reply.contents
         self.terms = terms_of(contents)
         self.releases[reply.client] = reply.release
-        if reply.metrics.get(protocol.MENDED) == 1:
+        if reply.metrics.get(protocol.RECOVERED) == 1:
             self.recovered.add(reply.client)
         if isinstance(contents, MaskedRelease):
             self.counts += contents.counts

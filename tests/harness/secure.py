@@ -154,7 +154,7 @@ class Clients:
             protocol.MU_LOCAL: client.privatizer.plan.loss.worst_case.mu,
             protocol.MIN_HONEST: client.privatizer.policy.sums.min_honest,
             protocol.NUM_EXAMPLES: 1,
-            **({protocol.MENDED: 1} if release.recovered else {}),
+            **({protocol.RECOVERED: 1} if release.recovered else {}),
         }
         return RecordDict(
             {

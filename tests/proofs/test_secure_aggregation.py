@@ -149,7 +149,7 @@ def courses(name, rounds):
 def told(name, monkeypatch, most=None):
     """The largest mu^2 over the charged one to whoever sees all that leaves a real client, of any acks and skips."""
     if most is not None:
-        monkeypatch.setattr(type(mechanism(name, 4)), "mends", most)
+        monkeypatch.setattr(type(mechanism(name, 4)), "recovers", most)
     worst = 0.0
     for encoder, moved, seen in courses(name, 4):
         shifts = encoder @ np.linalg.solve(np.tril(np.ones_like(seen)), np.linalg.solve(seen, moved))

@@ -153,7 +153,7 @@ def test_a_node_that_was_started_again_mends_what_a_skipped_sum_lost(operator):
         (reply,) = grid.send_and_receive(
             [Message(content, dst_node_id=grid.get_node_ids()[0], message_type=MessageType.TRAIN)]
         )
-        assert reply.content[protocol.METRICS].get(protocol.MENDED, 0) == (number == 3)
+        assert reply.content[protocol.METRICS].get(protocol.RECOVERED, 0) == (number == 3)
 
 
 def test_a_masked_release_is_noted_by_number_and_public_size(operator):

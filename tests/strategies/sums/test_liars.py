@@ -388,7 +388,7 @@ def test_liars_that_say_they_cannot_mend_keep_nobody_left_out():
     def handle(message, identifier):
         reply = real(message, identifier)
         if str(message.metadata.dst_node_id - grid.first_node) in LIARS and protocol.METRICS in reply.content:
-            reply.content[protocol.METRICS].pop(protocol.MENDED, None)
+            reply.content[protocol.METRICS].pop(protocol.RECOVERED, None)
         return reply
 
     grid.handle = handle
