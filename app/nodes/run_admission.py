@@ -211,7 +211,8 @@ def taking(app: Answers, runs: RunAdmissionPolicy | None, clock: Callable[[], fl
     -----
     :class:`RunAdmissionPolicy` judges every message, greetings, questions and evaluations too. A refused one gets one
     fixed text, which depends on the request, the operator's file and the clock, never on data, and ``app`` does not
-    see it. What ``app`` sees does not depend on the permit, so a repeated request with a renewed permit is the same request.
+    see it. What ``app`` sees does not depend on the permit, so a repeated request with a renewed permit is the same
+    request.
     """
 
     def answer(message: Message, context: Context) -> Message:
