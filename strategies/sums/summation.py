@@ -89,7 +89,7 @@ class CohortSet:
             If another version of murmurfl wrote the set, with other fields.
         """
         known = {one.name for one in fields(cls)} - {"total"}
-        if set(plain) | {"asked", "mended"} != known:
+        if set(plain) | {"asked", "recovered"} != known:
             raise CheckpointError(
                 f"Expected a checkpoint whose pending set has the fields {', '.join(sorted(known))}, got "
                 f"{', '.join(sorted(plain))}. {ANOTHER_FORMAT}",

@@ -18,7 +18,7 @@ FEATURES = generator.normal(size=(N, K)) / 4
 LABELS = (FEATURES @ generator.normal(size=(K, C)) + 0.2).argmax(axis=1)
 
 
-def taught(arrays, features=FEATURES, labels=LABELS, classes=C, samples=N, clients=10, noise=0.0, **options):
+def pretrain(arrays, features=FEATURES, labels=LABELS, classes=C, samples=N, clients=10, noise=0.0, **options):
     """The model that a strategy makes of the moments of samples, without a client."""
     options = {"clip_norm": S, "num_clients": clients, "clients_per_round": clients, **options}
     strategy = OneShot(**options)
@@ -31,7 +31,7 @@ def taught(arrays, features=FEATURES, labels=LABELS, classes=C, samples=N, clien
 
 
 def test_without_noise_it_is_least_squares_on_the_classes():
-    (weight,) = taught([(C, K)])
+    (weight,) = pretrain([(C, K)])
     targets = np.eye(C)[LABELS] - 1 / C
     expected = np.linalg.solve(FEATURES.T @ FEATURES, FEATURES.T @ targets)
     assert weight == pytest.approx(C * expected.T, abs=1e-9)
@@ -39,8 +39,8 @@ def test_without_noise_it_is_least_squares_on_the_classes():
 
 def test_a_bias_is_the_weight_of_the_constant():
     with_constant = np.concatenate([FEATURES, np.full((N, 1), 0.5)], axis=1)
-    weight, bias = taught([(C, K), (C,)], with_constant, constant=0.5)
-    (whole,) = taught([(C, K + 1)], with_constant)
+    weight, bias = pretrain([(C, K), (C,)], with_constant, constant=0.5)
+    (whole,) = pretrain([(C, K + 1)], with_constant)
     assert weight == pytest.approx(whole[:, :K])
     assert bias == pytest.approx(0.5 * whole[:, K])
     predictions = (FEATURES @ weight.T + bias).argmax(axis=1)
@@ -49,8 +49,8 @@ def test_a_bias_is_the_weight_of_the_constant():
 
 def test_two_classes_may_share_one_weight():
     two = (LABELS > 0).astype(int)
-    (both,) = taught([(2, K)], labels=two, classes=2)
-    (one,) = taught([(K,)], labels=two, classes=2)
+    (both,) = pretrain([(2, K)], labels=two, classes=2)
+    (one,) = pretrain([(K,)], labels=two, classes=2)
     assert one == pytest.approx(both[1] - both[0])
 
 
@@ -58,7 +58,7 @@ def test_the_floor_is_in_units_of_the_noise_on_the_sum():
     """Whatever the release had in directions below it, nothing there is longer than the targets over the floor."""
     clients, std, ridge = 9, 0.5, 4.0
     floor = ridge * std * math.sqrt(clients)
-    (weight,) = taught([(C, K)], clients=clients, noise_std=std, ridge=ridge)
+    (weight,) = pretrain([(C, K)], clients=clients, noise_std=std, ridge=ridge)
     gram, targets = FEATURES.T @ FEATURES, FEATURES.T @ (np.eye(C)[LABELS] - 1 / C)
     values, vectors = np.linalg.eigh(gram)
     assert values.min() > floor / 10  # of five directions none is lost, and one is shortened at least
@@ -70,9 +70,9 @@ def test_a_gram_matrix_that_noise_made_indefinite_still_gives_finite_scores():
     gram = np.diag([4.0, -1.0])
     scores = ridge_scores(gram, np.array([[1.0], [1.0]]), 0.5)
     assert scores[:, 0] == pytest.approx([1 / 4, 1 / 0.5])
-    noisy = taught([(C, K)], noise=5.0, noise_std=5.0 / math.sqrt(10))[0]
+    noisy = pretrain([(C, K)], noise=5.0, noise_std=5.0 / math.sqrt(10))[0]
     assert np.isfinite(noisy).all()
-    assert np.linalg.norm(noisy) < np.linalg.norm(taught([(C, K)])[0])
+    assert np.linalg.norm(noisy) < np.linalg.norm(pretrain([(C, K)])[0])
 
 
 def test_the_model_stays_what_it_was_if_nothing_came():
@@ -91,7 +91,7 @@ def test_the_model_stays_what_it_was_if_nothing_came():
 )
 def test_a_model_that_is_not_linear_is_refused(arrays, constant):
     with raises(ConfigurationError, "wrong-shape", match="weight"):
-        taught(arrays, constant=constant)
+        pretrain(arrays, constant=constant)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from murmurfl.clients import Column, Label, Part, Schema
 from murmurfl.clients.records.drafting import document, draft, drafted, inferred
 from murmurfl.clients.records.schema import is_missing, text_of
 from murmurfl.privacy import ConfigurationError
-from murmurfl.privacy.errors import MisfitError
+from murmurfl.privacy.errors import InvalidRecordError
 
 from tests.harness.errors import raises
 
@@ -88,23 +88,23 @@ def test_what_is_strange_and_fits_is_moved_into_the_bounds(changes, expected):
     ],
 )
 def test_what_does_not_fit_is_said_without_its_value(changes, reason):
-    with raises(MisfitError, "invalid-record", match=reason) as caught:
+    with raises(InvalidRecordError, "invalid-record", match=reason) as caught:
         read(**changes)
     value = str(next(iter(changes.values())))
     assert len(value) < 3 or value not in str(caught.value).partition(":")[2]
 
 
 def test_a_row_without_a_column_does_not_fit():
-    with pytest.raises(MisfitError):
+    with pytest.raises(InvalidRecordError):
         TABLE.read({name: cell for name, cell in ROW.items() if name != "dose"})
-    with pytest.raises(MisfitError):
+    with pytest.raises(InvalidRecordError):
         TABLE.read("age,dose")
 
 
 def test_cells_may_come_in_the_order_of_the_columns():
     pair = ([75, 0.5, "a", "yes"], "yes", "p1")
     assert TABLE.read(pair).inputs.tolist() == read().inputs.tolist()
-    with pytest.raises(MisfitError):
+    with pytest.raises(InvalidRecordError):
         TABLE.read(([75, 0.5, "a"], "yes", "p1"))
 
 
@@ -135,7 +135,7 @@ def test_an_array_fits_by_itself_or_not(pair, fits):
         record = IMAGES.read(pair)
         assert (record.inputs.dtype, record.inputs.shape, record.label.dtype) == (np.uint8, (2, 2), np.int64)
     else:
-        with pytest.raises(MisfitError):
+        with pytest.raises(InvalidRecordError):
             IMAGES.read(pair)
 
 
@@ -152,7 +152,7 @@ def test_several_inputs_and_sequences_keep_their_names_and_kinds():
     assert record.inputs["mask"].tolist() == [True, True, False, False]
     assert (float(record.label), record.label.dtype) == (2.0, np.float32)
     for wrong in ({"ids": [9]}, {"ids": [1] * 5}, {"ids": [0.5]}, {"mask": [1]}, {"label": 11}, {"label": "x"}):
-        with pytest.raises(MisfitError):
+        with pytest.raises(InvalidRecordError):
             schema.read({"ids": [1], "mask": [1, 1, 0, 0], "label": 2, **wrong})
 
 
@@ -161,14 +161,14 @@ def test_any_cell_anywhere_fits_or_does_not_and_nothing_else_happens(cell):
     for name in ROW:
         try:
             inputs = read(**{name: cell}).inputs
-        except MisfitError:
+        except InvalidRecordError:
             continue
         assert np.isfinite(inputs).all()
         assert np.linalg.norm(inputs) <= TABLE.norm_bound * (1 + 1e-6)
     for pair in ((cell, 1), (np.zeros((2, 2)), cell), ([[cell, 1], [2, 3]], 1), cell):
         try:
             IMAGES.read(pair)
-        except MisfitError:
+        except InvalidRecordError:
             continue
 
 
@@ -343,7 +343,7 @@ def test_decimal_commas_are_drafted_and_read_cell_by_cell(tmp_path):
     assert schema.decimal == ","
     assert schema.columns["size"] == Column(kind="number", bounds=(0, 50))
     assert float(schema.read({"size": "12,5", "rent": "7,5"}).inputs[0]) == pytest.approx(-0.5)
-    with pytest.raises(MisfitError):
+    with pytest.raises(InvalidRecordError):
         schema.read({"size": "1.012,5", "rent": "7,5"})
     assert Schema(**{**dict(schema), "decimal": "."}).digest == schema.digest, "how a file is written is nobody else's"
     assert 'decimal = ","' in document(schema)
@@ -446,7 +446,7 @@ def test_a_few_far_labels_do_not_settle_the_bounds(tmp_path):
 def test_a_class_is_read_in_upper_and_lower_case_where_no_other_is_like_it():
     label = Label(column="y", classes=("No", "yes", "YES"))
     assert [int(label.encode(cell)) for cell in ("no", "NO", "yes", "YES")] == [0, 0, 1, 2]
-    with pytest.raises(MisfitError):
+    with pytest.raises(InvalidRecordError):
         label.encode("Yes")
 
 
