@@ -21,8 +21,8 @@ from murmurfl.app.fleet.federation.coordinator import (
     MOST_MEMBERS,
     Coordinator,
     Federation,
-    Joining,
-    Kit,
+    Invitation,
+    JoinRequest,
     Terms,
     looks_of,
     new_federation,
@@ -65,12 +65,12 @@ def made(folder, schema, *, helpers=2, **settings):
 
 @pytest.fixture
 def members(coordinator, tmp_path):
-    kits = {name: Kit.read(coordinator.folder / "kits" / f"{name}.kit") for name in PLACES}
+    kits = {name: Invitation.read(coordinator.folder / "kits" / f"{name}.kit") for name in PLACES}
     return {name: join(kit, tmp_path / name) for name, kit in kits.items()}
 
 
 def accepted(coordinator, members):
-    return coordinator.accept([Joining.read(member.answer) for member in members.values()])
+    return coordinator.accept([JoinRequest.read(member.answer) for member in members.values()])
 
 
 def test_all_who_joined_stand_in_the_roster_and_pin_one_digest(coordinator, members):
@@ -132,9 +132,9 @@ def test_a_digest_that_the_operator_did_not_compare_changes_nothing(coordinator,
 
 def test_an_exchanged_key_is_noticed_by_its_owner_and_by_the_digest(coordinator, members):
     honest = accepted(coordinator, members).federation
-    answer = Joining.read(members["client-1"].answer)
-    false = Joining(answer.federation, answer.terms, answer.node, Card.of_client("client-1", ClientKey.generate()))
-    planted = coordinator.accept([false, *(Joining.read(members[name].answer) for name in PLACES[1:])]).federation
+    answer = JoinRequest.read(members["client-1"].answer)
+    false = JoinRequest(answer.federation, answer.terms, answer.node, Card.of_client("client-1", ClientKey.generate()))
+    planted = coordinator.accept([false, *(JoinRequest.read(members[name].answer) for name in PLACES[1:])]).federation
     with raises(ConfigurationError, "mismatch", match="somebody exchanged it"):
         members["client-1"].pin(planted, planted.digest)
     assert planted.digest != honest.digest
@@ -150,7 +150,7 @@ def test_a_member_that_was_left_out_or_has_another_kit_does_not_start(coordinato
     with raises(ConfigurationError, "mismatch", match="terms of this member's kit"):
         members["client-1"].check(other.federation)
     with raises(ConfigurationError, "mismatch", "answers"):
-        other.accept([Joining.read(members["client-1"].answer)])
+        other.accept([JoinRequest.read(members["client-1"].answer)])
 
 
 @pytest.mark.few_cases(6)
@@ -194,35 +194,35 @@ def test_what_is_no_kit_is_refused_and_makes_no_folder(change, coordinator, tmp_
     change(document)
     (tmp_path / "bad.kit").write_text(json.dumps(document))
     with pytest.raises(ConfigurationError):
-        join(Kit.read(tmp_path / "bad.kit"), tmp_path / "bad")
+        join(Invitation.read(tmp_path / "bad.kit"), tmp_path / "bad")
     assert not (tmp_path / "bad").exists()
 
 
 def test_joining_again_and_two_answers_of_one_name_are_refused(coordinator, members):
     with raises(ConfigurationError, "exists", match="federation renew"):
         join(members["client-1"].kit, members["client-1"].folder)
-    answer = Joining.read(members["client-1"].answer)
+    answer = JoinRequest.read(members["client-1"].answer)
     with raises(ConfigurationError, "duplicate", "answers"):
         coordinator.accept([answer, answer])
 
 
 def test_a_copied_node_key_is_refused(coordinator, members):
-    first, second = (Joining.read(members[name].answer) for name in ("client-1", "client-2"))
+    first, second = (JoinRequest.read(members[name].answer) for name in ("client-1", "client-2"))
     with raises(ConfigurationError, "duplicate", "members"):
-        coordinator.accept([first, Joining(second.federation, second.terms, first.node, second.card)])
+        coordinator.accept([first, JoinRequest(second.federation, second.terms, first.node, second.card)])
 
 
 def test_renewed_keys_are_new_and_a_helper_has_a_new_record(coordinator, members):
     grown = accepted(coordinator, members)
     digest = grown.federation.digest
     for name in ("client-1", "helper-1"):
-        member, answer = members[name], Joining.read(members[name].answer)
+        member, answer = members[name], JoinRequest.read(members[name].answer)
         record = member.folder / "openings.sqlite"
         before = record.read_bytes() if record.exists() else b""
         old = member.renew()
         assert all(path.exists() for path in old)
         assert member.pinned is None
-        now = Joining.read(member.answer)
+        now = JoinRequest.read(member.answer)
         assert now.card != answer.card
         assert now.node != answer.node
         assert not before or record.read_bytes() != before
@@ -238,7 +238,7 @@ def test_who_leaves_is_in_no_roster_and_too_few_make_none(coordinator, members):
     left = grown.leave("client-3")
     assert left.federation.digest != before
     assert "client-3" not in left.federation.roster.clients
-    assert Joining.read(members["client-3"].answer).node in left.left
+    assert JoinRequest.read(members["client-3"].answer).node in left.left
     with raises(ConfigurationError, "unknown-name", "name"):
         left.leave("client-3")
     assert left.leave("helper-1").leave("helper-2").federation.roster is None
@@ -249,11 +249,11 @@ def test_a_member_that_left_comes_back_with_new_keys_only(coordinator, members):
     left = accepted(coordinator, members).leave("client-3")
     before = {path: path.read_bytes() for path in coordinator.folder.rglob("*") if path.is_file()}
     with raises(ConfigurationError, "duplicate", "answers"):
-        left.accept([Joining.read(members[name].answer) for name in ("client-2", "client-3")])
+        left.accept([JoinRequest.read(members[name].answer) for name in ("client-2", "client-3")])
     assert {path: path.read_bytes() for path in coordinator.folder.rglob("*") if path.is_file()} == before
-    gone = Joining.read(members["client-3"].answer).node
+    gone = JoinRequest.read(members["client-3"].answer).node
     members["client-3"].renew()
-    again = left.accept([Joining.read(members["client-3"].answer)])
+    again = left.accept([JoinRequest.read(members["client-3"].answer)])
     assert "client-3" in again.federation.roster.clients
     assert again.left == (gone,)
 
@@ -262,14 +262,14 @@ def test_without_helpers_the_digest_covers_every_key_and_a_new_key_is_announced(
     plain = made(tmp_path / "plain", tmp_path / "schema.toml", helpers=0)
     for place in ("mine", "thiefs"):
         (tmp_path / place).mkdir()
-    kits = {name: Kit.read(plain.folder / "kits" / f"{name}.kit") for name in PLACES[:3]}
+    kits = {name: Invitation.read(plain.folder / "kits" / f"{name}.kit") for name in PLACES[:3]}
     mine = {name: join(kit, tmp_path / "mine" / name) for name, kit in kits.items()}
     honest = accepted(plain, mine)
     digest = honest.federation.digest
     assert honest.changes == ()
     mine["client-1"].pin(honest.federation, digest)
     thief = join(kits["client-2"], tmp_path / "thiefs" / "client-2")
-    planted = honest.accept([Joining.read(thief.answer)])
+    planted = honest.accept([JoinRequest.read(thief.answer)])
     assert planted.federation.digest != digest
     (said,) = planted.changes
     assert "client-2" in said
@@ -282,9 +282,9 @@ def test_without_helpers_the_digest_covers_every_key_and_a_new_key_is_announced(
 
 @pytest.mark.parametrize("exchanged", ["node", "card"])
 def test_each_of_a_members_keys_is_in_the_digest_and_in_its_fingerprint(exchanged, coordinator, members):
-    grown, own = accepted(coordinator, members), Joining.read(members["client-1"].answer)
+    grown, own = accepted(coordinator, members), JoinRequest.read(members["client-1"].answer)
     members["client-1"].renew()
-    other = Joining.read(members["client-1"].answer)
+    other = JoinRequest.read(members["client-1"].answer)
     mixed = replace(own, **{exchanged: getattr(other, exchanged)})
     assert mixed.fingerprint not in (own.fingerprint, other.fingerprint)
     before = grown.federation.digest
@@ -292,7 +292,7 @@ def test_each_of_a_members_keys_is_in_the_digest_and_in_its_fingerprint(exchange
 
 
 def test_the_document_of_the_largest_federation_is_short_enough_to_be_read(coordinator, members):
-    largest = max(len(json.dumps(Joining.read(member.answer).document, indent=1)) for member in members.values())
+    largest = max(len(json.dumps(JoinRequest.read(member.answer).document, indent=1)) for member in members.values())
     longest_names = 2 * protocol.LONGEST_CLIENT_NAME
     assert (largest + longest_names + 20) * MOST_MEMBERS < LARGEST_DOCUMENT - (1 << 20)
 
@@ -342,7 +342,7 @@ def test_run_settings_train_the_members_tables_on_a_server_that_knows_the_schema
     plain = made(tmp_path / "plain", tmp_path / "schema.toml", helpers=0, mu=6.0, **{"num-rounds": 8})
     members = []
     for number, name in enumerate(PLACES[:3], 1):
-        members.append(join(Kit.read(plain.folder / "kits" / f"{name}.kit"), tmp_path / name))
+        members.append(join(Invitation.read(plain.folder / "kits" / f"{name}.kit"), tmp_path / name))
         write_table(tmp_path / name, *rows_of(number, 100))
         text = members[-1].file.read_text()
         for line in ('samples = "patients.csv"', "num-records = 100", "budget-mu = 6.0"):
@@ -380,7 +380,7 @@ def test_a_federation_for_numbers_is_refused_with_what_trains_on_them(tmp_path):
 def test_what_an_operator_writes_into_run_settings_survives_accept_and_leave(coordinator, tmp_path):
     """Without sums: with them, two clients would be fewer than min-cohort."""
     plain = made(tmp_path / "plain", tmp_path / "schema.toml", helpers=0)
-    kits = {name: Kit.read(plain.folder / "kits" / f"{name}.kit") for name in PLACES[:3]}
+    kits = {name: Invitation.read(plain.folder / "kits" / f"{name}.kit") for name in PLACES[:3]}
     (tmp_path / "theirs").mkdir()
     members = {name: join(kit, tmp_path / "theirs" / name) for name, kit in kits.items()}
     path = plain.folder / "run.settings"
@@ -391,7 +391,7 @@ def test_what_an_operator_writes_into_run_settings_survives_accept_and_leave(coo
     some = accepted(plain, {name: members[name] for name in PLACES[:2]})
     assert run_config(some).num_clients == 2
     assert any("num-clients = 2, was 3" in line for line in some.changes)
-    grown = some.accept([Joining.read(members["client-3"].answer)]).leave("client-1")
+    grown = some.accept([JoinRequest.read(members["client-3"].answer)]).leave("client-1")
     config = run_config(grown)
     assert (config.num_clients, config.clients_per_round, config.training_samples) == (2, 2, 80)
     assert (config.num_rounds, config.momentum) == (3, 0.5)
@@ -475,7 +475,7 @@ def test_a_kit_without_noise_is_joined_on_its_operators_word_alone(settings, exp
     document = json.loads((plain.folder / "kits" / "client-1.kit").read_text())
     document["terms"]["settings"] = settings
     (tmp_path / "quiet.kit").write_text(json.dumps(document))
-    kit = Kit.read(tmp_path / "quiet.kit")
+    kit = Invitation.read(tmp_path / "quiet.kit")
     assert without_noise(kit).startswith(expected)
     assert bool(without_noise(kit)) == bool(expected)
     if expected:
@@ -483,23 +483,23 @@ def test_a_kit_without_noise_is_joined_on_its_operators_word_alone(settings, exp
             join(kit, tmp_path / "joined")
         assert not (tmp_path / "joined").exists()
     join(kit, tmp_path / "joined", accept_no_noise=bool(expected))
-    helper = Kit("helper-1", "helper", kit.terms)
+    helper = Invitation("helper-1", "helper", kit.terms)
     assert not without_noise(helper)
 
 
 @pytest.mark.parametrize("name", ["m\u0430chine-1", "client-\uff11", "Ma\u0308rz", "-x", "a b", ""])
 def test_names_with_letters_of_other_alphabets_are_refused(name, coordinator):
-    kit = Kit.read(coordinator.folder / "kits" / "client-1.kit")
+    kit = Invitation.read(coordinator.folder / "kits" / "client-1.kit")
     with pytest.raises(ConfigurationError):
-        Kit(name, kit.role, kit.terms)
+        Invitation(name, kit.role, kit.terms)
 
 
 @pytest.mark.parametrize("name", ["Client-2", "client_2", "c1ient-2", "cllent-2"])
 def test_a_name_that_is_easily_taken_for_another_members_is_refused(name, coordinator, members, tmp_path):
     grown = accepted(coordinator, members)
-    like = join(Kit(name, "client", members["client-1"].terms), tmp_path / "like")
+    like = join(Invitation(name, "client", members["client-1"].terms), tmp_path / "like")
     with raises(ConfigurationError, "duplicate", "name"):
-        grown.accept([Joining.read(like.answer)])
+        grown.accept([JoinRequest.read(like.answer)])
 
 
 @pytest.mark.few_cases(6)
@@ -590,7 +590,7 @@ def test_a_member_opens_only_its_own_folder(coordinator, tmp_path):
 
 def test_a_kit_whose_sums_hide_a_client_without_noise_of_its_own_says_so(coordinator):
     """Whoever runs all helpers and the other clients of a sum sees what the client itself added, and that is all."""
-    kit = Kit.read(coordinator.folder / "kits" / "client-1.kit")
+    kit = Invitation.read(coordinator.folder / "kits" / "client-1.kit")
     assert not without_noise(kit)
     settings = {**kit.terms.settings, "trust.min-honest": 500, "trust.min-cohort": 502}
     words = without_noise(replace(kit, terms=replace(kit.terms, settings=settings)))
@@ -599,17 +599,17 @@ def test_a_kit_whose_sums_hide_a_client_without_noise_of_its_own_says_so(coordin
 
 
 def test_no_answer_makes_the_document_longer_than_members_read(coordinator, members):
-    document = Joining.read(members["client-1"].answer).document
+    document = JoinRequest.read(members["client-1"].answer).document
     signing = {**document["card"], "signing": "00" * 10**6}
     huge = ({"federation": "x" * 10**6}, {"node": f"{document['node']} {'x' * 10**6}"}, {"card": signing})
     for changed in huge:
         write_document(members["client-1"].answer, {**document, **changed})
         with pytest.raises(ConfigurationError, match="Expected"):
-            Joining.read(members["client-1"].answer)
+            JoinRequest.read(members["client-1"].answer)
 
 
 def test_whoever_got_a_clients_kit_cannot_become_a_helper(coordinator, members):
-    own = Joining.read(members["helper-1"].answer)
+    own = JoinRequest.read(members["helper-1"].answer)
     answer = replace(own, card=replace(own.card, name="client-1"))
     with raises(ConfigurationError, "mismatch", "answers", match="'client-1' to answer as the client"):
         coordinator.accept([answer])
@@ -622,6 +622,6 @@ def test_letters_that_are_read_as_others_look_like_them(one, other):
 
 @pytest.mark.parametrize("name", ["cIient-1", "client--1", "client-1-"])
 def test_names_that_look_like_a_members_are_refused(name, coordinator, members):
-    own = Joining.read(members["client-2"].answer)
+    own = JoinRequest.read(members["client-2"].answer)
     with raises(ConfigurationError, "duplicate", "name"):
         coordinator.accept([replace(own, card=replace(own.card, name=name))])

@@ -7,7 +7,7 @@ import pytest
 from murmurfl.app.methods import METHODS
 from murmurfl.app.planning import PlanRequest, decide, noise_to_signal
 from murmurfl.app.planning.plan_document import decision_document
-from murmurfl.app.runs.experiment import worked_out
+from murmurfl.app.runs.experiment import resolve
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy
 
@@ -19,7 +19,7 @@ MNIST = RunConfig(strategy="auto", task="synthetic", num_clients=100, clients_pe
 
 
 def situation(config=MNIST, samples=600, features=588):
-    return PlanRequest(config, (samples,) * config.num_clients, features, 10, worked_out)
+    return PlanRequest(config, (samples,) * config.num_clients, features, 10, resolve)
 
 
 def decided(samples=600, features=588, **changes):
@@ -91,7 +91,7 @@ def test_noise_to_signal_is_that_of_the_sums_it_is_defined_by():
     shared = {"num_values": dimension, "rounds": rounds, "asked": clients, "clients": clients}
     for policy, alone, summed in ((whole, True, size), (turn, False, 1)):
         found = noise_to_signal(
-            policy.plan(dimension), longest=policy.bound.longest, stands_alone=alone, samples_summed=summed, **shared
+            policy.plan(dimension), longest=policy.bound.longest, is_memoryless=alone, samples_summed=summed, **shared
         )
         assert found == pytest.approx(expected, rel=2e-3)
 
@@ -149,9 +149,9 @@ def test_impossible_requests_say_what_to_change(changes, samples, said):
 
 def test_sizes_that_are_not_the_clients_are_refused():
     with raises(ConfigurationError, "out-of-range", "sizes", match="Expected sizes of num-clients = 100 clients"):
-        PlanRequest(MNIST, (600,) * 99, 588, 10, worked_out)
+        PlanRequest(MNIST, (600,) * 99, 588, 10, resolve)
     with raises(ConfigurationError, "out-of-range", "sizes"):
-        PlanRequest(MNIST, (600,) * 99 + (0,), 588, 10, worked_out)
+        PlanRequest(MNIST, (600,) * 99 + (0,), 588, 10, resolve)
 
 
 def test_without_noise_mu_changes_nothing():
