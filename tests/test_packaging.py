@@ -43,6 +43,7 @@ def test_the_wheel_holds_every_module_and_its_types(wheel):
         ours = {name.replace("murmurfl/app/wheel/", "murmurfl/") for name in ours}
         assert not ours - names
         assert f"murmurfl/{folder}/py.typed" in names
+    assert "murmurfl/py.typed" in names
     assert {f"murmurfl/app/data/features/weights/{name}" for name in SHA256} <= names
     assert "murmurfl/__init__.py" in names
     assert {name.split("/")[0] for name in names} == {"murmurfl", f"murmurfl-{PROJECT['version']}.dist-info"}
@@ -72,6 +73,41 @@ print(json.dumps([path for module in (murmurfl, app, clients, privacy, strategie
         [sys.executable, "-S", "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
     ).stdout
     assert all(Path(path).is_relative_to(tmp_path) for path in json.loads(output.splitlines()[-1]))
+
+
+USED = """
+import murmurfl
+
+rows = [{"age": 30.0, "ill": "no"}, {"age": 70.0, "ill": "yes"}]
+result = murmurfl.fit(rows, label="ill", epsilon=4, num_rounds=3)
+run = murmurfl.simulate(epsilon=2.0, task=(1, 2), mechanism="banded", bands=8)
+model = murmurfl.load_model("model")
+reveal_type(murmurfl.__version__)
+reveal_type(murmurfl.fit)
+reveal_type(murmurfl.simulate)
+reveal_type(murmurfl.load_model)
+reveal_type(result)
+reveal_type(result.accuracy)
+reveal_type(result.epsilon)
+reveal_type(result.guarantee)
+reveal_type(run.per_round)
+reveal_type(model)
+"""
+WRONG = ("murmurfl.simulate(epsilonn=2.0)", "murmurfl.simulate(num_rounds='3')", "murmurfl.fit(3)")
+
+
+@pytest.mark.long
+def test_type_checker_knows_what_the_root_of_the_wheel_offers(wheel, tmp_path):
+    packages.unpacked(wheel, tmp_path)
+    (tmp_path / "used.py").write_text(USED + "\n".join(WRONG))
+    checker = [sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable, "used.py"]
+    told = subprocess.run(checker, cwd=tmp_path, capture_output=True, text=True, timeout=300).stdout
+    found = json.loads(told)["generalDiagnostics"]
+    revealed = [one["message"] for one in found if one["message"].startswith("Type of ")]
+    assert len(revealed) == USED.count("reveal_type")
+    assert not [one for one in revealed if re.search(r"\b(?:Any|Unknown)\b", one)]
+    lines = {one["range"]["start"]["line"] for one in found if one["severity"] == "error"}
+    assert lines == {USED.count("\n") + number for number in range(len(WRONG))}
 
 
 def test_the_versions_of_flower_are_those_of_the_project():
@@ -140,7 +176,14 @@ def test_the_public_names_are_listed(package):
     assert all(getattr(module, name) is not None for name in listed)
 
 
+def test_root_of_a_wheel_exports_what_that_of_a_checkout_does():
+    roots = [ast.parse((ROOT / name).read_text()) for name in ("murmurfl.py", "app/wheel/__init__.py")]
+    checkout, wheel = ([ast.unparse(part) for part in root.body if isinstance(part, ast.If)] for root in roots)
+    assert checkout == wheel
+
+
 LAZY = (
+    "murmurfl",
     "murmurfl.app",
     "murmurfl.app.engines",
     "murmurfl.clients",

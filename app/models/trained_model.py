@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
-from ...clients.records.client_records import Rows, table_file, table_rows
+from ...clients.records.client_records import Rows, Table, table_file, table_rows
 from ...clients.records.drafting import document
 from ...clients.records.schema import Schema
 from ...privacy.errors import ConfigurationError, InvalidRecordError
@@ -63,7 +63,7 @@ class TrainedModel:
         names = [str(one) for one in self.schema.label.names]
         return np.array([int(one) for one in names]) if all(map(_is_whole, names)) else np.array(names)
 
-    def inputs(self, rows: Any) -> NDArray[np.float32]:
+    def inputs(self, rows: Table | NDArray[Any]) -> NDArray[np.float32]:
         """Rows as the model takes them; NaN throughout where a row does not fit the schema.
 
         Parameters
@@ -88,7 +88,7 @@ class TrainedModel:
             )
         return features
 
-    def scores(self, rows: Any) -> NDArray[np.float64]:
+    def scores(self, rows: Table | NDArray[Any]) -> NDArray[np.float64]:
         """Scores, shape (rows, classes)."""
         parameters = [self.arrays[name] for name in self.model.names]
         with np.errstate(invalid="ignore"):
@@ -97,7 +97,7 @@ class TrainedModel:
             found = np.asarray(self.model.logits(parameters, np.where(fits, features, 0.0)), dtype=np.float64)
         return np.where(fits, found, np.nan)
 
-    def predict(self, rows: Any) -> NDArray[Any]:
+    def predict(self, rows: Table | NDArray[Any]) -> NDArray[Any]:
         """Predict the class or number of each row; None or NaN where a row does not fit the schema."""
         scores = self.scores(rows)
         if self.num_classes == 1:
@@ -109,7 +109,7 @@ class TrainedModel:
             found[~fits] = None
         return found
 
-    def predict_proba(self, rows: Any) -> NDArray[np.float64]:
+    def predict_proba(self, rows: Table | NDArray[Any]) -> NDArray[np.float64]:
         """Predict the probability of each class, shape (rows, classes); NaN where a row does not fit the schema."""
         if self.num_classes == 1:
             raise ConfigurationError(
@@ -166,7 +166,7 @@ class TrainedModel:
         return low + (np.clip(scores, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
 
 
-def _read(rows: Any, schema: Schema) -> NDArray[np.float32]:
+def _read(rows: Table | NDArray[Any], schema: Schema) -> NDArray[np.float32]:
     """Rows of a table without a label as numbers; NaN throughout where a row does not fit."""
     found: Rows | list[dict[str, Any]]
     if isinstance(rows, np.ndarray):
@@ -219,14 +219,14 @@ class _Loaded(BaseEstimator):
         """What the folder holds."""
         return TrainedModel.read(self.folder)
 
-    def fit(self, rows: Any = None, labels: Any = None) -> Self:
+    def fit(self, rows: object = None, labels: object = None) -> Self:
         """Leave the model as it is."""
         return self
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
 
-    def predict(self, rows: Any) -> NDArray[Any]:
+    def predict(self, rows: Table | NDArray[Any]) -> NDArray[Any]:
         """As :meth:`TrainedModel.predict`."""
         return self.model.predict(rows)
 
@@ -239,7 +239,7 @@ class TrainedClassifier(ClassifierMixin, _Loaded):
         """Classes that it predicts."""
         return self.model.classes
 
-    def predict_proba(self, rows: Any) -> NDArray[np.float64]:
+    def predict_proba(self, rows: Table | NDArray[Any]) -> NDArray[np.float64]:
         """As :meth:`TrainedModel.predict_proba`."""
         return self.model.predict_proba(rows)
 
@@ -256,10 +256,25 @@ def load_model(folder: Path | str) -> TrainedClassifier | TrainedRegressor:
     folder : path
         As :meth:`murmurfl.app.RunResult.save` and ``murmurfl fit`` write it.
 
+    Returns
+    -------
+    TrainedClassifier or TrainedRegressor
+        An estimator with ``predict`` and, if it predicts classes, ``predict_proba`` and ``classes_``.
+
     Raises
     ------
     ConfigurationError
         If there is no such model.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from murmurfl import fit
+    >>> rows = [{"age": float(age), "ill": "yes" if age > 50 else "no"} for age in range(20, 80)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model = load_model(fit(rows, label="ill", clients=2, epsilon=8).save(folder))
+    ...     model.classes_.tolist()
+    ['no', 'yes']
     """
     where = str(Path(folder).expanduser())
     return TrainedRegressor(where) if TrainedModel.read(where).num_classes == 1 else TrainedClassifier(where)

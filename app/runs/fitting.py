@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -31,6 +31,10 @@ from .result import RunResult
 from .sealed import Seal, run_sealed
 from .simulate import bar_of_rounds, without_noise
 
+if TYPE_CHECKING:
+    from ...clients.records.client_records import Table
+    from ..settings.keyword_arguments import FitSettings
+
 CLIENTS = 5
 """Clients that rows are dealt to where no column says whose they are."""
 HELD_OUT_SHARE = 0.2
@@ -40,7 +44,7 @@ SCALING_SHARE = 0.1
 EPSILON = 2.0
 """Of a fit for which nothing else is asked."""
 _SUMS = "secure-aggregation"
-_DEALT = ("task", "partition", "num-clients", "clients-per-round", "partition.alpha")
+DEALT = ("task", "partition", "num-clients", "clients-per-round", "partition.alpha")
 """Keys that the table and its clients decide."""
 _MOST_NAMED, _TWO, _GUESSING, _ERRORS = 4, 2, 0.5, 2.0
 _WIDTH, _INDENT = 100, " " * len("privacy  ")
@@ -63,7 +67,7 @@ def _fitted(result: RunResult, table: FittedTable) -> RunResult:
 
 
 def fit(
-    table: Any,
+    table: Table,
     *,
     label: str = "",
     site: str = "",
@@ -78,7 +82,7 @@ def fit(
     ledger: Path | str | None = None,
     private_log: Path | str | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-    **settings: Value,
+    **settings: Unpack[FitSettings],
 ) -> RunResult:
     """Train a private model of a table in this process, as its sites would together: a rehearsal.
 
@@ -166,7 +170,7 @@ def fit(
 class _Asked:
     """Arguments of :func:`fit` that a rehearsal and a real fit share."""
 
-    table: Any
+    table: Table
     label: str
     site: str
     clients: int
@@ -175,7 +179,7 @@ class _Asked:
     trust: str
     evaluate: str
     scale: str
-    settings: Mapping[str, Value]
+    settings: Mapping[str, object]
 
     def settled(self) -> tuple[ReadTable, dict[str, Value]]:
         """Read the table's header and its schema; the table, and the run-config keys, checked."""
@@ -188,7 +192,7 @@ def _own_keys(asked: _Asked, schema: Schema) -> dict[str, Value]:
     epsilon, trust, evaluate, scale = asked.epsilon, asked.trust, asked.evaluate, asked.scale
     of_numbers = schema.num_classes == 1
     own = {**_usual_keys(of_numbers, trust), **by_key(asked.settings, run_keys())}
-    if dealt := next((name for name in _DEALT if name in own), ""):
+    if dealt := next((name for name in DEALT if name in own), ""):
         raise ConfigurationError(
             f"Expected site or clients in the place of {dealt}, got {own[dealt]!r}: these say where a row is.",
             kind="conflict",

@@ -39,13 +39,14 @@ from ..methods.queries import QueryOutcome
 from ..settings.run_config import check_run_name
 from .client_statements import Participation, is_named, releases_made, stated, statement_groups
 from .experiment import Experiment
-from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Alone, Outcome
+from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Alone, Outcome, Round
 from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
 from .run_summary import draw_accuracy, plot_accuracy, shown, shown_measure
 from .simulated_figures import alone
 
 if TYPE_CHECKING:
+    from ...clients.records.client_records import Table
     from ..data.table_task import FittedTable
     from ..models.trained_model import TrainedClassifier, TrainedModel, TrainedRegressor
 
@@ -61,11 +62,6 @@ WORKED_OUT = (
     "sampling",
 )
 """Keys of ``config`` that preset and data settle; ``asked`` has what the run configuration said."""
-
-
-def _recorded(name: str, words: str) -> Any:
-    """A field of the outcome as an attribute of the result."""
-    return property(lambda result: getattr(result.outcome, name), doc=words)
 
 
 @dataclass(frozen=True)
@@ -129,18 +125,65 @@ class RunResult:
     answers: Mapping[str, QueryOutcome] = field(default_factory=dict)
     table: FittedTable | None = None
 
-    delta = _recorded("delta", "Delta at which epsilon is shown.")
-    rounds = _recorded("rounds", "How many rounds were made.")
-    num_clients = _recorded("num_clients", "Clients in all.")
-    releases = _recorded("releases", "Releases that the clients say they made.")
-    refusals = _recorded("refusals", "Requests that clients refused.")
-    lost_replies = _recorded("lost_replies", "Replies that did not come.")
-    min_honest = _recorded("min_honest", "Under secure aggregation, h, the honest clients of each sum; else None.")
-    min_cohort = _recorded("min_cohort", "Under secure aggregation, the fewest releases of a sum; else None.")
-    config = _recorded("config", "The run configuration, with what preset and data made of it.")
-    per_round = _recorded("per_round", "What became of every round.")
-    accuracy = _recorded("accuracy", "On the test set, after the last round; None where the model has none.")
-    auc = _recorded("auc", "The area under the ROC curve, likewise; None unless there are two classes.")
+    @property
+    def delta(self) -> float:
+        """Delta at which epsilon is shown."""
+        return self.outcome.delta
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds that were made."""
+        return self.outcome.rounds
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients in all."""
+        return self.outcome.num_clients
+
+    @property
+    def releases(self) -> int:
+        """Number of releases that the clients say they made."""
+        return self.outcome.releases
+
+    @property
+    def refusals(self) -> int:
+        """Number of requests that clients refused."""
+        return self.outcome.refusals
+
+    @property
+    def lost_replies(self) -> int:
+        """Number of replies that did not arrive."""
+        return self.outcome.lost_replies
+
+    @property
+    def min_honest(self) -> int | None:
+        """Honest clients that each sum is assumed to have, h; None without secure aggregation."""
+        return self.outcome.min_honest
+
+    @property
+    def min_cohort(self) -> int | None:
+        """Fewest releases of a sum; None without secure aggregation."""
+        return self.outcome.min_cohort
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Run configuration, with what preset and data made of it."""
+        return self.outcome.config
+
+    @property
+    def per_round(self) -> list[Round]:
+        """Rows of the table of rounds."""
+        return self.outcome.per_round
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy on the test set after the last round; None if the model has none."""
+        return self.outcome.accuracy
+
+    @property
+    def auc(self) -> float | None:
+        """Area under the ROC curve on the test set; None unless there are two classes."""
+        return self.outcome.auc
 
     def __repr__(self) -> str:
         """The run in a few lines, its guarantee among them."""
@@ -206,7 +249,7 @@ class RunResult:
             card=card(self.outcome, deployed=self.deployed, data=data),
         )
 
-    def predict(self, rows: Any) -> NDArray[Any]:
+    def predict(self, rows: Table | NDArray[Any]) -> NDArray[Any]:
         """The class, or the number, that the model predicts for each row.
 
         Parameters

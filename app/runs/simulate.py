@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ...privacy.errors import ConfigurationError
 from ...privacy.setting import Value, by_key, flat
@@ -26,6 +26,9 @@ from .progress import Progress
 from .result import PICTURE_NAME, RunResult, write_outcome
 from .run_summary import draw_accuracy, is_better
 from .simulated_figures import NOTE, alone
+
+if TYPE_CHECKING:
+    from ..settings.keyword_arguments import RunSettings
 
 _ENGINES = ("cohort", "inprocess")
 _WIDTH = 24
@@ -44,7 +47,7 @@ def simulate(
     ray_address: str = "",
     device: str = "",
     verbose: bool = False,
-    **settings: Any,
+    **settings: Unpack[RunSettings],
 ) -> RunResult:
     """Train with simulated clients in this process, to the end; nothing is written.
 

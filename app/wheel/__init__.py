@@ -3,18 +3,14 @@
 The package ``murmurfl`` of a wheel and of an editable install; in a checkout and in Flower's bundle it is murmurfl.py.
 """
 
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
-_PLACES = {"__version__": ".app.version", "fit": ".app.runs.fitting", "leave_training": ".app.reports.own_training"}
-"""The module of each public name, and of what strategies, which import no app, do after a training."""
+from .privacy.lazy import lazy_exports
 
+if TYPE_CHECKING:
+    from .app.models.trained_model import load_model as load_model
+    from .app.runs.fitting import fit as fit
+    from .app.runs.simulate import simulate as simulate
+    from .app.version import __version__ as __version__
 
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_PLACES[name], __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), "__version__", "fit"})
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

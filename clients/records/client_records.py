@@ -245,6 +245,20 @@ def table_file(path: Path, schema: Schema) -> Rows:
     return file_items(path, schema)
 
 
+class Frame(Protocol):
+    """The part of a pandas DataFrame by which one is recognised."""
+
+    @property
+    def iloc(self) -> object: ...
+
+    @property
+    def columns(self) -> object: ...
+
+
+Table = Path | str | Frame | Sequence[Mapping[str, object]]
+"""A file, a DataFrame or a list of rows."""
+
+
 def table_rows(table: Any) -> Rows:
     """Read a DataFrame's rows, or those of a list of mappings; refuse another kind of object."""
     if hasattr(table, "iloc") and hasattr(table, "columns"):

@@ -45,8 +45,8 @@ class ResultFolder(Callback):
             return
         try:
             stated = {**training.stated, **training.ask_privacy(grid)}
-            # The root of the package knows who writes it: strategies are imported by the app, and import none of it.
-            write = import_module(__name__.partition(".")[0]).leave_training
+            # Found by name, because the app imports strategies and strategies import nothing of the app.
+            write = import_module(f"{__name__.partition('.')[0]}.app.reports.own_training").leave_training
             left = write(self.folder, training, result, stated)
             logger.info("Its result is in %s: `murmurfl report` makes a page of it.", left)
         except Exception as error:  # whatever it is, the model is worth more than its report

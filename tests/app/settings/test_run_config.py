@@ -6,6 +6,7 @@ import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -17,12 +18,15 @@ from murmurfl.app.planning.noise_plans import compare_mechanisms
 from murmurfl.app.planning.plan_answers import base_of_run
 from murmurfl.app.planning.plan_lines import plan_lines
 from murmurfl.app.runs.experiment import prepare
+from murmurfl.app.runs.fitting import DEALT
+from murmurfl.app.settings.keyword_arguments import FitSettings, RunSettings
 from murmurfl.app.settings.layers import parse_assignments
 from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption
 from murmurfl.privacy.mechanisms import MECHANISMS
 from murmurfl.privacy.setting import by_key, spelled_out
 
+import murmurfl
 from tests.harness.errors import raises
 
 ROOT = Path(__file__).parents[3]
@@ -497,3 +501,10 @@ def test_replaced_option_keeps_the_others_of_its_kind():
     assert replace(config, decay=0.4).mechanism.options() == {"decay": 0.4, "workload": "mu2"}
     assert replace(config, decay=0.0).mechanism.options() == {"workload": "mu2"}
     assert replace(config, mechanism="tree").mechanism.options() == {}
+
+
+def test_keyword_arguments_for_type_checkers_are_the_declared_keys():
+    declared = {one.attribute: object if one.names else one.kind for one in run_keys().values()}
+    assert get_type_hints(RunSettings) == declared
+    own = {*inspect.signature(murmurfl.fit).parameters, *(run_keys()[name].attribute for name in DEALT)}
+    assert get_type_hints(FitSettings) == {name: kind for name, kind in declared.items() if name not in own}
