@@ -97,7 +97,7 @@ def _caption() -> str:
         ("one sample", policy_guarantee(PrivacyPolicy(**samples), 1.0)),
     ]
     sums = "Sums only: the same if one helper and h clients of each sum are honest, h half of the clients"
-    return f"{caption(told)} {sums}; sqrt(h) times the mu whatever happens."
+    return f"{caption(told)} {sums}; sqrt(h) times the mu in the worst case."
 
 
 def _one(training: UpdateTraining | SampleTraining) -> dict[str, Any]:

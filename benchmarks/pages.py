@@ -34,7 +34,7 @@ from murmurfl.app.papers.jiang_2026 import end_of_grid, standing_still
 from murmurfl.app.papers.reproduction import cell_guarantees, tables_of
 from murmurfl.app.reports.table import spread
 from murmurfl.privacy import gdp_epsilon, rounded_up
-from murmurfl.privacy.accounting.guarantee import WHATEVER_HAPPENS
+from murmurfl.privacy.accounting.guarantee import WORST_CASE_SENTENCE
 
 from . import (
     bare,
@@ -138,7 +138,7 @@ def terms(made: Mapping[str, Any], *, in_columns: bool = False) -> str:
         if found["local"] and not in_columns:
             sentences.append(f"Without anybody's honesty: {'; '.join(found['local'])}.")
     if in_columns:
-        sentences.append(WHATEVER_HAPPENS)
+        sentences.append(WORST_CASE_SENTENCE)
     hidden = [(label, one) for label, one in guarantees if one.amplified is not None]
     for label in dict.fromkeys(label for label, _ in hidden):
         sentences.append(picture.in_secret(f"Epsilon of {label}", [one for name, one in hidden if name == label]))

@@ -26,7 +26,7 @@ SHOWN = re.compile(r"(?:epsilon|ε)\b[^\n.|]{0,30}?\d", re.IGNORECASE)
 SAID = re.compile(
     r"(?:epsilon|ε)[^;]*? at delta = \S+, for replacement of (?:one sample|all samples) of one client, "
     r"against (?:the server and everybody else|everybody but the trusted server)"
-    r"(?: if one helper and \d+ clients? of each sum are honest(?:, and [^;]*?(?:whatever happens|are not))?)?"
+    r"(?: if one helper and \d+ clients? of each sum are honest(?:, and [^;]*?(?:in the worst case|are not))?)?"
     r"; [^;]*(?:noise|released)[^;]*; ",
     re.IGNORECASE,
 )
@@ -119,7 +119,7 @@ SECRETS = {
     "audit": ["audit", "--runs", "20", *SECRET],
 }
 """In a secret order there is a second epsilon: proved with independent noise, and else an estimate."""
-BOTH = re.compile(r"clients of each sum are honest, and mu = \S+, epsilon = \S+ whatever happens; ")
+BOTH = re.compile(r"clients of each sum are honest, and mu = \S+, epsilon = \S+ in the worst case; ")
 AS_JSON = ("fit", "statistics", "list", "reproduce", "audit", "plan", "search", "ledger show")
 SILENT = (
     "ledger accept-rollback",

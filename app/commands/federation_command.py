@@ -233,7 +233,7 @@ def status(folder: Folder = Path()) -> None:
         ledger = Path(getattr(member.operators(), "ledger", ""))
         if ledger.is_file():
             summary = read_ledger(ledger)
-            local = f", whatever happens {_spent(summary.spent.worst_case, summary.budget.worst_case)}"
+            local = f", in the worst case {_spent(summary.spent.worst_case, summary.budget.worst_case)}"
             say(
                 f"spent     {_spent(summary.spent.assumed, summary.budget.assumed)}{local if member.terms.sums else ''}"
             )

@@ -289,7 +289,7 @@ def ledger_line(client: str, ledger: LedgerSummary) -> str:
     releases = sum(session.releases for session in ledger.sessions)
     spent, guarantee = f"mu {_of_budget(ledger.spent.assumed, ledger.budget.assumed)} spent", ledger_guarantee(ledger)
     if guarantee.loss.conditional:
-        spent += f", {_of_budget(guarantee.loss.worst_case, ledger.budget.worst_case)} whatever happens"
+        spent += f", {_of_budget(guarantee.loss.worst_case, ledger.budget.worst_case)} in the worst case"
     return f"  ledger of {client}: {releases} releases, {spent}: {guarantee.sentence}"
 
 

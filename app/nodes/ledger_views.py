@@ -162,7 +162,7 @@ def _local_lines(summary: LedgerSummary, amount: Callable[[Profile], str]) -> li
     budget, spent, left = (amount(loss.worst_case) for loss in (summary.budget, summary.spent, summary.left))
     decided = "" if summary.budget.conditional else ", for none was decided (`murmurfl ledger set-local-budget`)"
     return [
-        "and if nobody else is honest, whatever happens:",
+        "and in the worst case, if nobody else is honest:",
         f"  budget  {budget}{decided}",
         f"  spent   {spent}",
         f"  left    {left}",
@@ -191,7 +191,7 @@ def session_rows(summary: LedgerSummary) -> list[dict[str, str]]:
 
 def _local_cells(session: SessionSummary, delta: float) -> dict[str, str]:
     side = session.loss.worst_case
-    return {"mu, whatever happens": rounded_up(side.mu), "its epsilon": rounded_up(side.epsilon(delta))}
+    return {"worst-case mu": rounded_up(side.mu), "its epsilon": rounded_up(side.epsilon(delta))}
 
 
 def _noise(session: SessionSummary) -> str:
@@ -205,7 +205,7 @@ def _when(seconds: float | None) -> str:
 
 
 COLUMNS = ("when, UTC", "session", "number", "samples", "mu so far", "mu reserved")
-LOCAL_COLUMNS = ("whatever happens", "reserved for it")
+LOCAL_COLUMNS = ("worst case", "reserved for it")
 _SHORTEST_NAME = 8
 
 
@@ -256,7 +256,7 @@ def releases_notes(history: LedgerHistory, summary: LedgerSummary, *, local_show
     ]
     if summary.summed:
         same = "the same two if no other client and no helper is honest."
-        notes.append(f"whatever happens: {same}" if local_shown else f"A wider window, or --json, also shows {same}")
+        notes.append(f"in the worst case: {same}" if local_shown else f"A wider window, or --json, also shows {same}")
     if summary.trusted_a_server:
         notes.append("Of a session under a trusted server they hold against everybody but that server.")
     if history.whole:

@@ -168,7 +168,7 @@ def describe(client: PrivateClient) -> str:
     guarantee = policy_guarantee(policy, loss, amplified=amplified, notes=notes)
     sums = (
         f" Every sum has at least {policy.sums.min_cohort} releases of the roster's "
-        f"{len(client.masking.roster.clients)} clients. Budget of all runs: mu = {budget}, and whatever happens mu = "
+        f"{len(client.masking.roster.clients)} clients. Budget of all runs: mu = {budget}, and in the worst case mu = "
         f"{worst}."
         if client.masking is not None
         else f" Budget of all runs: mu = {budget}."

@@ -109,7 +109,7 @@ class NodeConfig(RecordsFile):
     ] = 0.0
     budget_local_mu: Annotated[
         float,
-        Declaration("As budget-mu, of what holds whatever happens.", at_least=0, zero="the ledger's"),
+        Declaration("As budget-mu, of the worst case.", at_least=0, zero="the ledger's"),
     ] = 0.0
     clipping: tables.Clipping = ""
     clip_stability: tables.ClipStability = 0.01
@@ -254,7 +254,7 @@ class NodeConfig(RecordsFile):
         **Formal guarantees.** ``exact`` noise, every sample in at most ``passes`` releases of a run, at most ``mu`` a
         run and the budget over all. With ``trusted-mu2`` nothing is guaranteed against the server, and mu and budget
         are what it is trusted to keep towards everybody else. Under secure aggregation mu and budget rest on one
-        helper and ``min_honest`` clients of each sum; ``budget_local_mu`` holds whatever happens.
+        helper and ``min_honest`` clients of each sum; ``budget_local_mu`` holds in the worst case.
         """
         return self._policy(num_samples, self.terms(ledger), **of_model)
 

@@ -70,7 +70,7 @@ class TableKind(ABC):
     curves_needed: frozenset[str] = frozenset()
     """Curves it needs; a finished run that was kept without them is made again."""
     honest_in_columns: bool = False
-    """Whether it has columns for the honest clients of each sum and for what holds whatever happens."""
+    """Whether it has columns for the honest clients of each sum and for the worst case."""
     has_alone: bool = False
     """Whether it has a line for one client alone, without noise."""
     digits: int | None = None

@@ -40,7 +40,7 @@ class TrustTable(TableKind):
     """A line for each algorithm: accuracy, and what is guaranteed with and without what it assumes of others."""
 
     name = "trust"
-    sentence = "test accuracy by whom a client trusts, with what holds under that and what holds whatever happens"
+    sentence = "test accuracy by whom a client trusts, with what holds under that and the worst case"
     curves_needed = frozenset({_CLOSED})
     honest_in_columns = True
 
@@ -53,8 +53,8 @@ class TrustTable(TableKind):
         ACCURACY,
         MU,
         AT_DELTA,
-        Column("mu whatever happens", "what holds if nobody else is honest", "mu_local", rounded_up, missing="nothing"),
-        Column("epsilon whatever happens", "the same at delta", "epsilon_local", rounded_up, missing="nothing"),
+        Column("worst-case mu", "what holds if nobody else is honest", "mu_local", rounded_up, missing="nothing"),
+        Column("worst-case epsilon", "the same at delta", "epsilon_local", rounded_up, missing="nothing"),
         Column("closed", "rounds that too few releases came in, mean over seeds", "closed", ".1f"),
         NOISE,
         SECONDS,
@@ -71,7 +71,7 @@ class TrustTable(TableKind):
         return {"closed": statistics([sum(run["curves"][_CLOSED]["values"]) for run in best.runs])}
 
     def row(self, cell: Document, label: str, entry: Document) -> dict[str, Any]:
-        """Accuracy, whom the figures rest on, and what holds whatever happens."""
+        """Accuracy, whom the figures rest on, and the worst case."""
         config = RunConfig.from_mapping({**cell["settings"], **entry["settings"]})
         summed = config.secure
         # What a client releases for itself holds anyway; a trusted server's noise is nobody's but the server's.
@@ -86,15 +86,15 @@ class TrustTable(TableKind):
         }
 
     def further_tables(self, document: Document) -> list[Table]:
-        """A line for each cell: accuracies beside each other, then what holds whatever happens."""
+        """A line for each cell: accuracies beside each other, then the worst case."""
         rows, caption = self.rows(document), caption_of(document)
         labels = list(dict.fromkeys(row["algorithm"] for row in rows))
         common = [replace(ASKED, value="", label=True), MU, AT_DELTA]
         accuracies = [PART, *common, *(Column(one, "accuracy", form=".1f", spread=f"± {one}") for one in labels)]
-        local = [*common, *(Column(one, "epsilon whatever happens", form=_or_nothing) for one in labels)]
+        local = [*common, *(Column(one, "worst-case epsilon", form=_or_nothing) for one in labels)]
         return [
             Table("test accuracy in percent", accuracies, _crosswise(rows, "table", value="accuracy %"), caption),
-            Table("epsilon whatever happens", local, _crosswise(rows, value="epsilon_local"), caption),
+            Table("worst-case epsilon", local, _crosswise(rows, value="epsilon_local"), caption),
         ]
 
     def draw(self, document: Document, title: str, path: Path) -> None:

@@ -66,7 +66,7 @@ _MECHANISMS = (
 _TRUST_MODELS = (
     Column("trust", "the run-config key", label=True),
     Column("mu rests on", "what is assumed", "assumes"),
-    Column("mu whatever happens", "against the server", "mu_local", rounded_up, missing="none"),
+    Column("worst-case mu", "against the server", "mu_local", rounded_up, missing="none"),
     Column("epsilon then", "of that mu", "epsilon_local", rounded_up, missing="none"),
     Column("noise std", "on each client, in front of the mechanism's rows", "noise_std", ".4g"),
     Column("at the server", "noise of the prefix sums of the server's averages", "server_prefix_rmse", ".4g"),
@@ -85,7 +85,7 @@ _PERSONS = (
     Column("samples on each", "samples of that person on each of them", "held", label=True),
     Column("mu", "of all of them together", "mu", rounded_up, missing="not vouched for"),
     Column("epsilon", "of that mu", "epsilon", rounded_up, missing="not vouched for"),
-    Column("mu whatever happens", "against the server", "mu_local", rounded_up, missing="not vouched for"),
+    Column("worst-case mu", "against the server", "mu_local", rounded_up, missing="not vouched for"),
     Column("epsilon then", "of that mu", "epsilon_local", rounded_up, missing="not vouched for"),
 )
 

@@ -166,7 +166,7 @@ def _figures(outcome: Outcome) -> list[list[str]]:
         if loss.conditional:
             worst = loss.worst_case.mu
             row |= {
-                f"ε{would} whatever happens": rounded_up(gdp_epsilon(worst, outcome.delta)),
+                f"ε{would} in the worst case": rounded_up(gdp_epsilon(worst, outcome.delta)),
                 "best guess then": right_at_most(worst),
             }
         rows.append(row)
@@ -226,7 +226,7 @@ def _honest(outcome: Outcome) -> str:
     if terms.min_honest is None:
         return own
     clients = f"{terms.min_honest} client{'s' * (terms.min_honest != 1)} of each sum"
-    return f"one helper and {clients}; if not, what is said to hold whatever happens"
+    return f"one helper and {clients}; if not, the worst case that is stated"
 
 
 def _given(outcome: Outcome) -> str:

@@ -120,7 +120,7 @@ def _happened(outcome: Outcome) -> list[tuple[str, str]]:
     ]
     if outcome.min_honest is not None:
         said += [
-            ("μ whatever happens", shown(outcome.mu_local)),
+            ("worst-case μ", shown(outcome.mu_local)),
             ("fewest clients of a sum", f"{outcome.min_cohort:,}"),
             ("helpers", f"{outcome.helpers:,}"),
             ("rounds that stayed closed", f"{outcome.closed_rounds:,}"),
@@ -166,7 +166,7 @@ _SUMMARY = (
     Column("ε", "what the run guarantees at its δ, in its own words in full", form=rounded_up),
     Column("ε of 5", "for a person with 5 records on one client, or on 5 clients", form=rounded_up),
     Column("ε of 20", "for a person with 20 records on one client, or on 20 clients", form=rounded_up),
-    Column("ε local", "under secure aggregation, what holds whatever happens", form=rounded_up),
+    Column("ε local", "under secure aggregation, the worst case", form=rounded_up),
     Column("rounds", "that were run", form=","),
     Column("clients", "that could be asked", form=","),
     Column("lost", "requests without any reply, of all seeds", form=","),
@@ -270,7 +270,7 @@ _CLIENTS = (
     Column("ε of its releases", "the same at the run's δ", form=rounded_up),
     Column("μ guaranteed", "of all releases its cap allows", form=rounded_up),
     Column("ε guaranteed", "the same at the run's δ", form=rounded_up),
-    Column("μ local", "under secure aggregation, what holds whatever happens", form=rounded_up),
+    Column("μ local", "under secure aggregation, the worst case", form=rounded_up),
 )
 
 

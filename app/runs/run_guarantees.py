@@ -54,7 +54,7 @@ def refuse_untrue(figures: Figures, statements: Statements) -> None:
     found = weakest_loss([NO_LOSS, *(Loss.stated(one) for one in released)])
     claims = [("mu", figures.loss.assumed.mu, found.assumed.mu)]
     if figures.loss.conditional:
-        claims.append(("mu whatever happens", figures.loss.worst_case.mu, found.worst_case.mu))
+        claims.append(("worst-case mu", figures.loss.worst_case.mu, found.worst_case.mu))
     for name, claimed, stated in claims:
         if stated > claimed * (1 + _ROUNDING):
             raise ConfigurationError(

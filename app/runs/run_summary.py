@@ -103,7 +103,7 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
         assumed = f"1 of {helpers} helper{'s' * (helpers != 1)} and {honest} client{'s' * (honest != 1)} of each sum"
         rows += [
             ("if honest", assumed),
-            ("mu local", f"{shown(outcome.mu_local)} whatever happens"),
+            ("mu local", f"{shown(outcome.mu_local)} in the worst case"),
             ("epsilon local", f"{shown(outcome.epsilon_local)} {at_delta}"),
             ("sums", f"of at least {outcome.min_cohort} clients{closed}"),
         ]

@@ -364,7 +364,7 @@ def private_client_app(
     murmurfl reads, or one item as it was handed over, if whatever made the items treats each by itself; with
     ``samples_per_owner`` all records of one owner. It holds against a server that chooses models, rounds,
     acknowledgements and stopping adaptively; under ``secure-aggregation`` if one helper and ``sums.min_honest``
-    clients of each sum are honest, and the plan's ``loss.worst_case`` whatever happens. Simulated keys protect
+    clients of each sum are honest, and the plan's ``loss.worst_case`` in the worst case. Simulated keys protect
     nobody's data.
     Proof: docs/proofs/release-rule.md, docs/proofs/records.md.
     """

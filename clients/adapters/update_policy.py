@@ -47,7 +47,7 @@ class UpdatePolicy:
     sums : SumAssumption
         h and the fewest releases of a sum, under ``secure-aggregation``.
     budget_local_mu : float, optional
-        Budget of the worst case, which holds whatever happens, under ``secure-aggregation``. On a real node that of the
+        Budget of the worst case under ``secure-aggregation``. On a real node that of the
         ledger.
     epsilon : float, optional
         In place of ``mu``: the largest mu that implies this epsilon at ``delta``, which is kept.

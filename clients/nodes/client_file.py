@@ -381,7 +381,7 @@ class UpdateNode(ClientFile):
         needed = private.plan(1).loss.worst_case.mu
         if local is not None and needed > private.budget.worst_case.mu * (1 + _ROUNDING):
             raise ConfigurationError(
-                f"Expected mu_local <= {local:g}, the budget of what holds whatever happens in the ledger "
+                f"Expected mu_local <= {local:g}, the budget of the worst case in the ledger "
                 f"{ledger.path}, got {needed:g}: not one run would be answered. Lower mu or trust.min-honest.",
                 kind="out-of-range",
                 setting="mu",

@@ -2,7 +2,7 @@
 
 A :class:`Guarantee` carries what makes an epsilon mean something: delta, the unit that is protected, the neighbouring
 relation, against whom it holds, and whose noise of which mechanism. Under secure aggregation two figures belong
-together: one if enough clients are honest, one whatever happens. It is said in one way only: by
+together: one if enough clients are honest, one in the worst case. It is said in one way only: by
 :attr:`Guarantee.sentence`, and by :func:`caption` for a table or figure with many of them. The words come from the
 policy that was used (:func:`policy_guarantee`, :func:`server_guarantee`). What clients of a federation state of
 themselves becomes one guarantee that is true of all of them (:func:`stated_guarantee`).
@@ -186,7 +186,7 @@ class Guarantee:
     >>> print(sums)  # doctest: +NORMALIZE_WHITESPACE
     mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one client, against the
     server and everybody else if one helper and 50 clients of each sum are honest, and mu = 7.072, epsilon = 54.38
-    whatever happens; tree noise; over all releases its cap allows.
+    in the worst case; tree noise; over all releases its cap allows.
     """
 
     loss: Loss
@@ -248,7 +248,7 @@ class Guarantee:
         if missing:
             raise ConfigurationError(
                 f"Expected {' and '.join(missing)} of a guarantee with trust 'secure-aggregation', got None: its mu is "
-                "not shown without what it rests on and what holds whatever happens.",
+                "not shown without what it rests on and the worst case.",
                 kind="missing",
             )
         check_count("min_honest", self.min_honest)
@@ -288,7 +288,7 @@ class Guarantee:
         if not self.loss.conditional:
             return ""
         figures = _figures(self.loss.worst_case, self.delta)
-        return f"{figures} whatever happens" if figures else "nothing if they are not"
+        return f"{figures} in the worst case" if figures else "nothing if they are not"
 
     @property
     def sentence(self) -> str:
@@ -451,7 +451,7 @@ def _quality_and_range(policy: PrivacyPolicy, mu: float, stated: bool) -> tuple[
     return (*fast, BEYOND_RANGE.format(mu=policy.mu, delta=policy.delta))
 
 
-WHATEVER_HAPPENS = "What holds whatever happens rests on nobody else's honesty: no server's, helper's or client's."
+WORST_CASE_SENTENCE = "The worst case rests on nobody else's honesty: no server's, helper's or client's."
 """Note beside a column with these figures."""
 
 
@@ -462,9 +462,9 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
     ----------
     guarantees : iterable of pairs
         The name of a row or column, and its guarantee; guarantees with the same terms are said once. What holds
-        whatever happens, under secure aggregation, is said of each, and so is what a secret order is worth.
+        in the worst case, under secure aggregation, is said of each, and so is what a secret order is worth.
     in_columns : bool
-        Whether the table has columns for h, the honest clients of each sum, and for what holds whatever happens: then
+        Whether the table has columns for h, the honest clients of each sum, and for the worst case: then
         both are said in words, and once.
     """
     # Labels in their order, by mechanism, by all other terms.
@@ -492,7 +492,7 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
         words = list(mechanisms) if len(words) == 1 else words
         sentences.append(f"Epsilon{of} is {protects}; {'; '.join(words)}; {covers}.")
     if local and in_columns:
-        sentences.append(WHATEVER_HAPPENS)
+        sentences.append(WORST_CASE_SENTENCE)
     elif local:
         # Beside other groups or figures it must be told whose they are; the sentence itself says what they rest on.
         alone = len(local) == len(groups) == 1

@@ -72,7 +72,7 @@ class Account:
     """Digest of the samples used up (:class:`~murmurfl.privacy.release.known_samples.DataDigest`); empty where none is
     kept."""
     reserved_local: Mapping[str, float] = field(default_factory=dict)
-    """What sessions under secure aggregation reserved in the worst case, which holds whatever happens. For all others
+    """What sessions under secure aggregation reserved in the worst case. For all others
     that is what they reserved."""
 
     @property

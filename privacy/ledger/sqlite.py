@@ -308,7 +308,7 @@ class SQLiteLedger(Ledger):
         self.budget_mu = self._header.budget_mu
         self.delta = self._header.delta
         decided = self._header.budget_local_mu
-        # Whoever did not decide has decided for the smaller one: what may be spent whatever happens.
+        # Whoever did not decide has decided for the smaller one: what may be spent in the worst case.
         self.budget_local_mu = self.budget_mu if decided is None else decided
         self.local_hint = UNDECIDED.format(path=self.path) if decided is None else ""
 
@@ -445,7 +445,7 @@ def check_local_budget(budget_local_mu: float | None, budget_mu: float) -> None:
     if budget_local_mu is not None and not (math.isfinite(budget_local_mu) and budget_local_mu >= budget_mu):
         raise ConfigurationError(
             f"Expected budget_local_mu >= budget_mu = {budget_mu:g} and finite, got {budget_local_mu!r}: what holds "
-            "whatever happens is never less than what holds if others are honest.",
+            "in the worst case is never less than what holds if others are honest.",
             kind="out-of-range",
             setting="budget_local_mu",
             got=budget_local_mu,

@@ -94,7 +94,7 @@ class PrivacyStatement:
     mu_budget : float
         mu of everything the client will ever release, against any server; infinite once contributions have left
         without noise. Under secure aggregation it rests on what ``guaranteed`` rests on; of a client whose ledger
-        has such sessions and which now has releases seen by themselves it is that of what holds whatever happens.
+        has such sessions and which now has releases seen by themselves it is that of the worst case.
     samples_used : int
         Fresh samples used up.
     max_participations : int
@@ -224,7 +224,7 @@ def within_ledger(policy: PrivacyPolicy, ledger: Ledger) -> PrivacyPolicy:
     Notes
     -----
     **Formal guarantees.** Only a missing budget is filled in: what all sessions release stays within the ledger's
-    budget_local_mu, whatever happens.
+    budget_local_mu, in the worst case.
     """
     summed = policy.trust == "secure-aggregation"
     if summed and policy.budget_local_mu is None and ledger.budget_local_mu is not None:

@@ -152,8 +152,8 @@ class PrivacyPolicy:
     (docs/proofs/owners.md). Every sample is used in one release only, or in sample_participations of them,
     min_separation apart. Under
     ``secure-aggregation`` that holds for everybody but the h honest clients of a sum together, as long as one helper
-    is honest; whatever happens, the plan's ``loss.worst_case`` does. A ledger's sessions of both kinds together are
-    budget_mu-GDP under what those of sums rest on, and budget_local_mu-GDP whatever happens. Under
+    is honest; in the worst case, the plan's ``loss.worst_case`` does. A ledger's sessions of both kinds together are
+    budget_mu-GDP under what those of sums rest on, and budget_local_mu-GDP in the worst case. Under
     ``trusted-server`` there is no guarantee against the server; with mechanism ``none`` there is none at all, whatever
     ``mu`` says.
     Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.

@@ -83,7 +83,7 @@ class Run:
 
 
 class TrainingLoop(Strategy, Generic[StateT]):
-    """The rounds of a training under Flower's interface, whatever happens within one; a base class."""
+    """Base class for the rounds of a training under Flower's interface."""
 
     acknowledges: ClassVar[bool] = True
     """Whether clients are told what was aggregated; if not, every release is P_k: all of the client's prefix sum."""

@@ -298,6 +298,6 @@ def test_the_demonstration_of_secure_aggregation(tmp_path):
     assert "12 made, 12 aggregated" in said
     assert "if one helper and 3 clients of each sum are honest, and mu = 6.929" in said
     for i in range(6):
-        assert f"ledger of node-{i}: 2 releases, mu 4 of 4 spent, 6.929 of 6.929 whatever happens" in said
+        assert f"ledger of node-{i}: 2 releases, mu 4 of 4 spent, 6.929 of 6.929 in the worst case" in said
     for i in range(2):
         assert f"record of helper-{i}: 2 sums opened" in said

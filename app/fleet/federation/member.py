@@ -334,7 +334,7 @@ def cost_of_a_run(terms: Terms) -> str:
     honest = int(terms.settings["trust.min-honest"])
     return (
         f"mu = {rounded_up(mu)} if one helper and {honest} clients of each sum are honest, and mu = "
-        f"{rounded_up(mu * math.sqrt(honest))} whatever happens"
+        f"{rounded_up(mu * math.sqrt(honest))} in the worst case"
     )
 
 
@@ -353,7 +353,7 @@ def _operators_text(kit: Invitation) -> str:
     }
     if kit.terms.sums:
         yours["budget-local-mu"] = 0.0
-        said["budget-local-mu"] = "the same, whatever happens: if nobody else is honest"
+        said["budget-local-mu"] = "the same in the worst case: if nobody else is honest"
     values.pop("num-records")
     edited = "".join(f"{toml_lines({name: value}).rstrip()}  # {said[name]}\n" for name, value in yours.items())
     yours_first = f"# Yours to say; a run takes {cost_of_a_run(kit.terms)}:\n{edited}"

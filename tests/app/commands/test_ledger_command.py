@@ -306,7 +306,7 @@ def test_releases_of_sums_are_shown_with_both_figures_where_there_is_room(path, 
     (line,) = json.loads(murmurfl("show", path, "--releases", "--json").stdout)["releases"]
     assert line["mu_local_reserved"] == pytest.approx(2 * line["mu_reserved"])  # h = 4
     assert line["mu_so_far"] <= line["mu_local_so_far"] <= line["mu_local_reserved"]
-    assert "whatever happens: the same two" in murmurfl("show", path, "--releases").stdout
+    assert "in the worst case: the same two" in murmurfl("show", path, "--releases").stdout
     monkeypatch.setenv("COLUMNS", "80")
     narrow = murmurfl("show", path, "--releases").stdout
     assert "A wider window, or --json" in narrow

@@ -256,7 +256,7 @@ def test_as_json_it_has_every_figure_and_no_epsilon_of_its_own(clinics):
     assert found["rehearsal"] is True
     assert "epsilon" not in found
     assert found["would_have"]["epsilon"] == pytest.approx(1.0, rel=1e-3)
-    assert "whatever happens" in found["would_have"]["sentence"]
+    assert "worst case" in found["would_have"]["sentence"]
     assert (found["clients"], found["records"]) == (5, 2000)
     assert set(found["columns"]["age"]) >= {"mean", "quantiles", "histogram", "count", "missing", "bounds"}
 

@@ -86,7 +86,7 @@ def test_a_line_says_what_holds_and_what_holds_whatever_happens(made):
     assert untrusted["mu_local"] == untrusted["mu"], "it needs nobody else"
     assert (trusted["mu_local"], trusted["epsilon_local"]) == (None, None)
     shown = table.texts()[:3]
-    assert [line["mu whatever happens"] for line in shown] == ["0.5", "1.119", "nothing"]
+    assert [line["worst-case mu"] for line in shown] == ["0.5", "1.119", "nothing"]
     assert json.loads((out / "small.json").read_text()) == document
     assert [row["honest"] for row in csv.DictReader((out / "small.csv").open())] == ["", "5", ""] * 2
     assert (out / "small.png").read_bytes().startswith(b"\x89PNG")
@@ -99,12 +99,12 @@ def test_a_line_for_each_cell_has_every_trust_beside_the_others(made):
     assert (line["table"], line["mu"]) == ("small, lost", "0.5")
     assert line["h = 0.5 m"] == table.texts()[4]["accuracy %"]
     (both,) = local.texts()
-    assert [both[label] for label in KINDS] == [one["epsilon whatever happens"] for one in table.texts()[:3]]
+    assert [both[label] for label in KINDS] == [one["worst-case epsilon"] for one in table.texts()[:3]]
 
 
 def test_the_caption_says_both_figures_and_what_each_rests_on(made):
     _, table, *_ = made
-    assert "What holds whatever happens rests on nobody else's honesty" in table.caption
+    assert "The worst case rests on nobody else's honesty" in table.caption
     assert "Epsilon of h = 0.5 m is" in table.caption
     assert "if one helper and h clients of each sum are honest; " in table.caption
     assert "against everybody but the trusted server" in table.caption

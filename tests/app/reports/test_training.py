@@ -111,7 +111,7 @@ def test_a_client_without_masks_takes_the_sums_out_of_the_sentence(tmp_path, tra
     statements["0"] = {**statements["0"], "trust": "untrusted-server"}
     document = record_training(tmp_path, strategy, result, statements, task="x")
     assert document["privacy"]["trust"] == "untrusted-server"
-    assert document["mu"] == pytest.approx(2**0.5, rel=1e-3), "what holds whatever happens"
+    assert document["mu"] == pytest.approx(2**0.5, rel=1e-3), "the worst case"
 
 
 def test_evaluations_without_noise_are_named(tmp_path, trained):
@@ -141,7 +141,7 @@ def test_log_ends_with_what_clients_guarantee_and_where_it_is(trained, caplog, t
     )
     assert "It is what 4 of 4 clients say of themselves" in said
     assert "epsilon = " in said
-    assert "whatever happens" in said
+    assert "worst case" in said
 
 
 def test_a_training_leaves_what_its_record_would_be_without_being_asked(tmp_path, trained, monkeypatch):

@@ -64,7 +64,7 @@ def test_mu_for_many_honest_clients_is_not_claimed_for_fewer():
     assert silent.sums.min_honest == EXPECTED.sums.min_honest == 4
     assert silent.loss.mu == pytest.approx(math.sqrt(50 / 4))
     alone = stated_figures(Figures(Loss.of(1.0, 2.0), SumAssumption(1, 5)), {"a": stated(1.0, 1.5, 50, 60)}, 2)
-    assert alone.loss.mu == 1.5, "never more than what holds whatever happens"
+    assert alone.loss.mu == 1.5, "never more than the worst case"
 
 
 def test_a_run_without_sums_states_the_local_mu():
@@ -73,7 +73,7 @@ def test_a_run_without_sums_states_the_local_mu():
 
 
 @pytest.mark.parametrize(
-    ("statement", "named"), [(stated(1.1, 2.0, 4), "mu = 1,"), (stated(1.0, 2.1, 4), "mu whatever happens = 2,")]
+    ("statement", "named"), [(stated(1.1, 2.0, 4), "mu = 1,"), (stated(1.0, 2.1, 4), "worst-case mu = 2,")]
 )
 def test_either_figure_above_what_a_run_says_is_no_result(statement, named):
     refuse_untrue(EXPECTED, {"a": stated(1.0, 2.0, 4)})
@@ -151,7 +151,7 @@ def test_a_run_says_both_figures_and_what_the_better_one_rests_on(result):
     assert result.epsilon_local == pytest.approx(gdp_epsilon(local, 1e-5))
     sentence = result.guarantee.sentence
     assert "if one helper and 2 clients of each sum are honest" in sentence
-    assert f"mu = {rounded_up(local)}, epsilon = {rounded_up(result.epsilon_local)} whatever happens" in sentence
+    assert f"mu = {rounded_up(local)}, epsilon = {rounded_up(result.epsilon_local)} in the worst case" in sentence
 
 
 def test_everything_that_a_run_leaves_has_both(result, tmp_path):
@@ -167,11 +167,11 @@ def test_everything_that_a_run_leaves_has_both(result, tmp_path):
     assert document["privacy"]["mu_local"] == result.mu_local
     assert {entry["closed"] for entry in document["per_round"]} == {""}
     summary = "\n".join(summary_lines(Outcome.model_validate(document), tmp_path))
-    assert f"{rounded_up(result.mu_local)} whatever happens" in summary
+    assert f"{rounded_up(result.mu_local)} in the worst case" in summary
     assert "1 of 2 helpers and 2 clients of each sum" in summary
     assert CliRunner().invoke(cli, ["report", str(tmp_path)]).exit_code == 0
     page = (tmp_path / "report" / "index.html").read_text()
-    assert "ε would be whatever happens" in page
+    assert "ε would be in the worst case" in page
     assert rounded_up(result.epsilon_local) in page
 
 
@@ -180,7 +180,7 @@ def test_under_another_trust_there_is_one_figure_and_no_word_of_sums(tmp_path):
     document = plain.outcome.document()
     assert [document[key] for key in ("mu_local", "epsilon_local", "min_honest", "min_cohort", "helpers")] == [None] * 5
     summary = "\n".join(summary_lines(Outcome.model_validate(document), tmp_path))
-    assert "whatever happens" not in summary
+    assert "worst case" not in summary
     assert "sums" not in summary
     assert RoundLine.of(plain.progress[-1], "exact").epsilon_worst_case == ""
 

@@ -170,7 +170,7 @@ def test_the_log_says_both_figures(caplog):
     with caplog.at_level(logging.DEBUG, logger="flwr"):
         strategy = train(adding(wandering, simulation=policy()), rounds=1)
     text = " ".join(record.getMessage() for record in caplog.records)
-    assert "whatever happens" in text
+    assert "worst case" in text
     assert "Client 1: release 1" in text
     assert strategy.history[0].aggregated == 4
     (rounds,) = [record.getMessage() for record in caplog.records if "updates aggregated" in record.getMessage()]
@@ -375,7 +375,7 @@ def edit(folder, before, after):
 
 def test_the_guarantee_of_masked_updates_has_both_figures():
     sentence = update_guarantee(policy(), 2.0).sentence
-    assert "whatever happens" in sentence
+    assert "worst case" in sentence
     assert "2 clients of each sum are honest" in sentence
     sample = update_guarantee(policy(), Loss.of(2.0, 3.5)).sentence
     assert "mu = 3.5" in sample

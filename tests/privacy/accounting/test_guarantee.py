@@ -128,7 +128,7 @@ def test_under_secure_aggregation_both_figures_and_what_they_rest_on_are_said():
     assert made.sentence == (
         "mu = 1 Gaussian DP, epsilon = 4.378 at delta = 1e-05, for replacement of one sample of one client, against "
         "the server and everybody else if one helper and 50 clients of each sum are honest, and mu = 7.072, epsilon = "
-        "54.38 whatever happens; tree noise on each client, under masks; over all releases its cap allows."
+        "54.38 in the worst case; tree noise on each client, under masks; over all releases its cap allows."
     )
     document = made.document()
     assert (document["mu"], document["mu_local"], document["min_honest"]) == (1.0, 7.0711, 50)
@@ -170,7 +170,7 @@ def test_a_policys_guarantee_under_secure_aggregation_has_both_figures_of_its_pl
     assert made.mechanism == "cancelling (uniform) noise on each client, under masks"
     with raises(ConfigurationError, "missing", match="worst case"):
         policy_guarantee(policy, plan.mu)
-    # What holds whatever happens holds.
+    # What holds in the worst case holds.
     assert policy_guarantee(policy, Loss.of(math.inf, 6.0)).mu == 6.0
     assert policy_guarantee(policy, 0.0).sentence.startswith("mu = 0 ")
     other = PrivacyPolicy(1.0, 4, 6, 2.0)
@@ -187,14 +187,14 @@ def test_a_caption_says_what_holds_whatever_happens_of_each():
     assert caption([("a", ours)]) == (
         "Epsilon is at delta = 1e-05, for replacement of one sample of one client, against the server and everybody "
         "else if one helper and 9 clients of each sum are honest; tree noise; over all releases its cap allows. "
-        f"Without anybody's honesty: mu = 3, epsilon = {rounded_up(gdp_epsilon(3.0, 1e-5))} whatever happens."
+        f"Without anybody's honesty: mu = 3, epsilon = {rounded_up(gdp_epsilon(3.0, 1e-5))} in the worst case."
     )
     text = caption([("a", ours), ("b", theirs)])
     assert text.count("at delta") == 1
-    assert f"mu = 3, epsilon = {rounded_up(gdp_epsilon(3.0, 1e-5))} whatever happens (a); mu = 0.75" in text
+    assert f"mu = 3, epsilon = {rounded_up(gdp_epsilon(3.0, 1e-5))} in the worst case (a); mu = 0.75" in text
     text = caption([("a", ours), ("c", Guarantee(1.0, 1e-5, "tree noise"))])
     assert "Epsilon of a is at" in text
-    assert "whatever happens (a)." in text
+    assert "in the worst case (a)." in text
 
 
 def test_a_caption_beside_both_columns_explains_each_once():
@@ -205,7 +205,7 @@ def test_a_caption_beside_both_columns_explains_each_once():
     assert caption(several, in_columns=True) == (
         "Epsilon is at delta = 1e-05, for replacement of one sample of one client, against the server and everybody "
         "else if one helper and h clients of each sum are honest; tree noise; over all releases its cap allows. "
-        "What holds whatever happens rests on nobody else's honesty: no server's, helper's or client's."
+        "The worst case rests on nobody else's honesty: no server's, helper's or client's."
     )
     plain = [("a", Guarantee(1.0, 1e-5, "tree noise"))]
     assert caption(plain, in_columns=True) == caption(plain), "nothing to say where nothing is summed"
