@@ -57,7 +57,7 @@ def here(tmp_path, monkeypatch):
     for name in MEMBERS:
         said = invoke("join", f"ours/kits/{name}.kit")
         assert "which stay here" in said
-        assert ("mu = 1.5 if one helper and 2 clients" in said) == ("and mu = 2.122 whatever" in said)
+        assert ("mu = 1.5 if one helper and 2 clients" in said) == ("and mu = 2.122 in the worst" in said)
         assert ("mu = 1.5" in said) == name.startswith("client")
     return tmp_path
 
