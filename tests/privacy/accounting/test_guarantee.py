@@ -148,7 +148,7 @@ def test_a_guarantee_that_is_no_gaussian_shows_epsilon_alone():
 def test_other_guarantees_have_no_figure_of_secure_aggregation():
     document = Guarantee(1.0, 1e-5, "tree noise").document()
     assert document["mu_local"] is document["epsilon_local"] is document["min_honest"] is None
-    assert "whatever" not in document["sentence"]
+    assert "worst case" not in document["sentence"]
 
 
 @pytest.mark.parametrize(
