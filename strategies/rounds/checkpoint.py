@@ -127,6 +127,7 @@ def load_checkpoint(path: Path, settings: Mapping[str, Any], expected: Iterable[
             + ", ".join(f"{key} ({found.get(key)!r}, now {wanted.get(key)!r})" for key in different)
             + "; remove it to start anew.",
             kind="mismatch",
+            setting=different[0],
         )
     state |= header["plain"]
     missing = sorted(set(expected) - set(state))

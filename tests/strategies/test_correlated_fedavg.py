@@ -117,9 +117,10 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(name, tmp_path
     assert (resumed.state.x == whole.state.x).all()
     assert (resumed.state.moments == whole.state.moments).all()
     assert resumed.state.steps == whole.state.steps == ROUNDS
-    with raises(CheckpointError, "mismatch", match="optimizer"):
+    first = "learning_rate" if name in ("adam", "yogi") else "optimizer"
+    with raises(CheckpointError, "mismatch", first, match="optimizer"):
         trained(app, checkpoint=path, optimizer=ServerMomentum(0.1), grid=same_clients)
-    with raises(CheckpointError, "mismatch", match="optimizer"):
+    with raises(CheckpointError, "mismatch", first, match="optimizer"):
         trained(app, checkpoint=path, grid=same_clients)
 
 

@@ -163,7 +163,7 @@ def test_a_server_killed_after_the_round_restores_the_mean(tmp_path):
     again = mean_of(session=None, checkpoint=path)
     assert np.array_equal(again.collect(nodes_of(deaf=range(CLIENTS))), centre)
     assert again.session
-    with raises(CheckpointError, "mismatch", match="num_features"):
+    with raises(CheckpointError, "mismatch", "layout", match="num_features"):
         MeanOfFeatures(num_features=K + 1, num_clients=CLIENTS, seed=1, checkpoint=path).collect(grid)
 
 
@@ -197,7 +197,7 @@ def test_a_training_around_another_centre_is_another_training(tmp_path):
 
     grid, start = nodes_of(), ArrayRecord([np.zeros(K + 1)])
     strategy(np.full(K, 0.5)).start(grid, start, num_rounds=1)
-    with raises(CheckpointError, "mismatch", match="entries"):
+    with raises(CheckpointError, "mismatch", "entries"):
         strategy(np.full(K, 0.6)).start(grid, start, num_rounds=1)
     strategy(np.full(K, 0.5)).start(grid, start, num_rounds=2)
 

@@ -316,9 +316,9 @@ def test_a_server_that_was_killed_after_the_round_has_it_in_its_checkpoint(tmp_p
     found = evaluate(nodes_of(), evaluation(session=None, checkpoint=path))
     again = evaluate(nodes_of(deaf=range(CLIENTS)), evaluation(session=None, checkpoint=path))
     assert again.document == found.document
-    with raises(CheckpointError, "mismatch", match="start"):  # another model is another evaluation
+    with raises(CheckpointError, "mismatch", "start"):  # another model is another evaluation
         evaluation(session=None, checkpoint=path).evaluate(nodes_of(), ArrayRecord([-MODEL]))
-    with raises(CheckpointError, "mismatch", match="bins"):
+    with raises(CheckpointError, "mismatch", "bins"):
         evaluation(session=None, checkpoint=path, bins=0).evaluate(nodes_of(), ArrayRecord([MODEL]))
 
 

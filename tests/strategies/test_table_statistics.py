@@ -143,7 +143,7 @@ def test_a_server_that_was_killed_after_the_round_has_them_in_its_checkpoint(tmp
     found = statistics(**options).collect(nodes_of())
     assert statistics(**options).collect(nodes_of(deaf=range(CLIENTS))).document == found.document
     renamed = [CountedColumn(f"{one.name}2", one.bounds, one.whole, one.values) for one in COLUMNS]
-    with raises(CheckpointError, "mismatch", match="columns"):
+    with raises(CheckpointError, "mismatch", "columns"):
         statistics(**options, columns=renamed).collect(nodes_of())
 
 

@@ -222,16 +222,24 @@ def test_secure_aggregation_is_audited_without_masks_and_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "setting", "complaint"),
     [
-        ({"app": "package:app", "clip-norm": 1.0, "max-participations": 3}, "all data of the client are its unit"),
-        ({"task": "digits", "num-partitions": 2, "partition-id": 0, "batch-size": 4, "clip-norm": 1.0}, "are public"),
+        (
+            {"app": "package:app", "clip-norm": 1.0, "max-participations": 3},
+            None,
+            "all data of the client are its unit",
+        ),
+        (
+            {"task": "digits", "num-partitions": 2, "partition-id": 0, "batch-size": 4, "clip-norm": 1.0},
+            "task",
+            "are public",
+        ),
     ],
 )
-def test_what_has_no_records_of_its_own_is_refused(tmp_path, changes, complaint):
+def test_what_has_no_records_of_its_own_is_refused(tmp_path, changes, setting, complaint):
     values = {"client": "clinic", "ledger": "ledger.sqlite", "mu": 1.0, **changes}
     (tmp_path / "node.toml").write_text(toml_document(values))
-    with raises(ConfigurationError, "unsupported", match=complaint):
+    with raises(ConfigurationError, "unsupported", setting, match=complaint):
         audit_node(read_node(tmp_path / "node.toml"))
 
 

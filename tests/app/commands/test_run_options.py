@@ -81,7 +81,7 @@ def test_both_in_one_place_are_refused(tmp_path):
     assert "Expected mu or epsilon, got both: mu = 2, epsilon = 3." in refused("--set", "mu=2", "--set", "epsilon=3")
     path = written(tmp_path, "mu = 2.0\nepsilon = 3.0\n")
     assert f"In {path}: Expected mu or epsilon, got both" in refused("--config", path)
-    with raises(ConfigurationError, "conflict", "mu", match="got both"):
+    with raises(ConfigurationError, "conflict", "mu"):
         layered({"mu": 4.0, "epsilon": 3.0})
 
 

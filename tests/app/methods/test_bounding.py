@@ -45,12 +45,12 @@ def test_engines_agree_on_automatic_clipping():
 
 @pytest.mark.parametrize("strategy", ["online", "shuffled", "reduced-tree-momentum", "one-shot"])
 def test_methods_that_need_more_of_a_gradient_than_its_length_refuse_it(strategy):
-    with raises(ConfigurationError, "conflict", "clipping", match="clipping"):
+    with raises(ConfigurationError, "conflict", "clipping"):
         RunConfig(strategy=strategy, clipping="automatic")
 
 
 def test_a_gamma_without_automatic_clipping_is_refused():
-    with raises(ConfigurationError, "conflict", "clipping.stability", match=r"clipping\.stability"):
+    with raises(ConfigurationError, "conflict", "clipping.stability"):
         RunConfig(clip_stability=0.5)
 
 

@@ -96,7 +96,7 @@ def test_a_run_says_how_much_memory_gradients_may_take():
 
 
 def test_a_model_without_a_network_refuses_it():
-    with raises(ConfigurationError, "conflict", "model.gradient-memory-mib", match="gradient-memory-mib"):
+    with raises(ConfigurationError, "conflict", "model.gradient-memory-mib"):
         RunConfig(model="softmax", gradient_memory_mib=96.0)
 
 

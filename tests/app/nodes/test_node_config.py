@@ -132,7 +132,7 @@ def test_a_policys_refusal_names_the_key_of_the_file(tmp_path):
 
 def test_a_missing_key_is_named(tmp_path):
     path = write(tmp_path, {key: value for key, value in BASE.items() if key != "clip-norm"})
-    with raises(ConfigurationError, "missing", "clip-norm", match="Expected values for clip-norm, got none"):
+    with raises(ConfigurationError, "missing", "clip-norm"):
         NodeConfig.read(path)
 
 

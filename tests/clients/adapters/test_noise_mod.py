@@ -25,7 +25,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.audit import audit_client
 from murmurfl.privacy.release.prefix_sums import Release
-from murmurfl.strategies import CorrelatedFedAvg, NodesUnavailableError, NothingAggregatedError
+from murmurfl.strategies import CheckpointError, CorrelatedFedAvg, NodesUnavailableError, NothingAggregatedError
 
 from tests.harness.clients import concatenated, noise_of, training_config
 from tests.harness.errors import raises
@@ -576,7 +576,7 @@ def test_a_run_goes_on_from_its_checkpoint_and_not_with_other_buffers(tmp_path):
     resumed = CorrelatedFedAvg(**options)
     resumed.start(grid, start, num_rounds=4)
     assert (resumed.state.x == whole.state.x).all()
-    with raises(Exception, "mismatch", match="fixed"):
+    with raises(CheckpointError, "mismatch", "fixed"):
         CorrelatedFedAvg(**options).start(grid, ArrayRecord({**START, "count": Array(np.array(4))}), num_rounds=5)
 
 

@@ -402,7 +402,7 @@ def test_what_is_no_evaluation_is_refused():
             Evaluation(own_policy(), measure, held_out=held_out)
     with raises(ConfigurationError, "wrong-type", "measure"):
         Evaluation(own_policy(), None)
-    with raises(ConfigurationError, "out-of-range", "bins", match="bins"):
+    with raises(ConfigurationError, "out-of-range", "bins"):
         Evaluation(own_policy(), measure, bins=1)
     with raises(ConfigurationError, "out-of-range", "held_out"):
         client(held_out=COUNT)

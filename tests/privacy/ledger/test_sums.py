@@ -271,7 +271,7 @@ def test_deciding_that_budget_of_a_ledger_that_was_copied_back_is_refused(undeci
     saved = undecided.read_bytes()
     release(undecided, first=2)
     undecided.write_bytes(saved)
-    with raises(LedgerError, "rolled-back", match="copied back"):
+    with raises(LedgerError, "rolled-back"):
         set_local_budget(undecided, 3.0)
     assert undecided.read_bytes() == saved
 
@@ -281,7 +281,7 @@ def test_a_rollback_that_is_accepted_keeps_both_figures_and_ends_all_names(path)
     saved = path.read_bytes()
     release(path, "s", count=2, mu=0.9, **SUMS)
     path.write_bytes(saved)
-    with raises(LedgerError, "rolled-back", match="copied back"):
+    with raises(LedgerError, "rolled-back"):
         SQLiteLedger(path)
     assert accept_rollback(path) == 2
     with SQLiteLedger(path).exclusive() as page:

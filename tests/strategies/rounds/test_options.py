@@ -550,7 +550,7 @@ def test_a_checkpoint_is_of_its_settings_still(tmp_path):
     """The sibling: a renewed permit is no way around what a checkpoint must agree on."""
     grid, checkpoint = NodesGrid(clients(masked=False).app, 6), tmp_path / "checkpoint.npz"
     trained(build(checkpoint=checkpoint, allow_exhaustion=True, permit=permit()), grid, rounds=1)
-    with raises(CheckpointError, "mismatch", match="learning_rate"):
+    with raises(CheckpointError, "mismatch", "learning_rate"):
         trained(
             build(checkpoint=checkpoint, allow_exhaustion=True, permit=permit(ends=7 * 3600), learning_rate=0.5), grid
         )

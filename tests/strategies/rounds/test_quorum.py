@@ -294,7 +294,7 @@ def test_resumed_training_takes_another_quorum_and_no_other_normaliser(masked, t
     assert [report.aggregated for report in again.history] == [6] * 4 + [5] * 4
     assert again.acks["2"] == first.acks["2"]
     assert again.clients_per_round == 6
-    with raises(CheckpointError, "mismatch", match=r"clients_per_round \(6, now 5\)"):
+    with raises(CheckpointError, "mismatch", "clients_per_round", match=r"clients_per_round \(6, now 5\)"):
         secure_training.build(secure=secure, **{**options, "clients_per_round": 5}).start(grid, START, num_rounds=9)
 
 

@@ -436,7 +436,7 @@ def test_a_checkpoint_of_another_model_is_refused(other, tmp_path):
         "permuted": values[::-1],
         "another start": [value + 1 for value in values],
     }[other]
-    with raises(CheckpointError, "mismatch", match=r"layout|start"):
+    with raises(CheckpointError, "mismatch", "start" if other == "another start" else "layout"):
         mu2(checkpoint=path).start(NodesGrid(app(zeros), 6), ArrayRecord(arrays), num_rounds=3)
 
 
@@ -554,7 +554,7 @@ def test_a_checkpoint_of_another_training_or_a_damaged_one_is_refused(tmp_path):
     checkpoint = tmp_path / "checkpoint.npz"
     mu2(checkpoint=checkpoint).start(NodesGrid(app(some), 6), START, num_rounds=2)
     assert checkpoint.stat().st_mode & 0o077 == 0, "a trusted server's checkpoint is private data"
-    with raises(CheckpointError, "mismatch", match="learning_rate"):
+    with raises(CheckpointError, "mismatch", "learning_rate"):
         mu2(checkpoint=checkpoint, learning_rate=0.1).start(NodesGrid(app(some), 6), START, num_rounds=4)
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     with raises(CheckpointError, "unreadable"):

@@ -549,9 +549,9 @@ def test_a_checkpoint_of_other_terms_is_refused_and_patience_is_none_of_them(tmp
     checkpoint, grid = tmp_path / "checkpoint.npz", SecureGrid(clients())
     trained(build(secure={}, checkpoint=checkpoint), grid, rounds=2)
     for other in ({"min_cohort": 2}, {"helpers": 3}, {"roster": "0" * 64}):
-        with raises(CheckpointError, "mismatch", match="secure_aggregation"):
+        with raises(CheckpointError, "mismatch", "secure_aggregation"):
             trained(build(secure=other, checkpoint=checkpoint), grid)
-    with raises(CheckpointError, "mismatch", match="secure_aggregation"):
+    with raises(CheckpointError, "mismatch", "secure_aggregation"):
         trained(build(checkpoint=checkpoint), grid)
     trained(build(secure={"patience": 9}, checkpoint=checkpoint), grid, rounds=3)
 
