@@ -20,7 +20,23 @@ from tests.harness.imports import FOLDERS, Imports, parsed
 ROOT = Path(__file__).parents[1]
 HOUSE, INDEX = ((ROOT / "docs" / name).read_text() for name in ("house.md", "index.md"))
 TOPS = {path.name for path in ROOT.iterdir()}
-# docs/glossary.md: one name for a thing. These are the papers' own words, and those of jiang-2026's guarantee.
+# One name for a thing (docs/glossary.md). Names that are gone from code, and phrases that are gone from every text.
+GONE_NAMES = re.compile(
+    r"(?i:.*machine.*)|Attendance|Computing|FigureFile|Introduction|Joining|Kinds|Kit|LedgerPage|Lesson|MisfitError|OpeningPage"
+    r"|Past|Problem|RollCall|Scene|Screen|Shelf|Shortage|SidePart|Suspects|TakenRuns|Together|counts_misfits|hands_over"
+    r"|may_lose|mended|mends|misfits?|release_noting|run_dry|secret_order|side_release|stands_alone|taken_runs|takes_steps"
+    r"|taught|told_apart|worked_out"
+)
+STILL_NAMES = {"RuleBasedStateMachine"}  # hypothesis's own
+GONE_PHRASES = re.compile(r"\bmachines?\b|\bmisfits?\b|\bside releases?\b|\bwhatever happens\b", re.IGNORECASE)
+# Machine learning is still called that. The labels from which random streams and keys come stay: they decide results.
+STILL_PHRASES = re.compile(
+    r"machine[ -]learning|machine-readable|state machine|(?:busy|loaded|slow|bare) machine|platform_machine"
+    r'|derived_\w+\(.*"(?:(?:sample|deal|replace) machines|machine key)"|_STORED_CLIENTS = "machines"'
+    r'|"machine(?:s", "sites", "num-machines"|": "client)',
+    re.IGNORECASE,
+)
+# These are the papers' own words, and those of jiang-2026's guarantee.
 PAPERS_WORDS = re.compile(r"papers? also|\(the paper's (?:silo|learners)\)|epochs of each silo|its readers call a silo")
 
 
@@ -67,6 +83,24 @@ def other_words(path: Path, text: str) -> Iterable[str]:
     return (line for line in lines if not PAPERS_WORDS.search(line.lower()))
 
 
+def gone_names(path: Path, text: str) -> Iterable[str]:
+    """Names in code that are gone."""
+    for node in ast.walk(parsed(text)):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.alias(name=name):
+                names = name.split(".")
+            case ast.keyword(arg=str(name)) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names = [name]
+            case _:
+                continue
+        yield from (name for name in names if GONE_NAMES.fullmatch(name) and name not in STILL_NAMES)
+
+
+def gone_phrases(path: Path, text: str) -> Iterable[str]:
+    """Lines with a phrase that is gone."""
+    return (line for line in text.splitlines() if GONE_PHRASES.search(STILL_PHRASES.sub("", line)))
+
+
 @dataclass(frozen=True)
 class Rule:
     """What must not be found in some files, and texts in which it is: a file that would have each."""
@@ -77,6 +111,7 @@ class Rule:
 
 
 PAGES = ("README.md", "docs/**/*.md")
+CODE = ("murmurfl.py", *(f"{folder}/**/*.py" for folder in (*FOLDERS, "benchmarks", "examples", "docs")))
 RULES = {
     "tests of clients and strategies import no app": Rule(
         tuple(f"tests/{folder}/**/*.py" for folder in ("clients", "strategies", "harness")),
@@ -101,6 +136,26 @@ RULES = {
         (("docs/house.md", HOUSE.replace("app/models", "app/data")),),
     ),
     "links lead somewhere": Rule(PAGES, dead_links, (("docs/start.md", "[it](gone.md)"),)),
+    "names that are gone stay gone": Rule(
+        (*CODE, "tests/**/*.py"),
+        gone_names,
+        (
+            ("app/bad.py", "class PrivateMachine: ..."),
+            ("app/bad.py", "def reads(num_machines): ..."),
+            ("app/bad.py", "from .taken_runs import x"),
+            ("app/bad.py", "release.mended = True"),
+            ("app/bad.py", "made(run_dry=True)"),
+        ),
+    ),
+    "phrases that are gone stay gone": Rule(
+        (*PAGES, *CODE, "examples/**/*.md"),
+        gone_phrases,
+        (
+            ("docs/start.md", "Each machine trains by machine learning."),
+            ("app/bad.py", '"""Holds whatever happens."""'),
+            ("app/bad.py", "# a side release"),
+        ),
+    ),
     "a client is called a client": Rule(PAGES, other_words, (("docs/start.md", "Each silo trains."),)),
 }
 
