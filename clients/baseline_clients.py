@@ -48,6 +48,19 @@ class NoisySGDClient(PrivateClient):
     sessions budget_mu-GDP, for replacement of one sample (of all samples of one owner by others of that
     owner, where the policy has samples_per_owner), provided row i of ``gradients`` depends on sample i alone.
     Proof: docs/proofs/release-rule.md.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from murmurfl.clients import TorchGradients
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, SimulatedKeys
+    >>> gradients = TorchGradients(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy)
+    >>> samples = TensorDataset(torch.zeros(20, 4), torch.zeros(20, dtype=torch.long))
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, mechanism="independent")
+    >>> client = NoisySGDClient(gradients, samples, policy, MemoryLedger(), SimulatedKeys(1, "3"), name="3")
+    >>> client.name
+    '3'
     """
 
     summable: ClassVar[bool] = True
@@ -79,6 +92,19 @@ class IsrlDpClient(NoisySGDClient):
     of one sample, which takes part in P of them. No amplification by sampling is claimed: which samples a release uses
     is public.
     Proof: docs/proofs/returning-samples.md.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from murmurfl.clients import TorchGradients
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, SimulatedKeys
+    >>> gradients = TorchGradients(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy)
+    >>> samples = TensorDataset(torch.zeros(20, 4), torch.zeros(20, dtype=torch.long))
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, mechanism="independent")
+    >>> client = IsrlDpClient(gradients, samples, policy, MemoryLedger(), SimulatedKeys(1, "3"), name="3")
+    >>> client.name
+    '3'
     """
 
 
@@ -95,6 +121,19 @@ class DelayedMomentumClient(PrivateClient):
     the policy has samples_per_owner), provided row i of ``gradients`` depends on sample i alone. Earlier query points
     are public.
     Proof: docs/proofs/release-rule.md.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from murmurfl.clients import TorchGradients
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, SimulatedKeys
+    >>> gradients = TorchGradients(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy)
+    >>> samples = TensorDataset(torch.zeros(20, 4), torch.zeros(20, dtype=torch.long))
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0)
+    >>> client = DelayedMomentumClient(gradients, samples, policy, MemoryLedger(), SimulatedKeys(1, "3"), name="3")
+    >>> client.name
+    '3'
     """
 
     @classmethod

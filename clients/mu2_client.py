@@ -30,6 +30,19 @@ class Mu2Client(PrivateClient):
     ``trust="trusted-server"`` the contributions leave without noise and the guarantee is the server's, which counts
     every sample once: policies under which samples return are refused.
     Proof: docs/proofs/release-rule.md.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from murmurfl.clients import TorchGradients
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, SimulatedKeys
+    >>> gradients = TorchGradients(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy)
+    >>> samples = TensorDataset(torch.zeros(20, 4), torch.zeros(20, dtype=torch.long))
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0)
+    >>> client = Mu2Client(gradients, samples, policy, MemoryLedger(), SimulatedKeys(1, "3"), name="3")
+    >>> client.name
+    '3'
     """
 
     query_points: ClassVar[int] = 2

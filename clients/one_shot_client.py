@@ -36,6 +36,11 @@ class LabelledFeatures:
 
     It takes the place of a model's :class:`~murmurfl.clients.PerSampleGradients`. Labels count from 0; a ``constant``
     above 0 is appended to the features, so that the model gets a bias.
+
+    Examples
+    --------
+    >>> LabelledFeatures(num_features=64, num_classes=10).shapes
+    [(2656,)]
     """
 
     def __init__(self, num_features: int, num_classes: int, constant: float = 0.0) -> None:

@@ -150,6 +150,13 @@ class RecordQuery(ClientQuery):
     samples of one owner by others, where the policy has samples_per_owner), provided row i of the query depends on
     sample i alone.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import EvaluationRows, evaluation_policy
+    >>> query = RecordQuery(evaluation_policy(mu=0.5), EvaluationRows())
+    >>> query.asked.name
+    'evaluation'
     """
 
     policy: PrivacyPolicy
@@ -183,6 +190,13 @@ class Centring(ClientQuery):
     **Formal guarantees.** Under the trust of its policy the release of the mean is mu-GDP for replacement of one
     sample. What a client computes around a centre depends on one sample and the centre alone, whoever made the centre.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import centring_policy
+    >>> query = Centring(centring_policy(clip_norm=1.0, nonnegative=True, mu=0.5), num_features=64)
+    >>> query.num_features
+    64
     """
 
     option: ClassVar[str] = "centring"
@@ -303,6 +317,16 @@ class Counting(ClientQuery):
     **Formal guarantees.** Under the trust of its policy the release is mu-GDP for replacement of one record, whatever
     stands in the record's cells. The number of records is public.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> from murmurfl.clients import Column, Label, Schema
+    >>> from murmurfl.privacy import statistics_policy
+    >>> age = Column(kind="integer", bounds=(0, 120))
+    >>> schema = Schema(label=Label(column="ill", classes=("no", "yes")), columns={"age": age})
+    >>> query = Counting(statistics_policy(mu=0.5), schema)
+    >>> len(query.schema.columns)
+    1
     """
 
     option: ClassVar[str] = "statistics"
@@ -567,6 +591,11 @@ class EvaluationShare:
     would be without: everything is mu-GDP for replacement of one sample, for the mu that was asked for, since mus add
     in squares.
     Proof: docs/proofs/release-rule.md.
+
+    Examples
+    --------
+    >>> EvaluationShare(share=0.1, held_out=0.2).held_out
+    0.2
     """
 
     share: float = EVALUATION_SHARE

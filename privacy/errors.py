@@ -130,7 +130,17 @@ def _restored(kind: type[ErrorT], arguments: tuple[object, ...], fields: Mapping
 
 
 class ConfigurationError(MurmurflError, ValueError):
-    """A setting is unknown, of the wrong type, or impossible together with the others."""
+    """A setting is unknown, of the wrong type, or impossible together with the others.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> try:
+    ...     PrivacyPolicy(clip_norm=0.0, batch_size=4, max_participations=5, mu=1.0)
+    ... except ConfigurationError as error:
+    ...     print(error.kind, error.setting)
+    out-of-range clip_norm
+    """
 
 
 class LedgerError(MurmurflError):
@@ -153,6 +163,13 @@ class RefusedError(MurmurflError):
 
     ``code`` is one of :mod:`murmurfl.privacy.protocol`. ``reason`` is a fixed text: it depends on the request and on
     the client's own configuration, never on its data, because Flower forwards it to the server.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import protocol
+    >>> error = RefusedError(protocol.BUDGET_EXHAUSTED, "the budget is spent")
+    >>> error.kind, error.reason
+    ('refused', 'the budget is spent')
     """
 
     kind = "refused"

@@ -163,6 +163,12 @@ class SimulatedKeys(NoiseKeys):
     -----
     **Formal guarantees.** Every client, session and release has a pair of its own. Whoever knows the seed can take the
     noise out again, so a guarantee made with these keys is what real ones would give.
+
+    Examples
+    --------
+    >>> keys = SimulatedKeys(seed=1, client="3")
+    >>> keys == SimulatedKeys(seed=1, client="3")
+    True
     """
 
     seed: int
@@ -196,6 +202,11 @@ def derived_seed(*parts: object) -> int:
     """A 128-bit integer from any printable parts, to seed a NumPy bit generator for a public, noise-free purpose.
 
     Sampling of clients, partitions and simulated losses use it; noise never does.
+
+    Examples
+    --------
+    >>> derived_seed("partition", 1) == derived_seed("partition", 1) != derived_seed("partition", 2)
+    True
     """
     return int.from_bytes(_digest(16, "public", *parts), "little")
 
@@ -240,6 +251,11 @@ def standard_normals(key: bytes, size: int, quality: NoiseQuality) -> NDArray[np
     -----
     **Formal guarantees.** To anybody without the key, with ``exact``, the values are computationally like ideal normals
     once they are rounded to a grid. With ``fast`` nothing is claimed: simulation only.
+
+    Examples
+    --------
+    >>> standard_normals(bytes(32), size=3, quality="exact").shape
+    (3,)
     """
     return standard_normal_rows([key], size, quality)[0]
 
@@ -547,7 +563,14 @@ MARK = _ROUNDER.view(np.int64)
 
 @dataclass(frozen=True)
 class Grid:
-    """The multiples of ``spacing``, gamma, a positive power of two."""
+    """The multiples of ``spacing``, gamma, a positive power of two.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Grid(spacing=0.25)
+    Grid(spacing=0.25)
+    """
 
     spacing: float
 

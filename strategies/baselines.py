@@ -143,6 +143,12 @@ class NoisySGD(ReleaseStrategy[NoisySGDState]):
         Digest of the schema of records. Clients that state another one are not asked.
     callbacks : sequence of Callback
         What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
+
+    Examples
+    --------
+    >>> strategy = NoisySGD(learning_rate=0.1, num_clients=10, clients_per_round=5)
+    >>> strategy.rule.learning_rate
+    0.1
     """
 
     def __init__(
@@ -222,7 +228,18 @@ def isrl_dp_step(
     learning_rate: float,
     diameter: float,
 ) -> IsrlDpState:
-    """One round: a pure function; parameters as in :func:`~murmurfl.strategies.mu2_step`."""
+    """One round: a pure function; parameters as in :func:`~murmurfl.strategies.mu2_step`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import IsrlDpState
+    >>> zeros = np.zeros(2)
+    >>> state = IsrlDpState(start=zeros, w=zeros, average=zeros, query=zeros)
+    >>> arguments = {"variant": "minibatch", "clients_per_round": 4, "learning_rate": 0.5, "diameter": np.inf}
+    >>> isrl_dp_step(state, np.array([4.0, 0.0]), 1, **arguments).w.tolist()
+    [-0.5, 0.0]
+    """
     r, accelerated = server_round, variant == "accelerated"
     step = learning_rate * (r if accelerated else 1) / clients_per_round
     w = project_to_ball(state.w - step * release_sum, state.start, diameter / 2)
@@ -325,6 +342,12 @@ class IsrlDp(ReleaseStrategy[IsrlDpState]):
         Digest of the schema of records. Clients that state another one are not asked.
     callbacks : sequence of Callback
         What is called between rounds (:class:`~murmurfl.strategies.Callback`), in this order.
+
+    Examples
+    --------
+    >>> strategy = IsrlDp(learning_rate=0.1, variant="minibatch", num_clients=10, clients_per_round=5)
+    >>> strategy.rule.learning_rate
+    0.1
     """
 
     def __init__(
@@ -400,7 +423,18 @@ def delayed_momentum_step(
     learning_rate: float,
     diameter: float,
 ) -> DelayedMomentumState:
-    """One round: a pure function of the sum of momenta; parameters as in :func:`~murmurfl.strategies.mu2_step`."""
+    """One round: a pure function of the sum of momenta; parameters as in :func:`~murmurfl.strategies.mu2_step`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import DelayedMomentumState
+    >>> zeros = np.zeros(2)
+    >>> state = DelayedMomentumState(zeros, zeros, zeros, zeros)
+    >>> total = np.array([4.0, 0.0])
+    >>> delayed_momentum_step(state, total, 1, clients_per_round=4, learning_rate=0.5, diameter=np.inf).w.tolist()
+    [-0.5, 0.0]
+    """
     q = release_sum / clients_per_round
     w = project_to_ball(state.w - learning_rate * q, state.start, diameter / 2)
     a = 2.0 / (server_round + 2)
@@ -489,6 +523,12 @@ class DelayedMomentum(ReleaseStrategy[DelayedMomentumState]):
     -----
     No release is ever acknowledged, so each is P_k - P_0, the client's whole noisy momentum. A missing reply counts as
     zero in q_t.
+
+    Examples
+    --------
+    >>> strategy = DelayedMomentum(learning_rate=0.1, num_clients=10, clients_per_round=5)
+    >>> strategy.rule.learning_rate
+    0.1
     """
 
     acknowledges: ClassVar[bool] = False

@@ -76,6 +76,13 @@ def adam_step(
     """Return the direction of an Adam step after ``steps`` others, and the new moments m and v, shape (2, d): pure.
 
     The correction is that of Flower's FedAdam, which counts from 2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> direction, moments = adam_step(np.zeros((2, 1)), np.array([1.0]), 0, beta_1=0.9, beta_2=0.99, tau=1e-3)
+    >>> moments.round(3).tolist()
+    [[0.1], [0.01]]
     """
     first = beta_1 * moments[0] + (1 - beta_1) * update
     second = beta_2 * moments[1] + (1 - beta_2) * update**2
@@ -84,7 +91,15 @@ def adam_step(
 
 
 def yogi_step(moments: Moments, update: Vector, *, beta_1: float, beta_2: float, tau: float) -> tuple[Vector, Moments]:
-    """Return the direction of a Yogi step, Adam whose second moment grows slowly, and the new moments: pure."""
+    """Return the direction of a Yogi step, Adam whose second moment grows slowly, and the new moments: pure.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> direction, moments = yogi_step(np.zeros((2, 1)), np.array([1.0]), beta_1=0.9, beta_2=0.99, tau=1e-3)
+    >>> moments.round(3).tolist()
+    [[0.1], [0.01]]
+    """
     first = beta_1 * moments[0] + (1 - beta_1) * update
     square = update**2
     second = moments[1] - (1 - beta_2) * square * np.sign(moments[1] - square)
@@ -123,6 +138,13 @@ class ServerMomentum(ServerOptimizer):
         beta, 0 <= beta < 1. In the long run the steps along a constant update are 1 / (1 - beta) times as long.
     nesterov : bool
         Whether to look ahead along the momentum.
+
+    Examples
+    --------
+    >>> from murmurfl.strategies import CorrelatedFedAvg
+    >>> strategy = CorrelatedFedAvg(optimizer=ServerMomentum(momentum=0.9), num_clients=10, clients_per_round=5)
+    >>> strategy.rule.optimizer.remembered
+    1
     """
 
     remembered: ClassVar[int] = 1
@@ -151,6 +173,13 @@ class ServerAdam(ServerOptimizer):
     Notes
     -----
     Where noise is most of the average, the second moment is the noise's, and the steps are those of momentum.
+
+    Examples
+    --------
+    >>> from murmurfl.strategies import CorrelatedFedAvg
+    >>> strategy = CorrelatedFedAvg(optimizer=ServerAdam(tau=0.01), num_clients=10, clients_per_round=5)
+    >>> strategy.rule.optimizer.remembered
+    2
     """
 
     learning_rate = 0.1
@@ -174,6 +203,13 @@ class ServerYogi(ServerAdam):
     """Yogi on the average update, as Flower's FedYogi; the learning rate is 0.01 unless the strategy says another.
 
     Its parameters are those of :class:`ServerAdam`.
+
+    Examples
+    --------
+    >>> from murmurfl.strategies import CorrelatedFedAvg
+    >>> strategy = CorrelatedFedAvg(optimizer=ServerYogi(tau=0.01), num_clients=10, clients_per_round=5)
+    >>> strategy.rule.optimizer.remembered
+    2
     """
 
     learning_rate = 0.01
@@ -220,6 +256,12 @@ class AverageState:
 
     ``moments`` has the rows of the optimiser (:class:`~murmurfl.strategies.ServerOptimizer`), and ``steps`` counts the
     steps it has taken; without one both stay empty.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> AverageState(np.zeros(3)).x.shape
+    (3,)
     """
 
     x: Vector
@@ -240,6 +282,13 @@ def average_step(
         m, clients asked: what a lost reply carried comes with that client's next.
     learning_rate : float
         eta_g.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import AverageState
+    >>> average_step(AverageState(np.zeros(2)), np.array([4.0, 0.0]), clients_per_round=4, learning_rate=1.0).x.tolist()
+    [1.0, 0.0]
     """
     return replace(state, x=state.x + learning_rate / clients_per_round * release_sum)
 
@@ -252,7 +301,17 @@ def optimizer_step(
     learning_rate: float,
     optimizer: ServerOptimizer,
 ) -> AverageState:
-    """One round with a server optimiser: a pure function, with the parameters of :func:`average_step`."""
+    """One round with a server optimiser: a pure function, with the parameters of :func:`average_step`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import AverageState, ServerMomentum
+    >>> state, total = AverageState(np.zeros(2), np.zeros((1, 2))), np.array([4.0, 0.0])
+    >>> state = optimizer_step(state, total, clients_per_round=4, learning_rate=1.0, optimizer=ServerMomentum(0.5))
+    >>> state.x.tolist()
+    [1.0, 0.0]
+    """
     with np.errstate(over="ignore", invalid="ignore"):  # looked at below
         update = release_sum / clients_per_round
         direction, moments = optimizer.direction(state.moments, update, int(state.steps))
@@ -377,6 +436,12 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
     The epsilon in the log is what the clients say they guarantee (:class:`~murmurfl.clients.CorrelatedNoiseMod`); a
     server cannot check it. It does not cover evaluations.
+
+    Examples
+    --------
+    >>> strategy = CorrelatedFedAvg(num_clients=10, clients_per_round=5, learning_rate=1.0)
+    >>> type(strategy.rule).__name__
+    'AverageRule'
     """
 
     # A ClientApp that has only `@app.train` hands no other message to its mods.

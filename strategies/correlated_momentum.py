@@ -249,6 +249,16 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState, Momentum]):
     :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`; the mechanism's sensitivity is that of samples
     that return every N rounds. Sums and noise are rounded to the clients' grid, which is charged.
     Proof: docs/proofs/returning-samples.md.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=8, max_participations=5, mu=1.0, trust="trusted-server", release_rule="paper"
+    ... )
+    >>> strategy = CorrelatedMomentum(policy=policy, num_rounds=5, alpha=0.1, learning_rate=0.1, num_clients=10)
+    >>> strategy.rule.learning_rate
+    0.1
     """
 
     def __init__(

@@ -82,7 +82,14 @@ class FullBatchState:
 
 
 def full_batch_start(start: Vector) -> FullBatchState:
-    """w_0, at rest."""
+    """w_0, at rest.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> full_batch_start(np.zeros(2)).velocity.tolist()
+    [0.0, 0.0]
+    """
     return FullBatchState(start, np.zeros_like(start), start, np.zeros(()))
 
 
@@ -110,6 +117,13 @@ def full_batch_step(
         eta, beta and lambda.
     nesterov : bool
         Whether the gradient was taken ahead of w.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import full_batch_start
+    >>> full_batch_step(full_batch_start(np.zeros(2)), np.array([1.0, -1.0]), learning_rate=0.5).w.tolist()
+    [-0.5, 0.5]
     """
     point = query_point(state, momentum=momentum, nesterov=nesterov)
     with np.errstate(over="ignore", invalid="ignore"):  # looked at below
@@ -304,6 +318,12 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     The clip of a query point follows from earlier releases. No client's privacy rests on it: a client bounds what it
     releases whatever clip it is sent. The number of samples in a release is public, and the client's own account: a
     lie about it spoils the model, as one about gradients does, and nobody's privacy.
+
+    Examples
+    --------
+    >>> strategy = FullBatch(learning_rate=0.1, momentum=0.9, num_clients=10)
+    >>> strategy.full_batch.momentum
+    0.9
     """
 
     late_answers: ClassVar[LateAnswers] = "dropped"  # a gradient at a model that is gone

@@ -127,7 +127,14 @@ class Mu2State:
 
 
 def mu2_start(start: Vector) -> Mu2State:
-    """w_1 = x_1 = x_0, q_0 = 0."""
+    """w_1 = x_1 = x_0, q_0 = 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> mu2_start(np.zeros(2)).w.tolist()
+    [0.0, 0.0]
+    """
     return Mu2State(start=start, w=start, x=start, x_previous=start, release_sum=np.zeros_like(start))
 
 
@@ -156,6 +163,15 @@ def mu2_step(
         eta.
     diameter : float
         D, diameter of the ball K around the start; infinite for no constraint.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import mu2_start
+    >>> state = mu2_start(np.zeros(2))
+    >>> state = mu2_step(state, np.array([10.0, 0.0]), 1, clients_per_round=10, learning_rate=0.1, diameter=np.inf)
+    >>> state.w.tolist()
+    [-0.1, 0.0]
     """
     total = state.release_sum + release_sum
     q = total / clients_per_round
@@ -252,6 +268,12 @@ class Mu2(ReleaseStrategy[Mu2State]):
 
     The published model after round t is x_{t+1}. The papers output x_T, which leaves the replies of the last round
     unused though their privacy is spent; the analysis is the same for either.
+
+    Examples
+    --------
+    >>> strategy = Mu2(learning_rate=0.1, diameter=10.0, num_clients=10, clients_per_round=5)
+    >>> strategy.rule.learning_rate
+    0.1
     """
 
     def __init__(
@@ -473,6 +495,12 @@ class AnytimeMu2(ReleaseStrategy[AnytimeMu2State]):
 
     The published model after round t is w_{t+1}. Nothing depends on the number of rounds: a training that ends after
     round t publishes what a longer one published then.
+
+    Examples
+    --------
+    >>> strategy = AnytimeMu2(learning_rate=0.1, num_clients=10, clients_per_round=5)
+    >>> type(strategy.rule).__name__
+    'AnytimeMu2Rule'
     """
 
     def __init__(
@@ -599,6 +627,14 @@ class TrustedMu2(Mu2):
     its client has, which no reply tells. So policies in which samples return are refused here, by
     :class:`~murmurfl.clients.Mu2Client` and in the operator's file.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=8, max_participations=5, mu=1.0, trust="trusted-server")
+    >>> strategy = TrustedMu2(policy=policy, num_rounds=5, learning_rate=0.1, num_clients=10)
+    >>> strategy.rule.learning_rate
+    0.1
     """
 
     def __init__(

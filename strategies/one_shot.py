@@ -190,6 +190,12 @@ class OneShot(ReleaseStrategy[OneShotState]):
     -----
     The model is a weight, of shape (C, k) or for two classes (k,), and where clients append a constant a bias of shape
     (C,) behind it.
+
+    Examples
+    --------
+    >>> strategy = OneShot(clip_norm=1.0, ridge=11.0, num_clients=10)
+    >>> type(strategy.rule).__name__
+    'OneShotRule'
     """
 
     late_answers: ClassVar[LateAnswers] = "refused"  # there is one round

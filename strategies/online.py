@@ -33,7 +33,15 @@ class OnlineState:
 
 
 def online_step(state: OnlineState, release_sum: Vector, *, clients_per_round: int, step: float) -> OnlineState:
-    """One round with m = ``clients_per_round`` and eta~ = ``step``: a pure function."""
+    """One round with m = ``clients_per_round`` and eta~ = ``step``: a pure function.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import OnlineState
+    >>> online_step(OnlineState(np.zeros(2)), np.array([4.0, 0.0]), clients_per_round=4, step=0.5).x.tolist()
+    [-0.5, 0.0]
+    """
     return OnlineState(state.x - step / clients_per_round * release_sum)
 
 
@@ -121,6 +129,12 @@ class OnlineFedSGD(ReleaseStrategy[OnlineState]):
     Notes
     -----
     The paper asks all clients in every round.
+
+    Examples
+    --------
+    >>> strategy = OnlineFedSGD(learning_rate=0.1, local_steps=4, num_clients=10, clients_per_round=5)
+    >>> type(strategy.rule).__name__
+    'OnlineRule'
     """
 
     def __init__(

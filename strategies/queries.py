@@ -163,6 +163,13 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
 
     With a ``policy`` the server adds the noise (:func:`noise_on_answers`). Without one it adds none, and what is
     guaranteed is the clients'.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import EvaluationRows
+    >>> strategy = QueryRound(EvaluationRows(), num_clients=10)
+    >>> strategy.query.name
+    'evaluation'
     """
 
     supports_forecast: ClassVar[bool] = False
@@ -382,6 +389,12 @@ class MeanOfFeatures(QueryRound[NDArray[np.float32]]):
 
         centre = MeanOfFeatures(num_features=64, num_clients=10).collect(grid)
         Mu2(num_clients=10, clients_per_round=5, learning_rate=0.1, centre=centre).start(grid, initial, num_rounds=20)
+
+    Examples
+    --------
+    >>> strategy = MeanOfFeatures(num_features=64, num_clients=10)
+    >>> strategy.query.name
+    'mean'
     """
 
     def __init__(
@@ -491,6 +504,12 @@ class PrivateEvaluation(QueryRound[EvaluationResult]):
 
         trained = FullBatch(num_clients=10, clients_per_round=10, learning_rate=0.1).start(grid, initial, num_rounds=9)
         print(PrivateEvaluation(num_clients=10).evaluate(grid, trained.arrays).sentence)
+
+    Examples
+    --------
+    >>> evaluation = PrivateEvaluation(bins=8, num_clients=10)
+    >>> evaluation.query.bins
+    8
     """
 
     def __init__(
@@ -607,6 +626,13 @@ class Statistics(QueryRound[TableStatistics]):
 
         found = Statistics(columns=statistics_columns(schema), num_clients=10).collect(grid)
         print(found["age"].mean, found["age"].quantile(0.5))
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import CountedColumn
+    >>> strategy = Statistics(columns=[CountedColumn("age", bounds=(0.0, 120.0))], num_clients=10)
+    >>> strategy.query.name
+    'statistics'
     """
 
     def __init__(

@@ -245,6 +245,12 @@ class ShuffledAvg(ReleaseStrategy[ShuffledState]):
     Notes
     -----
     The proximal step and the epochs on public samples are post-processing of what clients released.
+
+    Examples
+    --------
+    >>> strategy = ShuffledAvg(learning_rate=0.1, steps_per_epoch=20, num_clients=10)
+    >>> strategy.rule.learning_rate
+    0.1
     """
 
     sums_suffice: ClassVar[bool] = False  # an epoch is built on no release before

@@ -191,7 +191,14 @@ class TreeMomentumState:
 
 
 def tree_momentum_start(start: Vector, num_rounds: int) -> TreeMomentumState:
-    """Return the state before the first round."""
+    """Return the state before the first round.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> tree_momentum_start(np.zeros(2), num_rounds=8).w.tolist()
+    [0.0, 0.0]
+    """
     nodes = np.zeros((num_rounds.bit_length(), len(start)))
     return TreeMomentumState(start, nodes, nodes)
 
@@ -366,6 +373,16 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState, Tree]):
     :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`. Nodes are rounded to the clients' grid, which
     is charged.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=8, max_participations=5, mu=1.0, trust="trusted-server", release_rule="paper"
+    ... )
+    >>> strategy = TreeMomentum(policy=policy, num_rounds=5, alpha=0.1, learning_rate=0.1, num_clients=10)
+    >>> strategy.rule.learning_rate
+    0.1
     """
 
     def __init__(

@@ -107,6 +107,13 @@ class RunResult:
     by what they state; :attr:`guarantee` says of what and against whom. Nothing here is more than the server knows, but
     for ``training``, ``gradient_norms`` and ``online``: only a simulation has them, and they are marked as not private
     where they are written.
+
+    Examples
+    --------
+    >>> from murmurfl import simulate
+    >>> result = simulate(num_rounds=1, epsilon=2.0)
+    >>> result.rounds, result.guarantee.trust
+    (1, 'secure-aggregation')
     """
 
     experiment: Experiment

@@ -69,6 +69,12 @@ class RunConfig(RunKeys):
     ``epsilon`` stands for a mu: it is worked out at ``delta`` and put in the place of ``mu``; the field is then zero.
     ``clients_per_round = 0`` becomes ``num_clients``. A
     method that has a sister for a trusted server, such as ``mu2``, becomes that one with ``trust = trusted-server``.
+
+    Examples
+    --------
+    >>> config = RunConfig(num_clients=20, epsilon=2.0, num_rounds=10)
+    >>> config.clients_per_round, round(config.mu, 3)
+    (10, 0.502)
     """
 
     def __post_init__(self) -> None:

@@ -257,6 +257,13 @@ class CorrelatedNoiseMod:
     protected. Simulated keys protect nobody's data. Under secure aggregation no release is sent without masks, in a
     simulation neither.
     Proof: docs/proofs/returning-samples.md.
+
+    Examples
+    --------
+    >>> from flwr.clientapp import ClientApp
+    >>> from murmurfl.clients import UpdatePolicy
+    >>> policy = UpdatePolicy(clip_norm=1.0, epsilon=2.0, max_participations=5)
+    >>> app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy)])
     """
 
     def __init__(

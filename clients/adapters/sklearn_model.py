@@ -278,6 +278,13 @@ class LinearEstimator:
     -----
     Features and classes are said by whoever writes the project, not taken from private data. A penalty pulls on every
     sample's gradient alike, before that is clipped.
+
+    Examples
+    --------
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> estimator = LinearEstimator(LogisticRegression(), num_features=30, classes=[0, 1], num_samples=1000)
+    >>> estimator.num_features
+    30
     """
 
     estimator: Any

@@ -145,12 +145,27 @@ def trainable_arrays(module: torch.nn.Module) -> ArrayRecord:
     ArrayRecord
         By name and in the order of ``named_parameters``, tied weights once; float16 and bfloat16 as float32, which
         Flower can carry and in which small steps are not lost.
+
+    Examples
+    --------
+    >>> import torch
+    >>> list(trainable_arrays(torch.nn.Linear(4, 2)))
+    ['weight', 'bias']
     """
     return ArrayRecord({name: Array(_as_numpy(values)) for name, values in trainable_parameters(module).items()})
 
 
 def load_trainable(module: torch.nn.Module, arrays: ArrayRecord) -> torch.nn.Module:
-    """The module, changed in place, with the arrays of a strategy's result (:func:`trainable_arrays`)."""
+    """The module, changed in place, with the arrays of a strategy's result (:func:`trainable_arrays`).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from murmurfl.clients import trainable_arrays
+    >>> arrays = trainable_arrays(torch.nn.Linear(4, 2))
+    >>> load_trainable(torch.nn.Linear(4, 2), arrays)
+    Linear(in_features=4, out_features=2, bias=True)
+    """
     import torch
 
     expected = trainable_parameters(module)
@@ -427,6 +442,13 @@ class TorchGradients(_SampleGradients):
     passed through the module alone, as a batch of one (``torch.func.vmap``), so rows cannot depend on each other. What
     module and loss remember is put back before samples that come one by one, as a real client's, as far as it is found
     (:class:`~murmurfl.clients.adapters.torch_state.ModuleState`).
+
+    Examples
+    --------
+    >>> import torch
+    >>> gradients = TorchGradients(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy)
+    >>> list(map(tuple, gradients.shapes))
+    [(2, 4), (2,)]
     """
 
     def __init__(

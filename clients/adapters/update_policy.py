@@ -65,6 +65,11 @@ class UpdatePolicy:
     ``secure-aggregation`` mu holds if one helper and ``sums.min_honest`` clients of each sum are honest; whatever
     happens, the plan's ``loss.worst_case`` does.
     Proof: docs/proofs/returning-samples.md.
+
+    Examples
+    --------
+    >>> UpdatePolicy(clip_norm=1.0, epsilon=2.0, max_participations=5).max_participations
+    5
     """
 
     clip_norm: float

@@ -23,6 +23,14 @@ def statistics_columns(schema: Schema) -> tuple[CountedColumn, ...]:
     """Return the columns of a table that can be counted, the label last, with their public places.
 
     A label without classes or bounds is left out.
+
+    Examples
+    --------
+    >>> from murmurfl.clients import Column, Label, Schema
+    >>> age = Column(kind="integer", bounds=(0, 120))
+    >>> schema = Schema(label=Label(column="ill", classes=("no", "yes")), columns={"age": age})
+    >>> [column.name for column in statistics_columns(schema)]
+    ['age', 'ill']
     """
     if not schema.columns:
         raise ConfigurationError(

@@ -78,6 +78,11 @@ class Column(_Said):
     -----
     A number is scaled from its bounds to [-1, 1], yes and no are 1 and -1, and a category of v values is v + 1 numbers,
     one of them 1 and the others 0: every column has norm at most 1.
+
+    Examples
+    --------
+    >>> Column(kind="number", bounds=(0.0, 120.0)).num_features
+    1
     """
 
     kind: Literal["number", "integer", "category", "yes/no"]
@@ -140,6 +145,11 @@ class Part(_Said):
         A sequence's number of tokens, how many tokens there are, and the one that fills up a shorter sequence.
     name : str
         Name of one of several inputs, where the model takes them by name.
+
+    Examples
+    --------
+    >>> Part(kind="byte", shape=(28, 28)).shape
+    (28, 28)
     """
 
     kind: Literal["number", "integer", "byte", "yes/no", "sequence"] = "number"
@@ -241,6 +251,11 @@ class Label(_Said):
     majority : float, optional
         The share of records that the most frequent class is publicly known to have; the others are taken as equal. No
         record is read by it: forecasts are of data like these.
+
+    Examples
+    --------
+    >>> Label(column="ill", classes=("no", "yes")).names
+    ('no', 'yes')
     """
 
     classes: int | tuple[bool | int | float | str, ...] | None = None

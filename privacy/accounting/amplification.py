@@ -246,6 +246,11 @@ def allocation_delta(mu: float, slots: int, epsilon: float) -> float:
 
     ``mu`` is that of one release that a sample is known to be in, ``slots`` is K. The result is never more than
     :func:`~murmurfl.privacy.gdp_delta`, which holds whoever knows the order.
+
+    Examples
+    --------
+    >>> bool(0 < allocation_delta(mu=1.0, slots=100, epsilon=1.0) < allocation_delta(mu=1.0, slots=1, epsilon=1.0))
+    True
     """
     known = gdp_delta(mu, epsilon)
     if mu == 0.0:

@@ -145,6 +145,11 @@ def compose_gdp(mus: Iterable[float]) -> float:
     """The mu of several adaptively composed mu-GDP mechanisms: the root of the sum of squares, 0 for none.
 
     All must be for the same neighbouring relation (Dong, Roth and Su 2022, corollary 3.3).
+
+    Examples
+    --------
+    >>> compose_gdp([3.0, 4.0])
+    5.0
     """
     return math.sqrt(math.fsum(_not_negative("mu", mu) ** 2 for mu in mus))
 
@@ -156,6 +161,11 @@ def rdp_epsilon(mu: float, delta: float) -> float:
     -----
     **Formal guarantees.** An upper bound (Mironov 2017, proposition 3) for whatever has this RDP curve. A mu-GDP
     mechanism has it and a smaller epsilon, :func:`~murmurfl.privacy.gdp_epsilon`.
+
+    Examples
+    --------
+    >>> round(rdp_epsilon(mu=1.0, delta=1e-5), 3)
+    5.299
     """
     gdp_epsilon(mu, delta)  # the checks of both arguments
     return mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
@@ -168,6 +178,11 @@ def rdp_mu(epsilon: float, delta: float) -> float:
     -----
     **Formal guarantees.** Whatever is mu-GDP for the result, and so has this RDP curve, is (epsilon, delta)-DP for the
     same neighbouring relation: the inverse of :func:`rdp_epsilon` up to rounding.
+
+    Examples
+    --------
+    >>> round(rdp_mu(epsilon=2.0, delta=1e-5), 3)
+    0.4
     """
     if not (math.isfinite(epsilon) and epsilon > 0 and 0 < delta < 1):
         raise ConfigurationError(

@@ -392,6 +392,13 @@ def policy_guarantee(
     -----
     **Formal guarantees.** Says what mu is true of under the policy: of which neighbours, against whom and if who is
     honest. Never shows a figure where the policy adds no noise.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=8, max_participations=5, mu=1.0)
+    >>> policy_guarantee(policy, 1.0).trust
+    'untrusted-server'
     """
     unit, loss = unit or policy.unit, as_loss(loss)
     if loss.mu == 0.0:
@@ -429,6 +436,13 @@ def server_guarantee(
     -----
     **Formal guarantees.** Says what mu is true of under a trusted server: replacement of one sample of one client,
     against everybody but the server. With mechanism ``none`` it says that nothing is guaranteed, against anybody.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=8, max_participations=5, mu=1.0, trust="trusted-server")
+    >>> server_guarantee(policy, 1.0, "tree").trust
+    'trusted-server'
     """
     if policy.trust != "trusted-server":
         raise ConfigurationError(
@@ -466,6 +480,12 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
     in_columns : bool
         Whether the table has columns for h, the honest clients of each sum, and for the worst case: then
         both are said in words, and once.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import Guarantee
+    >>> print(caption([("mu2", Guarantee(1.0, 1e-5, "noise on each client"))])[:10])
+    Epsilon is
     """
     # Labels in their order, by mechanism, by all other terms.
     groups: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
@@ -503,7 +523,14 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
 
 
 def mechanism_words(policy: PrivacyPolicy) -> str:
-    """A client's mechanism and its options in words: :attr:`~murmurfl.privacy.PrivacyPolicy.words`."""
+    """A client's mechanism and its options in words: :attr:`~murmurfl.privacy.PrivacyPolicy.words`.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> mechanism_words(PrivacyPolicy(clip_norm=1.0, batch_size=8, max_participations=5, mu=1.0))
+    'cancelling (uniform) noise on each client'
+    """
     return policy.words
 
 

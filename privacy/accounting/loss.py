@@ -50,6 +50,11 @@ class SumAssumption:
         h, clients of every sum, this one among them, that do not work with the server. Nobody can check it.
     min_cohort : int
         n, the fewest releases of a sum: h, and as many as may work with the server. Helpers see to it.
+
+    Examples
+    --------
+    >>> SumAssumption(min_honest=25, min_cohort=40)
+    SumAssumption(min_honest=25, min_cohort=40)
     """
 
     min_honest: int = 1

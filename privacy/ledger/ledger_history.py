@@ -132,6 +132,16 @@ def read_ledger(path: str | Path) -> LedgerSummary:
     Notes
     -----
     What it returns does not depend on the client's data.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from murmurfl.privacy import SQLiteLedger
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ledger = SQLiteLedger.create(f"{folder}/ledger.sqlite", budget_mu=2.0, delta=1e-5)
+    ...     summary = read_ledger(f"{folder}/ledger.sqlite")
+    >>> summary.budget.mu, summary.samples_used
+    (2.0, 0)
     """
     return read_steadily(Path(path).absolute(), _read)
 

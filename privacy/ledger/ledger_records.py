@@ -446,6 +446,15 @@ class MemoryLedger(Ledger, LedgerTransaction):
     -----
     **Formal guarantees.** Transactions exclude each other, and what was committed is what is read next, until the
     process ends: a client that was started again would spend its budget anew.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import PrivacyPolicy, Privatizer, SimulatedKeys
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0)
+    >>> privatizer = Privatizer(policy, 3, 100, MemoryLedger(), SimulatedKeys(1, "3"))
+    >>> privatizer.statement("session").samples_used
+    0
     """
 
     def __init__(self, block: BlockLedger | None = None, row: int = 0) -> None:

@@ -298,6 +298,15 @@ class SQLiteLedger(Ledger):
     behind its mark, or differs from it, releases nothing until its operator accepts the rollback. If ledger and mark
     were both copied back nothing here can tell; noise is still never repeated, because every release draws a fresh
     nonce (:class:`~murmurfl.privacy.SystemKeys`), but samples and budget would be spent twice.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from murmurfl.privacy import read_ledger
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ledger = SQLiteLedger.create(f"{folder}/ledger.sqlite", budget_mu=2.0, delta=1e-5)
+    ...     read_ledger(f"{folder}/ledger.sqlite").budget.mu
+    2.0
     """
 
     durable: ClassVar[bool] = True

@@ -200,7 +200,15 @@ class Increment(NamedTuple):
 
 
 class Mechanism(ABC):
-    """A correlated-noise mechanism for at most ``num_releases`` releases of one stream, K >= 1."""
+    """A correlated-noise mechanism for at most ``num_releases`` releases of one stream, K >= 1.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import MECHANISMS
+    >>> mechanism = MECHANISMS["independent"](num_releases=3)
+    >>> mechanism.materialize().tolist()
+    [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
 
     name: ClassVar[str]
     memory: ClassVar[Memory]
@@ -435,6 +443,11 @@ def check_mechanism(mechanism: Mechanism) -> None:
     All of its ``num_releases`` releases are made, so few are enough. A mechanism that passes releases, for so many
     releases, A G + B Z with B C = A and causal C and B, so its sensitivity is C's (:meth:`Mechanism.sensitivity`).
     Proof: docs/proofs/returning-samples.md.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import MECHANISMS
+    >>> check_mechanism(MECHANISMS["independent"](num_releases=4))
     """
     n, name = mechanism.num_releases, mechanism.name
     encoder, decoder = mechanism.materialize(n), mechanism.decoder(n)

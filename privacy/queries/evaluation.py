@@ -139,6 +139,13 @@ class EvaluationRows(Query["EvaluationResult"]):
     -----
     **Formal guarantees.** Row i depends on sample i alone. Its length is for the client to bound
     (:func:`evaluation_policy`).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import Measured
+    >>> EvaluationRows().rows(Measured(np.array([True, False]))).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
     """
 
     name: ClassVar[str] = protocol.OF_EVALUATION
@@ -287,6 +294,12 @@ def evaluation_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) ->
     whatever the session is called, another one takes the same from the budget again. It stands alone and takes every
     sample of the client.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> policy = evaluation_policy(mu=0.5)
+    >>> policy.mu, policy.max_participations, policy.clip_unit
+    (0.5, 1, 'nonnegative')
     """
     return query_policy(1.0, "nonnegative", mu, mechanism=mechanism, **fields)
 

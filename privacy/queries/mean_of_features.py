@@ -62,6 +62,12 @@ def centring_policy(
     whatever the session is called, another one takes the same from the budget again. It stands alone and takes every
     sample of the client.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> policy = centring_policy(clip_norm=1.0, nonnegative=True, mu=0.5)
+    >>> policy.mu, policy.max_participations, policy.clip_unit
+    (0.5, 1, 'nonnegative')
     """
     return query_policy(clip_norm, "nonnegative" if nonnegative else "sample", mu, mechanism=mechanism, **fields)
 
@@ -130,6 +136,12 @@ def centred(features: NDArray[Any], centre: NDArray[np.floating], constant: floa
 
     Row i depends on sample i and the centre alone. Its length is 1 but for rounding. A row that is the centre has
     nothing but its constant c > 0; a row that is not finite gives NaN.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> centred(np.array([[1.0, 2.0]]), np.array([1.0, 0.0]), constant=0.5).tolist()
+    [[0.0, 0.8944271802902222, 0.4472135901451111]]
     """
     rows = np.asarray(features, dtype=np.float64).reshape(len(features), -1)
     with np.errstate(all="ignore"):

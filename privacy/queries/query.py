@@ -33,6 +33,11 @@ def divided_mu(mu: float, share: float) -> tuple[float, float]:
     **Formal guarantees.** Of releases that are mu_1-GDP and, whatever those were, mu_2-GDP, all are sqrt(mu_1^2 +
     mu_2^2)-GDP for the same neighbouring relation (Dong, Roth and Su 2022): that is mu here, up to rounding.
     Proof: docs/proofs/release-rule.md.
+
+    Examples
+    --------
+    >>> [round(mu, 3) for mu in divided_mu(mu=1.0, share=0.36)]
+    [0.6, 0.8]
     """
     if not 0 < share < 1:
         raise ConfigurationError(
@@ -68,6 +73,12 @@ def query_policy(
     whatever the session is called, another one takes the same from the budget again. It stands alone and takes every
     sample of the client.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> policy = query_policy(clip_norm=0.5, clip_unit="sample", mu=0.3)
+    >>> policy.mu, policy.max_participations, policy.clip_norm
+    (0.3, 1, 0.5)
     """
     settled: dict[str, Any] = {
         "clip_norm": clip_norm,
@@ -90,7 +101,15 @@ def is_query_policy(policy: PrivacyPolicy) -> bool:
 
 @dataclass(frozen=True)
 class QuerySum:
-    """The sum of the answers to a query, and what is public about it."""
+    """The sum of the answers to a query, and what is public about it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> found = QuerySum(np.array([1.5]), samples=3, clients=1, noise_std=0.0)
+    >>> float(found.total[0] + found.samples / 2)
+    3.0
+    """
 
     total: NDArray[np.float64]
     """The sum of all rows with noise, shape (width,)."""

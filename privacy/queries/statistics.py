@@ -85,6 +85,11 @@ class CountedColumn:
         Whether numbers are integers.
     values : tuple of str
         The places of a category.
+
+    Examples
+    --------
+    >>> CountedColumn("age", bounds=(0.0, 120.0), whole=True).name
+    'age'
     """
 
     name: str
@@ -151,6 +156,13 @@ class StatisticsRows(Query["TableStatistics"]):
     -----
     **Formal guarantees.** Row i depends on the places of record i alone, and on public columns. Its length is for the
     client to bound (:func:`statistics_policy`).
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import CountedColumn
+    >>> query = StatisticsRows((CountedColumn("smoker", values=("no", "yes")),))
+    >>> query.width
+    3
     """
 
     name: ClassVar[str] = protocol.OF_STATISTICS
@@ -283,6 +295,12 @@ def statistics_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) ->
     whatever the session is called, another one takes the same from the budget again: everything that is read from it,
     of however many columns, is post-processing. It stands alone and takes every record of the client.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> policy = statistics_policy(mu=0.5)
+    >>> policy.mu, policy.max_participations, policy.clip_unit
+    (0.5, 1, 'nonnegative')
     """
     return query_policy(1.0, "nonnegative", mu, mechanism=mechanism, **fields)
 
@@ -302,6 +320,11 @@ class Estimate:
 
     ``noise_interval`` is of the figure on these very records, for the noise alone; ``interval`` of that in the
     population they are drawn from, for noise and sampling.
+
+    Examples
+    --------
+    >>> Estimate(41.5, noise_interval=(40.0, 43.0), interval=(39.0, 44.0)).value
+    41.5
     """
 
     value: float

@@ -82,6 +82,11 @@ def clip_per_sample(contributions: ArrayLike, clip_norm: float) -> NDArray[np.fl
     sample changes a sum of rows by at most 2 S. A non-finite row is made zero, not dropped: the number of rows, and
     with it any mean, does not depend on the data.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> clip_per_sample([[3.0, 4.0], [0.3, 0.4]], clip_norm=1.0).round(3).tolist()
+    [[0.6, 0.8], [0.3, 0.4]]
     """
     return _clipped(contributions, clip_norm, observed=False)
 

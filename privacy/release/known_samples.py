@@ -97,6 +97,12 @@ class Owners:
     is in a place, is not. Files with another set of names, or of which a record has another owner, are no neighbours:
     the proof has what they cost, up to 2 mu for one record.
     Proof: docs/proofs/owners.md.
+
+    Examples
+    --------
+    >>> owners = Owners.of(["ann", "bob", "ann"], most=2, secret=bytes(32))
+    >>> owners.num_places
+    2
     """
 
     rows: NDArray[np.int64]
@@ -338,7 +344,13 @@ RowBytes = Callable[[int], bytes]
 
 
 def any_data(row: int) -> bytes:  # noqa: ARG001
-    """Recognise no row: for client-level policies only, of which every release counts for all data of the client."""
+    """Recognise no row: for client-level policies only, of which every release counts for all data of the client.
+
+    Examples
+    --------
+    >>> any_data(0) == any_data(1)
+    True
+    """
     return b""
 
 
@@ -370,6 +382,13 @@ def row_bytes(samples: Sliceable) -> RowBytes:
     ``samples`` gives a batch of one row for a slice: arrays, tensors, numbers, texts, bytes, or lists, tuples and
     mappings of them. Anything else is pickled, and must be pickled alike in every process. All rows that cannot be read
     have the same bytes and raise nothing, because whether a row can be read must not show.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> row = row_bytes((np.zeros((2, 3)), np.array([0, 1])))
+    >>> row(0) != row(1)
+    True
     """
 
     def bytes_of_row(row: int) -> bytes:

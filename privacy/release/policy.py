@@ -157,6 +157,12 @@ class PrivacyPolicy:
     ``trusted-server`` there is no guarantee against the server; with mechanism ``none`` there is none at all, whatever
     ``mu`` says.
     Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.
+
+    Examples
+    --------
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=8, max_participations=5, mu=1.0)
+    >>> policy.mechanism, policy.budget_mu, policy.delta
+    ('cancelling', 1.0, 1e-05)
     """
 
     clip_norm: float

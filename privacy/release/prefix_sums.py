@@ -441,6 +441,15 @@ class Privatizer(LedgeredPrivatizer):
     all sessions together stay within budget_mu. A ledger that has seen such a session opens none for a server that is
     not trusted.
     Proof: docs/proofs/release-rule.md.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, SimulatedKeys
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0)
+    >>> ledger, keys = MemoryLedger(), SimulatedKeys(1, "3")
+    >>> privatizer = Privatizer(policy, num_parameters=3, num_samples=100, ledger=ledger, keys=keys)
+    >>> privatizer.policy.mu
+    1.0
     """
 
     def __init__(

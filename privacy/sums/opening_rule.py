@@ -677,7 +677,13 @@ def _entry(opening: str, digest: str, headers: Sequence[Header], kind: str) -> O
 
 
 def set_digest(session: str, opening: str, releases: Sequence[Sealed]) -> str:
-    """SHA-256 of every byte of a set that a helper is asked to open, in order; 64 hexadecimal digits."""
+    """SHA-256 of every byte of a set that a helper is asked to open, in order; 64 hexadecimal digits.
+
+    Examples
+    --------
+    >>> len(set_digest("session", "opening", []))
+    64
+    """
     digest = hashlib.sha256(_SET_LABEL + _joined([session.encode(), opening.encode()]))
     for sealed in releases:
         digest.update(_joined([sealed.header, *sealed.seals, sealed.signature]))

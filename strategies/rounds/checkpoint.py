@@ -69,6 +69,17 @@ def save_checkpoint(path: Path, settings: Mapping[str, Any], state: Mapping[str,
     ------
     CheckpointError
         If it cannot be written, because the disk is full for example; the checkpoint before is left as it is.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from murmurfl.strategies import load_checkpoint
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_checkpoint(Path(folder) / "state", {"seed": 1}, {"model": np.zeros(2)})
+    ...     load_checkpoint(Path(folder) / "state", {"seed": 1})["model"].tolist()
+    [0.0, 0.0]
     """
     temporary = path.with_name(path.name + ".part")
     try:
@@ -110,6 +121,17 @@ def load_checkpoint(path: Path, settings: Mapping[str, Any], expected: Iterable[
     ------
     CheckpointError
         If the file is damaged, of another format or of other settings, or lacks an ``expected`` name.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from murmurfl.strategies import save_checkpoint
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_checkpoint(Path(folder) / "state", {"seed": 1}, {"model": np.zeros(2)})
+    ...     load_checkpoint(Path(folder) / "state", {"seed": 1})["model"].tolist()
+    [0.0, 0.0]
     """
     header, state = _read(path, arrays=True)
     if (version := header.get("format")) != _FORMAT:

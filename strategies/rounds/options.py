@@ -98,6 +98,11 @@ class RoundOptions(ParticipationConfig):
     schema : str, optional
         Digest of the schema of records (``murmurfl schema FILE --digest``); clients that state another are not
         asked. Default any, with a warning where they differ.
+
+    Examples
+    --------
+    >>> RoundOptions(num_clients=20, clients_per_round=10, seed=1).clients_per_round
+    10
     """
 
     session: str | None = None

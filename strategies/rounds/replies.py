@@ -96,7 +96,14 @@ _MOST_SAMPLES = 2**31
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What became of one round's requests."""
+    """What became of one round's requests.
+
+    Examples
+    --------
+    >>> report = RoundReport(server_round=1, asked=10, aggregated=9, lost=1)
+    >>> report.asked - report.aggregated
+    1
+    """
 
     server_round: int
     asked: int = 0
@@ -226,7 +233,14 @@ class SummedReplies:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error reply."""
+    """An error reply.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import protocol
+    >>> Refusal(protocol.BUDGET_EXHAUSTED).code == protocol.BUDGET_EXHAUSTED
+    True
+    """
 
     code: int  # of :mod:`murmurfl.privacy.protocol`
 

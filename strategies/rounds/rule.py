@@ -27,6 +27,11 @@ class Turn:
         Samples in the sum, by clients' own accounts.
     layout : Layout
         The arrays of the model.
+
+    Examples
+    --------
+    >>> Turn(number=3, clients_per_round=10).clients_per_round
+    10
     """
 
     number: int

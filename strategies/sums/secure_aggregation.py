@@ -73,6 +73,11 @@ class SecureAggregation:
     Notes
     -----
     Helpers open only what their own rule allows, by what clients signed, whatever is asked here.
+
+    Examples
+    --------
+    >>> SecureAggregation(min_cohort=8, helpers=2).max_byzantine
+    2
     """
 
     min_cohort: int
