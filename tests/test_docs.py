@@ -274,7 +274,6 @@ def doctested():
     return [".".join(("murmurfl", *path.relative_to(ROOT).with_suffix("").parts)) for path in sorted(files)]
 
 
-@pytest.mark.few_cases(6)
 @pytest.mark.parametrize("name", doctested())
 def test_a_docstring_shows_what_comes(name):
     ran = doctest.testmod(importlib.import_module(name.removesuffix(".__init__")))
