@@ -51,7 +51,7 @@ _WORKERS_ROWS_BYTES = 32 << 20
 
 
 def client_fn(context: Context) -> PrivateClient:
-    """The client a message is for.
+    """Return the client a message is for.
 
     In simulation it is built from the run configuration. On a real node it is built from its operator's file
     (:class:`~murmurfl.app.nodes.node_config.NodeConfig`) and from nothing else: the context's run configuration is not
@@ -81,7 +81,7 @@ def client_fn(context: Context) -> PrivateClient:
 
 
 def _simulated_client(context: Context, client_id: int) -> PrivateClient:
-    """A simulated client: made for every message, or kept from one to the next where its node keeps things."""
+    """Return a simulated client: made for every message, or kept from one to the next where its node keeps things."""
     kept = kept_by_node(context)
     nodes = int(context.node_config["num-partitions"])
     clients: dict[int, tuple[PrivateClient, Ledger]] = {} if kept is None else kept.setdefault("clients", {})
@@ -116,7 +116,7 @@ def answered_as_installed(message: Message, context: Context, call_next: ClientA
 
 @cache
 def _installed_app() -> ClientAppCallable | None:
-    """The installed murmurfl's client app, from then on the only one of this process; None if there is none."""
+    """Return the installed murmurfl's client app, from then on the only one of this process; None if there is none."""
     ours, path = _take_out(), list(sys.path)
     sys.path[:] = [entry for entry in path if Path(entry).resolve() != _ROOT]
     importlib.invalidate_caches()
@@ -137,7 +137,9 @@ def _take_out() -> dict[str, ModuleType]:
 
 
 def simulated_clients(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """A Flower mod: a simulated node hosts clients, each with its own partition, and helpers of secure aggregation.
+    """Return a Flower mod.
+
+    A simulated node hosts clients, each with its own partition, and helpers of secure aggregation.
 
     ``flwr run`` starts ten virtual nodes unless told otherwise, so ``-c "num-clients=20"`` alone would wait for ever.
     Node i of n therefore hosts every n-th participant from i on, clients first and helpers after them. It answers a
@@ -180,7 +182,7 @@ def simulated_clients(message: Message, context: Context, call_next: ClientAppCa
 
 
 def _hosted(context: Context) -> tuple[RunConfig, list[str], list[str]]:
-    """The configuration of a simulation, and the clients and helpers on one of its nodes."""
+    """Return the configuration of a simulation, and the clients and helpers on one of its nodes."""
     kept = kept_by_node(context)
     if kept is not None and "hosted" in kept:
         return kept["hosted"]
@@ -195,7 +197,7 @@ def _hosted(context: Context) -> tuple[RunConfig, list[str], list[str]]:
 
 
 def _hello(config: RunConfig, clients: list[str], helpers: list[str]) -> dict[str, Any]:
-    """The answer to a hello: who is on a simulated node."""
+    """Return the answer to a hello: who is on a simulated node."""
     answer: dict[str, Any] = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.CLIENTS: clients}
     if helpers:
         roster = json.dumps(prepare(config).roster.document)

@@ -61,7 +61,7 @@ def run_folder(config: RunConfig, run_id: int, *, deployed: bool = False) -> Pat
 
 
 def is_deployed(grid: Grid) -> bool:
-    """Whether the clients behind a grid count as real ones: all do, except those that are known to be simulated.
+    """Return True if the clients behind a grid count as real ones: all do, except those that are known to be simulated.
 
     Notes
     -----

@@ -34,7 +34,7 @@ Part = tuple[Callable[[], Any], Callable[[Any], str]]
 
 
 def client() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return what the figures were measured on."""
     packages = ("flwr", "numba", "numpy", "ray", "torch")
     return {
         "python": platform.python_version(),
@@ -44,7 +44,7 @@ def client() -> dict[str, Any]:
 
 
 def parts(repeats: int) -> dict[str, Part]:
-    """What is measured, how, and how it is shown."""
+    """Return what is measured, how, and how it is shown."""
     return {
         "engines": (lambda: engines.measure(repeats), engines.table),
         "bare": (lambda: bare.measure(repeats), bare.table),

@@ -85,12 +85,12 @@ class WrittenOut(SoftmaxRegression):
 
 
 def written_out(num_features: int, num_classes: int) -> WrittenOut:
-    """The model of the cohort engine where gradients are dense."""
+    """Return the model of the cohort engine where gradients are dense."""
     return WrittenOut(num_features, num_classes)
 
 
 def bare(size: Size) -> dict[str, float]:
-    """The loop, in this process."""
+    """Return the loop, in this process."""
     import torch
 
     torch.set_num_threads(1)
@@ -138,7 +138,7 @@ def bare(size: Size) -> dict[str, float]:
 
 
 def cohort(size: Size, *, compiled: bool) -> dict[str, float]:
-    """The cohort engine with the papers' mechanism, in this process; compiling stands beside its seconds."""
+    """Return the cohort engine with the papers' mechanism, in this process; compiling stands beside its seconds."""
     import logging
 
     from murmurfl.app.engines import cohort as loops
@@ -200,7 +200,7 @@ def _apart(which: str, size: Size) -> dict[str, float]:
 
 
 def measure(repeats: int = 3) -> list[dict[str, Any]]:
-    """A row for each size: medians, and the median of each turn's ratio to the bare loop."""
+    """Return a row for each size: medians, and the median of each turn's ratio to the bare loop."""
     rows = []
     for size in SIZES:
         runs: dict[str, list[dict[str, float]]] = {which: [] for which in MEASURES}
@@ -212,7 +212,7 @@ def measure(repeats: int = 3) -> list[dict[str, Any]]:
 
 
 def row(size: Size, runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """The row of a size, from the runs of each turn."""
+    """Return the row of a size, from the runs of each turn."""
     loops = [run["seconds"] for run in runs[LOOP]]
     return {
         "parameters": int(runs[LOOP][0]["parameters"]),
@@ -238,7 +238,7 @@ def row(size: Size, runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The measurement as Markdown."""
+    """Return the measurement as Markdown."""
     lines = [
         "| d | M | m | rounds | gradients | | updates/s | seconds | times the bare loop | peak memory MiB |",
         "|---|---|---|---|---|---|---|---|---|---|",

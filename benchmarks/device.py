@@ -28,7 +28,7 @@ ROUNDS_ON_GPU = 10
 
 
 def rate(clients: int, features: int, rounds: int, device: str) -> float:
-    """Updates a second of one training in this process, on one core and, if there is one, a device."""
+    """Return updates a second of one training in this process, on one core and, if there is one, a device."""
     import torch
     from murmurfl.app.engines.start import run_cohort
     from murmurfl.app.settings.run_config import RunConfig
@@ -60,7 +60,7 @@ def rate(clients: int, features: int, rounds: int, device: str) -> float:
 
 
 def found_gpu() -> str:
-    """The name of the first GPU; empty if there is none."""
+    """Return the name of the first GPU; empty if there is none."""
     import torch
 
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
@@ -89,7 +89,7 @@ def measure(repeats: int = 3, rows: list[tuple[int, int, int]] | None = None) ->
 
 
 def table(document: dict[str, Any]) -> str:
-    """What was measured as a Markdown table, or that no GPU was."""
+    """Return what was measured as a Markdown table, or that no GPU was."""
     gpu = document["gpu"]
     head = f"| d | clients a round | {gpu or 'GPU'}, updates/s | cohort engine, one core | ratio |"
     lines = [head, "|---|---|---|---|---|"]

@@ -60,7 +60,7 @@ STREAMS: Mapping[str, Mapping[str, Any]] = {
 
 
 def moved(rows: Rows, at: NDArray[np.floating], drift: str, classes: int) -> Rows:
-    """Samples as they are at their positions in the stream."""
+    """Return samples as they are at their positions in the stream."""
     features, labels = rows
     kind, suddenly = MOVED[drift]
     share = (at > 0.5).astype(np.float64) if suddenly else at
@@ -226,7 +226,7 @@ STILL = ("`noisy-sgd`", ENDS, "`mu2`, anytime")
 
 
 def measure() -> list[dict[str, Any]]:
-    """A row a stream and way: mean accuracy over the stream, and at its end, of every seed."""
+    """Return a row a stream and way: mean accuracy over the stream, and at its end, of every seed."""
     made = []
     for data in STREAMS:
         for drift in MOVED if data != "people-a" else ():

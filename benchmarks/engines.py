@@ -35,7 +35,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 def configuration(rounds: int, strategy: str = "mu2") -> RunConfig:
-    """The app's configuration: every client has as many samples as it is asked for."""
+    """Return the app's configuration: every client has as many samples as it is asked for."""
     return RunConfig(
         task="synthetic",
         strategy=strategy,
@@ -123,7 +123,7 @@ def measure(repeats: int) -> dict[str, Any]:
 
 
 def table(document: dict[str, Any]) -> str:
-    """The measurement as Markdown."""
+    """Return the measurement as Markdown."""
     lines = ["| engine | updates/s | peak memory MiB |", "|---|---|---|"]
     lines += [
         f"| {engine} | {entry['updates_per_second']:,.0f} ({entry['range'][0]:,.0f} to {entry['range'][1]:,.0f}) "

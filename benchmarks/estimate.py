@@ -63,7 +63,7 @@ class Parts:
 
 
 def parts(rows: Rows) -> Parts | None:
-    """The parts, from differences of rows; None if the rows do not say enough."""
+    """Return the parts, from differences of rows; None if the rows do not say enough."""
     largest = max(row["clients"] for row in rows)
     alike = [row for row in rows if row.get("kept") == 1]
     most = [row for row in alike if row["clients"] == largest]
@@ -111,7 +111,7 @@ class Cluster:
 
 
 def cluster(found: Parts, per_round: int) -> Cluster:
-    """The fewest nodes that have memory for all clients, and how long a round takes on them."""
+    """Return the fewest nodes that have memory for all clients, and how long a round takes on them."""
     # On every node, once for all of its processes, and once for each of them.
     every = CLIENTS * found.partition + CORES * (found.imports + CLIENTS * found.engine)
     split = CLIENTS * (found.asked - found.acks + found.data)
@@ -125,7 +125,7 @@ def cluster(found: Parts, per_round: int) -> Cluster:
 
 
 def paragraphs(rows: Rows) -> str:
-    """The parts and the estimate, in words and a table; empty where the rows do not say enough."""
+    """Return the parts and the estimate, in words and a table; empty where the rows do not say enough."""
     found = parts(rows)
     if found is None:
         return ""

@@ -172,7 +172,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a Markdown table, and what became of every release."""
+    """Return the rows as a Markdown table, and what became of every release."""
     lines = [
         "| M | m | d | server's CPU a round, s | CPU before the first round, s | server's peak memory MiB | "
         "of that imports and data MiB | both ways a round, MB |",
@@ -189,7 +189,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _told(row: Mapping[str, Any]) -> str:
-    """What became of the releases of a row."""
+    """Return what became of the releases of a row."""
     compared = row["compared"]
     unheard = row["requests"] - compared["released"] - row["refused"]
     return (

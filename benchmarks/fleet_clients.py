@@ -69,7 +69,7 @@ def serve(pipe: Connection, folder: str, told: Told) -> None:
 
 
 def schema_text(features: int) -> str:
-    """What a record of these clients is, as an operator's file of it."""
+    """Return what a record of these clients is, as an operator's file of it."""
     inputs = (Part(shape=(features,), bounds=(-10, 10)),)
     return document(Schema(inputs=inputs, label=Label(classes=CLASSES), reviewed=True))
 
@@ -122,7 +122,7 @@ class Clients:
             self._replies[number] = self._answered(*self._messages.pop(number))
 
     def fetch(self, numbers: Sequence[int]) -> list[bytes]:
-        """Replies that have arrived."""
+        """Return replies that have arrived."""
         return [self._replies.pop(number) for number in numbers]
 
     def _answered(self, client: int, wire: bytes) -> bytes:

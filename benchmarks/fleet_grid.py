@@ -52,7 +52,7 @@ class Weather:
     seed: int = 1
 
     def is_down(self, client: int, now: float) -> bool:
-        """Whether a client is down at a time; before the time 0 none is, for all are registered then."""
+        """Return True if a client is down at a time; before the time 0 none is, for all are registered then."""
         return now >= 0 and self._coin("down", client, int(now // self.spell)) < self.down
 
     def up_again(self, client: int, now: float) -> float:
@@ -62,7 +62,7 @@ class Weather:
         return now
 
     def is_listed(self, client: int, now: float) -> bool:
-        """Whether Flower counts a client among those that are connected."""
+        """Return True if Flower counts a client among those that are connected."""
         return not (self.is_down(client, now) and self.is_down(client, now - self.unnoticed))
 
     def takes(self, client: int, number: int, kind: str) -> float:

@@ -228,7 +228,7 @@ def _started(running: Deployment, name: str, port: int) -> int:
 def _rounds(
     running: Deployment, relay: Relay, app: Path, settings: dict[str, str | int]
 ) -> list[tuple[int, int, float]]:
-    """What was received and sent in each round but the first, which brings the bundle along, and its seconds."""
+    """Return what was received and sent in each round but the first, which brings the bundle along, and its seconds."""
     progress, ended = Path(str(settings["progress"])), threading.Event()
     counted: list[tuple[int, int, float]] = []
 
@@ -373,7 +373,7 @@ def _clients_of_a_roster(running: Deployment, number: int) -> list[Masking]:
 
 
 def _released(privatizer: Masking, parameters: int, session: str) -> Sealed:
-    """A masked release of zeros; beyond the helper's bound one whose header says more than it has."""
+    """Return a masked release of zeros; beyond the helper's bound one whose header says more than it has."""
     policy = PrivacyPolicy(**_SUMS)
     size = parameters if parameters <= LARGEST else _SMALL
     release = Release(np.zeros(size, np.int64), 1.0, 1, 0, secrets.token_bytes(16), bytes(16))
@@ -436,7 +436,7 @@ def measure_nodes() -> list[Footprint]:
 
 
 def table(document: dict[str, list[dict[str, float]]]) -> str:
-    """A column a node, and a row for each sum that a helper was asked for, in Markdown."""
+    """Return a column a node, and a row for each sum that a helper was asked for, in Markdown."""
     rows = document["nodes"]
 
     def vectors(mib: float, row: dict[str, float]) -> str:

@@ -36,7 +36,7 @@ _SAMPLES = (100, 1000)
 
 
 def _over_longest(parameters: int, mu: float) -> float:
-    """Updates with all data of a client protected."""
+    """Return updates with all data of a client protected."""
     return 2.0 * math.sqrt(parameters / _CLIENTS) / mu
 
 
@@ -60,7 +60,7 @@ def _clients(ratio: float, parameters: int, mu: float, *, unit: str, summed: boo
 
 
 def needed() -> str:
-    """The table of docs/swap-in.md: clients by the model's size and epsilon, for each of the ways."""
+    """Return the table of docs/swap-in.md: clients by the model's size and epsilon, for each of the ways."""
     few, many = _SAMPLES
     lines = [
         f"| values, d | ε | all data of a client | the same, sums only | one sample of {few} | one of {many:,} | "
@@ -82,7 +82,7 @@ def needed() -> str:
 
 
 def _caption() -> str:
-    """What the table's epsilons are true of: any epsilon of it, for ten updates or full batches."""
+    """Return what the table's epsilons are true of: any epsilon of it, for ten updates or full batches."""
     rounds = 10
     updates = {"clip_norm": 1.0, "mu": 1.0, "max_participations": rounds, "delta": _DELTA}
     samples = {
@@ -101,7 +101,7 @@ def _caption() -> str:
 
 
 def _one(training: UpdateTraining | SampleTraining) -> dict[str, Any]:
-    """What a training keeps at each ratio."""
+    """Return what a training keeps at each ratio."""
     kept: dict[str, list[float]] = {}
     for ratio in RATIOS:
         outcomes = [training.at(ratio, seed) for seed in SEEDS]
@@ -133,7 +133,7 @@ def _cells(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """The table of docs/swap-in.md: what was left, beside the forecast."""
+    """Return the table of docs/swap-in.md: what was left, beside the forecast."""
     expected = " | ".join(f"{100 * kept_share(ratio):.0f}" for ratio in RATIOS)
     heads = " | ".join(f"ratio {ratio:g}" for ratio in RATIOS)
     parts = f"{TYPICAL['update']:g} / {TYPICAL['sample']:g}"

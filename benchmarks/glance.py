@@ -54,7 +54,7 @@ def _cohort(measured: list[Mapping[str, Any]]) -> tuple[Row, Row]:
 
 
 def table(document: Mapping[str, Any], *, loop: bool = True) -> str:
-    """The pairs as Markdown."""
+    """Return the pairs as Markdown."""
     lines = ["| | updates/s | times its peer below | peak memory MiB |", "|---|---|---|---|"]
     for name, rate, times, peak in (row for pair in pairs(document, loop=loop) for row in pair):
         beside = "" if times is None else f"{times:.2f}"

@@ -111,12 +111,12 @@ def _vectors(mib: float, parameters: int) -> float:
 
 
 def million(config: Any) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-    """A task of as few samples as a run uses, on which softmax regression has d = 1,000,000."""
+    """Return a task of as few samples as a run uses, on which softmax regression has d = 1,000,000."""
     return _samples(config, MANY)
 
 
 def ten_million(config: Any) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
-    """The same with d = 10,000,000."""
+    """Return the same with d = 10,000,000."""
     return _samples(config, MOST)
 
 

@@ -144,7 +144,7 @@ def _policy(cohort: int) -> PrivacyPolicy:
 def _opened(
     masked: NDArray[np.uint64], sealed: Sequence[Sealed], roster: Roster, clock: Clock, lengths: dict[str, float]
 ) -> NDArray[np.int64]:
-    """The sum without its masks, by the helpers' answers."""
+    """Return the sum without its masks, by the helpers' answers."""
     total = masked.copy()
     with clock("unmasking"):
         digest = set_digest(SESSION, OPENING, sealed)
@@ -163,7 +163,7 @@ def _opened(
 
 
 def opening_request(helper: str, sealed: Sequence[Sealed]) -> Message:
-    """What a server sends a helper to have a set opened."""
+    """Return what a server sends a helper to have a set opened."""
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # Flower makes no message without
     entries: dict[str, Any] = {
         protocol.VERSION: protocol.PROTOCOL_VERSION,
@@ -197,7 +197,7 @@ def _bytes(content: RecordDict) -> float:
 
 
 def helper_apart(clients: int, sealed: Sequence[Sealed]) -> dict[str, float]:
-    """A helper's answer to a set in a process of its own: seconds, and the most memory it ever had."""
+    """Return a helper's answer to a set in a process of its own: seconds, and the most memory it ever had."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "set"
         path.write_bytes(pickle.dumps((clients, list(sealed))))
@@ -253,7 +253,7 @@ def masked_seconds(row: dict[str, float]) -> float:
 
 
 def table(document: dict[str, Any]) -> str:
-    """The measurement as Markdown."""
+    """Return the measurement as Markdown."""
     helpers = document["helpers"]
     lines = [
         "| d | m | a round, s | with masks, s | ratio | clients' masks, s | server, s | each helper, s | replies | "

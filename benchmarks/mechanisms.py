@@ -42,7 +42,7 @@ def error(mechanism: Mechanism) -> float:
 
 
 def measure() -> dict[str, Any]:
-    """The errors of every mechanism at every size, and what its streams keep."""
+    """Return the errors of every mechanism at every size, and what its streams keep."""
     return {
         label: {
             "errors": [error(make_mechanism(name, n, **options)) for n in SIZES],
@@ -54,7 +54,7 @@ def measure() -> dict[str, Any]:
 
 
 def table(document: dict[str, Any]) -> str:
-    """The measurement as Markdown."""
+    """Return the measurement as Markdown."""
     lines = [
         f"| mechanism | {' | '.join(f'n = {n}' for n in SHOWN)} | a stream keeps | bytes at d = 1e6, n = {SHOWN[-1]} |",
         "|---" * (len(SHOWN) + 3) + "|",

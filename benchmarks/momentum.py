@@ -31,7 +31,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 def noise(epochs: int) -> dict[str, Any]:
-    """Standard deviation of the noise on a value of the momentum, root mean square over the steps.
+    """Return standard deviation of the noise on a value of the momentum, root mean square over the steps.
 
     At mu = 1, for one gradient a step that is no longer than 1: replacing its sample moves it by 2.
     """
@@ -85,7 +85,7 @@ def root_mean_square(rows: NDArray[np.float64]) -> float:
 
 
 def table(document: list[dict[str, Any]]) -> str:
-    """The measurement as Markdown."""
+    """Return the measurement as Markdown."""
     names = list(document[0])
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     for row in document:

@@ -43,7 +43,7 @@ def medians(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, f
 
 
 def version_1(key: bytes, size: int) -> NDArray[np.float64]:
-    """Normals as murmurfl 0.1 made them, with 53 bits in the radius: what today's cost is measured against.
+    """Return normals as murmurfl 0.1 made them, with 53 bits in the radius: what today's cost is measured against.
 
     An observer of both halves of a pair could refute a data set under them (tests/privacy/test_noise.py).
     """
@@ -66,7 +66,7 @@ def version_1_pairs(
     cosines: NDArray[np.float64],
     sines: NDArray[np.float64],
 ) -> None:
-    """The pairs of :func:`version_1`, from two words each."""
+    """Write the pairs of :func:`version_1`, from two words each."""
     radius = (radius_words >> np.uint64(11)).astype(np.float64)
     radius += 0.5
     radius *= 2.0**-53
@@ -150,7 +150,7 @@ def measure(repeats: int = 30) -> dict[str, Any]:
 
 
 def table(document: dict[str, Any]) -> str:
-    """The measurement as Markdown."""
+    """Return the measurement as Markdown."""
     names = list(document["rows"][0]["seconds"])
     lines = [
         "| values | " + " | ".join(names) + " | fast / torch | fast / float64 | exact / version 1 |",

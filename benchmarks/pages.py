@@ -69,7 +69,7 @@ PICTURE = ROOT / "docs" / "pictures" / "accuracy.svg"
 
 
 def document(name: str) -> dict[str, Any]:
-    """A reproduction's JSON."""
+    """Return a reproduction's JSON."""
     return json.loads((DOCUMENTS / f"{name}.json").read_text())
 
 
@@ -99,12 +99,12 @@ def _percent(row: Mapping[str, Any] | None) -> str:
 
 
 def best() -> dict[str, Any]:
-    """The document of ``best-accuracy``, with one client alone."""
+    """Return the document of ``best-accuracy``, with one client alone."""
     return with_alone(document("best-accuracy"))
 
 
 def told_of(drawn: Mapping[picture.Line, Sequence[Mapping[str, Any]]]) -> str:
-    """What the epsilons of the picture's lines are true of."""
+    """Return what the epsilons of the picture's lines are true of."""
     wanted = {line.algorithm for line in drawn}
     cells = []
     for cell in best()["cells"]:
@@ -115,7 +115,7 @@ def told_of(drawn: Mapping[picture.Line, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def terms(made: Mapping[str, Any], *, in_columns: bool = False) -> str:
-    """What a table's epsilons are true of, in a sentence for each kind of trust.
+    """Return what a table's epsilons are true of, in a sentence for each kind of trust.
 
     :func:`~murmurfl.app.papers.reproduction.table_caption` names every line's mechanism as well; the JSON has that.
     """
@@ -194,7 +194,7 @@ def in_secret_orders() -> str:
 
 
 def _is_shown(row: Mapping[str, Any]) -> bool:
-    """Whether a page has a row; the JSON has all.
+    """Return True if a page has a row; the JSON has all.
 
     Lost replies stand at one budget, and other partitions only where they matter: to one pass.
     """
@@ -214,7 +214,7 @@ def beside(name: str) -> str:
 
 
 def _alone(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What one client alone reaches, in a sentence; none of documents that do not say it."""
+    """Return what one client alone reaches, in a sentence; none of documents that do not say it."""
     known = [(cell["settings"].get("features", "pixels"), cell["alone"]) for cell in cells if cell.get("alone")]
     figures = dict.fromkeys(f"{100 * found['accuracy']:.1f} % ({features})" for features, found in known)
     return [f"{ALONE.capitalize()}, and not private: {', '.join(figures)}."] if figures else []
@@ -353,18 +353,18 @@ def gradient_norms() -> str:
 
 
 def speed_of_peers() -> str:
-    """The table of speed: each framework beside its peer."""
+    """Return the table of speed: each framework beside its peer."""
     measured = document("performance")
     return shown(measured if glance.pairs(measured, loop=False) else None, lambda made: glance.table(made, loop=False))
 
 
 def part(name: str, table: Callable[[Any], str]) -> Callable[[], str]:
-    """A table of docs/performance.md."""
+    """Return a table of docs/performance.md."""
     return lambda: shown(document("performance").get(name), table)
 
 
 def other_frameworks() -> str:
-    """What the same work takes in other frameworks, in the documents that have them."""
+    """Return what the same work takes in other frameworks, in the documents that have them."""
     measured = document("performance")
     made = measured.get("inprocess")
     pfl = {} if is_missing(made) else {"pfl": made["pfl"]}
@@ -373,14 +373,14 @@ def other_frameworks() -> str:
 
 
 def measured_on() -> str:
-    """The client of the benchmarks."""
+    """Return the client of the benchmarks."""
     told = document("performance")["client"]
     packages = ", ".join(f"{name} {told[name]}" for name in ("flwr", "ray", "torch", "numpy", "numba") if name in told)
     return f"Python {told['python']} on {told['cores']} cores, {packages}."
 
 
 def powers() -> str:
-    """The powers fitted to tran-cutkosky-2022's gradient norms."""
+    """Return the powers fitted to tran-cutkosky-2022's gradient norms."""
     name = "tran-cutkosky-2022"
     made = document(name)
     _, fitted = tables_of(made, name, PAPERS[name].table)
@@ -410,7 +410,7 @@ def bounded_steps() -> str:
 
 
 def gained_by_noise() -> str:
-    """What `decay` gains on `cancelling`, a line for each setting."""
+    """Return what `decay` gains on `cancelling`, a line for each setting."""
     gains: dict[str, list[str]] = {}
     for row in document("tuning")["noise"]["rows"]:
         gained = row["gained"]
@@ -421,7 +421,7 @@ def gained_by_noise() -> str:
 
 
 def noted(name: str) -> Callable[[], str]:
-    """A table of docs/results/noted.json: figures that were measured once, which no command writes."""
+    """Return a table of docs/results/noted.json: figures that were measured once, which no command writes."""
 
     def table() -> str:
         found = document("noted")[name]
@@ -504,7 +504,7 @@ LINK = re.compile(r"^\[Table: ([\w-]+)\]\(results/[\w-]+\.json\)$", re.MULTILINE
 
 
 def filled(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
-    """A page's text with what stands between marks written anew; links to tables stay links.
+    """Return a page's text with what stands between marks written anew; links to tables stay links.
 
     Raises
     ------
@@ -522,7 +522,7 @@ def filled(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
 
 
 def built(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
-    """A page's text as the site shows it: each link to a table is the table.
+    """Return a page's text as the site shows it: each link to a table is the table.
 
     Raises
     ------

@@ -80,12 +80,12 @@ linear model, delta = 1e-5."""
 
 
 def drawn(document: Mapping[str, Any]) -> dict[Line, list[Mapping[str, Any]]]:
-    """The lines that the document has, with their rows."""
+    """Return the lines that the document has, with their rows."""
     return {line: rows for line in (NOISELESS, *LINES, SINGLE) if (rows := line.rows(document))}
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """The README's table: a line for each of the strictest epsilons, one pair of columns."""
+    """Return the README's table: a line for each of the strictest epsilons, one pair of columns."""
     ours = {(line, epsilon_name(row["epsilon"])): _cell(row) for line in LINES for row in line.rows(document)}
     epsilons = {epsilon_name(row["epsilon"]): row["epsilon"] for row in RELEASES.rows(document)}
     few, one, two, *_ = epsilons
@@ -165,7 +165,7 @@ def _without_sums(guarantee: Guarantee) -> Guarantee:
 
 
 def percent_text(value: float) -> str:
-    """A percentage as the picture shows it."""
+    """Return a percentage as the picture shows it."""
     return f"{value:.1f}"
 
 

@@ -66,7 +66,7 @@ def shares(engine: str, rounds: int) -> dict[str, float]:
 
 
 def table(document: dict[str, dict[str, float]]) -> str:
-    """The shares as Markdown."""
+    """Return the shares as Markdown."""
     lines = ["| engine | where its time goes |", "|---|---|"]
     for engine, kinds in document.items():
         lines.append(

@@ -50,7 +50,7 @@ _TIMEOUT_S = 900.0
 
 
 def plain_config(rounds: int, points: int) -> dict[str, Any]:
-    """What the plain app is asked for."""
+    """Return what the plain app is asked for."""
     model = prepare(configuration(rounds)).model
     rows, columns = model.shapes[0]
     return {
@@ -102,7 +102,7 @@ def run_once(candidate: str, rounds: int) -> dict[str, float]:
 
 
 def write_timed_app(folder: Path) -> None:
-    """A Flower App of our ClientApp, and of a ServerApp that notes when rounds end."""
+    """Write a Flower App of our ClientApp, and of a ServerApp that notes when rounds end."""
     shutil.copytree(_HERE / "timed_app", folder, ignore=shutil.ignore_patterns("__pycache__"))
     keys = toml_document(RunConfig().to_mapping())
     (folder / "pyproject.toml").write_text(
@@ -154,7 +154,7 @@ class _PicklingGrid(InProcessGrid):
 
 
 def looked_into(candidate: str, rounds: int = 12) -> dict[str, dict[str, float]]:
-    """What messages weigh and how long their parts take beside transport, after the second round."""
+    """Return what messages weigh and how long their parts take beside transport, after the second round."""
     with _as_worker():
         grid = _run_over(_PicklingGrid, candidate, rounds)
     parts, sizes = (zip(*rows[2 * PER_ROUND :], strict=True) for rows in (grid.seconds, grid.sizes))
@@ -193,7 +193,7 @@ def _run_over(grid_type: type[Any], candidate: str, rounds: int) -> Any:
 
 
 def _module(name: str) -> ModuleType:
-    """A module of the plain app, which is no package."""
+    """Return a module of the plain app, which is no package."""
     spec = importlib.util.spec_from_file_location(f"fedavg_{name}", _HERE / "fedavg_app" / f"{name}.py")
     if spec is None or spec.loader is None:
         raise ImportError(f"Expected {name}.py in the plain app's folder.")
@@ -239,7 +239,7 @@ def measure(repeats: int, rounds: int = ROUNDS, strategies: Iterable[str] = ("mu
 
 
 def table(document: dict[str, Any]) -> str:
-    """The measurement as Markdown."""
+    """Return the measurement as Markdown."""
     lines = [
         "| | messages/s | request, kB | reply, kB | reply with state, kB | a round, s | start, s | peak memory MiB |",
         "|---|---|---|---|---|---|---|---|",

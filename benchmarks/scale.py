@@ -184,7 +184,7 @@ def measure(repeats: int, row_cache_mib: float) -> list[dict[str, float]]:
 
 
 def table(rows: Document) -> str:
-    """The rows as a Markdown table, what a client costs, and the estimate that is made from it."""
+    """Return the rows as a Markdown table, what a client costs, and the estimate that is made from it."""
     lines = [
         "| M | m | d | rounds | updates/s | peak memory MiB | of that imports MiB | data MiB | all else MiB | "
         "before the first round, s | afterwards, s |",

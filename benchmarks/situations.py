@@ -70,7 +70,7 @@ def numbers(
 
 
 def one_hot(codes: NDArray[np.integer], categories: int) -> NDArray[np.floating]:
-    """A column of categories as a row of norm 1; a blank (-1) is all zeros."""
+    """Return a column of categories as a row of norm 1; a blank (-1) is all zeros."""
     return (codes[:, None] == np.arange(categories)).astype(np.float64)
 
 
@@ -101,7 +101,7 @@ def _clouds(norm: float, spread: float, classes: int, width: int, skewed: bool, 
 
 
 def _people(kind: str) -> Rows:
-    """A made-up table of people with numbers, categories and blanks, and whether something happens to each."""
+    """Return a made-up table of people with numbers, categories and blanks, and whether something happens to each."""
     generator = _generator("people", kind)
     count, base = 8000, {"a": 0.0, "b": -1.2, "c": 0.5}[kind]
     age = generator.integers(18, 95, count).astype(float)
@@ -148,7 +148,7 @@ def _root() -> Path:
 
 
 def _cifar() -> Rows:
-    """A subset of CIFAR-10, in means over 4 x 4 pixels of each colour."""
+    """Return a subset of CIFAR-10, in means over 4 x 4 pixels of each colour."""
     found = np.load(_root() / "cifar10" / "cifar10-subset.npz")
     images = found["images"].reshape(-1, 8, 4, 8, 4, 3).mean(axis=(2, 4)) / 255
     return images.reshape(len(images), -1), found["labels"]
@@ -346,7 +346,7 @@ def norm_of(situation: Situation) -> float:
 
 
 def cells(situation: Situation, fewest: int) -> Iterator[dict[str, Any]]:
-    """Settings to try: clip in R, step in 1 / (clip R), rounds; at least 75."""
+    """Yield settings to try: clip in R, step in 1 / (clip R), rounds; at least 75."""
     norm = norm_of(situation)
     if not situation.stream:
         travels = (0.02, 0.06, 0.2, 0.6) if situation.data == "communities" else (2, 6, 20, 60)
@@ -403,7 +403,7 @@ def _r2(result: RunResult) -> float:
 
 
 def majority(situation: Situation) -> float:
-    """What always naming the most frequent class scores, on the training samples."""
+    """Return what always naming the most frequent class scores, on the training samples."""
     from murmurfl.app.data.loading import load_dataset
     from murmurfl.app.settings.run_config import RunConfig
 
@@ -420,7 +420,9 @@ def fewest_samples(situation: Situation) -> int:
 
 
 def condensed(situation: Situation, cell: Mapping[str, Any]) -> dict[str, Any]:
-    """The same run with one client that has all samples: as much noise in a round's mean, for a fraction of the time.
+    """Return the same run with one client that has all samples.
+
+    As much noise in a round's mean, for a fraction of the time.
 
     The mean of M clients' releases of b samples has noise of 2 S / (mu b sqrt(M)), and one client's release of M b
     samples as much at mu / sqrt(M).
@@ -434,7 +436,10 @@ def condensed(situation: Situation, cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grid(situation: Situation) -> dict[str, Any]:
-    """The best cell of the grid: found with one client, and chosen among the best on fresh seeds with all clients."""
+    """Return the best cell of the grid.
+
+    Found with one client, and chosen among the best on fresh seeds with all clients.
+    """
     tried = list(cells(situation, fewest_samples(situation)))
     seeds = range(1, 1 + (SPLITS if situation.splits else GRID_SEEDS))
     scores = [fmean(score(situation, condensed(situation, cell), seed) for seed in seeds) for cell in tried]
@@ -447,7 +452,7 @@ def grid(situation: Situation) -> dict[str, Any]:
 
 
 def auto(situation: Situation) -> dict[str, Any]:
-    """What ``strategy = auto`` reaches."""
+    """Return what ``strategy = auto`` reaches."""
     own = {
         "strategy": "auto",
         **({"strategy.stream": True, "strategy.sample-uses": "once"} if situation.stream else {}),
@@ -457,7 +462,7 @@ def auto(situation: Situation) -> dict[str, Any]:
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """A row a situation: the best of the grid, auto, and what it misses."""
+    """Return a row a situation: the best of the grid, auto, and what it misses."""
     lines = ["| situation | majority | best of the grid | auto | miss | kept |", "|---|---|---|---|---|---|"]
     misses = []
     for one in SITUATIONS:

@@ -27,7 +27,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def sources(*folders: str) -> dict[str, str]:
-    """The Python files below these folders, by their path."""
+    """Return the Python files below these folders, by their path."""
     paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
@@ -70,7 +70,7 @@ def declarations(texts: Mapping[str, str]) -> Counter[str]:
 
 
 def setting_declarations() -> dict[str, int]:
-    """The same for the keys of a run's configuration, most often declared first."""
+    """Return the same for the keys of a run's configuration, most often declared first."""
     from murmurfl.app.settings.run_config import RunConfig
 
     found = declarations(sources(*PRODUCT))
@@ -121,7 +121,7 @@ def called(seen: Callable[[str], None]) -> Iterator[None]:
 
 
 def release() -> dict[str, int]:
-    """Calls of functions of ours, and files and rooms they stand in, for one simulated release: the second."""
+    """Return calls of functions of ours, and files and rooms they stand in, for one simulated release: the second."""
     from flwr.clientapp import ClientApp
     from murmurfl.app import simulate
 
@@ -148,7 +148,7 @@ def release() -> dict[str, int]:
 
 
 def preparation() -> dict[str, int]:
-    """The same for what makes an experiment of a configuration."""
+    """Return the same for what makes an experiment of a configuration."""
     from murmurfl.app.runs.experiment import prepare
     from murmurfl.app.settings.run_config import RunConfig
 

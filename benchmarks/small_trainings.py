@@ -101,7 +101,7 @@ class UpdateTraining:
         return int(_data(self.data)[1].max()) + 1
 
     def start(self) -> Arrays:
-        """The first model."""
+        """Return the first model."""
         width, generator = _data(self.data)[0].shape[1], np.random.Generator(np.random.Philox(key=2))
         sizes = [width, *([self.hidden] if self.hidden else []), self.classes]
         made: Arrays = []
@@ -117,7 +117,7 @@ class UpdateTraining:
         return [np.sort(part) for part in np.array_split(order, self.clients)]
 
     def trained(self, model: Arrays, part: NDArray[np.int64], seed: tuple[int, int]) -> Arrays:
-        """A client's own training: stochastic gradient descent on its samples."""
+        """Return a client's own training: stochastic gradient descent on its samples."""
         features, labels = _data(self.data)[0][part], _data(self.data)[1][part]
         generator = np.random.Generator(np.random.Philox(key=seed[0] * 1000 + seed[1]))
         model = [values.copy() for values in model]
@@ -141,7 +141,7 @@ class UpdateTraining:
 
     @lru_cache(maxsize=64)  # noqa: B019 - a frozen value, made once
     def noiseless(self) -> tuple[float, float]:
-        """The accuracy without noise and clip, and which part of the longest path clipped updates use."""
+        """Return the accuracy without noise and clip, and which part of the longest path clipped updates use."""
         model, clipped, total = self.start(), self.start(), 0.0
         parts = self.parts()
         for turn in range(self.rounds):
@@ -157,7 +157,7 @@ class UpdateTraining:
         return self.accuracy(model), float(np.linalg.norm(total)) / (self.rounds * self.clip_norm)
 
     def run(self, mu: float, seed: int = 1) -> Outcome:
-        """The training with noise for this mu: mod, messages and strategy, as a project has them."""
+        """Return the training with noise for this mu: mod, messages and strategy, as a project has them."""
         policy = UpdatePolicy(clip_norm=self.clip_norm, mu=mu, max_participations=self.rounds)
         app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy, seed=seed)])
         parts, start = self.parts(), self.start()
@@ -178,7 +178,7 @@ class UpdateTraining:
         return Outcome(strategy.forecast, accuracy, self.noiseless()[0], self.majority)
 
     def at(self, typical_ratio: float, seed: int = 1) -> Outcome:
-        """The training with the mu at which the forecast is this ratio of noise to a typical update."""
+        """Return the training with the mu at which the forecast is this ratio of noise to a typical update."""
         values = sum(part.size for part in self.start())
         wanted = typical_ratio * 0.7
         return self.run(2.0 * np.sqrt(values / self.clients) / wanted, seed)
@@ -235,7 +235,7 @@ class SampleTraining:
     settings: tuple[tuple[str, Any], ...]
 
     def run(self, mu: float, seed: int = 1) -> Outcome:
-        """The run with noise for this mu."""
+        """Return the run with noise for this mu."""
         made = simulate(RunConfig.from_mapping({**dict(self.settings), "mu": mu, "seed": seed}))
         if made.forecast is None or made.accuracy is None:
             raise AssertionError("no forecast or no accuracy of a run with noise")
@@ -245,13 +245,13 @@ class SampleTraining:
 
     @lru_cache(maxsize=64)  # noqa: B019 - a frozen value, made once
     def noiseless(self, seed: int = 1) -> float:
-        """The accuracy of the same run without noise."""
+        """Return the accuracy of the same run without noise."""
         settings = without_unread({**dict(self.settings), "mechanism": "none", "seed": seed})
         made = simulate(RunConfig.from_mapping(settings))
         return float(made.accuracy or 0.0)
 
     def at(self, typical_ratio: float, seed: int = 1) -> Outcome:
-        """The run with about the mu at which the forecast is this ratio of noise to a typical update."""
+        """Return the run with about the mu at which the forecast is this ratio of noise to a typical update."""
         mu = 1.0
         for _ in range(4):  # rounds and clip may follow from mu
             found = self.run(mu, seed)

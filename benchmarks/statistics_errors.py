@@ -27,7 +27,7 @@ TRUSTS: tuple[tuple[Trust, dict[str, SumAssumption]], ...] = (
 
 
 def values(number: int, random: np.random.Generator) -> NDArray[np.float64]:
-    """The values of a column, from 0 to 1."""
+    """Return the values of a column, from 0 to 1."""
     count = CLIENTS * RECORDS
     even = random.random(count)
     shapes = (
@@ -41,7 +41,7 @@ def values(number: int, random: np.random.Generator) -> NDArray[np.float64]:
 
 
 def errors(columns: int, trust: Trust, sums: dict[str, SumAssumption]) -> tuple[float, float]:
-    """The largest error of a mean in percent of the range, and of a quantile in points of rank."""
+    """Return the largest error of a mean in percent of the range, and of a quantile in points of rank."""
     random = np.random.Generator(np.random.Philox(key=columns))
     data = np.stack([values(number, random) for number in range(columns)], axis=1)
     named = {f"x{number}": Column(kind="number", bounds=(0, 1)) for number in range(columns - 1)}
@@ -65,7 +65,7 @@ def errors(columns: int, trust: Trust, sums: dict[str, SumAssumption]) -> tuple[
 
 
 def table() -> str:
-    """The table of docs/swap-in.md."""
+    """Return the table of docs/swap-in.md."""
     lines = ["| columns | sums only: mean | quantile | untrusted server: mean | quantile |", "|---|---|---|---|---|"]
     for columns in COLUMNS:
         cells = [f"{error:.1f}" for trust, sums in TRUSTS for error in errors(columns, trust, sums)]

@@ -47,7 +47,7 @@ def measure(seeds: Iterable[int] = SEEDS) -> dict[str, Any]:
 
 
 def measure_real() -> list[dict[str, Any]]:
-    """Rounds an hour on real nodes, one of five late: two runs over the same nodes."""
+    """Return rounds an hour on real nodes, one of five late: two runs over the same nodes."""
     configs = (REAL, replace(REAL, quorum=0.8, num_rounds=PATIENT_ROUNDS))
     experiment, package = prepare(configs[-1]), str(Path(__file__).resolve().parents[1])
     log = _Log()
@@ -94,7 +94,7 @@ def _real(running: Deployment, config: RunConfig, folder: Path, log: _Log) -> di
 
 
 def _changed(config: RunConfig) -> dict[str, Any]:
-    """The keys that are not at their defaults."""
+    """Return the keys that are not at their defaults."""
     usual = RunConfig().to_mapping()
     return {name: value for name, value in config.to_mapping().items() if value != usual[name]}
 

@@ -46,7 +46,7 @@ class Stream:
         self._release = 0
 
     def seconds(self, rows: int) -> list[float]:
-        """The time of each of the next rows."""
+        """Return the time of each of the next rows."""
         times = []
         for _ in range(rows):
             start = time.perf_counter()
@@ -58,7 +58,7 @@ class Stream:
 
 
 def jax_python() -> Path:
-    """The interpreter of jax_privacy's environment, which is made when it is missing."""
+    """Return the interpreter of jax_privacy's environment, which is made when it is missing."""
     python = _ENVIRONMENT / ("Scripts" if os.name == "nt" else "bin") / "python"
     works = [str(python), "-c", "import jax_privacy.matrix_factorization"]
     if not python.exists() or subprocess.run(works, check=False, capture_output=True).returncode:
@@ -97,7 +97,7 @@ def measure(batches: int = 10) -> dict[str, Any]:
 
 
 def table(document: dict[str, Any]) -> str:
-    """The measurement as Markdown."""
+    """Return the measurement as Markdown."""
     titles = {"independent": "independent", "blt": f"blt, {BUFFERS} buffers", "banded": f"banded, {BANDS} bands"}
     version = document["versions"]["jax-privacy"]
     lines = [

@@ -254,7 +254,7 @@ def central(result: Any) -> float:
 
 
 def shown(document: dict[str, Any]) -> str:
-    """A row a table: means with their standard errors."""
+    """Return a row a table: means with their standard errors."""
     columns = ("central", "sums", "untrusted", "central private", "alone")
     lines = [
         f"| table | rows | {' | '.join(columns)} | majority | seconds |",

@@ -12,7 +12,10 @@ WHY = "not_measured"
 
 
 def measured(name: str, measure: Callable[[], Any]) -> Any:
-    """A part's document, or why there is none; the error is printed, and what it says of this computer stays here."""
+    """Return a part's document, or why there is none.
+
+    The error is printed, and what it says of this computer stays here.
+    """
     try:
         return measure()
     except Exception as error:
@@ -22,12 +25,12 @@ def measured(name: str, measure: Callable[[], Any]) -> Any:
 
 
 def is_missing(document: Any) -> bool:
-    """Whether a part has no figures."""
+    """Return True if a part has no figures."""
     return document is None or (isinstance(document, Mapping) and WHY in document)
 
 
 def shown(document: Any, table: Callable[[Any], str]) -> str:
-    """A part's table, or that there is none."""
+    """Return a part's table, or that there is none."""
     if document is None:
         return "Not measured yet."
     return f"Not measured: {document[WHY]} where the others ran." if is_missing(document) else table(document)

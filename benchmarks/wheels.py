@@ -66,23 +66,23 @@ class NoWheelError(Exception):
 
 
 def base_dependencies() -> list[str]:
-    """What the project's base asks for."""
+    """Return what the project's base asks for."""
     return tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
 
 
 def pythons() -> list[str]:
-    """The versions of Python that the project declares."""
+    """Return the versions of Python that the project declares."""
     classifiers = "\n".join(tomllib.loads(PROJECT.read_text())["project"]["classifiers"])
     return re.findall(r"^Programming Language :: Python :: (3\.\d+)$", classifiers, flags=re.MULTILINE)
 
 
 def there(python: str) -> str:
-    """What conditions of dependencies are evaluated with, on that computer."""
+    """Return what conditions of dependencies are evaluated with, on that computer."""
     return f"python_version={python},python_full_version={python}.0,platform_machine={ARCHITECTURE}"
 
 
 def resolved(requirements: Sequence[str], python: str) -> list[Wheel]:
-    """The wheels that pip would install for one Python on aarch64, transitively.
+    """Return the wheels that pip would install for one Python on aarch64, transitively.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def resolved(requirements: Sequence[str], python: str) -> list[Wheel]:
 
 
 def wheels(report: Mapping[str, Any]) -> list[Wheel]:
-    """The wheels of pip's report.
+    """Return the wheels of pip's report.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def wheels(report: Mapping[str, Any]) -> list[Wheel]:
 
 
 def row(python: str, found: Sequence[Wheel]) -> dict[str, Any]:
-    """A line of the table."""
+    """Return a line of the table."""
     compiled = [wheel for wheel in found if wheel.is_compiled]
     return {
         "Python": python,
@@ -131,7 +131,7 @@ def row(python: str, found: Sequence[Wheel]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The lines as a table."""
+    """Return the lines as a table."""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *([str(value) for value in one.values()] for one in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -47,7 +47,7 @@ def processor_seconds(state: dict[str, Any], worker: int) -> float:  # noqa: ARG
 
 
 def _rounds(clients: Any, config: Any, after_first: Callable[[], None] = list) -> tuple[list[float], list[float], Any]:
-    """The wall-clock and processor seconds of each round but the first, and the result."""
+    """Return the wall-clock and processor seconds of each round but the first, and the result."""
     from murmurfl.app.runs.training_run import run_experiment
 
     ended: list[tuple[float, float]] = []
@@ -67,7 +67,7 @@ def _extend(seconds: list[float], pool: Any) -> None:
 
 
 def measure(workers: int = 2, rounds: int = ROUNDS, repeats: int = 3) -> dict[str, Any]:
-    """Rounds in one process and over workers, in turns; medians of the rounds of all repeats."""
+    """Return rounds in one process and over workers, in turns; medians of the rounds of all repeats."""
     import logging
 
     from murmurfl.app.engines.cohort import CohortClients
@@ -119,7 +119,7 @@ def measure(workers: int = 2, rounds: int = ROUNDS, repeats: int = 3) -> dict[st
 
 
 def table(document: dict[str, Any]) -> str:
-    """The measurements as a Markdown table."""
+    """Return the measurements as a Markdown table."""
     workers, spent = document["workers"], document["processor_seconds_a_round"]
     rates = document["updates_per_second"]
     lines = [

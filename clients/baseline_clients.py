@@ -148,7 +148,7 @@ class DelayedMomentumClient(PrivateClient):
             )
 
     def release(self, request: Request) -> Release:
-        """The client's momentum with noise, for a request that has passed every check."""
+        """Return the client's momentum with noise, for a request that has passed every check."""
         point, t = request.query_points[0], float(request.server_round)
 
         def corrected(releases: int, noted: State) -> Callable[[slice], NDArray[np.floating]]:
@@ -189,7 +189,7 @@ class DelayedMomentumClient(PrivateClient):
 
 
 def _last_participation(releases: int, noted: State) -> tuple[float, NDArray[np.floating]] | None:
-    """The round of a client's last release and its query point, None before the first."""
+    """Return the round of a client's last release and its query point, None before the first."""
     if not releases:
         return None
     if len(noted) != 2:

@@ -50,5 +50,5 @@ class GradientUpdateClient(PrivateClient):
         return sent, samples if counted else 1, {**entries, **stated}
 
     def statement(self, session: str) -> dict[str, Any]:
-        """The client's privacy statement with its unit."""
+        """Return the client's privacy statement with its unit."""
         return {**super().statement(session), "unit": "sample", "evaluation-allowed": False}

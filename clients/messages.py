@@ -62,7 +62,7 @@ class Request:
 
 
 def malformed(reason: str) -> RefusedError:
-    """The refusal of a malformed request; the reason must depend on the request alone."""
+    """Return the refusal of a malformed request; the reason must depend on the request alone."""
     return RefusedError(protocol.MALFORMED_REQUEST, f"malformed request: {reason}")
 
 
@@ -85,7 +85,7 @@ def check_addressed(config: Mapping[str, Any], name: str) -> None:
 
 
 def skipped_entry(config: Mapping[str, Any]) -> bool:
-    """Whether the request says that the sum with the acknowledged release was skipped."""
+    """Return True if the request says that the sum with the acknowledged release was skipped."""
     return protocol.SKIPPED in config and integer_entry(config, protocol.SKIPPED, 0, 1) == 1
 
 
@@ -157,7 +157,7 @@ _known_as_worker = False
 
 
 def kept_by_node(context: Context) -> dict[str, Any] | None:
-    """What a simulation's node keeps in this process between messages; None outside a simulation.
+    """Return what a simulation's node keeps in this process between messages; None outside a simulation.
 
     No other node sees it, and it ends with the run. Another worker may have had the node's message before: only what
     does not change in a run may be kept, the rest is in the context's state, which travels (:func:`state_travels`).
@@ -177,7 +177,7 @@ def kept_by_node(context: Context) -> dict[str, Any] | None:
 
 
 def in_simulation() -> bool:
-    """Whether this process is a simulation's worker: no message can make it look like one."""
+    """Return True if this process is a simulation's worker: no message can make it look like one."""
     return _in_process.get() is not None or _is_worker()
 
 
@@ -192,7 +192,7 @@ def _is_worker() -> bool:
 
 
 def state_travels() -> bool:
-    """Whether a simulated client's state returns with each reply; with an engine in this process it stays."""
+    """Return True if a simulated client's state returns with each reply; with an engine in this process it stays."""
     return _in_process.get() is None
 
 
@@ -219,7 +219,7 @@ _INTERNAL = "internal error; the client's own log says more"
 
 
 def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
-    """The reply to a message: what ``handle`` gives, or an error whose text says nothing of any data.
+    """Return the reply to a message: what ``handle`` gives, or an error whose text says nothing of any data.
 
     No text of an exception leaves the client but that of a :class:`~murmurfl.privacy.RefusedError`, which is fixed.
     That it failed, and in which of these ways, does.
@@ -251,7 +251,10 @@ _PLAIN = frozenset((int, float, str, bytes, bool))
 
 
 def entry_records(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a reply as records: numbers in a MetricRecord, the others in a ConfigRecord, if there are any."""
+    """Return the entries of a reply as records.
+
+    Numbers in a MetricRecord, the others in a ConfigRecord, if there are any.
+    """
     numbers: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, value in values.items():
@@ -273,7 +276,7 @@ def array_record(names: Sequence[str], arrays: Sequence[NDArray[Any]]) -> ArrayR
 
 
 def reply_content(records: Mapping[str, Any]) -> RecordDict:
-    """Records as the content of a reply."""
+    """Return records as the content of a reply."""
     return _put(RecordDict(), records)
 
 
@@ -285,7 +288,7 @@ def _array(values: NDArray[Any]) -> Array:
 
 
 def own_array(array: Array) -> Array:
-    """A new Array with the bytes of another one."""
+    """Return a new Array with the bytes of another one."""
     own = Array.__new__(Array)
     vars(own).update(dtype=array.dtype, shape=array.shape, stype=array.stype, data=array.data)
     return own
@@ -297,7 +300,7 @@ def plain_record(values: dict[str, Any]) -> ConfigRecord:
 
 
 def _record(kind: type[RecordT], values: dict[str, Any]) -> RecordT:
-    """A record with these values."""
+    """Return a record with these values."""
     plain = _NUMBERS if kind is MetricRecord else _PLAIN
     for name, value in values.items():
         if type(name) is not str or type(value) not in plain:
@@ -318,7 +321,7 @@ def _put(record: AnyT, values: Mapping[str, Any]) -> AnyT:
 def statement_entries(
     privatizer: LedgeredPrivatizer, session: str, beside: Sequence[LedgeredPrivatizer] = ()
 ) -> dict[str, Any]:
-    """A client's figures of a session, spent and guaranteed, as plain values; independent of its data.
+    """Return a client's figures of a session, spent and guaranteed, as plain values; independent of its data.
 
     The answers to queries by the clients ``beside`` it are in sessions of their own; the figures are of all together.
     """
@@ -349,7 +352,7 @@ def statement_entries(
 
 
 def _with_release(statement: PrivacyStatement, other: LedgeredPrivatizer) -> PrivacyStatement:
-    """A session's statement with the one release of another session added."""
+    """Return a session's statement with the one release of another session added."""
     # The mean takes every sample, so none are used before it. An evaluation comes last, and is counted from the first
     # release on, as it is reserved.
     spent = other.plan.mu if statement.samples_used else 0.0
@@ -398,7 +401,7 @@ def outgoing_reply(
     session: str,
     policy: PrivacyPolicy,
 ) -> tuple[list[NDArray[Any]], dict[str, Any]]:
-    """The arrays of a reply with a recorded release, in the model's shapes, and the entries beside them.
+    """Return the arrays of a reply with a recorded release, in the model's shapes, and the entries beside them.
 
     Under secure aggregation these are the masked counts, uint64, with header, seals and signature: nothing is sent that
     :class:`~murmurfl.privacy.sums.masking.Masking` did not mask, on a real client and in a simulation. Otherwise they
@@ -448,7 +451,7 @@ def log_own_forecast(name: str, privatizer: LedgeredPrivatizer, *, unit: str = "
 
 
 def own_forecast(privatizer: LedgeredPrivatizer, *, unit: str = "") -> str:
-    """A sentence on a client's noise beside its longest update, and on how many such clients are needed.
+    """Return a sentence on a client's noise beside its longest update, and on how many such clients are needed.
 
     It follows from the client's policy and the public number of samples alone, and is empty without noise. ``unit`` is
     protected as a whole: "sample", "owner" or "client"; default the policy's.

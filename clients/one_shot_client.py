@@ -184,12 +184,12 @@ class StatisticsClient(PrivateClient):
         gradients.rows.check_policy(policy)
 
     def batch(self, request: Request, samples: slice) -> NDArray[np.float64]:
-        """The places of a slice of the records."""
+        """Return the places of a slice of the records."""
         rows: Any = self.gradients
         return rows.places.batch(self.samples, samples)
 
     def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
-        """The rows of records with these places, row i from record i alone."""
+        """Return the rows of records with these places, row i from record i alone."""
         return self.gradients((), samples)
 
     def public_entries(self, of: str) -> dict[str, Any]:

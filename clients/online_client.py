@@ -86,7 +86,7 @@ def declares_itself_convex(gradients: PerSampleGradients) -> TypeGuard[ConvexSmo
 
 
 def longest_gradient(gradients: PerSampleGradients, clip_norm: float) -> float:
-    """The length that the rounding of a gradient is relative to: its bound, or S where it has none."""
+    """Return the length that the rounding of a gradient is relative to: its bound, or S where it has none."""
     bound = float(getattr(gradients, "gradient_bound", math.inf))
     return max(clip_norm, bound) if math.isfinite(bound) else clip_norm
 
@@ -204,14 +204,14 @@ class LocalStepsClient(PrivateClient):
         )
 
     def _start_of(self, request: Request, called: str) -> NDArray[np.float64]:
-        """The query point as one vector, or a refusal if it is too far away."""
+        """Return the query point as one vector, or a refusal if it is too far away."""
         start = flat_point(request.query_points[0])
         if not self._reaches(start):
             raise malformed(f"the {called} is too far away")
         return start
 
     def _reaches(self, start: NDArray[np.float64]) -> bool:
-        """Whether a point is near enough for rounding to stay within what is charged."""
+        """Return True if a point is near enough for rounding to stay within what is charged."""
         with np.errstate(over="ignore"):
             return bool(np.linalg.norm(start) <= self._farthest)
 
@@ -228,7 +228,7 @@ def local_updates(
     *,
     clip_norm: float | None = None,
 ) -> NDArray[np.float64]:
-    """The mean gradient g along tau local steps of each of several clients, shape (clients, d): a pure function.
+    """Return the mean gradient g along tau local steps of each of several clients, shape (clients, d): a pure function.
 
     It is accumulated as a sum of gradients, not as a difference of iterates.
 
@@ -353,12 +353,12 @@ class OnlineClient(LocalStepsClient):
             )
 
     def release(self, request: Request) -> Release:
-        """The client's next release; refused if rounding at the query point could undo the guarantee."""
+        """Return the client's next release; refused if rounding at the query point could undo the guarantee."""
         self._start_of(request, "query point")
         return super().release(request)
 
     def contribution(self, request: Request, samples: Any) -> NDArray[np.floating]:
-        """The mean gradient g of this round, shape (1, d)."""
+        """Return the mean gradient g of this round, shape (1, d)."""
         return _updates([self], self.gradients, flat_point(request.query_points[0]), samples)
 
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
@@ -403,7 +403,7 @@ def _updates(
 
 
 def farthest_point(gradients: ConvexSmoothGradients, learning_rate: float, clip_norm: float, steps: int) -> float:
-    r"""The largest L2 norm, at most 1e100, of a query point for which ``contractive`` holds in float64.
+    r"""Return the largest L2 norm, at most 1e100, of a query point for which ``contractive`` holds in float64.
 
     Parameters
     ----------

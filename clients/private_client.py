@@ -210,7 +210,7 @@ class PrivateClient(NumPyClient):
         """Refuse a model with which this kind of client could not keep what the policy guarantees."""
 
     def point_weights(self, server_round: int) -> tuple[float, ...] | None:
-        """The public weights lambda_j of a contribution sum_j lambda_j grad f(point_j; z) in round t, from 1.
+        """Return the public weights lambda_j of a contribution sum_j lambda_j grad f(point_j; z) in round t, from 1.
 
         None if the contribution is something else: then :meth:`contribution` says what.
         """
@@ -312,7 +312,7 @@ class PrivateClient(NumPyClient):
         return sent, release.samples, metrics
 
     def released(self, request: Request) -> Release:
-        """The release that a checked request asks for: :meth:`release`, or the answer to a query beside it."""
+        """Return the release that a checked request asks for: :meth:`release`, or the answer to a query beside it."""
         part = self.parts.get(request.of)
         return self.release(request) if part is None else part.answer(request, partial(self.batch, request))
 
@@ -323,13 +323,13 @@ class PrivateClient(NumPyClient):
         return {protocol.SENSITIVITY: privatizer.plan.sensitivity, **entries}
 
     def batch(self, request: Request, samples: slice) -> Any:
-        """Samples for a request: as they are, or as its public input has them seen."""
+        """Return samples for a request: as they are, or as its public input has them seen."""
         if self.giver is None or request.public_input is None:
             return self.samples[samples]
         return self.giver.seen(samples, request.public_input)
 
     def release(self, request: Request) -> Release:
-        """The client's next release, for a request that has passed every check.
+        """Return the client's next release, for a request that has passed every check.
 
         Notes
         -----
@@ -345,7 +345,7 @@ class PrivateClient(NumPyClient):
         )
 
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
-        """The contribution to a release; called where a failure to load or to compute it does not show."""
+        """Return the contribution to a release; called where a failure to load or to compute it does not show."""
         batch = self.batch(request, samples)
         # A subclass that overrides the contribution does not follow the weights.
         follows_weights = type(self).contribution is PrivateClient.contribution
@@ -377,7 +377,7 @@ class PrivateClient(NumPyClient):
         raise malformed("the query is not one this client answers")
 
     def statement(self, session: str) -> dict[str, Any]:
-        """The client's figures of a session, spent and guaranteed, as plain values."""
+        """Return the client's figures of a session, spent and guaranteed, as plain values."""
         kind = self.record_kind
         said = {protocol.RECORD: kind, **self._schema} if kind else {}
         return {**statement_entries(self.privatizer, session, self.beside), **said}
@@ -413,7 +413,7 @@ ClientFunction = Callable[[Context], NumPyClient | Client]
 
 
 def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -> ClientApp:
-    """A Message-API ``ClientApp`` from a function that makes a ``NumPyClient``.
+    """Return a Message-API ``ClientApp`` from a function that makes a ``NumPyClient``.
 
     Parameters
     ----------
@@ -440,14 +440,17 @@ def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -
 
 
 def serving(app: ClientApp, client_fn: ClientFunction) -> ClientApp:
-    """The app, with the functions of :func:`numpy_client_app` for its messages."""
+    """Return the app, with the functions of :func:`numpy_client_app` for its messages."""
     for kind, register in (("train", app.train), ("evaluate", app.evaluate), ("query", app.query)):
         register()(_handler(client_fn, kind))
     return app
 
 
 def handled(client_fn: ClientFunction, kind: str, content: RecordDict, context: Context) -> RecordDict:
-    """The content of a reply to a message of a kind: train, evaluate or query; raises what the client refuses with."""
+    """Return the content of a reply to a message of a kind.
+
+    Train, evaluate or query; raises what the client refuses with.
+    """
     return {"train": _train, "evaluate": _evaluate, "query": _query}[kind](_client(client_fn, context), content)
 
 

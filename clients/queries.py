@@ -90,11 +90,11 @@ class ClientQuery:
         raise NotImplementedError(f"{type(self).__name__} must define query.")
 
     def measured(self, model: Sequence[NDArray[Any]], batch: Any) -> Any:
-        """What :meth:`Query.rows` takes, from a model (no arrays, for a query without one) and a batch of samples."""
+        """Return the arguments of :meth:`Query.rows` for a model (no arrays without one) and a batch of samples."""
         return batch
 
     def batch(self, samples: Samples, chosen: slice) -> Any:
-        """A slice of the samples, for a query that is at no model."""
+        """Return a slice of the samples, for a query that is at no model."""
         return samples[chosen]
 
     def trained_on(self, samples: int) -> int:
@@ -120,7 +120,7 @@ class ClientQuery:
         return values
 
     def seen(self, batch: Any, public: PublicInput) -> Any:
-        """A batch of samples as everything else sees it, given what was made of the answer."""
+        """Return a batch of samples as everything else sees it, given what was made of the answer."""
         return batch
 
     def check_beside(self, policy: PrivacyPolicy) -> None:
@@ -128,7 +128,7 @@ class ClientQuery:
         check_beside(self.policy, policy, beside=self.query.setting, release=self.query.what)
 
     def part(self, context: QueryContext) -> QueryPart:
-        """The part of a client that answers."""
+        """Return the part of a client that answers."""
         return QueryPart(self, context)
 
 
@@ -222,7 +222,7 @@ class Centring(ClientQuery):
         return MeanRows(self.num_features)
 
     def seen(self, batch: Any, public: PublicInput) -> Any:
-        """A batch of samples, an array or a tuple that begins with their features, seen from a centre.
+        """Return a batch of samples, an array or a tuple that begins with their features, seen from a centre.
 
         Notes
         -----
@@ -295,7 +295,7 @@ class Evaluation(ClientQuery):
         return EvaluationRows(self.bins, self.scores_share)
 
     def measured(self, model: Sequence[NDArray[Any]], batch: Any) -> Measured:
-        """What the model makes of each sample."""
+        """Return what the model makes of each sample."""
         return self.measure(model, batch)
 
 
@@ -346,7 +346,7 @@ class Counting(ClientQuery):
         return StatisticsRows(self._places.columns)
 
     def batch(self, samples: Samples, chosen: slice) -> NDArray[np.float64]:
-        """The places of a slice of the records."""
+        """Return the places of a slice of the records."""
         return self._places.batch(samples, chosen)
 
     @cached_property
@@ -399,7 +399,7 @@ class QueryPart:
         return self.query.entries(float(self.privatizer.plan.noise_std), held_out=self.asked.held_out > 0)
 
     def answer(self, request: Request, batch: Callable[[slice], Any]) -> Release:
-        """The sum of the samples' rows, bounded and with noise; the only release of its session.
+        """Return the sum of the samples' rows, bounded and with noise; the only release of its session.
 
         ``batch`` gives a slice of the samples as the model of the request sees them.
         """
@@ -418,7 +418,7 @@ class QueryPart:
         return replace(self.privatizer.release(request.session, request.ack, rows), samples=self.samples)
 
     def seen(self, samples: slice, public: PublicInput) -> Any:
-        """A slice of the samples as everything else sees it, given what was made of the answer."""
+        """Return a slice of the samples as everything else sees it, given what was made of the answer."""
         if not self._keeps:
             return self.asked.seen(self._samples[samples], public)
         if self._public is None or not np.array_equal(self._public, public):
@@ -432,7 +432,7 @@ class QueryPart:
         return self.asked.batch(self._samples, chosen)
 
     def _rows(self, model: Sequence[NDArray[Any]], batch: Any) -> NDArray[np.float64]:
-        """The rows of a batch of samples, or of owners."""
+        """Return the rows of a batch of samples, or of owners."""
         with np.errstate(all="ignore"):  # a hostile model may make this overflow; the client bounds what comes
             if not self.privatizer.policy.samples_per_owner:
                 return self.query.rows(self.asked.measured(model, batch))
@@ -622,13 +622,13 @@ class EvaluationShare:
 
     @classmethod
     def of(cls, evaluation: float | EvaluationShare | None) -> EvaluationShare | None:
-        """An evaluation share from what a project wrote: a share of mu^2, an object of this class, or None."""
+        """Return an evaluation share from what a project wrote: a share of mu^2, an object of this class, or None."""
         if evaluation is None or isinstance(evaluation, EvaluationShare):
             return evaluation
         return cls(evaluation)
 
     def training(self, policy: PrivacyPolicy) -> PrivacyPolicy:
-        """The policy of the training, with what the evaluation leaves of the mu of a policy of both.
+        """Return the policy of the training, with what the evaluation leaves of the mu of a policy of both.
 
         The evaluation takes samples that a training may have used, so an order that uses each once, ever, becomes one
         in which the budget counts sessions together.
@@ -641,7 +641,7 @@ class EvaluationShare:
         )
 
     def evaluation(self, policy: PrivacyPolicy, measure: Measure | None, samples: Samples) -> Evaluation:
-        """A client's evaluation, from the policy of a training and an evaluation together."""
+        """Return a client's evaluation, from the policy of a training and an evaluation together."""
         if measure is None:
             raise ConfigurationError(
                 "Expected a model whose predictions can be right or wrong, got one that does not say: leave evaluation "

@@ -148,7 +148,10 @@ class ShuffledClient(LocalStepsClient):
             check_amplified(gradients, self.learning_rate, policy.clip_norm)
 
     def release(self, request: Request) -> Release:
-        """The end of the client's next epoch, as v; refused if rounding at its start could undo the guarantee."""
+        """Return the end of the client's next epoch, as v.
+
+        Refused if rounding at its start could undo the guarantee.
+        """
         start, policy = self._start_of(request, "starting point"), self.privatizer.policy
 
         def epoch(release: int, noise: Iterator[NDArray[np.float64]] | None) -> NDArray[np.float64]:
@@ -162,7 +165,7 @@ class ShuffledClient(LocalStepsClient):
         return self.privatizer.release_epoch(request.session, request.ack, epoch)
 
     def _gradient_in(self, order: list[int]) -> Callable[[NDArray[np.float64], int], NDArray[np.floating]]:
-        """The gradient at a point for step i of an epoch: on own samples in this order, then on public ones."""
+        """Return the gradient at a point for step i of an epoch: on own samples in this order, then on public ones."""
 
         def gradient(point: NDArray[np.float64], i: int) -> NDArray[np.floating]:
             source, j = (self.samples, order[i]) if i < len(order) else (self.public, i - len(order))
@@ -175,7 +178,7 @@ class ShuffledClient(LocalStepsClient):
         return gradient
 
     def _farthest_start(self) -> float:
-        """The largest norm of a starting point for which rounding stays within what is charged.
+        """Return the largest norm of a starting point for which rounding stays within what is charged.
 
         Under ``amplified`` every computed step moves iterates of two worlds apart by up to 2 eta D, with D the rounding
         of a gradient and its point (:func:`~murmurfl.clients.online_client.farthest_point`). If each step's noise hides
@@ -208,7 +211,10 @@ class ShuffledClient(LocalStepsClient):
         """None: these clients are few and their steps many, so they are asked one by one."""
 
     def statement(self, session: str) -> dict[str, Any]:
-        """The client's figures of a session and how an epoch is mixed: privacy is spent on private steps only."""
+        """Return the client's figures of a session and how an epoch is mixed.
+
+        Privacy is spent on private steps only.
+        """
         policy = self.privatizer.policy
         return {
             **super().statement(session),
@@ -219,7 +225,7 @@ class ShuffledClient(LocalStepsClient):
 
 
 def _is_amplified(policy: ShuffledPolicy) -> bool:
-    """Whether the guarantee rests on amplification by iteration; without noise there is nothing to amplify."""
+    """Return True if the guarantee rests on amplification by iteration; without noise there is nothing to amplify."""
     return policy.accounting_used == "amplified" and policy.mechanism != NO_NOISE
 
 

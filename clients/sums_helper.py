@@ -27,7 +27,7 @@ TOTAL = "total"
 
 
 def answer_helper(opener: Opener, message: Message) -> Message:
-    """A helper's reply to a message.
+    """Return a helper's reply to a message.
 
     To a hello it is the helper's name and its roster, to ``query.open`` the sum of its masks over the set, to
     everything else an error; for servers that know no queries, both may come in a train message. What leaves are the
@@ -38,7 +38,7 @@ def answer_helper(opener: Opener, message: Message) -> Message:
 
 
 def helper_app(opener: Opener) -> ClientApp:
-    """The ``ClientApp`` of a real helper, whose record must be durable."""
+    """Return the ``ClientApp`` of a real helper, whose record must be durable."""
     if not opener.durable:
         raise OpeningRecordError(
             "Expected a record that outlives this process (SQLiteOpeningRecord) for a real helper, got one in memory. "

@@ -20,7 +20,7 @@ from docs import site_pages
 
 
 def result_table() -> str:
-    """What stands in result.json, key by key."""
+    """Return what stands in result.json, key by key."""
     lines = ["| key | type | what it is |", "|---|---|---|"]
 
     def add(properties: Mapping[str, Any], before: str = "") -> None:
@@ -37,7 +37,7 @@ def result_table() -> str:
 
 
 def file_table() -> str:
-    """The settings of operators' files, and what has them."""
+    """Return the settings of operators' files, and what has them."""
     kinds = {
         "node": NodeConfig.settings(),
         "own samples": SampleNode.settings(),
@@ -77,5 +77,5 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """A page's text with its tables in it."""
+    """Return a page's text with its tables in it."""
     return re.sub(r"<!-- generated: (\S+) -->", lambda mark: TABLES[mark[1]](), text)

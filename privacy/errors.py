@@ -181,7 +181,7 @@ class RefusedError(MurmurflError):
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an exception asks this process to end, rather than being a failure of the code it came through.
+    """Return True if an exception asks this process to end, rather than being a failure of the code it came through.
 
     A client must not show that somebody's code failed on its data, whatever it raised: an extension written in Rust
     panics with a ``BaseException``, a script may call ``sys.exit``. Ctrl-C reaches the main thread alone.

@@ -120,7 +120,7 @@ class NoiseKeys(ABC):
 
     @abstractmethod
     def nonce(self, session: str, release: int) -> bytes:
-        """The 16-byte nonce for a release about to be made."""
+        """Return the 16-byte nonce for a release about to be made."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class SystemKeys(NoiseKeys):
 
     @classmethod
     def generate(cls) -> SystemKeys:
-        """A new key from the operating system."""
+        """Return a new key from the operating system."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     def nonce(self, session: str, release: int) -> bytes:
@@ -199,7 +199,7 @@ def derived_bytes(size: int, *parts: object) -> bytes:
 
 
 def derived_seed(*parts: object) -> int:
-    """A 128-bit integer from any printable parts, to seed a NumPy bit generator for a public, noise-free purpose.
+    """Return a 128-bit integer from printable parts, to seed a NumPy bit generator for a public, noise-free purpose.
 
     Sampling of clients, partitions and simulated losses use it; noise never does.
 
@@ -228,7 +228,10 @@ _ZEROS = memoryview(bytes(2 * _BLOCK_PAIRS * 8))
 
 
 def row_key(secret_key: bytes, nonce: bytes) -> bytes:
-    """The cipher key, 32 bytes, of one noise row: its nonce is never used for another row under this secret key."""
+    """Return the cipher key, 32 bytes, of one noise row.
+
+    Its nonce is never used for another row under this secret key.
+    """
     if len(secret_key) != KEY_BYTES:
         raise ConfigurationError(
             f"Expected a secret key of {KEY_BYTES} bytes, got {len(secret_key)}.",
@@ -243,7 +246,7 @@ def row_key(secret_key: bytes, nonce: bytes) -> bytes:
 
 
 def standard_normals(key: bytes, size: int, quality: NoiseQuality) -> NDArray[np.floating]:
-    """A row of independent standard normals, a pure function: float64 for ``exact``, float32 for ``fast``.
+    """Return a row of independent standard normals, a pure function: float64 for ``exact``, float32 for ``fast``.
 
     ``key`` is the row's cipher key, from :func:`row_key`, and used for this row only.
 
@@ -261,7 +264,7 @@ def standard_normals(key: bytes, size: int, quality: NoiseQuality) -> NDArray[np
 
 
 def standard_normal_rows(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> NDArray[np.floating]:
-    """The :func:`standard_normals` of several keys, shape (keys, size), with less overhead for short rows."""
+    """Return the :func:`standard_normals` of several keys, shape (keys, size), with less overhead for short rows."""
     if size < 0:
         raise ConfigurationError(f"Expected size >= 0, got {size}.", kind="out-of-range", setting="size", got=size)
     if quality not in NOISE_QUALITIES:
@@ -399,7 +402,7 @@ def _edge_logs(radius_words: Words, angle_words: Words, tail: Tail, edge: NDArra
 
 
 def _fraction(words: NDArray[np.uint64]) -> float:
-    """A number between 0 and 1 from words, the first the most significant; 53 bits of it however small it is."""
+    """Return a number between 0 and 1 from words, the first the most significant; 53 bits of it however small it is."""
     value = 0.5
     for word in words[::-1].tolist():
         value = (float(word) + value) * 2.0**-64
@@ -449,7 +452,7 @@ def _work_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def resolution_mu(num_values: int, grid_per_std: float) -> float:
-    """The mu_n of the module: what the resolution of float64 normals tells about N values rounded to a grid.
+    """Return the mu_n of the module: what the resolution of float64 normals tells about N values rounded to a grid.
 
     ``grid_per_std`` is g; where the noise differs between values, the root mean square of it, for hints add up in
     squares.
@@ -467,7 +470,7 @@ def resolution_mu(num_values: int, grid_per_std: float) -> float:
 
 
 def ideal_mu(mu: float, num_values: int, grid_per_std: float) -> float:
-    """The mu to which ideal noise is calibrated, so that with these normals it is ``mu``; NaN if there is none.
+    """Return the mu to which ideal noise is calibrated, so that with these normals it is ``mu``; NaN if there is none.
 
     It is the larger root mu_i of mu_i^2 + (mu_n mu / mu_i)^2 = mu^2, with g = ``grid_per_std`` at noise calibrated to
     ``mu`` itself: noise for a smaller mu is larger, and its g smaller.
@@ -489,7 +492,7 @@ def ideal_mu(mu: float, num_values: int, grid_per_std: float) -> float:
 
 
 def largest_shift(delta: float, spread: float = 1.0) -> float:
-    """The most standard deviations by which one sample may move one value.
+    """Return the most standard deviations by which one sample may move one value.
 
     ``spread`` is how many values it may move so far, (mu / s)^2; at least 1.
 
@@ -542,7 +545,7 @@ def summed_range_problem(num_values: int, delta: float, mu: float) -> str:
 
 
 def _missing(num_values: int) -> float:
-    """A bound on the probability that any of N normals would have been beyond the range."""
+    """Return a bound on the probability that any of N normals would have been beyond the range."""
     return num_values * (2.0**-_RADIUS_BITS + math.exp(1.0 - LARGEST_RADIUS**2 / 2.0))
 
 
@@ -594,11 +597,14 @@ class Grid:
         return self.rounded(np.asarray(values * self.factor(scale)), None if bound is None else bound * scale)
 
     def factor(self, scale: float) -> np.float64:
-        """The factor from a value to ``scale`` times it in units of the spacing; a power of two loses no digit."""
+        """Return the factor from a value to ``scale`` times it in units of the spacing.
+
+        A power of two loses no digit.
+        """
         return np.float64(scale / self.spacing)
 
     def rounded(self, scaled: NDArray[np.float64], bound: float | None = None) -> NDArray[np.int64]:
-        """Counts of values that are in units of the spacing already, written over the values.
+        """Return counts of values that are in units of the spacing already, written over the values.
 
         ``bound`` is as for :meth:`counts`: a value, not in units of the spacing.
         """
@@ -609,7 +615,9 @@ class Grid:
     def marked(
         self, scaled: NDArray[np.floating], bound: float | None = None, *, in_place: bool = True
     ) -> NDArray[np.int64]:
-        """The counts of :meth:`rounded`, all too large by ``MARK``, which cancels in the difference of two of them.
+        """Return the counts of :meth:`rounded`, all too large by ``MARK``.
+
+        Which cancels in the difference of two of them.
 
         Values that are not to be overwritten (``in_place`` False) may be of another real dtype, and are converted.
         """
@@ -631,16 +639,16 @@ class Grid:
         return scaled.view(np.int64)
 
     def values(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The numbers behind int64 counts, exact in float64 up to 2^53 spacings."""
+        """Return the numbers behind int64 counts, exact in float64 up to 2^53 spacings."""
         values = counts.astype(np.float64)  # first: converting and multiplying in one goes in small pieces
         values *= self.spacing
         return values
 
     def charge(self, num_parameters: int) -> float:
-        """The addition of rounding to the sensitivity: gamma sqrt(d)."""
+        """Return the addition of rounding to the sensitivity: gamma sqrt(d)."""
         return self.spacing * math.sqrt(num_parameters)
 
 
 def power_of_two_at_most(value: float) -> float:
-    """The largest power of two that is at most ``value`` (> 0)."""
+    """Return the largest power of two that is at most ``value`` (> 0)."""
     return math.ldexp(0.5, math.frexp(value)[1])

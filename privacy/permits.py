@@ -101,7 +101,7 @@ class Permit:
             )
 
     def is_for(self, now: float) -> bool:
-        """Whether a time, in seconds since 1970, is one of the permit's."""
+        """Return True if a time, in seconds since 1970, is one of the permit's."""
         return self.not_before <= now < self.until
 
     @property
@@ -118,7 +118,7 @@ class Permit:
 
     @classmethod
     def of(cls, payload: bytes) -> Permit:
-        """The permit in a payload; PermitError if there is none."""
+        """Return the permit in a payload; PermitError if there is none."""
         try:
             document: Any = json.loads(payload)
             if not isinstance(document, dict) or set(document) != _KEYS or type(document["sessions"]) is not list:
@@ -151,7 +151,7 @@ class OwnerKey:
 
     @classmethod
     def generate(cls) -> OwnerKey:
-        """A new key from the operating system."""
+        """Return a new key from the operating system."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     @cached_property
@@ -164,7 +164,7 @@ class OwnerKey:
         return self._private.public_key().public_bytes_raw()
 
     def permit(self, sessions: Sequence[str], *, not_before: int, until: int, bundle: str = "") -> str:
-        """A signed permit, one line of text; the parameters are those of :class:`Permit`.
+        """Return a signed permit, one line of text; the parameters are those of :class:`Permit`.
 
         Every client that lists this owner takes the named sessions from whoever has the text: name no more of them
         than the run needs.
@@ -173,7 +173,9 @@ class OwnerKey:
         return ".".join((_NAME, _encoded(payload), _encoded(self._private.sign(_LABEL + payload))))
 
     def login(self, server: str, *, until: int) -> str:
-        """A signed login to one server until a time, one line of text; whoever has it commands that server until then.
+        """Return a signed login to one server until a time, one line of text.
+
+        Whoever has it commands that server until then.
 
         ``server`` is SHA-256 of its certificate's public key, 64 hexadecimal digits; empty for one without TLS on this
         computer.
@@ -184,7 +186,7 @@ class OwnerKey:
 
 
 def verified_login(text: Any, owners: Collection[bytes], server: str, now: float) -> bytes:
-    """The public key of the owner who signed a login; PermitError unless it is for this server and for now.
+    """Return the public key of the owner who signed a login; PermitError unless it is for this server and for now.
 
     ``text`` may come from anybody; ``owners`` are the public keys in the operator's own file. Every byte was signed as
     a login and as nothing else, as far as Ed25519 goes. A login that would last longer than :data:`LONGEST_LOGIN_S` is
@@ -213,7 +215,7 @@ def _login(payload: bytes) -> tuple[str, str, int]:
 
 
 def read_permit(text: Any) -> Permit:
-    """What a permit says, whoever signed it: its signature is not checked.
+    """Return what a permit says, whoever signed it: its signature is not checked.
 
     A client believes a permit only by :func:`verified_permit`.
     """
@@ -221,7 +223,7 @@ def read_permit(text: Any) -> Permit:
 
 
 def verified_permit(text: Any, owners: Collection[bytes]) -> Permit:
-    """The permit in a text, if a listed owner signed it and is named in it; PermitError otherwise.
+    """Return the permit in a text, if a listed owner signed it and is named in it; PermitError otherwise.
 
     ``text`` comes from a server that is not trusted; ``owners`` are the public keys in the operator's own file. Every
     byte was signed as a permit and as nothing else, as far as Ed25519 goes. Time, sessions and bundle are for the
@@ -237,7 +239,7 @@ def verified_permit(text: Any, owners: Collection[bytes]) -> Permit:
 
 
 def public_owner_key(text: Any) -> bytes:
-    """An owner's public key from its 64 hexadecimal digits; keys for which anybody can sign are refused."""
+    """Return an owner's public key from its 64 hexadecimal digits; keys for which anybody can sign are refused."""
     digits = text.strip().lower() if isinstance(text, str) else ""
     if not _DIGEST.fullmatch(digits) or not is_signing_point(bytes.fromhex(digits)):
         raise ConfigurationError(
@@ -271,7 +273,7 @@ def check_session(name: Any) -> None:
 
 
 def shown_time(seconds: int) -> str:
-    """A time for people, in UTC."""
+    """Return a time for people, in UTC."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (OverflowError, OSError, ValueError):

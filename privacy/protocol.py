@@ -158,7 +158,7 @@ _LARGEST_DIMENSION = 2**48
 
 
 def read_array(dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:
-    """The array that ``numpy.save`` serialised into ``data``; read-only where it is read quickly.
+    """Return the array that ``numpy.save`` serialised into ``data``; read-only where it is read quickly.
 
     A sender states ``dtype`` and ``shape``, and may lie. Bytes that are no array, or would need unpickling, are a
     ValueError.
@@ -172,7 +172,7 @@ def read_array(dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:
 
 
 def write_array(values: NDArray[Any]) -> bytes:
-    """The bytes that ``numpy.save`` makes of an array of numbers."""
+    """Return the bytes that ``numpy.save`` makes of an array of numbers."""
     expected = _expected(_NAMES.get(values.dtype.str, ""), values.shape)
     if expected is not None and values.flags.c_contiguous:
         return b"".join((expected[0], values.data))
@@ -182,7 +182,7 @@ def write_array(values: NDArray[Any]) -> bytes:
 
 
 def dtype_name(values: NDArray[Any]) -> str:
-    """The name Flower has for an array's dtype: ``str(values.dtype)``, which takes NumPy longer."""
+    """Return the name Flower has for an array's dtype: ``str(values.dtype)``, which takes NumPy longer."""
     return _NAMES.get(values.dtype.str) or str(values.dtype)
 
 
@@ -196,7 +196,7 @@ def _read_carefully(data: bytes) -> NDArray[Any]:
 
 
 def _expected(dtype: str, shape: tuple[int, ...]) -> tuple[bytes, int, np.dtype[Any]] | None:
-    """The header of a plain array, the number of bytes behind it, and their dtype; None for any other array.
+    """Return the header of a plain array, the number of bytes behind it, and their dtype; None for any other array.
 
     What a sender states decides what is looked for, never what is believed; only small headers are remembered.
     """

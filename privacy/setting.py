@@ -129,7 +129,7 @@ class Declaration:
         return tuple(self.choices() if callable(self.choices) else self.choices)
 
     def __get_pydantic_core_schema__(self, kind: Any, handler: pydantic.GetCoreSchemaHandler) -> CoreSchema:
-        """The schema of the type within the range, or of a text among the choices."""
+        """Return the schema of the type within the range, or of a text among the choices."""
         if kinds := kinds_of(kind):
             return handler(_discriminated(kinds))
         if kind in _NUMBERS:
@@ -140,7 +140,7 @@ class Declaration:
         return core_schema.no_info_after_validator_function(self._chosen, handler(kind))
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: pydantic.GetJsonSchemaHandler) -> dict[str, Any]:
-        """The JSON schema of the type within the range, with choices and sentence."""
+        """Return the JSON schema of the type within the range, with choices and sentence."""
         choices = {"enum": list(self.known)} if self.choices and not (self.own or self.names) else {}
         return {**handler(schema), **choices, "description": self.sentence}
 
@@ -234,7 +234,10 @@ class Setting(Declaration):
         return f"{words} {' and '.join(bounds)}{f' (0: {self.zero})' if self.zero else ''}".strip()
 
     def read(self, value: Any) -> Any:
-        """A value as this setting's type; an error if it is of another type, out of range, or none of the choices."""
+        """Return a value as this setting's type.
+
+        An error if it is of another type, out of range, or none of the choices.
+        """
         if self.kind == tuple[str, ...] and isinstance(value, list):
             value = tuple(value)
         if value == self.default and type(value) is type(self.default):
@@ -247,7 +250,7 @@ class Setting(Declaration):
             raise self.refused(value, error.errors(include_url=False)[0]["type"]) from None
 
     def refused(self, value: Any, fault: str) -> ConfigurationError:
-        """The error for a value that pydantic found a fault with."""
+        """Return the error for a value that pydantic found a fault with."""
         if fault == "value_error":
             return ConfigurationError(
                 unknown_name(self.name, value, self.known), kind="unknown-name", setting=self.name, got=value
@@ -257,7 +260,7 @@ class Setting(Declaration):
         return refusal(self.name, expected, value, kind=kind)
 
     def parsed(self, text: str) -> Value:
-        """A text from a command line as this setting's type; an error if it does not read as one."""
+        """Return a text from a command line as this setting's type; an error if it does not read as one."""
         if self.kind is bool and text in ("true", "false"):
             return text == "true"
         try:
@@ -269,7 +272,7 @@ class Setting(Declaration):
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def settings(kind: SettingsT) -> SettingsT:
-    """A class decorator: a frozen class of settings, whose values are checked where it is made.
+    """Return a class decorator: a frozen class of settings, whose values are checked where it is made.
 
     A value that is its default is not checked: it says that nothing was set.
     """
@@ -312,7 +315,7 @@ def _by_field(given: Mapping[str, Any], known: Mapping[str, Setting]) -> dict[st
 
 
 def _as_refusal(error: pydantic.ValidationError, known: Mapping[str, Setting], given: Mapping[str, Any]) -> Exception:
-    """The error of ours that a class of settings refused with, or that says what pydantic did."""
+    """Return the error of ours that a class of settings refused with, or that says what pydantic did."""
     fault = error.errors(include_url=False)[0]
     cause = fault.get("ctx", {}).get("error")
     if isinstance(cause, ConfigurationError):
@@ -338,7 +341,7 @@ def _as_refusal(error: pydantic.ValidationError, known: Mapping[str, Setting], g
 
 @cache
 def settings_of(kind: Any) -> Mapping[str, Setting]:
-    """The settings of a class, by hyphenated name."""
+    """Return the settings of a class, by hyphenated name."""
     hints, found = get_type_hints(kind, include_extras=True), {}
     for one in fields(kind):
         kind_of, *marks = get_args(hints[one.name]) or (hints[one.name],)
@@ -444,13 +447,13 @@ def _is_unicode(value: Any) -> bool:
 
 
 def refusal(name: str, expected: str, got: Any, *, kind: ErrorKind = "conflict") -> ConfigurationError:
-    """The error that names a key, what was expected and what came."""
+    """Return the error that names a key, what was expected and what came."""
     name = hyphenated(name)
     return ConfigurationError(f"Expected {name} to be {expected}, got {got!r}.", kind=kind, setting=name, got=got)
 
 
 def not_read(one: Setting, value: Any, by: str, named: str, readers: Iterable[str]) -> ConfigurationError:
-    """The error for a setting that is set although what ``by`` names does not read it."""
+    """Return the error for a setting that is set although what ``by`` names does not read it."""
     able = " or ".join(name for name in readers if name)
     if able and not named:
         return ConfigurationError(
@@ -490,7 +493,7 @@ def named_by_key(known: Iterable[Setting]) -> Iterator[None]:
 
 
 def unknown_name(key: str, name: object, known: Iterable[str]) -> str:
-    """The sentence that refuses an unknown name: with the nearest known one, or all of them."""
+    """Return the sentence that refuses an unknown name: with the nearest known one, or all of them."""
     names = [one for one in known if one]
     near = difflib.get_close_matches(str(name), names, n=1)
     meant = f"did you mean {near[0]!r}? Known:" if near else "known:"
@@ -552,7 +555,7 @@ def meant_by(name: str) -> str:
 
 
 def unknown_key(name: str, known: Iterable[str]) -> ConfigurationError:
-    """The error for an unknown run-config key: with the nearest known one, or all of them."""
+    """Return the error for an unknown run-config key: with the nearest known one, or all of them."""
     names = list(known)
     if now := renamed(name, names):
         return ConfigurationError(
@@ -568,7 +571,7 @@ def unknown_key(name: str, known: Iterable[str]) -> ConfigurationError:
 
 
 def mu_and_epsilon(mu: Any, epsilon: Any) -> ConfigurationError:
-    """The error for a run that is given both mu and epsilon."""
+    """Return the error for a run that is given both mu and epsilon."""
     return ConfigurationError(
         f"Expected mu or epsilon, got both: mu = {mu:g}, epsilon = {epsilon:g}.", kind="conflict", setting="mu"
     )

@@ -309,7 +309,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         return not self.history or self.history[-1].aggregated > 0
 
     def answered_to_another(self, report: RoundReport) -> bool:
-        """Whether a round gave nothing because clients had answered to a server that was then killed."""
+        """Return True if a round gave nothing because clients had answered to a server that was then killed."""
         return self._resumed and set(report.refused) == {_CAP_REACHED}
 
     @staticmethod

@@ -135,7 +135,7 @@ class DifferentialAudit:
         }
 
     def rows(self) -> list[dict[str, str]]:
-        """The table that people read."""
+        """Return the table that people read."""
         return [
             {
                 "strange record": one.record,
@@ -308,7 +308,7 @@ class _Audit:
             )
 
     def _prepare(self, home: Path) -> None:
-        """The files that all clients are made from: schema and ledger."""
+        """Write the files that all clients are made from: schema and ledger."""
         reviewed = self._schema.model_copy(update={"reviewed": True})
         (home / "schema.toml").write_text(document(reviewed))
         (home / "fresh").mkdir()
@@ -343,7 +343,7 @@ class _Audit:
                 yield name, "", found
 
     def _made(self, home: Path, source: Source) -> tuple[Answers, PrivateClient]:
-        """A client on records, with the ledger as it was at first."""
+        """Return a client on records, with the ledger as it was at first."""
         for file in home.glob("ledger.sqlite*"):
             file.unlink()
         for file in (home / "fresh").iterdir():
@@ -388,7 +388,7 @@ def _recorded(seen: _Seen) -> Iterator[None]:
 
 
 def _requests(client: PrivateClient) -> list[_Asked]:
-    """The requests of an honest server and of another one: every release and more, all at made-up points."""
+    """Return the requests of an honest server and of another one: every release and more, all at made-up points."""
     points, session = _Points(client), "audit"
     asked = [_Asked(kind, _content(ask=ask, session=session)) for kind in ("query", "train") for ask in _QUESTIONS]
     asked_for = [part.query for part in client.parts.values()]
@@ -431,13 +431,13 @@ class _Points:
             self.centre = self._random.normal(size=client.giver.query.width).astype("<f4").tobytes()
 
     def of(self, k: int) -> list[Point]:
-        """The points of a request for release k."""
+        """Return the points of a request for release k."""
         scale = (0.0, 1.0, 10.0, 100.0)[(k - 1) % 4]
         made = _slope if scale == 10.0 else lambda shape: self._random.normal(size=shape)
         return [[scale * made(shape) for shape in self._shapes] for _ in range(self._count)]
 
     def model(self, shapes: Sequence[tuple[int, ...]] | None) -> list[Point]:
-        """A model to evaluate."""
+        """Return a model to evaluate."""
         return [[self._random.normal(size=shape) for shape in shapes or self._shapes]]
 
 
@@ -493,7 +493,10 @@ def _replay(seen: _Seen, answers: Answers, client: PrivateClient, asked: Sequenc
 
 
 def _moved_over_charged(base: _Seen, seen: _Seen, client: PrivateClient) -> float:
-    """The mu that a neighbour's releases show over the mu that is charged: the worst of parts and of all together."""
+    """Return the mu that a neighbour's releases show over the mu that is charged.
+
+    The worst of parts and of all together.
+    """
     privatizers = {"training": client.privatizer, **{name: part.privatizer for name, part in client.parts.items()}}
     both = list(zip(base.values, seen.values, strict=False))
     if any(before[0] != after[0] or before[1].shape != after[1].shape for before, after in both):
@@ -509,7 +512,7 @@ def _moved_over_charged(base: _Seen, seen: _Seen, client: PrivateClient) -> floa
 
 
 def _moved(privatizer: LedgeredPrivatizer, rows: NDArray[np.float64]) -> tuple[float, float]:
-    """The mu that differences of releases, shape (releases, d), show, and the mu that is charged.
+    """Return the mu that differences of releases, shape (releases, d), show, and the mu that is charged.
 
     Every request acknowledges all releases before it, so a difference is what one contribution moved.
     """
@@ -535,18 +538,18 @@ def _differences(base: _Seen, seen: _Seen) -> list[str]:
 
 
 def _short(difference: str) -> str:
-    """A difference without the text of an error."""
+    """Return a difference without the text of an error."""
     return ":".join(difference.split(":")[:2])
 
 
 def _few(differs: Iterable[str], most: int = 2) -> tuple[str, ...]:
-    """The first differences, and how many more there are."""
+    """Return the first differences, and how many more there are."""
     listed = list(differs)
     return (*listed[:most], *([f"{len(listed) - most} more"] if len(listed) > most else []))
 
 
 def _delta_of(config: NodeConfig | SampleNode) -> float:
-    """The delta at which an epsilon was asked for; the ledger is read, and not altered."""
+    """Return the delta at which an epsilon was asked for; the ledger is read, and not altered."""
     delta = config.delta if isinstance(config, NodeConfig) else 0.0
     if delta or not config.epsilon:
         return delta or _DELTA
@@ -554,5 +557,5 @@ def _delta_of(config: NodeConfig | SampleNode) -> float:
 
 
 def _ending(samples: str) -> str:
-    """The kind of a file; empty where there is none."""
+    """Return the kind of a file; empty where there is none."""
     return "".join(Path(samples).suffixes[-2:]) if samples.endswith(".gz") else Path(samples).suffix

@@ -48,7 +48,7 @@ class Neighbour:
 
 
 def made_up_rows(schema: Schema) -> Rows:
-    """Records that are nobody's, a few of each owner where there are owners.
+    """Return records that are nobody's, a few of each owner where there are owners.
 
     An owner's records have one label, and every second owner has another than the one before: it shows if an owner
     takes another's place.
@@ -64,7 +64,7 @@ def made_up_rows(schema: Schema) -> Rows:
 
 
 def neighbours(schema: Schema, *, lines: bool) -> Iterator[Neighbour]:
-    """The made-up rows, with one of them, or one owner's, replaced by strange ones.
+    """Yield the made-up rows, with one of them, or one owner's, replaced by strange ones.
 
     With ``lines`` a row is a line of CSV, which can be broken as such.
     """
@@ -80,7 +80,7 @@ def neighbours(schema: Schema, *, lines: bool) -> Iterator[Neighbour]:
 
 
 def _ordinary(schema: Schema, row: Row) -> Iterator[tuple[str, Row]]:
-    """Records that fit, of which every contribution must be bounded."""
+    """Yield records that fit, of which every contribution must be bounded."""
     random = np.random.Generator(np.random.Philox(key=89))
     owner = _owner_of(schema, row)
     *_, other = schema.made_up(2, random)
@@ -90,7 +90,7 @@ def _ordinary(schema: Schema, row: Row) -> Iterator[tuple[str, Row]]:
 
 
 def _strange_cells(schema: Schema, row: Mapping[str, Any]) -> Iterator[tuple[str, Row]]:
-    """A row of a table with a cell that nobody expects."""
+    """Yield a row of a table with a cell that nobody expects."""
     label = schema.label.column
     numbers = [name for name, column in schema.columns.items() if column.kind in ("number", "integer")]
     categories = [name for name, column in schema.columns.items() if column.kind == "category"]
@@ -138,7 +138,7 @@ _STRANGE_NUMBERS: tuple[tuple[str, Any], ...] = (
 
 
 def _broken_lines(line: bytes, separator: bytes) -> Iterator[tuple[str, bytes]]:
-    """A line of CSV that is none; the first cell stays, for it may say whose the line is."""
+    """Yield a line of CSV that is none; the first cell stays, for it may say whose the line is."""
     first, between, rest = line.partition(separator)
     first += between
     yield "an empty line", b""
@@ -151,7 +151,7 @@ def _broken_lines(line: bytes, separator: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _strange_arrays(schema: Schema, row: Sequence[Any]) -> Iterator[tuple[str, Row]]:
-    """A pair whose inputs or label nobody expects."""
+    """Yield a pair whose inputs or label nobody expects."""
     inputs, label, *owner = row
     shape = np.shape(label)
     for name, cell in _STRANGE_LABELS:
@@ -222,7 +222,7 @@ def _owner_of(schema: Schema, row: Row) -> str:
 
 
 def _of_owner(schema: Schema, row: Row, owner: str) -> Row:
-    """A made-up row as somebody would have it: one owner's, and with a label that is a plain value."""
+    """Return a made-up row as somebody would have it: one owner's, and with a label that is a plain value."""
     if isinstance(row, Mapping):
         return {**row, schema.owner: owner} if schema.owner else row
     plain = np.asarray(row[1].tolist()) if row[1].ndim else row[1].item()
@@ -230,7 +230,7 @@ def _of_owner(schema: Schema, row: Row, owner: str) -> Row:
 
 
 def csv_line(schema: Schema, row: Row) -> bytes:
-    """A row as a line of CSV; bytes are one already."""
+    """Return a row as a line of CSV; bytes are one already."""
     if isinstance(row, bytes):
         return row
     text = io.StringIO()
@@ -270,7 +270,10 @@ def _arrow_column(arrow: Any, cells: list[Any]) -> Any:
 
 
 def handed_over(schema: Schema, rows: Rows) -> Iterator[tuple[str, Any]]:
-    """The same rows as projects hand them over, in each form that can have them and whose library is installed."""
+    """Yield the same rows as projects hand them over.
+
+    In each form that can have them and whose library is installed.
+    """
     pairs = [_as_pair(schema, row) for row in rows]
     yield "list", pairs
     yield "arrays", tuple(_stacked([pair[i] for pair in pairs]) for i in range(len(pairs[0])))

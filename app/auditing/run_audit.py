@@ -179,7 +179,7 @@ class _Measurement:
         self._lost = [reply_is_lost(config.lost_replies, config.seed, k, self._scene.client) for k in releases]
 
     def of(self, *, summed: int = 1, claimed_mu: float | None = None, ignored: bool = False) -> AuditResult:
-        """The client's stream, or the sums of it with others'."""
+        """Return the client's stream, or the sums of it with others'."""
 
         def streams(canary: str | None, numbers: range) -> Answers:
             release = 0 if canary is None else 1 if self._secret else int(canary.rsplit(maxsplit=1)[-1])
@@ -231,7 +231,7 @@ def opens_without_acks(experiment: Experiment) -> bool:
 
 
 def _sealed(experiment: Experiment, cohort: Cohort, server_round: int, acks: Mapping[str, int]) -> list[Sealed]:
-    """The parts of a round's releases that helpers see."""
+    """Return the parts of a round's releases that helpers see."""
     points = [experiment.model.initial_parameters(experiment.config.seed)] * cohort.client(_VICTIM).query_points
     sealed = []
     for name, release in cohort.releases(server_round, experiment.session, acks, points):
@@ -254,7 +254,7 @@ def _all_open(openers: list[Opener], session: str, server_round: int, sealed: li
 
 
 def _rounded_down(value: float) -> str:
-    """A lower bound for people, never above what was measured."""
+    """Return a lower bound for people, never above what was measured."""
     if not math.isfinite(value) or value <= 0:
         return "infinite" if value > 0 else "0"
     shown = Decimal(f"{value:.3e}")
@@ -267,7 +267,7 @@ _REPLACED = {"sample": "one sample of one client", "owner": "all samples of one 
 
 
 def audit_lines(audit: RunAudit) -> list[str]:
-    """The findings of an audit as lines of text."""
+    """Return the findings of an audit as lines of text."""
     result = audit.result
     lines = [
         f"Audited: {audit.mechanism} noise, {audit.releases} releases of {audit.parameters} values, "
@@ -376,7 +376,7 @@ class CanarySetup:
         return answers
 
     def _shard(self, order: NDArray[np.int64]) -> Any:
-        """A client with these rows; if rows are owners, an owner's samples are all alike."""
+        """Return a client with these rows; if rows are owners, an owner's samples are all alike."""
         data, most = self._experiment.data, self.policy.samples_per_owner
         if not most:
             return Shard(data, order)
@@ -391,7 +391,7 @@ def _first(shard: Any, part: int) -> NDArray[Any]:
 
 
 def _sum(releases: Sequence[Release | RefusedError]) -> Release | RefusedError:
-    """The opened sum of releases, or the first refusal."""
+    """Return the opened sum of releases, or the first refusal."""
     made = [release for release in releases if isinstance(release, Release)]
     if len(made) < len(releases):
         return next(release for release in releases if isinstance(release, RefusedError))
@@ -401,7 +401,7 @@ def _sum(releases: Sequence[Release | RefusedError]) -> Release | RefusedError:
 def canaries(
     model: Model, clip_norm: float, seed: int
 ) -> tuple[list[NDArray[Any]], NDArray[np.float32], NDArray[np.int64]]:
-    """The query point, and the two of a few samples whose clipped gradients are farthest apart there.
+    """Return the query point, and the two of a few samples whose clipped gradients are farthest apart there.
 
     Features have shape (2, features).
     """

@@ -255,7 +255,7 @@ def end(
 
 
 def _is_terminal() -> bool:
-    """Whether somebody can be asked."""
+    """Return True if somebody can be asked."""
     return sys.stdin.isatty()
 
 
@@ -284,7 +284,10 @@ def _coordinator(folder: Path) -> Coordinator:
 
 
 def _pin(member: Member, digest: str) -> Federation:
-    """The federation to take part by: the published one if its operator compared its digest, else the pinned one."""
+    """Return the federation to take part by.
+
+    The published one if its operator compared its digest, else the pinned one.
+    """
     pinned = member.pinned
     if pinned is not None and digest.replace(" ", "").lower() in ("", pinned.digest):
         member.check(pinned)

@@ -186,5 +186,5 @@ def _check_columns_differ(table: Path, columns: Sequence[str]) -> None:
 
 
 def _is_missing(value: Any) -> bool:
-    """Whether a row has no prediction: None, or a number that is none."""
+    """Return True if a row has no prediction: None, or a number that is none."""
     return value is None or value != value

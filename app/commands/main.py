@@ -94,7 +94,7 @@ class _LateCommands(CommandsWithHint):
 
 @cache
 def _sentences(module: str) -> dict[str, str]:
-    """The docstrings of a file's functions and the help of its applications, by name, without importing it."""
+    """Return the docstrings of a file's functions and the help of its applications, by name, without importing it."""
     found = {}
     for part in ast.parse((Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")).body:
         if isinstance(part, ast.FunctionDef):

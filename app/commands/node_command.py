@@ -54,7 +54,7 @@ class Serving:
         start_log(LogSettings(self.log_json, self.verbose, details=details, sees_samples=sees_samples))
 
     def journal(self) -> Journal:
-        """A journal whose entries are in the log."""
+        """Return a journal whose entries are in the log."""
         from ..nodes.journal import EntryWriter, Journal
 
         journal = Journal()

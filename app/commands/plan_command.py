@@ -98,7 +98,7 @@ def _answer(
     person: tuple[int | None, int | None],
     details: bool,
 ) -> PlanResult:
-    """The plan of a run's settings and options that win over them, or of options alone."""
+    """Return the plan of a run's settings and options that win over them, or of options alone."""
     from ..planning.plan_answers import answer, asked_of_numbers, asked_of_run
 
     keys = {_KEYS[name][0]: value for name, value in given.items() if name in _KEYS}
@@ -132,7 +132,7 @@ def _show(found: PlanResult, *, as_json: bool, details: bool) -> None:
 
 
 def _show_updates(unit: str, given: Mapping[str, Any], *, of_run: bool, as_json: bool) -> None:
-    """The forecast for updates of a project of one's own, where all data of a client are protected."""
+    """Print the forecast for updates of a project of one's own, where all data of a client are protected."""
     if unit != "client":
         fail(f"Expected --unit to be sample or client, got {unit!r}.", MISUSED)
     if of_run:

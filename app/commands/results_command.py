@@ -44,7 +44,7 @@ def list_runs(
     every: Annotated[bool, typer.Option("--all", help=f"All of them, and not the newest {_MOST} alone.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The runs in a folder, the newest last: when, strategy, epsilon, accuracy, and where their files are.
+    """List the runs in a folder, the newest last: when, strategy, epsilon, accuracy, and where their files are.
 
     What strategies, tasks and mechanisms there are is `murmurfl names`.
     """
@@ -257,7 +257,7 @@ def reproduce(
 
 
 def _made(paper: Paper, cells: list[Cell], folder: Path, *, bar: bool, **options: Any) -> dict[str, Any]:
-    """The document of a reproduction, with a progress bar."""
+    """Return the document of a reproduction, with a progress bar."""
     from ..papers.reproduction import reproduce as make
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

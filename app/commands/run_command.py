@@ -139,7 +139,7 @@ def _with_baselines(folder: Path, twin: bool | None) -> Outcome:
 
 
 def _from_here(folder: Path) -> Path:
-    """The path of a folder as a user types it."""
+    """Return the path of a folder as a user types it."""
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
@@ -196,7 +196,7 @@ _LINES = 4
 
 
 def is_worrying(line: str) -> bool:
-    """Whether a line of Flower's log concerns whoever started the run."""
+    """Return True if a line of Flower's log concerns whoever started the run."""
     return line.startswith(("WARNING :", "ERROR :")) and "flwr 1.32" not in line
 
 
@@ -267,7 +267,7 @@ class RunDisplay:
             self.message(line, error=True)
 
     def _of_forecast(self, line: str) -> bool:
-        """Whether a line belongs to a forecast's banner, which stands between three lines of equal signs."""
+        """Return True if a line belongs to a forecast's banner, which stands between three lines of equal signs."""
         if not line.startswith("WARNING :"):
             return False
         edge = line.endswith("=" * 20)

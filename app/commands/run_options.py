@@ -73,7 +73,7 @@ def complete_paper(incomplete: str) -> Iterator[Completion]:
 
 
 def choices(one: Setting) -> list[Completion]:
-    """The names or texts that a key may be, each with its sentence if it has one."""
+    """Return the names or texts that a key may be, each with its sentence if it has one."""
     from ..settings.catalogue import CATALOGUE
 
     if one.kind is bool:
@@ -177,7 +177,7 @@ def given_settings(context: click.Context) -> Mapping[str, Value]:
 
 
 def settings_of(file: Path | None, assignments: list[str] | None) -> dict[str, Value]:
-    """The settings of a file and of ``key=value`` texts, by hyphenated key; the latter win.
+    """Return the settings of a file and of ``key=value`` texts, by hyphenated key; the latter win.
 
     If they name a user's own thing, the current folder is searched for it from now on.
     """
@@ -199,7 +199,7 @@ def keys(
         bool, typer.Option("--toml", help="Print every key with its default, as a file for --config.")
     ] = False,
 ) -> None:
-    """The keys of a run configuration: default, what each may be, who reads it, and what it is."""
+    """List the keys of a run configuration: default, what each may be, who reads it, and what it is."""
     with failing_clearly():
         if name is not None:
             if name not in run_keys():

@@ -161,7 +161,7 @@ def _share(one: ColumnStatistics, records: int) -> str:
 
 
 def _cells(one: ColumnStatistics) -> list[str]:
-    """The figures of a column, none where the noise hides them."""
+    """Return the figures of a column, none where the noise hides them."""
     if one.column.bounds is None:
         counts = [(name, max(count, 0.0)) for name, count, _ in one.histogram]
         total = sum(count for _, count in counts) or 1.0

@@ -110,7 +110,7 @@ class _Command(TyperCommand):
 
 
 def _as_setting(name: str, options: list[str]) -> str:
-    """The way out for an unknown option: the option or run-config key that it stands for; empty if neither."""
+    """Return the way out for an unknown option: the option or run-config key that it stands for; empty if neither."""
     from ...privacy.setting import meant_by
     from ..settings.run_config import run_keys
 
@@ -146,7 +146,7 @@ def width(*, err: bool = False) -> int | None:
 
 
 def wrapped(line: str, columns: int | None) -> str:
-    """A line as several if it must be: a value continues below itself. Words, such as paths, stay whole."""
+    """Return a line as several if it must be: a value continues below itself. Words, such as paths, stay whole."""
     if columns is None or len(line) <= columns:
         return line
     named = _NAMED.match(line)

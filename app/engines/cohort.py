@@ -67,7 +67,7 @@ class ExperimentKinds:
         return int(name)
 
     def kind(self, name: str) -> Hashable | None:
-        """The number of samples, which determines the policy."""
+        """Return the number of samples, which determines the policy."""
         if self._only_kind is not None:
             return self._only_kind
         return int(self.num_samples[int(name)]) if self.alike else None
@@ -77,7 +77,7 @@ class ExperimentKinds:
         return [self.num_samples[rows], *self.ledgers.figures(np.asarray(rows, dtype=np.intp))]
 
     def batch(self, chosen: Sequence[tuple[str, slice]]) -> Any:
-        """Samples of several clients as one batch."""
+        """Return samples of several clients as one batch."""
         shards = self._experiment.shards
         if isinstance(shards, Shards):
             return shards.batch([int(name) for name, _ in chosen], [samples for _, samples in chosen])
@@ -140,7 +140,7 @@ class CohortClients:
         return here if isinstance(here, Sequence) else sorted(here, key=int)
 
     def answer(self, request: RoundRequest) -> Iterator[Outcome]:
-        """The outcomes of a round's request, without lost replies."""
+        """Yield the outcomes of a round's request, without lost replies."""
         self._acknowledge(request, self._sent)
         points = [self._arrays(point) for point in request.points]
         if not all(np.isfinite(values).all() for point in points for values in point):
@@ -161,7 +161,7 @@ class CohortClients:
             yield figures
 
     def _single(self, request: RoundRequest, name: str, outcome: Release | RefusedError) -> Iterator[Outcome]:
-        """The outcome of a client that was asked alone."""
+        """Yield the outcome of a client that was asked alone."""
         # A mean of features or an evaluation is the only release of its session, and is never acknowledged.
         of = request.entries.get(protocol.RELEASE_OF, "gradients")
         if self._is_lost(request, name):
@@ -177,7 +177,7 @@ class CohortClients:
             self._acknowledge(request, [name])
 
     def _part(self, request: RoundRequest, answer: BlockAnswer, part: PartAnswer) -> Iterator[Outcome]:
-        """The outcomes of clients that were asked together."""
+        """Yield the outcomes of clients that were asked together."""
         for name, refusal in part.refused():
             if not self._is_lost(request, name):
                 yield Refusal(refusal.code)
@@ -218,7 +218,7 @@ class CohortClients:
             self.cohort.acknowledge(request.session, told)
 
     def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
-        """What each client has spent."""
+        """Return what each client has spent."""
         numbers = np.arange(len(self.names())) if names is None else np.fromiter(map(int, names), np.int64, len(names))
         columns = [numbers] if self._kinds is None else self._kinds.group_by(numbers)
         return said_alike(numbers, columns, lambda number: self.cohort.client(str(number)).statement(session))
@@ -253,14 +253,14 @@ WORTH_COMPILING = 1 << 28
 
 
 def worth_compiling(experiment: Experiment) -> bool:
-    """Whether numba is installed and the run is long enough for compiling to pay off."""
+    """Return True if numba is installed and the run is long enough for compiling to pay off."""
     config = experiment.config
     values = experiment.num_rounds * config.asked_per_round * experiment.model.num_parameters
     return values >= WORTH_COMPILING and find_spec("numba") is not None
 
 
 def compiled_rows(quality: NoiseQuality) -> Callable[[ReleaseRule], CompiledRows]:
-    """The maker of a block's arithmetic, compiled already for normals of this quality."""
+    """Return the maker of a block's arithmetic, compiled already for normals of this quality."""
     dense, outer = _loops()
     for normals in standard_normal_rows([bytes(KEY_BYTES)], 2, quality):
         for again in (False, True):
@@ -345,7 +345,7 @@ def _writer(contributions: StackedContributions, factors: NDArray[np.float64], s
 
 @cache
 def _loops() -> tuple[Callable[..., None], Callable[..., None]]:
-    """The compiled loops, without ``fastmath``: everything is rounded as in NumPy."""
+    """Return the compiled loops, without ``fastmath``: everything is rounded as in NumPy."""
     from numba import njit
 
     mark = MARK  # noise rows are kept as NumPy keeps them, so that either can continue after the other

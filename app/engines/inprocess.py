@@ -102,7 +102,7 @@ class InProcessGrid(Grid):
 
 
 def _delivered(message: Message, identifier: str) -> Message:
-    """A message as its node gets it, with records of its own: a strategy may hand the same ones to all nodes."""
+    """Return a message as its node gets it, with records of its own: a strategy may hand the same ones to all nodes."""
     metadata = Metadata.__new__(Metadata)
     metadata.__dict__.update(message.metadata.__dict__, _message_id=identifier)
     content = message.content.copy()
@@ -115,7 +115,7 @@ def _delivered(message: Message, identifier: str) -> Message:
 
 
 def _own_record(record: Any) -> Any:
-    """A copy of a record that its node may change; the values were checked when they were put in."""
+    """Return a copy of a record that its node may change; the values were checked when they were put in."""
     own = record.copy()
     values = own.__dict__["_data"]
     for key, value in values.items():

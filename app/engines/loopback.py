@@ -52,13 +52,13 @@ class LaunchError(MurmurflError, RuntimeError):
 
 
 def scratch_parent() -> str | None:
-    """A folder whose name is short enough for Ray's sockets."""
+    """Return a folder whose name is short enough for Ray's sockets."""
     default = tempfile.gettempdir()
     return "/tmp" if len(default) > _LONGEST_SCRATCH_PARENT and os.access("/tmp", os.W_OK) else default
 
 
 def launch_environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment with additions, changed so that the run stays in its scratch home."""
+    """Return the caller's environment with additions, changed so that the run stays in its scratch home."""
     merged = {**os.environ, **extra}
     for name in _DROPPED_VARIABLES:
         merged.pop(name, None)
@@ -103,21 +103,21 @@ def executable(name: str) -> str:
 
 
 def free_port() -> int:
-    """A free port of the loopback interface."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def is_listening(port: int) -> bool:
-    """Whether anybody listens on a port of the loopback interface."""
+    """Return True if anybody listens on a port of the loopback interface."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def is_healthy(port: int, tls: ssl.SSLContext | None) -> bool:
-    """Whether a server of Flower's on a port of the loopback interface reports that it is well."""
+    """Return True if a server of Flower's on a port of the loopback interface reports that it is well."""
     if tls is None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1.0)
     else:

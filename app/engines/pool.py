@@ -164,7 +164,7 @@ def _one_torch_thread() -> Iterator[None]:
 
 
 def say_nothing(said: str) -> None:
-    """A ``say`` that drops what it is told."""
+    """Drop a message."""
 
 
 Say = Callable[[str], None]
@@ -443,7 +443,7 @@ def _line(error: BaseException) -> str:
 def opened_pool(
     workers: int | None, ray_address: str = "", *, most: int, of: str, say: Callable[[str], None], data_bytes: int = 0
 ) -> Iterator[Pool]:
-    """A pool of workers until the block ends: this process for one, Ray for more.
+    """Keep a pool of workers until the block ends: this process for one, Ray for more.
 
     ``workers`` is None for one on each core; no more are started than there are things to do, ``most`` of ``of`` in
     words. On a Ray cluster (``ray_address``) even one worker is another process.
@@ -461,5 +461,5 @@ def opened_pool(
 
 
 def cores() -> int:
-    """Number of cores that this process may use."""
+    """Return number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -180,7 +180,7 @@ def ray_environment(config: RunConfig) -> dict[str, str]:
 
 
 def ray_overrides(config: RunConfig) -> dict[str, bool | int | float | str]:
-    """The configuration as overrides, with absolute paths: Ray's workers have other working directories."""
+    """Return the configuration as overrides, with absolute paths: Ray's workers have other working directories."""
     root = config.data_root or os.environ.get("MURMURFL_DATA", "")
     root = str(Path(root).expanduser().resolve()) if root else ""
     settled = {**config.to_mapping(), "data-root": root, "features": registry("features").located(config.features)}
@@ -188,7 +188,7 @@ def ray_overrides(config: RunConfig) -> dict[str, bool | int | float | str]:
 
 
 def app_folder() -> Path:
-    """The checkout that this package runs from, which ``flwr run`` needs; refused without one."""
+    """Return the checkout that this package runs from, which ``flwr run`` needs; refused without one."""
     folder = Path(__file__).resolve().parents[2]
     if not (folder / "pyproject.toml").is_file():
         raise ConfigurationError(

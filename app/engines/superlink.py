@@ -148,15 +148,15 @@ class Launch:
         return ["--insecure", "--simulation"]
 
     def connection(self) -> str:
-        """The SuperLink's security in Flower's ``config.toml``."""
+        """Return the SuperLink's security in Flower's ``config.toml``."""
         return "insecure = true"
 
     def certificate(self) -> Path | None:
-        """The SuperLink's certificate; None for plain HTTP."""
+        """Return the SuperLink's certificate; None for plain HTTP."""
         return None
 
     def tls(self) -> ssl.SSLContext | None:
-        """The context that checks the certificate; None for plain HTTP."""
+        """Return the context that checks the certificate; None for plain HTTP."""
         return None
 
     def run(self, federation: str, *, has_overrides: bool) -> tuple[int, str]:
@@ -286,7 +286,7 @@ class Launch:
         return ""
 
     def _runs(self) -> list[dict]:
-        """The accepted runs of this launch's SuperLink."""
+        """Return the accepted runs of this launch's SuperLink."""
         limit = min(self.deadline, time.monotonic() + _STATUS_TIMEOUT_S)
         while True:
             answer = self._answer_of(["ls", CONNECTION_NAME, "--format", "json"], limit)
@@ -305,7 +305,7 @@ class Launch:
             raise LaunchError(f"The run did not end within {self.timeout_s:g} s and was stopped.", self.log)
 
     def scratch(self) -> Path:
-        """The scratch home, which is removed with the launch."""
+        """Return the scratch home, which is removed with the launch."""
         if self.home is None:
             raise LaunchError("Expected prepare() first.")
         return self.home
@@ -327,7 +327,7 @@ class Launch:
         return f"Flower refused the run: {' '.join([*words, *details[-1:]])}"
 
     def _reason(self, status: str, details: str) -> str:
-        """The last line of the exception that ended the run, if there was one."""
+        """Return the last line of the exception that ended the run, if there was one."""
         details = "" if details in _NO_DETAILS else details
         prefix, _, message = details.partition("failed with exception: ")
         if not message and not details.startswith("Simulation failed with exception"):
@@ -444,7 +444,7 @@ def _write_line(line: str) -> None:
 
 
 def _project_bytes(project: Path) -> bytes:
-    """The app's pyproject.toml; raises if ``flwr run`` would rewrite it."""
+    """Return the app's pyproject.toml; raises if ``flwr run`` would rewrite it."""
     try:
         content = project.read_bytes()
     except OSError:
@@ -461,7 +461,7 @@ def _project_bytes(project: Path) -> bytes:
 
 
 def _federation_config(num_supernodes: int, client_cpus: float, total_cpus: int | None) -> str:
-    """The ``--federation-config`` argument. Flower itself keeps Ray's dashboard off."""
+    """Return the ``--federation-config`` argument. Flower itself keeps Ray's dashboard off."""
     if num_supernodes < 1:
         raise ConfigurationError(
             f"Expected num_supernodes >= 1, got {num_supernodes}.",

@@ -129,7 +129,7 @@ class WorkerClients:
         return self._names
 
     def answer(self, request: RoundRequest) -> Iterator[Outcome]:
-        """The outcomes of a round's request, without lost replies."""
+        """Yield the outcomes of a round's request, without lost replies."""
         shared = self._pool.share((request.points, dict(request.entries)))
         own: list[list[str]] = [[] for _ in range(self._pool.size)]
         for name in request.acks:
@@ -168,7 +168,7 @@ class WorkerClients:
         )
 
     def _summed(self, worker: int, part: _Sum, names: list[str], request: RoundRequest) -> SummedReplies:
-        """A worker's sum as strategies take it."""
+        """Return a worker's sum as strategies take it."""
         # In the part's order, which equals the question's only if all clients are alike.
         everybody = part.positions == list(range(len(names)))
         clients = tuple(names) if everybody else tuple(names[i] for i in part.positions)
@@ -178,7 +178,7 @@ class WorkerClients:
         return SummedReplies(clients, tuple(part.releases), acks, tuple(part.samples), *sums)
 
     def _others(self, answers: Iterable[_Answer], request: RoundRequest) -> Iterator[Outcome]:
-        """Replies of single clients in the request's order, refusals, and the round's clipping figures."""
+        """Yield replies of single clients in the request's order, refusals, and the round's clipping figures."""
         replies = {reply.client: reply for answer in answers for reply in answer.replies}
         for name in request.acks if replies else ():
             if name in replies:
@@ -191,7 +191,7 @@ class WorkerClients:
             yield ObservedFigures.united(figures)
 
     def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
-        """What each client has spent."""
+        """Return what each client has spent."""
         numbers = np.arange(len(self._names)) if names is None else np.array([int(name) for name in names])
         return GroupedStatements(
             part for parts in self._pool.on_all(stated, self._pool.size, session, numbers) for part in parts
@@ -233,7 +233,7 @@ def begin_training(
 
 
 def answer_part(state: WorkerState, question: _Question, shared: tuple[tuple[Any, ...], Mapping[str, Any]]) -> _Answer:
-    """A worker's outcomes of a round."""
+    """Return a worker's outcomes of a round."""
     points, entries = shared
     sent: dict[str, int] = state[_SENT]
     aggregated: dict[str, int] = {}
@@ -264,7 +264,7 @@ def stated(
 
 
 def _gathered(outcomes: Iterable[Outcome], names: Sequence[str], *, sums_suffice: bool) -> _Answer:
-    """A worker's outcomes, added up where sums suffice."""
+    """Return a worker's outcomes, added up where sums suffice."""
     answer = _Answer()
     sums: dict[Any, _Sum] = {}
     positions = {name: i for i, name in enumerate(names)}
@@ -306,7 +306,7 @@ class _Heard(logging.Handler):
         self._messages.append(record.getMessage())
 
     def messages(self) -> list[str]:
-        """The warnings since the last call."""
+        """Return the warnings since the last call."""
         said, self._messages = self._messages, []
         return said
 

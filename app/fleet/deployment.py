@@ -194,9 +194,9 @@ def deployment(
     on_line: Callable[[str], None] = lambda line: None,  # noqa: ARG005 - nobody reads along
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Deployment]:
-    """A SuperLink that answers, its nodes' files in ``folder``; what was started is stopped when the block ends.
+    """Run a SuperLink that answers, with its nodes' files in ``folder``.
 
-    The time is for everything but the stopping; ``on_line`` gets the runs' log. A process that could not be started or
+    What was started is stopped when the block ends. The time is for everything but the stopping; ``on_line`` gets the runs' log. A process that could not be started or
     stopped is a ``LaunchError``.
     """
     deployed = Deployment(folder, timeout_s, on_line)
@@ -228,7 +228,7 @@ _OF_SUMS: dict[str, Scalar] = {"num-clients": 6, "clients-per-round": 6}
 
 
 def node_settings(experiment: Experiment, client: int) -> dict[str, Scalar]:
-    """Settings of a node that agree with a run configuration on data, model and policy, if it can have such."""
+    """Return settings of a node that agree with a run configuration on data, model and policy, if it can have such."""
     config, policy = experiment.config, experiment.policy(client)
     if not experiment.method.on_real_nodes:
         raise ConfigurationError(
@@ -285,7 +285,7 @@ def node_settings(experiment: Experiment, client: int) -> dict[str, Scalar]:
 
 
 def ledger_line(client: str, ledger: LedgerSummary) -> str:
-    """A node's ledger in one line; a run reserves its whole mu when it opens, however far it gets."""
+    """Return a node's ledger in one line; a run reserves its whole mu when it opens, however far it gets."""
     releases = sum(session.releases for session in ledger.sessions)
     spent, guarantee = f"mu {_of_budget(ledger.spent.assumed, ledger.budget.assumed)} spent", ledger_guarantee(ledger)
     if guarantee.loss.conditional:
@@ -298,7 +298,7 @@ def _of_budget(spent: Profile, budget: Profile) -> str:
 
 
 def record_line(helper: str, sets: int) -> str:
-    """A helper's record in one line."""
+    """Return a helper's record in one line."""
     return f"  record of {helper}: {sets} sums opened"
 
 
@@ -360,7 +360,7 @@ def _demonstrated(deployed: Deployment, outcome: Outcome) -> Demonstrated:
 
 
 def demo_config(overrides: Mapping[str, Scalar], out: Path, name: str) -> RunConfig:
-    """The demonstration's run configuration with overrides; its files go to ``out / name``."""
+    """Return the demonstration's run configuration with overrides; its files go to ``out / name``."""
     of_sums = _OF_SUMS if overrides.get("trust") == SECURE else {}
     given = {**DEMO_SETTINGS, **of_sums, **overrides, "out-dir": str(out), "run-name": name}
     if "num-clients" in overrides and "clients-per-round" not in overrides:

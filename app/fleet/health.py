@@ -313,7 +313,7 @@ _BY_NAME = {figure.name: figure for figure in FIGURES}
 
 
 def figures_of(kind: str) -> list[Figure]:
-    """The metrics of a node, a helper or a server."""
+    """Return the metrics of a node, a helper or a server."""
     return [figure for figure in FIGURES if kind in figure.shown_by]
 
 
@@ -399,7 +399,7 @@ UNHEARD_S = 120.0
 
 
 def health_answer(kind: str, problem: str) -> Answer:
-    """The answer of a health address; ``problem`` is one of :data:`PROBLEMS`, empty if all is well."""
+    """Return the answer of a health address; ``problem`` is one of :data:`PROBLEMS`, empty if all is well."""
     said = {"status": "failed" if problem else "ok", "kind": kind, **({"reason": problem} if problem else {})}
     status = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
     return Answer(json.dumps(said).encode() + b"\n", "application/json", status)
@@ -468,7 +468,7 @@ class NodeFigures:
         journal.listen(self._hear)
 
     def read(self) -> dict[str, Value]:
-        """The current metrics by name."""
+        """Return the current metrics by name."""
         with self._lock:
             values: dict[str, Value] = {
                 "murmurfl_started_timestamp_seconds": self._started,
@@ -536,7 +536,7 @@ class BudgetWatch:
         self._said = ""
 
     def left(self, now: float) -> BudgetLeft | None:
-        """What is left, at most a few seconds old; None if the ledger or its mark cannot be read.
+        """Return what is left, at most a few seconds old; None if the ledger or its mark cannot be read.
 
         ``now`` is in monotonic seconds.
         """

@@ -161,7 +161,7 @@ def _data(config: NodeConfig | OwnNode) -> list[Check]:
 
 
 def _data_files(config: NodeConfig | OwnNode) -> list[Path]:
-    """The files that are there, of those that the operator's file names; in tables any text may be a path."""
+    """Return the files that are there, of those that the operator's file names; in tables any text may be a path."""
     own = [] if isinstance(config, NodeConfig) else [*config.run_config.values(), *config.node_config.values()]
     files = config.data_files if isinstance(config, UpdateNode) else (config.samples,)
     named = [*files, *(value for value in own if isinstance(value, str))]
@@ -180,7 +180,7 @@ def _connection(path: Path, given: Mapping[str, Any], clock: Callable[[], float]
 
 
 def _client_checks(config: NodeConfig | OwnNode, run_every_days: float | None, now: float) -> Preflight:
-    """Checks of the client, made as when the node starts: what would be refused then is refused here."""
+    """Return checks of the client, made as when the node starts: what would be refused then is refused here."""
     parameters, records = 0, None  # the size of an app's updates is unknown before the first
     try:
         if isinstance(config, UpdateNode):
@@ -206,7 +206,7 @@ def _client_checks(config: NodeConfig | OwnNode, run_every_days: float | None, n
 
 
 def _read(client: PrivateClient, config: NodeConfig | SampleNode) -> Records | None:
-    """The records that a client was made of; with owners, its file read again."""
+    """Return the records that a client was made of; with owners, its file read again."""
     if isinstance(client.samples, Records):
         return client.samples
     if not config.samples:
@@ -265,7 +265,7 @@ def _size(number: float) -> str:
 
 
 def _told(error: Exception) -> str:
-    """An error in one line for the operator."""
+    """Return an error in one line for the operator."""
     if isinstance(error, OSError) and not isinstance(error, MurmurflError):
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     return " ".join(str(error).split())
@@ -332,7 +332,7 @@ def _helper_findings(config: HelperConfig) -> Iterator[Finding]:
 
 
 def _pinned(path: str, digest: str, consequence: str) -> tuple[Roster | None, Finding]:
-    """The roster, if it can be read and has the pinned digest."""
+    """Return the roster, if it can be read and has the pinned digest."""
     try:
         roster, pinned = read_roster(Path(path), None), pinned_digest(digest)
     except MurmurflError as error:

@@ -150,7 +150,7 @@ class FullBatchMethod(Method, algorithm="full-batch"):
             raise refusal("clipping.quantile-share", f"{usual} unless there is a quantile", config.quantile_share)
 
     def usual_rounds(self, config: RunConfig, sizes: Sequence[int], model: Model) -> int:
-        """The preset's T."""
+        """Return the preset's T."""
         if not has_table(config):
             return round(_scaled(model, self.noise(config, model, sizes)).rounds)
         # Noise is as long as the root of the number of values, and a gradient is not.
@@ -184,11 +184,14 @@ class FullBatchMethod(Method, algorithm="full-batch"):
         )
 
     def noise_mu(self, config: RunConfig, sizes: Sequence[int]) -> float:
-        """The mu at which the table's samples and clients have as much noise in a mean gradient as these."""
+        """Return the mu at which the table's samples and clients have as much noise in a mean gradient as these."""
         return wanted_mu(config) * sum(sizes) / math.sqrt(len(sizes)) / _SAMPLES_PER_ROOT_OF_CLIENTS
 
     def noise(self, config: RunConfig, model: Model, sizes: Sequence[int]) -> float:
-        """The length of the noise in a mean of releases that have all of mu, over the clip norm; 0 without noise."""
+        """Return the length of the noise in a mean of releases that have all of mu, over the clip norm.
+
+        0 without noise.
+        """
         return 2.0 * math.sqrt(model.num_parameters) / (_SAMPLES_PER_ROOT_OF_CLIENTS * self.noise_mu(config, sizes))
 
     def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
@@ -253,18 +256,21 @@ class TrustedFullBatchMethod(FullBatchMethod, algorithm="trusted-full-batch"):
 
 
 def has_table(config: RunConfig) -> bool:
-    """Whether the table is for its data: images, and tables of people that it was tried on."""
+    """Return True if the table is for its data: images, and tables of people that it was tried on."""
     return the_task(config).has_images or tuned(config) is not None
 
 
 def usual_quantile(problem: ResolvedRun) -> float:
-    """The quantile of a clip that follows the gradients, for data that have no table, with an untrusted server."""
+    """Return the quantile of a clip that follows the gradients, for data that have no table.
+
+    With an untrusted server.
+    """
     noise = FullBatchMethod().noise(problem.config, problem.model, problem.sizes)
     return round(_scaled(problem.model, noise).quantile, 2)
 
 
 def _scaled(model: Model, noise: float) -> _Scaled:
-    """The constants without dimension at any noise: between the rows, and at its ends, by logarithms."""
+    """Return the constants without dimension at any noise: between the rows, and at its ends, by logarithms."""
     rows, of_two = (_CLASSES, math.sqrt(2 / model.num_classes)) if model.num_classes > 1 else (_NUMBERS, 1.0)
     at, known = math.log(max(noise * of_two, rows[0].noise)), [math.log(row.noise) for row in rows]
     between = (np.interp(at, known, np.log(column)) for column in list(zip(*rows, strict=True))[1:])
@@ -272,7 +278,10 @@ def _scaled(model: Model, noise: float) -> _Scaled:
 
 
 def _row(mu: float) -> _Row:
-    """The constants at any mu: between the table's rows by logarithms, and below the first as from it to the second."""
+    """Return the constants at any mu.
+
+    Between the table's rows by logarithms, and below the first as from it to the second.
+    """
     at, mus = math.log(min(mu, _TABLE[-1].mu)), [math.log(row.mu) for row in _TABLE]
     below = min(at - mus[0], 0.0)
 
@@ -291,7 +300,7 @@ def _row(mu: float) -> _Row:
 
 
 def _most_asked(problem: ResolvedRun) -> int:
-    """The most rounds that one client is asked in."""
+    """Return the most rounds that one client is asked in."""
     config = problem.config
     return most_requests(config.num_clients, config.asked_per_round, problem.num_rounds, problem.values.sampling)
 
@@ -385,5 +394,5 @@ def _has_bias(model: Model) -> bool:
 
 
 def _constant(model: Model, clip_norm: float) -> float:
-    """The value that clients append to features: the preset's share of the clip."""
+    """Return the value that clients append to features: the preset's share of the clip."""
     return clip_norm * CONSTANT / math.hypot(1.0, CONSTANT) if _has_bias(model) else 0.0

@@ -170,7 +170,7 @@ class Method(ABC):
         return (self.own_trust, SECURE) if self.sums_suffice else (self.own_trust,)
 
     def mechanism(self, config: RunConfig) -> str:
-        """The mechanism of the clients' noise: the one that is set, or this method's own."""
+        """Return the mechanism of the clients' noise: the one that is set, or this method's own."""
         return NO_NOISE if not config.private else known_mechanism(config.mechanism.kind) or self.default_mechanism
 
     def preset(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
@@ -192,7 +192,7 @@ class Method(ABC):
         return config.passes * self.rounds_of_a_pass(config, sizes)
 
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
-        """The number of rounds that go once through all samples."""
+        """Return the number of rounds that go once through all samples."""
         if self.everybody or self.has_regret:
             # Every client is in every round, so the pass ends when the first client has no more samples.
             return min(sizes) // config.batch_size
@@ -202,7 +202,7 @@ class Method(ABC):
         return sum(sizes) // (config.asked_per_round * config.batch_size)
 
     def asked_rounds(self, config: RunConfig, num_rounds: int) -> range:
-        """The rounds in which clients are asked."""
+        """Return the rounds in which clients are asked."""
         return range(1, num_rounds + 1)
 
     def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
@@ -221,7 +221,7 @@ class Method(ABC):
         return releases, f"{samples} samples in batches of {config.batch_size}{often}"
 
     def policy(self, problem: ResolvedRun, samples: int) -> PrivacyPolicy:
-        """The policy that a simulation gives a client with so many samples.
+        """Return the policy that a simulation gives a client with so many samples.
 
         Under secure aggregation all clients have that of the one with the fewest: what shares a sum has one noise.
         """
@@ -261,7 +261,9 @@ class Method(ABC):
         trust: str = "",
         **fields: Any,
     ) -> PrivacyPolicy:
-        """A client's policy, a simulated or a real one's: who is trusted, and what is not the client's to choose.
+        """Return a client's policy, a simulated or a real one's.
+
+        Who is trusted, and what is not the client's to choose.
 
         Parameters
         ----------
@@ -292,7 +294,7 @@ class Method(ABC):
         )
 
     def release_size(self, problem: ResolvedRun) -> int:
-        """The number of values in a release, by default the model's."""
+        """Return the number of values in a release, by default the model's."""
         return problem.model.num_parameters
 
     def policy_of_model(self, model: Model) -> Mapping[str, Any]:
@@ -300,12 +302,12 @@ class Method(ABC):
         return {}
 
     def plans(self, problem: ResolvedRun) -> list[NoisePlan]:
-        """The different noise plans of a simulation's clients."""
+        """Return the different noise plans of a simulation's clients."""
         policies = dict.fromkeys(self.policy(problem, size) for size in dict.fromkeys(problem.sizes))
         return [plan_or_largest_mu(policy, self.release_size(problem)) for policy in policies]
 
     def client(self, *parts: Any, **options: Any) -> PrivateClient:
-        """The client, simulated or real; the arguments are those of :class:`~murmurfl.clients.PrivateClient`."""
+        """Return the client, simulated or real; the arguments are those of :class:`~murmurfl.clients.PrivateClient`."""
         return self.client_type(*parts, **options)
 
     def client_options(self, problem: ResolvedRun, client: int) -> Mapping[str, Any]:
@@ -313,11 +315,11 @@ class Method(ABC):
         return {"learning_rate": problem.values.learning_rate} if self.local_steps else {}
 
     def clients_alike(self) -> bool:
-        """Whether clients of clients with as many samples differ by name, samples, ledger and keys alone."""
+        """Return True if clients of clients with as many samples differ by name, samples, ledger and keys alone."""
         return type(self).client_options is Method.client_options
 
     def strategy(self, problem: ResolvedRun, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:
-        """The server's half.
+        """Return the server's half.
 
         Parameters
         ----------
@@ -342,7 +344,7 @@ class Method(ABC):
         }
 
     def _policy_of_all(self, problem: ResolvedRun) -> PrivacyPolicy:
-        """The one policy by which a trusted server makes its noise: it must hold for every client."""
+        """Return the one policy by which a trusted server makes its noise: it must hold for every client."""
         policies = [self.policy(problem, size) for size in dict.fromkeys(problem.sizes)]
         for name in _CHARGED:
             values = {getattr(policy, name) for policy in policies}
@@ -406,14 +408,14 @@ class Method(ABC):
         return policy_guarantee(policy, loss, notes=notes, words=words, stated=stated, amplified=amplified)
 
     def brief_words(self, policy: PrivacyPolicy) -> str:
-        """A policy's words for the caption of many runs, which may differ in their number of rounds."""
+        """Return a policy's words for the caption of many runs, which may differ in their number of rounds."""
         if policy.batch_selection != "full_batch":
             return policy.words
         often = f"every sample in up to {policy.participations} releases"
         return policy.words.replace(often, "every sample in every release")
 
     def objective(self, problem: ResolvedRun, parameters: Sequence[NDArray[Any]], loss: float) -> float:
-        """The minimised objective, from the model's loss on the test set."""
+        """Return the minimised objective, from the model's loss on the test set."""
         return loss
 
     def sweeps(self, config: RunConfig) -> bool:
@@ -421,7 +423,7 @@ class Method(ABC):
         return False
 
     def covers(self, config: RunConfig, prepare: Callable[[RunConfig], ResolvedRun]) -> bool:
-        """Whether the guarantee holds for a run's step: papers show steps that it does not hold for."""
+        """Return True if the guarantee holds for a run's step: papers show steps that it does not hold for."""
         return True
 
 
@@ -454,7 +456,7 @@ def bounding(config: Bounds, keys: Collection[str]) -> Mapping[str, Any]:
 
 
 def worth_of_order(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Amplification | None:
-    """The amplification by a secret order, for the client that gains least; None without a secret order.
+    """Return the amplification by a secret order, for the client that gains least; None without a secret order.
 
     Notes
     -----

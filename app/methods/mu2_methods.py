@@ -89,11 +89,14 @@ class Mu2Method(Method, algorithm="mu2"):
         return "cancelling" if papers and not config.mechanism.kind else super().mechanism(config)
 
     def noise_mu(self, config: RunConfig) -> float:
-        """The mu that the noise of a sum of releases would give each client for itself: what a tuned step is for."""
+        """Return the mu that the noise of a sum of releases would give each client for itself.
+
+        What a tuned step is for.
+        """
         return wanted_mu(config)
 
     def paper_step(self, config: RunConfig, num_rounds: int, model: Model, clip_norm: float) -> float:
-        """The papers' eta, the smaller one of what noise and what smoothness allows."""
+        """Return the papers' eta, the smaller one of what noise and what smoothness allows."""
         constants = PaperConstants.of(model)
         clients, asked = config.num_clients, config.asked_per_round
         common = wanted_mu(config) * constants.diameter / (2 * clip_norm * num_rounds)

@@ -56,7 +56,7 @@ class Hyperparameters:
     sampling: str = "uniform"
 
     def overridden(self, config: RunConfig) -> Hyperparameters:
-        """These values, with those a run configuration sets in their place."""
+        """Return these values, with those a run configuration sets in their place."""
         names = [field.name for field in fields(self) if field.name != "diameter"]
         given = {"diameter": 2 * config.projection_radius, **{name: getattr(config, name) for name in names}}
         return replace(self, **{name: value for name, value in given.items() if value})
@@ -100,7 +100,7 @@ class ResolvedRun:
         return hashlib.sha256(f"seed {self.config.seed}".encode()).hexdigest()[:32]
 
     def query_session(self, name: str) -> str:
-        """The session's name of a query, in simulation."""
+        """Return the session's name of a query, in simulation."""
         return hashlib.sha256(f"{name}, seed {self.config.seed}".encode()).hexdigest()[:32]
 
     @cached_property
@@ -140,7 +140,7 @@ class ResolvedRun:
         return Roster.simulated(self.config.seed, clients, helper_names(self.config.summing.helpers))
 
     def summation(self) -> dict[str, SecureAggregation]:
-        """The options of a strategy under secure aggregation; empty under another trust model.
+        """Return the options of a strategy under secure aggregation; empty under another trust model.
 
         Which roster it is helpers say: without messages none is made, of however many clients.
         """
@@ -159,7 +159,7 @@ class ResolvedRun:
         return {"secure_aggregation": told}
 
     def order_seed(self, client: int) -> int:
-        """The seed of a client's orders of samples, where a method shuffles them."""
+        """Return the seed of a client's orders of samples, where a method shuffles them."""
         return derived_seed("order of a silo", self.config.seed, client)
 
 
@@ -183,18 +183,18 @@ class PaperConstants:
 
     @classmethod
     def of(cls, model: Model) -> PaperConstants:
-        """The constants for a model of this size."""
+        """Return the constants for a model of this size."""
         inputs = model.num_features + 1  # the bias is one more input that is always 1
         return cls(math.sqrt(2 * inputs), inputs / 2)
 
     def sgd_variance(self, config: RunConfig, model: Model, passes: int = 1) -> float:
-        """The noise variance d sigma^2 of one client's release, a mean of gradients over a batch."""
+        """Return the noise variance d sigma^2 of one client's release, a mean of gradients over a batch."""
         std = 2 * self.lipschitz / (config.batch_size * wanted_mu(config))
         return std**2 * passes * model.num_parameters
 
 
 def the_task(config: RunConfig) -> Task:
-    """The task of a run configuration."""
+    """Return the task of a run configuration."""
     return registry("task")[config.task]
 
 
@@ -204,7 +204,7 @@ def feature_bound(config: RunConfig) -> float:
 
 
 def wanted_mu(config: RunConfig) -> float:
-    """The mu that a step is for: without noise, the limit of large ones.
+    """Return the mu that a step is for: without noise, the limit of large ones.
 
     Under secure aggregation a client adds only its share of the noise: the sum has that of mu sqrt(h).
     """
@@ -212,7 +212,9 @@ def wanted_mu(config: RunConfig) -> float:
 
 
 def tuned(config: RunConfig) -> Tuned | None:
-    """The constants chosen for a task and its features; None where none were: :func:`scale_of` then says how long.
+    """Return the constants chosen for a task and its features.
+
+    None where none were: :func:`scale_of` then says how long.
 
     Seen from their mean, features have length 1.
     """
@@ -238,7 +240,7 @@ def mu2_scaled(config: RunConfig, num_rounds: int, model: Model) -> Hyperparamet
 
 
 def largest_squared_norm(config: RunConfig, num_features: int) -> float:
-    """The largest ||x||^2 of a sample's features, by how they are made."""
+    """Return the largest ||x||^2 of a sample's features, by how they are made."""
     task = the_task(config)
     return task.squared_norm_bound(config.features, num_features, config.feature_bound or task.feature_bound)
 
@@ -258,13 +260,13 @@ _USUAL_SHARE = 1 / 6
 
 
 def in_unit_range(config: RunConfig) -> bool:
-    """Whether features are values in [0, 1], such as pixels, without a known norm and not centred."""
+    """Return True if features are values in [0, 1], such as pixels, without a known norm and not centred."""
     known = registry("features")[config.features].norm_bound is not None
     return the_task(config).has_images and not known and not is_centred(config)
 
 
 def usual_squared_norm(config: RunConfig, model: Model) -> float:
-    """The usual squared norm of a sample, its bias counted, by how its features are made: a rule for steps."""
+    """Return the usual squared norm of a sample, its bias counted, by how its features are made: a rule for steps."""
     if is_centred(config):
         return 1.0
     squares = largest_squared_norm(config, model.num_features)
@@ -296,12 +298,12 @@ def usual_smoothness(config: RunConfig, model: Model) -> float:
 
 
 def constant_feature(config: RunConfig) -> bool:
-    """Whether the features have a constant of their own, so that a linear model needs no bias."""
+    """Return True if the features have a constant of their own, so that a linear model needs no bias."""
     return bool(getattr(registry("features")[config.features], "constant", False)) or the_task(config).constant
 
 
 def sgd_preset(config: RunConfig, num_rounds: int, model: Model, *, accelerated: bool = False) -> Hyperparameters:
-    """The practical preset of methods whose noise adds up over the rounds.
+    """Return the practical preset of methods whose noise adds up over the rounds.
 
     eta = sgd_rate x mu b sqrt(m / T); with samples that return P times the noise is sqrt(P) times as large.
     """
@@ -323,7 +325,9 @@ _SAMPLING = 16.0
 
 
 def largest_step(config: RunConfig, multiple: float, num_rounds: int, model: Model) -> float:
-    """The largest step that makes sense without any noise, for methods that add up corrections; no mu leads beyond it.
+    """Return the largest step that makes sense without any noise, for methods that add up corrections.
+
+    No mu leads beyond it.
 
     Parameters
     ----------

@@ -52,12 +52,17 @@ MEAN, EVALUATION = MeanRows.name, EvaluationRows.name
 
 
 def part_session(session: str, part: str) -> str:
-    """The session of a part of a run whose training is in a session; the owner's command names it the same way."""
+    """Return the session of a part of a run whose training is in a session.
+
+    The owner's command names it the same way.
+    """
     return session + part
 
 
 def session_options(config: RunConfig, simulated: str, part: str = "", *, deployed: bool) -> dict[str, Any]:
-    """The session, the permit and the schema that a strategy of a ``part`` of a run is told; empty for its training.
+    """Return the session, the permit and the schema that a strategy of a ``part`` of a run is told.
+
+    Empty for its training.
 
     A simulation's session is named ``simulated``. Real clients' is named by the permit, or has a fresh name.
     """
@@ -88,13 +93,13 @@ def check_permit(config: RunConfig) -> None:
 
 
 def shares(config: RunConfig) -> dict[str, float]:
-    """The share of mu^2 of each query that a run asks, by its name, in the order in which clients answer."""
+    """Return the share of mu^2 of each query that a run asks, by its name, in the order in which clients answer."""
     found = {name: kind.share_of(config) for name, kind in RUN_QUERIES.items()}
     return {name: share for name, share in found.items() if share}
 
 
 def trained_config(config: RunConfig) -> RunConfig:
-    """The run configuration with the mu that its queries leave for the training."""
+    """Return the run configuration with the mu that its queries leave for the training."""
     taken = sum(shares(config).values())
     return replace(config, mu=divided_mu(config.mu, taken)[1]) if taken else config
 
@@ -114,7 +119,7 @@ class Divides(Protocol):
 
 
 def trained_samples(config: Divides, samples: int) -> int:
-    """The number of a client's samples that are trained on: all but those held out for an evaluation."""
+    """Return the number of a client's samples that are trained on: all but those held out for an evaluation."""
     if not config.private_evaluation or not config.held_out:
         return samples
     if samples < 2:
@@ -137,7 +142,7 @@ def fields_beside(policy: PrivacyPolicy) -> dict[str, Any]:
 
 
 def beside_queries(policy: PrivacyPolicy, budget_mu: float) -> PrivacyPolicy:
-    """The training's policy on a client that answers queries: samples are used again, within a budget.
+    """Return the training's policy on a client that answers queries: samples are used again, within a budget.
 
     Notes
     -----
@@ -149,7 +154,7 @@ def beside_queries(policy: PrivacyPolicy, budget_mu: float) -> PrivacyPolicy:
 
 
 def features_bound(task: str, features: str, num_features: int, feature_bound: float) -> tuple[float, bool]:
-    """The longest that a row of a task's features can be, and whether it has no negative values.
+    """Return the longest that a row of a task's features can be, and whether it has no negative values.
 
     ``feature_bound`` is R where the run declares it, else 0: the task's. Both results follow from how features are
     made, never from data, and clients enforce them on every row.
@@ -163,7 +168,7 @@ def features_bound(task: str, features: str, num_features: int, feature_bound: f
 def make_centring(
     policy: PrivacyPolicy, bound: tuple[float, bool], num_features: int, *, mu: float, share: float
 ) -> Centring:
-    """A client's half of the mean of the features.
+    """Return a client's half of the mean of the features.
 
     Parameters
     ----------
@@ -191,7 +196,7 @@ def make_centring(
 def make_evaluation(
     policy: PrivacyPolicy, model: Model, *, mu: float, share: float, bins: int, held_out: int
 ) -> Evaluation:
-    """A client's half of the private evaluation.
+    """Return a client's half of the private evaluation.
 
     Parameters
     ----------
@@ -231,7 +236,7 @@ _BISECTIONS = 30
 
 
 def plan_or_largest_mu(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
-    """A policy's plan; if its mu alone is too large for one, the refusal names the largest that is not.
+    """Return a policy's plan; if its mu alone is too large for one, the refusal names the largest that is not.
 
     Notes
     -----
@@ -250,7 +255,10 @@ def plan_or_largest_mu(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
 
 
 def _largest_mu(policy: PrivacyPolicy, num_parameters: int) -> float | None:
-    """The largest mu below the policy's that has a plan, rounded down to two digits; None if no smaller one has."""
+    """Return the largest mu below the policy's that has a plan, rounded down to two digits.
+
+    None if no smaller one has.
+    """
 
     def possible(mu: float) -> bool:
         try:
@@ -289,7 +297,7 @@ class QueriedProblem(Protocol):
         ...
 
     def query_session(self, name: str) -> str:
-        """The session's name of a query, in simulation."""
+        """Return the session's name of a query, in simulation."""
         ...
 
     def summation(self) -> dict[str, SecureAggregation]:
@@ -335,11 +343,14 @@ class RunQuery(ABC, Generic[Asked]):
     @staticmethod
     @abstractmethod
     def share_of(config: RunConfig) -> float:
-        """The share of mu^2 that a configuration gives it; 0 where a run does not ask it."""
+        """Return the share of mu^2 that a configuration gives it; 0 where a run does not ask it."""
 
     @staticmethod
     def node_settings(config: RunConfig) -> dict[str, Any]:  # noqa: ARG004 - for queries that operators' files know
-        """Settings of an operator's file, by hyphenated key, with which a node answers as a simulated client does."""
+        """Return settings of an operator's file, by hyphenated key.
+
+        With which a node answers as a simulated client does.
+        """
         return {}
 
     @abstractmethod
@@ -347,11 +358,14 @@ class RunQuery(ABC, Generic[Asked]):
         """How a client of so many samples answers it, whose training is under ``policy``."""
 
     def round(self, **options: Any) -> QueryRound[Any]:
-        """The server's part, with these options."""
+        """Return the server's part, with these options."""
         return QueryRound(self.largest.query, **options)
 
     def seen(self, data: Dataset, answer: Any) -> Dataset:
-        """Data with a test set as clients see their samples, given the answer; their samples stay as they are."""
+        """Return data with a test set as clients see their samples, given the answer.
+
+        Their samples stay as they are.
+        """
         if not self.largest.query.gives:
             return data
         data = replace(data, test_features=self.largest.seen(data.test_features, answer))
@@ -360,7 +374,7 @@ class RunQuery(ABC, Generic[Asked]):
         return data
 
     def inputs(self, answer: Any) -> dict[str, Any]:
-        """What later requests bring of the answer, as an option of their strategies."""
+        """Return what later requests bring of the answer, as an option of their strategies."""
         gives = self.largest.query.gives
         return {gives: answer} if gives else {}
 
@@ -369,7 +383,7 @@ class RunQuery(ABC, Generic[Asked]):
         return {}
 
     def figures(self, outcome: QueryOutcome) -> dict[str, Any]:
-        """What a result says of it; its mu is by the run configuration."""
+        """Return what a result says of it; its mu is by the run configuration."""
         report = outcome.report
         counts = {name: getattr(report, name, None) for name in ("asked", "aggregated", "samples")}
         return {
@@ -443,7 +457,7 @@ class RunQuery(ABC, Generic[Asked]):
     def strategy(
         self, *, deployed: bool = False, checkpoint: Path | None = None, inputs: Mapping[str, Any] | None = None
     ) -> QueryRound[Any]:
-        """The server's part; a trusted server makes the noise, by a policy.
+        """Return the server's part; a trusted server makes the noise, by a policy.
 
         Parameters
         ----------
@@ -524,12 +538,12 @@ class MeanOfRun(RunQuery[Centring]):
 
     @staticmethod
     def share_of(config: RunConfig) -> float:
-        """The share of mu^2 with centring."""
+        """Return the share of mu^2 with centring."""
         return config.centring_share if is_centred(config) else 0.0
 
     @staticmethod
     def node_settings(config: RunConfig) -> dict[str, Any]:
-        """Settings of centring in an operator's file."""
+        """Return settings of centring in an operator's file."""
         if is_centred(config):
             return {"centring": PRIVATE, "centring.share": config.centring_share}
         return {"centring": config.centring} if config.centring else {}
@@ -541,11 +555,11 @@ class MeanOfRun(RunQuery[Centring]):
         return make_centring(policy, bound, width, mu=config.mu, share=self.share)
 
     def round(self, **options: Any) -> MeanOfFeatures:
-        """The server's part."""
+        """Return the server's part."""
         return MeanOfFeatures(num_features=self.width, **options)
 
     def arrays(self, answer: NDArray[np.float32]) -> dict[str, Any]:
-        """The centre of the model's inputs, and the constant beside them (:func:`murmurfl.privacy.centred`)."""
+        """Return the centre of the model's inputs, and the constant beside them (:func:`murmurfl.privacy.centred`)."""
         return {CENTRE_ARRAY: answer, CONSTANT_ARRAY: np.float64(self.constant)}
 
     @property
@@ -554,7 +568,7 @@ class MeanOfRun(RunQuery[Centring]):
         return self.largest.constant
 
     def figures(self, outcome: QueryOutcome) -> dict[str, Any]:
-        """What a result says of the mean; its mu is by the run configuration."""
+        """Return what a result says of the mean; its mu is by the run configuration."""
         counts = {name: getattr(outcome.report, name) for name in ("asked", "aggregated", "samples")}
         return {**self.recorded, "constant": self.constant, **counts}
 
@@ -570,12 +584,12 @@ class EvaluationOfRun(RunQuery[Evaluation]):
 
     @staticmethod
     def share_of(config: RunConfig) -> float:
-        """The share of mu^2 of a private evaluation."""
+        """Return the share of mu^2 of a private evaluation."""
         return config.private_evaluation
 
     @staticmethod
     def node_settings(config: RunConfig) -> dict[str, Any]:
-        """Settings of a private evaluation in an operator's file."""
+        """Return settings of a private evaluation in an operator's file."""
         if not config.private_evaluation:
             return {}
         bins = {"evaluation.score-bins": config.score_bins} if config.score_bins else {}
@@ -594,11 +608,11 @@ class EvaluationOfRun(RunQuery[Evaluation]):
         )
 
     def round(self, **options: Any) -> PrivateEvaluation:
-        """The server's part."""
+        """Return the server's part."""
         return PrivateEvaluation(bins=self.largest.bins, scores_share=self.largest.scores_share, **options)
 
     def figures(self, outcome: QueryOutcome) -> dict[str, Any]:
-        """What a result says of the evaluation; its mu is by the run configuration."""
+        """Return what a result says of the evaluation; its mu is by the run configuration."""
         found = dict.fromkeys(EVALUATION_FIGURES) if outcome.answer is None else outcome.answer.document
         return {**self.recorded, **found, "failure": outcome.failure or None}
 

@@ -67,7 +67,9 @@ class Connection:
 
     @classmethod
     def of(cls, path: Path, given: Mapping[str, Any]) -> Connection | None:
-        """The connection by a command's options, and where they say nothing by ``[connection]`` of an operator's file.
+        """Return the connection by a command's options.
+
+        And where they say nothing by ``[connection]`` of an operator's file.
 
         None if neither names a SuperLink. Options are given by field name; paths in the file are taken from its folder.
         """
@@ -132,7 +134,7 @@ class Presented:
 
 
 def tls_context(root_certificates: Path | None) -> ssl.SSLContext:
-    """The context that checks a SuperLink's certificate, made as Flower's SuperNode makes it."""
+    """Return the context that checks a SuperLink's certificate, made as Flower's SuperNode makes it."""
     if root_certificates is None:
         return httpx.create_ssl_context()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -159,7 +161,7 @@ def expiries(path: Path | None) -> list[float]:
 
 
 def server_name(certificate: Path | None) -> str:
-    """The name of a server in a login: SHA-256 of its certificate's public key; empty without TLS."""
+    """Return the name of a server in a login: SHA-256 of its certificate's public key; empty without TLS."""
     if certificate is None:
         return ""
     try:
@@ -171,13 +173,16 @@ def server_name(certificate: Path | None) -> str:
 
 
 def name_of(certificate: x509.Certificate) -> str:
-    """The name in 64 hexadecimal digits; a certificate renewed with its key keeps it."""
+    """Return the name in 64 hexadecimal digits; a certificate renewed with its key keeps it."""
     key = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(key).hexdigest()
 
 
 def presented_by(host: str, port: int, timeout_s: float) -> Presented | None:
-    """The certificate that a host shows, unchecked; None if none comes in time, for connecting and for TLS each."""
+    """Return the certificate that a host shows, unchecked.
+
+    None if none comes in time, for connecting and for TLS each.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -207,7 +212,7 @@ def printable(text: str) -> str:
 
 
 def utc(seconds: float) -> str:
-    """A time for people to read."""
+    """Return a time for people to read."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
@@ -250,7 +255,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
-    """An error and what it was raised from, the outermost first."""
+    """Return an error and what it was raised from, the outermost first."""
     found: list[BaseException] = []
     inner: BaseException | None = error
     while inner is not None and inner not in found:

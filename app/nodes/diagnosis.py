@@ -94,7 +94,7 @@ class FleetApi:
         return replace(answer, begun=True)
 
     def takes_unknown_keys(self, now: float) -> bool:
-        """Whether a node with an unregistered key may sign in: ``key`` signs in and off again."""
+        """Return True if a node with an unregistered key may sign in: ``key`` signs in and off again."""
         answer = self._post("register-node", RegisterNodeFleetRequest(public_key=self._public), now)
         node = _node(answer, RegisterNodeFleetResponse)
         if node is None:
@@ -103,7 +103,7 @@ class FleetApi:
         return True
 
     def takes_commands(self) -> bool:
-        """Whether the server lists its runs without a login; then it takes every other command too.
+        """Return True if the server lists its runs without a login; then it takes every other command too.
 
         A gate may hang up instead of refusing.
         """
@@ -138,12 +138,12 @@ class FleetApi:
 
 
 def passing_key() -> ec.EllipticCurvePrivateKey:
-    """A key for a node without one, made as Flower's SuperNode makes it."""
+    """Return a key for a node without one, made as Flower's SuperNode makes it."""
     return generate_key_pairs()[0]
 
 
 def _node(answer: Answer, kind: type[ActivateNodeResponse] | type[RegisterNodeFleetResponse]) -> int | None:
-    """The node's number, if the answer grants something."""
+    """Return the node's number, if the answer grants something."""
     if answer.status != httpx.codes.OK:
         return None
     try:
@@ -287,7 +287,7 @@ class _Attempt:
     def failed(
         self, cause: str, got: str, *, expected: str = "", advice: str = "", seen: Diagnosis | None = None
     ) -> Diagnosis:
-        """A diagnosis with a cause, in the usual words unless others are given; ``seen`` has its figures."""
+        """Return a diagnosis with a cause, in the usual words unless others are given; ``seen`` has its figures."""
         usual_expected, usual_advice = _WORDS.get(cause, ("", ""))
         sentence = f"Expected {expected or usual_expected} at {self._where}, got {got}: {advice or usual_advice}."
         return replace(seen or Diagnosis(cause, ""), cause=cause, sentence=sentence)
@@ -331,7 +331,7 @@ class _Attempt:
         return self.failed("not-a-superlink", f"HTTP {answer.status}")
 
     def _not_authenticated(self, seen: Diagnosis) -> Diagnosis:
-        """The signature did not count: because of its time, or because something in between changed the request.
+        """Return the signature did not count: because of its time, or because something in between changed the request.
 
         Nothing is signed for another time to find out: whoever got that could pass for this node at that time.
         """
@@ -411,7 +411,7 @@ class _Attempt:
 
 
 def _proxy(named: str) -> str:
-    """A proxy's host and port only: the variable that names it may hold a password."""
+    """Return a proxy's host and port only: the variable that names it may hold a password."""
     try:
         proxy = httpx.URL(named)
     except httpx.InvalidURL:
@@ -426,7 +426,7 @@ class _KeyError(ConfigurationError):
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A node's private key, from an OpenSSH file without a passphrase."""
+    """Return a node's private key, from an OpenSSH file without a passphrase."""
     with_advice = (
         f"Expected an elliptic-curve key without a passphrase at {path}, got something else: make one with `ssh-keygen "
         "-t ecdsa -b 384`, and have its public half registered."

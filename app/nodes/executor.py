@@ -204,7 +204,7 @@ class _AbandonedError(Exception):
 
 
 def _pull(client: RuntimeHttpClient, abandoned: threading.Event) -> tuple[Message, Context, bytes]:
-    """A task's message, its context and the bundle's bytes; everything else about the run is ignored."""
+    """Return a task's message, its context and the bundle's bytes; everything else about the run is ignored."""
     task = client.PullTaskInput(PullTaskInputRequest())
     context = context_from_proto(task.context)
     pulled = client.PullMessages(PullAppMessagesRequest())

@@ -28,7 +28,7 @@ def simulation_grid(grid: Grid) -> InMemoryGrid | None:
 
 
 def bundle_of(folder: Path) -> bytes:
-    """The bundle that ``flwr run`` makes of a project."""
+    """Return the bundle that ``flwr run`` makes of a project."""
     from flwr.cli.build import build_fab_from_disk
 
     return build_fab_from_disk(folder)

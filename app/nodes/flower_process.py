@@ -56,7 +56,7 @@ class Pauses:
         self._next = FIRST_PAUSE_S
 
     def after(self, lasted_s: float) -> float:
-        """The wait after a process that lasted so long."""
+        """Return the wait after a process that lasted so long."""
         pause = FIRST_PAUSE_S if lasted_s > SETTLED_S else self._next
         self._next = min(2 * pause, LONGEST_PAUSE_S)
         return pause
@@ -246,7 +246,7 @@ def watch_fleet(contact: Contact) -> None:
 
 
 def telling_the_node() -> Contact | None:
-    """A contact that reports through the pipe named in the environment; None if none is named."""
+    """Return a contact that reports through the pipe named in the environment; None if none is named."""
     named = os.environ.pop(EVENTS_VARIABLE, "")
     if not named.isdigit():
         return None

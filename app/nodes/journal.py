@@ -155,7 +155,7 @@ def noting(app: Answers, journal: Journal) -> Answers:
 
 
 def _is_repeated(facts: Mapping[str, Fact], made: dict[tuple[str, str], int]) -> bool:
-    """Whether a release has left before; ``made`` has the last number of each session."""
+    """Return True if a release has left before; ``made`` has the last number of each session."""
     name, number = (str(facts.get("session", "")), str(facts.get("of", ""))), int(facts["release"])
     repeated = number <= made.get(name, 0)
     made[name] = max(number, made.pop(name, 0))  # the last ones last
@@ -212,7 +212,7 @@ def _asked(message: Message) -> dict[str, Fact]:
 
 
 def _spoken(message: Message) -> list[ConfigRecord]:
-    """Records that speak the protocol, which are the only ones that a client reads.
+    """Return records that speak the protocol, which are the only ones that a client reads.
 
     Another record put first could have a release noted as one of another session, or as a repeated one.
     """
@@ -258,7 +258,7 @@ def plain(text: str) -> str:
 
 
 def moment(seconds: float, *, milliseconds: bool = False) -> str:
-    """A time in UTC by ISO 8601, ``2026-11-23T02:09:07Z``, from seconds since 1970."""
+    """Return a time in UTC by ISO 8601, ``2026-11-23T02:09:07Z``, from seconds since 1970."""
     whole, part = divmod(int(seconds * 1000), 1000)
     text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
     return f"{text}.{part:03}Z" if milliseconds else f"{text}Z"
@@ -334,7 +334,7 @@ class Repeated:
         self._said: tuple[str, float] | None = None
 
     def is_repeated(self, cause: str) -> bool:
-        """Whether ``cause`` was said; otherwise it is from now on."""
+        """Return True if ``cause`` was said; otherwise it is from now on."""
         now = self._clock()
         if self._said is not None and self._said[0] == cause and now - self._said[1] < SAY_AGAIN_S:
             return True
@@ -370,7 +370,7 @@ class EntryWriter:
         logging.getLogger(_JOURNAL).log(level, "%s", sentence, extra={"entry": entry})
 
     def _is_usual(self, entry: Entry) -> bool:
-        """Whether an entry repeats the last one of its kind."""
+        """Return True if an entry repeats the last one of its kind."""
         if entry.kind == "connected":
             self._away.forget()
         if entry.kind == "connecting":
@@ -447,7 +447,7 @@ def flower_line(level: int, text: str) -> None:
 
 class _Handler(logging.StreamHandler[Any]):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """A log that cannot be written, because of a full disk for example, holds up nothing."""
+        """Ignore a log that cannot be written, because of a full disk for example."""
 
 
 class _Shown(logging.Filter):
@@ -467,7 +467,7 @@ class _Shown(logging.Filter):
         return record.levelno >= logging.INFO
 
     def _may_leave(self, record: logging.LogRecord) -> bool:
-        """Whether who wrote a line saw no sample, or marked the line as one that depends on none."""
+        """Return True if who wrote a line saw no sample, or marked the line as one that depends on none."""
         if record.name == "py.warnings":
             return False
         if not self._settings.sees_samples or getattr(record, "public", False):
@@ -502,7 +502,7 @@ class _Lines(logging.Formatter):
         return f"{plain(record.getMessage())} [{failed}]" if failed else plain(record.getMessage())
 
     def failure(self, record: logging.LogRecord) -> str:
-        """What failed and where; with its text only if it is murmurfl's own or details are asked for."""
+        """Return what failed and where; with its text only if it is murmurfl's own or details are asked for."""
         if not record.exc_info or record.exc_info[1] is None:
             return ""
         return plain(", because of ".join(self._told(error) for error in _chain(record.exc_info[1])))

@@ -27,7 +27,7 @@ _ONLY_TRUSTED = " under a trusted server, and for no other"
 
 
 def ledger_document(summary: LedgerSummary, path: Path) -> dict[str, Any]:
-    """A ledger's summary, read at ``path``, as a JSON document; null stands for no bound.
+    """Return a ledger's summary, read at ``path``, as a JSON document; null stands for no bound.
 
     ``spent`` is the joint guarantee of all releases of all sessions opened so far, made or not, against whom
     ``guarantee`` says: with a session under a trusted server, against everybody but that one. ``local`` is the same
@@ -134,7 +134,7 @@ def _unit(sessions: Iterable[SessionSummary]) -> Unit:
 
 
 def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
-    """A ledger in lines for people."""
+    """Return a ledger in lines for people."""
 
     def amount(side: Profile) -> str:
         if math.isinf(side.mu):
@@ -170,7 +170,7 @@ def _local_lines(summary: LedgerSummary, amount: Callable[[Profile], str]) -> li
 
 
 def session_rows(summary: LedgerSummary) -> list[dict[str, str]]:
-    """A ledger's sessions, each a row of texts."""
+    """Return a ledger's sessions, each a row of texts."""
     return [
         {
             "session": session.session,
@@ -210,7 +210,7 @@ _SHORTEST_NAME = 8
 
 
 def releases_document(history: LedgerHistory, summary: LedgerSummary) -> dict[str, Any]:
-    """A ledger's releases as entries of a JSON document; null stands for no bound.
+    """Return a ledger's releases as entries of a JSON document; null stands for no bound.
 
     ``mu_so_far`` and ``mu_reserved`` are those of :func:`~murmurfl.privacy.ledger.ledger_history.read_history`.
     """
@@ -233,7 +233,10 @@ def releases_document(history: LedgerHistory, summary: LedgerSummary) -> dict[st
 
 
 def releases_rows(history: LedgerHistory, summary: LedgerSummary, *, short: bool) -> list[dict[str, str]]:
-    """A ledger's releases, each a row of texts; ``short`` cuts names of sessions as far as they stay distinct."""
+    """Return a ledger's releases, each a row of texts.
+
+    ``short`` cuts names of sessions as far as they stay distinct.
+    """
     known, columns = {session.session: session for session in summary.sessions}, (*COLUMNS[-2:], *LOCAL_COLUMNS)
     shown = _shortened(list(known)) if short else {}
     return [
@@ -279,7 +282,7 @@ def _rounded(mu: float) -> str:
 
 
 def _samples(terms: Mapping[str, Any]) -> int | None:
-    """Number of samples of a release; None if it uses all, or an unknown number."""
+    """Return number of samples of a release; None if it uses all, or an unknown number."""
     every = RECORDED_SELECTIONS["full_batch"], RECORDED_SELECTIONS["shuffled"]
     counted = terms.get("order") not in every and terms.get("clip_unit") != "update"
     return terms.get("batch_size") if counted else None
@@ -377,7 +380,7 @@ class Allowance:
         return "warning" if self.open_releases else "failed"
 
     def sentence(self, now: float) -> str:
-        """The allowance in one sentence for the operator; ``now`` in seconds since 1970."""
+        """Return the allowance in one sentence for the operator; ``now`` in seconds since 1970."""
         costs = self.costs
         each = f"of mu = {rounded_up(costs.loss.mu)} and up to {costs.releases} releases"
         runs = f"the budget allows {_counted(self.runs, 'more run')} {each}"
@@ -404,7 +407,7 @@ _RETIRED = "a ledger's budget is never raised; new data get a ledger of their ow
 
 
 def allowance_of(summary: LedgerSummary, costs: Costs, run_every_days: float | None, now: float) -> Allowance:
-    """What is left of a client's budget and samples; by default, runs begin as often as in the ledger."""
+    """Return what is left of a client's budget and samples; by default, runs begin as often as in the ledger."""
     releases = None if costs.samples is None else max(costs.samples - summary.samples_used, 0) // costs.batch_size
     # Without the one-release sessions of a mean or an evaluation
     trainings = [s for s in summary.sessions if costs.releases == 1 or s.terms.get("max_participations") != 1]

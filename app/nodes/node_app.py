@@ -77,7 +77,7 @@ def installed_app(name: str) -> ClientApp:
 
 
 def own_app(node: UpdateNode) -> Answers:
-    """The callable that answers messages to a client with its own ClientApp.
+    """Return the callable that answers messages to a client with its own ClientApp.
 
     Every message goes to the mod, which takes policy, budget and ledger from ``node``; what the app returns leaves only
     through it. A mod inside the app lets messages pass.
@@ -107,7 +107,7 @@ def own_app(node: UpdateNode) -> Answers:
 def client_of(
     config: NodeConfig | SampleNode, *, ledger: SQLiteLedger | None = None, items: Items | None = None
 ) -> tuple[Answers, PrivateClient]:
-    """The callable that answers messages to a client that bounds samples, and its client.
+    """Return the callable that answers messages to a client that bounds samples, and its client.
 
     The policy of a ``private_client_app`` is ignored. An audit brings a ledger and items of its own, instead of the
     file's ledger and the app's samples (:meth:`.PrivateClientApp.real_client`).
@@ -134,7 +134,7 @@ def client_of(
 
 
 def answers_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
-    """The callable that answers messages to a client, and the client in one sentence."""
+    """Return the callable that answers messages to a client, and the client in one sentence."""
     if isinstance(config, UpdateNode):
         return own_app(config), describe_own(config)
     answers, client = client_of(config)

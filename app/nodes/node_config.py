@@ -63,7 +63,7 @@ _ANY_DELTA, _FEWEST_CLASSES = 0.5, 2
 
 
 def node_strategies() -> list[str]:
-    """The built-in methods that a real client can take part in."""
+    """Return the built-in methods that a real client can take part in."""
     return [name for name, method in METHODS.items() if method.on_real_nodes]
 
 
@@ -232,22 +232,24 @@ class NodeConfig(RecordsFile):
             raise refusal(self.key_of(name), expected, getattr(self, name))
 
     def located(self, folder: Path) -> Self:
-        """These settings with relative paths, also of a features file, taken from a folder."""
+        """Return these settings with relative paths, also of a features file, taken from a folder."""
         return replace(super().located(folder), features=registry("features").located(self.features, folder))
 
     def settled(self, ledger: SQLiteLedger) -> NodeConfig:
-        """These settings with a mu in the place of an epsilon."""
+        """Return these settings with a mu in the place of an epsilon."""
         if not self.epsilon:
             return self
         return replace(self, mu=gdp_mu(self.epsilon, self.delta or float(ledger.delta or 0.0)), epsilon=0.0)
 
     def terms(self, ledger: SQLiteLedger) -> dict[str, Any]:
-        """The fields of a policy that the file decides, or leaves to its ledger."""
+        """Return the fields of a policy that the file decides, or leaves to its ledger."""
         decided = self.decided(ledger, self.mu, self.epsilon, self.delta, self.budget_mu)
         return decided | self._of_sums(self.budget_local_mu or ledger.budget_local_mu)
 
     def policy(self, num_samples: int, ledger: SQLiteLedger, **of_model: Any) -> PrivacyPolicy:
-        """The client's policy for so many samples and what its ledger allows; ``of_model`` is what its model settles.
+        """Return the client's policy for so many samples and what its ledger allows.
+
+        ``of_model`` is what its model settles.
 
         Notes
         -----
@@ -266,7 +268,7 @@ class NodeConfig(RecordsFile):
         return self._policy(enough, decided, **of_model)
 
     def _policy(self, num_samples: int, terms: dict[str, Any], **of_model: Any) -> PrivacyPolicy:
-        """The policy for so many samples, and for a mu, delta and budget that were decided (:meth:`terms`)."""
+        """Return the policy for so many samples, and for a mu, delta and budget that were decided (:meth:`terms`)."""
         separation = num_samples // self.batch_size
         shares = self._mean_share + self.private_evaluation
         if shares:
@@ -288,7 +290,7 @@ class NodeConfig(RecordsFile):
         return beside_queries(policy, terms["budget_mu"]) if self.centred or self.private_evaluation else policy
 
     def make_client(self, ledger: SQLiteLedger | None = None) -> PrivateClient:
-        """The client: its own data, policy, ledger and key.
+        """Return the client: its own data, policy, ledger and key.
 
         Parameters
         ----------
@@ -324,7 +326,7 @@ class NodeConfig(RecordsFile):
         return client
 
     def _secret_of_owners(self) -> bytes:
-        """The secret from which the places of owners follow; empty without owners."""
+        """Return the secret from which the places of owners follow; empty without owners."""
         if not self.samples_per_owner:
             return b""
         ledger = SQLiteLedger(self.ledger)
@@ -346,7 +348,7 @@ class NodeConfig(RecordsFile):
         return feature_bound(RunConfig(feature_bound=self.feature_bound))
 
     def queries(self, policy: PrivacyPolicy, model: Model, num_features: int, *, held_out: int) -> list[ClientQuery]:
-        """What the client answers beside its training."""
+        """Return what the client answers beside its training."""
         queries: list[ClientQuery] = []
         if self.centred:
             bound = self.centring_norm, self.centring_nonnegative
@@ -361,7 +363,7 @@ class NodeConfig(RecordsFile):
         return queries
 
     def make_model(self, num_features: int, num_classes: int) -> Model:
-        """The model that a server on the same features has; centred samples have a constant beside them."""
+        """Return the model that a server on the same features has; centred samples have a constant beside them."""
         inputs = num_features + self.centred
         constant = self.centred or bool(getattr(registry("features")[self.features], "constant", False))
         return make_model(self.model, inputs, num_classes, self._bound, constant=constant)
@@ -377,7 +379,9 @@ class NodeConfig(RecordsFile):
         check_rows_alone(model, [(np.append(_flat(x), seen)[None], label) for x, label in examples])
 
     def load_samples(self, secret: bytes = b"") -> tuple[Samples, int, int]:
-        """The client's own samples, their number of features and of classes; with owners, a row for each of them.
+        """Return the client's own samples, their number of features and of classes.
+
+        With owners, a row for each of them.
 
         ``secret`` is, with owners, the client's ledger's (:meth:`~murmurfl.privacy.Ledger.secret_of_owners`). No
         refusal says anything of any one sample.
@@ -436,7 +440,7 @@ def _flat(inputs: NDArray[Any]) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=1)
 def configured_client(path: Path) -> PrivateClient:
-    """The client an operator's file describes, made once in this process.
+    """Return the client an operator's file describes, made once in this process.
 
     Notes
     -----
@@ -489,7 +493,7 @@ class HelperConfig(OperatorsFile):
     ] = 10_000
 
     def keys(self) -> HelperKey:
-        """The helper's private keys; refused if others could read them, or they are another helper's."""
+        """Return the helper's private keys; refused if others could read them, or they are another helper's."""
         name, key = read_helper_key(Path(self.key))
         if name != self.helper:
             raise ConfigurationError(
@@ -500,7 +504,7 @@ class HelperConfig(OperatorsFile):
         return key
 
     def opener(self) -> Opener:
-        """What opens sums: the pinned roster, the helper's keys and its record.
+        """Return what opens sums: the pinned roster, the helper's keys and its record.
 
         The record outlives the process and is never made here: a fresh one would have forgotten what was opened.
         """

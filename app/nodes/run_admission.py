@@ -62,7 +62,7 @@ class Hours:
             )
 
     def has(self, now: float) -> bool:
-        """Whether ``now``, in seconds since 1970, lies in them."""
+        """Return True if ``now``, in seconds since 1970, lies in them."""
         at = time.gmtime(now) if self.time_zone == "UTC" else time.localtime(now)
         begin, end = self._minutes()
         minute = 60 * at.tm_hour + at.tm_min
@@ -193,7 +193,7 @@ class RunAdmissionPolicy:
         return ""
 
     def sentence(self) -> str:
-        """The runs that are taken, for the operator's own log."""
+        """Return the runs that are taken, for the operator's own log."""
         said = []
         if self.owners:
             said.append(f"with a permit of {_one_of(len(self.owners), 'listed owner')}")

@@ -82,11 +82,11 @@ class TableKind(ABC):
         """Refuse a run that such a table cannot show."""
 
     def curves(self, document: Document) -> dict[str, Any]:
-        """The curves it keeps of a run's result document, by name: ``rounds`` and ``values`` of each."""
+        """Return the curves it keeps of a run's result document, by name: ``rounds`` and ``values`` of each."""
         return {}
 
     def measure(self, *, held_out: bool) -> Measure:
-        """The measure of runs that choose a step.
+        """Return the measure of runs that choose a step.
 
         Parameters
         ----------
@@ -103,7 +103,7 @@ class TableKind(ABC):
         return Measure("held_out_loss", lambda run: float(run["loss"]))
 
     def best(self, trials: Sequence[Trial]) -> Trial:
-        """The step that is an algorithm's result: of least mean loss at the end, covered if any is."""
+        """Return the step that is an algorithm's result: of least mean loss at the end, covered if any is."""
         covered = [trial for trial in trials if trial.covered]
         return min(covered or trials, key=lambda trial: fmean(float(run["loss"]) for run in trial.runs))
 
@@ -126,7 +126,7 @@ class TableKind(ABC):
         return {}
 
     def row(self, cell: Document, label: str, entry: Document) -> dict[str, Any]:
-        """The flat row of one algorithm of one cell."""
+        """Return the flat row of one algorithm of one cell."""
         return accuracy_row(cell, label, entry)
 
     def rows(self, document: Document) -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ class TableKind(ABC):
         """Draw the picture of a reproduction's document into a file."""
 
     def table(self, document: Document, title: str = "") -> Table:
-        """The table of a reproduction's document.
+        """Return the table of a reproduction's document.
 
         Parameters
         ----------
@@ -160,18 +160,18 @@ def entries_of(document: Document) -> list[tuple[Document, str, Document]]:
 
 
 def caption_of(document: Document) -> str:
-    """What a document's epsilons are true of."""
+    """Return what a document's epsilons are true of."""
     return str(document.get("guarantee", ""))
 
 
 def measured_rounds(document: Document, measure: str, factor: float = 1.0) -> dict[str, Any]:
-    """The curve of a measure over the rounds of a run in which it was evaluated."""
+    """Return the curve of a measure over the rounds of a run in which it was evaluated."""
     entries = [entry for entry in document["per_round"] if entry[measure] is not None]
     return {"rounds": [e["round"] for e in entries], "values": [factor * e[measure] for e in entries]}
 
 
 def at_the_end(document: Document, value: float | None) -> dict[str, Any]:
-    """A curve of one point, in a run's last round."""
+    """Return a curve of one point, in a run's last round."""
     return {"rounds": [document["rounds"]], "values": [value]}
 
 
@@ -195,7 +195,7 @@ ALONE = "one client alone, without noise"
 
 
 def accuracy_row(cell: Document, label: str, entry: Document) -> dict[str, Any]:
-    """Settings, accuracy, loss and guarantee of one algorithm of one cell."""
+    """Return settings, accuracy, loss and guarantee of one algorithm of one cell."""
     settings = {**RunConfig().to_mapping(), **cell["settings"], **entry.get("settings", {})}
     noisy = settings["mechanism"] != NO_NOISE
     runs = len(entry["accuracy"]["runs"])
@@ -221,12 +221,12 @@ def accuracy_row(cell: Document, label: str, entry: Document) -> dict[str, Any]:
 
 
 def percent(share: float | None) -> float | None:
-    """A share of one in percent; None, as the accuracy of a model that classifies nothing, stays None."""
+    """Return a share of one in percent; None, as the accuracy of a model that classifies nothing, stays None."""
     return None if share is None else 100 * share
 
 
 def with_alone(document: Document) -> dict[str, Any]:
-    """A document with one client alone among the algorithms of the first cell of each part that has it."""
+    """Return a document with one client alone among the algorithms of the first cell of each part that has it."""
     shown: set[str] = set()
     cells = []
     for cell in document["cells"]:
@@ -250,7 +250,7 @@ def _alone_entry(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def colours(document: Document) -> dict[str, Any]:
-    """A colour for each algorithm of a document, the same in all its panels."""
+    """Return a colour for each algorithm of a document, the same in all its panels."""
     from matplotlib import colormaps
 
     labels = list(dict.fromkeys(label for _, label, _ in entries_of(document)))
@@ -259,7 +259,7 @@ def colours(document: Document) -> dict[str, Any]:
 
 
 def panels(count: int, most_columns: int, size: tuple[float, float], below: float) -> tuple[Figure, list[Axes], int]:
-    """A figure of so many panels of a size, with room below them; the panels, and how many stand in a row."""
+    """Return a figure of so many panels of a size, with room below them; the panels, and how many stand in a row."""
     columns = min(count, most_columns)
     rows = -(-count // columns)
     figure = empty_figure(size[0] * columns, size[1] * rows + below)
@@ -280,7 +280,7 @@ def accuracy_axis(axes: Axes, errors: tuple[float, ...]) -> None:
 def draw_by_epsilon(
     axes: Axes, rows: Sequence[Row], colour: Any, measure: str = "accuracy %", spread: str = "± std", **style: Any
 ) -> None:
-    """A measure of one algorithm against epsilon, with its deviation; without noise a line across."""
+    """Draw a measure of one algorithm against epsilon, with its deviation; without noise a line across."""
     height = (lambda value: 100 - value) if measure == "accuracy %" else float
     for row in rows:
         if row["epsilon"] is None:
@@ -299,7 +299,7 @@ def draw_by_epsilon(
 def draw_band(
     axes: Axes, rounds: list[int], line: list[float], band: tuple[list[float], list[float]], **style: Any
 ) -> None:
-    """A curve and the band around it."""
+    """Draw a curve and the band around it."""
     axes.plot(rounds, line, linewidth=1.4, **style)
     axes.fill_between(rounds, *band, color=style["color"], alpha=0.15, linewidth=0)
 
@@ -340,7 +340,7 @@ class AccuracyTable(TableKind):
     )
 
     def draw(self, document: Document, title: str, path: Path) -> None:
-        """A bar for each line, the paper's figure as a mark on it."""
+        """Draw a bar for each line, the paper's figure as a mark on it."""
         rows = self.rows(document)
         lines = textwrap.wrap(caption_of(document), 150)
         figure = empty_figure(10, 1.2 + 0.32 * len(rows) + 0.13 * len(lines))

@@ -65,14 +65,17 @@ class BestTable(TableKind):
     )
 
     def curves(self, document: Document) -> dict[str, Any]:
-        """The AUC at the end, and epsilon in a secret order where that is proved; an estimate has no place here."""
+        """Return the AUC at the end, and epsilon in a secret order where that is proved.
+
+        An estimate has no place here.
+        """
         found, privacy = {_AUC: document["auc"]}, document["privacy"]
         if privacy["amplified_proved"]:
             found[_AMPLIFIED] = privacy[_AMPLIFIED]
         return {name: at_the_end(document, value) for name, value in found.items()}
 
     def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The AUC, and epsilon in a secret order."""
+        """Return the AUC, and epsilon in a secret order."""
         curves = [run["curves"] for run in best.runs]
         return {name: statistics([made[name]["values"][-1] for made in curves]) for name in curves[0]}
 
@@ -88,7 +91,7 @@ class BestTable(TableKind):
         }
 
     def further_tables(self, document: Document) -> list[Table]:
-        """A line for each features and method, accuracies beside each other by epsilon; the same of AUCs."""
+        """Return a line for each features and method, accuracies beside each other by epsilon; the same of AUCs."""
         rows, caption = self.rows(document), caption_of(document)
         images = [row for row in rows if row["AUC %"] is None]
         tables = [row for row in rows if row["AUC %"] is not None]
@@ -99,7 +102,7 @@ class BestTable(TableKind):
         return [_crosswise(title, part, value, std, caption) for title, part, value, std in made if part]
 
     def draw(self, document: Document, title: str, path: Path) -> None:
-        """A panel for each part of the table: accuracy, or AUC, against epsilon, a line for each algorithm."""
+        """Draw a panel for each part of the table: accuracy, or AUC, against epsilon, a line for each algorithm."""
         colour = colours(document)
         tables: dict[str, list[Row]] = {}
         for row in self.rows(document):
@@ -123,7 +126,10 @@ class BestTable(TableKind):
 
 
 def _crosswise(title: str, rows: Sequence[Row], value: str, std: str, caption: str) -> Table:
-    """A line for each features and method, a column for each epsilon; in a secret order the one that counts on it."""
+    """Return a line for each features and method, a column for each epsilon.
+
+    In a secret order the one that counts on it.
+    """
     by_epsilon = {compared_at(row): epsilon_name(compared_at(row)) for row in rows}
     ascending = sorted(by_epsilon, key=lambda one: float("inf") if one is None else one)
     names = list(dict.fromkeys(by_epsilon[one] for one in ascending))
@@ -145,7 +151,7 @@ def compared_at(row: Row) -> float | None:
 
 
 def epsilon_name(epsilon: float | None) -> str:
-    """The heading of a column of figures at an epsilon."""
+    """Return the heading of a column of figures at an epsilon."""
     return "no noise" if epsilon is None else f"epsilon {rounded_up(epsilon)}"
 
 
@@ -166,7 +172,7 @@ ONE_SHOT: Overrides = {"strategy": "one-shot"}
 
 
 def _sums_of(clients: int) -> tuple[str, Overrides]:
-    """Sums of which seven tenths are honest, and their name."""
+    """Return sums of which seven tenths are honest, and their name."""
     honest = clients * 7 // 10
     cohort = {"trust": "secure-aggregation", "trust.min-cohort": clients, "trust.colluders": clients - honest}
     return f"full batches, sums of {honest} honest clients", {**FULL_BATCH, **cohort}

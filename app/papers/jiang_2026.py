@@ -44,17 +44,17 @@ class ExcessRiskTable(TableKind):
     paper_sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def curves(self, document: Document) -> dict[str, Any]:
-        """The objective after every epoch."""
+        """Return the objective after every epoch."""
         return {"loss": measured_rounds(document, "loss")}
 
     def best(self, trials: Sequence[Trial]) -> Trial:
-        """The step of least mean excess risk, of those that the guarantee covers if it covers any."""
+        """Return the step of least mean excess risk, of those that the guarantee covers if it covers any."""
         least = _least(trials)
         covered = [trial for trial in trials if trial.covered]
         return min(covered or trials, key=lambda trial: _mean_excess(trial, least))
 
     def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The excess risk at the best step; ``grid`` with that of all steps, and ``beyond``.
+        """Return the excess risk at the best step; ``grid`` with that of all steps, and ``beyond``.
 
         ``beyond`` is the best step of all, if it is one that the guarantee does not cover: shown, and no result.
         """
@@ -84,7 +84,7 @@ class ExcessRiskTable(TableKind):
         }
 
     def table(self, document: Document, title: str = "") -> Table:
-        """A line for each cell, a column for each algorithm; the figures have a row for each of both."""
+        """Return a line for each cell, a column for each algorithm; the figures have a row for each of both."""
         figures = self.rows(document)
         cells: dict[str, dict[str, Row]] = {}
         for row in figures:
@@ -130,7 +130,7 @@ class ExcessRiskTable(TableKind):
         }
 
     def draw(self, document: Document, title: str, path: Path) -> None:
-        """A panel a cell: excess risk after every epoch, mean and band, as the paper's figures 2 to 6."""
+        """Draw a panel for each cell: excess risk after every epoch, mean and band, as the paper's figures 2 to 6."""
         cells, colour = document["cells"], colours(document)
         figure, grid, width = panels(len(cells), 4, (3.7, 2.9), 0.8)
         for cell, axes in zip(cells, grid, strict=True):
@@ -175,7 +175,7 @@ def standing_still(cell: Document) -> float | None:
 
 
 def _least(trials: Sequence[Trial]) -> float:
-    """The optimum that the excess risk is measured from."""
+    """Return the optimum that the excess risk is measured from."""
     from .sweep import optimum
 
     return optimum(trials[0].config)
@@ -197,7 +197,7 @@ def _of_grid(trial: Trial, least: float) -> dict[str, Any]:
 
 
 def _any(line: Row) -> Row:
-    """A row of a line's cell: in what the columns beside the algorithms show they are all alike."""
+    """Return a row of a line's cell: in what the columns beside the algorithms show they are all alike."""
     return next(iter(line["cell"].values()))
 
 
@@ -214,7 +214,7 @@ def _epsilons(line: Row) -> str:
 
 
 def _least_private(cell: Mapping[str, Row]) -> float | None:
-    """The least excess risk of algorithms that are private and use private samples (epsilon is 0 without)."""
+    """Return the least excess risk of algorithms that are private and use private samples (epsilon is 0 without)."""
     private = (row for row in cell.values() if row["epsilon"] != 0 and not row["not private"])
     return min((row["excess risk"] for row in private), default=None)
 

@@ -25,12 +25,12 @@ VALIDATION_SEEDS = (101,)
 
 
 def hyphenated(**values: bool | float | str) -> Settings:
-    """Settings by the names of run-config keys, with underscores for hyphens."""
+    """Return settings by the names of run-config keys, with underscores for hyphens."""
     return by_key(values, run_keys())
 
 
 def everybody(clients: int) -> Settings:
-    """Settings of so many clients, all of them in every round."""
+    """Return settings of so many clients, all of them in every round."""
     return {"num-clients": clients, "clients-per-round": clients}
 
 
@@ -78,7 +78,7 @@ class Cell:
 
 
 def is_without_noise(settings: Mapping[str, object]) -> bool:
-    """Whether an algorithm's settings, its cell's among them, are those of a run without noise."""
+    """Return True if an algorithm's settings, its cell's among them, are those of a run without noise."""
     return settings.get("mechanism") == NO_NOISE
 
 
@@ -98,10 +98,10 @@ class Paper(ABC):
 
     @abstractmethod
     def cells(self) -> list[Cell]:
-        """The cells of its tables, in the order in which they are shown."""
+        """Return the cells of its tables, in the order in which they are shown."""
 
     def cells_with(self, overrides: Overrides) -> list[Cell]:
-        """The cells; with overrides, the one cell they describe.
+        """Return the cells; with overrides, the one cell they describe.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class Paper(ABC):
 
 
 def _with_mu(settings: Settings) -> Settings:
-    """Settings with the mu that an epsilon stands for, in place of the cell's own."""
+    """Return settings with the mu that an epsilon stands for, in place of the cell's own."""
     epsilon = settings.pop("epsilon", 0.0)
     if epsilon:
         settings["mu"] = gdp_mu(float(epsilon), float(settings.get("delta", RunConfig().delta)))
@@ -147,7 +147,7 @@ def _with_mu(settings: Settings) -> Settings:
 
 
 def _still_read(cell: Cell, overrides: Overrides) -> Settings:
-    """A cell's settings without those of a task, a model or a mu that the overrides replace."""
+    """Return a cell's settings without those of a task, a model or a mu that the overrides replace."""
     method = next(iter(cell.algorithms.values()))  # a cell's settings are read by all its algorithms
     read = without_unread({**cell.settings, "strategy": method["strategy"], **overrides})
     return {
@@ -162,7 +162,7 @@ def _preset(cell: Cell) -> object:
 
 
 def _is_of_some(key: str, base: Cell, algorithms: Mapping[str, Overrides]) -> bool:
-    """Whether only some algorithms read a setting, with one value for all of them.
+    """Return True if only some algorithms read a setting, with one value for all of them.
 
     Then it goes to those alone: the others would refuse it. Settings in which algorithms differ make them the
     algorithms they are, and stay.

@@ -48,13 +48,13 @@ class GridTable(TableKind):
     )
 
     def curves(self, document: Document) -> dict[str, Any]:
-        """The AUC at the end, where there are two classes, and the number of rounds."""
+        """Return the AUC at the end, where there are two classes, and the number of rounds."""
         kept = {"rounds-made": at_the_end(document, float(document["rounds"]))}
         auc = document.get(_AUC)
         return kept if auc is None else {**kept, _AUC: at_the_end(document, auc)}
 
     def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The score and the rounds; of ``auto``, the settings of what it took: captions are about those."""
+        """Return the score and the rounds; of ``auto``, the settings of what it took: captions are about those."""
         measure = _AUC if best.config.task in _TABULAR else "accuracy"
         values = [run["curves"][_AUC]["values"][-1] if measure == _AUC else run["accuracy"] for run in best.runs]
         told = {
@@ -68,20 +68,23 @@ class GridTable(TableKind):
         return told
 
     def rows(self, document: Document) -> list[dict[str, Any]]:
-        """A row for each cell: the best of its grid, and what ``auto`` took where it was run."""
+        """Return a row for each cell: the best of its grid, and what ``auto`` took where it was run."""
         return [_choice(cell) for cell in document["cells"]]
 
     def table(self, document: Document, title: str = "") -> Table:
-        """A line for each kind of data and mu: what ``auto`` took beside the best of the grid; it has no picture."""
+        """Return a line for each kind of data and mu.
+
+        What ``auto`` took beside the best of the grid; it has no picture.
+        """
         return replace(super().table(document, title), draw=None)
 
     def further_tables(self, document: Document) -> list[Table]:
-        """A line for each algorithm of each cell, the best first."""
+        """Return a line for each algorithm of each cell, the best first."""
         return [Table("the whole grid", self.grid_columns, grid_rows(document), caption_of(document))]
 
 
 def chosen_settings(config: RunConfig) -> dict[str, Any]:
-    """The settings that ``auto`` chose for a configuration."""
+    """Return the settings that ``auto`` chose for a configuration."""
     asked = {**config.to_mapping(), "strategy": AUTO}
     from ..runs.experiment import prepare  # which imports everything that a run needs
 
@@ -117,7 +120,7 @@ def grid_rows(document: Document) -> list[dict[str, Any]]:
 
 
 def _choice(cell: Document) -> dict[str, Any]:
-    """The flat row of a cell: the best of its grid, and what ``auto`` took where it was run."""
+    """Return the flat row of a cell: the best of its grid, and what ``auto`` took where it was run."""
     label, best = _best_of_grid(cell)
     taken = next((entry for entry in cell["algorithms"].values() if "chosen_by" in entry), best)
     return {
@@ -135,7 +138,7 @@ def _choice(cell: Document) -> dict[str, Any]:
 
 
 def _named(cell: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """A strategy with the features and rounds that were chosen for it."""
+    """Return a strategy with the features and rounds that were chosen for it."""
     rounds = settings.get("num-rounds", cell["settings"].get("num-rounds"))
     features = settings.get("features")
     parts = [str(settings["strategy"]), *([str(features)] if features else []), *([f"T = {rounds}"] if rounds else [])]
@@ -277,7 +280,7 @@ class PlanGrid(Paper):
     table = GridTable()
 
     def cells(self) -> list[Cell]:
-        """A cell for each data set and mu."""
+        """Return a cell for each data set and mu."""
         people = [*_tables("CreditCard", "credit-default", 240), *_tables("COMPAS", "recidivism", 57)]
         return [*_digits(), *people, *_stream()]
 

@@ -53,7 +53,7 @@ Choices = Mapping[tuple[int, str], Sequence[Mapping[str, Any]]]
 
 
 def plan_runs(cells: Sequence[Cell], seeds: int, engine: str, kind: TableKind | None = None) -> dict[RunKey, RunConfig]:
-    """The configuration of every run whose figures are shown."""
+    """Return the configuration of every run whose figures are shown."""
     if engine not in ENGINES:
         raise ConfigurationError(
             f"Expected engine one of {', '.join(ENGINES)}, got {engine!r}.",
@@ -77,7 +77,7 @@ def plan_runs(cells: Sequence[Cell], seeds: int, engine: str, kind: TableKind | 
 
 
 def plan_validation(cells: Sequence[Cell], kind: TableKind) -> dict[RunKey, RunConfig]:
-    """The runs that choose steps, on seeds that no result is made with."""
+    """Return the runs that choose steps, on seeds that no result is made with."""
     runs = {}
     for index, cell in enumerate(cells):
         if cell.grids:
@@ -97,7 +97,7 @@ def _configured(cell: Cell, label: str, step: float | None, more: Overrides) -> 
 
 
 def choose_steps(cells: Sequence[Cell], kind: TableKind, results: Mapping[RunKey, Run]) -> Choices:
-    """The steps tried for each algorithm of a cell and what they were judged by, the best first."""
+    """Return the steps tried for each algorithm of a cell and what they were judged by, the best first."""
     tried: dict[tuple[int, str], dict[float | None, list[float]]] = {}
     for key, run in results.items():
         measured = kind.measure(held_out=cells[key.cell].holds_out).of(run)
@@ -111,7 +111,7 @@ def choose_steps(cells: Sequence[Cell], kind: TableKind, results: Mapping[RunKey
 
 
 def with_chosen_steps(cells: Sequence[Cell], choices: Choices) -> list[Cell]:
-    """The cells, their algorithms with the best of the steps that were tried."""
+    """Return the cells, their algorithms with the best of the steps that were tried."""
     return [
         replace(
             cell,
@@ -150,7 +150,7 @@ def _with_twin(cell: Cell) -> Cell:
 
 
 def _twin(shared: Overrides, options: Overrides) -> Settings | None:
-    """An algorithm's settings without noise; None where it cannot be run without.
+    """Return an algorithm's settings without noise; None where it cannot be run without.
 
     Mu is that of the default, so that cells that differ in it alone share their runs.
     """
@@ -186,14 +186,14 @@ class Workplace:
             )
 
     def kept_in(self, group: Sequence[RunConfig]) -> Path:
-        """The file of runs that are made together, in ``out/runs``."""
+        """Return the file of runs that are made together, in ``out/runs``."""
         names = [_run_name(config, self.engine) for config in group]
         name = names[0] if len(names) == 1 else hashlib.sha256("".join(names).encode()).hexdigest()[:24]
         return self.out / "runs" / f"{name}.json"
 
 
 def made_together(configs: Mapping[RunKey, RunConfig], kind: TableKind, engine: str) -> list[list[RunKey]]:
-    """Runs that are made at once.
+    """Return runs that are made at once.
 
     A run whose step the guarantee does not cover is made in a sweep only, and marked: clients would refuse it, and a
     sweep does not ask them.
@@ -246,7 +246,10 @@ def make_runs(
 
 
 def _data(groups: Iterable[Sequence[RunConfig]], pool: Pool) -> Iterable[Any]:
-    """A reference to the data of each group, sent once for all in a row that have the same; None in this process."""
+    """Yield a reference to the data of each group, sent once for all in a row that have the same.
+
+    None in this process.
+    """
     last: tuple[Hashable, Any] = "", None
     for config, *_ in groups:
         if isinstance(pool, HerePool):
@@ -264,7 +267,7 @@ def make_on_worker(
     engine: str,
     data: Dataset | None,
 ) -> list[Run]:
-    """Runs that go together, or the one run, of data that were sent to a worker."""
+    """Return runs that go together, or the one run, of data that were sent to a worker."""
     if data is not None:
         give(group[0], data)
     if _swept(group[0], kind, engine):
@@ -381,7 +384,10 @@ def _cell_document(
 
 
 def _alone(cell: Cell) -> dict[str, Any] | None:
-    """What one client reaches alone with the data of the first seed; None of models that have no such figures."""
+    """Return what one client reaches alone with the data of the first seed.
+
+    None of models that have no such figures.
+    """
     settings = next(iter(cell.algorithms.values()), {})
     found = alone(RunConfig.from_mapping({**cell.settings, **settings, "seed": 1}))
     return None if found.reason else {name: getattr(found, name) for name in ("accuracy", "auc", "loss")}
@@ -411,7 +417,7 @@ _NOMINAL = 1000
 def caption_guarantee(
     config: RunConfig, worst_case_mu: float = math.inf, amplified: Amplification | None = None
 ) -> Guarantee:
-    """The guarantee of a simulated run for a caption: without its data, and without what differs between runs.
+    """Return the guarantee of a simulated run for a caption: without its data, and without what differs between runs.
 
     The words are those of the policy that the method makes for a problem of some size. The size does not show in them.
     ``amplified`` is what the runs' secret order was worth.
@@ -439,7 +445,7 @@ def caption_guarantee(
 
 
 def table_caption(document: Mapping[str, Any], *, in_columns: bool = False) -> str:
-    """The caption of a reproduction's table: what its epsilons are true of.
+    """Return the caption of a reproduction's table: what its epsilons are true of.
 
     With ``in_columns`` the table has columns for what secure aggregation rests on (:func:`~murmurfl.privacy.caption`).
     """
@@ -451,7 +457,7 @@ def table_caption(document: Mapping[str, Any], *, in_columns: bool = False) -> s
 
 
 def cell_guarantees(document: Mapping[str, Any]) -> tuple[list[tuple[str, Guarantee]], list[str]]:
-    """The guarantee of each private line of a reproduction's cells, and the names of the lines without noise.
+    """Return the guarantee of each private line of a reproduction's cells, and the names of the lines without noise.
 
     Notes
     -----
@@ -499,7 +505,7 @@ def write_reproduction(document: Mapping[str, Any], name: str, kind: TableKind, 
 
 
 def tables_of(document: Mapping[str, Any], name: str, kind: TableKind) -> list[Table]:
-    """The tables of a reproduction's document, the one with its figures first."""
+    """Return the tables of a reproduction's document, the one with its figures first."""
     document = with_alone(document) if kind.has_alone else document
     told = table_caption(document, in_columns=kind.honest_in_columns)
     captioned = {"seeds": 1, **document, "guarantee": told}
@@ -509,7 +515,7 @@ def tables_of(document: Mapping[str, Any], name: str, kind: TableKind) -> list[T
 def reproduce(
     paper: Paper, cells: Sequence[Cell], out: Path, *, seeds: int, engine: str, **options: Any
 ) -> dict[str, Any]:
-    """The document of a paper's cells, with its files written; the options are those of :func:`run_cells`."""
+    """Return the document of a paper's cells, with its files written; the options are those of :func:`run_cells`."""
     document = run_cells(cells, paper.table, seeds=seeds, out=out, engine=engine, **options)
     document = {"reproduction": paper.name, "engine": engine, "seeds": seeds, **document}
     write_reproduction(document, paper.name, paper.table, out)

@@ -147,5 +147,5 @@ class ReshefLevy2025(Paper):
     table = AccuracyTable()
 
     def cells(self) -> list[Cell]:
-        """The paper's five, and ours."""
+        """Return the paper's five, and ours."""
         return [*_papers_constants(), *_practical(), _lossy()]

@@ -61,13 +61,13 @@ class TrustTable(TableKind):
     )
 
     def curves(self, document: Document) -> dict[str, Any]:
-        """The rounds in which no sum was opened, because too few releases came."""
+        """Return the rounds in which no sum was opened, because too few releases came."""
         rounds = document["per_round"]
         closed = [float(bool(entry[_CLOSED])) for entry in rounds]
         return {_CLOSED: {"rounds": [entry["round"] for entry in rounds], "values": closed}}
 
     def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The number of closed rounds."""
+        """Return the number of closed rounds."""
         return {"closed": statistics([sum(run["curves"][_CLOSED]["values"]) for run in best.runs])}
 
     def row(self, cell: Document, label: str, entry: Document) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class TrustTable(TableKind):
         }
 
     def further_tables(self, document: Document) -> list[Table]:
-        """A line for each cell: accuracies beside each other, then the worst case."""
+        """Return a line for each cell: accuracies beside each other, then the worst case."""
         rows, caption = self.rows(document), caption_of(document)
         labels = list(dict.fromkeys(row["algorithm"] for row in rows))
         common = [replace(ASKED, value="", label=True), MU, AT_DELTA]
@@ -98,7 +98,7 @@ class TrustTable(TableKind):
         ]
 
     def draw(self, document: Document, title: str, path: Path) -> None:
-        """A panel for each features and number of clients asked: accuracy against epsilon, a line for each trust."""
+        """Draw a panel for each features and number of clients: accuracy against epsilon, a line for each trust."""
         rows, colour = self.rows(document), colours(document)
         default = RunConfig().features
         features = [cell["settings"].get("features", default) for cell in document["cells"] for _ in cell["algorithms"]]
@@ -211,7 +211,7 @@ class SecureAggregation(Paper):
     table = TrustTable()
 
     def cells(self) -> list[Cell]:
-        """A cell for each loss, number of clients asked, features and mu."""
+        """Return a cell for each loss, number of clients asked, features and mu."""
         return [
             _cell(features, mu, asked, lossy=lossy)
             for lossy in (False, True)
@@ -221,7 +221,7 @@ class SecureAggregation(Paper):
         ]
 
     def cells_with(self, overrides: Overrides) -> list[Cell]:
-        """The cells with overrides; h and the size of a sum stay the same shares of m."""
+        """Return the cells with overrides; h and the size of a sum stay the same shares of m."""
         cells = super().cells_with(overrides)
         return [_fitting(cell, overrides) for cell in cells] if overrides else cells
 

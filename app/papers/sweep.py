@@ -44,7 +44,7 @@ CURVES = frozenset({"loss"})
 
 
 def sweep_of(config: RunConfig) -> RunConfig:
-    """A key: runs that go together have the same."""
+    """Return a key: runs that go together have the same."""
     return replace(config, variant="interleaved", mu=1.0, learning_rate=1.0)
 
 
@@ -59,7 +59,7 @@ class _Columns:
 
 
 def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
-    """The figures of several runs and their objectives after every epoch, as plain values, in their order.
+    """Return the figures of several runs and their objectives after every epoch, as plain values, in their order.
 
     Epsilon and mu are None for a run that is not covered (:meth:`~murmurfl.app.methods.Method.covers`).
     """
@@ -89,7 +89,7 @@ def run_sweep(configs: Sequence[RunConfig]) -> list[dict[str, Any]]:
 
 
 def _figures(experiment: Experiment, end: Matrix, objectives: Matrix) -> dict[str, Any]:
-    """The result figures of a run that ended at a point."""
+    """Return the result figures of a run that ended at a point."""
     config, data = experiment.config, experiment.data
     _, accuracy = experiment.model.evaluate([end], (data.test_features, data.test_labels))
     loss = experiment.loss() if experiment.method.covers(config, prepare) else Loss.of(math.inf)
@@ -161,7 +161,7 @@ def _linear_epoch(
     noise_stds: Matrix,
     clip_norm: float,
 ) -> Matrix:
-    """A gradient is a slope times its features, so that within a block only margins need be kept up to date."""
+    """Return a gradient is a slope times its features, so that within a block only margins need be kept up to date."""
     features, labels = sequence
     iterates = iterates.copy()
     norms = np.linalg.norm(features, axis=1)
@@ -187,7 +187,7 @@ def _linear_epoch(
 def _mean_epoch(
     iterates: Matrix, features: Matrix, normals: Matrix | None, rates: Matrix, noise_stds: Matrix, clip_norm: float
 ) -> Matrix:
-    """An iterate is a combination of the block's start, samples and noise, so that only inner products are kept.
+    """Return an iterate is a combination of the block's start, samples and noise, so that only inner products are kept.
 
     With m_i the step times the clipping's scale, x_{i+1} = (1 - m_i) x_i + m_i q_i - s z_i, that is
     x_i = D_i (x_0 + sum_{j<i} (m_j q_j - s z_j) / D_{j+1}) with D_i the product of 1 - m_j over j < i.
@@ -237,7 +237,7 @@ def _objective(experiment: Experiment) -> Callable[[Matrix], Matrix]:
 
 
 def optimum(config: RunConfig) -> float:
-    """The least objective on the evaluation samples: what the excess risk is measured from."""
+    """Return the least objective on the evaluation samples: what the excess risk is measured from."""
     return _optimum(sweep_of(replace(config, seed=1, private_share=0.5, order="RR")))
 
 

@@ -94,11 +94,11 @@ class GradientNormTable(TableKind):
             )
 
     def curves(self, document: Document) -> dict[str, Any]:
-        """The gradient norms."""
+        """Return the gradient norms."""
         return {"gradient-norm": document["gradient_norms"]}
 
     def measure(self, *, held_out: bool) -> Measure:
-        """Steps are judged by the gradient norm, which is of training samples, or by a loss on held-out ones."""
+        """Return steps are judged by the gradient norm, which is of training samples, or by a loss on held-out ones."""
         return super().measure(held_out=True) if held_out else Measure("gradient_norm", mean_gradient_norm)
 
     def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class GradientNormTable(TableKind):
         }
 
     def summary(self, document: Document) -> dict[str, Any]:
-        """The fitted powers, under ``slopes``."""
+        """Return the fitted powers, under ``slopes``."""
         return {"slopes": self.slopes(document)}
 
     def row(self, cell: Document, label: str, entry: Document) -> dict[str, Any]:
@@ -134,11 +134,11 @@ class GradientNormTable(TableKind):
         return {**row, "noise": quality, "seconds": made["seconds"], "runs": made["runs"]}
 
     def further_tables(self, document: Document) -> list[Table]:
-        """The fitted powers, if there are any."""
+        """Return the fitted powers, if there are any."""
         return [self.powers(document)] if document["slopes"] else []
 
     def powers(self, document: Document) -> Table:
-        """A line for each line that was fitted."""
+        """Return a line for each line that was fitted."""
         rows = [{**line, "model": self.model_names.get(line["model"], line["model"])} for line in document["slopes"]]
         columns = (
             Column("task", "what is trained", "model", label=True),
@@ -215,12 +215,12 @@ class GradientNormTable(TableKind):
 
 
 def mean_gradient_norm(run: Run) -> float:
-    """The mean of ||grad F(w_t)|| over the rounds that were evaluated: what the theorems bound."""
+    """Return the mean of ||grad F(w_t)|| over the rounds that were evaluated: what the theorems bound."""
     return fmean(run["curves"]["gradient-norm"]["values"])
 
 
 def fitted_slope(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
-    """The slope of a line through points by least squares, and its standard error."""
+    """Return the slope of a line through points by least squares, and its standard error."""
     offsets = np.asarray(x) - np.mean(x)
     squares = float(offsets @ offsets)
     slope = float(offsets @ np.asarray(y)) / squares
@@ -236,7 +236,7 @@ def _fit(points: Sequence[_Point], against: str, name: str) -> dict[str, float]:
 
 
 def _points(document: Document) -> dict[tuple[str, str], list[_Point]]:
-    """The points of fitted lines, by model and algorithm; runs without an epsilon have none."""
+    """Return the points of fitted lines, by model and algorithm; runs without an epsilon have none."""
     points: dict[tuple[str, str], list[_Point]] = {}
     for cell, label, entry in entries_of(document):
         if (epsilon := entry["epsilon"]["mean"]) is not None:
@@ -246,7 +246,7 @@ def _points(document: Document) -> dict[tuple[str, str], list[_Point]]:
 
 
 def _panels(document: Document) -> dict[tuple[str, str, float, tuple[str, ...]], list[Document]]:
-    """The cells of each panel, by model, what varies in it, what does not, and its algorithms."""
+    """Return the cells of each panel, by model, what varies in it, what does not, and its algorithms."""
     groups: dict[tuple[str, str, float, tuple[str, ...]], list[Document]] = {}
     for cell in document["cells"]:
         epsilons = [entry["epsilon"]["mean"] for entry in cell["algorithms"].values()]
@@ -266,7 +266,7 @@ def _samples(cell: Document) -> float:
 
 
 def _at(cell: Document, entry: Document, against: str) -> list[float]:
-    """The place of an entry on a panel's axis; empty if that is not known."""
+    """Return the place of an entry on a panel's axis; empty if that is not known."""
     place = entry["epsilon"]["mean"] if against == "epsilon" else _samples(cell)
     return [place] if place else []
 
@@ -394,7 +394,7 @@ def _varied(epsilon: float, samples: int) -> Cell:
 
 
 def _network(epsilon: float) -> Cell:
-    """A CNN with two passes in batches of 60 on ten clients."""
+    """Return a CNN with two passes in batches of 60 on ten clients."""
     batch, passes, clients, samples = 60, 2, 10, 12_000
     rounds = passes * (samples // (batch * clients))
     settings = _settings(

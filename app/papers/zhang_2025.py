@@ -60,7 +60,7 @@ class RegretTable(TableKind):
     )
 
     def curves(self, document: Document) -> dict[str, Any]:
-        """The accuracy where it was evaluated, and the sums, where the run is one of online learning."""
+        """Return the accuracy where it was evaluated, and the sums, where the run is one of online learning."""
         online = document["online"] or {}
         sums = {
             name: {"rounds": online["rounds"], "values": online[name]} for name in SUMS if online.get(name) is not None
@@ -68,7 +68,7 @@ class RegretTable(TableKind):
         return {"accuracy": measured_rounds(document, "accuracy", 100), **sums}
 
     def entry(self, best: Trial, trials: Sequence[Trial], choice: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The curves' means and deviations."""
+        """Return the curves' means and deviations."""
         return {"curves": curve_statistics([run["curves"] for run in best.runs])}
 
     def row(self, cell: Document, label: str, entry: Document) -> dict[str, Any]:

@@ -127,12 +127,15 @@ class PlanRequest:
         return True
 
     def with_settings(self, settings: Mapping[str, Value]) -> RunConfig:
-        """The run configuration with a strategy's settings, and nothing left in it that only ``auto`` reads."""
+        """Return the run configuration with a strategy's settings, and nothing left in it that only ``auto`` reads."""
         own = {name: run_keys()[name].default for name in _OF_AUTO}
         return RunConfig.from_mapping({**self.config.to_mapping(), **own, **settings})
 
     def problem(self, settings: Mapping[str, Value]) -> ResolvedRun:
-        """The run with a strategy's settings, worked out on sizes: it has the rounds, clip, step and noise to come."""
+        """Return the run with a strategy's settings, worked out on sizes.
+
+        It has the rounds, clip, step and noise to come.
+        """
         config = self.with_settings(settings)
         width, empty = self._width(config), np.zeros(0, np.int64)
         none = np.zeros((0, width), np.float32)
@@ -357,7 +360,7 @@ def noise_to_signal(
     is_memoryless: bool,
     samples_summed: float = 1.0,
 ) -> float:
-    """The expected length of the noise in the mean gradient of the last step, over the clip norm.
+    """Return the expected length of the noise in the mean gradient of the last step, over the clip norm.
 
     What a strategy has of the mean gradient in its last step is
 
@@ -483,7 +486,7 @@ def _attempts(request: PlanRequest, refused: dict[str, str]) -> Iterator[Attempt
 
 
 def _following(request: PlanRequest) -> Settings:
-    """A clip that follows the gradients, where it cuts them: nobody may know whether the bound R is near.
+    """Return a clip that follows the gradients, where it cuts them: nobody may know whether the bound R is near.
 
     It becomes shorter where few gradients reach it, for 2 % of mu^2.
     """
@@ -497,7 +500,7 @@ def _following(request: PlanRequest) -> Settings:
 
 
 def _full_rounds(request: PlanRequest) -> list[int]:
-    """Rounds of full batches to try beside the preset's; none where its constants are for images."""
+    """Return rounds of full batches to try beside the preset's; none where its constants are for images."""
     config, uses = request.config, request.most_uses
     most = min(request.most_rounds or max(_FULL_ROUNDS), uses or max(_FULL_ROUNDS))
     return [] if has_table(config) else [rounds for rounds in _FULL_ROUNDS if rounds <= most]
@@ -559,7 +562,7 @@ def candidates_of(request: PlanRequest) -> tuple[list[Candidate], dict[str, str]
 
 
 def _features(request: PlanRequest, strategy: str) -> str:
-    """The features that teach most, of those that a strategy's clip and step are known for."""
+    """Return the features that teach most, of those that a strategy's clip and step are known for."""
     found = request.features
     tuned = registry("task")[request.config.task].tuned
     known = [name for name in found if name in tuned or METHODS[strategy].sums_samples]
@@ -567,7 +570,7 @@ def _features(request: PlanRequest, strategy: str) -> str:
 
 
 def tried(request: PlanRequest, strategy: str, settings: Settings, *, prior_penalty: float = 0.0) -> Candidate:
-    """A strategy with some settings, in as many rounds as it takes and as are possible."""
+    """Return a strategy with some settings, in as many rounds as it takes and as are possible."""
 
     def made(**more: Value) -> Candidate:
         chosen = {"strategy": strategy, **settings, **more}

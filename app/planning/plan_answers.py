@@ -75,7 +75,7 @@ def variations_of(result: PlanResult, default: Mapping[str, Value], *, mark: str
 
 
 def _tried(request: PlanRequest, strategy: str, ways: Iterable[Mapping[str, Value]]) -> Iterator[Candidate]:
-    """A strategy in those of several ways that are possible; the decision says of each strategy why it is not."""
+    """Yield a strategy in those of several ways that are possible; the decision says of each strategy why it is not."""
     for settings in ways:
         try:
             yield tried(request, strategy, settings)
@@ -84,7 +84,7 @@ def _tried(request: PlanRequest, strategy: str, ways: Iterable[Mapping[str, Valu
 
 
 def _possible(request: PlanRequest, strategy: str, ways: Iterable[Mapping[str, Value]]) -> list[Candidate]:
-    """A strategy in those ways that keep to the situation's uses and rounds."""
+    """Return a strategy in those ways that keep to the situation's uses and rounds."""
     uses, rounds = request.most_uses, request.most_rounds
     return [
         one
@@ -94,7 +94,7 @@ def _possible(request: PlanRequest, strategy: str, ways: Iterable[Mapping[str, V
 
 
 def _as_settings(request: PlanRequest, settings: Mapping[str, Value]) -> Iterator[Candidate]:
-    """The run that settings ask for; none where it is of a strategy that is not compared, or impossible."""
+    """Yield the run that settings ask for; none where it is of a strategy that is not compared, or impossible."""
     strategy = str(settings.get("strategy", run_keys()["strategy"].default))
     if request.config.trust_model in METHODS[strategy].trusts:
         known = request.config.to_mapping().keys() - {"strategy", "epsilon"}
@@ -102,7 +102,7 @@ def _as_settings(request: PlanRequest, settings: Mapping[str, Value]) -> Iterato
 
 
 def _batches(request: PlanRequest, options: Sequence[Candidate]) -> list[Candidate]:
-    """The best strategy with batches, in one pass with each batch."""
+    """Return the best strategy with batches, in one pass with each batch."""
     known = [one for name in _BATCHES for one in options if one.strategy == name]
     if not known:
         return []
@@ -134,7 +134,7 @@ def _in_secret(request: PlanRequest) -> list[Candidate]:
 
 
 def _other_trusts(request: PlanRequest) -> Iterator[Candidate]:
-    """The best way under each other kind of trust."""
+    """Yield the best way under each other kind of trust."""
     for trust in TRUST_MODELS:
         if trust == request.config.trust_model:
             continue
@@ -146,7 +146,7 @@ def _other_trusts(request: PlanRequest) -> Iterator[Candidate]:
 
 
 def tried_out(rows: Sequence[Candidate], most: int) -> list[Candidate]:
-    """The rows with the accuracy that the best of them, the decision and the default have in simulation.
+    """Return the rows with the accuracy that the best of them, the decision and the default have in simulation.
 
     Tried are the first ``most`` rows, and those that are marked.
 
@@ -167,7 +167,7 @@ def tried_out(rows: Sequence[Candidate], most: int) -> list[Candidate]:
 
 
 def command_of(settings: Mapping[str, Value]) -> str:
-    """The command that runs settings in simulation; what it would set by itself is left out."""
+    """Return the command that runs settings in simulation; what it would set by itself is left out."""
     plain = {name: one.default for name, one in run_keys().items()}
     whole = {**plain, **settings}
     if not whole["trust"]:
@@ -193,7 +193,7 @@ _DECISIVE = ("task", "preset", "strategy")
 
 
 def _typed(value: Value) -> str:
-    """A value as it is typed on a command line."""
+    """Return a value as it is typed on a command line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:.12g}" if isinstance(value, float) else str(value)
@@ -363,7 +363,7 @@ def answer(
 
 
 def choice_of_run(settings: Mapping[str, Value]) -> PlanResult:
-    """The decision for a run's settings, on the sizes of its data."""
+    """Return the decision for a run's settings, on the sizes of its data."""
     wanted = with_defaults(settings)
     if wanted.get("strategy") != AUTO:
         noiseless = {"mechanism": "none"} if wanted.get("mechanism") == "none" else {}
@@ -392,7 +392,7 @@ def _made_up(samples: int, parameters: int, settings: Mapping[str, Any]) -> dict
 
 
 def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Value]) -> PlanResult:
-    """The decision for a few numbers.
+    """Return the decision for a few numbers.
 
     ``samples`` are those of each client, ``parameters`` is d, and ``settings`` say clients, mu and trust.
     """
@@ -404,7 +404,9 @@ def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Valu
 def asked_of_numbers(
     samples: int, parameters: int, settings: Mapping[str, Any], of_batches: Mapping[str, Any]
 ) -> tuple[PlanResult, Candidate | None]:
-    """The choice for a few numbers, and what mechanisms are compared for: the chosen run, or releases of a batch.
+    """Return the choice for a few numbers, and what mechanisms are compared for.
+
+    The chosen run, or releases of a batch.
 
     ``of_batches`` has ``batch-size`` if it is given, and beside it ``passes`` and ``batch-selection``: they settle the
     comparison, and not the decision.
@@ -441,7 +443,10 @@ def _without(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any
 def asked_of_run(
     settings: Mapping[str, Value], changes: Mapping[str, Value], sizes: Mapping[str, int]
 ) -> tuple[PlanResult, Candidate | None]:
-    """The choice for a run, and what mechanisms are compared for: that run, or the chosen one where it is open."""
+    """Return the choice for a run, and what mechanisms are compared for.
+
+    That run, or the chosen one where it is open.
+    """
     merged = layered(settings, changes)
     if merged.get("strategy") == AUTO:
         choice = choice_of_run(merged)

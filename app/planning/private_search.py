@@ -244,7 +244,7 @@ def _trained(pool: Pool, experiment: OneOfSeveral, samples: Any) -> RunResult:
 
 
 def _private_score(pool: Pool, result: RunResult, mu: float, number: int) -> float:
-    """The share of all clients' samples that a model predicts right, by counts with noise."""
+    """Return the share of all clients' samples that a model predicts right, by counts with noise."""
     session = _session(result.experiment.config.seed, f"count {number}")
     model = pool.share((result.parameters, result.answers))
     made = pool.on_all(counts_released, pool.size, model, mu, session)
@@ -260,7 +260,7 @@ def counts_released(
     mu: float,
     session: str,
 ) -> list[Any]:
-    """The counts of a worker's clients: how many of their samples a model predicts right, with noise."""
+    """Return the counts of a worker's clients: how many of their samples a model predicts right, with noise."""
     experiment, ledgers = state[EXPERIMENT], state[LEDGERS]
     parameters, answers = model
     releases = []
@@ -278,7 +278,7 @@ def counts_released(
 
 
 def most_reserved(state: WorkerState, worker: int, workers: int) -> float:
-    """The largest mu that the ledger of one of a worker's clients has recorded."""
+    """Return the largest mu that the ledger of one of a worker's clients has recorded."""
     most = 0.0
     for client in range(worker, state[EXPERIMENT].config.num_clients, workers):
         with state[LEDGERS][str(client)].exclusive() as page:
@@ -300,7 +300,7 @@ def _session(seed: int, name: str) -> str:
 
 
 def _guarantee(experiment: Experiment, mu: float, trials: int, share: float, *, public: bool) -> Guarantee:
-    """The guarantee of everything together: the last training's words, with the mu of all."""
+    """Return the guarantee of everything together: the last training's words, with the mu of all."""
     last = run_guarantee(experiment, Figures(Loss.of(mu)))
     counts = "which public samples chose from" if public else "with the counts that chose from them"
     note = f"It includes {trials} trials, {100 * share:.4g} % of mu^2, {counts}."

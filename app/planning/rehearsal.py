@@ -109,7 +109,7 @@ class SyntheticData:
         return Dataset(x[train], labels[train], x[test], labels[test], self.classes)
 
     def _rows(self, generator: np.random.Generator, count: int) -> tuple[NDArray[np.float64], NDArray[Any]]:
-        """Samples around 0, and their labels."""
+        """Return samples around 0, and their labels."""
         scale = np.arange(1, self.features + 1) ** (-self.profile.falls / 2)
         scale /= np.linalg.norm(scale)
         share = self.profile.between * (_OF_TWO if self.classes == _TWO else 1.0)
@@ -142,7 +142,7 @@ class SyntheticData:
         return float(counts.max() / counts.sum()), self.learnt(self.samples)
 
     def learnt(self, samples: int) -> float:
-        """The score of central training without noise on so many of the samples."""
+        """Return the score of central training without noise on so many of the samples."""
         if samples not in self._learnt:
             self._learnt[samples] = self._trained_on(samples)
         return self._learnt[samples]
@@ -167,7 +167,9 @@ class SyntheticData:
 
 
 def mean_auc(scores: NDArray[np.floating], labels: NDArray[Any]) -> float:
-    """The AUC of each class's probability against the rest, on average over classes; of two classes the usual AUC.
+    """Return the AUC of each class's probability against the rest, on average over classes.
+
+    Of two classes the usual AUC.
 
     Parameters
     ----------
@@ -186,13 +188,13 @@ synthetic_data = lru_cache(maxsize=32)(SyntheticData)
 
 
 def mean_retained_utility(problem: ResolvedRun, resolve: Resolve) -> float:
-    """What a run keeps of what can be learnt, on average over :data:`FAMILY`; 0 where it cannot be rehearsed."""
+    """Return what a run keeps of what can be learnt, on average over :data:`FAMILY`; 0 where it cannot be rehearsed."""
     scores = rehearse(problem, resolve)
     return fmean(one.retained_utility for one in scores) if scores else 0.0
 
 
 def against_local_baseline(problem: ResolvedRun, resolve: Resolve) -> tuple[float, float] | None:
-    """What a run keeps, and one client alone without noise, on average over :data:`FAMILY` and more seeds.
+    """Return what a run keeps, and one client alone without noise, on average over :data:`FAMILY` and more seeds.
 
     None where the run cannot be rehearsed.
     """
@@ -257,7 +259,7 @@ def _groups(problem: ResolvedRun) -> int:
 
 
 def _own_samples(problem: ResolvedRun) -> int:
-    """Samples of the client that stands for a round's."""
+    """Return samples of the client that stands for a round's."""
     samples = sum(problem.sizes) / len(problem.sizes) * problem.config.asked_per_round
     return max(round(min(samples, MOST_SAMPLES / _groups(problem))), 2)
 

@@ -84,7 +84,7 @@ class GroupedStatements(Mapping[str, dict[str, Any]]):
 def said_alike(
     numbers: NDArray[np.integer], columns: Iterable[NDArray[Any]], said: Callable[[int], Statement]
 ) -> GroupedStatements:
-    """The statements of clients, of which one is asked for all that say the same.
+    """Return the statements of clients, of which one is asked for all that say the same.
 
     Clients that agree in all ``columns``, arrays as long as ``numbers``, say the same; ``said`` gives what the client
     of a number says.
@@ -101,7 +101,7 @@ def said_alike(
 
 
 def statement_groups(statements: Mapping[str, Statement]) -> list[StatementGroup]:
-    """The distinct statements of clients, in the order of the first client of each."""
+    """Return the distinct statements of clients, in the order of the first client of each."""
     if isinstance(statements, GroupedStatements):
         return statements.groups
     names: dict[tuple[Any, ...], list[str]] = {}
@@ -111,7 +111,7 @@ def statement_groups(statements: Mapping[str, Statement]) -> list[StatementGroup
 
 
 def is_named(statements: Mapping[str, Statement]) -> bool:
-    """Whether so few clients stated something that a result names each of them."""
+    """Return True if so few clients stated something that a result names each of them."""
     return len(statements) <= MOST_NAMED
 
 
@@ -132,7 +132,7 @@ def stated(statements: Mapping[str, Statement]) -> dict[str, Any]:
 
 
 def releases_made(statements: Mapping[str, Statement]) -> int:
-    """The releases that all clients together say they made."""
+    """Return the releases that all clients together say they made."""
     return sum(group.count * int(group.statement["releases"]) for group in statement_groups(statements))
 
 
@@ -162,13 +162,13 @@ class Participation(Mapping[str, "int | None"]):
         return None if release == _NOTHING else release
 
     def plain(self) -> dict[str, int | None]:
-        """The mapping as a dict."""
+        """Return the mapping as a dict."""
         releases = (None if release == _NOTHING else release for release in self._releases.tolist())
         return dict(zip(self, releases, strict=True))
 
 
 def compact(asked: Mapping[str, int | None]) -> Mapping[str, int | None]:
-    """A mapping as two arrays where its names are ascending numbers; otherwise as it is."""
+    """Return a mapping as two arrays where its names are ascending numbers; otherwise as it is."""
     if not all(name.isascii() and name.isdigit() for name in asked):
         return asked
     try:

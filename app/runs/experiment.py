@@ -104,7 +104,7 @@ class Experiment(ResolvedRun):
         return self.method.asked_rounds(self.config, self.num_rounds)
 
     def policy(self, client: int | None = None) -> PrivacyPolicy:
-        """The policy an engine gives a simulated client; None for the client with the most samples."""
+        """Return the policy an engine gives a simulated client; None for the client with the most samples."""
         size = max(self.sizes) if client is None else self.sizes[client]
         # Clients with as many samples have the same policy; a simulation builds a client for every message.
         if size not in self._policies:
@@ -123,29 +123,29 @@ class Experiment(ResolvedRun):
         return [RUN_QUERIES[name](self, self.policy) for name in shares(self.config)]
 
     def query(self, name: str) -> RunQuery:
-        """A query of the run by its name."""
+        """Return a query of the run by its name."""
         return {one.name: one for one in self.queries}[name]
 
     def seen_by(self, answers: Mapping[str, QueryOutcome]) -> Experiment:
-        """The experiment with a test set as clients see their samples, given answers; their samples stay."""
+        """Return the experiment with a test set as clients see their samples, given answers; their samples stay."""
         data = self.data
         for name, outcome in answers.items():
             data = self.query(name).seen(data, outcome.answer)
         return self if data is self.data else replace(self, data=data)
 
     def plans(self) -> list[NoisePlan]:
-        """The different noise plans of the clients."""
+        """Return the different noise plans of the clients."""
         return self.method.plans(self.trained)
 
     def masking(self, client: int) -> Masking:
-        """A simulated client's masks."""
+        """Return a simulated client's masks."""
         name = str(client)
         return Masking(name, ClientKey.simulated(self.config.seed, name), self.roster)
 
     def client(
         self, client: int, ledger: Ledger, rows: RowCache | None = None, *, masked: bool = False
     ) -> PrivateClient:
-        """A simulated client, with seeded keys; for engines only.
+        """Return a simulated client, with seeded keys; for engines only.
 
         With ``masked`` it hides its releases under secure aggregation, as it must where it answers messages. Masks
         cancel exactly, so an engine without messages leaves them out.
@@ -161,7 +161,7 @@ class Experiment(ResolvedRun):
         return self.method.client(*parts, name=name, rows=rows, **options)
 
     def strategy(self, *, deployed: bool = False, **options: Any) -> ReleaseStrategy[Any]:
-        """The server's half.
+        """Return the server's half.
 
         With ``deployed`` clients are real: the session has a fresh random name, because their ledgers know every
         session they ever took part in, and a trusted server's noise key comes from the operating system.
@@ -190,7 +190,7 @@ class Experiment(ResolvedRun):
         return self.method.strategy(self.trained, common, deployed=deployed)
 
     def initial_arrays(self) -> ArrayRecord:
-        """The public model training starts from, with the names of its parts."""
+        """Return the public model training starts from, with the names of its parts."""
         parameters = self.model.initial_parameters(self.config.seed)
         record = ArrayRecord(parameters)
         return ArrayRecord(dict(zip(self.model.names, record.values(), strict=True)))
@@ -248,7 +248,7 @@ class Experiment(ResolvedRun):
         return Exhaustion(client, server_round, int(releases), reason)
 
     def _asked(self, server_round: int) -> NDArray[np.int64]:
-        """The clients that a round asks."""
+        """Return the clients that a round asks."""
         config, sampling = self.config, self.values.sampling
         return sample_numbers(config.num_clients, config.asked_per_round, config.seed, server_round, sampling)  # type: ignore[arg-type]
 
@@ -289,7 +289,10 @@ class Experiment(ResolvedRun):
             )
 
     def _refused(self, found: Exhaustion) -> ConfigurationError:
-        """The refusal of a run that asks a client for too many releases; it says how many rounds are possible."""
+        """Return the refusal of a run that asks a client for too many releases.
+
+        It says how many rounds are possible.
+        """
         config, num_rounds = self.config, self.num_rounds
         # Which rounds ask clients may depend on how many there are; where all of them do, the answer is known at once.
         possible = found.server_round - 1 if len(self.asked_rounds) == num_rounds else num_rounds - 1
@@ -339,21 +342,24 @@ def prepare(config: RunConfig, *, deployed: bool = False) -> Experiment:
 
 
 def _chosen(config: RunConfig) -> Experiment:
-    """The experiment of the strategy that is chosen for a configuration's sizes, which are public."""
+    """Return the experiment of the strategy that is chosen for a configuration's sizes, which are public."""
     decision = decide(plan_request_of(config))
     experiment = prepare(decision.request.with_settings(decision.settings))
     return replace(experiment, chosen_by=AUTO, chosen_because=decision.reason)
 
 
 def plan_request_of(config: RunConfig) -> PlanRequest:
-    """The situation of a run before its strategy is chosen: wishes and, of the samples, sizes and shapes alone."""
+    """Return the situation of a run before its strategy is chosen.
+
+    Wishes and, of the samples, sizes and shapes alone.
+    """
     data = load_dataset(config)
     sizes = tuple(shard_sizes(load_shards(config, data)))
     return PlanRequest(config, sizes, data.num_features, data.num_classes, resolve)
 
 
 def model_of(config: RunConfig, data: Dataset) -> Model:
-    """The model of a run configuration for its data, cached in this process."""
+    """Return the model of a run configuration for its data, cached in this process."""
     centred = is_centred(config)  # a constant stands beside the features that are seen from their mean
     bound, constant = feature_bound(config), constant_feature(config) or centred
     model = make_model(config.model, data.num_features + centred, data.num_classes, bound, constant=constant)
@@ -389,7 +395,7 @@ def resolve(config: RunConfig, data: Dataset, shards: Sequence[Any], *, deployed
 
 
 def reply_is_lost(share: float, seed: int, server_round: int, client: str) -> bool:
-    """Whether a client's reply of a round is lost: each reply has a coin of its own, the same on every engine."""
+    """Say whether a client's reply of a round is lost: each reply has a coin of its own, the same on every engine."""
     if share == 0.0:
         return False
     generator = np.random.Generator(np.random.Philox(key=derived_seed("loss", seed, server_round, client)))

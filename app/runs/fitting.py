@@ -188,7 +188,7 @@ class _Asked:
 
 
 def _own_keys(asked: _Asked, schema: Schema) -> dict[str, Value]:
-    """The run-config keys that are asked for, checked."""
+    """Return the run-config keys that are asked for, checked."""
     epsilon, trust, evaluate, scale = asked.epsilon, asked.trust, asked.evaluate, asked.scale
     of_numbers = schema.num_classes == 1
     own = {**_usual_keys(of_numbers, trust), **by_key(asked.settings, run_keys())}
@@ -282,7 +282,7 @@ def _worth_a_try(
 
 
 def _alone_does(outcome: Outcome, table: FittedTable) -> bool:
-    """Whether one client alone is no worse than the federation."""
+    """Return True if one client alone is no worse than the federation."""
     alone = outcome.alone
     return alone is not None and alone.clients > 0 and figure(alone, table) >= figure(outcome, table)
 
@@ -300,7 +300,7 @@ def _far_too_wide(schema: Schema, read: ReadRows) -> bool:
 
 
 def _is_off_centre(read: ReadRows) -> bool:
-    """Whether most of a row's length is what all rows share, as in a table of zeros: of a rehearsal, as above."""
+    """Say whether most of a row's length is what all rows share, as in a table of zeros: of a rehearsal, as above."""
     rows = read.features.astype(np.float64)
     return float(np.square(rows.mean(axis=0)).sum()) > _SHARED_PART * float(np.square(rows).sum(axis=1).mean())
 
@@ -315,7 +315,7 @@ def _is_better(one: Outcome, of: FittedTable, other: Outcome, table: FittedTable
 
 
 def _settled(found: ReadTable, own: dict[str, Value], site: str, clients: int) -> tuple[ReadRows, RunConfig]:
-    """The rows that fit, and the configuration of a run on them, some held out."""
+    """Return the rows that fit, and the configuration of a run on them, some held out."""
     read = found.read(site)
     task = TableTask(found.schema, held_out(read, found.schema, HELD_OUT_SHARE, int(own.get("seed", 1))))
     many = len(read.sites) or clients or CLIENTS
@@ -324,7 +324,10 @@ def _settled(found: ReadTable, own: dict[str, Value], site: str, clients: int) -
 
 
 def _scaled(found: ReadTable, table: Any, config: RunConfig, site: str) -> tuple[ReadTable, Guarantee]:
-    """The table read by narrower bounds, from private statistics of its columns, and what these would guarantee."""
+    """Return the table read by narrower bounds, from private statistics of its columns.
+
+    And what these would guarantee.
+    """
     from .private_statistics import private_statistics
 
     told: dict[str, Any] = {"mu": config.mu * math.sqrt(SCALING_SHARE), "delta": config.delta, "seed": config.seed}
@@ -343,7 +346,7 @@ def _scaled(found: ReadTable, table: Any, config: RunConfig, site: str) -> tuple
 def _described(
     result: RunResult, found: ReadTable, read: ReadRows, site: str, *, beside: bool = True
 ) -> tuple[RunResult, FittedTable]:
-    """A rehearsal's result with its table and, ``beside`` it, the same without noise and one client alone."""
+    """Return a rehearsal's result with its table and, ``beside`` it, the same without noise and one client alone."""
     dataset = result.experiment.data
     labels = dataset.test_labels
     frequent = np.bincount(dataset.train_labels).argmax() if found.schema.num_classes > 1 else 0
@@ -413,7 +416,7 @@ def _for_real(
 
 
 def _ledger_of(table: Path, ledger: Path | str | None) -> Path:
-    """The ledger of a real fit: the table's own if it has one, whatever name the table is called by."""
+    """Return the ledger of a real fit: the table's own if it has one, whatever name the table is called by."""
     own = Path(f"{table.resolve()}{LEDGER_ENDING}")
     where = Path(ledger).expanduser() if ledger else own
     if own.exists() and where.resolve() != own.resolve():
@@ -427,7 +430,7 @@ def _ledger_of(table: Path, ledger: Path | str | None) -> Path:
 
 
 def figure(of: Outcome | Twin | Alone, table: FittedTable) -> float:
-    """What a model is judged by: the AUC of two classes, the accuracy of several, R^2 of numbers."""
+    """Return what a model is judged by: the AUC of two classes, the accuracy of several, R^2 of numbers."""
     if table.schema.num_classes == 1:
         return math.nan if of.loss is None or not table.variance else 1.0 - of.loss / table.variance
     found = of.auc if table.schema.num_classes == _TWO else of.accuracy
@@ -449,7 +452,7 @@ def _short_figure(of: Twin | Alone, table: FittedTable) -> str:
 
 
 def is_useless(outcome: Outcome, table: FittedTable) -> bool:
-    """Whether nothing shows that a fitted model tells more than the usual answer does: twice the error counts."""
+    """Say whether nothing shows that a fitted model tells more than the usual answer does: twice the error counts."""
     if table.schema.num_classes == 1:
         return not figure(outcome, table) > 0.0
     if table.schema.num_classes == _TWO and figure(outcome, table) > _GUESSING + _ERRORS * table.error_of_guessing:
@@ -458,7 +461,7 @@ def is_useless(outcome: Outcome, table: FittedTable) -> bool:
 
 
 def fit_lines(result: RunResult, table: FittedTable, folder: Path | None) -> list[str]:
-    """A fitted model, saved in a folder or not yet, in ten to fifteen lines for people."""
+    """Return a fitted model, saved in a folder or not yet, in ten to fifteen lines for people."""
     outcome = result.outcome
     if result.deployed:
         return _real_lines(result, table, folder)
@@ -484,7 +487,7 @@ def fit_lines(result: RunResult, table: FittedTable, folder: Path | None) -> lis
 
 
 def _verdict(outcome: Outcome, table: FittedTable) -> list[str]:
-    """What must be known before any figure, if there is something."""
+    """Return what must be known before any figure, if there is something."""
     numbers = table.schema.num_classes == 1
     if is_useless(outcome, table):
         usual = "their mean" if numbers else f"the usual answer, right in {100 * table.majority:.1f} %"
@@ -503,7 +506,7 @@ def _saved(folder: Path | None) -> list[tuple[str, str]]:
 
 
 def _real_lines(result: RunResult, table: FittedTable, folder: Path | None) -> list[str]:
-    """A model that was fitted for real: nothing but what was released with noise."""
+    """Return a model that was fitted for real: nothing but what was released with noise."""
     evaluation, schema = result.outcome.private_evaluation, table.schema
     measured = "none: how far numbers are off is not released; rehearse without --real to see it"
     if schema.num_classes > 1:

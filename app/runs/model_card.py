@@ -19,7 +19,7 @@ _WIDTH = 100
 
 
 def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The card of a run's model, which was trained on ``data``, on real clients if it was ``deployed``.
+    """Return the card of a run's model, which was trained on ``data``, on real clients if it was ``deployed``.
 
     Notes
     -----
@@ -55,7 +55,7 @@ def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any]) -> dict[s
 
 
 def card_text(said: Mapping[str, Any]) -> str:
-    """A card for people, in Markdown."""
+    """Return a card for people, in Markdown."""
     data = said["data"]
     rows = [("what it is", said["what"])]
     if (would := said["would_have"]) is not None:

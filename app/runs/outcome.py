@@ -61,13 +61,13 @@ class ReportError(MurmurflError):
 
 
 def _said(words: str, **more: Any) -> Any:
-    """A field that every file has."""
+    """Return a field that every file has."""
     schema = {name: more.pop(name) for name in ("enum", "format") if name in more}
     return Field(description=words, json_schema_extra=schema, **more)
 
 
 def _or_null(words: str, **more: Any) -> Any:
-    """A field that may be null, or absent from a file of an earlier murmurfl."""
+    """Return a field that may be null, or absent from a file of an earlier murmurfl."""
     return _said(words, default=None, **more)
 
 
@@ -381,7 +381,10 @@ class Outcome(_Part):
         measured: Mapping[int, Mapping[str, Any]],
         **more: Any,
     ) -> Self:
-        """The outcome of a training that has just ended; ``measured`` is what central evaluations gave, by round."""
+        """Return the outcome of a training that has just ended.
+
+        ``measured`` is what central evaluations gave, by round.
+        """
         privacy = guarantee.document()
         rounds = []
         for report in history:
@@ -408,7 +411,7 @@ class Outcome(_Part):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The outcome in the folder of a run; raises ReportError if it holds no finished run of this format."""
+        """Return the outcome in the folder of a run; raises ReportError if it holds no finished run of this format."""
         path = folder / RESULT_NAME
         if not path.is_file():
             raise ReportError(
@@ -434,7 +437,7 @@ class Outcome(_Part):
             raise ReportError(f"Expected the result of a run in {path}, got {where}: {wrong['msg']}.") from error
 
     def document(self) -> dict[str, Any]:
-        """The contents of ``result.json``: plain values."""
+        """Return the contents of ``result.json``: plain values."""
         return self.model_dump(by_alias=True, exclude=None if self.queries else {"queries"})
 
     @property
@@ -472,12 +475,12 @@ def _totals(history: Sequence[RoundReport]) -> dict[str, int]:
 
 
 def infinite(figure: float | None) -> float:
-    """A mu or an epsilon of a file, where JSON has no word for infinity but null."""
+    """Return a mu or an epsilon of a file, where JSON has no word for infinity but null."""
     return math.inf if figure is None else figure
 
 
 def with_nulls(value: Any) -> Any:
-    """A document with null for every infinity and NaN, for which JSON has no word."""
+    """Return a document with null for every infinity and NaN, for which JSON has no word."""
     if isinstance(value, dict):
         return {key: with_nulls(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -486,7 +489,7 @@ def with_nulls(value: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object."""
+    """Return a JSON object."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -508,7 +511,7 @@ def what_is_there(folder: Path) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """The version of murmurfl, of Python and of the packages a result may depend on."""
+    """Return the version of murmurfl, of Python and of the packages a result may depend on."""
     found = {"murmurfl": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -519,7 +522,7 @@ def _versions() -> dict[str, str]:
 
 
 def result_schema() -> dict[str, Any]:
-    """The JSON schema of ``result.json``: every key with its type and a sentence."""
+    """Return the JSON schema of ``result.json``: every key with its type and a sentence."""
     made = Outcome.model_json_schema(mode="serialization")
     schema = _plain(made, made.pop("$defs"))
     schema["properties"]["privacy"]["type"] = "object"  # null only of what an earlier murmurfl left
@@ -537,7 +540,7 @@ def result_schema() -> dict[str, Any]:
 
 
 def _plain(part: dict[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema without references, titles and defaults; what may be null says so in its type."""
+    """Return a schema without references, titles and defaults; what may be null says so in its type."""
     made = {key: value for key, value in part.items() if key not in ("title", "default", "anyOf", "$ref")}
     if "$ref" in part:
         made = {**_plain(parts[part["$ref"].rpartition("/")[2]], parts), **made}

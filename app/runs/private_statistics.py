@@ -59,7 +59,7 @@ def private_statistics(
     mechanism: str = "",
     seed: int = 0,
 ) -> TableStatistics:
-    """Counts, means, histograms and quantiles of a table's columns, as simulated clients would release them.
+    """Return counts, means, histograms and quantiles of a table's columns, as simulated clients would release them.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def private_statistics(
 
 
 def _guarantee(policy: PrivacyPolicy, strategy: Statistics, keys: SimulatedKeys) -> Guarantee:
-    """What clients of this policy would guarantee with keys that nobody knows."""
+    """Return what clients of this policy would guarantee with keys that nobody knows."""
     width = strategy.query.width
     if policy.trust == "trusted-server":
         mu = noise_on_answers(strategy.query, policy, keys).guaranteed_mu(width)
@@ -142,7 +142,7 @@ def _guarantee(policy: PrivacyPolicy, strategy: Statistics, keys: SimulatedKeys)
 
 
 def _without(schema: Schema, site: str) -> Schema:
-    """The schema of the columns that are counted: which client a record is on is known."""
+    """Return the schema of the columns that are counted: which client a record is on is known."""
     if site == schema.label.column and site:
         raise ConfigurationError(
             f"Expected another column than the label as site, got {site!r}.", kind="conflict", setting="site", got=site
@@ -156,7 +156,7 @@ def _without(schema: Schema, site: str) -> Schema:
 def _dealt(
     items: Items, rows: TableRows, clients: int, site: str
 ) -> tuple[NDArray[np.float64], list[NDArray[np.intp]]]:
-    """The places of all records, and which of them each client has."""
+    """Return the places of all records, and which of them each client has."""
     columns = getattr(items, "columns", None)
     if columns is not None:
         check_columns(columns, rows.schema)

@@ -33,7 +33,7 @@ from .run_summary import shown_accuracy
 
 
 def participant_names(config: RunConfig) -> list[str]:
-    """The names of clients, then helpers; each is on a node of its own where there are enough nodes."""
+    """Return the names of clients, then helpers; each is on a node of its own where there are enough nodes."""
     helpers = helper_names(config.summing.helpers) if config.secure else ()
     return [*map(str, range(config.num_clients)), *helpers]
 
@@ -116,7 +116,7 @@ class RoundLine:
 
     @classmethod
     def of(cls, progress: Progress, noise_quality: str) -> RoundLine:
-        """The line of a round."""
+        """Return the line of a round."""
         report = progress.report
         return cls(
             report.server_round,
@@ -133,7 +133,7 @@ class RoundLine:
 
     @classmethod
     def read(cls, text: str) -> RoundLine | None:
-        """A line of a log back as what it says; None if it is another."""
+        """Return a line of a log back as what it says; None if it is another."""
         found = _LINE.fullmatch(text)
         if found is None:
             return None
@@ -158,7 +158,7 @@ class RoundLine:
         return self.loss is not None or self.among(_LINES)
 
     def among(self, lines: int) -> bool:
-        """Whether it is the last round, or one of so many in between."""
+        """Return True if it is the last round, or one of so many in between."""
         return self.server_round == self.num_rounds or not self.server_round % max(self.num_rounds // lines, 1)
 
     @property
@@ -181,7 +181,10 @@ class RoundLine:
         return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
     def within(self, columns: int | None) -> str:
-        """The line, shorter where it would not fit: first goes what the guarantee above it says, then the time."""
+        """Return the line, shorter where it would not fit.
+
+        First goes what the guarantee above it says, then the time.
+        """
         text = str(self)
         if columns is not None and len(text) > columns:
             text = " ".join(text.replace(" (whole run)", "").split())
@@ -226,7 +229,7 @@ class Tracker(ABC):
 
     @classmethod
     def load(cls) -> Any:
-        """The package's module; raises TrackerError if it is not installed."""
+        """Return the package's module; raises TrackerError if it is not installed."""
         try:
             return importlib.import_module(cls.module)
         except ImportError as error:

@@ -163,7 +163,7 @@ def fit_for_real(
 
 
 def _client(experiment: Experiment, samples: Any, policy: PrivacyPolicy, ledger: SQLiteLedger, name: str) -> Any:
-    """The one client of a real fit."""
+    """Return the one client of a real fit."""
     samples_held = len(experiment.data.train_labels)
     queries = [one.client_query(policy, samples_held) for one in experiment.queries]
     options = {**experiment.method.client_options(experiment.trained, 0), "queries": queries}
@@ -173,7 +173,7 @@ def _client(experiment: Experiment, samples: Any, policy: PrivacyPolicy, ledger:
 def _opened(
     path: Path, experiment: Experiment, schema: Schema, mu: float, scaling_mu: float, budget: float, name: str
 ) -> tuple[SQLiteLedger, PrivacyPolicy]:
-    """The ledger, made only if nothing is wrong with the settings, and the client's policy on its budget."""
+    """Return the ledger, made only if nothing is wrong with the settings, and the client's policy on its budget."""
     delta, count = experiment.config.delta, len(experiment.data.train_labels)
     kept = SQLiteLedger(path) if path.exists() else None
     if kept is not None and budget:
@@ -239,18 +239,21 @@ _ROWS_DEALT = "; rows dealt: "
 
 
 def _data_text(name: str, counts: Sequence[int]) -> str:
-    """What a ledger calls a table: its name, and how many rows it had at each call that found more than before."""
+    """Return what a ledger calls a table.
+
+    Its name, and how many rows it had at each call that found more than before.
+    """
     return f"{name}{_ROWS_DEALT}{' '.join(map(str, counts))}"
 
 
 def _counts_of(text: str) -> list[int]:
-    """The numbers of rows in a ledger's text; none if it has no such text."""
+    """Return the numbers of rows in a ledger's text; none if it has no such text."""
     found = re.search(re.escape(_ROWS_DEALT) + r"(\d+(?: \d+)*)$", text)
     return [] if found is None else [int(one) for one in found.group(1).split()]
 
 
 def _order_on(ledger: SQLiteLedger, name: str, count: int) -> NDArray[np.int64]:
-    """The order of ``count`` rows in which those that a ledger was used with keep their places.
+    """Return the order of ``count`` rows in which those that a ledger was used with keep their places.
 
     It follows from numbers of rows alone, which are public: those of earlier calls, which the ledger has, and this one.
     """
@@ -315,7 +318,7 @@ def with_spent(result: RunResult, spent: Loss) -> RunResult:
 def _statistics_client(
     schema: Schema, places: Any, policy: PrivacyPolicy, mu: float, ledger: SQLiteLedger, name: str
 ) -> StatisticsClient:
-    """The client that releases statistics of the columns, next to a training under this ``policy``."""
+    """Return the client that releases statistics of the columns, next to a training under this ``policy``."""
     own = statistics_policy(
         mu, delta=policy.delta, budget_mu=policy.budget_mu, budget_local_mu=policy.budget_local_mu, trust=policy.trust
     )
@@ -338,12 +341,15 @@ def _bounds(client: StatisticsClient, schema: Schema) -> dict[str, tuple[float, 
 
 
 def _unmeasured(progress: Progress) -> Progress:
-    """A round without figures: the test set is nobody's rows, and times depend on what stands in rows."""
+    """Return a round without figures: the test set is nobody's rows, and times depend on what stands in rows."""
     return replace(progress, loss=None, accuracy=None, auc=None, seconds_left=None)
 
 
 def evaluated_privately(schema: Schema) -> dict[str, Value]:
-    """Settings of a private evaluation on rows that clients set aside; none of numbers, of which nothing is right."""
+    """Return settings of a private evaluation on rows that clients set aside.
+
+    None of numbers, of which nothing is right.
+    """
     if schema.num_classes == 1:
         return {}
     bins: dict[str, Value] = {"evaluation.score-bins": _BINS} if schema.num_classes == _TWO else {}
@@ -367,7 +373,7 @@ class Dealt:
         self.fits = self.records.fits
 
     def read_by(self, schema: Schema) -> Dealt:
-        """The same rows, read by the schema with other bounds."""
+        """Return the same rows, read by the schema with other bounds."""
         return Dealt(self._rows, schema, self._order, self.first_read)
 
     def __len__(self) -> int:

@@ -193,12 +193,12 @@ class RunResult:
         return self.outcome.auc
 
     def __repr__(self) -> str:
-        """The run in a few lines, its guarantee among them."""
+        """Return the run in a few lines, its guarantee among them."""
         rows = [f"  {name:<9}  {text}" for name, text in self._rows]
         return "\n".join([f"RunResult of {self._named}", *rows, f"  {self.guarantee}"])
 
     def _repr_html_(self) -> str:
-        """A small table and a plot, for notebooks."""
+        """Return a small table and a plot, for notebooks."""
         picture = io.BytesIO()
         plot_accuracy(self.outcome, picture)
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._rows)
@@ -257,7 +257,7 @@ class RunResult:
         )
 
     def predict(self, rows: Table | NDArray[Any]) -> NDArray[Any]:
-        """The class, or the number, that the model predicts for each row.
+        """Return the class, or the number, that the model predicts for each row.
 
         Parameters
         ----------
@@ -275,7 +275,10 @@ class RunResult:
 
     @staticmethod
     def load(folder: Path | str) -> TrainedClassifier | TrainedRegressor:
-        """A model that :meth:`save` wrote, as a scikit-learn estimator with ``predict`` and ``predict_proba``."""
+        """Return a model that :meth:`save` wrote.
+
+        As a scikit-learn estimator with ``predict`` and ``predict_proba``.
+        """
         from ..models.trained_model import load_model
 
         return load_model(folder)
@@ -389,7 +392,7 @@ class RunResult:
         return found
 
     def _clip(self) -> dict[str, Any] | None:
-        """The first and last clip norm, where it followed the gradients; computed from releases."""
+        """Return the first and last clip norm, where it followed the gradients; computed from releases."""
         strategy, config = self.strategy, self.experiment.config
         if not isinstance(strategy, FullBatch) or not strategy.full_batch.quantile or strategy.state is None:
             return None
@@ -402,7 +405,7 @@ class RunResult:
         }
 
     def _answers(self) -> dict[str, Any]:
-        """The figures of queries beside the training, by the keys that they have in a result."""
+        """Return the figures of queries beside the training, by the keys that they have in a result."""
         found: dict[str, Any] = {}
         for name, outcome in self.answers.items():
             query = self.experiment.query(name)
@@ -411,7 +414,7 @@ class RunResult:
         return found
 
     def _training(self) -> dict[str, Any] | None:
-        """The figures of clipping in a simulation; not private, and marked so."""
+        """Return the figures of clipping in a simulation; not private, and marked so."""
         if not self.training:
             return None
         figures = list(self.training.values())
@@ -433,7 +436,7 @@ _MOST_POINTS = 200
 
 @contextmanager
 def folder_for(out: Path, name: str | None, beginning: str) -> Iterator[Path]:
-    """The folder of a run: ``out / name``, or without a name a new one named by the time.
+    """Choose the folder of a run: ``out / name``, or without a name a new one named by the time.
 
     The latter is unique even among runs that start in the same second, and is removed if it stays empty. Raises
     ConfigurationError if the name would leave ``out`` (:func:`~murmurfl.app.settings.run_config.check_run_name`).
@@ -448,7 +451,10 @@ def folder_for(out: Path, name: str | None, beginning: str) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(wanted: Path) -> Iterator[Path]:
-    """A new folder: the wanted one, or with a number behind its name; removed, with those above, if it stays empty."""
+    """Make a new folder: the wanted one, or with a number behind its name.
+
+    It is removed, with those above that were made, if it stays empty.
+    """
     number, folder, made = 1, wanted, False
     above = [parent for parent in wanted.parents if not parent.exists()]
     while not made:
@@ -625,7 +631,10 @@ def _rounds(result: RunResult) -> Iterator[tuple[str, dict[str, int | None]]]:
 
 
 def _streams(result: RunResult) -> list[dict[str, Any]]:
-    """The cost of releases for every kind of noise, with the names of its clients, or of very many their number."""
+    """Return the cost of releases for every kind of noise, with the names of its clients.
+
+    Or of very many their number.
+    """
     streams: dict[tuple[Any, ...], dict[str, Any]] = {}
     experiment = result.experiment
     size = experiment.method.release_size(experiment)

@@ -37,7 +37,7 @@ _ROUNDING = 1e-9
 
 
 def configured_figures(experiment: Experiment) -> Figures:
-    """The figures that follow from the policies of a run's configuration."""
+    """Return the figures that follow from the policies of a run's configuration."""
     loss = experiment.loss()
     if not experiment.config.secure:
         return Figures(loss)
@@ -97,7 +97,7 @@ def epsilon_of(mu: float | None, delta: float) -> float | None:
 def run_guarantee(
     experiment: Experiment, figures: Figures, *, deployed: bool = False, statements: Statements | None = None
 ) -> Guarantee:
-    """The guarantee of a run.
+    """Return the guarantee of a run.
 
     Notes
     -----
@@ -125,7 +125,7 @@ def run_guarantee(
 
 
 def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarantee:
-    """The guarantee of a run before its first round.
+    """Return the guarantee of a run before its first round.
 
     Notes
     -----
@@ -173,7 +173,7 @@ def _included(experiment: Experiment, deployed: bool) -> Iterator[str]:
 
 
 def _one_policy(experiment: Experiment) -> bool:
-    """Whether clients that share sums leave batches unused, because one of them has fewer samples."""
+    """Return True if clients that share sums leave batches unused, because one of them has fewer samples."""
     config, sizes = experiment.config, experiment.sizes
     if not config.secure or config.max_participations or "batch-size" not in experiment.method.keys:
         return False

@@ -24,22 +24,22 @@ UNTESTED = "none: the server has no records"
 
 
 def shown(value: float | None) -> str:
-    """A mu or an epsilon for people, rounded up; None is infinite."""
+    """Return a mu or an epsilon for people, rounded up; None is infinite."""
     return rounded_up(infinite(value))
 
 
 def noise_note(noise_quality: str) -> str:
-    """The note that must stand beside an epsilon with noise of this quality."""
+    """Return the note that must stand beside an epsilon with noise of this quality."""
     return "" if noise_quality == "exact" else " (fast noise: no guarantee)"
 
 
 def loss_text(loss: float | None) -> str:
-    """A loss for people; None is one that is no finite number."""
+    """Return a loss for people; None is one that is no finite number."""
     return "not a finite number: the model diverged" if loss is None else f"{loss:.4g}"
 
 
 def shown_accuracy(of: Outcome | Twin | Alone) -> str:
-    """A run's accuracy for people, with the AUC where there are two classes; its loss where it has neither."""
+    """Return a run's accuracy for people, with the AUC where there are two classes; its loss where it has neither."""
     if of.accuracy is None and isinstance(of, Outcome) and not of.tested:
         return UNTESTED
     if of.accuracy is None:
@@ -48,7 +48,7 @@ def shown_accuracy(of: Outcome | Twin | Alone) -> str:
 
 
 def is_better(one: Outcome | Twin | Alone, other: Outcome | Twin | Alone) -> bool:
-    """Whether one has the higher accuracy; of models without accuracy, the smaller loss."""
+    """Return True if one has the higher accuracy; of models without accuracy, the smaller loss."""
     if one.accuracy is not None and other.accuracy is not None:
         return one.accuracy > other.accuracy
     if one.accuracy is not None or other.accuracy is not None or one.loss is None:
@@ -57,7 +57,7 @@ def is_better(one: Outcome | Twin | Alone, other: Outcome | Twin | Alone) -> boo
 
 
 def shown_evaluation(evaluation: EvaluationFigures) -> str:
-    """A private evaluation in a few words."""
+    """Return a private evaluation in a few words."""
     if evaluation.accuracy is None:
         return "none: no client answered"
     said = f"{100 * evaluation.accuracy:.1f} %{_interval(evaluation.interval, 100, 1)}"
@@ -73,20 +73,20 @@ def _interval(interval: Sequence[float] | None, times: int, digits: int) -> str:
 
 
 def plain_words(outcome: Outcome) -> str:
-    """The meaning of a result's mu in plain words; empty where nothing is guaranteed or recorded."""
+    """Return the meaning of a result's mu in plain words; empty where nothing is guaranteed or recorded."""
     if (privacy := outcome.privacy) is None:  # of a murmurfl that did not write its parts
         return ""
     return privacy.meaning or plain_meaning(privacy.loss, privacy.unit, privacy.trust, privacy.min_honest)
 
 
 def meaning_lines(outcome: Outcome) -> list[str]:
-    """The line that says what its mu means, if anything is guaranteed."""
+    """Return the line that says what its mu means, if anything is guaranteed."""
     said, note = plain_words(outcome), noise_note(outcome.config["noise-quality"])
     return [f"mu = {shown(outcome.mu)} means{note}: {said[0].lower()}{said[1:]}"] if said else []
 
 
 def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
-    """A short summary for people, which ends with the guarantee."""
+    """Return a short summary for people, which ends with the guarantee."""
     note = noise_note(outcome.config["noise-quality"])
     at_delta = f"at delta = {outcome.delta:g}{note}"
     rows = [("test accuracy", shown_accuracy(outcome))]
@@ -124,7 +124,7 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
 
 
 def shown_query(found: Mapping[str, Any]) -> str:
-    """The answer to a query in a few words, with its part of mu^2."""
+    """Return the answer to a query in a few words, with its part of mu^2."""
     answer = found.get("answer")
     if answer is None:
         return f"no answer: {found.get('failure')}"
@@ -158,7 +158,7 @@ def _private_accuracy_rows(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 def short_lines(outcome: Outcome, folder: Path) -> list[str]:
-    """The summary that a command ends with: ten to fifteen lines on a terminal, the guarantee once."""
+    """Return the summary that a command ends with: ten to fifteen lines on a terminal, the guarantee once."""
     beside = []
     if (twin := outcome.without_noise) is not None and outcome.config.get("mechanism") != NO_NOISE:
         beside.append(f"without noise {shown_accuracy(twin)}")
@@ -178,27 +178,27 @@ def short_lines(outcome: Outcome, folder: Path) -> list[str]:
 
 
 def shown_measure(outcome: Outcome) -> str:
-    """A run's accuracy, or its loss where it has none, without its name."""
+    """Return a run's accuracy, or its loss where it has none, without its name."""
     measured = outcome.accuracy is not None or not outcome.tested
     return shown_accuracy(outcome) if measured else loss_text(outcome.loss)
 
 
 def _guess(outcome: Outcome) -> list[str]:
-    """What mu means, short where the guarantee above says against whom and rests on nobody's honesty."""
+    """Return what mu means, short where the guarantee above says against whom and rests on nobody's honesty."""
     said = plain_words(outcome)
     short = said.partition("; tossing")[0]
     return [f"{short} (a coin: 50 %)." if outcome.min_honest is None else said] if said else []
 
 
 def warning_lines(outcome: Outcome) -> list[str]:
-    """What to be warned of, the gravest first."""
+    """Return what to be warned of, the gravest first."""
     worrying = [one.sentence for one in (outcome.training,) if one is not None and one.worrying]
     useless = [one.sentence for one in (outcome.forecast,) if one is not None and one.warning]
     return [*outcome.warnings, *worrying, *compared_lines(outcome), *useless]
 
 
 def compared_lines(outcome: Outcome) -> list[str]:
-    """What it means that the same run without noise, or one client alone, ends on the other side of the run."""
+    """Return what it means that the same run without noise, or one client alone, ends on the other side of the run."""
     lines, twin = [], outcome.without_noise
     if twin is not None and is_better(outcome, twin):
         lines.append(
@@ -237,7 +237,7 @@ def _far_below(outcome: Outcome, twin: Twin) -> bool:
 
 
 def closing_lines(outcome: Outcome) -> list[str]:
-    """The end of a simulated run's summary.
+    """Return the end of a simulated run's summary.
 
     Notes
     -----

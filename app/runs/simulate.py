@@ -128,7 +128,7 @@ def simulate(
 
 
 def _named(settings: Mapping[str, Any]) -> dict[str, Value]:
-    """Settings with a name for each thing of this process, such as a function in the place of a task."""
+    """Return settings with a name for each thing of this process, such as a function in the place of a task."""
     things = {name for name, one in run_keys().items() if one.names}
     return {
         name: registry(name).named(value) if name in things and not isinstance(value, str) else value
@@ -149,7 +149,7 @@ def _warnings_alone() -> Iterator[None]:
 
 
 def bar_of_rounds() -> Callable[[Progress], None] | None:
-    """What draws a bar after each round, in a notebook or on a terminal; None elsewhere."""
+    """Return what draws a bar after each round, in a notebook or on a terminal; None elsewhere."""
     return _bar if "ipykernel" in sys.modules or sys.stdout.isatty() else None
 
 
@@ -174,7 +174,7 @@ _OF_NOISE = ("epsilon", "noise-quality", "batch-selection")
 
 
 def configs_without_noise(outcome: Outcome) -> list[RunConfig]:
-    """The configurations that a recorded run's twin without noise may have.
+    """Return the configurations that a recorded run's twin without noise may have.
 
     In the first the preset chooses anew what it chose for the noise, in the second everything is the run's own, and in
     the third the rounds are the preset's as well: few rounds may be too few for steps that are not afraid of noise.
@@ -210,14 +210,14 @@ def configs_without_noise(outcome: Outcome) -> list[RunConfig]:
 
 
 def _noiseless(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Settings of a run without noise that leaves nothing, and without what belongs to the noise."""
+    """Return settings of a run without noise that leaves nothing, and without what belongs to the noise."""
     of_noise = [one.name for one in run_keys().values() if one.choice == "mechanism"]
     plain = {name: run_keys()[name].default for name in (*of_noise, *_OF_NOISE, *_OF_FILES)}
     return {**settings, **plain, "mechanism": NO_NOISE, "evaluate-every": _FINAL_ONLY}
 
 
 def without_noise(outcome: Outcome) -> Twin:
-    """The twin of a recorded run without noise: of simulated data, and not private."""
+    """Return the twin of a recorded run without noise: of simulated data, and not private."""
     if names_own(outcome.config):
         search_here()
     best: Outcome | None = None
@@ -248,7 +248,7 @@ def add_alone(folder: Path) -> Outcome:
 
 
 def _asked(outcome: Outcome) -> dict[str, Value]:
-    """The run configuration as it was asked for."""
+    """Return the run configuration as it was asked for."""
     return {**{name: value for name, value in outcome.config.items() if name in run_keys()}, **outcome.asked}
 
 

@@ -28,7 +28,7 @@ class ComputableOptima(Protocol):
     """A convex model whose optima can be computed."""
 
     def loss_and_gradient(self, weight: NDArray[np.float64], samples: Batch) -> tuple[float, NDArray[np.float64]]:
-        """The mean loss over some samples at ``weight``, shape (d,), and its gradient."""
+        """Return the mean loss over some samples at ``weight``, shape (d,), and its gradient."""
         ...
 
 
@@ -89,7 +89,7 @@ class OnlineLosses:
         return Shard.stack([(shard, chosen) for shard in self._shards])
 
     def _optima(self, model: ComputableOptima) -> dict[str, NDArray[np.float64]]:
-        """The loss of every round at its own optimum, and at that of all rounds."""
+        """Return the loss of every round at its own optimum, and at that of all rounds."""
         start = np.zeros(self._model.num_parameters)
 
         def compute() -> dict[str, NDArray[np.float64]]:
@@ -113,7 +113,7 @@ class OnlineLosses:
 
 
 def _minimum(model: ComputableOptima, samples: Batch, start: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-    """The least mean loss over some samples and where; where it is not attained, to about 1e-4."""
+    """Return the least mean loss over some samples and where; where it is not attained, to about 1e-4."""
     from scipy.optimize import minimize
 
     double = np.asarray(samples[0], dtype=np.float64), samples[1]  # once, and not at every step
@@ -144,7 +144,7 @@ class GradientNorms:
         self._norms[server_round] = float(np.linalg.norm(self._model.mean_gradient(parameters, self._samples)))
 
     def document(self) -> dict[str, Any]:
-        """``rounds`` and ``values``, as plain values."""
+        """Return ``rounds`` and ``values`` as plain values."""
         return {"rounds": list(self._norms), "values": list(self._norms.values())}
 
 
@@ -158,7 +158,7 @@ _STRENGTHS = (1.0, 10.0, 100.0)
 
 
 def alone(config: RunConfig) -> Alone:
-    """What one client of a simulated run reaches without the others; cached, for noise and steps do not matter.
+    """Return what one client of a simulated run reaches without the others; cached, for noise and steps do not matter.
 
     A linear model is trained on the run's features of each of up to 20 clients, spread evenly, and judged on the test
     set. Its L2 penalty is the best of three on other clients' samples.

@@ -276,7 +276,7 @@ class _Watch(Callback):
         return True
 
     def evaluate(self, training: Training, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """The central evaluation of the model after a round, in rounds that have one."""
+        """Return the central evaluation of the model after a round, in rounds that have one."""
         if self.regret is not None:
             self.regret.record(server_round, arrays.to_numpy_ndarrays())
         last = server_round == self.experiment.num_rounds or bool(training.ended) or self._is_asked_to_end(server_round)
@@ -331,13 +331,13 @@ class _Watch(Callback):
 
 
 def _measured(metrics: MetricRecord | None, name: str) -> float | None:
-    """A figure of the central evaluation; None where the model has none such."""
+    """Return a figure of the central evaluation; None where the model has none such."""
     value = math.nan if metrics is None else float(metrics.get(name, math.nan))  # type: ignore[arg-type]
     return None if math.isnan(value) else value
 
 
 def _regret_of(experiment: Experiment) -> OnlineLosses | None:
-    """The losses of a regret, where every client learns once from every sample; otherwise None."""
+    """Return the losses of a regret, where every client learns once from every sample; otherwise None."""
     config = experiment.config
     if not experiment.method.has_regret or config.clients_per_round != config.num_clients:
         return None

@@ -34,7 +34,7 @@ class RegistryView:
 
 
 def _named(key: str, title: str) -> RegistryView:
-    """The things that a run-config key names."""
+    """Return the things that a run-config key names."""
 
     def sentence(name: str) -> str:
         things = registry(key)
@@ -76,7 +76,7 @@ CATALOGUE: dict[str, RegistryView] = {
 
 
 def key_schema(one: Setting) -> dict[str, Any]:
-    """A key as a JSON schema."""
+    """Return a key as a JSON schema."""
     schema = {**one.reader.json_schema(), "default": one.default, "description": one.sentence}
     if one.known and one.kind is str:
         own = [{"pattern": r"^[\w.]+:[\w.]+$"}] if one.names or one.own else []
@@ -86,12 +86,12 @@ def key_schema(one: Setting) -> dict[str, Any]:
 
 
 def shown(value: Value) -> str:
-    """A value as it is typed; nothing for an empty text."""
+    """Return a value as it is typed; nothing for an empty text."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def expected(one: Setting) -> str:
-    """The values that a key may have, in words; names may also be things of one's own."""
+    """Return the values that a key may have, in words; names may also be things of one's own."""
     names = [name for name in one.known if name]
     if one.kind is not str or not names:
         words = one.expected
@@ -102,7 +102,7 @@ def expected(one: Setting) -> str:
 
 
 def _suffix(one: Setting) -> str:
-    """The suffix of files that a key may name."""
+    """Return the suffix of files that a key may name."""
     return registry(one.name).suffix if one.names else ""
 
 
@@ -129,7 +129,10 @@ def key_toml() -> str:
 
 
 def config_schema() -> Mapping[str, Any]:
-    """A run configuration as a JSON schema: any of its keys, and no others; a choice is a name, or a table by kind."""
+    """Return a run configuration as a JSON schema.
+
+    Any of its keys, and no others; a choice is a name, or a table by kind.
+    """
     properties = {name: key_schema(one) for name, one in run_keys().items()}
     tables = {name: one.table_schema() for name, one in run_keys().items() if one.union}
     definitions = {known: made for table in tables.values() for known, made in table.pop("$defs").items()}

@@ -22,7 +22,7 @@ _SAME = {"mu": "epsilon", "epsilon": "mu"}
 
 
 def layered(*layers: Mapping[str, Value]) -> dict[str, Value]:
-    """Settings by hyphenated key, of which later layers win over earlier ones."""
+    """Return settings by hyphenated key, of which later layers win over earlier ones."""
     merged: dict[str, Value] = {}
     for layer in layers:
         if layer.get("mu") and layer.get("epsilon"):
@@ -49,7 +49,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Value]:
 
 
 def read_settings(path: Path) -> dict[str, Value]:
-    """The settings of a TOML file: hyphenated run-config keys, by themselves or in their tables.
+    """Return the settings of a TOML file: hyphenated run-config keys, by themselves or in their tables.
 
     A refusal names the file and the key. What goes together is checked where a
     :class:`~murmurfl.app.settings.run_config.RunConfig` is made.
@@ -78,7 +78,7 @@ def _read(name: str, value: Any) -> Value:
 
 
 def names_own(settings: Mapping[str, Value]) -> bool:
-    """Whether settings, by hyphenated key, name something of one's own."""
+    """Return True if settings, by hyphenated key, name something of one's own."""
     own = (one.name for one in run_keys().values() if one.names or one.own)
     return any(":" in str(settings.get(name, "")) for name in own)
 
@@ -91,7 +91,7 @@ def search_here() -> None:
 
 
 def environment_for(config: RunConfig) -> dict[str, str]:
-    """The environment in which an engine's processes find things of one's own where this one does."""
+    """Return the environment in which an engine's processes find things of one's own where this one does."""
     if not names_own(config.to_mapping()):
         return {}
     before = os.environ.get("PYTHONPATH", "")

@@ -85,7 +85,7 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         self._given: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> ThingT:
-        """The thing that a name stands for; one of a user's own is imported when it is first asked for."""
+        """Return the thing that a name stands for; one of a user's own is imported when it is first asked for."""
         if name in self._things:
             return self._things[name]
         if self._of_file is not None and self.is_file(name):
@@ -104,22 +104,25 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         return self._own[name]
 
     def __iter__(self) -> Iterator[str]:
-        """The built-in names."""
+        """Return the built-in names."""
         return iter(self._things)
 
     def __len__(self) -> int:
         return len(self._things)
 
     def __contains__(self, name: object) -> bool:
-        """Whether a name is built in."""
+        """Return True if a name is built in."""
         return name in self._things
 
     def is_file(self, name: str) -> bool:
-        """Whether a name is the path of a file."""
+        """Return True if a name is the path of a file."""
         return bool(self.suffix) and name.endswith(self.suffix)
 
     def located(self, name: str, folder: Path | None = None) -> str:
-        """A name that means the same everywhere: the path of a file, taken from ``folder`` or here, from the root."""
+        """Return a name that means the same everywhere.
+
+        The path of a file, taken from ``folder`` or here, from the root.
+        """
         if not self.is_file(name):
             return name
         return str((folder or Path.cwd()).resolve() / Path(name).expanduser())
@@ -129,11 +132,11 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
         self._own[name] = thing
 
     def reading(self, key: str) -> list[str]:
-        """The built-in names of those that read a run-config key."""
+        """Return the built-in names of those that read a run-config key."""
         return [name for name, thing in self._things.items() if key in thing.keys]  # type: ignore[attr-defined]
 
     def named(self, found: Any) -> str:
-        """A name under which an object of this process, such as a function of a notebook, is known from now on."""
+        """Return a new name for an object of this process, such as a function defined in a notebook."""
         kind = type(found) if not hasattr(found, "__qualname__") else found
         plain = f"{kind.__module__}:{kind.__qualname__}"
         numbered = (plain if number == 1 else f"{plain}-{number}" for number in itertools.count(1))
@@ -163,13 +166,13 @@ class Registry(Mapping[str, ThingT], Generic[ThingT]):
 
 @functools.cache
 def registry(key: str) -> Registry[Any]:
-    """The registry of a run-config key that names things, such as ``strategy`` or ``task``."""
+    """Return the registry of a run-config key that names things, such as ``strategy`` or ``task``."""
     room, name = _REGISTRIES[key]
     return getattr(importlib.import_module(f"{__name__.rsplit('.', 2)[0]}.{room}"), name)
 
 
 def imported(name: str, key: str) -> Any:
-    """The object ``package.module:Thing`` that the setting of a key names."""
+    """Return the object ``package.module:Thing`` that the setting of a key names."""
     module, _, attribute = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -186,7 +189,10 @@ def imported(name: str, key: str) -> Any:
 
 
 def known_mechanism(name: str) -> str:
-    """The name a mechanism is registered under; one of the user's own (``package.module:Thing``) is imported first."""
+    """Return the name a mechanism is registered under.
+
+    One of the user's own (``package.module:Thing``) is imported first.
+    """
     if ":" not in name:
         return name
     kind = imported(name, "mechanism")
@@ -202,6 +208,6 @@ def known_mechanism(name: str) -> str:
 
 
 def own_mechanism_options(name: str) -> Iterable[str]:
-    """The options that a mechanism of one's own takes; none for any other."""
+    """Return the options that a mechanism of one's own takes; none for any other."""
     kind = MECHANISMS.get(known_mechanism(name))
     return () if kind is None else inspect.signature(kind.__init__).parameters

@@ -203,7 +203,7 @@ class RunConfig(RunKeys):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RunConfig:
-        """A configuration from hyphenated keys, such as Flower's run configuration."""
+        """Return a configuration from hyphenated keys, such as Flower's run configuration."""
         try:
             return _from_items(tuple(values.items()), tuple(map(type, values.values())))
         except TypeError:  # a value that cannot be hashed is of no type a key has; say which
@@ -218,11 +218,11 @@ class RunConfig(RunKeys):
         return cls(**{known[name].attribute: known[name].read(value) for name, value in given.items()})
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
-        """The configuration with hyphenated keys."""
+        """Return the configuration with hyphenated keys."""
         return {name: one.of(self) for name, one in run_keys().items()}
 
     def shown(self) -> dict[str, bool | int | float | str]:
-        """The configuration with hyphenated keys, a permit by its digest: whoever has a permit may use it."""
+        """Return the configuration with hyphenated keys, a permit by its digest: whoever has a permit may use it."""
         digest = hashlib.sha256(self.permit.encode()).hexdigest()
         return {**self.to_mapping(), "permit": f"sha256:{digest}" if self.permit else ""}
 
@@ -251,7 +251,7 @@ def refuse_unread(config: RunConfig, reads: frozenset[str]) -> None:
 
 
 def without_unread(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by hyphenated key, without those that no thing they name reads.
+    """Return settings by hyphenated key, without those that no thing they name reads.
 
     For settings that were made for another method, task, partition or model than those that are now named beside them,
     such as a paper's when somebody changes its task.
@@ -272,7 +272,7 @@ def _is_read(one: Setting, values: Mapping[str, Any], reads: frozenset[str]) -> 
 
 
 def readers_of(one: Setting) -> list[str]:
-    """The built-in names of those that read a key; empty for one that every run reads."""
+    """Return the built-in names of those that read a key; empty for one that every run reads."""
     return registry(one.read_by).reading(one.name) if one.read_by else list(one.kinds)
 
 
@@ -281,7 +281,7 @@ _ROUNDING = 1e-9
 
 
 def helper_names(helpers: int) -> tuple[str, ...]:
-    """The names of a simulation's helpers."""
+    """Return the names of a simulation's helpers."""
     return tuple(f"helper-{number}" for number in range(helpers))
 
 
@@ -358,7 +358,7 @@ def check_end_of_rounds(needed: int, floor: int) -> None:
 
 
 def nothing_gained(min_honest: int) -> str:
-    """The warning if ``min_honest`` is 1, else an empty string."""
+    """Return the warning if ``min_honest`` is 1, else an empty string."""
     if min_honest > 1:
         return ""
     return (
@@ -369,7 +369,10 @@ def nothing_gained(min_honest: int) -> str:
 
 
 def refused_trust(trust: str, strategy: str, able: Iterable[str], others: Iterable[str]) -> ConfigurationError:
-    """The refusal of a trust model: what the method serves instead, and which built-in methods serve this one."""
+    """Return the refusal of a trust model.
+
+    What the method serves instead, and which built-in methods serve this one.
+    """
     served = " or ".join(repr(one) if one else "left out" for one in able)
     return ConfigurationError(
         f"Expected trust to be {served} with strategy = {strategy!r}, got {trust!r}; that is served by "
@@ -381,7 +384,7 @@ def refused_trust(trust: str, strategy: str, able: Iterable[str], others: Iterab
 
 
 def is_centred(config: RunConfig) -> bool:
-    """Whether clients release the mean of their features first: as set, or else as the features want it."""
+    """Return True if clients release the mean of their features first: as set, or else as the features want it."""
     if config.centring:
         return config.centring == PRIVATE
     if config.samples_per_owner:  # the mean counts samples, not owners
@@ -390,13 +393,13 @@ def is_centred(config: RunConfig) -> bool:
 
 
 def centred_by_default(strategy: str, features: str, *, shuffled_batches: bool) -> bool:
-    """Whether features want centring where nothing is set, and the method can have it."""
+    """Return True if features want centring where nothing is set, and the method can have it."""
     wanted = registry("features")[features].centring == PRIVATE
     return wanted and registry("strategy")[strategy].centres and not shuffled_batches
 
 
 def is_evaluated(config: RunConfig) -> bool:
-    """Whether clients say privately, after the training, how good the model is."""
+    """Return True if clients say privately, after the training, how good the model is."""
     return config.private_evaluation > 0
 
 

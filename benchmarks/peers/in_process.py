@@ -36,7 +36,7 @@ PFL, EQUAL, TWICE = "pfl", "noisy-sgd", "mu2"
 
 
 def measure(repeats: int = REPEATS, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Updates a second of pfl and of both methods on the in-process grid, and the ratios of each turn."""
+    """Return updates a second of pfl and of both methods on the in-process grid, and the ratios of each turn."""
     work, pfl = make_work(rounds), nothing_measured()
     pfl_python()  # made before anything is measured
     ours: dict[str, list[dict[str, float]]] = {EQUAL: [], TWICE: []}
@@ -69,13 +69,13 @@ def measure(repeats: int = REPEATS, rounds: int = ROUNDS) -> dict[str, Any]:
 
 
 def _ratio(rates: dict[str, list[float]], strategy: str) -> dict[str, Any]:
-    """The ratios to pfl, turn by turn: their median and range."""
+    """Return the ratios to pfl, turn by turn: their median and range."""
     ratios = [ours / theirs for ours, theirs in zip(rates[strategy], rates[PFL], strict=True)]
     return {"median": statistics.median(ratios), "range": [min(ratios), max(ratios)]}
 
 
 def table(document: dict[str, Any]) -> str:
-    """The measurement as Markdown."""
+    """Return the measurement as Markdown."""
     names = {
         PFL: f"pfl {document['pfl']['version']}",
         EQUAL: "murmurfl, in-process grid, noisy SGD: equal work",

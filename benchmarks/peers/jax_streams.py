@@ -54,7 +54,7 @@ class Stream:
         self._step, self._carried = trials[min(trials)], self._start()
 
     def seconds(self, rows: int) -> list[float]:
-        """The time of each of the next rows."""
+        """Return the time of each of the next rows."""
         times = []
         for _ in range(rows):
             start = time.perf_counter()

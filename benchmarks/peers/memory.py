@@ -102,7 +102,7 @@ def _process_table() -> Iterator[_Process]:
 
 
 def _field(pid: int, file: str, name: str) -> float:
-    """A size the kernel gives in KiB, in MiB; 0 for a process that is gone or another user's."""
+    """Return a size the kernel gives in KiB, in MiB; 0 for a process that is gone or another user's."""
     with suppress(OSError, ValueError):
         for line in (_PROC / str(pid) / file).read_text(errors="replace").splitlines():
             if line.startswith(name):

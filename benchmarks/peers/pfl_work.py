@@ -47,12 +47,12 @@ class SoftmaxRegression(torch.nn.Module):
         return self.linear(features)
 
     def loss(self, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """What users minimise."""
+        """Return what users minimise."""
         return torch.nn.functional.cross_entropy(self(features), labels)
 
     @torch.no_grad()
     def metrics(self, features: torch.Tensor, labels: torch.Tensor) -> dict[str, Weighted]:
-        """What pfl evaluates: users do so in the first round only."""
+        """Return what pfl evaluates: users do so in the first round only."""
         return {"loss": Weighted(self.loss(features, labels).item() * len(labels), len(labels))}
 
 

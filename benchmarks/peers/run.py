@@ -76,7 +76,7 @@ class Work:
 
 
 def configuration(rounds: int) -> RunConfig:
-    """The work as this project's run configuration; zero rounds for one pass over the data."""
+    """Return the work as this project's run configuration; zero rounds for one pass over the data."""
     return RunConfig(
         task="synthetic",
         strategy="noisy-sgd",
@@ -91,7 +91,7 @@ def configuration(rounds: int) -> RunConfig:
 
 
 def make_work(rounds: int = 0, *, noise: bool = True) -> Work:
-    """The work, with this project's clip norm, noise and step.
+    """Return the work, with this project's clip norm, noise and step.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def write_data(path: Path, work: Work) -> None:
 
 @lru_cache(maxsize=1)
 def pfl_python() -> Path:
-    """The interpreter of pfl's environment, which is made when it is missing.
+    """Return the interpreter of pfl's environment, which is made when it is missing.
 
     PyTorch, NumPy and SciPy come from the running environment, behind the new one's own packages on its path.
     """
@@ -202,7 +202,7 @@ def _repeat(once: Callable[[Path, int], Measurement], work: Work, repeats: int) 
 
 
 def nothing_measured() -> Measurement:
-    """A measurement before the first repeat."""
+    """Return a measurement before the first repeat."""
     names = ("seconds_per_1000", "peak_mib", "peak_pss_mib", "final_loss", "client_updates")
     return {name: [] for name in names}
 
@@ -242,7 +242,7 @@ def _printed(python: Path, code: str) -> str:
 
 
 def _checked(command: list[str], env: dict[str, str] | None = None) -> str:
-    """Standard output of a command; standard error is shown if it fails."""
+    """Return standard output of a command; standard error is shown if it fails."""
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=_TIMEOUT_S)
     if done.returncode:
         sys.stderr.write(done.stderr)

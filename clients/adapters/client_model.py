@@ -49,7 +49,7 @@ def measured_bound(gradients: PerSampleGradients, start: Sequence[NDArray[Any]],
 
 
 def statistics_model(schema: Schema) -> ClientModel:
-    """The rows of a table's statistics in the place of an app's model."""
+    """Return the rows of a table's statistics in the place of an app's model."""
 
     def check_schema(found: Schema, measure: Measure | None) -> None:  # noqa: ARG001 - an app's interface
         if TableRows(found).rows != rows.rows:

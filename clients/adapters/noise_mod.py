@@ -71,12 +71,12 @@ _LEGACY = (
 
 
 def is_in_training(message: Message) -> bool:
-    """Whether a mod around this one is calling the ClientApp with this message already."""
+    """Return True if a mod around this one is calling the ClientApp with this message already."""
     return _in_training.get() is message
 
 
 def received_model(content: RecordDict) -> dict[str, NDArray[np.float64]]:
-    """The floating-point arrays of the received model, in order, in float64."""
+    """Return the floating-point arrays of the received model, in order, in float64."""
     records = list(content.array_records.values())
     if len(records) != 1:
         raise malformed("expected one ArrayRecord, the model")
@@ -103,7 +103,10 @@ class ClientAppError(MurmurflError):
 
 
 def called(call_next: ClientAppCallable, message: Message, context: Context) -> Message:
-    """The ClientApp's reply; a :class:`ClientAppError` if it fails, a refusal if it is of Flower's legacy kind."""
+    """Return the ClientApp's reply.
+
+    A :class:`ClientAppError` if it fails, a refusal if it is of Flower's legacy kind.
+    """
     outside = _in_training.set(message)
     try:
         reply = call_next(message, context)
@@ -161,7 +164,7 @@ def _ledger_records(context: Context) -> dict[str, Any]:
 
 
 def _reply_vector(reply: Message, received: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The arrays of the ClientApp's model in the order of those received, as one vector."""
+    """Return the arrays of the ClientApp's model in the order of those received, as one vector."""
     records = list(reply.content.array_records.values())
     if len(records) != 1:
         raise ConfigurationError(
@@ -331,7 +334,7 @@ class CorrelatedNoiseMod:
 
 
 def privatizer_behind(node: UpdateNode) -> Privatizer:
-    """The client of an operator's file with a ClientApp of its own, for a model of one parameter.
+    """Return the client of an operator's file with a ClientApp of its own, for a model of one parameter.
 
     Notes
     -----
@@ -351,7 +354,7 @@ def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Node:
 
 
 def _config(content: RecordDict) -> tuple[str, Mapping[str, Any]]:
-    """The name and the entries of the record with a protocol version; both empty if there is none."""
+    """Return the name and the entries of the record with a protocol version; both empty if there is none."""
     found = [(key, record) for key, record in content.config_records.items() if protocol.VERSION in record]
     if len(found) > 1:
         raise malformed("expected one ConfigRecord with a protocol version")
@@ -428,7 +431,7 @@ def _reply(
     figures: TrainingFigures | None,
     received: Mapping[str, NDArray[np.float64]],
 ) -> RecordDict:
-    """The release in the model's arrays, and the client's statements of it: nothing else leaves."""
+    """Return the release in the model's arrays, and the client's statements of it: nothing else leaves."""
     shapes = [values.shape for values in received.values()]
     policy = private.policy
     sent, hidden = outgoing_reply(release, shapes, masking=privatizer.masking, session=session, policy=policy)

@@ -57,7 +57,7 @@ class Samples(Protocol):
 
 
 def rows_unmixed(gradients: PerSampleGradients) -> bool:
-    """Whether gradients declare that a row of a batch depends on its own sample and the batch's size alone.
+    """Return True if gradients declare that a row of a batch depends on its own sample and the batch's size alone.
 
     The declaration, ``rows_unmixed = True``, covers every bit, whatever samples and parameters are, and that computing
     a batch never fails. A real client may then compute many samples together. A subclass does not inherit it.
@@ -102,7 +102,10 @@ def stacked_gradients(
     weights: Sequence[float | NDArray[np.float64]],
     samples: Any,
 ) -> StackedContributions:
-    """The rows of :func:`combined_gradients`, not written out where the gradients' own ``stacked`` knows how to."""
+    """Return the rows of :func:`combined_gradients`.
+
+    Not written out where the gradients' own ``stacked`` knows how to.
+    """
     stacked = getattr(gradients, "stacked", None)
     if stacked is not None:
         return stacked(points, weights, samples)
@@ -121,12 +124,12 @@ def stacked_gradients(
 
 
 def weights_of(weights: Sequence[float | NDArray[np.float64]], chosen: slice) -> list[float | NDArray[np.float64]]:
-    """The weights of some samples."""
+    """Return the weights of some samples."""
     return [weight[chosen] if isinstance(weight, np.ndarray) else weight for weight in weights]
 
 
 def gradients_at(gradients: PerSampleGradients, points: NDArray[np.floating], samples: Any) -> NDArray[np.floating]:
-    """The gradient of sample i at point i, shape (b, d), for points of shape (b, d).
+    """Return the gradient of sample i at point i, shape (b, d), for points of shape (b, d).
 
     They are computed at once by a method ``at_points(points, samples)`` of the gradients, or else one by one. Row i
     depends on point i and sample i alone if the gradients' does.
@@ -215,7 +218,7 @@ class CarefulGradients:
         return self.at_points(np.tile(flat_point(parameters), (len(samples), 1)), samples)
 
     def at_points(self, points: NDArray[np.floating], samples: NDArray[np.intp]) -> NDArray[np.float64]:
-        """The gradient of sample ``samples[i]`` at point i, shape (b, d), float64."""
+        """Return the gradient of sample ``samples[i]`` at point i, shape (b, d), float64."""
         rows = np.zeros(np.shape(points))
         for row, point, number in zip(rows, points, samples, strict=True):
             try:
@@ -237,7 +240,7 @@ class CarefulGradients:
 
 
 def unflatten(values: NDArray[Any], shapes: Sequence[tuple[int, ...]]) -> list[NDArray[Any]]:
-    """A vector of d values as arrays of the model's shapes; views of it."""
+    """Return a vector of d values as arrays of the model's shapes; views of it."""
     arrays, start = [], 0
     for shape in shapes:
         size = math.prod(shape)
@@ -247,12 +250,12 @@ def unflatten(values: NDArray[Any], shapes: Sequence[tuple[int, ...]]) -> list[N
 
 
 def flat_point(point: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
-    """A list of the model's arrays as one float64 vector, shape (d,)."""
+    """Return a list of the model's arrays as one float64 vector, shape (d,)."""
     return np.concatenate([np.asarray(values, dtype=np.float64).ravel() for values in point])
 
 
 def pick(samples: Any, chosen: slice | NDArray[np.intp]) -> Any:
-    """Some samples of a batch that is an array or a tuple of arrays."""
+    """Return some samples of a batch that is an array or a tuple of arrays."""
     if isinstance(samples, tuple):
         return tuple(part[chosen] for part in samples)
     if isinstance(samples, np.ndarray):
@@ -286,7 +289,7 @@ class Need:
 
     @classmethod
     def measured(cls, compute: Callable[[int], Any]) -> Need:
-        """The need of a function of the number of samples, from its tensors for 1 and for 2."""
+        """Return the need of a function of the number of samples, from its tensors for 1 and for 2."""
         one, two = (peak_bytes(lambda count=count: compute(count)) for count in (1, 2))
         a_sample = max(two - one, 1)
         return cls(max(one - a_sample, 0), a_sample)
@@ -309,7 +312,7 @@ class Need:
 
 
 def check_memory(memory_mib: float) -> float:
-    """The memory as a float; refused unless it is a number > 0."""
+    """Return the memory as a float; refused unless it is a number > 0."""
     number = isinstance(memory_mib, int | float) and not isinstance(memory_mib, bool)
     if not (number and math.isfinite(memory_mib) and memory_mib > 0):
         raise ConfigurationError(
@@ -322,7 +325,7 @@ def check_memory(memory_mib: float) -> float:
 
 
 def chunks(count: int, step: int) -> Iterator[tuple[slice, slice | NDArray[np.intp]]]:
-    """Samples in chunks of at most ``step``: the rows of each, and the samples it is computed from.
+    """Yield samples in chunks of at most ``step``: the rows of each, and the samples it is computed from.
 
     In a short last chunk the last sample is repeated up to ``LEAST_TOGETHER``, so that a row is the same wherever
     chunks end.
@@ -335,7 +338,10 @@ def chunks(count: int, step: int) -> Iterator[tuple[slice, slice | NDArray[np.in
 
 
 def peak_bytes(compute: Callable[[], Any]) -> int:
-    """The most bytes of tensors alive at a time while something is computed, without what routines use internally."""
+    """Return the most bytes of tensors alive at a time while something is computed.
+
+    Without what routines use internally.
+    """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -377,7 +383,7 @@ class ChunkedContributions:
         self._made: StackedContributions | None = None
 
     def norms(self) -> NDArray[np.float64]:
-        """The L2 norm of every row, shape (samples,); NaN or infinite where it cannot be told."""
+        """Return the L2 norm of every row, shape (samples,); NaN or infinite where it cannot be told."""
         norms = np.empty(self._count)
         for start in range(0, self._count, self._step):
             norms[start : start + self._step] = self._chunk(start).norms()
@@ -445,7 +451,7 @@ class OuterProducts:
             out[self._split :] = residual[:, 0]
 
     def scaled_sum(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The sum of rows, each times its scale; one matrix product."""
+        """Return the sum of rows, each times its scale; one matrix product."""
         residuals = self.residuals * scales[:, None]
         weight = (residuals.T @ self.features).ravel()
         return np.concatenate([weight, residuals.sum(axis=0)]) if self.bias else weight
@@ -481,7 +487,7 @@ class PulledOuterProducts(OuterProducts):
             self._norms[rows] = DenseContributions(self._written(rows)).norms()
 
     def norms(self) -> NDArray[np.float64]:
-        """The root of ||[r x^T, r]||^2 + 2 r^T V x + ||V||^2."""
+        """Return the root of ||[r x^T, r]||^2 + 2 r^T V x + ||V||^2."""
         return self._norms
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
@@ -498,7 +504,7 @@ class PulledOuterProducts(OuterProducts):
         return total
 
     def _written_ones(self) -> Iterator[NDArray[np.intp]]:
-        """The numbers of rows whose parts cancel, a few at a time."""
+        """Yield the numbers of rows whose parts cancel, a few at a time."""
         numbers = np.flatnonzero(self._cancels)
         for start in range(0, len(numbers), _WRITTEN_AT_A_TIME):
             yield numbers[start : start + _WRITTEN_AT_A_TIME]
@@ -512,7 +518,10 @@ class PulledOuterProducts(OuterProducts):
 
 
 def _told(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The squared length of every row; NaN for one so short that rounding hides it, which a long factor would show."""
+    """Return the squared length of every row.
+
+    NaN for one so short that rounding hides it, which a long factor would show.
+    """
     squares = squared_lengths(rows)
     if squares.min(initial=math.inf) < LEAST_SQUARES:
         squares[(squares < LEAST_SQUARES) & rows.any(axis=1)] = np.nan

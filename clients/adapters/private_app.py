@@ -111,7 +111,7 @@ class PrivateClientApp(ClientApp):
     def records(
         self, context: Context, schema: Schema, items: Items | None = None, *, count: int, evaluated: bool
     ) -> Records:
-        """The ``count`` records of a real client, from ``items`` or the project's ``samples``.
+        """Return the ``count`` records of a real client, from ``items`` or the project's ``samples``.
 
         A model that cannot take such records, or does not treat each by itself, is refused by the schema alone; no
         record can be a reason to refuse.
@@ -124,7 +124,7 @@ class PrivateClientApp(ClientApp):
         return made
 
     def _simulated_records(self, context: Context) -> Records:
-        """The records of a simulated client, whose schema may be inferred from all of them."""
+        """Return the records of a simulated client, whose schema may be inferred from all of them."""
         items = items_of(self._given(context))
         known = self.schema or self.model.schema
         if known is None and not self._inferred:
@@ -181,7 +181,7 @@ class PrivateClientApp(ClientApp):
         self._real = client
 
     def _of_operators_file(self, context: Context) -> PrivateClient:
-        """The real client of a plain ``flower-supernode``, made once."""
+        """Return the real client of a plain ``flower-supernode``, made once."""
         path = operators_file(context.node_config)
         if path is None:
             raise ConfigurationError(
@@ -201,7 +201,7 @@ class PrivateClientApp(ClientApp):
         ledger: SQLiteLedger | None = None,
         items: Items | None = None,
     ) -> PrivateClient:
-        """A real client: this app's model and samples; the policy, ledger and key of an operator's file.
+        """Return a real client: this app's model and samples; the policy, ledger and key of an operator's file.
 
         The ledger outlives the process; key and nonces are the operating system's. Nothing of the app's own policy and
         nothing of a run configuration is looked at. ``node_config`` is the SuperNode's own, from the operator's command
@@ -239,7 +239,7 @@ class PrivateClientApp(ClientApp):
         places: int | None = None,
         **made: Any,
     ) -> PrivateClient:
-        """The client with these records and this policy, of which an evaluation has its share.
+        """Return the client with these records and this policy, of which an evaluation has its share.
 
         ``places`` are for a real client's owners (:meth:`Records.by_owner`).
         """
@@ -262,7 +262,7 @@ class PrivateClientApp(ClientApp):
         return self.method.client(gradients, owned, policy, masking=masking, **made)
 
     def _kept_records(self, context: Context) -> Records:
-        """A simulated client's records, of which a worker keeps the latest."""
+        """Return a simulated client's records, of which a worker keeps the latest."""
         key = repr((sorted(context.node_config.items()), sorted(context.run_config.items())))
         if key not in self._kept:
             self._kept[key] = self._simulated_records(context)
@@ -300,7 +300,7 @@ def private_client_app(
     evaluation: float | EvaluationShare | None = None,
     mods: list[Mod] | None = None,
 ) -> PrivateClientApp:
-    """A ClientApp that trains a model with differential privacy for every single sample.
+    """Return a ClientApp that trains a model with differential privacy for every single sample.
 
     Parameters
     ----------
@@ -422,7 +422,7 @@ def _refuse_beside_policy(stated: Mapping[str, Any]) -> None:
 
 
 def _client_model(model: Any, loss: Callable[[Any, Any], Any] | None, **torch_only: Any) -> ClientModel:
-    """A model of whatever library it is."""
+    """Return a model of whatever library it is."""
     if isinstance(model, Schema):
         return statistics_model(model)
     from .sklearn_model import estimator_model, is_estimator
@@ -448,7 +448,7 @@ _Layout = Sequence[tuple[str, tuple[int, ...]]]
 
 
 def _read_request(message: Message, method: Algorithm, layout: _Layout) -> tuple[str, RecordDict]:
-    """The kind of a request ("train", "evaluate" or "query") and its content under the protocol's record keys.
+    """Return the kind of a request ("train", "evaluate" or "query") and its content under the protocol's record keys.
 
     Refuses a request of another method's strategy or about another model; the texts depend on the request alone.
     """
@@ -482,7 +482,7 @@ def _read_request(message: Message, method: Algorithm, layout: _Layout) -> tuple
 
 
 def _entries(content: RecordDict, method: Algorithm) -> ConfigRecord:
-    """The record in murmurfl's protocol, under whatever key."""
+    """Return the record in murmurfl's protocol, under whatever key."""
     found = [record for record in content.config_records.values() if protocol.VERSION in record]
     if len(found) != 1:
         raise RefusedError(

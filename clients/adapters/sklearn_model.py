@@ -57,7 +57,7 @@ def one_against_the_rest(slope: Slope) -> Residuals:
 
 
 def logistic(scores: Scores, targets: Scores) -> Scores:
-    """The derivative of log(1 + exp(-y z)), -y / (1 + exp(y z)), without an overflow."""
+    """Return the derivative of log(1 + exp(-y z)), -y / (1 + exp(y z)), without an overflow."""
     small = np.exp(-np.abs(scores))
     return -targets * np.where(targets * scores > 0, small, 1.0) / (1.0 + small)
 
@@ -84,7 +84,7 @@ def _squared_error(scores: Scores, targets: Scores) -> Scores:
 
 
 def slopes(epsilon: float) -> Mapping[str, Slope]:
-    """Derivatives of the losses of scikit-learn's ``SGDClassifier``, by its names for them."""
+    """Return derivatives of the losses of scikit-learn's ``SGDClassifier``, by its names for them."""
 
     def huber(scores: Scores, targets: Scores) -> Scores:
         return np.clip(scores - targets, -epsilon, epsilon)
@@ -152,7 +152,9 @@ _PENALTIES = (
 
 
 def closed_form(estimator: Any, num_classes: int, num_samples: int | None) -> tuple[Residuals, float, int]:
-    """The residuals of an estimator's loss, its l2 penalty and its number of scores; refuses what cannot be kept.
+    """Return the residuals of an estimator's loss, its l2 penalty and its number of scores.
+
+    Refuses what cannot be kept.
 
     The loss is a mean over the ``num_samples`` of all clients, plus pull / 2 ||W||^2; intercepts are not pulled.
     """
@@ -210,7 +212,7 @@ def _pull_of_logistic(estimator: Any, num_samples: int | None) -> float:
 
 
 def _is_l2(estimator: Any, penalty: Any, settings: Mapping[str, Any]) -> bool:
-    """Whether there is a penalty, which is then l2."""
+    """Return True if there is a penalty, which is then l2."""
     if penalty is None:
         return False
     ratio = settings.get("l1_ratio") or 0.0
@@ -321,7 +323,7 @@ class LinearEstimator:
         return _NAMES if self.fit_intercept else _NAMES[:1]
 
     def initial_arrays(self) -> ArrayRecord:
-        """The arrays at which training starts, for a strategy's ``start``."""
+        """Return the arrays at which training starts, for a strategy's ``start``."""
         found = {}
         for name, shape in zip(self.names, self.gradients.shapes, strict=True):
             values = np.array(getattr(self.estimator, name, np.zeros(shape)), dtype=np.float64)
@@ -331,12 +333,15 @@ class LinearEstimator:
         return ArrayRecord(found)
 
     def fitted(self, arrays: ArrayRecord) -> Any:
-        """A new estimator that predicts with the arrays of a strategy's result; see :func:`fitted`."""
+        """Return a new estimator that predicts with the arrays of a strategy's result; see :func:`fitted`."""
         return fitted(self.estimator, arrays, self.classes)
 
 
 def estimator_model(model: Any, loss: Any = None) -> ClientModel:
-    """The client's model of a :class:`LinearEstimator`, or of an estimator that has ``coef_`` and ``classes_``."""
+    """Return the client's model of a :class:`LinearEstimator`.
+
+    Or of an estimator that has ``coef_`` and ``classes_``.
+    """
     if loss is not None:
         raise ConfigurationError(
             f"Expected no loss beside a scikit-learn estimator, which has its own, got {loss!r}.",
@@ -364,7 +369,7 @@ def estimator_model(model: Any, loss: Any = None) -> ClientModel:
 
 
 def _measure(model: LinearEstimator, right: Any) -> Measure:
-    """The measure of a linear classifier: it predicts the class of the largest score, or by the sign of one."""
+    """Return the measure of a linear classifier: it predicts the class of the largest score, or by the sign of one."""
     if right is not None:
         raise ConfigurationError(
             "Expected no `right` beside a scikit-learn classifier, got one: its classes say it.",
@@ -397,7 +402,7 @@ def _with_its_own_arrays(estimator: Any) -> LinearEstimator:
 
 
 def is_estimator(model: Any) -> bool:
-    """Whether something is a scikit-learn estimator, or one with what is known of the data; imports nothing."""
+    """Return True if something is a scikit-learn estimator, or one with what is known of the data; imports nothing."""
     kinds = type(model).__mro__
     return isinstance(model, LinearEstimator) or any(
         kind.__name__ == "BaseEstimator" and kind.__module__ == "sklearn.base" for kind in kinds
@@ -405,7 +410,7 @@ def is_estimator(model: Any) -> bool:
 
 
 def fitted(estimator: Any, arrays: ArrayRecord, classes: Iterable[Hashable]) -> Any:
-    """A clone of an estimator with the arrays of a training, which predicts as if it had been fitted.
+    """Return a clone of an estimator with the arrays of a training, which predicts as if it had been fitted.
 
     Parameters
     ----------

@@ -257,7 +257,7 @@ class SampleTrials:
             raise _drawing()
 
     def _gradient(self, example: Any) -> torch.Tensor:
-        """The gradient of one example."""
+        """Return the gradient of one example."""
         inputs, targets = self._tensors(example)
         try:
             return self._one(self._trained, inputs, targets, 0)
@@ -325,7 +325,7 @@ class SampleTrials:
         return [_flat({name: rows[i] for name, rows in made.items()}) for i in range(first_axis(inputs))], None
 
     def _whole(self, trained: Any, inputs: Any, targets: Any) -> torch.Tensor | None:
-        """The gradient of the loss of all of them as one batch; None for a module that takes no batches."""
+        """Return the gradient of the loss of all of them as one batch; None for a module that takes no batches."""
         import torch
 
         def batch_loss(values: Any) -> torch.Tensor:
@@ -339,7 +339,10 @@ class SampleTrials:
             return None
 
     def _guilty_layer(self, inputs: Any) -> str:
-        """The first layer that makes something else of a sample when others are beside it; empty if none does."""
+        """Return the first layer that makes something else of a sample when others are beside it.
+
+        Empty if none does.
+        """
         import torch
 
         module = self._gradients.module
@@ -369,7 +372,7 @@ class SampleTrials:
         return ""
 
     def _agree(self, whole: Any, alone: Any) -> bool:
-        """Whether the first sample of a batch is what it is alone, as far as both are tensors with samples."""
+        """Return True if the first sample of a batch is what it is alone, as far as both are tensors with samples."""
         pairs = zip(leaves(whole), leaves(alone), strict=False)
         return all(
             one.shape[1:] == other.shape[1:] and _apart(one[0], other[0]) <= self._tolerance
@@ -405,7 +408,7 @@ def _mixing(seen: str, guilty: str) -> ConfigurationError:
 
 
 def _unfit_step(error: Exception) -> ConfigurationError | None:
-    """The refusal of a model by the error of ``torch.func``; None if it may do so."""
+    """Return the refusal of a model by the error of ``torch.func``; None if it may do so."""
     said = str(error)
     if _branches(error):
         return ConfigurationError(
@@ -463,7 +466,10 @@ def torch_client_model(
     chunk: int | None = None,
     gradient_memory_mib: float = GRADIENT_MEMORY_MIB,
 ) -> ClientModel:
-    """The client's model of a module, or of a function that makes one by a seed; by default with the cross-entropy."""
+    """Return the client's model of a module, or of a function that makes one by a seed.
+
+    By default with the cross-entropy.
+    """
     check_installed("torch", "torch", "a PyTorch model")
     import torch
 
@@ -487,7 +493,7 @@ def torch_client_model(
 
 
 def made_module(model: Any, seed: int) -> torch.nn.Module:
-    """A module, or the one that a function makes.
+    """Return a module, or the one that a function makes.
 
     The function's draws from PyTorch's own generator follow from the seed, so that frozen layers of random weights are
     the same in every process; the generator is put back as it was.

@@ -88,7 +88,7 @@ class _Kept(NamedTuple):
         return tuple(itertools.chain.from_iterable(self.live))
 
     def changed(self) -> str | None:
-        """The place that refers to another value than before; None if there is none."""
+        """Return the place that refers to another value than before; None if there is none."""
         now, values = self.now(), len(self.before) // 2
         if len(now) != len(self.before):
             known = {name for name in self.before if isinstance(name, str)}
@@ -221,7 +221,7 @@ class ModuleState:
         self._numpy_bits = _numpy_bits()
 
     def has_drawn(self) -> bool:
-        """Whether something was drawn from a random generator since :meth:`note_draws`."""
+        """Return True if something was drawn from a random generator since :meth:`note_draws`."""
         import torch
 
         states = zip(self._generators, self._torch_drawn, strict=True)
@@ -239,7 +239,7 @@ class ModuleState:
         return [name for name, state in self._written.items() if now.get(name) != state]
 
     def changed(self) -> str | None:
-        """The first place whose value differs from the snapshot; None if there is none."""
+        """Return the first place whose value differs from the snapshot; None if there is none."""
         found = (kept.changed() for kept in self._kept)
         values = (one.place for one in self._values if one.read() != one.before)
         tensors = (place for place, tensor, copy in self._tensors if not _is_same(tensor, copy))
@@ -564,7 +564,7 @@ def _access(found: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None
 
 
 def _numpy_bits() -> bytes:
-    """The bits of NumPy's global generator, faster than its whole state (50 microseconds)."""
+    """Return the bits of NumPy's global generator, faster than its whole state (50 microseconds)."""
     generator = np.random.get_bit_generator()  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(generator, np.random.MT19937):
         return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
@@ -578,7 +578,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Whether two tensors are equal to the last bit; kinds without readable bits count as equal."""
+    """Return True if two tensors are equal to the last bit; kinds without readable bits count as equal."""
     import torch
 
     try:
@@ -588,7 +588,7 @@ def _is_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Whether a replaced object has an equal value: a shape noted in every call is no memory."""
+    """Return True if a replaced object has an equal value: a shape noted in every call is no memory."""
     import torch
 
     if one is other:
@@ -625,10 +625,10 @@ _REFILLED: dict[type, Callable[[Any, tuple[Any, ...]], None]] = {
 
 
 def _at(place: str, key: Any) -> str:
-    """The place of a key, or of an attribute if ``place`` ends with a dot."""
+    """Return the place of a key, or of an attribute if ``place`` ends with a dot."""
     return f"{place}{key}" if place.endswith(".") else f"{place}[{str(key)[:40]!r}]"
 
 
 def _readable(place: str) -> str:
-    """A place as people write it, with a module's layers and buffers as attributes."""
+    """Return a place as people write it, with a module's layers and buffers as attributes."""
     return re.sub(r"\._(?:modules|buffers|parameters)\['([^']*)'\]", r".\1", place).rstrip(".")

@@ -111,7 +111,7 @@ class UpdatePolicy:
         return "client" if self.releases_per_pass == 1 else "sample"
 
     def privacy_policy(self) -> PrivacyPolicy:
-        """The policy of a :class:`~murmurfl.privacy.Privatizer`.
+        """Return the policy of a :class:`~murmurfl.privacy.Privatizer`.
 
         It has the acknowledged release rule, or where releases stand alone under secure aggregation the ``paper`` rule,
         which carries nothing over.

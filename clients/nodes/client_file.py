@@ -115,7 +115,7 @@ class ClientFile(OperatorsFile):
         return {"mu": mu, "delta": delta, "budget_mu": covering_budget(mu, ledger, budget)}
 
     def masking(self) -> Masking | None:
-        """The client's masks; None but under secure aggregation.
+        """Return the client's masks; None but under secure aggregation.
 
         Whatever the server says of helpers and other clients counts for nothing: the roster is the one that the
         operator pinned.
@@ -181,7 +181,7 @@ class RecordsFile(ClientFile):
             raise refusal(self.key_of(name), "unset without evaluation.share", value)
 
     def terms(self, ledger: SQLiteLedger) -> dict[str, Any]:
-        """The fields of :meth:`ClientFile.decided`, and under secure aggregation those of sums."""
+        """Return the fields of :meth:`ClientFile.decided`, and under secure aggregation those of sums."""
         return self.decided(ledger, self.mu, self.epsilon) | self._of_sums(ledger.budget_local_mu)
 
     def _of_sums(self, budget_local_mu: float | None) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class SampleNode(RecordsFile):
         self._policy(mu=asked, delta=0.5, trust=self.trust.kind, sums=self.sums)
 
     def policy(self, ledger: SQLiteLedger) -> PrivacyPolicy:
-        """The policy of this file and its ledger, whose budget must cover one run."""
+        """Return the policy of this file and its ledger, whose budget must cover one run."""
         return self._policy(**self.terms(ledger), noise_quality="exact")
 
     @property
@@ -332,7 +332,7 @@ class UpdateNode(ClientFile):
 
     @classmethod
     def settings(cls) -> dict[str, Setting]:
-        """The settings that such a file may have: of a policy's fields those that the ledger does not decide."""
+        """Return the settings that such a file may have: of a policy's fields those that the ledger does not decide."""
         own, decided = super().settings(), {}
         shared = {one.attribute: one for one in settings_of(RecordsFile).values()}
         kinds = get_type_hints(UpdatePolicy)
@@ -346,7 +346,7 @@ class UpdateNode(ClientFile):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """A file's settings from a document with hyphenated keys."""
+        """Return a file's settings from a document with hyphenated keys."""
         found = cls.values_of(values)
         names = [one.name for one in fields(UpdatePolicy) if one.name not in (*_OF_THE_LEDGER, "trust", "sums")]
         updates = {name: found.pop(name) for name in names if name in found}
@@ -374,7 +374,7 @@ class UpdateNode(ClientFile):
         return json.dumps([settled, digests]).encode()
 
     def policy(self, ledger: SQLiteLedger) -> UpdatePolicy:
-        """The policy of this file and its ledger, whose budget must cover one session."""
+        """Return the policy of this file and its ledger, whose budget must cover one session."""
         local = ledger.budget_local_mu if self.secure else None
         settled = replace(self.updates, **self.decided(ledger, self.updates.mu, self.epsilon), budget_local_mu=local)
         private = settled.privacy_policy()

@@ -30,7 +30,7 @@ RUNS_TABLE = "runs"
 
 
 def operators_file(node_config: Mapping[str, Any]) -> Path | None:
-    """The operator's file that the environment or ``flower-supernode --node-config`` names, or None."""
+    """Return the operator's file that the environment or ``flower-supernode --node-config`` names, or None."""
     named = os.environ.get(NODE_CONFIG_VARIABLE) or node_config.get(NODE_CONFIG_KEY)
     return Path(str(named)) if named else None
 
@@ -108,7 +108,7 @@ class OperatorsFile:
 
     @classmethod
     def settings(cls) -> dict[str, Setting]:
-        """The settings that such a file may have."""
+        """Return the settings that such a file may have."""
         return dict(settings_of(cls))
 
     @classmethod
@@ -135,19 +135,19 @@ class OperatorsFile:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """A file's settings from a document with hyphenated keys."""
+        """Return a file's settings from a document with hyphenated keys."""
         return cls(**cls.values_of(values))
 
     @classmethod
     def values_of(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        """A document's values, checked, by the names of fields."""
+        """Return a document's values, checked, by the names of fields."""
         known = cls.settings()
         needed = {one.name for one in known.values() if one.default is MISSING} | cls.required
         found = read_values(flat(document, known), known, needed)
         return {known[name].attribute: known[name].read(value) for name, value in found.items()}
 
     def located(self, folder: Path) -> Self:
-        """These settings with relative paths taken from a folder."""
+        """Return these settings with relative paths taken from a folder."""
 
         def at(file: str) -> str:
             return str(folder / Path(file).expanduser()) if file else file
@@ -162,7 +162,7 @@ _NOT_ZERO = {str: "set", int: "an integer >= 1", float: "a number > 0"}
 
 
 def read_values(document: Mapping[str, Any], known: Collection[str], needed: Collection[str]) -> dict[str, Any]:
-    """The values of a document; refused if a key is unknown, or one that is needed is missing."""
+    """Return the values of a document; refused if a key is unknown, or one that is needed is missing."""
     unknown = sorted(set(document) - set(known))
     if unknown and (now := renamed(unknown[0], known)):
         raise ConfigurationError(
@@ -189,14 +189,14 @@ def read_values(document: Mapping[str, Any], known: Collection[str], needed: Col
 
 
 def named_values(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a table with hyphenated keys, by the names of a dataclass's fields."""
+    """Return the values of a table with hyphenated keys, by the names of a dataclass's fields."""
     known = {one.name.replace("_", "-"): one for one in fields(kind)}
     needed = [key for key, one in known.items() if one.default is MISSING and one.default_factory is MISSING]
     return {known[key].name: value for key, value in read_values(values, known, needed).items()}
 
 
 def _meant(unknown: Sequence[str], known: Sequence[str]) -> str:
-    """A guess at what unknown keys were meant to be, or nothing."""
+    """Return a guess at what unknown keys were meant to be, or nothing."""
     for kind, command in (("helper", "murmurfl helper"), ("client", "murmurfl node")):
         if kind in unknown:
             return f"this is a {kind}'s file, for `{command}`; "
@@ -206,7 +206,7 @@ def _meant(unknown: Sequence[str], known: Sequence[str]) -> str:
 
 
 def covering_budget(mu: float, ledger: SQLiteLedger, budget: float = 0.0) -> float:
-    """The budget of all runs: the file's if it is not 0, else the ledger's; it must cover one run of ``mu``."""
+    """Return the budget of all runs: the file's if it is not 0, else the ledger's; it must cover one run of ``mu``."""
     budget = budget or float(ledger.budget_mu or 0.0)
     if mu > budget:
         raise ConfigurationError(

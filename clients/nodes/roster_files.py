@@ -48,7 +48,7 @@ def read_roster(path: Path, digest: str | None) -> Roster:
 
 
 def pinned_digest(text: str) -> str:
-    """The 64 digits of a roster's digest as an operator wrote it: blanks and capital letters do not matter."""
+    """Return the 64 digits of a roster's digest as an operator wrote it: blanks and capital letters do not matter."""
     digits = "".join(text.split()).lower()
     if not re.fullmatch("[0-9a-f]{64}", digits):
         raise ConfigurationError(
@@ -114,7 +114,7 @@ def _write_secrets(path: Path, what: str, kind: str, entries: Mapping[str, str])
 
 
 def _secrets(path: Path, what: str, kind: str, secrets: tuple[str, ...], texts: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The entries of a file of private keys: ``secrets`` as bytes, ``texts`` as they are."""
+    """Return the entries of a file of private keys: ``secrets`` as bytes, ``texts`` as they are."""
     check_private(path, what, missing=_MAKE_ONE, error=ConfigurationError)
     content = _content(path, what, _MAKE_ONE)
     try:

@@ -384,7 +384,7 @@ def _category_column(present: Sequence[Any], numbers: Sequence[float], words: Se
 
 
 def _all_are(kind: re.Pattern[str], cells: Sequence[Any]) -> bool:
-    """Whether texts of a kind are all cells that have a value, but for one in twenty."""
+    """Return True if texts of a kind are all cells that have a value, but for one in twenty."""
     present = [cell for cell in cells if not is_missing(cell)]
     found = sum(bool(kind.fullmatch(str(cell).strip())) for cell in present)
     return bool(present) and found >= _MOST * len(present)

@@ -648,7 +648,7 @@ def stacked(inputs: Sequence[Any], labels: Sequence[NDArray[Any]]) -> tuple[Any,
 
 
 def is_missing(cell: Any) -> bool:
-    """Whether a cell has no value: None, NaN, an empty text, or a text such as ``NA``."""
+    """Return True if a cell has no value: None, NaN, an empty text, or a text such as ``NA``."""
     if isinstance(cell, str):
         return cell.strip().lower() in _MISSING
     if cell is None:

@@ -74,7 +74,7 @@ class PartAnswer:
         self.part.block.acknowledge(session, rows, [ack for _, ack in told])
 
     def release(self, i: int) -> Release:
-        """A client's release, by its place among the releases."""
+        """Return a client's release, by its place among the releases."""
         return self.part.block.made(self.releases, i, self.part.rows[self.releases.rows[i]])
 
 
@@ -128,7 +128,7 @@ class BlockTask:
     def _contributions(
         self, parts: Sequence[Part], admissions: Sequence[BlockAdmission]
     ) -> list[StackedContributions | None]:
-        """The contributions of each part's clients, computed with those of all others."""
+        """Return the contributions of each part's clients, computed with those of all others."""
         placed: list[Placed] = [
             (part.places[place], number, samples, here)
             for number, (part, admission) in enumerate(zip(parts, admissions, strict=True))
@@ -152,7 +152,7 @@ class BlockTask:
         return [pick(rows) if rows.size else None for rows in chosen]
 
     def _samples(self, placed: Sequence[Placed], here: NDArray[np.bool_]) -> Any:
-        """The samples of all clients in one batch, as they are seen by a public input."""
+        """Return the samples of all clients in one batch, as they are seen by a public input."""
         samples = self.batch([(self.names[i], chosen) for i, _, chosen, is_here in placed if is_here])
         if self.client.giver is not None and self.request.public_input is not None:
             samples = self.client.giver.asked.seen(samples, self.request.public_input)
@@ -162,7 +162,7 @@ class BlockTask:
         return samples
 
     def _elsewhere(self, placed: Sequence[Placed], parts: Sequence[Part]) -> list[Placed]:
-        """The clients that are computed elsewhere: only their places are known."""
+        """Return the clients that are computed elsewhere: only their places are known."""
         if len(placed) < sum(len(part.rows) for part in parts):
             raise ConfigurationError(
                 "Expected every client to answer, as its cap and its samples allow, but one refused: use one worker.",
@@ -190,7 +190,7 @@ def stacked_samples(parts: Sequence[tuple[Any, slice]]) -> Any:
 
 
 def spread_samples(samples: Any, places: NDArray[np.intp], count: int) -> Any:
-    """A batch of ``count`` samples, the given ones in their places and zeros in all others."""
+    """Return a batch of ``count`` samples, the given ones in their places and zeros in all others."""
     if isinstance(samples, tuple):
         return tuple(spread_samples(part, places, count) for part in samples)
     if not isinstance(samples, np.ndarray):
@@ -217,23 +217,23 @@ class ClientGroups(Protocol):
     """How many samples each client trains on."""
 
     def row(self, name: str) -> int:
-        """A client's row."""
+        """Return a client's row."""
         ...
 
     def kind(self, name: str) -> Hashable | None:
-        """A value that is equal for clients alike in everything else; None for one that is like no other."""
+        """Return a value that is equal for clients alike in everything else; None for one that is like no other."""
         ...
 
     def samples(self, name: str) -> Samples:
-        """A client's samples."""
+        """Return a client's samples."""
         ...
 
     def batch(self, chosen: Sequence[tuple[str, slice]]) -> Any:
-        """Some samples of clients as one batch, client after client."""
+        """Return some samples of clients as one batch, client after client."""
         ...
 
     def keys(self, row: int) -> NoiseKeys:
-        """A client's simulated keys."""
+        """Return a client's simulated keys."""
         ...
 
 
@@ -280,7 +280,7 @@ class Cohort:
         return self._names
 
     def client(self, name: str) -> PrivateClient:
-        """A client."""
+        """Return a client."""
         kind, kinds = self._kind(name), self._kinds
         if kind is None or kinds is None:
             if name not in self._clients:
@@ -386,7 +386,7 @@ class Cohort:
         return self._names.index(name) if self._kinds is None else self._kinds.row(name)
 
     def _like(self, name: str) -> PrivateClient:
-        """A client, or the one of its kind that was made first."""
+        """Return a client, or the one of its kind that was made first."""
         kind = self._kind(name)
         if kind is None:
             return self.client(name)
@@ -395,13 +395,13 @@ class Cohort:
         return self._first[kind]
 
     def _batch(self, chosen: list[tuple[str, slice]]) -> Any:
-        """Some samples of clients, as one batch."""
+        """Return some samples of clients, as one batch."""
         if self._kinds is not None and None not in map(self._kind, {name for name, _ in chosen}):
             return self._kinds.batch(chosen)
         return stacked_samples([(self.client(name).samples, samples) for name, samples in chosen])
 
     def _answers(self, block: _Block, asked: _Asked) -> Iterator[BlockAnswer | tuple[Answer]]:
-        """The answers of the clients of a block."""
+        """Yield the answers of the clients of a block."""
         if block.client is None or block.request is None:
             return
         names, client = block.names, block.client
@@ -444,7 +444,7 @@ class Cohort:
         return list(parts.values())
 
     def _block(self, kind: Hashable | None, names: list[str], key: Hashable) -> PrivatizerBlock:
-        """The block of clients that are alike."""
+        """Return the block of clients that are alike."""
         if kind is None or self._kinds is None:
             privatizers = [self.client(name).privatizer for name in names if self._kind(name) is None]
             alike = [one for one in privatizers if (one.plan.fingerprint, one.policy) == key]
@@ -481,7 +481,7 @@ class _Block:
         self._size = 0
 
     def takes(self, client: PrivateClient, size: int) -> bool:
-        """Whether there is room for another client, and it is like the others."""
+        """Return True if there is room for another client, and it is like the others."""
         if self.client is None or self._last is client:
             return self.client is None or self._room >= size
         return self._room >= size and _alike(client, self.client)
@@ -533,7 +533,7 @@ class _Asked:
     points: Sequence[Sequence[NDArray[Any]]]
 
     def request(self, client: PrivateClient, name: str, entries: Mapping[str, Any]) -> Request:
-        """The request of one client, which may refuse it like a message."""
+        """Return the request of one client, which may refuse it like a message."""
         of, public = read_query(entries, client.parts)
         return Request(self.server_round, self.session, self.acks[name], tuple(map(list, self.points)), of, public)
 
@@ -547,7 +547,7 @@ def _alike(one: PrivateClient, other: PrivateClient) -> bool:
 
 
 def _seen_alike(one: QueryPart | None, other: QueryPart | None) -> bool:
-    """Whether samples are seen in the same way by a public input; the policies of the queries may differ."""
+    """Return True if samples are seen in the same way by a public input; the policies of the queries may differ."""
     if one is None or other is None:
         return one is other
     return replace(one.asked, policy=other.asked.policy) == other.asked  # type: ignore[type-var]

@@ -241,7 +241,7 @@ def _read(array: Any) -> NDArray[Any]:
 
 
 def _spacing(counts: NDArray[np.int64], sent: Sequence[NDArray[Any]]) -> float | None:
-    """The number by which all sent values must be divided to give the counts back; None if there is none."""
+    """Return the number by which all sent values must be divided to give the counts back; None if there is none."""
     if any(values.dtype != np.float64 for values in sent) or sum(values.size for values in sent) != counts.size:
         return None
     values = np.concatenate([part.ravel() for part in sent])
@@ -329,7 +329,9 @@ def _opened_session(record: Any) -> OpenedSession:
 
 
 def answer_simulated_helper(message: Message, state: RecordDict, *, name: str, seed: int, roster: Roster) -> Message:
-    """A simulated helper's reply to a message: its keys follow from the run's seed, its record is in ``context.state``.
+    """Return a simulated helper's reply to a message.
+
+    Its keys follow from the run's seed, its record is in ``context.state``.
 
     It opens what a real helper would and nothing else. It hides nothing from anybody who knows the seed, and its record
     ends with the run: that is why a real node is refused.
@@ -357,7 +359,7 @@ class SimulatedSums:
         self._seed = seed
 
     def answer(self, message: Message, context: Context, as_client: Callable[[Context], Message]) -> Message:
-        """A node's answer: a helper's own, or ``as_client``'s, with a context that knows of clients only."""
+        """Return a node's answer: a helper's own, or ``as_client``'s, with a context that knows of clients only."""
         try:
             node, clients = self._place(context)
         except ConfigurationError as error:
@@ -376,7 +378,7 @@ class SimulatedSums:
         return as_client(own)
 
     def masking(self, context: Context, sums: SumAssumption) -> Masking:
-        """The masks of the simulated client that a message is for, from the context that :meth:`answer` made."""
+        """Return the masks of the simulated client that a message is for, from the context that :meth:`answer` made."""
         name, clients = str(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
         if clients < sums.min_cohort:
             raise ConfigurationError(
@@ -390,7 +392,7 @@ class SimulatedSums:
         return Masking(name, ClientKey.simulated(self._seed, name), _roster(self._seed, clients, self._helpers))
 
     def _place(self, context: Context) -> tuple[int, int]:
-        """The number of this node, and how many nodes are clients."""
+        """Return the number of this node, and how many nodes are clients."""
         node, nodes = (context.node_config.get(key) for key in ("partition-id", "num-partitions"))
         if not isinstance(node, int) or not isinstance(nodes, int) or nodes <= self._helpers:
             raise ConfigurationError(

@@ -124,7 +124,10 @@ def _running(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=32)
 def likelihood_sum(shift: float, count: int) -> LikelihoodSum:
-    """The sum of ``count`` likelihood ratios of N(shift, 1) against N(0, 1) under the latter; 0 < ``shift`` <= 25."""
+    """Return the sum of ``count`` likelihood ratios of N(shift, 1) against N(0, 1) under the latter.
+
+    0 < ``shift`` <= 25.
+    """
     one = _single(shift, _grid(shift, 1))
     total, n = one, 1
     for bit in bin(count)[3:]:
@@ -171,12 +174,12 @@ def _single(shift: float, points: NDArray[np.float64]) -> LikelihoodSum:
 
 
 def _between(edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The probability of a standard normal between neighbouring edges, each from the nearer tail."""
+    """Return the probability of a standard normal between neighbouring edges, each from the nearer tail."""
     return np.where(edges[:-1] > 0, ndtr(-edges[:-1]) - ndtr(-edges[1:]), ndtr(edges[1:]) - ndtr(edges[:-1]))
 
 
 def _added(one: LikelihoodSum, other: LikelihoodSum, points: NDArray[np.float64]) -> LikelihoodSum:
-    """The sum of two independent sums, split onto the points of another grid."""
+    """Return the sum of two independent sums, split onto the points of another grid."""
     masses, lost, last = np.zeros_like(points), one.lost + other.lost, points[-1]
     for start in range(0, len(one.points), _ROWS_TOGETHER):
         rows = slice(start, start + _ROWS_TOGETHER)
@@ -459,7 +462,7 @@ def amplification_of_all(clients: Sequence[tuple[PrivacyPolicy, NoisePlan]]) -> 
 
 
 def _is_hidden(policy: PrivacyPolicy, plan: NoisePlan) -> bool:
-    """Whether a policy has a secret order of which anything is known."""
+    """Return True if a policy has a secret order of which anything is known."""
     # A release that stands alone hides in a sum behind h noises; of one that builds on others nothing is worked out.
     return (
         policy.batch_selection == "shuffled"

@@ -46,7 +46,7 @@ def _checked_delta(delta: float) -> float:
 
 
 def _bisected(low: float, high: float, is_below: Callable[[float], bool]) -> tuple[float, float]:
-    """The ends of an interval around a root, as close together as float64 has them."""
+    """Return the ends of an interval around a root, as close together as float64 has them."""
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         if not low < middle < high:
@@ -142,7 +142,7 @@ def gdp_best_guess(mu: float) -> float:
 
 
 def compose_gdp(mus: Iterable[float]) -> float:
-    """The mu of several adaptively composed mu-GDP mechanisms: the root of the sum of squares, 0 for none.
+    """Return the mu of several adaptively composed mu-GDP mechanisms: the root of the sum of squares, 0 for none.
 
     All must be for the same neighbouring relation (Dong, Roth and Su 2022, corollary 3.3).
 
@@ -155,7 +155,7 @@ def compose_gdp(mus: Iterable[float]) -> float:
 
 
 def rdp_epsilon(mu: float, delta: float) -> float:
-    """The papers' conversion: epsilon at delta of (a, a mu^2 / 2)-RDP for all orders a, at its best order.
+    """Return the papers' conversion: epsilon at delta of (a, a mu^2 / 2)-RDP for all orders a, at its best order.
 
     Notes
     -----
@@ -172,7 +172,7 @@ def rdp_epsilon(mu: float, delta: float) -> float:
 
 
 def rdp_mu(epsilon: float, delta: float) -> float:
-    """The mu whose RDP curve :func:`rdp_epsilon` turns into epsilon at delta.
+    """Return the mu whose RDP curve :func:`rdp_epsilon` turns into epsilon at delta.
 
     Notes
     -----
@@ -196,7 +196,7 @@ def rdp_mu(epsilon: float, delta: float) -> float:
 
 
 def asked_mu(mu: float, epsilon: float | None, delta: float) -> float:
-    """The mu that is asked for: given as itself (0: not given) or as an epsilon at ``delta``, never both.
+    """Return the mu that is asked for: given as itself (0: not given) or as an epsilon at ``delta``, never both.
 
     Notes
     -----

@@ -73,7 +73,7 @@ class StatedNoise:
 
     @classmethod
     def read(cls, statement: Mapping[str, Any]) -> StatedNoise | None:
-        """The numbers in a client's statement; None if it says too little."""
+        """Return the numbers in a client's statement; None if it says too little."""
         longest, noise = (_size(statement.get(key)) for key in (protocol.LONGEST_RELEASE, protocol.NOISE_IN_ALL))
         mu, delta = _size(statement.get("mu-guaranteed")), statement.get("delta")
         releases, honest = _count(statement.get("max-participations")), _count(statement.get(protocol.MIN_HONEST, 1))
@@ -99,7 +99,7 @@ class StatedNoise:
         )
 
     def after(self, releases: float) -> float:
-        """The noise in so many releases; for correlated noise no less than in all of them."""
+        """Return the noise in so many releases; for correlated noise no less than in all of them."""
         return self.noise * math.sqrt(min(releases / self.releases, 1.0)) if self.alone else self.noise
 
 
@@ -115,7 +115,7 @@ def _count(value: Any) -> int | None:
 
 
 def stated_noise(policy: PrivacyPolicy, plan: NoisePlan, num_samples: int) -> dict[str, float | str]:
-    """The entries of a client's statement that a forecast is made from.
+    """Return the entries of a client's statement that a forecast is made from.
 
     Nothing in it depends on data but ``num_samples``, which is public.
     """
@@ -196,7 +196,7 @@ _FEWEST_VALUES = 10
 
 
 def kept_share(ratio: float) -> float:
-    """The share of what a training learns that is left at a ratio of noise to a typical update: an estimate.
+    """Return the share of what a training learns that is left at a ratio of noise to a typical update: an estimate.
 
     It is of the accuracy above that of always naming the most frequent class; a curve through what small trainings
     kept, and no bound.
@@ -345,7 +345,7 @@ class Forecast:
         return found
 
     def summed(self) -> Forecast | None:
-        """The forecast with sums only, half of the clients of a round honest; None where that gains nothing."""
+        """Return the forecast with sums only, half of the clients of a round honest; None where that gains nothing."""
         honest = self.per_round // 2
         if self.trust != "untrusted-server" or honest < _LEAST_HONEST:
             return None

@@ -33,7 +33,9 @@ class Summing:
     is_memoryless: bool
 
     def sensitivity(self, mechanism: Mechanism, pattern: Mapping[str, Any], n: int | None = None) -> float:
-        """The sensitivity of the sums to one sample's contributions, in the units of :meth:`Mechanism.sensitivity`.
+        """Return the sensitivity of the sums to one sample's contributions.
+
+        In the units of :meth:`Mechanism.sensitivity`.
 
         With ``n``, only the client's first n releases count; the others may have made all of theirs.
 
@@ -52,7 +54,7 @@ class Summing:
         return min(alone, _turns(pattern, mechanism.num_releases if n is None else n) * turn)
 
     def share(self, mechanism: Mechanism, pattern: Mapping[str, Any]) -> float:
-        """The sums' sensitivity over that of releases seen one by one, at most 1."""
+        """Return the sums' sensitivity over that of releases seen one by one, at most 1."""
         return self.sensitivity(mechanism, pattern) / mechanism.sensitivity(**pattern)
 
 

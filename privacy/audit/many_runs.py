@@ -84,7 +84,7 @@ def error_bound(errors: int | NDArray[np.integer], trials: int, significance: fl
 
 
 def mu_bound(false_alarms: Numbers, misses: Numbers) -> NDArray[np.float64]:
-    """The least mu whose trade-off curve allows these probabilities of error; 0 where even mu = 0 does.
+    """Return the least mu whose trade-off curve allows these probabilities of error; 0 where even mu = 0 does.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def mu_bound(false_alarms: Numbers, misses: Numbers) -> NDArray[np.float64]:
 
 
 def epsilon_bound(false_alarms: Numbers, misses: Numbers, delta: float) -> NDArray[np.float64]:
-    """The least epsilon with which (epsilon, delta)-DP allows these probabilities of error, both > 0.
+    """Return the least epsilon with which (epsilon, delta)-DP allows these probabilities of error, both > 0.
 
     Examples
     --------
@@ -266,7 +266,10 @@ def transcripts(
     rule: ReleaseRule,
     canary: str | None,
 ) -> NDArray[np.float64]:
-    """The prefix sums of all runs with a canary, or None without, along some directions (:func:`prefix_sums`)."""
+    """Return the prefix sums of all runs with a canary.
+
+    Or None without, along some directions (:func:`prefix_sums`).
+    """
     blocks = [range(start, min(start + TOGETHER, runs)) for start in range(0, runs, TOGETHER)]
     return np.concatenate(
         [prefix_sums(streams(canary, block), len(block), releases, directions, lost, rule) for block in blocks]
@@ -303,7 +306,7 @@ def prefix_sums(
     lost: Sequence[bool] = (),
     rule: ReleaseRule = "acknowledged",
 ) -> NDArray[np.float64]:
-    """The noisy prefix sums of some runs, put together again from what was sent: shape (runs, releases, rank).
+    """Return the noisy prefix sums of some runs, put together again from what was sent: shape (runs, releases, rank).
 
     Parameters
     ----------
@@ -338,7 +341,7 @@ def prefix_sums(
 
 
 def likelihood_weights(mechanism: Mechanism, shift: NDArray[np.floating]) -> NDArray[np.float64]:
-    """The weights of noisy prefix sums that show a shift of them best: (B B^T)^{-1} shift."""
+    """Return the weights of noisy prefix sums that show a shift of them best: (B B^T)^{-1} shift."""
     decoder = mechanism.decoder(len(shift))
     return np.asarray(np.linalg.solve(decoder @ decoder.T, shift), dtype=np.float64)
 
@@ -371,7 +374,7 @@ def _statistics(
 
 
 def separation(without: NDArray[np.float64], present: NDArray[np.float64]) -> float:
-    """The canary's mean less that without it, in standard deviations."""
+    """Return the canary's mean less that without it, in standard deviations."""
     spread = math.sqrt((without.var() + present.var()) / 2)
     move = float(present.mean() - without.mean())
     return move / spread if spread > 0 else math.copysign(math.inf, move)
@@ -383,7 +386,7 @@ def measured(
     counted: Sequence[NDArray[np.float64]],
     significance: float,
 ) -> float:
-    """The bound from the counted runs, at the threshold where it is largest in the choosing runs."""
+    """Return the bound from the counted runs, at the threshold where it is largest in the choosing runs."""
     candidates = np.concatenate(chosen)
     threshold = candidates[np.argmax(bound(*_errors(chosen, candidates, _CHOOSING)))]
     return float(bound(*_errors(counted, np.array([threshold]), significance))[0])

@@ -53,7 +53,7 @@ class OneRunResult:
 def audit_one_run(
     scores: NDArray[np.floating], present: NDArray[np.bool_], delta: float, *, confidence: float = 0.95
 ) -> OneRunResult:
-    """A lower bound on epsilon from guesses of many coins in one run.
+    """Return a lower bound on epsilon from guesses of many coins in one run.
 
     Parameters
     ----------
@@ -92,7 +92,9 @@ def canary_scores(
     prefixes: NDArray[np.floating],
     releases: NDArray[np.integer],
 ) -> NDArray[np.float64]:
-    """The likelihood ratio of each canary's coin against the C that is claimed: positive where "along" is likelier.
+    """Return the likelihood ratio of each canary's coin against the C that is claimed.
+
+    Positive where "along" is likelier.
 
     Parameters
     ----------
@@ -108,7 +110,7 @@ def canary_scores(
 
 
 def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, *, confidence: float = 0.95) -> float:
-    """The largest epsilon that v of r right guesses of m coins refute; 0 where none is refuted.
+    """Return the largest epsilon that v of r right guesses of m coins refute; 0 where none is refuted.
 
     Notes
     -----
@@ -136,7 +138,10 @@ def one_run_epsilon(canaries: int, guesses: int, correct: int, delta: float, *, 
 
 
 def one_run_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """The greatest chance of at least v right ones of r guesses, m coins, by (epsilon, delta)-DP (theorem 5.2)."""
+    """Return the greatest chance of at least v right ones of r guesses, m coins.
+
+    By (epsilon, delta)-DP (theorem 5.2).
+    """
     if not 0 <= correct <= guesses <= canaries:
         raise ConfigurationError(
             f"Expected 0 <= correct <= guesses <= canaries, got {correct}, {guesses} and {canaries}.",

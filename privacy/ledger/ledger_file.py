@@ -92,7 +92,7 @@ def write_key(connection: sqlite3.Connection, key: bytes, key_file: Path | None)
 
 
 def key_check(key: bytes) -> bytes:
-    """A check value by which a key is recognised without being written down."""
+    """Return a check value by which a key is recognised without being written down."""
     return hmac.digest(key, b"murmurfl ledger key", hashlib.sha256)[:16]
 
 
@@ -315,7 +315,7 @@ class StoredArray:
                 yield piece
 
     def values(self) -> NDArray[Any]:
-        """The array, read-only; read once as long as somebody holds it."""
+        """Return the array, read-only; read once as long as somebody holds it."""
         known = None if self._read is None else self._read()
         if known is None:
             known = self._values()
@@ -323,7 +323,7 @@ class StoredArray:
         return known
 
     def is_read_as(self, values: NDArray[Any]) -> bool:
-        """Whether ``values`` is the array that was read here, and so is unchanged."""
+        """Return True if ``values`` is the array that was read here, and so is unchanged."""
         return self._read is not None and self._read() is values
 
     def _values(self) -> NDArray[Any]:
@@ -350,7 +350,7 @@ Entry = NDArray[Any] | StoredArray
 
 
 def of(entry: Entry) -> NDArray[Any]:
-    """The array of an entry, read from the file if it is there."""
+    """Return the array of an entry, read from the file if it is there."""
     return entry.values() if isinstance(entry, StoredArray) else entry
 
 
@@ -412,12 +412,12 @@ def arrays_of(stream: StreamRecord) -> Iterator[tuple[str, int, Entry]]:
 
 
 def bytes_of(values: NDArray[Any]) -> memoryview:
-    """An array's own bytes, not copied."""
+    """Return an array's own bytes, not copied."""
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
 def digest_of(stream: StreamRecord) -> str:
-    """A digest of a stream, arrays and all; what is still in the file is read in pieces."""
+    """Return a digest of a stream, arrays and all; what is still in the file is read in pieces."""
     digest = hashlib.blake2b(digest_size=16)
     plain = [stream.fingerprint, stream.release, stream.ack, stream.nonces.hex(), stream.terms]
     digest.update(json.dumps(plain).encode())

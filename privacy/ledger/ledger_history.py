@@ -290,7 +290,7 @@ def read_history(path: str | Path) -> LedgerHistory:
 
 
 def history_of(sessions: Sequence[SessionSummary], rows: Iterable[ReleaseRow]) -> LedgerHistory:
-    """The history of sessions in their order of opening, from the rows, in any order, that their ledger has."""
+    """Return the history of sessions in their order of opening, from the rows, in any order, that their ledger has."""
     ordered = _ordered(sessions, rows)
     known = {session.session: session for session in sessions}
     numbers: dict[str, list[int]] = {name: [] for name in known}
@@ -403,7 +403,7 @@ def plan_of(session: SessionSummary) -> NoisePlan | None:
 
 
 def _hashable(value: Any) -> Any:
-    """A value of a JSON document as policies have it."""
+    """Return a value of a JSON document as policies have it."""
     if isinstance(value, Mapping):
         return {name: _hashable(inner) for name, inner in value.items()}
     return tuple(map(_hashable, value)) if isinstance(value, list) else value

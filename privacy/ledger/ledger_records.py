@@ -89,12 +89,15 @@ class Account:
         return any(no_bound(mu) for mu in self.reserved.values())
 
     def bound_of(self, session: str) -> float:
-        """The mu that holds for a session against a server: what it reserved, or infinite."""
+        """Return the mu that holds for a session against a server: what it reserved, or infinite."""
         reserved = self.reserved.get(session, math.inf)
         return math.inf if no_bound(reserved) else reserved
 
     def local_bound_of(self, session: str) -> float:
-        """The mu that holds for a session whatever other clients and helpers do: what it reserved, or infinite."""
+        """Return the mu that holds for a session whatever other clients and helpers do.
+
+        What it reserved, or infinite.
+        """
         return max(self.bound_of(session), self.reserved_local.get(session, 0.0))
 
     def reserve(self, session: str, loss: Loss, *, trusted: bool = False) -> Account:
@@ -105,7 +108,7 @@ class Account:
 
 
 def no_bound(mu: float) -> bool:
-    """Whether nothing holds against a server for a session, by its entry in :attr:`Account.reserved`."""
+    """Return True if nothing holds against a server for a session, by its entry in :attr:`Account.reserved`."""
     return mu < 0.0 or math.isinf(mu)
 
 
@@ -118,7 +121,7 @@ class LedgerTransaction(ABC):
 
     @abstractmethod
     def stream(self, session: str) -> StreamRecord | None:
-        """A session's stream, or None if it has none yet."""
+        """Return a session's stream, or None if it has none yet."""
 
     @abstractmethod
     def commit(self, session: str, stream: StreamRecord, account: Account) -> None:
@@ -151,7 +154,7 @@ class Ledger(ABC):
     """Advice to the operator if that budget is too small; empty where it was decided."""
 
     def secret_of_owners(self, keys: NoiseKeys) -> bytes:
-        """The secret from which, with their names, the places of owners follow (:class:`~murmurfl.privacy.Owners`).
+        """Return the secret from which, with their names, the places of owners follow.
 
         It follows from the client's noise keys; a ledger whose key may be exchanged has a secret of its own.
 
@@ -164,7 +167,7 @@ class Ledger(ABC):
 
     @abstractmethod
     def exclusive(self) -> AbstractContextManager[LedgerTransaction]:
-        """A transaction nobody else can enter; without a commit it changes nothing."""
+        """Return a transaction nobody else can enter; without a commit it changes nothing."""
 
 
 Counts = NDArray[np.int64]
@@ -237,14 +240,14 @@ class StreamBlock(_Block):
 
     @classmethod
     def empty(cls, session: str, clients: int) -> StreamBlock:
-        """A block of so many clients without streams."""
+        """Return a block of so many clients without streams."""
         numbers = np.zeros((2, clients), np.int64)
         defaults = ("", b"", NOTHING, (), "", (), NOTHING, b"")
         return cls(session, numbers[0], numbers[1], *([value] * clients for value in defaults))  # type: ignore[misc]
 
     @classmethod
     def of(cls, session: str, stream: StreamRecord | None) -> StreamBlock:
-        """A block of one client."""
+        """Return a block of one client."""
         block = cls.empty(session, 1)
         if stream is not None:
             block.set(0, stream)
@@ -254,7 +257,7 @@ class StreamBlock(_Block):
         return len(self.fingerprint)
 
     def has(self, row: int) -> bool:
-        """Whether a client has a stream."""
+        """Return True if a client has a stream."""
         return bool(self.fingerprint[row])
 
     def record(self, row: int) -> StreamRecord:
@@ -283,12 +286,12 @@ class AccountBlock(_Block):
 
     @classmethod
     def empty(cls, clients: int) -> AccountBlock:
-        """A block of so many clients that have spent nothing."""
+        """Return a block of so many clients that have spent nothing."""
         return cls(np.zeros(clients, np.int64), [NOTHING] * clients, [""] * clients, [NOTHING] * clients)
 
     @classmethod
     def of(cls, account: Account) -> AccountBlock:
-        """A block of one client."""
+        """Return a block of one client."""
         block = cls.empty(1)
         block.set(0, account)
         return block
@@ -305,7 +308,7 @@ class LedgerBlock(Protocol):
     """The ledgers of several clients, a row each; a real client's is the only one of its block."""
 
     def exclusive(self, rows: NDArray[np.intp]) -> AbstractContextManager[LedgerBlock]:
-        """A transaction of some clients together, in which alone the other methods may be called."""
+        """Return a transaction of some clients together, in which alone the other methods may be called."""
         ...
 
     def transaction(self, row: int) -> LedgerTransaction:
@@ -353,7 +356,7 @@ class BlockLedger:
 
     @contextmanager
     def exclusive(self, rows: NDArray[np.intp]) -> Iterator[BlockLedger]:
-        """A transaction of some clients together; other threads wait."""
+        """Open a transaction of some clients together; other threads wait."""
         with self._lock:
             # A client that is named twice, or again by the thread that has it, would make the same release twice.
             if len(set(rows.tolist())) < len(rows) or any(np.isin(rows, others).any() for others in self._entered):
@@ -489,7 +492,7 @@ class JoinedLedgers:
 
     @contextmanager
     def exclusive(self, rows: NDArray[np.intp]) -> Iterator[JoinedLedgers]:
-        """A transaction in the ledger of each of some clients."""
+        """Open a transaction in the ledger of each of some clients."""
         with ExitStack() as stack:
             opened = JoinedLedgers(self._ledgers)
             for row in rows.tolist():

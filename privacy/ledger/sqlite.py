@@ -221,7 +221,7 @@ class SQLiteTransaction(LedgerTransaction):
             yield kind, number, self._large[place]
 
     def _is_stored(self, place: Place, values: Entry) -> bool:
-        """Whether an array is in the file already, in this place and unchanged."""
+        """Return True if an array is in the file already, in this place and unchanged."""
         stored = self._large.get(place)
         return stored is not None and (stored is values or stored.is_read_as(values))  # type: ignore[arg-type]
 
@@ -252,7 +252,7 @@ class SQLiteTransaction(LedgerTransaction):
 
 
 def _as_needed(entries: Mapping[int, Entry]) -> Mapping[int, NDArray[Any]]:
-    """The arrays, read when they are asked for if any of them is large."""
+    """Return the arrays, read when they are asked for if any of them is large."""
     if any(isinstance(entry, StoredArray) for entry in entries.values()):
         return StoredArrays(entries)
     return cast("Mapping[int, NDArray[Any]]", entries)
@@ -265,18 +265,18 @@ def _state_as_needed(entries: Sequence[Entry]) -> State:
 
 
 def _forgets(mu: float, before: float) -> bool:
-    """Whether a session's reserved mu fell, or is no longer marked as a trusted server's."""
+    """Return True if a session's reserved mu fell, or is no longer marked as a trusted server's."""
     return abs(mu) < abs(before) or (no_bound(before) and not no_bound(mu))
 
 
 def _larger(one: float, other: float) -> float:
-    """The larger of two entries for a session's reserved mu, marked as a trusted server's if either is."""
+    """Return the larger of two entries for a session's reserved mu, marked as a trusted server's if either is."""
     mu = max(abs(one), abs(other))
     return -mu if min(one, other) < 0.0 else mu
 
 
 def _summed(*histories: SessionState) -> bool:
-    """Whether any of a session's histories was under secure aggregation."""
+    """Return True if any of a session's histories was under secure aggregation."""
     return any(state.local is not None for state in histories)
 
 
@@ -417,7 +417,10 @@ class SQLiteLedger(Ledger):
             self._header = page.header
 
     def keys(self) -> SystemKeys:
-        """The node's noise key, with fresh nonces; refused if its file is open to others or holds another key."""
+        """Return the node's noise key, with fresh nonces.
+
+        Refused if its file is open to others or holds another key.
+        """
         header = self._header
         with self._store.errors():
             if header.key_file is not None:

@@ -90,7 +90,7 @@ def make_mechanism(name: str, num_releases: int, **options: Any) -> Mechanism:
 
 
 def noise_is_memoryless(name: str) -> bool:
-    """Whether a mechanism's releases have independent noise, as its own class says; a parent's word does not count.
+    """Say whether a mechanism's releases have independent noise, as its own class says; a parent's word does not count.
 
     :func:`check_mechanism` holds a mechanism that says so against its C.
     """

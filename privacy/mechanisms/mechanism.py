@@ -151,7 +151,7 @@ def _count_patterns(n: int, num_participations: int, min_separation: int) -> int
 
 
 def _non_negative(gram: NDArray[np.float64]) -> bool:
-    """Whether no entry is negative beyond rounding; the absolute values are taken in any case."""
+    """Return True if no entry is negative beyond rounding; the absolute values are taken in any case."""
     return bool(gram.min() >= -_NEGATIVE * gram.max())
 
 

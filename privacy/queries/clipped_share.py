@@ -62,13 +62,13 @@ class CountedRows:
             return math.sqrt(1.0 - self.share) * bounded_scales(norms, at) / at
 
     def marks(self, norms: NDArray[np.float64], clip: float) -> NDArray[np.float64]:
-        """The last value of the rows of gradients of these lengths."""
+        """Return the last value of the rows of gradients of these lengths."""
         mark = math.sqrt(self.share)
         with np.errstate(all="ignore"):
             return np.where(norms <= _believed(clip), mark, -mark)
 
     def read(self, mean: NDArray[np.float64], clip: float) -> tuple[NDArray[np.float64], float]:
-        """The mean clipped gradient at C, and the share of gradients within C, from the mean of rows.
+        """Return the mean clipped gradient at C, and the share of gradients within C, from the mean of rows.
 
         Rows were made at ``clip``, and the mean has noise; the share is brought back to 0 .. 1.
         """
@@ -77,5 +77,5 @@ class CountedRows:
 
 
 def _believed(clip: float) -> float:
-    """A clip no shorter than lengths can be told: over a shorter one a gradient of lost length would be long."""
+    """Return a clip no shorter than lengths can be told: over a shorter one a gradient of lost length would be long."""
     return clip if math.isnan(clip) else max(clip, LEAST_STABILITY)

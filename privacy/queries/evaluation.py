@@ -57,7 +57,7 @@ from .query import ClipUnit, Query, QuerySum, query_policy
 
 
 def counting_policy(mu: float = 0.0, **fields: Any) -> PrivacyPolicy:
-    """The policy of a client that releases one count, of this mu, over all of its samples.
+    """Return the policy of a client that releases one count, of this mu, over all of its samples.
 
     ``fields`` are others of :class:`~murmurfl.privacy.PrivacyPolicy`: who is trusted, budgets, delta, quality of the
     noise.
@@ -90,7 +90,7 @@ def release_count(privatizer: Privatizer, session: str, holds: Callable[[slice],
 
 
 def counted(releases: Iterable[Release]) -> tuple[float, int]:
-    """The noisy count over all clients, and the samples it is of."""
+    """Return the noisy count over all clients, and the samples it is of."""
     total, samples = 0.0, 0
     for release in releases:
         total += float(release.values[0]) + release.samples / 2
@@ -203,7 +203,7 @@ class EvaluationRows(Query["EvaluationResult"]):
         return math.sqrt(self.scores_share)
 
     def rows(self, measured: Measured) -> NDArray[np.float64]:
-        """The row of each sample, shape (samples, ``width``).
+        """Return the row of each sample, shape (samples, ``width``).
 
         What is not finite counts as wrong, and a score or class that is none is in no bin.
 
@@ -225,7 +225,7 @@ class EvaluationRows(Query["EvaluationResult"]):
         return rows
 
     def read(self, found: QuerySum) -> EvaluationResult:
-        """The figures of a model."""
+        """Return the figures of a model."""
         return EvaluationResult(
             right=self.right(found.total, found.samples),
             right_std=self.right_std(found.noise_std),
@@ -239,12 +239,12 @@ class EvaluationRows(Query["EvaluationResult"]):
         )
 
     def entries(self, noise_std: float, *, held_out: bool) -> dict[str, Any]:
-        """A client's noise, whether it set samples aside, and the share of the scores where there are some."""
+        """Return a client's noise, whether it set samples aside, and the share of the scores where there are some."""
         shares = {protocol.SCORES_SHARE: float(self.scores_share)} if self.bins else {}
         return {**super().entries(noise_std, held_out=held_out), protocol.HELD_OUT: int(held_out), **shares}
 
     def facts(self, entries: Mapping[str, Any]) -> list[float] | None:
-        """A client's noise, and whether it set samples aside; None where its entries make no sense."""
+        """Return a client's noise, and whether it set samples aside; None where its entries make no sense."""
         noise, held_out = super().facts(entries), entries.get(protocol.HELD_OUT)
         if noise is None or held_out not in (0, 1):
             return None
@@ -266,11 +266,11 @@ class EvaluationRows(Query["EvaluationResult"]):
         return samples - float(total[0] + total[1]) / self.right_weight
 
     def silent_std(self, noise_std: float) -> float:
-        """The standard deviation of the noise in :meth:`silent`."""
+        """Return the standard deviation of the noise in :meth:`silent`."""
         return noise_std * math.sqrt(2.0) / self.right_weight
 
     def right_std(self, noise_std: float) -> float:
-        """The standard deviation of the noise in :meth:`right`, with ``noise_std`` in every value of the sum."""
+        """Return the standard deviation of the noise in :meth:`right`, with ``noise_std`` in every value of the sum."""
         return noise_std / (math.sqrt(2.0) * self.right_weight)
 
     def histograms(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -278,12 +278,12 @@ class EvaluationRows(Query["EvaluationResult"]):
         return total[2:].reshape(2, self.bins) / self.score_weight
 
     def histogram_std(self, noise_std: float) -> float:
-        """The standard deviation of the noise in each count of :meth:`histograms`."""
+        """Return the standard deviation of the noise in each count of :meth:`histograms`."""
         return noise_std / self.score_weight
 
 
 def evaluation_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) -> PrivacyPolicy:
-    """The policy of a client's evaluation: every sample's row, once, in a session of its own.
+    """Return the policy of a client's evaluation: every sample's row, once, in a session of its own.
 
     ``mechanism`` is ``none`` for a simulation without noise; ``fields`` are others of
     :class:`~murmurfl.privacy.PrivacyPolicy`, such as ``budget_mu``, or ``epsilon`` in the place of mu.
@@ -442,7 +442,7 @@ def noisy_share_interval(share: float, samples: int, noise_std: float, z: float 
 
 
 def noisy_auc(histograms: NDArray[np.float64], noise_std: float, z: float = Z_95) -> tuple[float, float, float] | None:
-    """The area under the ROC curve of scores in bins, with noise of one standard deviation on every count.
+    """Return the area under the ROC curve of scores in bins, with noise of one standard deviation on every count.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ CENTRING_CONSTANT = 0.3
 def centring_policy(
     clip_norm: float, *, nonnegative: bool, mu: float = 0.0, mechanism: str = "", **fields: Any
 ) -> PrivacyPolicy:
-    """The policy of the mean's release: every sample's features, once, in a session of its own.
+    """Return the policy of the mean's release: every sample's features, once, in a session of its own.
 
     Parameters
     ----------
@@ -110,12 +110,12 @@ class MeanRows(Query[NDArray[np.float32]]):
         return self.num_features
 
     def rows(self, measured: Any) -> NDArray[np.float64]:
-        """The features of a batch of samples, an array or a tuple that begins with it: one row each."""
+        """Return the features of a batch of samples, an array or a tuple that begins with it: one row each."""
         values = np.asarray(measured[0] if isinstance(measured, tuple) else measured, dtype=np.float64)
         return values.reshape(len(values), -1)
 
     def read(self, found: QuerySum) -> NDArray[np.float32]:
-        """The mean of the features, shape (k,)."""
+        """Return the mean of the features, shape (k,)."""
         return (found.total / found.samples).astype(np.float32)
 
     def entries(self, noise_std: float, *, held_out: bool) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class MeanRows(Query[NDArray[np.float32]]):
         return []
 
     def settings(self) -> dict[str, Any]:
-        """The number of features."""
+        """Return the number of features."""
         return {"num_features": self.num_features}
 
 

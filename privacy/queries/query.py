@@ -26,7 +26,9 @@ ClipUnit = Literal["sample", "nonnegative"]
 
 
 def divided_mu(mu: float, share: float) -> tuple[float, float]:
-    """The mu of a release with a ``share`` of mu^2, and that of everything beside it; in squares they add up to ``mu``.
+    """Return the mu of a release with a ``share`` of mu^2, and that of everything beside it.
+
+    In squares they add up to ``mu``.
 
     Notes
     -----
@@ -53,7 +55,7 @@ def divided_mu(mu: float, share: float) -> tuple[float, float]:
 def query_policy(
     clip_norm: float, clip_unit: ClipUnit, mu: float = 0.0, *, mechanism: str = "", **fields: Any
 ) -> PrivacyPolicy:
-    """The policy of a query's answer: the row of every sample, once, in a session of its own.
+    """Return the policy of a query's answer: the row of every sample, once, in a session of its own.
 
     Parameters
     ----------
@@ -184,14 +186,14 @@ class Query(ABC, Generic[Answer]):
 
     @abstractmethod
     def rows(self, measured: Any) -> NDArray[np.float64]:
-        """The row of each sample, shape (samples, ``width``), from what was measured of it."""
+        """Return the row of each sample, shape (samples, ``width``), from what was measured of it."""
 
     @abstractmethod
     def read(self, found: QuerySum) -> Answer:
-        """The answer to the query from the sum of rows: post-processing."""
+        """Return the answer to the query from the sum of rows: post-processing."""
 
     def rows_of_owners(self, rows: NDArray[np.float64], present: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """The row of each owner, shape (owners, ``width``), from the rows of its samples.
+        """Return the row of each owner, shape (owners, ``width``), from the rows of its samples.
 
         ``rows`` has shape (owners, most, ``width``), and ``present`` of shape (owners, most) says which samples there
         are. The client bounds the row of an owner as it bounds one of a sample.
@@ -199,7 +201,7 @@ class Query(ABC, Generic[Answer]):
         return np.einsum("ijk,ij->ik", rows, present.astype(np.float64))
 
     def policy(self, mu: float = 0.0, **fields: Any) -> PrivacyPolicy:
-        """The policy of a client's answer, for a query that has a :attr:`bound`: see :func:`query_policy`.
+        """Return the policy of a client's answer, for a query that has a :attr:`bound`: see :func:`query_policy`.
 
         Notes
         -----
@@ -252,5 +254,5 @@ class Query(ABC, Generic[Answer]):
         return [std] if isinstance(std, float) and math.isfinite(std) and std >= 0 else None
 
     def settings(self) -> dict[str, Any]:
-        """What client and server must agree on, as plain values for a checkpoint."""
+        """Return what client and server must agree on, as plain values for a checkpoint."""
         return {}

@@ -132,7 +132,7 @@ class CountedColumn:
         return np.linspace(*(self.bounds or (0.0, len(self.values) - 1.0)), self.places)
 
     def place(self, value: float) -> float:
-        """The place of a finite number, from 0 to ``places`` - 1; between two of them a fraction."""
+        """Return the place of a finite number, from 0 to ``places`` - 1; between two of them a fraction."""
         low, high = self.bounds or (0.0, 1.0)
         return (min(max(value, low), high) - low) / (high - low) * (self.places - 1)
 
@@ -215,7 +215,10 @@ class StatisticsRows(Query["TableStatistics"]):
             start = stop
 
     def rows(self, measured: NDArray[np.floating]) -> NDArray[np.float64]:
-        """The row of each record, shape (records, ``width``), from its place in every column; NaN where it has none."""
+        """Return the row of each record, shape (records, ``width``), from its place in every column.
+
+        NaN where it has none.
+        """
         found = np.zeros((len(measured), self.width))
         for number, (column, part) in enumerate(self._parts):
             at = np.asarray(measured[:, number], dtype=np.float64)
@@ -233,7 +236,7 @@ class StatisticsRows(Query["TableStatistics"]):
         return found
 
     def read(self, found: QuerySum) -> TableStatistics:
-        """The statistics of all columns."""
+        """Return the statistics of all columns."""
         return TableStatistics.of(
             self.columns,
             self.counts(found.total, found.samples, found.noise_std),
@@ -243,12 +246,15 @@ class StatisticsRows(Query["TableStatistics"]):
         )
 
     def settings(self) -> dict[str, Any]:
-        """The number of columns, and a digest of what they are."""
+        """Return the number of columns, and a digest of what they are."""
         digest = hashlib.sha256(repr(self.columns).encode()).hexdigest()[:8]
         return {"columns": f"{len(self.columns)} ({digest})"}
 
     def counts(self, total: NDArray[np.float64], samples: int, noise_std: float) -> list[PlaceCounts]:
-        """The counts of each column in a sum of rows of so many samples, with ``noise_std`` in every value of it."""
+        """Return the counts of each column in a sum of rows of so many samples.
+
+        With ``noise_std`` in every value of it.
+        """
         found = []
         for column, part in self._parts:
             decoded, spread = _decoding(column.places, column.bounds is not None)
@@ -263,7 +269,7 @@ class StatisticsRows(Query["TableStatistics"]):
 
 @lru_cache(maxsize=64)
 def _encoding(places: int, number: bool) -> NDArray[np.float64]:
-    """The columns c_j or e_j, shape (places, places)."""
+    """Return the columns c_j or e_j, shape (places, places)."""
     if not number:
         return np.eye(places)
     steps = np.arange(1, places)
@@ -276,7 +282,7 @@ def _encoding(places: int, number: bool) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=64)
 def _decoding(places: int, number: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The inverse of the encoding with the place of no value, and the covariance of counts for noise of 1."""
+    """Return the inverse of the encoding with the place of no value, and the covariance of counts for noise of 1."""
     inverse = np.eye(places + 1)
     if number:
         inverse[:-1, :-1] = solve_triangular(_encoding(places, number), np.eye(places), lower=True)
@@ -284,7 +290,7 @@ def _decoding(places: int, number: bool) -> tuple[NDArray[np.float64], NDArray[n
 
 
 def statistics_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) -> PrivacyPolicy:
-    """The policy of a client's statistics: every record's row, once, in a session of its own.
+    """Return the policy of a client's statistics: every record's row, once, in a session of its own.
 
     ``mechanism`` is ``none`` for a simulation without noise; ``fields`` are others of
     :class:`~murmurfl.privacy.PrivacyPolicy`, such as ``budget_mu``, or ``epsilon`` in the place of mu.
@@ -395,7 +401,7 @@ class ColumnStatistics:
         return self._noise_std(self.column.grid)
 
     def quantile(self, order: float) -> Estimate | None:
-        """The quantile of a number, 0 < ``order`` < 1; None for a category."""
+        """Return the quantile of a number, 0 < ``order`` < 1; None for a category."""
         if self.column.bounds is None or self.hidden:
             return None
         shares, grid, last = self._shares, self.column.grid, self.column.places - 1
@@ -413,7 +419,7 @@ class ColumnStatistics:
         return Estimate(value, *reached)
 
     def _reached(self, shares: NDArray[np.float64], spread: NDArray[np.float64], order: float) -> Interval:
-        """The places between which a quantile lies."""
+        """Return the places between which a quantile lies."""
         grid, last = self.column.grid, self.column.places - 1
         first = int(np.argmax(shares + Z_95 * spread >= order))
         below = np.flatnonzero(shares - Z_95 * spread < order)
@@ -478,7 +484,7 @@ class ColumnStatistics:
         return shares
 
     def _variances(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The noise's variance in sums of counts with these weights, one row each."""
+        """Return the noise's variance in sums of counts with these weights, one row each."""
         spread = self.found.covariance[:-1, :-1]
         return np.einsum("ij,ij->i", weights @ spread, weights)
 
@@ -524,12 +530,12 @@ class TableStatistics:
         clients: int,
         noise_std: float,
     ) -> TableStatistics:
-        """The statistics of columns with these counts."""
+        """Return the statistics of columns with these counts."""
         found = tuple(ColumnStatistics(*pair) for pair in zip(columns, counts, strict=True))
         return cls(found, records, clients, noise_std)
 
     def __getitem__(self, name: str) -> ColumnStatistics:
-        """The statistics of a column."""
+        """Return the statistics of a column."""
         return {column.name: column for column in self.columns}[name]
 
     @property

@@ -282,7 +282,7 @@ class AdmissionRule:
     def _samples(
         self, streams: StreamBlock, accounts: AccountBlock, num_samples: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The start and stop of the samples of each stream's next release."""
+        """Return the start and stop of the samples of each stream's next release."""
         if self.policy.sums_samples:
             return np.zeros_like(num_samples), num_samples
         start, batch = accounts.samples_used.copy(), self.policy.batch_size
@@ -328,7 +328,7 @@ class AdmissionRule:
         streams.ids[row] = {j: name for j, name in ids.items() if j >= ack} if ids else NOTHING
 
     def releases_left(self, stream: StreamRecord | None, account: Account, fingerprint: str, num_samples: int) -> int:
-        """The number of further releases of a client's session that its cap and the fresh samples allow."""
+        """Return the number of further releases of a client's session that its cap and the fresh samples allow."""
         if stream is not None and stream.fingerprint != fingerprint:
             return 0
         left = self.policy.max_participations - (0 if stream is None else stream.release)
@@ -345,7 +345,7 @@ class AdmissionRule:
         return releases * self.policy.batch_size
 
     def _reserved(self, account: Account, session: str) -> Account:
-        """The account with the mu of a new session reserved."""
+        """Return the account with the mu of a new session reserved."""
         if self.plan.problem or self.policy.mechanism == NO_NOISE:
             return account.reserve(session, Loss.of(math.inf))  # a simulated client's, which guarantees nothing
         trusted = self.policy.trust == "trusted-server"
@@ -375,7 +375,7 @@ def _refuse(rows: NDArray[np.bool_], refused: dict[int, RefusedError], code: int
 
 
 def _changed(terms: str) -> RefusedError:
-    """The refusal of a session that belongs to another policy or key."""
+    """Return the refusal of a session that belongs to another policy or key."""
     if terms and json.loads(terms).get("noise_version") != NOISE_VERSION:  # a ledger that nobody reads has no terms
         return RefusedError(
             protocol.POLICY_CHANGED,
@@ -395,6 +395,6 @@ def _nameless(streams: StreamBlock, row: int) -> list[int]:
 
 
 def has_shuffled_batches(transaction: LedgerTransaction, account: Account) -> bool:
-    """Whether any of a ledger's sessions had a secret order, or may have had one (its stream is lost)."""
+    """Return True if any of a ledger's sessions had a secret order, or may have had one (its stream is lost)."""
     streams = (transaction.stream(session) for session in account.reserved)
     return any(stream is None or stream.order for stream in streams)

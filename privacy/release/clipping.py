@@ -168,7 +168,7 @@ class StackedContributions(Protocol):
     """Per-sample contributions of many samples, which can be clipped without being written out."""
 
     def norms(self) -> NDArray[np.float64]:
-        """The L2 norm of every row, shape (samples,); NaN or infinite where it cannot be told."""
+        """Return the L2 norm of every row, shape (samples,); NaN or infinite where it cannot be told."""
         ...
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
@@ -221,7 +221,7 @@ class DenseContributions:
         np.multiply(self._rows[row], scale, out=out)
 
     def scaled_sum(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The sum of rows, each times its scale; one matrix product."""
+        """Return the sum of rows, each times its scale; one matrix product."""
         return scales @ np.asarray(self._rows, dtype=np.float64)
 
 
@@ -343,7 +343,9 @@ class RowBound:
         num_parameters: int,
         weights: NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
-        """The sum of the bounded rows of at most ``BLOCK_ROWS`` samples, in float64; weights lie between 0 and 1.
+        """Return the sum of the bounded rows of at most ``BLOCK_ROWS`` samples, in float64.
+
+        Weights lie between 0 and 1.
 
         For moments ``rows`` is an ndarray of shape (samples, k + C).
 
@@ -376,7 +378,7 @@ class RowBound:
 
 
 def blocks(samples: slice, rows: int = BLOCK_ROWS) -> Iterator[slice]:
-    """The blocks of samples that are rounded together: the same ones for all callers.
+    """Yield the blocks of samples that are rounded together: the same ones for all callers.
 
     Notes
     -----
@@ -427,12 +429,12 @@ class Moments:
             )
 
     def distance(self, clip_norm: float) -> float:
-        """The L2 distance that two rows can be apart at most, with features of at most ``clip_norm``."""
+        """Return the L2 distance that two rows can be apart at most, with features of at most ``clip_norm``."""
         squared = self.class_weight**2
         return math.nextafter(clip_norm**2 * math.sqrt(2.0 + 2.0 * squared + squared**2 / 2.0), math.inf)
 
     def longest(self, clip_norm: float) -> float:
-        """The L2 norm of a row at most."""
+        """Return the L2 norm of a row at most."""
         return clip_norm**2 * math.sqrt(1.0 + self.class_weight**2)
 
     def num_values(self, num_features: int) -> int:
@@ -440,7 +442,7 @@ class Moments:
         return num_features * (num_features + 1) // 2 + num_features * (self.classes - 1)
 
     def num_features(self, num_values: int) -> int:
-        """The number of features, k, of samples whose rows have ``num_values`` values."""
+        """Return the number of features, k, of samples whose rows have ``num_values`` values."""
         half = self.classes - 0.5
         features = round(math.sqrt(half**2 + 2.0 * num_values) - half)
         if features < 1 or self.num_values(features) != num_values:
@@ -459,7 +461,7 @@ class Moments:
         clip_norm: float,
         weights: NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
-        """The sum of the rows of some samples, shape (d,), without a row being written.
+        """Return the sum of the rows of some samples, shape (d,), without a row being written.
 
         ``features``, shape (samples, k), are of at most ``clip_norm`` each; ``marks``, shape (samples, C), are 1 at the
         class and 0 elsewhere, and a sample with any other marks has no class.
@@ -485,7 +487,7 @@ class Moments:
 
 
 def _one_class(marks: NDArray[np.floating]) -> NDArray[np.float64]:
-    """The marks of rows with exactly one class, a single 1; zeros for all other rows."""
+    """Return the marks of rows with exactly one class, a single 1; zeros for all other rows."""
     chosen = np.asarray(marks) == 1.0
     clear = (chosen.sum(axis=1) == 1) & ((np.asarray(marks) == 0.0) | chosen).all(axis=1)
     return (chosen & clear[:, None]).astype(np.float64)
@@ -498,14 +500,14 @@ def _upper(features: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 @lru_cache(maxsize=8)
 def _factors(features: int) -> NDArray[np.float64]:
-    """The factors of products: an entry off the diagonal stands for two of x x^T."""
+    """Return the factors of products: an entry off the diagonal stands for two of x x^T."""
     rows, columns = _upper(features)
     return np.where(rows == columns, 1.0, math.sqrt(2.0))
 
 
 @lru_cache(maxsize=32)
 def _simplex(classes: int) -> NDArray[np.float64]:
-    """The corners, shape (C, C - 1): each of length 1, each pair with the product -1 / (C - 1)."""
+    """Return the corners, shape (C, C - 1): each of length 1, each pair with the product -1 / (C - 1)."""
     corners = np.zeros((classes, classes - 1))
     for i in range(classes - 1):
         # Corner i is settled but for its last coordinate, those after it have the same one there.
@@ -556,7 +558,7 @@ class TrainingFigures:
         return {"note": NOT_PRIVATE, **self._values()}
 
     def entries(self) -> dict[str, int | float]:
-        """The figures as entries of a simulated client's reply."""
+        """Return the figures as entries of a simulated client's reply."""
         return {f"{_PREFIX}{name.replace('_', '-')}": value for name, value in self._values().items()}
 
     def _values(self) -> dict[str, int | float]:
@@ -564,14 +566,14 @@ class TrainingFigures:
 
     @classmethod
     def read(cls, entries: Mapping[str, Any]) -> TrainingFigures | None:
-        """The figures among a reply's entries; None if one is missing."""
+        """Return the figures among a reply's entries; None if one is missing."""
         values = {f.name: entries.get(f"{_PREFIX}{f.name.replace('_', '-')}") for f in fields(cls)}
         numbers = [v for v in values.values() if isinstance(v, int | float) and math.isfinite(v) and v >= 0]
         return cls(**values) if len(numbers) == len(values) else None  # type: ignore[arg-type]
 
     @classmethod
     def together(cls, figures: Iterable[TrainingFigures]) -> TrainingFigures:
-        """The figures of several releases, or of several rounds, as one."""
+        """Return the figures of several releases, or of several rounds, as one."""
         figures = list(figures)
         return cls(
             sum(one.rows for one in figures),
@@ -617,7 +619,7 @@ def _median(medians: NDArray[np.float64]) -> float:
 
 
 def times(ratio: float) -> str:
-    """A ratio for people, such as ``0.71 times`` or ``4,646 times``."""
+    """Return a ratio for people, such as ``0.71 times`` or ``4,646 times``."""
     return f"{ratio:.3g} times" if ratio < 1000 or ratio >= 1e9 else f"{ratio:,.0f} times"
 
 
@@ -638,7 +640,7 @@ class TrainingObserver:
         self._ratios.extend(norms / clip_norm)
 
     def figures(self) -> ObservedFigures | None:
-        """The figures since the last call; None if nothing was observed."""
+        """Return the figures since the last call; None if nothing was observed."""
         ratios, self._ratios = self._ratios, []
         if not ratios:
             return None
@@ -662,7 +664,7 @@ class TrainingObserver:
 
 
 def _of_one_row(ratio: float) -> ObservedFigures:
-    """The figures of a single row, in a hundredth of the arrays' time."""
+    """Return the figures of a single row, in a hundredth of the arrays' time."""
     if math.isnan(ratio):
         return ObservedFigures(1, 1)
     shown = min(ratio, _LARGEST_RATIO)
@@ -684,7 +686,7 @@ def observing() -> Iterator[TrainingObserver]:
 
 
 def observer_around() -> TrainingObserver | None:
-    """The observer in this process; None if nobody is :func:`observing`."""
+    """Return the observer in this process; None if nobody is :func:`observing`."""
     return _observer.get()
 
 

@@ -161,7 +161,7 @@ class Owners:
         return cls(np.arange(rows), ends, most, len(ends))
 
     def __len__(self) -> int:
-        """The number of owners: not public where they have marks."""
+        """Return the number of owners: not public where they have marks."""
         return len(self.ends)
 
     @cached_property
@@ -187,7 +187,7 @@ class Owners:
         return (self.marks[:, 0] % np.uint64(self.num_places)).astype(np.int64)
 
     def padded_rows(self, owners: slice) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The first ``most`` rows of some owners, repeated where there are fewer, and which are no repetitions.
+        """Return the first ``most`` rows of some owners, repeated where there are fewer, and which are no repetitions.
 
         Both have shape (owners, most).
 
@@ -241,7 +241,10 @@ def _checked(names: Any) -> Iterable[object]:
 
 
 def _text(name: object) -> str:
-    """A name as text, the same however it was stored; empty for whatever is none: no record is refused for it."""
+    """Return a name as text, the same however it was stored.
+
+    Empty for whatever is none: no record is refused for it.
+    """
     if isinstance(name, str):
         return name
     if isinstance(name, bytes):
@@ -251,7 +254,7 @@ def _text(name: object) -> str:
 
 
 def _marks(names: Iterable[object], secret: bytes) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """The keyed digest of each row's name, as two numbers of 64 bits, and which rows have a name.
+    """Return the keyed digest of each row's name, as two numbers of 64 bits, and which rows have a name.
 
     A name is hashed as it is read and not kept, so that a row costs as much whatever its name is.
     """
@@ -288,7 +291,10 @@ _DISCARDED_BITS = np.uint64(11)
 
 @lru_cache(maxsize=128)
 def slots_of(secret_key: bytes, nonce: bytes, samples: int, slots: int) -> NDArray[np.int32]:
-    """The release of each sample, from 1 to ``slots``, as a read-only int32 array: a pure function of its arguments."""
+    """Return the release of each sample, from 1 to ``slots``, as a read-only int32 array.
+
+    A pure function of its arguments.
+    """
     drawn = _slots(keystream_words(_order_key(secret_key, nonce), samples), slots)
     drawn.setflags(write=False)
     return drawn
@@ -306,7 +312,7 @@ def _order_key(secret_key: bytes, nonce: bytes) -> bytes:
 
 
 def _slots(words: NDArray[np.uint64], slots: int) -> NDArray[np.int32]:
-    """A release for each word of 64 random bits, counted from 1."""
+    """Return a release for each word of 64 random bits, counted from 1."""
     uniform = (words >> _DISCARDED_BITS).astype(np.float64) * 2.0**-53
     return 1 + (uniform * slots).astype(np.int32)  # below slots, for (1 - 2^-53) slots is not rounded up to it
 
@@ -377,7 +383,7 @@ class Sliceable(Protocol):
 
 
 def row_bytes(samples: Sliceable) -> RowBytes:
-    """A callable that gives the bytes by which each row of ``samples`` is recognised.
+    """Return a callable that gives the bytes by which each row of ``samples`` is recognised.
 
     ``samples`` gives a batch of one row for a slice: arrays, tensors, numbers, texts, bytes, or lists, tuples and
     mappings of them. Anything else is pickled, and must be pickled alike in every process. All rows that cannot be read
@@ -407,7 +413,10 @@ def row_bytes(samples: Sliceable) -> RowBytes:
 
 
 def _parts(value: Any) -> Iterator[bytes]:
-    """A value as bytes: different values of the kinds above have different bytes; unreadable parts are all alike."""
+    """Yield a value as bytes.
+
+    Different values of the kinds above have different bytes; unreadable parts are all alike.
+    """
     if isinstance(value, Mapping):
         yield b"mapping %d\x00" % len(value)
         for key in sorted(value, key=repr):
@@ -445,7 +454,10 @@ def _array_parts(value: Any) -> Iterator[bytes]:
 
 
 def _plain_tensor(value: Any) -> Any:
-    """A tensor as one NumPy can read: in memory, dense, without its history, as bytes where NumPy lacks its kind."""
+    """Return a tensor as one NumPy can read.
+
+    In memory, dense, without its history, as bytes where NumPy lacks its kind.
+    """
     torch = sys.modules.get("torch")  # who has a tensor has imported it
     if torch is None or not isinstance(value, torch.Tensor):
         return value
@@ -466,7 +478,7 @@ class DataDigest:
         self._known: dict[int, bytes] = {0: b""}
 
     def of(self, count: int) -> str:
-        """The digest of the first ``count`` rows, in hexadecimal; empty for none."""
+        """Return the digest of the first ``count`` rows, in hexadecimal; empty for none."""
         known = self._known.get(count)
         if known is None:
             start = max(rows for rows in tuple(self._known) if rows < count)
@@ -539,7 +551,7 @@ class OwnersDigest:
         return [made(mark).hexdigest() for mark in self.rows.mark_bytes]
 
     def of(self, count: int) -> str:
-        """The ledger's text on the owners in the first ``count`` places: N and j, and their digests in order."""
+        """Return the ledger's text on the owners in the first ``count`` places: N and j, and their digests in order."""
         if not count:
             return ""
         return self._kind + "".join(sorted(self._in(count))[:_MOST_OWNERS])
@@ -576,7 +588,7 @@ class OwnersDigest:
 
 
 def make_digest(secret_key: bytes, known: RowBytes | Owners) -> DataDigest | OwnersDigest:
-    """The digest a ledger keeps of a client's data: of its owners' names, or of its rows."""
+    """Return the digest a ledger keeps of a client's data: of its owners' names, or of its rows."""
     return OwnersDigest(secret_key, known) if isinstance(known, Owners) else DataDigest(secret_key, known)
 
 

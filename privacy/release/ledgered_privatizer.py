@@ -120,7 +120,9 @@ _ONE = np.zeros(1, np.intp)  # the row of a client in its block of one
 
 
 def stream_fingerprint(plan: NoisePlan, secret_key: bytes, roster: str = "") -> str:
-    """The digest of a policy, the client's key and, under secure aggregation, a roster: a stream belongs to them.
+    """Return the digest of a policy, the client's key and, under secure aggregation, a roster.
+
+    A stream belongs to them.
 
     Under another key the last noise row of a stream could not be taken back out.
     """
@@ -136,7 +138,7 @@ def release_of(
     policy: PrivacyPolicy,
     num_samples: int,
 ) -> Release:
-    """The release of one stream, which was recorded before.
+    """Return the release of one stream, which was recorded before.
 
     Notes
     -----
@@ -149,7 +151,7 @@ def release_of(
 
 
 def samples_counted(policy: PrivacyPolicy, num_samples: int) -> int:
-    """The number of samples the server counts a release for: public."""
+    """Return the number of samples the server counts a release for: public."""
     # Of a secret order nobody learns how many samples there are in a release: the constant b stands for them.
     return num_samples if policy.batch_selection == "full_batch" else policy.batch_size
 
@@ -444,7 +446,7 @@ class LedgeredPrivatizer:
         self._check_data(account)
 
     def noted(self, session: str) -> tuple[int, State]:
-        """The number of releases a session has made, and what was remembered with the last one."""
+        """Return the number of releases a session has made, and what was remembered with the last one."""
         with self._ledger.exclusive() as transaction:
             stream = transaction.stream(session)
         return (0, ()) if stream is None else (stream.release, stream.noted)
@@ -457,7 +459,10 @@ class LedgeredPrivatizer:
             ledgers.commit(_ONE, streams)
 
     def statement(self, session: str) -> PrivacyStatement:
-        """The client's account of what it has spent in a session and what it guarantees; independent of its data."""
+        """Return the client's account of what it has spent in a session and what it guarantees.
+
+        Independent of its data.
+        """
         with self._ledger.exclusive() as transaction:
             stream, account = transaction.stream(session), transaction.account()
         releases = 0 if stream is None else stream.release

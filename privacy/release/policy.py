@@ -313,7 +313,7 @@ class PrivacyPolicy:
         return Loss.of(budget, budget * math.sqrt(self.sums.min_honest) if local is None else float(local))
 
     def make_mechanism(self) -> Mechanism:
-        """The mechanism for one session's releases."""
+        """Return the mechanism for one session's releases."""
         name = "independent" if self.mechanism == NO_NOISE else self.mechanism  # scaled by a noise_std of 0
         return make_mechanism(name, **self.mechanism_settings)
 
@@ -411,11 +411,11 @@ class PrivacyPolicy:
         )
 
     def plan(self, num_parameters: int) -> NoisePlan:
-        """The noise this policy needs for a model of ``num_parameters`` parameters."""
+        """Return the noise this policy needs for a model of ``num_parameters`` parameters."""
         return make_plan(self, num_parameters)
 
     def shared_terms(self, num_parameters: int) -> str:
-        """A digest of all that clients must have in common about the noise to share a sum, 64 hex digits.
+        """Return a digest of all that clients must have in common about the noise to share a sum, 64 hex digits.
 
         The worst case's mu / sqrt(h) counts h clients of *one* noise and one sensitivity: clients with the same
         digest have the same, up to 1e-9 of it. What only one client's own figure depends on is left out: its budget,
@@ -424,7 +424,7 @@ class PrivacyPolicy:
         return _shared_terms(self, num_parameters)
 
     def terms(self, num_parameters: int) -> str:
-        """The policy and its noise as a JSON document, independent of data, for whoever reads a ledger."""
+        """Return the policy and its noise as a JSON document, independent of data, for whoever reads a ledger."""
         return _ledger_terms(self, num_parameters)
 
 
@@ -447,7 +447,7 @@ _YOUNGER_FIELDS = {"order": "in-turn", "clipping": "clip", "classes": 0, "sample
 
 @lru_cache(maxsize=1024)
 def make_plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
-    """The noise a policy needs for a model of ``num_parameters`` parameters; an error if none can serve it.
+    """Return the noise a policy needs for a model of ``num_parameters`` parameters; an error if none can serve it.
 
     Notes
     -----
@@ -488,7 +488,10 @@ def make_plan(policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
 
 
 def _largest_value(policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise: float) -> float:
-    """The largest magnitude of a release's values, given that of its noise; refused where counts would not be exact."""
+    """Return the largest magnitude of a release's values, given that of its noise.
+
+    Refused where counts would not be exact.
+    """
     largest = _largest_contribution(policy, num_parameters, grid) + noise
     if largest / grid.spacing >= _LARGEST_COUNT:
         raise ConfigurationError(
@@ -501,7 +504,7 @@ def _largest_value(policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise
 
 
 def _largest_contribution(policy: PrivacyPolicy, num_parameters: int, grid: Grid) -> float:
-    """The largest magnitude of the values of a release's contributions."""
+    """Return the largest magnitude of the values of a release's contributions."""
     # A release that stands alone has one contribution, and a prefix sum those of all; in a secret order every sample is
     # in one of them.
     alone = policy.sums_samples and policy.release_mode == "independent"
@@ -513,14 +516,14 @@ def _largest_contribution(policy: PrivacyPolicy, num_parameters: int, grid: Grid
 
 
 def _sums(policy: PrivacyPolicy) -> Summing | None:
-    """The sums this policy's releases are seen in; None if each is seen by itself."""
+    """Return the sums this policy's releases are seen in; None if each is seen by itself."""
     if policy.trust != "secure-aggregation":
         return None
     return Summing(policy.sums.min_honest, is_memoryless=policy.release_mode == "independent")
 
 
 def _with_figures(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> NoisePlan:
-    """The plan with what its noise guarantees, or why it guarantees nothing."""
+    """Return the plan with what its noise guarantees, or why it guarantees nothing."""
     local, local_problem, local_hint = _alone(plan, policy, num_parameters)
     mu, problem, hint = local, local_problem, local_hint
     if plan.sums is not None:
@@ -561,7 +564,7 @@ def _grid_per_std(plan: NoisePlan) -> float:
 
 
 def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> NoisePlan:
-    """The plan of a client that adds no noise: a trusted server adds it on the client's grid, or nobody does."""
+    """Return the plan of a client that adds no noise: a trusted server adds it on the client's grid, or nobody does."""
     # The same for all clients of a training: it depends on nothing that they may have decided differently.
     grid = Grid(power_of_two_at_most(policy.sensitivity * _NOISELESS_GRID_PER_SENSITIVITY / math.sqrt(num_parameters)))
     sensitivity = policy.sensitivity + grid.charge(num_parameters)
@@ -612,7 +615,7 @@ def _meaning(recorded: Mapping[NameT, str], word: object) -> NameT:
 def _fingerprint(
     policy: PrivacyPolicy, num_parameters: int, grid: Grid, noise_std: float, identity: bytes = b""
 ) -> str:
-    """A name for a policy, d and everything that its noise depends on, the version of the normals included."""
+    """Return a name for a policy, d and everything that its noise depends on, the version of the normals included."""
     settled = (sorted(_settled(policy).items()), num_parameters, grid.spacing, noise_std, NOISE_VERSION)
     return hashlib.sha256(repr(settled).encode() + identity).hexdigest()
 
@@ -653,7 +656,7 @@ def _shared_terms(policy: PrivacyPolicy, num_parameters: int) -> str:
 
 
 def _grid_and_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_parameters: int) -> tuple[Grid, float, float]:
-    """The grid, the charged sensitivity and the standard deviation in front of the mechanism's rows."""
+    """Return the grid, the charged sensitivity and the standard deviation in front of the mechanism's rows."""
     found = _served(policy, mechanism, num_parameters, policy.mu)
     if found is not None:
         return found

@@ -159,14 +159,14 @@ class NoiseStream:
         return self.nonces_after(stream.nonces, nonce), left
 
     def nonces_after(self, nonces: bytes, nonce: bytes) -> bytes:
-        """The nonces that the noise up to a release is made again from: those before it, and its own."""
+        """Return the nonces that the noise up to a release is made again from: those before it, and its own."""
         if self._silent or self._memory not in ("recent", "all"):
             return nonce
         nonces = nonces + nonce
         return nonces[-NONCE_BYTES * self._mechanism.remembered :] if self._memory == "recent" else nonces
 
     def last_row(self, stream: StreamState | StreamRecord, key: bytes) -> tuple[float, NDArray[np.int64] | None]:
-        """The factor from normals to counts of the next row, and the marked counts of the last one.
+        """Return the factor from normals to counts of the next row, and the marked counts of the last one.
 
         For a mechanism that removes its last row. The counts, None before the first release, become the caller's.
         Stream and key are as for :meth:`add_to`.
@@ -181,20 +181,23 @@ class NoiseStream:
         return self._factors[release], kept
 
     def kept(self, key: bytes, nonce: bytes, room: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """The array for the marked counts of a release's row, so that the next release can remove them."""
+        """Return the array for the marked counts of a release's row, so that the next release can remove them."""
         row = np.empty(self.num_parameters, np.int64) if room is None else room
         if self._rows is not None:
             self._rows.keep(key, nonce, (row,))
         return row
 
     def draws_a_row(self, release: int) -> bool:
-        """Whether a release needs one row of normals, which can be made beforehand with those of others."""
+        """Return True if a release needs one row of normals, which can be made beforehand with those of others."""
         return self.plan.noise_std > 0.0 and self.plan.mechanism.draws(release) == 1
 
     def _before(
         self, stream: StreamState | StreamRecord, release: int, key: bytes
     ) -> tuple[State, NDArray[np.int64] | None]:
-        """The mechanism's state before a release, or the counts of its last row, if these are what is removed."""
+        """Return the mechanism's state before a release.
+
+        Or the counts of its last row, if these are what is removed.
+        """
         mechanism = self._mechanism
         if release == 1:
             return mechanism.initial_state(self.num_parameters), None
@@ -209,7 +212,7 @@ class NoiseStream:
     def _rounded(
         self, increment: Increment, release: int, kept: NDArray[np.int64] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """The marked counts that a release adds and removes."""
+        """Return the marked counts that a release adds and removes."""
         mechanism, bound = self._mechanism, self._bound(release)
         if increment.removed is not None and not mechanism.removes_last:
             # Only a whole row cancels to the last bit. A part of one, rounded by itself, would make a message depend on
@@ -222,7 +225,7 @@ class NoiseStream:
         return added, kept
 
     def _bound(self, release: int) -> float | None:
-        """The largest value that a release adds or removes; None if that is not known."""
+        """Return the largest value that a release adds or removes; None if that is not known."""
         if release not in self._bounds:
             bound = self._mechanism.increment_bound(release)
             self._bounds[release] = None if bound is None else LARGEST_NORMAL * bound * self.plan.noise_std
@@ -252,7 +255,7 @@ class NoiseStream:
         return bool(vars(type(self.plan.mechanism)).get("owns_output", False))
 
     def _draw(self, stream: StreamState | StreamRecord, key: bytes) -> Draw:
-        """The normals of earlier releases whose nonces are kept."""
+        """Return the normals of earlier releases whose nonces are kept."""
         first = stream.release - len(stream.nonces) // NONCE_BYTES + 1
 
         def draw(releases: range) -> NDArray[np.floating]:
@@ -295,7 +298,7 @@ class ReleaseRule:
         normals: Iterable[NDArray[np.floating] | None] = repeat(None),
         note: State | None = None,
     ) -> list[Counts]:
-        """The next release of each of several clients, whose streams move on.
+        """Return the next release of each of several clients, whose streams move on.
 
         Contributions are int64 counts of shape (d,), on the grid; taken over and changed. A nonce was never used before
         under its client's secret key. ``note`` is what each remembers with its release; it must not depend on data.
@@ -342,7 +345,7 @@ class ReleaseRule:
         skipped: bool,
         note: State | None = None,
     ) -> tuple[Counts, bool]:
-        """The next release of one client, whose sums may be skipped; also whether it mends what that did.
+        """Return the next release of one client, whose sums may be skipped; also whether it mends what that did.
 
         With ``skipped`` the sum of the acknowledged release was not used. The noise of that release is then put on this
         one as well, so that the sum of all that were used has the noise of one prefix, as if nothing had happened; its
@@ -532,7 +535,9 @@ class Privatizer(LedgeredPrivatizer):
         return self._release(session, ack, lambda *_: contribution, None, skipped=skipped)
 
     def last_release(self, session: str, ack: int, release: int) -> Release:
-        """The last release of a session once more, as its ledger has it, for fresh masks under secure aggregation.
+        """Return the last release of a session once more.
+
+        As its ledger has it, for fresh masks under secure aggregation.
 
         Raises
         ------
@@ -600,7 +605,7 @@ class Privatizer(LedgeredPrivatizer):
     def _contribution_counts(
         self, contribution: PerSampleContribution, samples: slice, weights: NDArray[np.float64] | None = None
     ) -> NDArray[np.int64]:
-        """The contribution on the grid: the mean of b bounded rows, or the sum over all samples divided by b.
+        """Return the contribution on the grid: the mean of b bounded rows, or the sum over all samples divided by b.
 
         ``samples`` are places on a client of owners: the sum over whoever is in them, divided by b. ``weights``, 0 or
         1, say which samples are in the release of a sum over all of them; all are computed.
@@ -626,7 +631,7 @@ class Privatizer(LedgeredPrivatizer):
     def _sum_counts(
         self, contribution: PerSampleContribution, samples: slice, weights: NDArray[np.float64] | None
     ) -> NDArray[np.int64]:
-        """The sum of bounded rows over b, each block of samples rounded by itself (:mod:`.clipping`)."""
+        """Return the sum of bounded rows over b, each block of samples rounded by itself (:mod:`.clipping`)."""
         total = np.zeros(self.num_parameters, dtype=np.int64)
         # Each owner by itself, so that one owner more or less moves one rounding and nobody to another block.
         for block in blocks(samples, BLOCK_ROWS if self.in_blocks else 1):
@@ -638,7 +643,7 @@ class Privatizer(LedgeredPrivatizer):
     def _block_sum(
         self, contribution: PerSampleContribution, block: slice, weights: NDArray[np.float64] | None
     ) -> NDArray[np.float64]:
-        """The sum of a block's bounded rows, those with weight 0 left out after they were computed."""
+        """Return the sum of a block's bounded rows, those with weight 0 left out after they were computed."""
         # With real keys every sample by itself, as above, but where the model vouches for them; else as many as memory
         # has room for, in batches that do not depend on data: rounding may depend on their size.
         width = self.policy.bound.width(self.num_parameters)

@@ -44,7 +44,7 @@ class BlockArithmetic(Protocol):
         ...
 
     def total(self, counts: Sequence[Any], places: Sequence[int]) -> Counts:
-        """The sum of some clients' counts, as an array of NumPy's."""
+        """Return the sum of some clients' counts, as an array of NumPy's."""
         ...
 
     def sent(self, counts: Any) -> Counts:
@@ -80,7 +80,7 @@ class RowByRow:
         return counts
 
     def _counts(self, stack: StackedContributions, norms: NDArray[np.float64]) -> Iterator[Counts]:
-        """The mean of each client's bounded rows, on the grid; each is rounded by itself."""
+        """Yield the mean of each client's bounded rows, on the grid; each is rounded by itself."""
         policy, grid, size = self._rule.policy, self._rule.noise.plan.grid, self._rule.noise.num_parameters
         bound, clip_norm, share = policy.bound, policy.clip_norm, 1.0 / norms.shape[1]
         scales: NDArray[np.float64] = np.full_like(norms, math.nan) if bound.nonnegative else bound.scales(norms)
@@ -164,7 +164,7 @@ class PrivatizerBlock:
         *,
         arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None,
     ) -> PrivatizerBlock:
-        """A block of clients that were made by themselves, each with a ledger of its own."""
+        """Return a block of clients that were made by themselves, each with a ledger of its own."""
         _refuse_real(all(privatizer.simulated for privatizer in clients))
         if not all(privatizer.in_blocks for privatizer in clients):
             raise ConfigurationError(
@@ -186,7 +186,7 @@ class PrivatizerBlock:
         *,
         note: State | None = None,
     ) -> BlockReleases:
-        """The next release of each of several clients, recorded before any is returned.
+        """Return the next release of each of several clients, recorded before any is returned.
 
         ``contributions`` are unclipped; session, rows and acks are as for :meth:`admitted`, and the note, the same for
         all, as for :meth:`Privatizer.release_with_state`.
@@ -241,18 +241,18 @@ class PrivatizerBlock:
             ledgers.commit(index, streams)
 
     def made(self, releases: BlockReleases, place: int, row: int) -> Release:
-        """The release at a place, as the client by itself would have made it."""
+        """Return the release at a place, as the client by itself would have made it."""
         num_samples = int(self._num_samples[row])
         counts = self._arithmetic.sent(releases.counts[place])
         counts.setflags(write=False)  # the ledger holds the very array
         return release_of(releases.streams, place, counts, self.plan, self.policy, num_samples)
 
     def total(self, releases: BlockReleases, places: Sequence[int]) -> Counts:
-        """The sum of some of the releases: integers, the same in any order."""
+        """Return the sum of some of the releases: integers, the same in any order."""
         return self._arithmetic.total(releases.counts, places)
 
     def samples_counted(self, rows: Sequence[int]) -> list[int]:
-        """The number of samples the server counts each client's release for: public."""
+        """Return the number of samples the server counts each client's release for: public."""
         return [samples_counted(self.policy, size) for size in self._num_samples[np.asarray(rows)].tolist()]
 
     def _noised(
@@ -265,7 +265,7 @@ class PrivatizerBlock:
         return self._arithmetic.noised(streams, contributions, [key.secret_key for key in keys], nonces)
 
     def _key(self, row: int) -> tuple[NoiseKeys, str]:
-        """A client's keys, and its fingerprint."""
+        """Return a client's keys, and its fingerprint."""
         known = self._known.get(row)
         if known is None:
             keys = self._keys(row)

@@ -101,7 +101,7 @@ def noisy_epoch(
     clip_norm: float | None,
     noise: Iterator[Vector] | None = None,
 ) -> Vector:
-    """The sum v of an epoch's clipped gradients and their noise (lines 6 to 11 of algorithm 1), a pure function.
+    """Return the sum v of an epoch's clipped gradients and their noise (lines 6 to 11 of algorithm 1), a pure function.
 
     x_{n+1} = x_1 - eta v for x_1 = ``start``: a sum of gradients and not a difference of iterates, which would round it
     away for small steps. ``gradient`` gives the gradient at a point, shape (d,), on the sample of step i, from 0; S =
@@ -117,7 +117,7 @@ def noisy_epoch(
 
 
 def epoch_order(order: Order, count: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order of a client's ``count`` samples in an epoch (the paper's algorithm 2); it need not be secret.
+    """Return the order of a client's ``count`` samples in an epoch (the paper's algorithm 2); it need not be secret.
 
     Incremental gradient (``IG``): as they lie. Shuffle once (``SO``): one order for all epochs. Random reshuffling
     (``RR``): a new one each. Every account holds for any order that does not depend on data.
@@ -133,7 +133,7 @@ def epoch_order(order: Order, count: int, seed: int, epoch: int) -> NDArray[np.i
 
 
 def step_noise(key: bytes, steps: int, size: int, noise_std: float, quality: NoiseQuality) -> Iterator[Vector]:
-    """The noise of an epoch's steps: ``noise_std`` times normals, each step with a key of its own."""
+    """Yield the noise of an epoch's steps: ``noise_std`` times normals, each step with a key of its own."""
     together = max(_NORMALS_TOGETHER // size, 1)
     for first in range(0, steps, together):
         numbers = range(first, min(first + together, steps))
@@ -234,7 +234,7 @@ class ShuffledPolicy(PrivacyPolicy):
         return epoch_mu(self.clip_norm, 1.0, self.public_steps, self.accounting) * (1.0 + ITERATION_ROUNDING)
 
     def plan(self, num_parameters: int) -> NoisePlan:
-        """The noise of every step, for a model of ``num_parameters`` parameters."""
+        """Return the noise of every step, for a model of ``num_parameters`` parameters."""
         plan = super().plan(num_parameters)
         return replace(plan, largest_value=2 * self.steps * (self.clip_norm + LARGEST_NORMAL * plan.noise_std))
 

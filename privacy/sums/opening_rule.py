@@ -388,7 +388,7 @@ class SignedOpening:
         return cls(answer.helper, _digest_of(answer.total), answer.signature)
 
     def is_signed(self, entry: HelperEntry, session: str, opening: str, digest: str) -> bool:
-        """Whether the helper of an entry of the roster signed it for that set."""
+        """Return True if the helper of an entry of the roster signed it for that set."""
         signed = _signed_digest(entry.name, session, opening, digest, self.total_digest)
         return is_signed(entry.signing, self.signature, signed)
 
@@ -691,7 +691,7 @@ def set_digest(session: str, opening: str, releases: Sequence[Sealed]) -> str:
 
 
 def is_opening(entry: HelperEntry, session: str, answer: Opening) -> bool:
-    """Whether the helper of an entry of the roster signed this answer for that session, name, set and total.
+    """Return True if the helper of an entry of the roster signed this answer for that session, name, set and total.
 
     It tells the server who answered, not that the total is right: a helper that adds something to it is not noticed
     here.
@@ -704,7 +704,7 @@ def is_opening(entry: HelperEntry, session: str, answer: Opening) -> bool:
 
 
 def is_view(entry: HelperEntry, session: str, view: Verdict) -> bool:
-    """Whether the helper of an entry of the roster said this of that session's set."""
+    """Return True if the helper of an entry of the roster said this of that session's set."""
     try:
         return view.helper == entry.name and is_signed(entry.signing, view.signature, _said(view, session))
     except (AttributeError, TypeError, ValueError):

@@ -34,7 +34,7 @@ _PROBE = X25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 
 def is_signing_point(public: bytes) -> bool:
-    """Whether 32 bytes are a public Ed25519 key: a point of the curve, canonically written, not of small order."""
+    """Say whether 32 bytes are a public Ed25519 key: a point of the curve, canonically written, not of small order."""
     y = int.from_bytes(public, "little") & (2**255 - 1)  # the highest bit is x's sign
     if y >= _PRIME:
         return False
@@ -46,7 +46,7 @@ def is_signing_point(public: bytes) -> bool:
 
 
 def is_sealing_point(public: bytes) -> bool:
-    """Whether 32 bytes are a public X25519 key, canonically written, not of small order."""
+    """Return True if 32 bytes are a public X25519 key, canonically written, not of small order."""
     if int.from_bytes(public, "little") >= _PRIME:
         return False
     try:
@@ -291,7 +291,7 @@ def name_proof(name: str, roster: str, nonce: Any) -> bytes | None:
 
 
 def is_signed(public: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether an Ed25519 signature is that of a public key on a message."""
+    """Return True if an Ed25519 signature is that of a public key on a message."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
     except (InvalidSignature, ValueError, TypeError):

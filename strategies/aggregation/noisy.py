@@ -33,7 +33,7 @@ StreamT = TypeVar("StreamT", bound=Stream)
 
 
 def is_well_formed(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -> bool:
-    """Whether a client under this policy, which adds no noise, can have sent this reply.
+    """Return True if a client under this policy, which adds no noise, can have sent this reply.
 
     The client states how many releases are in the reply, which decides how large values may be; so that number is
     bounded by ``most_releases``, those it can have made since the last one acknowledged to it, and by the policy's cap.

@@ -294,7 +294,7 @@ class ClientRegistry:
             logger.info("%s", text)
 
     def _complete(self) -> bool:
-        """Whether all clients of the training are known."""
+        """Return True if all clients of the training are known."""
         if len(self._known()) < self.fewest:
             return False
         if self.num_clients is not None:
@@ -507,7 +507,7 @@ LEGACY = "legacy"
 
 
 def is_simulation(grid: object) -> bool:
-    """Whether a grid is that of Flower's simulation, whose nodes are all there from the start."""
+    """Return True if a grid is that of Flower's simulation, whose nodes are all there from the start."""
     module = sys.modules.get("flwr.superlink.grid")  # half a second to import: whoever made such a grid has done so
     grid = grid.unguarded if isinstance(grid, GuardedGrid) else grid
     return module is not None and isinstance(grid, module.InMemoryGrid)

@@ -135,7 +135,7 @@ class RoundExchange:
         return {name: nodes[name] for name in self.asked} | self._overdue
 
     def drops(self, client: str) -> bool:
-        """Whether a client's answer came too late to count."""
+        """Return True if a client's answer came too late to count."""
         return self.late_answers != "counted" and client in self._overdue
 
     def counted(self, report: RoundReport, participation: Mapping[str, int | None], *, direct: bool) -> RoundReport:

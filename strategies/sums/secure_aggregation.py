@@ -172,7 +172,7 @@ def read_roster(text: str) -> Roster | None:
 
 
 def same_roster(text: str, roster: Roster) -> bool:
-    """Whether a JSON text has the same roster."""
+    """Return True if a JSON text has the same roster."""
     found = read_roster(text)
     return found is not None and found.digest == roster.digest
 

@@ -63,7 +63,7 @@ class DeviceArithmetic:
         return [row.clone() for row in counts] if self._own_rows else counts
 
     def total(self, counts: Sequence[torch.Tensor], places: Sequence[int]) -> NDArray[np.int64]:
-        """The sum of some clients' counts, shape (d,), on this side."""
+        """Return the sum of some clients' counts, shape (d,), on this side."""
         return torch.stack([counts[place] for place in places]).sum(dim=0).cpu().numpy()
 
     def sent(self, counts: torch.Tensor) -> NDArray[np.int64]:
@@ -99,7 +99,10 @@ def _room(device: torch.device) -> int:
 
 
 def open_device(name: str) -> torch.device:
-    """The device of a name, once its integers have passed a check; refused if PyTorch or the device is missing."""
+    """Return the device of a name, once its integers have passed a check.
+
+    Refused if PyTorch or the device is missing.
+    """
     check_device_name(name)
     check_installed("torch", "torch", f"device {name!r}")
     if name == TORCH_CPU:
@@ -132,7 +135,9 @@ def _check_cuda(name: str) -> None:
 
 
 def clients_on(experiment: Experiment, device: str) -> CohortClients:
-    """An experiment's clients, with gradients, clipping, grid and noise on a device; refused before anything starts.
+    """Return an experiment's clients, with gradients, clipping, grid and noise on a device.
+
+    Refused before anything starts.
 
     For simulations only: the noise is of quality ``fast``.
     """
@@ -206,7 +211,7 @@ def check_on_device(experiment: Experiment) -> None:
 
 
 def _asked_together(client: type[PrivateClient]) -> bool:
-    """Whether clients of a kind contribute weighted gradients, as the model computes them."""
+    """Return True if clients of a kind contribute weighted gradients, as the model computes them."""
     plain = client.contribution is PrivateClient.contribution and client.release is PrivateClient.release
     together: Any = client.together
     return plain and together.__func__ is PrivateClient.__dict__["together"].__func__

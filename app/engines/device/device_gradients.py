@@ -52,11 +52,11 @@ class DeviceContributions(ABC):
 
     @abstractmethod
     def scaled(self, rows: slice, factors: torch.Tensor) -> torch.Tensor:
-        """Some rows, each times its factor: shape (rows, d), float64, in memory of their own."""
+        """Return some rows, each times its factor: shape (rows, d), float64, in memory of their own."""
 
     @abstractmethod
     def chosen(self, rows: NDArray[np.intp]) -> DeviceContributions:
-        """Some of the rows."""
+        """Return some of the rows."""
 
     def norms(self) -> NDArray[np.float64]:
         """L2 norms of the rows, on this side."""
@@ -131,7 +131,9 @@ _ROUNDER = 1.5 * 2.0**52
 
 
 def clipped_counts(stack: DeviceContributions, bound: RowBound, grid: Grid, rows_per_release: int) -> torch.Tensor:
-    """The mean of each client's bounded rows, ``rows_per_release`` each, on the grid, each row rounded by itself.
+    """Return the mean of each client's bounded rows, ``rows_per_release`` each, on the grid.
+
+    Each row rounded by itself.
 
     Rows are bounded as by :meth:`murmurfl.privacy.release.clipping.RowBound.rows`: float64 products and roundings
     follow IEEE 754 on a device too; norms are sums of at most 2^26 squares in another order.
@@ -191,7 +193,7 @@ class DeviceSamples:
         return cls(torch.tensor(np.asarray(features), device=device), torch.tensor(np.asarray(labels), device=device))
 
     def batch(self, places: NDArray[np.int64]) -> DeviceBatch:
-        """Samples by their places; only these numbers travel to the device."""
+        """Return samples by their places; only these numbers travel to the device."""
         chosen = torch.from_numpy(places).to(self.features.device)
         return DeviceBatch(self.features.index_select(0, chosen), self.labels.index_select(0, chosen))
 
@@ -278,7 +280,10 @@ class DeviceGradients(ABC):
     def _combined(
         self, terms: Sequence[tuple[list[torch.Tensor], float | torch.Tensor]], samples: DeviceBatch
     ) -> DeviceContributions:
-        """The sum over points of weight times gradient; a weight is a number, or a column with one for each sample."""
+        """Return the sum over points of weight times gradient.
+
+        A weight is a number, or a column with one for each sample.
+        """
 
     def _sent(self, point: Parameters) -> list[torch.Tensor]:
         return [torch.tensor(np.asarray(values, dtype=np.float64), device=self.device) for values in point]
@@ -417,7 +422,7 @@ _KINDS: tuple[tuple[type[Model], type[DeviceGradients]], ...] = (
 
 
 def gradients_on(model: Model, device: torch.device) -> DeviceGradients:
-    """A model's gradients on a device; refused unless it has a closed form here or a PyTorch module."""
+    """Return a model's gradients on a device; refused unless it has a closed form here or a PyTorch module."""
     # A subclass may have another loss, so only the classes themselves match.
     found = next((kind for known, kind in _KINDS if type(model) is known), None)
     if found is not None:

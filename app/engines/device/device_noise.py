@@ -81,7 +81,7 @@ def philox_words(counter: Sequence[torch.Tensor], key: Sequence[torch.Tensor]) -
 
 
 def _mixed(product: torch.Tensor, other: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The upper word of a product, XORed with another word."""
+    """Return the upper word of a product, XORed with another word."""
     upper = product >> WORD_BITS
     upper = upper.bitwise_xor_(other) if upper.shape == shape else upper ^ other
     return upper.bitwise_and_(WORD_MASK)
@@ -185,7 +185,7 @@ def _write_pairs(
 
 
 def _root(values: torch.Tensor) -> torch.Tensor:
-    """The root, rounded as IEEE 754 says: float32's own is off by a unit in PyTorch on some processors.
+    """Return the root, rounded as IEEE 754 says: float32's own is off by a unit in PyTorch on some processors.
 
     A root of a float32 lies 2^-50 or more from where float32 rounds another way, so that float64's may be off too.
     """
@@ -232,7 +232,7 @@ class RowTable:
         return len(self._places)
 
     def get(self, names: Sequence[Name], make: Callable[[Sequence[Name]], torch.Tensor]) -> torch.Tensor:
-        """The rows of some names; ``make`` draws those that are missing."""
+        """Return the rows of some names; ``make`` draws those that are missing."""
         here = [self._places.get(name) for name in names]
         missing = [i for i, place in enumerate(here) if place is None]
         if len(missing) == len(names):
@@ -309,7 +309,7 @@ def _earlier_rows(mechanism: Mechanism, release: int) -> int | None:
 
 @lru_cache(maxsize=4096)
 def factors_of(mechanism: Mechanism, release: int, scale: float) -> Factors:
-    """The factors of release k, times ``scale``, by the mechanism's own increment of unit vectors."""
+    """Return the factors of release k, times ``scale``, by the mechanism's own increment of unit vectors."""
     size = (_earlier_rows(mechanism, release) or 0) + 1
     units = np.eye(size)
 
@@ -364,7 +364,7 @@ class DeviceNoise:
                 counts.index_add_(0, torch.tensor(chosen, device=self.device), noise)
 
     def _increment(self, release: int, names: Sequence[tuple[bytes, Sequence[bytes]]]) -> torch.Tensor:
-        """What clients that make release k add, less what they remove, as counts."""
+        """Return what clients that make release k add, less what they remove, as counts."""
         mechanism = self.plan.mechanism
         factors = factors_of(mechanism, release, self._scale)
         self._check_room(factors)

@@ -209,7 +209,7 @@ class JoinRequest:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], where: str) -> JoinRequest:
-        """An answer from what :attr:`document` gave."""
+        """Return an answer from what :attr:`document` gave."""
         texts = {name: text for name in _ANSWERED if isinstance(text := document.get(name), str)}
         if texts.keys() != set(_ANSWERED) or "card" not in document:
             raise ConfigurationError(
@@ -294,7 +294,7 @@ def looks_of(name: str) -> str:
 
 
 def public_node_key(text: str) -> ec.EllipticCurvePublicKey:
-    """A node's public key from OpenSSH's line; ConfigurationError if it is none that Flower takes."""
+    """Return a node's public key from OpenSSH's line; ConfigurationError if it is none that Flower takes."""
     try:
         found = load_ssh_public_key(text.encode())
     except ValueError:
@@ -322,7 +322,7 @@ def read_document(path: Path, kind: str, keys: set[str]) -> dict[str, Any]:
 
 
 def parsed(content: bytes, kind: str, keys: set[str], where: str) -> dict[str, Any]:
-    """A document of a federation from its bytes."""
+    """Return a document of a federation from its bytes."""
     try:
         document: Any = json.loads(content) if len(content) <= LARGEST_DOCUMENT else None
     except (ValueError, RecursionError):
@@ -361,7 +361,7 @@ class Seen:
         return math.hypot(*(_number(one.get(name)) for one in self.statements))
 
     def last(self, name: str) -> float:
-        """A figure of the last statement; infinite where it lacks it."""
+        """Return a figure of the last statement; infinite where it lacks it."""
         return _number(self.statements[-1].get(name)) if self.statements else math.inf
 
 
@@ -399,7 +399,7 @@ class Coordinator:
 
     @classmethod
     def open(cls, folder: Path) -> Coordinator:
-        """The coordinator of a folder; ConfigurationError if it is none's."""
+        """Return the coordinator of a folder; ConfigurationError if it is none's."""
         path = folder / MEMBERS_NAME
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
@@ -427,7 +427,7 @@ class Coordinator:
         return Federation.read(self.folder / FEDERATION_NAME)
 
     def seen(self) -> dict[str, Seen]:
-        """What the server says of each member's node, and what each client said in the results of its runs."""
+        """Return what the server says of each member's node, and what each client said in the results of its runs."""
         from flwr.common.serde import user_config_from_proto
 
         from ...nodes.connection import server_name

@@ -36,7 +36,7 @@ _KEY_BYTES = 32
 
 
 def in_fours(digest: str) -> str:
-    """A digest as people read it out."""
+    """Return a digest as people read it out."""
     return " ".join(digest[i : i + _GROUP] for i in range(0, len(digest), _GROUP))
 
 
@@ -105,7 +105,7 @@ class Card:
 
     @classmethod
     def from_document(cls, document: Any, where: str) -> Card:
-        """A card from what :attr:`document` gave; ``where`` it stood, for errors."""
+        """Return a card from what :attr:`document` gave; ``where`` it stood, for errors."""
         check_format(f"a card {where}", document, _CARD_KIND, _CARD_FORMAT)
         try:
             (kind,) = {"client", "helper"} & document.keys()
@@ -127,7 +127,7 @@ class Card:
 
 
 def roster_of(cards: Iterable[Card]) -> Roster:
-    """The roster of some cards, whatever their order; no name or key may occur twice."""
+    """Return the roster of some cards, whatever their order; no name or key may occur twice."""
     clients: dict[str, bytes] = {}
     helpers: dict[str, HelperEntry] = {}
     for card in cards:
@@ -304,7 +304,7 @@ def make_server_certificates(
 
 
 def _key(path: Path | None) -> ec.EllipticCurvePrivateKey:
-    """The private key in a file, or a new one."""
+    """Return the private key in a file, or a new one."""
     if path is None or not path.exists():
         return ec.generate_private_key(ec.SECP384R1())
     found = serialization.load_pem_private_key(path.read_bytes(), password=None)

@@ -57,7 +57,7 @@ class Member:
 
     @classmethod
     def open(cls, folder: Path) -> Member:
-        """The member of a folder; ConfigurationError if it is none's."""
+        """Return the member of a folder; ConfigurationError if it is none's."""
         return cls(folder, Invitation.read(folder / KIT_NAME))
 
     @property
@@ -76,7 +76,7 @@ class Member:
         return self.folder / f"{self.kit.member}.answer"
 
     def card(self) -> Card:
-        """The public half of this member's own key, read from its private file."""
+        """Return the public half of this member's own key, read from its private file."""
         if self.kit.role == CLIENT:
             return Card.of_client(self.kit.member, read_client_key(self.folder / _ROSTER_KEY))
         name, key = read_helper_key(self.folder / _ROSTER_KEY)
@@ -102,7 +102,7 @@ class Member:
         return Federation.read(path) if path.exists() else None
 
     def published(self) -> Federation:
-        """What the server publishes now, which nobody need believe; its certificate must be the kit's."""
+        """Return what the server publishes now, which nobody need believe; its certificate must be the kit's."""
         url = f"https://{self.terms.address}/federation/{self.terms.digest}"
         content = b""
         try:
@@ -190,7 +190,7 @@ class Member:
         write_document(self.folder / FEDERATION_NAME, federation.document)
 
     def operators(self) -> NodeConfig | HelperConfig:
-        """The operator's file."""
+        """Return the operator's file."""
         if self.kit.role == HELPER:
             return HelperConfig.read(self.file, runs_kept=True)
         return NodeConfig.read(self.file, runs_kept=True)
@@ -325,7 +325,7 @@ def join(kit: Invitation, folder: Path, *, accept_no_noise: bool = False) -> Mem
 
 
 def cost_of_a_run(terms: Terms) -> str:
-    """What a run takes of a client's budgets by the proposed settings, in words."""
+    """Return what a run takes of a client's budgets by the proposed settings, in words."""
     mu = float(terms.settings["mu"])
     if terms.settings.get("trust") == "trusted-server":
         return f"mu = {rounded_up(mu)} towards all but the server, which sees everything"

@@ -115,7 +115,7 @@ def propose(records: Schema, clients: int, helpers: int, num_records: int, setti
 
 
 def _defaults(records: Schema, settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Settings where the coordinator leaves them open."""
+    """Return settings where the coordinator leaves them open."""
     own: dict[str, Value] = {"strategy": AUTO, "model": "softmax", "mu": 2.0, "delta": 1e-5}
     strategy = str(settings.get("strategy", AUTO))
     can_evaluate = strategy == AUTO or (strategy in METHODS and METHODS[strategy].evaluates)
@@ -129,7 +129,7 @@ def _defaults(records: Schema, settings: Mapping[str, Value]) -> dict[str, Value
 
 
 def _sums(clients: int, helpers: int, settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Settings of sums; without helpers there are none."""
+    """Return settings of sums; without helpers there are none."""
     trust = settings.get("trust", SECURE if helpers else "")
     if (trust == SECURE) != bool(helpers):
         raise ConfigurationError(
@@ -151,7 +151,7 @@ def _sums(clients: int, helpers: int, settings: Mapping[str, Value]) -> dict[str
 
 
 def _chosen(config: RunConfig, records: Schema, num_records: int) -> tuple[ResolvedRun, str]:
-    """The run worked out on sizes, and why its strategy was chosen, if it was."""
+    """Return the run worked out on sizes, and why its strategy was chosen, if it was."""
     sizes = (num_records,) * config.num_clients
     situation = PlanRequest(config, sizes, records.num_features, records.num_classes, resolve)
     if config.strategy != AUTO:
@@ -168,7 +168,7 @@ def _chosen(config: RunConfig, records: Schema, num_records: int) -> tuple[Resol
 
 
 def _members(problem: ResolvedRun) -> dict[str, Value]:
-    """Settings of clients' files by which they answer the run: those of the policy that a client of it has."""
+    """Return settings of clients' files by which they answer the run: those of the policy that a client of it has."""
     config = problem.config
     policy: PrivacyPolicy = METHODS[config.strategy].policy(problem.trained, min(problem.sizes))
     made: dict[str, Value] = {
@@ -190,7 +190,7 @@ def _members(problem: ResolvedRun) -> dict[str, Value]:
 
 
 def _run(problem: ResolvedRun) -> dict[str, Value]:
-    """The run's settings that are not the defaults, and those that everybody should see."""
+    """Return the run's settings that are not the defaults, and those that everybody should see."""
     config = problem.config
     values = {**config.to_mapping(), "num-rounds": problem.num_rounds}
     if not config.quantile:
@@ -201,7 +201,7 @@ def _run(problem: ResolvedRun) -> dict[str, Value]:
 
 
 def rounded(clip_norm: float) -> float:
-    """A clip in so few digits that operators can read it."""
+    """Return a clip in so few digits that operators can read it."""
     return float(f"{clip_norm:.{_DIGITS}g}")
 
 

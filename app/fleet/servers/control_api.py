@@ -64,7 +64,7 @@ class ControlError(MurmurflError):
 def answer_to(
     command: str, address: str, context: ssl.SSLContext | bool, login: str, content: bytes = b""
 ) -> httpx.Response:
-    """The answer of a SuperLink's Control API to a command with a login; ``context`` is False without TLS."""
+    """Return the answer of a SuperLink's Control API to a command with a login; ``context`` is False without TLS."""
     headers = {"authorization": f"Bearer {login}", "content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
     url = f"{'https' if context else 'http'}://{address}{CONTROL}{command}"
     return httpx.post(url, content=content, headers=headers, verify=context, timeout=TIMEOUT_S, trust_env=False)
@@ -78,12 +78,12 @@ class Control:
         self._context = False if authority is None else tls_context(authority)
 
     def nodes(self) -> list[Any]:
-        """The nodes that are registered now, as Flower describes them."""
+        """Return the nodes that are registered now, as Flower describes them."""
         listed = self._call("list-nodes", ListNodesRequest(), ListNodesResponse)
         return [node for node in listed.nodes_info if node.status != NodeStatus.UNREGISTERED]
 
     def runs(self) -> dict[int, Any]:
-        """The runs that the SuperLink knows, as Flower describes them, by their number."""
+        """Return the runs that the SuperLink knows, as Flower describes them, by their number."""
         return dict(self._call("list-runs", ListRunsRequest(), ListRunsResponse).run_dict)
 
     def register(self, public: bytes, name: str) -> None:
@@ -107,7 +107,7 @@ class Control:
 
 
 def node_key_bytes(openssh: str) -> bytes:
-    """A node's public key as Flower keeps it, from OpenSSH's line."""
+    """Return a node's public key as Flower keeps it, from OpenSSH's line."""
     found = load_ssh_public_key(openssh.encode())
     if not isinstance(found, ec.EllipticCurvePublicKey):
         raise ControlError("Expected a node's public key of kind ecdsa, got another kind.", kind="wrong-type")
@@ -295,7 +295,7 @@ def _connection(name: str | None) -> tuple[str, Path | None, bool]:
 
 
 def _server_at(address: str, context: ssl.SSLContext) -> str:
-    """The name of the server there, by its checked certificate."""
+    """Return the name of the server there, by its checked certificate."""
     parsed = parse_address(address)
     if parsed is None:
         raise ConfigurationError(f"Expected an address HOST:PORT, got {address!r}.", kind="malformed")

@@ -133,12 +133,12 @@ def _content(path: Path) -> bytes:
 
 
 def proof_of(secret: bytes, nonce: bytes) -> bytes:
-    """A gate's answer to a nonce, made with the secret that it was started with."""
+    """Return a gate's answer to a nonce, made with the secret that it was started with."""
     return hmac.digest(secret, nonce, "sha256").hex().encode()
 
 
 def own_key(secret: bytes) -> OwnerKey:
-    """The key by which whoever started a SuperLink logs in to it, made of its secret."""
+    """Return the key by which whoever started a SuperLink logs in to it, made of its secret."""
     return OwnerKey(hmac.digest(secret, b"murmurfl: a server's own login", "sha256"))
 
 
@@ -272,7 +272,7 @@ class Gate:
         return key, owners[key]
 
     def _listed(self) -> dict[bytes, str]:
-        """The current list; read again if the file changed."""
+        """Return the current list; read again if the file changed."""
         if self._owners is None:
             return {}
         try:
@@ -404,7 +404,7 @@ class SuperLinkOptions:
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     def answers(self) -> bool:
-        """Whether a SuperLink answers, asked from this computer."""
+        """Return True if a SuperLink answers, asked from this computer."""
         answer = self._asked("GET", "/health", {})
         return answer is not None and answer.status == http.HTTPStatus.OK
 
@@ -419,7 +419,7 @@ class SuperLinkOptions:
         return ours and answer.status == http.HTTPStatus.FORBIDDEN
 
     def _asked(self, method: str, path: str, headers: Mapping[str, str]) -> http.client.HTTPResponse | None:
-        """An answer without its body; None without one."""
+        """Return an answer without its body; None without one."""
         host = _EVERYWHERE.get(self.host, self.host)
         connection: http.client.HTTPConnection
         if self.certificate:
@@ -440,7 +440,7 @@ class SuperLinkOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this computer reaches the host."""
+    """Return True if only this computer reaches the host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -365,7 +365,7 @@ def request_of_unknown() -> Iterator[Connection | None]:
 
 
 def _network(peer: Sequence[Any] | None) -> str:
-    """The address whose connections are counted together: of IPv6 a network of 64 bits."""
+    """Return the address whose connections are counted together: of IPv6 a network of 64 bits."""
     if not peer:
         return "?"
     try:
@@ -517,7 +517,7 @@ def largest_reply(named: str | None) -> int:
 
 
 def _declared(headers: Sequence[tuple[bytes, bytes]], largest: int) -> int:
-    """The size of a body by its headers; the largest possible if they do not say."""
+    """Return the size of a body by its headers; the largest possible if they do not say."""
     if any(name.lower() == b"transfer-encoding" for name, _ in headers):
         return largest
     told = [value for name, value in headers if name.lower() == b"content-length"] or [b"0"]

@@ -53,7 +53,7 @@ def flower_senders(application: FastAPI) -> Senders:
 
 
 def _node(application: FastAPI, path: str, headers: Headers) -> Sender | None:
-    """The node that a request is signed by, if its key is registered."""
+    """Return the node that a request is signed by, if its key is registered."""
     try:
         key = b64decode(_one(headers, FLEET_HTTP_PUBLIC_KEY_HEADER), validate=True)
         signature = b64decode(_one(headers, FLEET_HTTP_SIGNATURE_HEADER), validate=True)
@@ -77,7 +77,7 @@ def _largest_object() -> int:
 
 
 def _task(application: FastAPI, headers: Headers) -> Sender | None:
-    """The task whose token comes with a request."""
+    """Return the task whose token comes with a request."""
     try:
         token = _one(headers, TASK_TOKEN_HEADER).decode("ascii")
     except (KeyError, ValueError):
@@ -87,7 +87,7 @@ def _task(application: FastAPI, headers: Headers) -> Sender | None:
 
 
 def _one(headers: Headers, name: str) -> bytes:
-    """The value of a header that must be there once."""
+    """Return the value of a header that must be there once."""
     (value,) = [found for given, found in headers if given.lower() == name.encode()] or [None]
     if value is None:
         raise KeyError(name)

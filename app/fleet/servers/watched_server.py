@@ -175,7 +175,7 @@ class _Server:
 
 @contextmanager
 def _secret() -> Iterator[Path]:
-    """A file with the secret of this start, which runs' processes show to get a task."""
+    """Write a file with the secret of this start, which runs' processes show to get a task."""
     with tempfile.TemporaryDirectory(prefix="murmurfl-secret-") as made:
         path = Path(made) / "secret"
         create_private(path, "a secret", secrets.token_bytes(32), error=ServerError)
@@ -386,7 +386,7 @@ class ServerMetrics:
         self._ends = ends or {}
 
     def read(self) -> dict[str, Value]:
-        """The current metrics by name."""
+        """Return the current metrics by name."""
         noted = read_figures(self._folder)
         rounds = noted or ServerFigures()
         last = {

@@ -27,7 +27,7 @@ _FAR = 1e3
 
 
 def keyed(*parts: object) -> np.random.Generator:
-    """A generator determined by printable parts."""
+    """Return a generator determined by printable parts."""
     return np.random.Generator(np.random.Philox(key=derived_seed("strokes", *parts)))
 
 
@@ -129,7 +129,7 @@ def _placed(
 
 
 def _inked(dots: NDArray[np.floating], width: NDArray[np.floating]) -> NDArray[np.floating]:
-    """The ink of each pixel, from a pen of some width along dots.
+    """Return the ink of each pixel, from a pen of some width along dots.
 
     The distance to the nearest dot is a soft minimum over all dots. Its exponentials factor into rows and columns: two
     small matrices an image, and one product.

@@ -69,11 +69,11 @@ class StrokeNet:
         return self
 
     def learnt(self) -> list[torch.Tensor]:
-        """The trained arrays."""
+        """Return the trained arrays."""
         return [*self.weights, *self.gains, *self.shifts]
 
     def __call__(self, images: torch.Tensor, training: bool) -> torch.Tensor:
-        """A score for each class, for images of shape (images, 1, 28, 28)."""
+        """Return a score for each class, for images of shape (images, 1, 28, 28)."""
         import torch
         from torch.nn import functional
 
@@ -166,7 +166,7 @@ def pretrain(lesson: PretrainConfig) -> list[NDArray[np.float64]]:
 
 
 def _share(step: int, steps: int) -> float:
-    """The learning rate's factor in a step."""
+    """Return the learning rate's factor in a step."""
     return min(1, (step + 1) / _WARM_UP) * max(_LAST_RATE, 1 - step / steps)
 
 
@@ -209,7 +209,7 @@ def whitening(
 
 
 def _main(covariance: NDArray[np.float64], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The largest eigenvalues and their eigenvectors as columns, each with a positive largest entry."""
+    """Return the largest eigenvalues and their eigenvectors as columns, each with a positive largest entry."""
     values, vectors = np.linalg.eigh(covariance)
     values, vectors = values[::-1][:count], vectors[:, ::-1][:, :count]
     largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(count)]
@@ -221,7 +221,7 @@ _CENTRED_ON = (4000, 12000)
 
 
 def net_arrays(layers: Sequence[NDArray[np.float64]]) -> dict[str, NDArray[Any]]:
-    """The arrays of a frozen net's file: weights in eight bits, and its mean over random characters."""
+    """Return the arrays of a frozen net's file: weights in eight bits, and its mean over random characters."""
     arrays: dict[str, NDArray[Any]] = {}
     for layer, (weight, bias) in enumerate(zip(layers[::2], layers[1::2], strict=True)):
         arrays[f"weight{layer}"], arrays[f"step{layer}"] = quantised(weight)
@@ -234,7 +234,7 @@ def net_arrays(layers: Sequence[NDArray[np.float64]]) -> dict[str, NDArray[Any]]
 
 
 def whitening_arrays() -> dict[str, NDArray[Any]]:
-    """The arrays of the whitening's file: its large matrix in eight bits."""
+    """Return the arrays of the whitening's file: its large matrix in eight bits."""
     found = whitening()
     axes, step = quantised(found.pop("axes"))
     small = {name: values.astype(np.float32) for name, values in found.items()}
@@ -242,7 +242,7 @@ def whitening_arrays() -> dict[str, NDArray[Any]]:
 
 
 def packed(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """The bytes of a weights file."""
+    """Return the bytes of a weights file."""
     file = BytesIO()
     np.savez_compressed(file, allow_pickle=False, **arrays)
     return file.getvalue()

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def profiles(images):
-    """The mean of each row and of each column."""
+    """Return the mean of each row and of each column."""
     return np.concatenate([images.mean(axis=1), images.mean(axis=2)], axis=1)
 
 

@@ -47,7 +47,7 @@ def scaled() -> tuple[np.ndarray, np.ndarray]:
 
 
 def public_samples() -> tuple[np.ndarray, np.ndarray]:
-    """What the server tests on."""
+    """Return what the server tests on."""
     features, labels = scaled()
     return features[:PUBLIC_SAMPLES], labels[:PUBLIC_SAMPLES]
 

@@ -15,7 +15,7 @@ class DigitsClient(NumPyClient):
         self.data = data
 
     def fit(self, parameters: Arrays, config: dict) -> tuple[Arrays, int, dict]:
-        """The trained model; the number of samples and the metrics beside it never leave the client."""
+        """Return the trained model; the number of samples and the metrics beside it never leave the client."""
         labels = self.data[1]
         model = parameters
         for _ in range(config["epochs"]):
@@ -24,7 +24,7 @@ class DigitsClient(NumPyClient):
 
 
 def client_fn(context: Context) -> Client:
-    """The client of one client."""
+    """Return the client of one client."""
     data = load_data(context.node_config["partition-id"], context.node_config["num-partitions"])
     return DigitsClient(data).to_client()
 

@@ -32,7 +32,7 @@ class AveragedModels(CorrelatedFedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The noised average as it comes; the mean is made of it, and costs no privacy."""
+        """Return the noised average as it comes; the mean is made of it, and costs no privacy."""
         arrays, metrics = super().aggregate_train(server_round, replies)
         model = arrays.to_numpy_ndarrays()
         means = zip(self.mean or model, model, strict=True)

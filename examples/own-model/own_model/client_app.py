@@ -10,12 +10,12 @@ ROUNDS = 10
 
 
 def make_module() -> torch.nn.Module:
-    """The model: a linear score."""
+    """Return the model: a linear score."""
     return torch.nn.Linear(30, 1)
 
 
 def squared_hinge(score: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """The loss."""
+    """Return the loss."""
     return torch.relu(1.0 - label * score[:, 0]).square().mean()
 
 

@@ -62,7 +62,7 @@ def scaled() -> tuple[np.ndarray, np.ndarray]:
 
 
 def public_samples() -> tuple[np.ndarray, np.ndarray]:
-    """What the server tests on."""
+    """Return what the server tests on."""
     features, labels = scaled()
     return features[:PUBLIC_SAMPLES], labels[:PUBLIC_SAMPLES]
 
@@ -82,7 +82,7 @@ def make_samples(folder: Path) -> None:
 
 
 def make_files(folder: Path, digest: str) -> list[Path]:
-    """The file of every hospital's client and of every helper; returns them."""
+    """Return the file of every hospital's client and of every helper; returns them."""
     files, private = {}, len(scaled()[1]) - PUBLIC_SAMPLES
     for number in range(HOSPITALS):
         rows = len(range(number, private, HOSPITALS))

@@ -10,7 +10,7 @@ Data = tuple[np.ndarray, np.ndarray]
 
 
 def make_model() -> LogisticRegression:
-    """The model, with scikit-learn's own settings."""
+    """Return the model, with scikit-learn's own settings."""
     return LogisticRegression()
 
 

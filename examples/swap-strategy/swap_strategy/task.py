@@ -24,7 +24,7 @@ class Net(nn.Module):
 
 @cache
 def tumours() -> tuple[torch.Tensor, torch.Tensor]:
-    """The ten worst measurements of 569 tumours, and whether each is benign; comes with scikit-learn.
+    """Return the ten worst measurements of 569 tumours, and whether each is benign; comes with scikit-learn.
 
     Scaled by mean and deviation of the public test samples: those of everybody's data would be a release of its own.
     """
@@ -37,7 +37,7 @@ def tumours() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def load_data(partition_id: int, num_partitions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tumours that one client knows."""
+    """Return the tumours that one client knows."""
     measurements, benign = tumours()
     train = slice(TEST_SAMPLES + partition_id, None, num_partitions)
     return measurements[train], benign[train]

@@ -35,7 +35,7 @@ def customers(path: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def load_data(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
-    """The customers of one bank."""
+    """Return the customers of one bank."""
     number, banks = (int(context.node_config[key]) for key in ("partition-id", "num-partitions"))
     features, defaults = customers(str(context.run_config["data"]))
     own = slice(TEST_ROWS + number, None, banks)

@@ -17,7 +17,10 @@ MODS = {policy.trust: CorrelatedNoiseMod(simulation=policy) for policy in (UNTRU
 
 
 def privacy(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """The mod of the trust that the run tries out; a real node goes by its operator's file, whatever the run says."""
+    """Return the mod of the trust that the run tries out.
+
+    A real node goes by its operator's file, whatever the run says.
+    """
     return MODS[context.run_config["trust"]](msg, context, call_next)
 
 
