@@ -196,8 +196,8 @@ def deployment(
 ) -> Iterator[Deployment]:
     """Run a SuperLink that answers, with its nodes' files in ``folder``.
 
-    What was started is stopped when the block ends. The time is for everything but the stopping; ``on_line`` gets the runs' log. A process that could not be started or
-    stopped is a ``LaunchError``.
+    What was started is stopped when the block ends. The time is for everything but the stopping; ``on_line`` gets the
+    runs' log. A process that could not be started or stopped is a ``LaunchError``.
     """
     deployed = Deployment(folder, timeout_s, on_line)
     with interrupts_as_keyboard_interrupt() as protect:
