@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def mapped(values: Any, change: Callable[[Any], Any]) -> Any:
-    """A structure with every array or tensor in it changed."""
+    """Return a structure with every array or tensor in it changed."""
     if isinstance(values, Mapping):
         return {name: mapped(part, change) for name, part in values.items()}
     if isinstance(values, tuple | list):
@@ -46,14 +46,14 @@ def mapped(values: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def leaves(values: Any) -> list[Any]:
-    """The arrays or tensors of a structure, in order."""
+    """Return the arrays or tensors of a structure, in order."""
     found: list[Any] = []
     mapped(values, found.append)
     return found
 
 
 def first_axis(values: Any) -> int:
-    """The number of samples in a batch, whose parts must all have the same."""
+    """Return the number of samples in a batch, whose parts must all have the same."""
     counts = {len(part) for part in leaves(values)}
     if len(counts) != 1:
         raise ConfigurationError(
@@ -63,7 +63,7 @@ def first_axis(values: Any) -> int:
 
 
 def picked(values: Any, chosen: Any) -> Any:
-    """Some samples of a batch."""
+    """Return some samples of a batch."""
     return mapped(values, lambda part: part[chosen])
 
 
@@ -73,7 +73,7 @@ def with_batch_axis(sample: Any) -> Any:
 
 
 def as_tensor(values: Any) -> torch.Tensor:
-    """An array, a tensor or nested lists as a tensor, sharing memory where it can."""
+    """Return an array, a tensor or nested lists as a tensor, sharing memory where it can."""
     import torch
 
     if isinstance(values, torch.Tensor):
@@ -90,7 +90,7 @@ def as_tensor(values: Any) -> torch.Tensor:
 
 
 def as_inputs(values: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """Inputs for a module: floating-point numbers in its own type, integers as they are."""
+    """Return inputs for a module: floating-point numbers in its own type, integers as they are."""
 
     def change(part: Any) -> torch.Tensor:
         tensor = as_tensor(part)
@@ -121,7 +121,7 @@ _WIDENED_VALUES = 1 << 20
 
 
 def trainable_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The trained parameters of a module by name and in order, tied ones once; refused if none, or complex."""
+    """Return the trained parameters of a module by name and in order, tied ones once; refused if none, or complex."""
     found = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if not found:
         raise ConfigurationError(
@@ -138,7 +138,7 @@ def trainable_parameters(module: torch.nn.Module) -> dict[str, torch.nn.Paramete
 
 
 def trainable_arrays(module: torch.nn.Module) -> ArrayRecord:
-    """The parameters with ``requires_grad``: what a server starts from and clients train.
+    """Return the parameters with ``requires_grad``: what a server starts from and clients train.
 
     Returns
     -------
@@ -156,7 +156,7 @@ def trainable_arrays(module: torch.nn.Module) -> ArrayRecord:
 
 
 def load_trainable(module: torch.nn.Module, arrays: ArrayRecord) -> torch.nn.Module:
-    """The module, changed in place, with the arrays of a strategy's result (:func:`trainable_arrays`).
+    """Return the module, changed in place, with the arrays of a strategy's result (:func:`trainable_arrays`).
 
     Examples
     --------
@@ -224,7 +224,7 @@ class _SampleGradients:
         return sum(map(math.prod, self.shapes))
 
     def trained(self, parameters: Sequence[NDArray[Any]]) -> dict[str, torch.Tensor]:
-        """The module's parameters from a model's arrays."""
+        """Return the module's parameters from a model's arrays."""
         import torch
 
         return {
@@ -233,7 +233,7 @@ class _SampleGradients:
         }
 
     def _need(self, compute: Callable[[Any, Any, slice], Any], inputs: Any, targets: Any, kind: str = "") -> Need:
-        """What a sample of this shape needs; measured once for each kind of computation."""
+        """Return what a sample of this shape needs; measured once for each kind of computation."""
         looks = repr((kind, [(tuple(part.shape[1:]), part.dtype) for part in leaves((inputs, targets))]))
         if looks not in self._needs:
 
@@ -306,7 +306,7 @@ class ModuleGradients(_SampleGradients):
         return self._rows(parameters, samples, 0)
 
     def _rows(self, parameters: Sequence[NDArray[Any]], samples: Any, beside: int) -> NDArray[np.floating]:
-        """The rows, computed in the memory less ``beside`` bytes."""
+        """Return the rows, computed in the memory less ``beside`` bytes."""
         trained = self.trained(parameters)
         inputs = as_inputs(samples[0], self.dtype, self.device)
         targets = as_targets(samples[1], self.dtype, self.device)
@@ -326,7 +326,10 @@ class ModuleGradients(_SampleGradients):
         weights: Sequence[float | NDArray[np.float64]],
         samples: Any,
     ) -> StackedContributions:
-        """The rows of :func:`.per_sample_gradients.combined_gradients`; at one point nothing is widened to float64."""
+        """Return the rows of :func:`.per_sample_gradients.combined_gradients`.
+
+        At one point nothing is widened to float64.
+        """
         weight = weights[0]
         narrow = len(points) == 1 and not isinstance(weight, np.ndarray)
 
@@ -409,7 +412,7 @@ class _NarrowRows:
         np.multiply(self._rows[row], self._weight * scale, out=out)
 
     def scaled_sum(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The sum of rows, each times its scale."""
+        """Return the sum of rows, each times its scale."""
         total = np.zeros(self._rows.shape[1])
         for start in range(0, len(self._rows), _ROWS_AT_A_TIME):
             some = slice(start, start + _ROWS_AT_A_TIME)
@@ -418,7 +421,7 @@ class _NarrowRows:
 
 
 def called_with(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A sample's inputs as the arguments of a module."""
+    """Return a sample's inputs as the arguments of a module."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
@@ -479,7 +482,7 @@ class TorchGradients(_SampleGradients):
         return self._rows(samples, lambda inputs, targets, _: self.of_many(named, inputs, targets), "one point")
 
     def at_points(self, points: NDArray[np.floating], samples: Any) -> NDArray[np.float64]:
-        """The gradient of sample i at point i, shape (b, d)."""
+        """Return the gradient of sample i at point i, shape (b, d)."""
 
         def gradients(inputs: Any, targets: Any, chosen: slice | NDArray[np.intp]) -> dict[str, torch.Tensor]:
             return self._of_many_at(self._named(points[chosen]), inputs, targets)
@@ -487,7 +490,7 @@ class TorchGradients(_SampleGradients):
         return self._rows(samples, gradients, "a point each")
 
     def _named(self, points: NDArray[np.floating]) -> dict[str, torch.Tensor]:
-        """A copy of the parameters for each sample, in the module's types."""
+        """Return a copy of the parameters for each sample, in the module's types."""
         import torch
 
         named, start = {}, 0
@@ -501,7 +504,7 @@ class TorchGradients(_SampleGradients):
     def _rows(
         self, samples: Any, gradients: Callable[[Any, Any, Any], dict[str, torch.Tensor]], kind: str
     ) -> NDArray[np.float64]:
-        """The gradients of all samples, as many at a time as fit into memory."""
+        """Return the gradients of all samples, as many at a time as fit into memory."""
         import torch
 
         inputs, targets = (torch.as_tensor(part) for part in samples)

@@ -85,7 +85,9 @@ def right_at_most(mu: float) -> str:
 
 
 def rounded_up(value: float, digits: int = 4, *, places: int | None = None) -> str:
-    """A mu or an epsilon for people, never below what it is: in significant ``digits``, or in decimal ``places``.
+    """Return a mu or an epsilon for people, never below what it is.
+
+    In significant ``digits``, or in decimal ``places``.
 
     Examples
     --------
@@ -274,7 +276,7 @@ class Guarantee:
         return self.protected("" if self.min_honest is None else str(self.min_honest))
 
     def protected(self, honest: str) -> str:
-        """The text of :attr:`protects` with another word for the number of honest clients, such as ``h``."""
+        """Return the text of :attr:`protects` with another word for the number of honest clients, such as ``h``."""
         replaced = f"{self.relation} of {UNIT_WORDS[self.unit]}{_REPLACED_BY.get(self.unit, '')}"
         protects = f"at delta = {self.delta:g}, for {replaced}, {AGAINST[self.trust]}"
         if self.min_honest is None:
@@ -458,7 +460,7 @@ def server_guarantee(
 
 
 def _quality_and_range(policy: PrivacyPolicy, mu: float, stated: bool) -> tuple[str, ...]:
-    """Notes on noise for simulation only, and on a mu that noise cannot be vouched for."""
+    """Return notes on noise for simulation only, and on a mu that noise cannot be vouched for."""
     fast = () if policy.noise_quality == "exact" else (FAST_NOISE,)
     if stated or not math.isinf(mu):
         return fast
@@ -523,7 +525,7 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
 
 
 def mechanism_words(policy: PrivacyPolicy) -> str:
-    """A client's mechanism and its options in words: :attr:`~murmurfl.privacy.PrivacyPolicy.words`.
+    """Return a client's mechanism and its options in words: :attr:`~murmurfl.privacy.PrivacyPolicy.words`.
 
     Examples
     --------
