@@ -372,7 +372,7 @@ def test_a_federation_for_numbers_is_refused_with_what_trains_on_them(tmp_path):
         columns={"x": Column(kind="number", bounds=(-1, 1))}, label=Label(column="y", bounds=(0, 9)), reviewed=True
     )
     (tmp_path / "schema.toml").write_text(schema_text(schema))
-    with raises(ConfigurationError, "unsupported", "schema"):
+    with raises(ConfigurationError, "unsupported", "schema", match="murmurfl fit"):
         made(tmp_path / "bad", tmp_path / "schema.toml")
     assert not (tmp_path / "bad").exists()
 
