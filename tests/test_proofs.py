@@ -64,8 +64,8 @@ def docstrings(root=ROOT):
 
 
 def guarantee(text):
-    """What a docstring says under Formal guarantees; empty if it says nothing."""
-    return " ".join(text.partition("Formal guarantees")[2].split())
+    """What a docstring says under Formal guarantees, without its examples; empty if it says nothing."""
+    return " ".join(text.partition("Formal guarantees")[2].partition("Examples\n--------")[0].split())
 
 
 @cache
