@@ -33,8 +33,8 @@ NEED_PEERS = ("streams", "inprocess", "peers")
 Part = tuple[Callable[[], Any], Callable[[Any], str]]
 
 
-def client() -> dict[str, Any]:
-    """Return what the figures were measured on."""
+def computer() -> dict[str, Any]:
+    """Return the Python version, cores and packages of the computer that runs the benchmarks."""
     packages = ("flwr", "numba", "numpy", "ray", "torch")
     return {
         "python": platform.python_version(),
@@ -81,7 +81,7 @@ def main() -> None:
         if name not in chosen:
             continue
         began = time.perf_counter()
-        document |= {"client": client(), name: measured(name, measure)}
+        document |= {"computer": computer(), name: measured(name, measure)}
         print(f"\n{name}, {time.perf_counter() - began:.0f} s\n\n{shown(document[name], table)}", flush=True)
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
     print(f"\n{arguments.json}", file=sys.stderr)

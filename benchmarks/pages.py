@@ -373,8 +373,8 @@ def other_frameworks() -> str:
 
 
 def measured_on() -> str:
-    """Return the client of the benchmarks."""
-    told = document("performance")["client"]
+    """Return the versions and cores of the computer that ran the benchmarks."""
+    told = document("performance")["computer"]
     packages = ", ".join(f"{name} {told[name]}" for name in ("flwr", "ray", "torch", "numpy", "numba") if name in told)
     return f"Python {told['python']} on {told['cores']} cores, {packages}."
 
@@ -436,7 +436,7 @@ def noted(name: str) -> Callable[[], str]:
 BLOCKS = {
     "README.md": {"results": summary},
     "docs/performance.md": {
-        "client": measured_on,
+        "computer": measured_on,
         "speed": speed_of_peers,
         "engines": part("engines", engines.table),
         "profile": part("profile", profile.table),

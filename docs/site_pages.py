@@ -38,7 +38,7 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "murmurfl.app.data.partition": ("Partition", "a partition of your own"),
     "murmurfl.app.models.model": ("Model, ModelKind", "a model of your own"),
     "murmurfl.app.methods.method": ("Method", "a strategy of your own, as runs see it"),
-    "murmurfl.app.methods.presets": ("Problem, Hyperparameters", "presets of a strategy"),
+    "murmurfl.app.methods.presets": ("ResolvedRun, Hyperparameters", "presets of a strategy"),
     "murmurfl.app.papers": ("", "a paper of your own"),
     "murmurfl.app.nodes.node_config": ("NodeConfig", "a real node's configuration"),
 }

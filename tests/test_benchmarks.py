@@ -85,11 +85,13 @@ def test_parts_that_are_missing_are_no_rows_and_are_said_to_be_missing():
 
 def test_pages_are_written_with_parts_missing(monkeypatch):
     found = pages.document("performance")
-    monkeypatch.setattr(pages, "document", lambda name: {"client": found["client"]} if name == "performance" else {})
+    monkeypatch.setattr(
+        pages, "document", lambda name: {"computer": found["computer"]} if name == "performance" else {}
+    )
     blocks = pages.BLOCKS["docs/performance.md"]
     others = {name: blocks[name] for name in blocks.keys() - {"footprint"}}
     said = {name: write() for name, write in others.items()}
-    assert {said[name] for name in said.keys() - {"client"}} == {"Not measured yet."}
+    assert {said[name] for name in said.keys() - {"computer"}} == {"Not measured yet."}
 
 
 def test_a_part_that_fails_is_noted_and_the_others_go_on(tmp_path, monkeypatch, capsys):

@@ -146,7 +146,7 @@ def test_the_index_says_what_each_example_says(row):
     folder = re.search(r"\]\(([^)]+)\)", row[1])[1]
     summary = (ROOT / "examples" / folder / "README.md").read_text().split("\n\n")[1]
     assert f"Epsilon: {row[3]} " in summary
-    assert row[2].replace("client", "client") in summary.replace("\n", " ").lower()
+    assert row[2] in summary.replace("\n", " ").lower()
     assert set(re.findall(r"\d+(?:\.\d+)?", row[4])) <= set(re.findall(r"\d+(?:\.\d+)?", summary))
 
 

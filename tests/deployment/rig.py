@@ -43,7 +43,7 @@ def rigged(notes, plan):
 
 
 class Federation:
-    """Nodes of one configuration on this client, each with a plan of what shall go wrong on it.
+    """Nodes of one configuration on this computer, each with a plan of what shall go wrong on it.
 
     A node that has died is started again. ``folder`` holds the server's notes and, below ``nodes``, the nodes'.
     """

@@ -133,7 +133,7 @@ class PretrainConfig:
     rate: float = 2e-3  # of the first steps; it falls linearly
     channels: tuple[int, ...] = (16, 32, 64)
     width: int = 256  # features of the net
-    exact: bool = False  # float64 throughout; else products in bfloat16, faster but different between clients
+    exact: bool = False  # float64 throughout; else products in bfloat16, faster but different between computers
 
 
 def pretrain(lesson: PretrainConfig) -> list[NDArray[np.float64]]:
