@@ -311,11 +311,11 @@ class Method(ABC):
         return self.client_type(*parts, **options)
 
     def client_options(self, problem: ResolvedRun, client: int) -> Mapping[str, Any]:
-        """Options of a simulated client's client beside its parts."""
+        """Return further constructor options of a simulated client."""
         return {"learning_rate": problem.values.learning_rate} if self.local_steps else {}
 
     def clients_alike(self) -> bool:
-        """Return True if clients of clients with as many samples differ by name, samples, ledger and keys alone."""
+        """Return True if clients with equally many samples differ only in name, samples, ledger and keys."""
         return type(self).client_options is Method.client_options
 
     def strategy(self, problem: ResolvedRun, common: Mapping[str, Any], *, deployed: bool) -> ReleaseStrategy[Any]:

@@ -414,7 +414,7 @@ def _roster(seed: int, clients: int, helpers: int) -> Roster:
 
 
 class SimulatedClient(TypedDict):
-    """Options with which a simulated client's client is made."""
+    """Constructor options of a simulated client."""
 
     name: str
     ledger: ContextLedger
