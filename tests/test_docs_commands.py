@@ -37,12 +37,15 @@ HERE = (
     "threat-model.md",
     "sharp-edges.md",
     "glossary.md",
+    "comparison.md",
     "privacy.md",
     "keys.md",
 )
 # Pages whose commands another test runs, and how to tell that it does.
 ELSEWHERE = {
     "index.md": (".ci/run", "make run"),
+    "house.md": (".ci/run", "make install"),
+    "performance.md": ("tests/test_benchmarks.py", "benchmarks.main()"),
     "deployment.md": ("tests/deployment/test_walkthrough.py", "deployment.md"),
     "operations.md": ("tests/deployment/test_operations.py", "docs/operations.md followed over real nodes"),
     "own.md": ("tests/app/test_own_things.py", "RUN, REPORT, PLAN, AUDIT = "),
