@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
+from warnings import catch_warnings
 
 import typer
 
@@ -152,7 +153,10 @@ def predict(
         found, added = trained.predict(table), [f"predicted_{trained.schema.label.column}"]
         texts = [[value] for value in found]
         if trained.num_classes == _TWO:  # of two classes a rare one is often never the likelier
-            shares = trained.predict_proba(table)[:, 1]
+            with catch_warnings(record=True) as uncertain:
+                shares = trained.predict_proba(table)[:, 1]
+            for warning in uncertain:
+                say(f"warning: {warning.message}")
             texts = [[value, f"{share:.4f}"] for value, share in zip(found, shares, strict=True)]
             added.append(f"probability_{trained.classes[1]}")
         separator = trained.schema.separator if isinstance(rows, CsvLines) else ","

@@ -6,6 +6,7 @@ scikit-learn's users load the folder as an estimator with ``predict`` and ``pred
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -110,11 +111,16 @@ class TrainedModel:
         return found
 
     def predict_proba(self, rows: Table | NDArray[Any]) -> NDArray[np.float64]:
-        """Predict the probability of each class, shape (rows, classes); NaN where a row does not fit the schema."""
+        """Predict the probability of each class, shape (rows, classes); NaN where a row does not fit the schema.
+
+        Warns if the model's card says that probabilities are not calibrated.
+        """
         if self.num_classes == 1:
             raise ConfigurationError(
                 "Expected a model of classes for shares of them, got one of numbers: use predict.", kind="unsupported"
             )
+        for words in self.card.get("warnings", ()):
+            warnings.warn(words, stacklevel=2)
         scores = self.scores(rows)
         shares = np.exp(scores - scores.max(axis=1, keepdims=True))
         return np.asarray(shares / shares.sum(axis=1, keepdims=True))

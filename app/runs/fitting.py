@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
@@ -47,18 +45,14 @@ _SUMS = "secure-aggregation"
 DEALT = ("task", "partition", "num-clients", "clients-per-round", "partition.alpha")
 """Keys that the table and its clients decide."""
 _MOST_NAMED, _TWO, _GUESSING, _ERRORS = 4, 2, 0.5, 2.0
-_WIDTH, _INDENT = 100, " " * len("privacy  ")
 _FAR, _SMALL_PART, _SHARED_PART = 0.01, 0.2, 0.5
 
 
 class FittedResult(RunResult):
     """The result of a fit: it shows what a person must know of the model and of the rows."""
 
-    def __repr__(self) -> str:
-        if self.table is None:
-            return super().__repr__()
-        lines = (textwrap.wrap(one, _WIDTH, subsequent_indent=_INDENT) for one in fit_lines(self, self.table, None))
-        return "\n".join(itertools.chain.from_iterable(lines))
+    def _summary(self) -> tuple[list[str], list[tuple[str, str]]]:
+        return super()._summary() if self.table is None else _fit_summary(self, self.table, None)
 
 
 def _fitted(result: RunResult, table: FittedTable) -> RunResult:
@@ -462,9 +456,15 @@ def is_useless(outcome: Outcome, table: FittedTable) -> bool:
 
 def fit_lines(result: RunResult, table: FittedTable, folder: Path | None) -> list[str]:
     """Return a fitted model, saved in a folder or not yet, in ten to fifteen lines for people."""
+    notes, rows = _fit_summary(result, table, folder)
+    return [*notes, *_aligned(rows)]
+
+
+def _fit_summary(result: RunResult, table: FittedTable, folder: Path | None) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return notes that must be read before any figure, and named rows."""
     outcome = result.outcome
     if result.deployed:
-        return _real_lines(result, table, folder)
+        return _real_verdict(result, table.schema), _real_rows(result, table, folder)
     whose = f"{outcome.num_clients} sites by {table.site!r}" if table.site else f"{outcome.num_clients} clients, dealt"
     unused = ", ".join(f"{name} ({reason})" for reason, names in table.left_out.items() for name in names[:_MOST_NAMED])
     review = f"review its {SCHEMA}, set reviewed = true and " if table.drafted else ""
@@ -483,7 +483,7 @@ def fit_lines(result: RunResult, table: FittedTable, folder: Path | None) -> lis
         *_saved(folder),
         ("next", f"for a model to be used: {review}fit it --real, or give each site a node"),
     ]
-    return [*_verdict(outcome, table), *_aligned(rows)]
+    return _verdict(outcome, table), rows
 
 
 def _verdict(outcome: Outcome, table: FittedTable) -> list[str]:
@@ -505,15 +505,15 @@ def _saved(folder: Path | None) -> list[tuple[str, str]]:
     return [] if folder is None else [("saved", f"{folder}: `murmurfl predict {folder} NEW.csv`")]
 
 
-def _real_lines(result: RunResult, table: FittedTable, folder: Path | None) -> list[str]:
-    """Return a model that was fitted for real: nothing but what was released with noise."""
+def _real_rows(result: RunResult, table: FittedTable, folder: Path | None) -> list[tuple[str, str]]:
+    """Return the rows of a real fit, in which is only what was released with noise or is public."""
     evaluation, schema = result.outcome.private_evaluation, table.schema
     measured = "none: how far numbers are off is not released; rehearse without --real to see it"
     if schema.num_classes > 1:
         measured = "none was released" if evaluation is None else evaluation.sentence or evaluation.failure
     spent = table.spent(result.guarantee.delta)
     notes = [note for note in result.guarantee.notes if note != spent]
-    rows = [
+    return [
         ("table", f"{table.name}: {table.rows:,} rows, whose number is public"),
         ("columns", _columns_words(table)),
         ("label", _label_words(table)),
@@ -523,7 +523,6 @@ def _real_lines(result: RunResult, table: FittedTable, folder: Path | None) -> l
         ("in all", spent),
         *_saved(folder),
     ]
-    return [*_real_verdict(result, schema), *_aligned(rows)]
 
 
 def _real_verdict(result: RunResult, schema: Schema) -> list[str]:

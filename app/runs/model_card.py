@@ -7,7 +7,7 @@ import html
 import json
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .outcome import Outcome
@@ -18,7 +18,7 @@ REAL = "real: the guarantee holds of what was released"
 _WIDTH = 100
 
 
-def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any]) -> dict[str, Any]:
+def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any], warnings: Sequence[str] = ()) -> dict[str, Any]:
     """Return the card of a run's model, which was trained on ``data``, on real clients if it was ``deployed``.
 
     Notes
@@ -50,6 +50,7 @@ def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any]) -> dict[s
         **promised,
         "would_have": would_have,
         "private_evaluation": None if evaluation is None else evaluation.sentence,
+        "warnings": list(warnings),
         "configuration": hashlib.sha256(said.encode()).hexdigest()[:16],
     }
 
@@ -65,6 +66,7 @@ def card_text(said: Mapping[str, Any]) -> str:
         rows.append(("privacy", str(said["sentence"])))
     if said["private_evaluation"]:
         rows.append(("measured", str(said["private_evaluation"])))
+    rows += [("warning", words) for words in said.get("warnings", ())]
     rows += [
         ("data", ", ".join(f"{name} {value}" for name, value in data.items() if value not in ("", None))),
         ("clients", str(said["clients"])),

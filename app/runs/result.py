@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import textwrap
 import time
 from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
     from ..models.trained_model import TrainedClassifier, TrainedModel, TrainedRegressor
 
 logger = logging.getLogger("flwr")
+
+UNCALIBRATED = "Probabilities of this model are not calibrated: rely on their order and not on their values."
+_WIDTH = 100
 
 WORKED_OUT = (
     "num-rounds",
@@ -194,29 +198,38 @@ class RunResult:
 
     def __repr__(self) -> str:
         """Return the run in a few lines, its guarantee among them."""
-        rows = [f"  {name:<9}  {text}" for name, text in self._rows]
-        return "\n".join([f"RunResult of {self._named}", *rows, f"  {self.guarantee}"])
+        notes, rows = self._summary()
+        wide = max(len(name) for name, _ in rows)
+        indent = " " * (wide + 2)
+        lines = [(line, "") for line in (self._heading, *notes)]
+        lines += [(f"{name:<{wide}}  {text}", indent) for name, text in rows]
+        return "\n".join(part for line, rest in lines for part in textwrap.wrap(line, _WIDTH, subsequent_indent=rest))
 
     def _repr_html_(self) -> str:
-        """Return a small table and a plot, for notebooks."""
+        """Return a small table and a plot for notebooks, with the words of the text."""
         picture = io.BytesIO()
         plot_accuracy(self.outcome, picture)
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._rows)
+        notes, named = self._summary()
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in named)
+        said = "".join(f"<p>{escape(note)}</p>" for note in notes)
         plot = f'<img alt="" width="480" src="data:image/png;base64,{b64encode(picture.getvalue()).decode()}">'
-        return f"<b>{escape(self._named)}</b><table>{rows}</table><p>{escape(str(self.guarantee))}</p>{plot}"
+        return f"<b>{escape(self._heading)}</b>{said}<table>{rows}</table>{plot}"
 
     @property
-    def _named(self) -> str:
-        config = self.config
-        return f"{config['strategy']} on {config['task']}"
+    def _heading(self) -> str:
+        """The first line of a result: whether anybody was protected."""
+        named = f"{self.config['strategy']} on {self.config['task'] if self.table is None else self.table.name}"
+        return f"REAL: {named}" if self.deployed else f"REHEARSAL: {named}; nobody was protected"
 
-    @property
-    def _rows(self) -> list[tuple[str, str]]:
-        return [
+    def _summary(self) -> tuple[list[str], list[tuple[str, str]]]:
+        """Return notes that must be read before any figure, and the named rows of text and table."""
+        return [], [
             ("accuracy" if self.accuracy is not None else "test loss", shown_measure(self.outcome)),
             ("epsilon", f"{shown(self.outcome.epsilon)} at delta = {self.delta:g}"),
             ("clients", f"{self.num_clients:,}"),
             ("rounds", f"{self.rounds:,}"),
+            *(("warning", words) for words in self.outcome.warnings),
+            ("privacy", str(self.guarantee)),
         ]
 
     @property
@@ -253,7 +266,7 @@ class RunResult:
             constant=constant_feature(config) or experiment.is_centred,
             arrays=self.arrays,
             schema=task.schema if self.table is None else self.table.schema,
-            card=card(self.outcome, deployed=self.deployed, data=data),
+            card=card(self.outcome, deployed=self.deployed, data=data, warnings=self._lasting_warnings()),
         )
 
     def predict(self, rows: Table | NDArray[Any]) -> NDArray[Any]:
@@ -370,13 +383,25 @@ class RunResult:
             **stated(self.statements),
         )
 
+    def _plain_loss(self) -> float:
+        """Return the last loss on the test set, without the penalty that the strategy adds."""
+        penalty = self.experiment.method.objective(self.experiment, self.parameters, 0.0)
+        return next((p.loss for p in reversed(self.progress) if p.loss is not None), 0.0) - penalty
+
+    def _is_uncalibrated(self) -> bool:
+        """Return True if the probabilities are worse than equal ones, by the loss on the test set."""
+        classes = self.experiment.model.num_classes
+        return classes > 1 and self._plain_loss() > math.log(classes)
+
+    def _lasting_warnings(self) -> list[str]:
+        """Return warnings for those who use the model: no figure that was not released is in them."""
+        return [UNCALIBRATED] if self._is_uncalibrated() and not self.deployed else []
+
     def _warnings(self) -> list[str]:
-        """Warnings about the model's loss and, in a simulation, about samples far longer than declared."""
+        """Return warnings about the model's loss and, in a simulation, about samples far longer than declared."""
         experiment, found = self.experiment, []
-        classes, config = experiment.model.num_classes, experiment.config
-        penalty = experiment.method.objective(experiment, self.parameters, 0.0)
-        loss = next((p.loss for p in reversed(self.progress) if p.loss is not None), 0.0) - penalty
-        if classes > 1 and loss > math.log(classes):
+        classes, config, loss = experiment.model.num_classes, experiment.config, self._plain_loss()
+        if self._is_uncalibrated():
             found.append(
                 f"The loss on the test set ends at {loss:.3g}, above log({classes}) = {math.log(classes):.3g}, which "
                 "equal probabilities have: rely on no probability of this model. A step shorter than learning-rate = "

@@ -118,6 +118,18 @@ def test_folder_is_an_estimator_of_scikit_learn(saved):
     assert list(found.classes_) == ["no", "yes"]
 
 
+def test_uncalibrated_probabilities_are_said_by_result_card_and_prediction(tmp_path):
+    rows = [{"age": float(age), "ill": "yes" if age > 50 else "no"} for age in np.linspace(20, 80, 200)]
+    result = fit(rows, label="ill", clients=2, epsilon=0.05)
+    assert any("equal probabilities have" in words for words in result.outcome.warnings)
+    assert "warning" in repr(result)
+    card = result.save(tmp_path / "model")
+    assert "not calibrated" in (card / "CARD.md").read_text()
+    model = load_model(card)
+    with pytest.warns(UserWarning, match="not calibrated"):
+        model.predict_proba([{"age": 30.0}])
+
+
 def test_card_of_a_rehearsal_has_no_epsilon_of_its_own(saved):
     card = json.loads((saved / "card.json").read_text())
     assert card["epsilon"] is card["mu"] is card["sentence"] is None
@@ -164,7 +176,8 @@ def test_a_useless_model_is_said_in_the_first_line(tmp_path):
     assert is_useless(result.outcome, result.table)
     assert fit_lines(result, result.table, tmp_path)[0].startswith("Do not use this model")
     assert not result.table.better, "sums tell no more of a coin"
-    assert repr(result).startswith("Do not use this model")
+    assert [line.split()[0] for line in repr(result).splitlines()[:2]] == ["REHEARSAL:", "Do"]
+    assert result._repr_html_().startswith("<b>REHEARSAL")
 
 
 def test_a_model_that_nothing_tells_from_chance_is_useless(result):
