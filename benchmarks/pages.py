@@ -10,6 +10,7 @@ tables of declarations are made while the site is built (docs/reference.py). A p
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -33,7 +34,7 @@ from murmurfl.app.papers.best_accuracy import (
 from murmurfl.app.papers.jiang_2026 import end_of_grid, standing_still
 from murmurfl.app.papers.reproduction import cell_guarantees, tables_of
 from murmurfl.app.reports.table import spread
-from murmurfl.privacy import gdp_epsilon, rounded_up
+from murmurfl.privacy import errors, gdp_epsilon, rounded_up
 from murmurfl.privacy.accounting.guarantee import WORST_CASE_SENTENCE
 
 from . import (
@@ -358,6 +359,12 @@ def speed_of_peers() -> str:
     return shown(measured if glance.pairs(measured, loop=False) else None, lambda made: glance.table(made, loop=False))
 
 
+def error_kinds() -> str:
+    """Return the table of the kinds of errors, each with what its declaration says of it."""
+    kinds = re.findall(r'^    "([a-z-]+)",  # (.*)$', inspect.getsource(errors), flags=re.MULTILINE)
+    return "\n".join(["| kind | what is wrong |", "|---|---|", *(f"| `{kind}` | {words} |" for kind, words in kinds)])
+
+
 def part(name: str, table: Callable[[Any], str]) -> Callable[[], str]:
     """Return a table of docs/performance.md."""
     return lambda: shown(document("performance").get(name), table)
@@ -455,6 +462,7 @@ BLOCKS = {
         "masks": part("masks", masks.table),
         "peers": other_frameworks,
     },
+    "docs/errors.md": {"kinds": error_kinds},
     "docs/accuracy.md": {"secret-orders": in_secret_orders},
     "docs/which.md": {
         "portions": lambda: drift.table(json.loads(drift.DEFAULT.read_text()), moving=False),

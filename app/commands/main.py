@@ -14,11 +14,13 @@ from typing import Annotated, Any
 
 import click
 import typer
+from typer.core import TyperCommand
 from typer.main import get_command, get_group
 
 from ..version import __version__
 from .terminal import CommandLine, CommandsWithHint
 
+_DOCUMENTATION = "https://github.com/murmurfl/murmurfl/tree/main/docs"
 _COMMANDS = {
     "fit": "fit_command:fit",
     "predict": "fit_command:predict",
@@ -43,6 +45,12 @@ _COMMANDS = {
     "owner": "federation_command:owner_cli",
 }
 """Where each command stands: a function, or an application of commands."""
+_TASKS = {
+    "Tables": ("fit", "predict", "statistics", "schema"),
+    "Runs": ("run", "plan", "search", "audit", "report", "list", "reproduce", "names", "keys"),
+    "Real clients": ("node", "helper", "server", "deploy-demo", "federation", "ledger", "roster", "owner"),
+}
+"""The commands by what a user wants to do, in the order of the help."""
 _OPTIONS: dict[str, dict[str, Any]] = {
     "server": {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}}
 }
@@ -85,7 +93,9 @@ class _LateCommands(CommandsWithHint):
         """Show the help."""
         places = {name: place.split(":") for name, place in _COMMANDS.items()}
         helps = {name: _sentences(module)[attribute] for name, (module, attribute) in places.items()}
-        late, self.commands = self.commands, {name: click.Command(name, help=text) for name, text in helps.items()}
+        late, self.commands = self.commands, {}
+        for task, name in ((task, name) for task, names in _TASKS.items() for name in names):
+            self.commands[name] = TyperCommand(name, help=helps[name], rich_help_panel=task)
         try:
             super().format_help(ctx, formatter)
         finally:
@@ -108,6 +118,7 @@ def _sentences(module: str) -> dict[str, str]:
 cli = CommandLine(
     cls=_LateCommands,
     help="Private federated learning whose noise cancels itself.",
+    epilog=f"Documentation: {_DOCUMENTATION}",
     pretty_exceptions_enable=False,
 )
 

@@ -12,23 +12,11 @@ import click
 import typer
 from typer.core import TyperOption
 
-from ...privacy.setting import Setting, Value, unknown_key
-from ..settings.catalogue import (
-    CATALOGUE,
-    RegistryView,
-    config_schema,
-    expected,
-    key_schema,
-    key_toml,
-    readers,
-    shown,
-)
-from ..settings.layers import layered, names_own, parse_assignments, read_settings, search_here
-from ..settings.run_config import readers_of, run_keys
 from .terminal import failing_clearly, say
 
 if TYPE_CHECKING:
-    from ...privacy.setting import Setting
+    from ...privacy.setting import Setting, Value
+    from ..settings.catalogue import RegistryView
 
 
 _LONGEST_HELP = 60
@@ -143,6 +131,7 @@ def setting_options(names: Mapping[str, tuple[str, str, str]]) -> Callable[[Comm
         sentence on what this command does with it; both may be empty. The command reads what was given with
         :func:`given_settings`.
     """
+    from ..settings.run_config import run_keys
 
     def with_options(command: CommandT) -> CommandT:
         made = [_option_of(name, run_keys()[key], *words) for name, (key, *words) in names.items()]
@@ -181,6 +170,8 @@ def settings_of(file: Path | None, assignments: list[str] | None) -> dict[str, V
 
     If they name a user's own thing, the current folder is searched for it from now on.
     """
+    from ..settings.layers import layered, names_own, parse_assignments, read_settings, search_here
+
     made = layered({} if file is None else read_settings(file), parse_assignments(assignments or []))
     if names_own(made):
         search_here()
@@ -200,6 +191,10 @@ def keys(
     ] = False,
 ) -> None:
     """List the keys of a run configuration: default, what each may be, who reads it, and what it is."""
+    from ...privacy.setting import unknown_key
+    from ..settings.catalogue import config_schema, key_toml
+    from ..settings.run_config import run_keys
+
     with failing_clearly():
         if name is not None:
             if name not in run_keys():
@@ -214,6 +209,8 @@ def keys(
 
 
 def _say_one(one: Setting, as_json: bool) -> None:
+    from ..settings.catalogue import expected, key_schema, readers, shown
+
     if as_json:
         typer.echo(json.dumps(key_schema(one), indent=2))
         return
@@ -229,6 +226,9 @@ def _say_one(one: Setting, as_json: bool) -> None:
 
 
 def _say_all() -> None:
+    from ..settings.catalogue import expected, readers, shown
+    from ..settings.run_config import readers_of, run_keys
+
     widest = max(map(len, run_keys()))
     for one in run_keys().values():
         read = f" Read by {readers(one)}." if readers_of(one) else ""
@@ -248,6 +248,8 @@ def say_shelf(shelf: RegistryView) -> None:
 
 def list_names(as_json: AsJson = False) -> None:
     """List methods, tasks, features, partitions, models, mechanisms and papers by name."""
+    from ..settings.catalogue import CATALOGUE
+
     with failing_clearly():
         if as_json:
             made = {key: {name: shelf.sentence(name) for name in shelf.names()} for key, shelf in CATALOGUE.items()}

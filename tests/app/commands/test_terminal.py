@@ -5,12 +5,14 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from murmurfl.app.commands.main import cli
 from murmurfl.app.commands.run_command import RunDisplay
 from murmurfl.app.commands.terminal import say_table, system_error, wrapped
@@ -54,6 +56,24 @@ def test_a_full_disk_is_said_with_its_file_and_what_to_do():
 
 
 @pytest.mark.few_cases(6)
+def test_help_groups_every_command_by_task_and_ends_with_the_documentation():
+    help_text = shown("--help")
+    tasks = re.findall(r"^╭─ ([\w ]+) ─", help_text, re.MULTILINE)
+    assert tasks == ["Options", "Tables", "Runs", "Real clients"]
+    assert set(re.findall(r"^│ ([a-z][a-z-]+) ", help_text, re.MULTILINE)) == set(typer.main.get_command(cli).commands)
+    assert help_text.strip().splitlines()[-1].strip().startswith("Documentation: https://")
+
+
+def test_help_of_fit_imports_neither_flower_nor_settings():
+    code = "import sys; from murmurfl.app.commands.main import cli; cli(['fit', '--help'], standalone_mode=False);"
+    code += "print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    loaded = set(told.stdout.splitlines()[-1].split())
+    assert "murmurfl.app.commands.fit_command" in loaded
+    assert not loaded & {"flwr", "numpy", "scipy", "pydantic", "murmurfl.app.settings.run_config"}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits(command):
     fits(shown(*command.split(), "--help"))
