@@ -33,7 +33,7 @@ _PULL_INTERVAL_S = 0.02
 
 
 def run_folder(config: RunConfig, run_id: int, *, deployed: bool = False) -> Path:
-    """Where a run writes its files: a folder of its own.
+    """Return where a run writes its files: a folder of its own.
 
     Parameters
     ----------

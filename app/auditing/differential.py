@@ -83,7 +83,7 @@ class DifferentialAudit:
     unit: str
     """Unit that was replaced: a record, or all records of an owner."""
     sources: tuple[str, ...]
-    """How records were handed over."""
+    """Format in which records were handed over."""
     trials: int
     """Clients that were made."""
     found: tuple[Found, ...]

@@ -27,7 +27,7 @@ OWNERS = 12
 """Owners of these, with as many records each, scattered over the file."""
 _MOST_CLASSES = 8
 _PLACES = (0, 13)
-"""Where a record is replaced: the first one, which a reader may take for all, and one in the middle."""
+"""Positions at which a record is replaced: the first, which a reader may take for all, and one in the middle."""
 _LONG = 1 << 20
 
 Row = Any

@@ -335,7 +335,7 @@ class CanarySetup:
         self._experiment = replace(experiment, data=data)
 
     def shift(self, release: int) -> NDArray[np.float64]:
-        """How far a canary moves each release, found by releasing with and without it under the same keys.
+        """Return how far a canary moves each release, found by releasing with and without it under the same keys.
 
         In a secret order every release moves as the first would.
         """

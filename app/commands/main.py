@@ -44,7 +44,7 @@ _COMMANDS = {
     "roster": "federation_command:roster_cli",
     "owner": "federation_command:owner_cli",
 }
-"""Where each command stands: a function, or an application of commands."""
+"""Location of each command: a function, or an application of commands."""
 _TASKS = {
     "Tables": ("fit", "predict", "statistics", "schema"),
     "Runs": ("run", "plan", "search", "audit", "report", "list", "reproduce", "names", "keys"),

@@ -40,7 +40,7 @@ LogDetails = Annotated[
 
 @dataclass(frozen=True)
 class Serving:
-    """How a long-running process reports to its operator; fields as the options."""
+    """Output of a long-running process for its operator; fields as the options."""
 
     log_json: bool = False
     log_details: bool = False

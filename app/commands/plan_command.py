@@ -72,7 +72,7 @@ def plan(
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which strategy to take, with what; with --details why not the others, and what every mechanism would do.
+    """Recommend a strategy and its settings; --details explains why not the others, and what every mechanism would do.
 
     It is decided before anything runs, from sizes alone. With --config or --set it is decided for that run, on the
     sizes of its data; the other options win over it. With --unit client it says what noise on the updates of a project

@@ -1,4 +1,4 @@
-"""How a data set is split among clients, by the run's seed: which client and which owner has which samples."""
+"""Partitions of a data set among clients, by the run's seed: which client and which owner has which samples."""
 
 from __future__ import annotations
 

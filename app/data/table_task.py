@@ -116,7 +116,7 @@ class ReadRows:
     sites: tuple[str, ...]
     client_of: NDArray[np.int64] | None
     invalid_records: Counter[str]
-    """How many rows do not fit, by the reason."""
+    """Number of rows that do not fit, by the reason."""
 
 
 def _site(rows: Rows, number: int, column: str) -> str:
@@ -136,7 +136,7 @@ SPENT = (
 
 @dataclass(frozen=True)
 class FittedTable:
-    """What a model was fitted to: the table, how its rows were read, and what guessing reaches on the rows held out."""
+    """Data a model was fitted to: the table, how its rows were read, and the score of guessing on the rows held out."""
 
     name: str
     schema: Schema
@@ -145,7 +145,7 @@ class FittedTable:
     trained: int
     tested: int
     invalid_records: Mapping[str, int]
-    """How many rows do not fit, by the reason."""
+    """Number of rows that do not fit, by the reason."""
     site: str
     """The column of sites; empty where rows were dealt."""
     left_out: Mapping[str, list[str]]

@@ -33,7 +33,7 @@ from ..version import __version__
 from .loopback import MARKER, Processes, interrupts_as_keyboard_interrupt, scratch_parent
 
 WorkerState = dict[str, Any]
-"""What a worker keeps between calls."""
+"""State that a worker keeps between calls."""
 
 Call = Hashable
 

@@ -241,7 +241,7 @@ OTHER = "other"
 REASONS = (*protocol.REFUSAL_NAMES.values(), OTHER)
 """Reasons of refusals: the protocol's own names."""
 ENDS = ("completed", "failed", "stopped", "killed", OTHER)
-"""How a run ends: its process did, with or without an error; its owner stopped it; or nothing was heard of it."""
+"""Ends of a run: its process ended, with or without an error; its owner stopped it; or it was no longer heard of."""
 CAUSES = (*(cause for cause in causes.CAUSES if cause != "reached"), OTHER)
 """Causes of a lost or impossible connection."""
 
@@ -421,7 +421,7 @@ class NodeHealth:
 
     @property
     def problem(self) -> str:
-        """What is wrong, one of :data:`PROBLEMS`; empty if nothing is."""
+        """Current problem, one of :data:`PROBLEMS`; empty if there is none."""
         if self._problem:
             return self._problem
         now = self._clock()
@@ -568,7 +568,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where health and metrics are shown, as typed; empty for nowhere. Both may be one address."""
+    """Addresses at which health and metrics are shown, as typed; empty for none. Both may be one address."""
 
     health: str = ""
     metrics: str = ""

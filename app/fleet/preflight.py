@@ -216,7 +216,7 @@ def _read(client: PrivateClient, config: NodeConfig | SampleNode) -> Records | N
 
 
 def _records(found: Records | None) -> list[Check]:
-    """How many records fit their schema; nothing without a schema, as with a built-in data set."""
+    """Return a check of how many records fit their schema; nothing without a schema, as with a built-in data set."""
     if found is None:
         return []
     share = float(found.fits.mean()) if len(found) else 0.0

@@ -112,7 +112,7 @@ _NUMBERS = (
     _Scaled(0.3, 6, 0.1, 0.6, 0.3),
     _Scaled(1.0, 6, 0.1, 0.18, 0.3),
 )
-"""Of numbers from -1 to 1. A least-squares loss is as steep as its rows are long, so that steps cannot be longer."""
+"""Settings for numbers from -1 to 1. A least-squares loss is as steep as its rows are long, which limits the steps."""
 _FARTHEST = 25.0
 """The largest eta S R of classes: fewer rounds than the usual ones cannot travel as far."""
 _STEADY = 7.5

@@ -109,7 +109,7 @@ def _spread(config: RunConfig, model: Model) -> float:
 _PATH = 30.0
 """The length of all normalised steps together, and so the furthest that w can come, for pixels."""
 _SCORES = 300.0
-"""How far they move the scores of the longest row, where no constants were chosen."""
+"""Furthest that the steps move the scores of the longest row, where no constants were chosen."""
 
 
 class TreeMomentumMethod(Method, algorithm="tree-momentum"):
@@ -204,7 +204,7 @@ class TrustedSgdMethod(TreeMomentumMethod, algorithm="trusted-sgd"):
 
 
 _UPDATE_CLIP, _UPDATE_TRAVEL = 0.1, 7.5
-"""Of whole updates: S / R, since gradients along the steps hardly agree, and eta L tau."""
+"""Defaults for whole updates: S / R, since gradients along the steps hardly agree, and eta L tau."""
 
 
 class OnlineMethod(Method, algorithm="online"):

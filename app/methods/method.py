@@ -206,7 +206,7 @@ class Method(ABC):
         return range(1, num_rounds + 1)
 
     def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
-        """How many releases a simulated client can make, and what limits it.
+        """Return how many releases a simulated client can make, and what limits it.
 
         Parameters
         ----------
@@ -359,7 +359,7 @@ class Method(ABC):
         return self.policy(problem, max(problem.sizes))
 
     def server_noise(self, config: RunConfig) -> str:
-        """Which noise a trusted server adds: a mechanism's name, or ``fresh``."""
+        """Return the noise that a trusted server adds: a mechanism's name, or ``fresh``."""
         return "fresh"
 
     def guarantee(

@@ -27,7 +27,7 @@ from .presets import (
 )
 
 ANYTIME_CLIP, ANYTIME_RATE = 0.3, 0.5
-"""Of anytime steps: S / R, and eta R d^(1/8). Steps of all sizes from half to twice that do about as well."""
+"""Defaults for anytime steps: S / R, and eta R d^(1/8). Steps of all sizes from half to twice that do about as well."""
 
 _FEW_ROUNDS = 8
 """Up to so many, anytime steps are for rows as they usually are; more of them arrive from wherever R is."""

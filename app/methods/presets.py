@@ -281,7 +281,7 @@ def usual_norm(config: RunConfig, model: Model) -> float:
 
 
 _TYPICAL = 0.55
-"""How long rows of values from -1 to 1 are, as a share of the longest: the root of their number."""
+"""Typical length of rows of values from -1 to 1, as a share of the longest: the root of their number."""
 
 
 def typical_norm(config: RunConfig, model: Model) -> float:

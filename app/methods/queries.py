@@ -279,7 +279,7 @@ def _largest_mu(policy: PrivacyPolicy, num_parameters: int) -> float | None:
 
 
 class QueriedProblem(Protocol):
-    """What a query of a run needs to know of its run (:class:`~murmurfl.app.methods.presets.ResolvedRun`)."""
+    """Part of a run that its queries need (:class:`~murmurfl.app.methods.presets.ResolvedRun`)."""
 
     @property
     def config(self) -> RunConfig:
@@ -307,7 +307,7 @@ class QueriedProblem(Protocol):
 
 @dataclass(frozen=True)
 class QueryOutcome:
-    """What became of a query in a run."""
+    """Outcome of a query in a run."""
 
     answer: Any
     """The answer; None where there is none."""
@@ -330,11 +330,11 @@ class RunQuery(ABC, Generic[Asked]):
     name: ClassVar[str]
     """Its name in sessions, permits and noise keys."""
     says: ClassVar[str]
-    """What is released, in words for the guarantee."""
+    """Description of what is released, in words for the guarantee."""
     off: ClassVar[str] = ""
     """The setting of a run without it: ``key=value``."""
     result_key: ClassVar[str] = ""
-    """Where a result has its figures; empty for ``queries``, by its name."""
+    """Key under which a result has its figures; empty for ``queries``, by its name."""
     of_trained: ClassVar[bool] = True
     """Whether samples that are trained on have a row even where others are set aside."""
     before: ClassVar[bool] = False
@@ -355,7 +355,7 @@ class RunQuery(ABC, Generic[Asked]):
 
     @abstractmethod
     def client_query(self, policy: PrivacyPolicy, samples: int) -> Asked:
-        """How a client of so many samples answers it, whose training is under ``policy``."""
+        """Return how a client of so many samples answers it, whose training is under ``policy``."""
 
     def round(self, **options: Any) -> QueryRound[Any]:
         """Return the server's part, with these options."""
@@ -410,11 +410,11 @@ class RunQuery(ABC, Generic[Asked]):
 
     @cached_property
     def largest(self) -> Asked:
-        """How the client with the most samples answers."""
+        """Query of the client with the most samples."""
         return self.client_query(self.policy(None), max(shard_sizes(self.problem.shards)))
 
     def of_client(self, client: int) -> Asked:
-        """How a simulated client answers."""
+        """Return the query of a simulated client."""
         samples = len(self.problem.shards[client])
         # A simulation builds a client for every message.
         if samples not in self._answering:
@@ -549,7 +549,7 @@ class MeanOfRun(RunQuery[Centring]):
         return {"centring": config.centring} if config.centring else {}
 
     def client_query(self, policy: PrivacyPolicy, samples: int) -> Centring:
-        """How a client releases the mean of its features, without the constant that stands beside them."""
+        """Return how a client releases the mean of its features, without the constant appended to them."""
         config, width = self.problem.config, self.problem.model.num_features - 1
         bound = features_bound(config.task, config.features, width, config.feature_bound)
         return make_centring(policy, bound, width, mu=config.mu, share=self.share)
@@ -564,7 +564,7 @@ class MeanOfRun(RunQuery[Centring]):
 
     @property
     def constant(self) -> float:
-        """What was appended to centred features (:func:`murmurfl.privacy.centred`)."""
+        """Value that was appended to centred features (:func:`murmurfl.privacy.centred`)."""
         return self.largest.constant
 
     def figures(self, outcome: QueryOutcome) -> dict[str, Any]:
@@ -596,7 +596,7 @@ class EvaluationOfRun(RunQuery[Evaluation]):
         return {"evaluation.share": config.private_evaluation, "evaluation.held-out": config.held_out, **bins}
 
     def client_query(self, policy: PrivacyPolicy, samples: int) -> Evaluation:
-        """How a client of so many samples evaluates the model on those that it sets aside."""
+        """Return how a client of so many samples evaluates the model on those that it sets aside."""
         config = self.problem.config
         return make_evaluation(
             policy,

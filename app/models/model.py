@@ -111,7 +111,7 @@ class Model(ABC):
 
 
 def area_under_curve(scores: NDArray[np.floating], labels: NDArray[Any]) -> float:
-    """How often a sample of class 1 scores higher than one of class 0; equal scores count half.
+    """Return how often a sample of class 1 scores higher than one of class 0; equal scores count half.
 
     NaN if a class has no sample, or a score is not finite.
     """

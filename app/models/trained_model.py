@@ -222,7 +222,7 @@ class _Loaded(BaseEstimator):
 
     @cached_property
     def model(self) -> TrainedModel:
-        """What the folder holds."""
+        """Trained model in the folder."""
         return TrainedModel.read(self.folder)
 
     def fit(self, rows: object = None, labels: object = None) -> Self:
@@ -233,7 +233,7 @@ class _Loaded(BaseEstimator):
         return True
 
     def predict(self, rows: Table | NDArray[Any]) -> NDArray[Any]:
-        """As :meth:`TrainedModel.predict`."""
+        """Return the predictions of :meth:`TrainedModel.predict`."""
         return self.model.predict(rows)
 
 
@@ -246,7 +246,7 @@ class TrainedClassifier(ClassifierMixin, _Loaded):
         return self.model.classes
 
     def predict_proba(self, rows: Table | NDArray[Any]) -> NDArray[np.float64]:
-        """As :meth:`TrainedModel.predict_proba`."""
+        """Return the probabilities of :meth:`TrainedModel.predict_proba`."""
         return self.model.predict_proba(rows)
 
 

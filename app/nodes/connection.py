@@ -1,4 +1,4 @@
-"""How a node reaches its SuperLink: options or ``[connection]``, the certificate it shows, and why a call fails."""
+"""Connection of a node to its SuperLink: options or ``[connection]``, its certificate, and why a call fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ...privacy.setting import Setting
 
 @dataclass(frozen=True)
 class Connection:
-    """How a node reaches its SuperLink."""
+    """Connection of a node to its SuperLink."""
 
     superlink: str  # host and port
     # PEM file that the SuperLink's certificate is checked against; default the public authorities that Python's
@@ -150,7 +150,7 @@ def tls_context(root_certificates: Path | None) -> ssl.SSLContext:
 
 
 def expiries(path: Path | None) -> list[float]:
-    """When each certificate in a PEM file expires, in seconds since 1970; empty if there is none that can be read."""
+    """Return the expiry of each certificate in a PEM file, in seconds since 1970; empty if none can be read."""
     if path is None:
         return []
     try:

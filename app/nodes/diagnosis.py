@@ -263,7 +263,7 @@ _WORDS = {
         "and if it does not, another computer runs with this key",
     ),
 }
-"""What was expected, and what to do, by cause; where a cause has several, its finder says them."""
+"""Expectation and remedy, by cause; where a cause has several, its finder supplies them."""
 
 
 class _Attempt:

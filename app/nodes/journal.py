@@ -1,4 +1,4 @@
-"""What happens on a node, a helper or a server, in a journal and in its log.
+"""Events on a node, a helper or a server, in a journal and in its log.
 
 Log, health and metrics are made from the journal's entries. No fact of an entry depends on anybody's data: names,
 numbers of releases, fixed reasons, times. A terminal or a monitor may show all of it.
@@ -104,9 +104,9 @@ class Journal:
         self._listeners: list[Listener] = []
         self._one_at_a_time = threading.RLock()
         self.asked_at = 0.0
-        """When the last request came, in seconds since 1970."""
+        """Time of the last request, in seconds since 1970."""
         self.reached_at = 0.0
-        """When the SuperNode's process last answered, in monotonic seconds; too often for entries."""
+        """Time of the last answer of the SuperNode's process, in monotonic seconds; too often for entries."""
 
     def arrived(self) -> None:
         """Note when a request came: what is made of it later must not tell how long the answer took."""

@@ -360,7 +360,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Allowance:
-    """What is left of a client's budget and samples.
+    """Remaining budget and samples of a client.
 
     This is arithmetic on the policy and on a ledger's entries, and no promise: the ledger decides, release by release.
     """

@@ -222,7 +222,7 @@ class NodeConfig(RecordsFile):
 
     @property
     def method(self) -> Method:
-        """What this client takes part in; refused if a real client cannot."""
+        """Method that this client takes part in; refused if a real client cannot."""
         method = METHODS[self.strategy]
         self._check("strategy", method.on_real_nodes, f"one for real nodes, one of {', '.join(node_strategies())}")
         return method

@@ -1,4 +1,4 @@
-"""Which runs a node takes: the table ``[runs]`` of its operator's file, applied before anything reads a request.
+"""Runs that a node takes: the table ``[runs]`` of its operator's file, applied before anything reads a request.
 
 The table names owners whose permits count (:mod:`murmurfl.privacy.permits`), bundles, and hours. Nothing that Flower
 says of a run counts: who submitted it, and its number, are the server's word.
@@ -93,7 +93,7 @@ class Hours:
 logger = logging.getLogger(__name__)
 
 REFUSAL = "this client does not take this run"
-"""What a server is told, whatever the reason."""
+"""Text that a server receives, whatever the reason."""
 
 
 class ReceivedContext(Context):
@@ -123,7 +123,7 @@ class RunsTable:
 
 @dataclass(frozen=True)
 class RunAdmissionPolicy:
-    """Which runs a node takes: everything that is set must hold.
+    """Policy for the runs that a node takes: everything that is set must hold.
 
     Notes
     -----

@@ -167,7 +167,7 @@ def _twin(shared: Overrides, options: Overrides) -> Settings | None:
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where and how runs are made: the parameters of :func:`run_cells`."""
+    """Location and settings of the runs: the parameters of :func:`run_cells`."""
 
     out: Path
     engine: str

@@ -170,7 +170,7 @@ _LOSSY_COHORT = 0.7
 
 
 def _kinds(asked: int, *, lossy: bool) -> dict[str, Overrides]:
-    """Whom a client trusts, from nobody to the server; h clients of a sum in between.
+    """Return the settings of trust, from nobody to the server; h clients of a sum in between.
 
     Where every reply comes, all that are asked are in the sum, so that all of them but h may work with the server.
     Where some are lost fewer must do, so fewer may; h = 0.7 m is then for sums without a client that does.

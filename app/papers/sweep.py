@@ -111,7 +111,7 @@ def _figures(experiment: Experiment, end: Matrix, objectives: Matrix) -> dict[st
 
 
 def _epochs(experiment: Experiment, columns: _Columns) -> tuple[Matrix, Matrix]:
-    """Where the runs end, shape (runs, d), and their objectives after every epoch, shape (runs, K)."""
+    """Return where the runs end, shape (runs, d), and their objectives after every epoch, shape (runs, K)."""
     config, shard, model = experiment.config, experiment.shards[0], experiment.model
     samples, public = len(shard), public_shard(experiment.data, 0)
     own = _as_model_takes(experiment, shard[:])

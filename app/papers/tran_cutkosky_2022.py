@@ -335,7 +335,7 @@ def _algorithms(alpha: float) -> dict[str, Settings]:
 
 
 def _grids(rounds: int, paths: tuple[float, ...], rates: tuple[float, ...]) -> dict[str, tuple[float, ...]]:
-    """As many steps for every algorithm: eta T for normalised ones, eta for noisy SGD."""
+    """Return as many steps for every algorithm: eta T for normalised ones, eta for noisy SGD."""
     return {**{label: tuple(path / rounds for path in paths) for label in _MOMENTUM}, UNSAMPLED_SGD: rates}
 
 

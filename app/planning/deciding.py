@@ -144,7 +144,7 @@ class PlanRequest:
 
     @property
     def work_out(self) -> Resolve:
-        """What works out a run."""
+        """Function that resolves a run."""
         if self.resolve is None:
             raise ConfigurationError("Expected resolve in a request for a strategy.", kind="missing")
         return self.resolve
@@ -188,12 +188,12 @@ class Candidate:
 
     @cached_property
     def retained_utility(self) -> float:
-        """What it keeps of what can be learnt, on average over made-up data; 0 where it cannot be rehearsed."""
+        """Share of what can be learnt that it keeps, averaged over synthetic data; 0 where it cannot be rehearsed."""
         return mean_retained_utility(self.problem, self.request.work_out)
 
     @cached_property
     def against_local_baseline(self) -> tuple[float, float] | None:
-        """What it keeps, by more rehearsals, and one client without the others and noise; None without a rehearsal."""
+        """Retained utility by more rehearsals, and that of one client alone without noise; None without a rehearsal."""
         return against_local_baseline(self.problem, self.request.work_out)
 
     @property
@@ -230,7 +230,7 @@ class Candidate:
 
     @property
     def trust(self) -> Trust:
-        """Whom clients trust."""
+        """Trust model of the clients."""
         return self.config.trust_model
 
     @property
@@ -255,7 +255,7 @@ class Candidate:
 
     @cached_property
     def amplification(self) -> Amplification | None:
-        """What its secret order makes of epsilon; None without one."""
+        """Amplification of epsilon by its secret order; None without one."""
         problem, method = self.problem, METHODS[self.strategy]
         policies = [method.policy(problem.trained, size) for size in problem.sizes]
         return worth_of_order(policies, method.release_size(problem))
@@ -335,12 +335,12 @@ class Candidate:
 
     @property
     def memory_bytes(self) -> int:
-        """What the mechanism makes a stream remember between releases."""
+        """Bytes that the mechanism makes a stream remember between releases."""
         return self.noise.mechanism.memory_bytes(self.num_values)
 
     @cached_property
     def amplified(self) -> Amplification | None:
-        """What a secret order makes of this mechanism's epsilon; None without one, and where nothing is known of it."""
+        """Amplification of this mechanism's epsilon by a secret order; None without one, and where none is known."""
         return amplification_of(self.policy, self.noise)
 
 
@@ -438,7 +438,7 @@ _ROUNDS = (1, 4, 8, 16)
 _USUAL_ROUNDS = ((0.05, 16), (0.12, 8), (0.28, 4), (math.inf, 1))
 """The usual ones of corrected gradients, by the noise in the mean of all samples' gradients (docs/tuning.md)."""
 _FULL_ROUNDS = (6, 12)
-"""Of full batches beside the preset's, which has few where there is much noise and many where there is little."""
+"""Rounds of full batches to try next to the preset's, which has few with much noise and many with little."""
 
 
 FEW_POINTS = 0.05
@@ -530,7 +530,7 @@ def _one_pass(request: PlanRequest, strategy: str, refused: dict[str, str]) -> I
 
 
 def _usual_rounds(request: PlanRequest, strategy: str, batch: int) -> int:
-    """How many rounds a pass usually has, by the noise that one mean gradient of all samples would have."""
+    """Return how many rounds a pass usually has, by the noise that one mean gradient of all samples would have."""
     settings: Settings = {"batch-size": batch, "num-rounds": 1, "features": _features(request, strategy)}
     try:
         found = tried(request, strategy, settings).noise_to_signal

@@ -60,7 +60,7 @@ FAMILY = (
     SyntheticProfile(0.4, 0.5, 1.0, 1.0),
 )
 _TWO, _OF_TWO = 2, 0.25
-"""What is left of ``between`` for two classes: those of people overlap, and a linear model tells 7 to 8 of 10."""
+"""Share of ``between`` left for two classes: those of people overlap, and a linear model tells 7 to 8 of 10."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def mean_auc(scores: NDArray[np.floating], labels: NDArray[Any]) -> float:
 
 
 _RIDGES = (0.001, 0.1, 1.0, 10.0, 100.0)
-"""Of which the best is taken: a client with hardly more rows than columns knows nothing by the first."""
+"""Ridge strengths to choose the best of: a client with hardly more rows than columns learns nothing with the first."""
 synthetic_data = lru_cache(maxsize=32)(SyntheticData)
 
 

@@ -118,7 +118,7 @@ def _alike(groups: Sequence[Group], of: Callable[[Outcome], Any]) -> list[tuple[
 
 
 def _runs(numbers: Sequence[int], every: int) -> str:
-    """Which runs; empty for all."""
+    """Return the numbers of the runs in words; empty for all."""
     return f"Run {_listed(numbers)}" if len(numbers) < every else ""
 
 
@@ -174,7 +174,7 @@ def _figures(outcome: Outcome) -> list[list[str]]:
 
 
 def _records(outcome: Outcome) -> tuple[int, str]:
-    """How many units there are, and in words; 0 where it is not known."""
+    """Return the number of units, and their name; 0 where it is not known."""
     if getattr(outcome.privacy, "unit", "") == "client":
         return outcome.num_clients, "clients"
     if getattr(outcome.privacy, "unit", "") != "sample":

@@ -90,7 +90,7 @@ def _named(runs: list[RecordedRun]) -> list[RecordedRun]:
 
 
 def _beside(outcome: Outcome) -> list[tuple[str, str]]:
-    """How good the model is, beside the same without noise and one client alone."""
+    """Return the scores of the model, of the same without noise, and of one client alone."""
     evaluation, twin, alone = outcome.private_evaluation, outcome.without_noise, outcome.alone
     tiles = [] if outcome.accuracy is None and not _has_loss(outcome) else [("this model", shown_accuracy(outcome))]
     if evaluation is not None:

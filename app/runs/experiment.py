@@ -119,7 +119,7 @@ class Experiment(ResolvedRun):
 
     @cached_property
     def queries(self) -> list[RunQuery]:
-        """What clients are asked beside the training, in the order in which they answer."""
+        """Queries that clients answer in addition to the training, in the order in which they answer."""
         return [RUN_QUERIES[name](self, self.policy) for name in shares(self.config)]
 
     def query(self, name: str) -> RunQuery:

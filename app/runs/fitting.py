@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 CLIENTS = 5
 """Clients that rows are dealt to where no column says whose they are."""
 HELD_OUT_SHARE = 0.2
-"""Of the rows, for the figure."""
+"""Share of rows held out for the score."""
 SCALING_SHARE = 0.1
-"""Of mu^2, for statistics that columns are scaled by."""
+"""Share of mu^2 for the statistics that columns are scaled by."""
 EPSILON = 2.0
-"""Of a fit for which nothing else is asked."""
+"""Default epsilon of a fit."""
 _SUMS = "secure-aggregation"
 DEALT = ("task", "partition", "num-clients", "clients-per-round", "partition.alpha")
 """Keys that the table and its clients decide."""
@@ -553,7 +553,7 @@ def _method(result: RunResult) -> str:
 
 
 def _invalid_records(invalid_records: Mapping[str, int]) -> str:
-    """How many rows do not fit, and the most frequent reasons."""
+    """Return how many rows do not fit, and the most frequent reasons."""
     frequent = sorted(invalid_records.items(), key=lambda one: -one[1])[:_MOST_NAMED]
     reasons = [f"{reason}: {count:,}" if len(invalid_records) > 1 else reason for reason, count in frequent]
     return f"{sum(invalid_records.values()):,} rows do not fit and are not used ({'; '.join(reasons)})"

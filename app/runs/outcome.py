@@ -1,4 +1,4 @@
-"""What a run leaves, declared once: ``result.json``.
+"""Results of a run, declared once: ``result.json``.
 
 Its JSON schema and the documentation's table follow from the declarations below. Summary, report, list of runs and
 trackers are functions of an :class:`Outcome`, made from a run that has just ended or read from its file. A key that is
@@ -109,7 +109,7 @@ class Privacy(_Part):
 
     @property
     def loss(self) -> Loss:
-        """What was released, as the document says it; infinite where nothing is guaranteed."""
+        """Privacy loss of what was released, as the document has it; infinite where nothing is guaranteed."""
         return Loss.of(infinite(self.mu), None if self.min_honest is None else infinite(self.mu_local))
 
 
@@ -138,7 +138,7 @@ class Round(_Part):
 
 
 class Training(_Part):
-    """What clipping did: simulation only, and not private; null on real clients."""
+    """Effects of clipping: simulation only, and not private; null on real clients."""
 
     note: str = _said(_PRIVATE)
     rows: int = _count("Contributions that were clipped: gradients, local steps or updates.")
@@ -203,7 +203,7 @@ class EvaluationFigures(_Part):
 
 
 class Twin(_Part):
-    """Where the same run ended without noise: simulation only, and not private; null where it was not made."""
+    """Result of the same run without noise: simulation only, and not private; null where it was not made."""
 
     note: str = _said(_PRIVATE)
     accuracy: float | None = _or_null("Accuracy on the test set; null where the model has none.")
@@ -214,7 +214,7 @@ class Twin(_Part):
 
 
 class Alone(_Part):
-    """What one client reaches alone, without noise: the same linear model of the same features, trained by
+    """Score of one client alone, without noise: the same linear model of the same features, trained by
     scikit-learn on its own samples; the mean over clients. Simulation only, and not private: of real clients nothing
     of it is computed. Null where it was not made.
     """
@@ -232,7 +232,7 @@ class Alone(_Part):
 
 
 class Online(_Part):
-    """What online learning cost so far: simulation only, and not private; null where it was not computed."""
+    """Cost of online learning so far: simulation only, and not private; null where it was not computed."""
 
     rounds: list[int] = _said("The rounds of the lists that follow.")
     cumulative_loss: list[float | None] | None = _or_null("Sum of the global models' losses.", alias="cumulative-loss")
@@ -259,7 +259,7 @@ class Remedy(_Part):
 
 
 class Foreseen(_Part):
-    """How much of the model was likely to be noise, as it was said before the first round from what clients state;
+    """Share of the model that was likely to be noise, as forecast before the first round from what clients state;
     null without noise. The ratio to the longest update is arithmetic, all else an estimate.
     """
 
@@ -286,7 +286,7 @@ class ClientGroup(_Part):
 
 
 class Outcome(_Part):
-    """What a run leaves: `result.json`."""
+    """Results of a run: `result.json`."""
 
     format: int = _said(f"Version of this document; now {FORMAT}.", ge=1)
     date: str = _said("When it was written: ISO 8601, UTC.", format="date-time")
@@ -447,7 +447,7 @@ class Outcome(_Part):
 
     @property
     def terms(self) -> Guarantee | None:
-        """What the run guarantees, put together from its parts; None of a file that does not have them."""
+        """Guarantee of the run, put together from its parts; None for a file that does not have them."""
         if (parts := self.privacy) is None:
             return None
         return Guarantee(

@@ -1,4 +1,4 @@
-"""Where a run stands after a round: the line that it says, and the trackers that it is logged to.
+"""Progress of a run after a round: the line that it logs, and the trackers that it is logged to.
 
 Every engine says the same lines; over ``flwr run`` they come back out of Flower's log, where the command reads them.
 The guarantee that their epsilon belongs to stands above them, once.
@@ -53,7 +53,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands after a round.
+    """Progress of a run after a round.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ _HELD_OUT, _BINS, _TWO = 0.1, 20, 2
 
 @dataclass(frozen=True)
 class RealFit:
-    """What leaves a real fit: released, or public."""
+    """Outputs of a real fit: released, or public."""
 
     result: RunResult
     schema: Schema
@@ -387,7 +387,7 @@ class Dealt:
 
     @property
     def record_kind(self) -> str:
-        """What a record is called."""
+        """Name of a record."""
         return self.records.record_kind
 
 
@@ -405,7 +405,7 @@ class Places:
 
     @property
     def record_kind(self) -> str:
-        """What a record is called."""
+        """Name of a record."""
         return self.first_read.record_kind
 
 

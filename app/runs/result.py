@@ -334,7 +334,7 @@ class RunResult:
 
     @cached_property
     def alone(self) -> Alone | None:
-        """What one client reaches alone, without noise: of a simulation, and not private; None of real clients."""
+        """Score of one client alone, without noise: of a simulation, and not private; None for real clients."""
         return None if self.deployed else alone(self.experiment.config)
 
     @cached_property

@@ -20,7 +20,7 @@ from .outcome import Alone, EvaluationFigures, Outcome, Twin, infinite
 logger = logging.getLogger(__name__)
 
 UNTESTED = "none: the server has no records"
-"""What stands in the place of a test's figure where there was no test."""
+"""Text in the place of a test's score where there was no test."""
 
 
 def shown(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What only a simulation can compute, from samples that no server has: regret, gradient norms, one client alone.
+"""Metrics that only a simulation can compute, from samples that no server has, such as regret and gradient norms.
 
 None of it is private, and none of it a release: of real clients nothing of it is computed, since no ledger would count
 what it tells of their records.
@@ -128,7 +128,7 @@ def _minimum(model: ComputableOptima, samples: Batch, start: NDArray[np.float64]
 
 
 class GradientNorms:
-    """How near a run came to a stationary point: ||grad F(w_t)||, F the mean training loss (tran-cutkosky-2022).
+    """Gradient norms of a run: ||grad F(w_t)||, F the mean training loss, 0 at a stationary point (tran-cutkosky-2022).
 
     Of a network, over the first 2,000 training samples.
     """
@@ -154,7 +154,7 @@ _MOST_CLIENTS, _FEWEST_CLIENTS = 20, 5
 _MOST_SAMPLES, _MOST_VALUES = 2_000, 8_000_000
 """Samples of one client, and values of all of them: wide features are tried on fewer clients."""
 _STRENGTHS = (1.0, 10.0, 100.0)
-"""How little is shrunk (scikit-learn's C), of features with a root mean square norm of one."""
+"""Inverse strengths of shrinkage (scikit-learn's C), of features with a root mean square norm of one."""
 
 
 def alone(config: RunConfig) -> Alone:

@@ -107,7 +107,7 @@ def _suffix(one: Setting) -> str:
 
 
 def readers(one: Setting) -> str:
-    """Who reads a key."""
+    """Return the readers of a key."""
     return ", ".join(readers_of(one)) or ("every run" if not one.read_by else f"no built-in {one.read_by}")
 
 

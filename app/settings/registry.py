@@ -32,11 +32,11 @@ _REGISTRIES = {
     "partition": ("data.partition", "PARTITIONS"),
     "model": ("models", "MODELS"),
 }
-"""Where the registry of a run-config key stands: its room, and its name there."""
+"""Location of the registry of a run-config key: its room, and its name there."""
 
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq", ".xlsx")
-"""How the name of a table ends, which is no task by itself."""
+"""Extensions of a table's file name, which is no task by itself."""
 
 
 class Named:

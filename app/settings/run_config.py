@@ -160,7 +160,7 @@ class RunConfig(RunKeys):
 
     @property
     def trust_model(self) -> Trust:
-        """Who is trusted, and with what: as set, or the method's own."""
+        """Trust model (who is trusted, and with what): as set, or the method's own."""
         return self.trust.kind or registry("strategy")[self.strategy].own_trust  # type: ignore[return-value]
 
     @property
@@ -186,7 +186,7 @@ class RunConfig(RunKeys):
 
     @property
     def sums(self) -> SumAssumption:
-        """What mu assumes of every sum; both numbers are 1 where the server sees every release by itself."""
+        """Assumption of mu about every sum; both numbers are 1 where the server sees every release by itself."""
         if not self.secure:
             return NOTHING_ASSUMED
         return sum_assumption(self.clients_per_round, self.summing.min_cohort, self.summing.colluders)

@@ -44,7 +44,7 @@ class DeviceContributions(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where they are."""
+        """Device on which the arrays live."""
 
     @abstractmethod
     def squared_norms(self) -> torch.Tensor:

@@ -300,7 +300,7 @@ def check_mechanism_on_device(mechanism: Mechanism) -> None:
 
 
 def _earlier_rows(mechanism: Mechanism, release: int) -> int | None:
-    """How many earlier releases' normals a release's noise uses; None if it is not made of releases' normals."""
+    """Return how many earlier releases' normals a release's noise uses; None if it is not made of releases' normals."""
     if any(mechanism.draws(k) != 1 for k in (1, release)):
         return None
     kept = {"nothing": 0, "last": 1, "recent": mechanism.remembered}.get(mechanism.memory)

@@ -60,7 +60,7 @@ def digest_of(document: Any) -> str:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a federation is about, as its coordinator proposes it.
+    """Terms of a federation, as its coordinator proposes them.
 
     An operator takes the terms by starting a member with them. They fill the operator's own file, where each can be
     changed; none is read from a message later.
@@ -220,7 +220,7 @@ class JoinRequest:
 
 @dataclass(frozen=True)
 class Federation:
-    """What all members hold alike: the terms, and all members with all of their public keys.
+    """State that all members share: the terms, and all members with all of their public keys.
 
     Once all operators have read the same digest to each other, all of them have the same server, schema and settings
     before them, and each member's keys are those that its operator found there: nobody else was believed.
@@ -243,7 +243,7 @@ class Federation:
 
     @cached_property
     def roster(self) -> Roster | None:
-        """Who takes part in sums; None without secure aggregation, and until both a client and a helper are in."""
+        """Participants in secure aggregation; None without it, and until both a client and a helper are in."""
         cards = [one.card for one in self.members]
         whole = self.terms.sums and {card.kind for card in cards} == {CLIENT, HELPER}
         return roster_of(cards) if whole else None
@@ -423,7 +423,7 @@ class Coordinator:
 
     @property
     def federation(self) -> Federation:
-        """What all members hold alike."""
+        """State that all members share."""
         return Federation.read(self.folder / FEDERATION_NAME)
 
     def seen(self) -> dict[str, Seen]:

@@ -52,7 +52,7 @@ _RUNS_EVERY_S, _RUNS_A_SECOND = 5.0, 200.0
 _FINISHED = "finished"
 _LONGEST_WHY = 300
 _UNHEARD = "heartbeat"
-"""What Flower's details say of a run whose process was killed."""
+"""Word in Flower's details of a run whose process was killed."""
 
 
 class ControlError(MurmurflError):
@@ -123,7 +123,7 @@ class OwnServer:
 
     def __init__(self, at: SuperLinkOptions, proof: bytes, members: Path | None, journal: Journal) -> None:
         self.ends: dict[str, int] = dict.fromkeys(map(str, ENDS), 0)
-        """How many runs have ended, by how."""
+        """Number of runs that have ended, by how."""
         self._at, self._key, self._members, self._journal = at, own_key(proof), members, journal
         self._open: set[int] = set()
         self._finished: set[int] | None = None  # None before the first look: earlier ends are not this server's

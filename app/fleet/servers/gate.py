@@ -59,7 +59,7 @@ NONCE_HEADER, PROOF_HEADER = "x-murmurfl-nonce", "x-murmurfl-gate"
 _OWN_COMMANDS = frozenset(
     f"{CONTROL}{name}" for name in ("list-nodes", "list-runs", "register-node", "unregister-node")
 )
-"""What the process that started a SuperLink may command."""
+"""Commands that the process that started a SuperLink may send."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SAY_AGAIN_S = 10.0
 _LARGEST_LIST = 1 << 20
@@ -74,7 +74,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class Sender:
-    """Who sends a request, and how much of it is read."""
+    """Sender of a request, and how much of the request is read."""
 
     name: bytes  # SHA-256 of a node's key, a task's token or an owner's key; empty if unknown
     largest_body: int  # 0: it is not read, and Flower gets an empty one
@@ -82,7 +82,7 @@ class Sender:
 
 
 Senders = Callable[[str, Headers], Awaitable[Sender | None]]
-"""Who sends a request with this path and these headers; None if it is answered in Flower's place."""
+"""Function that returns the sender of a request; None if the request is answered in Flower's place."""
 
 UNREAD = Sender(b"", 0, UNKNOWN_S)
 """A sender whose request needs no body."""
@@ -244,7 +244,7 @@ class Gate:
         return noting
 
     async def _sender(self, path: str, headers: Headers) -> Sender | None:
-        """Who sends a request; raise without an owner's login where one is needed."""
+        """Return the sender of a request; raise without an owner's login where one is needed."""
         if path.startswith(OPEN_PATHS):
             return await self._senders(path, headers)
         key, owner = self._owner(headers, path)

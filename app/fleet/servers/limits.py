@@ -82,7 +82,7 @@ def raise_file_limit() -> int:
 
 
 def known_connections(files: int) -> int:
-    """How many connections of known senders fit into so many open files."""
+    """Return how many connections of known senders fit into so many open files."""
     return files - UNKNOWN - 2 * _BACKLOG - _OTHER_FILES
 
 
@@ -381,7 +381,7 @@ def _network(peer: Sequence[Any] | None) -> str:
 
 @lru_cache(4 * UNKNOWN)
 def _area(network: str) -> str:
-    """Where many addresses may be one person's: this computer, or a network that providers give to one customer."""
+    """Return the network whose addresses may be one person's: this computer, or one that providers give a customer."""
     try:
         address = ipaddress.ip_address(network.partition("/")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Who sends a request to a SuperLink, as far as its headers show: Flower's own checks, before a body is read.
+"""Senders of requests to a SuperLink, as far as headers show: Flower's own checks, before a body is read.
 
 A node signs the time with its key, and a run's process has its task's token. Neither covers the body, so headers alone
 show as much as Flower finds out after parsing. Flower checks again, and compares the sender with the body.

@@ -297,7 +297,7 @@ _CALLS = {
 }
 _MOST_CALLS = 1000
 _OF_ANYBODY = ("Invalid HTTP request received", "Unsupported upgrade request", "No supported WebSocket library")
-"""What the web server says of requests that anybody can send, as often as they like."""
+"""Messages of the web server about requests that anybody can send, as often as they like."""
 
 
 def _superlink_line(level: int, text: str) -> None:
@@ -447,7 +447,7 @@ class ServerHealth:
 
     @property
     def problem(self) -> str:
-        """What is wrong, one of :data:`~.health.PROBLEMS`; empty if nothing is."""
+        """Current problem, one of :data:`~.health.PROBLEMS`; empty if there is none."""
         started, answered = self._started_at, self._answered_at
         if started is None:
             return NOT_RUNNING if self._starts else STARTING
