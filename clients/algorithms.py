@@ -51,7 +51,7 @@ SGD = Scale(0.4, 6.0)
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What a client does in an algorithm, and which fields of its policy are the algorithm's own.
+    """Client's side of an algorithm, and which fields of its policy are the algorithm's own.
 
     Parameters
     ----------

@@ -54,9 +54,9 @@ class Request:
     query_points: tuple[list[NDArray[Any]], ...]
     """The points to compute gradients at, each a list of the model's arrays."""
     of: str = GRADIENTS
-    """What is asked for: :data:`GRADIENTS`, or the name of another query (:mod:`murmurfl.clients.queries`)."""
+    """Query that is asked: :data:`GRADIENTS`, or the name of another query (:mod:`murmurfl.clients.queries`)."""
     public_input: NDArray[np.float32] | None = None
-    """What the server made of the answer to an earlier query, such as a centre that samples are seen from."""
+    """Values that the server made of the answer to an earlier query, such as a centre that samples are seen from."""
     skipped: bool = False
     """Whether the sum with release ``ack`` was skipped."""
 

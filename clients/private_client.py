@@ -66,7 +66,7 @@ from .queries import ClientQuery, ClientTerms, QueryContext, QueryPart, read_que
 
 @dataclass(frozen=True)
 class BatchedContribution:
-    """How several simulated clients of one kind and one model are computed at once.
+    """Computation of several simulated clients of one kind and one model at once.
 
     ``contributions`` takes positions of clients and one batch of their samples, client after client. It gives, in
     the same order and up to rounding, each client's unclipped :meth:`PrivateClient.contribution`. ``note`` are public
@@ -136,7 +136,7 @@ class PrivateClient(NumPyClient):
     """
 
     query_points: ClassVar[int] = 1
-    """How many points of the model's shape a request carries."""
+    """Number of points of the model's shape that a request carries."""
     privatizer_type: ClassVar[type[Privatizer]] = Privatizer
     summable: ClassVar[bool] = False
     """Whether this class serves secure aggregation: all its server needs is sums of releases, each acknowledged or
@@ -234,7 +234,7 @@ class PrivateClient(NumPyClient):
         session: str,  # noqa: ARG003 - for kinds that remember something of it
         points: Sequence[Sequence[NDArray[Any]]],
     ) -> BatchedContribution | None:
-        """How several simulated clients of this class and one model are computed at once; None if one by one."""
+        """Return how several simulated clients of this class and one model are computed at once; None if one by one."""
         # A subclass that overrides the contribution does not follow the weights.
         if cls.contribution is not PrivateClient.contribution:
             return None

@@ -37,7 +37,7 @@ from .records.schema import Schema
 Measure = Callable[[Sequence[NDArray[Any]], Any], Measured]
 """From a model's arrays and a batch of samples, how right the model is about each of them."""
 PublicInput = NDArray[np.float32]
-"""What later requests bring of the answer to a query, such as a centre."""
+"""Values in later requests that come from the answer to a query, such as a centre."""
 
 
 class ClientTerms(TypedDict, total=False):
@@ -49,7 +49,7 @@ class ClientTerms(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class QueryContext:
-    """What the queries of a client share."""
+    """Context that the queries of a client share."""
 
     privatizer: LedgeredPrivatizer
     """The client of everything else."""
@@ -74,11 +74,11 @@ class ClientQuery:
 
     policy: PrivacyPolicy
     held_out: int = 0
-    """How many samples, the last ones, are set aside for this query: only these have a row."""
+    """Number of samples, the last ones, set aside for this query: only these have a row."""
     shapes: Sequence[tuple[int, ...]] | None = None
     """Shapes of the model that a request brings; None for those of the client's gradients."""
     option: ClassVar[str] = "query"
-    """What a person calls it in configuration."""
+    """Name of it in configuration."""
     unable: ClassVar[str] = "it releases nothing beside its training"
     """Why some kinds of clients cannot answer."""
     counts_invalid_records: ClassVar[bool] = False
@@ -86,7 +86,7 @@ class ClientQuery:
 
     @property
     def query(self) -> Query[Any]:
-        """What is asked."""
+        """Query that is asked."""
         raise NotImplementedError(f"{type(self).__name__} must define query.")
 
     def measured(self, model: Sequence[NDArray[Any]], batch: Any) -> Any:
@@ -98,7 +98,7 @@ class ClientQuery:
         return samples[chosen]
 
     def trained_on(self, samples: int) -> int:
-        """How many of a client's samples, the first ones, are left to be trained on."""
+        """Return how many of a client's samples, the first ones, are left to be trained on."""
         if self.held_out and self.held_out >= samples:
             raise ConfigurationError(
                 f"Expected held_out below the client's {samples} samples, got {self.held_out}: none would be left to "
@@ -167,7 +167,7 @@ class RecordQuery(ClientQuery):
 
     @property
     def query(self) -> Query[Any]:
-        """What is asked."""
+        """Query that is asked."""
         return self.asked
 
 
@@ -218,7 +218,7 @@ class Centring(ClientQuery):
 
     @property
     def query(self) -> MeanRows:
-        """What is asked."""
+        """Query that is asked."""
         return MeanRows(self.num_features)
 
     def seen(self, batch: Any, public: PublicInput) -> Any:
@@ -291,7 +291,7 @@ class Evaluation(ClientQuery):
 
     @property
     def query(self) -> EvaluationRows:
-        """What is asked."""
+        """Query that is asked."""
         return EvaluationRows(self.bins, self.scores_share)
 
     def measured(self, model: Sequence[NDArray[Any]], batch: Any) -> Measured:
@@ -342,7 +342,7 @@ class Counting(ClientQuery):
 
     @property
     def query(self) -> StatisticsRows:
-        """What is asked."""
+        """Query that is asked."""
         return StatisticsRows(self._places.columns)
 
     def batch(self, samples: Samples, chosen: slice) -> NDArray[np.float64]:
@@ -390,7 +390,7 @@ class QueryPart:
 
     @property
     def samples(self) -> int:
-        """How many samples the answer is of, a public number."""
+        """Number of samples that the answer is of, a public number."""
         return self.privatizer.num_samples - self.first
 
     @property
@@ -553,7 +553,7 @@ def _read_giver(config: Mapping[str, Any], parts: Mapping[str, QueryPart]) -> Qu
 
 
 def held_out_samples(samples: int, share: float) -> int:
-    """How many samples a share of them is: at least one of two, and never all."""
+    """Return how many samples a share of them is: at least one of two, and never all."""
     if not 0 < share < 1:
         raise ConfigurationError(
             f"Expected a share of samples above 0 and below 1 to hold out, got {share!r}.",

@@ -1,4 +1,4 @@
-"""What an app with per-sample gradients needs of a model, whatever library it is of."""
+"""Interface between an app with per-sample gradients and a model of any library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .per_sample_gradients import PerSampleGradients
 
 @dataclass(frozen=True)
 class ClientModel:
-    """What an app needs of a model, whatever library it is of."""
+    """Model of any library, as an app uses it."""
 
     gradients: PerSampleGradients
     names: tuple[str, ...]  # of the arrays that are trained, in order

@@ -295,7 +295,7 @@ class Need:
         return cls(max(one - a_sample, 0), a_sample)
 
     def samples(self, memory_mib: float, beside: int = 0) -> int:
-        """How many samples fit where something else takes ``beside`` bytes; refused if not one does."""
+        """Return how many samples fit where something else takes ``beside`` bytes; refuse if not one does."""
         count = int((_SHARE * memory_mib * 2**20 - beside - self.fixed) // self.a_sample)
         if count < 1:
             needed = (self.fixed + self.a_sample + beside) / _SHARE / 2**20

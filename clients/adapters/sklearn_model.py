@@ -483,7 +483,7 @@ class LinearGradients:
         weights: Sequence[float | NDArray[np.float64]],
         samples: Any,
     ) -> StackedContributions:
-        """As :func:`~murmurfl.clients.adapters.per_sample_gradients.combined_gradients`, not written out."""
+        """Return :func:`~murmurfl.clients.adapters.per_sample_gradients.combined_gradients`, not written out."""
         if any(isinstance(weight, np.ndarray) for weight in weights):
             with np.errstate(all="ignore"):
                 return DenseContributions(combined_gradients(self, points, weights, samples))

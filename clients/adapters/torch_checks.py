@@ -388,7 +388,7 @@ class SampleTrials:
 
     @property
     def _repeated(self) -> float:
-        """How far apart the same gradient may be when it is computed again: on a processor next to nothing."""
+        """Largest distance of the same gradient computed again: on a processor next to nothing."""
         return 1e-3 * self._tolerance if self._gradients.device.type == "cpu" else self._tolerance
 
 
@@ -447,7 +447,7 @@ def _flat(gradient: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    """How far apart two vectors are, relative to the longer one; 0 where they cannot be compared."""
+    """Return how far apart two vectors are, relative to the longer one; 0 where they cannot be compared."""
     one, other = one.detach().double().flatten(), other.detach().double().flatten()
     longest = max(float(one.norm()), float(other.norm()))
     apart = float((one - other).norm())

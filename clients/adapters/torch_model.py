@@ -347,7 +347,7 @@ class ModuleGradients(_SampleGradients):
         return in_chunks(made, first_axis(samples[0]), row_bytes, self.gradient_memory_mib)
 
     def _step(self, trained: dict[str, torch.Tensor], inputs: Any, targets: Any, beside: int) -> int:
-        """How many samples are computed together."""
+        """Return how many samples are computed together."""
         most = MOST_TOGETHER if self.chunk is None else self.chunk
         if not self.together:
             return most  # they are computed one by one in any case
@@ -532,7 +532,7 @@ _OF_PROBABILITIES = ("BCELoss", "binary_cross_entropy")
 
 
 class ModuleMeasure:
-    """Which samples a module predicts right, and its scores for class 1 of two.
+    """Measure of which samples a module predicts right, and of its scores for class 1 of two.
 
     ``right(output, target)`` gives a value from 0 to 1 a sample. By default the largest of several outputs is the
     prediction; of a single one its sign, or with ``BCELoss``, which takes probabilities, whether it is above 1/2.

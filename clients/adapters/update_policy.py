@@ -107,7 +107,7 @@ class UpdatePolicy:
 
     @property
     def unit(self) -> Unit:
-        """What may be replaced: ``client`` (all of its data) or ``sample``."""
+        """Unit that may be replaced: ``client`` (all of its data) or ``sample``."""
         return "client" if self.releases_per_pass == 1 else "sample"
 
     def privacy_policy(self) -> PrivacyPolicy:

@@ -101,7 +101,7 @@ class ClientFile(OperatorsFile):
 
     @property
     def sums(self) -> SumAssumption:
-        """What mu assumes of every sum."""
+        """Assumption of mu about every sum."""
         if not isinstance(self.trust, NodeSums):
             return NOTHING_ASSUMED
         return SumAssumption(self.trust.min_honest, self.trust.min_cohort)

@@ -437,9 +437,9 @@ class Records:
         self.nbytes = self._length * _size_of(self._stand_in)
         self._kept: list[Record | None] | None = None
         self.fits: NDArray[np.bool_] = np.zeros(self._length, dtype=np.bool_)
-        """Which records fit."""
+        """Whether each record fits."""
         self.reasons: Counter[str] = Counter()
-        """How many do not, by the reason: for the operator alone."""
+        """Number of records that do not fit, by the reason: for the operator alone."""
         kept: list[Record | None] = []
         keeps = self.nbytes <= _MOST_KEPT or together
         for number in range(self._length):
@@ -495,7 +495,7 @@ class Records:
         return OwnedSamples((inputs, labels), owners, fits=self.fits, schema=self.schema, record_kind=self.record_kind)
 
     def report(self) -> str:
-        """How many of how many fit, for the operator of the client alone."""
+        """Return how many of how many fit, for the operator of the client alone."""
         fitting, behind = int(self.fits.sum()), self._available - self._length
         left_out = f" Rows behind them are left out: {behind}." if behind > 0 else ""
         reasons = [f"{count} with {reason}" for reason, count in self.reasons.most_common(_MOST_REASONS)]
@@ -640,7 +640,7 @@ class OwnedSamples:
 
     @property
     def samples_per_owner(self) -> int:
-        """How many samples of an owner are used, at most."""
+        """Largest number of samples of an owner that are used."""
         return self.owners.most
 
     def __len__(self) -> int:

@@ -51,7 +51,7 @@ class Draft:
     left_out: Mapping[str, list[str]] = field(default_factory=dict)
     """Columns by the reason."""
     label_notes: Sequence[str] = ()
-    """How else the label's classes are written, and which are too rare: not for others to see."""
+    """Other spellings of the label's classes, and classes that are too rare: not for others to see."""
 
 
 def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str] = ()) -> Draft:

@@ -108,7 +108,7 @@ class Column(_Said):
 
     @property
     def num_features(self) -> int:
-        """How many numbers a cell becomes."""
+        """Number of values that a cell becomes."""
         return len(self.values) + 1 if self.kind == "category" else 1
 
     def encode(self, cell: Any) -> list[float]:
@@ -468,14 +468,14 @@ class Schema(_Said):
 
     @property
     def num_features(self) -> int:
-        """How many numbers the inputs of a record are."""
+        """Number of values in the inputs of a record."""
         if self.columns:
             return sum(column.num_features for column in self.columns.values())
         return sum(math.prod(part.dims) for part in self.inputs)
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are; 1 where a number is predicted."""
+        """Number of classes; 1 where a number is predicted."""
         return len(self.label.names) or 1
 
     @property

@@ -46,7 +46,7 @@ class Part:
     """Rows in the block."""
     acks: list[int]
     here: list[bool]
-    """Which of them are computed here."""
+    """Whether each of them is computed here."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class BlockAnswer:
 
 @dataclass(frozen=True)
 class BlockTask:
-    """How the contributions of a block are computed."""
+    """Computation of the contributions of a block."""
 
     names: list[str]
     client: PrivateClient
@@ -214,7 +214,7 @@ class ClientGroups(Protocol):
 
     ledgers: BlockLedger
     num_samples: NDArray[np.int64]
-    """How many samples each client trains on."""
+    """Number of samples that each client trains on."""
 
     def row(self, name: str) -> int:
         """Return a client's row."""
@@ -273,7 +273,7 @@ class Cohort:
         self.all_answer = False
         """Whether nobody refuses, as caps and samples tell: those computed elsewhere then have their places only."""
         self.block_values = _BLOCK_VALUES
-        """How many values of contributions may be in memory at a time; more are computed in blocks."""
+        """Largest number of contributions' values in memory at a time; more are computed in blocks."""
 
     def names(self) -> Sequence[str]:
         """All clients."""

@@ -39,7 +39,7 @@ from ..messages import answer, array_record, in_simulation, own_array, plain_rec
 from ..sums_helper import answer_helper
 
 LEDGER_RECORDS = "murmurfl/"
-"""How the names of a ledger's records in ``context.state`` begin."""
+"""Prefix of the names of a ledger's records in ``context.state``."""
 
 _FORMAT = 6
 
