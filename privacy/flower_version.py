@@ -1,4 +1,4 @@
-"""Which versions of Flower murmurfl works with; importing this module checks the installed one.
+"""Versions of Flower that murmurfl works with; importing this module checks the installed one.
 
 Strategies and clients import it before anything of Flower's, so that the error names the unsupported version, and not
 the first thing that fails under it. Nothing of Flower is imported here.

@@ -15,7 +15,7 @@ from .accounting.guarantee import UNIT_WORDS, rounded_up
 from .accounting.noise_forecast import Change, Forecast
 
 HELD = "which held in 4 of 5 other situations"
-"""How often a rehearsed range held (docs/tuning.md)."""
+"""Frequency with which a rehearsed range held (docs/tuning.md)."""
 _NOT_KNOWN = (
     "Whether these steps learn enough without noise it cannot know:",
     "see that first, in a simulation on public data, epsilon=1000.",

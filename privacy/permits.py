@@ -55,7 +55,7 @@ class PermitError(ConfigurationError):
 
 @dataclass(frozen=True)
 class Permit:
-    """What an owner allows.
+    """Permit of an owner for sessions of training.
 
     It bounds for which sessions a client spends its budget; each of them may spend what any session may.
 

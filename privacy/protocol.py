@@ -1,4 +1,4 @@
-"""What a server and a client say to each other: record keys, codes of refusals, and arrays as they travel.
+"""Protocol between a server and a client: record keys, codes of refusals, and arrays as they travel.
 
 Both sides import this module, and nothing else of each other. A request names the round, the query points, the session
 and the last release of that client which the server has aggregated (``ack``); a reply carries P_k - P_ack, k and ack.

@@ -84,7 +84,7 @@ def kinds_of(choice: Any) -> tuple[type[Kind], ...]:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a setting means, in the annotation of its field: ``mu: Annotated[float, Declaration(...)] = 4.0``.
+    """Meaning of a setting, in the annotation of its field: ``mu: Annotated[float, Declaration(...)] = 4.0``.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ class Setting(Declaration):
 
     @property
     def expected(self) -> str:
-        """What it may be, in words."""
+        """Description of the values that are allowed."""
         if self.kind not in _NUMBERS:
             known = ", ".join(repr(one) for one in self.known)
             return f"one of {known}" if known else _WORDS[self.kind]
@@ -475,7 +475,7 @@ def not_read(one: Setting, value: Any, by: str, named: str, readers: Iterable[st
 _OF_A_POLICY = {"sample_participations": "passes"}
 """Fields of a policy that settings have under another name."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
-"""What Python reads bytes of a command line as that are no UTF-8."""
+"""Lone surrogates, by which Python represents bytes of a command line that are not UTF-8."""
 _FIELD = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
 
 
@@ -509,7 +509,7 @@ _ALIASES = {
     **dict.fromkeys(("clip", "max-grad-norm"), "clip-norm"),
     **dict.fromkeys(("data", "dataset"), "task"),
 }
-"""What other programs call a key of ours."""
+"""Names of our keys in other programs."""
 _RENAMED = {
     "wait-for": "quorum",
     "ask": "over-selection",

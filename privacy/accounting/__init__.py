@@ -1,1 +1,1 @@
-"""What is promised: Gaussian DP, guarantees and their sentences, amplification, and the noise a policy asks for."""
+"""Privacy accounting: Gaussian DP, guarantees and their sentences, amplification, and the noise a policy asks for."""

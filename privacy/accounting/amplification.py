@@ -403,7 +403,7 @@ _AWAY = 9.0
 
 @dataclass(frozen=True)
 class Amplification:
-    """What a secret order makes of a guarantee: an epsilon at the policy's delta, for replacement of one sample.
+    """Guarantee under a secret order: an epsilon at the policy's delta, for replacement of one sample.
 
     ``slots`` are the releases that a sample may be in. Epsilon is an upper bound where it is ``proved``; if not it is
     an estimate with a standard ``error``, and guarantees nothing.

@@ -122,7 +122,7 @@ def gdp_mu(epsilon: float, delta: float) -> float:
 
 
 def gdp_best_guess(mu: float) -> float:
-    """How often the best attacker guesses which of two neighbouring inputs, equally likely, was used: Phi(mu / 2).
+    """Return how often the best attacker guesses which of two equally likely neighbouring inputs was used: Phi(mu / 2).
 
     It runs from one half, which is chance, to 1.
 

@@ -1,4 +1,4 @@
-"""What an epsilon is true of, in one standard sentence: nothing in murmurfl shows an epsilon without it.
+"""Conditions under which an epsilon holds, in one standard sentence: nothing in murmurfl shows an epsilon without it.
 
 A :class:`Guarantee` carries what makes an epsilon mean something: delta, the unit that is protected, the neighbouring
 relation, against whom it holds, and whose noise of which mechanism. Under secure aggregation two figures belong
@@ -80,7 +80,7 @@ def plain_meaning(
 
 
 def right_at_most(mu: float) -> str:
-    """How often the best guess is right at most, rounded up."""
+    """Return how often the best guess is right at most, rounded up."""
     return f"{math.ceil(1000 * gdp_best_guess(mu) - 1e-9) / 10:g} %"
 
 
@@ -113,7 +113,7 @@ UNIT_WORDS: Mapping[str, str] = {
     "client": "all samples of one client",
 }
 _REPLACED_BY: Mapping[str, str] = {"owner": " by others of that owner"}
-"""What replaces a unit, where it is not just any other: samples under another owner's name would move two owners."""
+"""Replacement of a unit, where it is not just any other: samples under another owner's name would move two owners."""
 SAME_OWNER = "On clients that protect owners a sample is replaced by one of the same owner."
 """Note where clients, or sessions, of owners and of samples have one figure together."""
 AGAINST: dict[Trust, str] = {
@@ -272,7 +272,7 @@ class Guarantee:
 
     @property
     def protects(self) -> str:
-        """Where epsilon is shown, what is protected, and against whom: all terms but the mechanism."""
+        """Protection without the mechanism: where epsilon is shown, what is protected, and against whom."""
         return self.protected("" if self.min_honest is None else str(self.min_honest))
 
     def protected(self, honest: str) -> str:
@@ -304,7 +304,7 @@ class Guarantee:
 
     @property
     def of_secret_order(self) -> str:
-        """What a secret order makes of epsilon, in a sentence of its own; empty where there is none."""
+        """Effect of a secret order on epsilon, in a sentence of its own; empty where there is none."""
         if self.amplified is None:
             return ""
         said = IN_HIDING if self.amplified.proved else ESTIMATED
@@ -313,7 +313,7 @@ class Guarantee:
 
     @property
     def meaning(self) -> str:
-        """What mu means in plain words (:func:`~murmurfl.privacy.accounting.guarantee.plain_meaning`)."""
+        """Meaning of mu in plain words (:func:`~murmurfl.privacy.accounting.guarantee.plain_meaning`)."""
         return plain_meaning(self.loss, self.unit, self.trust, self.min_honest)
 
     def __str__(self) -> str:

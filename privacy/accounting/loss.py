@@ -1,4 +1,4 @@
-"""What a release costs in privacy: one loss under assumptions, one in the worst case.
+"""Privacy loss of a release: one loss under assumptions, one in the worst case.
 
 Under secure aggregation a guarantee has two sides. One is *assumed*: it holds if enough other clients and one helper
 are honest. The other, the *worst case*, holds whatever server, helpers and other clients do. They are spent, composed,
@@ -36,13 +36,13 @@ MOST_SUMMED = 2**11
 """Clients whose releases may be in one sum: each count stays below 2^52, so an int64 cannot wrap around."""
 _BISECTIONS = 100
 _LARGEST_EPSILON = 1e4
-"""Where a curve has not come below a delta by then, no epsilon is searched for."""
+"""Largest epsilon that is searched for, if a curve has not come below a delta by then."""
 _SMALLEST_DELTA = 1e-300
 
 
 @dataclass(frozen=True)
 class SumAssumption:
-    """What the loss of a client assumes of every sum that its releases enter, under secure aggregation.
+    """Assumption of a client's loss about every sum that its releases enter, under secure aggregation.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ from .noise_plan import NoisePlan
 _SHORTEST_RELEASE, _LARGEST_NOISE = 1e-150, 1e100
 """A client that states something else states nothing: squares and quotients of these are finite."""
 _LARGEST_RATIO = 1e50
-"""Where the noise over the path is larger, or smaller than its inverse, clients state what none has."""
+"""Largest ratio of the noise to the path. If it or its inverse is larger, clients state what none has."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ TYPICAL: Mapping[ClipUnit, float] = {
     "nonnegative": 0.5,
     "moments": 0.5,
 }
-"""Which part of the longest path a typical training uses, by what is clipped: an estimate. Updates of a client agree
+"""Part of the longest path that a typical training uses, by what is clipped: an estimate. Updates of a client agree
 with each other far more than gradients do, which shrink while a training goes on."""
 
 USEFUL_SHARE, LEAST_SHARE = 0.5, 0.25
@@ -233,7 +233,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a training's model will be made of, as far as public numbers tell.
+    """Forecast of how much of a training's model is noise, as far as public numbers tell.
 
     The ratio to the longest update is arithmetic on what clients state; everything about a typical update is an
     estimate, and called one. No data are looked at. It has figures alone; :mod:`murmurfl.privacy.forecast_text` says

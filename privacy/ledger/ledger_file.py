@@ -74,7 +74,7 @@ class Header:
     key_check: bytes
     budget_local_mu: float | None = None
     rotations: int = 0
-    """How often the noise key was exchanged."""
+    """Number of times that the noise key was exchanged."""
 
 
 def read_reserved(connection: sqlite3.Connection) -> Iterator[tuple[str, float, float | None]]:
@@ -98,7 +98,7 @@ def key_check(key: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class SessionState:
-    """How far one session has come."""
+    """Progress of one session."""
 
     mu: float = 0.0
     """Reserved, with a minus sign under a trusted server (:class:`~murmurfl.privacy.Account`)."""
@@ -110,13 +110,13 @@ class SessionState:
 
     @property
     def loss(self) -> Loss:
-        """What was reserved; in the worst case, for the case that nobody else is honest."""
+        """Reserved loss; in the worst case, for the case that nobody else is honest."""
         return Loss.of(abs(self.mu), self.local)
 
 
 @dataclass(frozen=True)
 class LedgerState:
-    """How far a ledger has come."""
+    """Progress of a ledger."""
 
     ledger: str
     """The ledger's own random name."""

@@ -47,7 +47,7 @@ from .ledger_records import no_bound
 _ATTEMPTS = 50
 _PAUSE_S = 0.02
 WAIT_S = 5.0
-"""How long to wait for another process, in seconds."""
+"""Longest wait for another process, in seconds."""
 
 Read = TypeVar("Read")
 
@@ -76,7 +76,7 @@ class SessionSummary:
 
     @property
     def min_honest(self) -> int | None:
-        """How many honest clients of each sum the loss rests on; None if it rests on none or only the mark knows."""
+        """Number of honest clients in each sum that the loss rests on; None if on none or only the mark knows."""
         return self.terms.get("min_honest") if self.loss.conditional else None
 
 
@@ -94,11 +94,11 @@ class LedgerSummary:
     samples_used: int
     commits: int
     mark: str
-    """Where the high-water mark is."""
+    """Location of the high-water mark."""
     mark_problem: str
     """The error of the mark, or empty."""
     key_file: str
-    """Where the noise key is; empty: in the ledger."""
+    """Path of the noise key; empty if it is in the ledger."""
     sessions: tuple[SessionSummary, ...]
     """In the order in which they were opened."""
 
@@ -109,12 +109,12 @@ class LedgerSummary:
 
     @property
     def spent(self) -> Loss:
-        """What all sessions together reserved. Against a server it is a bound only while none was trusted."""
+        """Loss that all sessions together reserved. Against a server it is a bound only while none was trusted."""
         return total_loss(session.loss for session in self.sessions)
 
     @property
     def left(self) -> Loss:
-        """What new sessions may still reserve."""
+        """Loss that new sessions may still reserve."""
         return self.budget.left_of(self.spent)
 
     @property
@@ -245,7 +245,7 @@ class ReleaseLine:
     release: int
     """Number in the session, from 1."""
     time: float
-    """When it was recorded, in seconds since 1970, by the client's clock."""
+    """Time at which it was recorded, in seconds since 1970, by the client's clock."""
     samples_used: int
     """Over all sessions, by then."""
     so_far: Loss

@@ -72,7 +72,7 @@ class Account:
     """Digest of the samples used up (:class:`~murmurfl.privacy.release.known_samples.DataDigest`); empty where none is
     kept."""
     reserved_local: Mapping[str, float] = field(default_factory=dict)
-    """What sessions under secure aggregation reserved in the worst case. For all others
+    """Loss that sessions under secure aggregation reserved in the worst case. For all others
     that is what they reserved."""
 
     @property
@@ -144,7 +144,7 @@ class Ledger(ABC):
     """The budget this ledger was made for, which a client's policy must then have; None: the policy's own."""
 
     delta: float | None = None
-    """Where the epsilons of this ledger are shown, likewise."""
+    """Delta at which the epsilons of this ledger are shown, likewise."""
 
     budget_local_mu: float | None = None
     """The budget for what holds whatever other clients and helpers do, likewise: of sessions under secure aggregation
@@ -422,7 +422,7 @@ class BlockLedger:
         return self._streams[session]
 
     def _places(self, rows: NDArray[np.intp]) -> NDArray[np.int32]:
-        """Where the entries of clients stand; a client that is new gets a place of its own."""
+        """Return the indices of the clients' entries; a client that is new gets an entry of its own."""
         new = rows[self._place[rows] == 0]
         if new.size:
             needed = self._used + len(new)

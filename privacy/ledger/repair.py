@@ -1,4 +1,4 @@
-"""What an operator does to a ledger: accept a rollback, make a new mark, decide a budget, exchange the noise key.
+"""Repairs of a ledger by an operator: accept a rollback, make a new mark, decide a budget, exchange the noise key.
 
 Each of these rests on something the operator knows and the file cannot show, so each has its own name and its own
 refusals, and no node ever does them by itself. Each takes the ledger's ``path``, and waits at most ``timeout_s`` for

@@ -77,7 +77,7 @@ class SQLiteTransaction(LedgerTransaction):
 
     @property
     def state(self) -> LedgerState:
-        """How far the ledger has come."""
+        """Progress of the ledger."""
         return self.file.state
 
     def account(self) -> Account:
@@ -407,7 +407,7 @@ class SQLiteLedger(Ledger):
 
     @property
     def data(self) -> str:
-        """What the operator calls the data."""
+        """Operator's name for the data."""
         return self._header.data
 
     def call_data(self, data: str) -> None:

@@ -78,7 +78,7 @@ class MarkFormat(Generic[MarkT]):
     key: str
     """Key of the format's number in the document."""
     done: str
-    """What did not happen, such as ``"nothing was released"``."""
+    """Text for the step that did not happen, such as ``"nothing was released"``."""
     missing: str
     """The way out where there is no mark."""
     damaged: str
@@ -141,13 +141,13 @@ class Store(ABC, Generic[HeaderT, StateT]):
     what: ClassVar[str]
     """Name of the store for errors, such as ``"a ledger"``."""
     user: ClassVar[str]
-    """Who keeps it: a node or a helper."""
+    """Keeper of the store: a node or a helper."""
     done: ClassVar[str]
-    """What did not happen, such as ``"nothing was released"``."""
+    """Text for the step that did not happen, such as ``"nothing was released"``."""
     step: ClassVar[str]
     """Name of one of its steps, such as ``"commit"``."""
     forgotten: ClassVar[str]
-    """What a store that was copied back has forgotten."""
+    """Content that a store that was copied back has forgotten."""
     error: ClassVar[type[LedgerError]]
     application_id: ClassVar[int]
     formats: ClassVar[tuple[int, ...]]
@@ -370,7 +370,7 @@ class StoreTransaction(Generic[HeaderT, StateT]):
     connection: sqlite3.Connection
     header: HeaderT
     state: StateT
-    """How far the store had come when the transaction began, or with its last commit."""
+    """Progress of the store when the transaction began, or with its last commit."""
 
     def commit(self) -> None:
         """Make durable what was written, then move the mark up to it; after it returns a reply may leave."""

@@ -1,4 +1,4 @@
-"""What a correlated-noise mechanism is: a causal factorisation A = B C, and the rows of B Z.
+"""Correlated-noise mechanisms: a causal factorisation A = B C, and the rows of B Z.
 
 A client's contributions g_1 .. g_K (rows of G) are released as prefix sums: A is the K x K lower triangle of ones.
 Releasing C G + Z with Z standard normal is a Gaussian mechanism, and multiplying by B turns it into A G + B Z: the
@@ -163,7 +163,7 @@ State = tuple[NDArray[np.floating], ...]
 """Arrays of the parameters' size, from which the next increment is made."""
 
 Memory = Literal["nothing", "last", "recent", "all", "state"]
-"""What a stream remembers between releases, so that its state is there again after a restart.
+"""Memory of a stream between releases, from which its state is restored after a restart.
 
 ``nothing``
     No state.
@@ -369,7 +369,7 @@ class Mechanism(ABC):
         n: int | None = None,
         pattern: Pattern = "separated",
     ) -> Sensitivity:
-        """How much C stretches one sample's contributions, and whether that is exact (module description).
+        """Return how much C stretches one sample's contributions, and whether that is exact (module description).
 
         It is in units of the change of one release, for noise of standard deviation 1.
 

@@ -108,7 +108,7 @@ MOST_BINS = 1024
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model makes of a batch of samples; row i of each array is of sample i alone.
+    """Evaluation of a model on a batch of samples; row i of each array is of sample i alone.
 
     Parameters
     ----------

@@ -131,7 +131,7 @@ _WORDS = {
     "of_client_if_trusted": "{what} beside them",
     "not_configured": "this client is not configured for {what}",
 }
-"""What a query says in messages where its class leaves it out."""
+"""Default texts of a query in messages, where its class leaves them out."""
 
 
 class Query(ABC, Generic[Answer]):
@@ -148,17 +148,17 @@ class Query(ABC, Generic[Answer]):
     name: ClassVar[str]
     """Name in requests, sessions, permits and noise keys."""
     what: ClassVar[str]
-    """What is released, in words for messages: "the mean of features"."""
+    """Description of what is released, in words for messages: "the mean of features"."""
     setting: ClassVar[str]
-    """What a person calls the query in settings: "centring"."""
+    """Name of the query in settings: "centring"."""
     of_client: ClassVar[str]
-    """What a client releases and when, for its description: "the mean of its features, which it releases first"."""
+    """Description of what a client releases and when: "the mean of its features, which it releases first"."""
     of_client_if_trusted: ClassVar[str]
     """The same for a client without noise: "the mean of its features before them", its releases."""
     not_configured: ClassVar[str]
     """Refusal of a client that is asked and does not answer this query: a fixed text."""
     policy_maker: ClassVar[str] = "its method policy"
-    """What makes the policy, in words for messages."""
+    """Name of what makes the policy, in words for messages."""
     gives: ClassVar[str] = ""
     """Entry of all later requests that brings what is made of the answer, such as a centre; empty for none."""
     at_a_model: ClassVar[bool] = False

@@ -121,7 +121,7 @@ class CountedColumn:
 
     @property
     def places(self) -> int:
-        """How many places there are for values."""
+        """Number of places for values."""
         if self.bounds is None:
             return len(self.values)
         return round(self.bounds[1] - self.bounds[0]) + 1 if self.exact else STATISTICS_PLACES
@@ -139,7 +139,7 @@ class CountedColumn:
 
 @dataclass(frozen=True)
 class PlaceCounts:
-    """How many records are at each place of a column, and the covariance of the noise in that.
+    """Number of records at each place of a column, and the covariance of the noise in those numbers.
 
     The last count is of cells without a value. All add up to the public number of records.
     """
@@ -359,12 +359,12 @@ class ColumnStatistics:
 
     @property
     def count(self) -> float:
-        """How many records have a value, noise and all."""
+        """Number of records with a value, including noise."""
         return float(self.found.counts[:-1].sum())
 
     @property
     def missing(self) -> float:
-        """How many records have none: a missing cell, or one that does not fit."""
+        """Number of records without a value: a missing cell, or one that does not fit."""
         return float(self.found.counts[-1])
 
     @property

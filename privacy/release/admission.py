@@ -50,7 +50,7 @@ class Request:
 
     num_samples: NDArray[np.int64]
     fingerprints: Sequence[str]
-    """Of each client's policy and key: a session in its ledger belongs to one of these."""
+    """Fingerprint of each client's policy and key: a session in its ledger belongs to one of these."""
     order_nonce: Callable[[int, str], bytes]
     """Given a row and a session, the nonce of its secret order: drawn once, and the same until it is recorded."""
     has_shuffled_batches: Callable[[int, Account], bool]
@@ -62,7 +62,7 @@ class Admissions:
     """Requests of several clients that may be answered, and from what; nothing is spent yet."""
 
     rows: NDArray[np.intp]
-    """Which of the clients that were asked; the other columns have a row for each of them."""
+    """Indices of the admitted clients among those that were asked; the other columns have a row for each of them."""
     streams: StreamBlock
     """With the acknowledgements applied."""
     accounts: AccountBlock

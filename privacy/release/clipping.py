@@ -1,4 +1,4 @@
-"""How the rows that a release is made of are bounded in L2, one by one, and how many of them are added up.
+"""Bounds in L2 on the rows that a release is made of, one by one, and on how many of them are added up.
 
 A bound says how far apart two rows can be, which is what replacing one sample changes of their sum:
 

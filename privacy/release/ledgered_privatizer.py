@@ -34,7 +34,7 @@ from .policy import NO_NOISE, PrivacyPolicy
 
 @dataclass(frozen=True)
 class Release:
-    """What leaves the client: nothing in it but ``counts`` depends on data.
+    """Release of a client: of its fields only ``counts`` depends on data.
 
     Under secure aggregation it does not leave as it is. It has only this client's share of the noise, so it is as
     sensitive as data: by itself it guarantees the plan's ``loss.worst_case``. Clients send it under masks

@@ -58,12 +58,12 @@ RECORDED_SELECTIONS: Mapping[BatchSelection, str] = {
 RECORDED_MODES: Mapping[ReleaseMode, str] = {"cumulative": "last-opened", "independent": "nothing"}
 """Words for ``release_mode``, under ``builds_on``, in signed headers, records and checkpoints, whose bytes stay."""
 CONTRACTIVE_ROUNDING = 1e-6
-"""How much, relatively, float64 rounding of a contractive update's local iterates may add; where it could be more, a
+"""Relative excess that float64 rounding of a contractive update's local iterates may add; where it could be more, a
 client refuses (:func:`murmurfl.clients.online_client.farthest_point`)."""
 
 
 OF_SUMS = "sums=SumAssumption(min_honest=..., min_cohort=...)"
-"""What takes the place of ``min_honest`` and ``min_cohort`` by themselves."""
+"""Replacement for ``min_honest`` and ``min_cohort`` by themselves."""
 _OF_ORDER = f"batch_selection ({', '.join(f'{now!r} for {word!r}' for now, word in RECORDED_SELECTIONS.items())})"
 
 

@@ -470,7 +470,7 @@ class Privatizer(LedgeredPrivatizer):
         super().__init__(policy, num_parameters, num_samples, ledger, keys, data=data, roster=roster)
         self._rows = rows
         self.fits: NDArray[np.bool_] | None = None
-        """Of samples computed together, which count: the others' contributions are zero. None for all of them."""
+        """Whether each of the samples computed together counts: the others contribute zero. None if all count."""
         self.together = False
         """Whether the model vouches that a row of a batch depends on its own sample and the batch's size alone, to the
         last bit, and never fails: then a real client's sums over all samples are computed together, too."""

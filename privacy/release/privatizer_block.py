@@ -114,11 +114,11 @@ class BlockReleases:
     """The answer of a block."""
 
     rows: list[int]
-    """Which of the clients that were asked have released."""
+    """Indices of the clients that have released, among those that were asked."""
     counts: Sequence[Any]
     """P_k - P_ack of each, shape (d,), int64."""
     streams: StreamBlock
-    """Of each, after the release."""
+    """Streams of the clients, after the release."""
     refused: Mapping[int, RefusedError]
     """Why the others have not."""
 
@@ -280,11 +280,11 @@ class BlockAdmission:
     def __init__(self, block: PrivatizerBlock, admission: Admission, here: NDArray[np.bool_]) -> None:
         self._block, self._admission = block, admission
         self.places: list[int] = admission.admitted.rows.tolist()
-        """Which of the clients that were asked may release."""
+        """Indices of the clients that may release, among those that were asked."""
         self.slices = admission.admitted.slices
         """The fresh samples of each."""
         self.here: list[bool] = here.tolist()
-        """Which of these are computed here."""
+        """Whether each of these is computed here."""
 
     def release(self, contributions: StackedContributions | None, note: State | None = None) -> BlockReleases:
         """Make the releases and record them; ``contributions`` are unclipped, None if no client is computed here."""

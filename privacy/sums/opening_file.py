@@ -56,7 +56,7 @@ ANOTHER_RECORD = (
 
 @dataclass(frozen=True)
 class OpeningPlace:
-    """How far a record has come."""
+    """Progress of a record."""
 
     record: str
     """The record's own random name."""
@@ -277,7 +277,7 @@ class SQLiteOpeningRecord(OpeningRecord):
 
     @property
     def sets(self) -> int:
-        """How many sets this helper opened, of all sessions."""
+        """Number of sets that this helper opened, in all sessions."""
         with self._store.connected() as connection, self._store.errors():
             return connection.execute("SELECT count(*) FROM log WHERE opening NOT GLOB '* *'").fetchone()[0]
 

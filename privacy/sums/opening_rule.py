@@ -166,7 +166,7 @@ class OpeningTransaction(ABC):
         """Return the last release, opened or in a void set, of each of these clients that had any."""
 
     def times(self, sessions: int, sets: int) -> tuple[float, float]:
-        """When the last session but ``sessions - 1`` began, and the last set but ``sets - 1`` was opened.
+        """Return when the last session but ``sessions - 1`` began, and the last set but ``sets - 1`` was opened.
 
         In seconds since 1970; minus infinity where there were fewer, or for 0.
         """
@@ -395,7 +395,7 @@ class SignedOpening:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a helper says of a set beside opening it."""
+    """Statement of a helper about a set, in addition to opening it."""
 
     helper: str
     opening: str
@@ -612,7 +612,7 @@ class Opener:
         return headers
 
     def _too_much_today(self, transaction: OpeningTransaction, session: str) -> str:
-        """Which bound a further set of this session would pass, or an empty string."""
+        """Return which bound a further set of this session would pass, or an empty string."""
         sessions = self.max_sessions_per_day if transaction.terms(session) is None else 0
         if not (sessions or self.max_sums_per_day):
             return ""

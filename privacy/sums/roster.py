@@ -1,4 +1,4 @@
-"""Who takes part in secure aggregation: the public keys of clients and helpers, and the private ones behind them.
+"""Participants in secure aggregation: the public keys of clients and helpers, and the private ones behind them.
 
 A :class:`Roster` is a list that operators exchange by their own means. Its digest stands in every operator's own
 configuration and in every masked release, so that nobody, the server least of all, can put another client or another
