@@ -1,4 +1,4 @@
-"""What the server does: one file an algorithm, each a pure update rule in a Flower ``Strategy``."""
+"""Server side: one file an algorithm, each a pure update rule in a Flower ``Strategy``."""
 
 from typing import TYPE_CHECKING
 

@@ -52,7 +52,7 @@ from .sums.secure_aggregation import SecureAggregation
 logger = logging.getLogger("flwr")
 
 Moments = NDArray[np.float64]
-"""What an optimiser remembers from round to round, shape (k, d): one row for momentum, two for Adam and Yogi."""
+"""State of an optimiser between rounds, shape (k, d): one row for momentum, two for Adam and Yogi."""
 
 
 def momentum_step(

@@ -49,13 +49,13 @@ from .sums.secure_aggregation import SecureAggregation
 Average = Literal["last", "linear"]
 AVERAGES: tuple[Average, ...] = get_args(Average)
 QUANTILE_RATE = 4.0
-"""How fast a clip follows in the first round. There are few rounds, so it must find its place in the first ones, and
+"""Speed with which a clip follows in the first round. There are few rounds, so it must find its place in the first, and
 then stay near it: gradients become shorter as a model learns, and a clip that followed them would stop it."""
 _SLOWING = 1.5
 """The t-th step of a clip's logarithm is 1 / t^1.5 of the first: together they reach e^3 times a clip that is too short
 for any gradient at a quantile of 0.3, and e^-7 times one that is too long."""
 _FARTHEST = 1e6
-"""How many times the first clip a clip may become, and its inverse: noise alone must not lead it to 0 or infinity."""
+"""Largest ratio of a clip to the first, and of the first to a clip: noise alone must not lead it to 0 or infinity."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def full_batch_start(start: Vector) -> FullBatchState:
 
 
 def query_point(state: FullBatchState, *, momentum: float, nesterov: bool = True) -> Vector:
-    """Where the next gradient is taken: w + beta v, or w without Nesterov's look ahead."""
+    """Return where the next gradient is taken: w + beta v, or w without Nesterov's look ahead."""
     return state.w + momentum * state.velocity if nesterov else state.w
 
 

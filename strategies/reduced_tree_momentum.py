@@ -142,7 +142,7 @@ class ReducedTree(MomentumStream):
             )
 
     def changes(self, num_parameters: int) -> Changes:
-        """How far a sample, replaced, moves what the trees add up, for the sum over the clients."""
+        """Return how far a replaced sample moves what the trees add up, for the sum over the clients."""
         clients, server = self.policy.plan(num_parameters).grid, self.noise_grid(num_parameters)
         return self._changes(clients.charge(num_parameters), server.charge(num_parameters))
 

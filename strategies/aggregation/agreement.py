@@ -29,7 +29,7 @@ _MOST_VIEWS = 4  # of a round: one names all that a helper disputes
 
 
 class CohortAgreement:
-    """What a server settles with helpers before a set is opened, with the patience that it has for each.
+    """Agreement of a server with helpers before a set is opened, with the patience that it has for each.
 
     Parameters
     ----------

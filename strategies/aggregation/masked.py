@@ -52,7 +52,7 @@ class Masked(Aggregator):
         """The set to be opened, until its round is over."""
         self.exclusion_policy = ExclusionPolicy(option.max_byzantine)
         self.noise = LostNoise()
-        """What skipped sums left behind."""
+        """Noise that skipped sums left behind."""
         self._agreement = CohortAgreement(option, helpers)
         self._most = 0  # until it is settled
         self._largest_value = largest_value

@@ -145,7 +145,7 @@ class Noisy(Aggregator, Generic[StreamT]):
         self._new = False
         self._release_size = 0  # until there is a model
         self._unheard: Counter[str] = Counter()
-        """How often each client was asked, at most, since its last release that was aggregated."""
+        """Largest number of requests to each client since its last release that was aggregated."""
 
     @property
     def mu(self) -> float:

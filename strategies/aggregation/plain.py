@@ -22,7 +22,7 @@ from ..sums.summation import ReleaseSum, Summation
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What an aggregator needs of a round beside its replies."""
+    """Facts about a round that an aggregator needs in addition to its replies."""
 
     session: str
     timeout: float
@@ -85,7 +85,7 @@ class Closed:
 
 
 RoundOutcome = Opened | Skipped | Closed
-"""What became of the sum of a round."""
+"""Outcome of the sum of a round."""
 
 
 Count = Callable[[Iterable[Outcome], Summation], tuple[RoundReport, Mapping[str, int]]]
@@ -93,7 +93,7 @@ Count = Callable[[Iterable[Outcome], Summation], tuple[RoundReport, Mapping[str,
 
 
 class Aggregator:
-    """How the releases of a round become a sum; a base class, which adds no noise and keeps nothing.
+    """Base class for aggregators, which turn the releases of a round into a sum; it adds no noise and keeps nothing.
 
     A training calls :meth:`begin` and :meth:`load` once, and :meth:`settle` and :meth:`shape` when it knows how many
     clients and values there are. Every round is :meth:`annotate` and :meth:`add`, and a checkpoint is written

@@ -259,7 +259,7 @@ class Sum(Stream):
 
     @property
     def _over(self) -> np.float64 | int:
-        """What a sum is divided by where it is published."""
+        """Divisor of a sum where it is published."""
         return 1
 
     @property

@@ -21,7 +21,7 @@ from ..sums.secure_aggregation import SecureAggregation
 
 
 class Training(Protocol):
-    """What a callback may read of a training: a strategy between two rounds."""
+    """View of a training for callbacks: a strategy between two rounds."""
 
     @property
     def num_clients(self) -> int:
@@ -45,7 +45,7 @@ class Training(Protocol):
 
     @property
     def stated(self) -> Statements:
-        """What each client stated before the first round."""
+        """Statement of each client before the first round."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class Training(Protocol):
 
     @property
     def secure_aggregation(self) -> SecureAggregation | None:
-        """How sums are masked; None where they are not."""
+        """Options of secure aggregation; None where sums are not masked."""
         ...
 
     @property

@@ -59,7 +59,7 @@ ANOTHER_FORMAT = (
     "Go on with the version of murmurfl that wrote it, or train under another run name on data that were never used "
     "before."
 )
-"""What to do about a checkpoint of another format, for errors."""
+"""Remedy for a checkpoint of another format, for errors."""
 
 
 def save_checkpoint(path: Path, settings: Mapping[str, Any], state: Mapping[str, Any]) -> None:
@@ -181,7 +181,7 @@ def _read(path: Path, *, arrays: bool) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @dataclass(frozen=True)
 class CheckpointMark:
-    """Which checkpoint is the newest."""
+    """Mark of the newest checkpoint."""
 
     training: str  # its random name
     saves: int = 0  # checkpoints saved so far

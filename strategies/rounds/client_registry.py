@@ -117,7 +117,7 @@ class NodesUnavailableError(MurmurflError):
 
 @dataclass(frozen=True)
 class Awaited:
-    """How many clients are waited for, and with how many a training that has begun goes on all the same."""
+    """Number of clients that are waited for, and the number with which a training in progress goes on all the same."""
 
     clients: int
     fewest: int | None = None  # default as many
@@ -421,7 +421,7 @@ _OF_LEGACY = ("fitins.", "evaluateins.", "Invalid message type: query")
 
 @dataclass(frozen=True)
 class Handshake:
-    """Who a node says it is; a real one is one client or one helper."""
+    """Identity that a node claims; a real node is one client or one helper."""
 
     clients: tuple[str, ...]  # names
     helpers: tuple[str, ...] = ()  # names
@@ -515,7 +515,7 @@ def is_simulation(grid: object) -> bool:
 
 @dataclass(frozen=True)
 class Attending:
-    """What a server knows of the nodes while it waits."""
+    """State of the nodes, as a server knows it while it waits."""
 
     nodes: int  # connected
     silent: int  # of these, those that have not answered their greeting yet
@@ -530,7 +530,7 @@ class Attending:
 
 @dataclass(frozen=True)
 class Needed:
-    """What a training cannot do without."""
+    """Requirements of a training."""
 
     clients: int
     helpers: int = 0

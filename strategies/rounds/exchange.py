@@ -154,7 +154,7 @@ class RoundExchange:
 
     @property
     def heard_per_round(self) -> int:
-        """How many clients of a round enter the model, sooner or later."""
+        """Number of clients of a round that enter the model, sooner or later."""
         return self._sampler.clients_per_round - self.dropped_per_round
 
     @property

@@ -32,7 +32,7 @@ NO_CAP = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class ExhaustionSchedule:
-    """When clients run out of releases, if every request is answered in time.
+    """Schedule of when clients run out of releases, if every request is answered in time.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def releases_left(statement: Mapping[str, Any]) -> float:
 
 
 class RemainingReleases:
-    """How many more releases each client can make: what it states, less what it was asked for since."""
+    """Number of releases that each client can still make: what it states, less what it was asked for since."""
 
     def __init__(self) -> None:
         self._in_all: dict[str, int] = {}
@@ -153,7 +153,7 @@ class RemainingReleases:
 
     @property
     def left(self) -> dict[str, int]:
-        """How many more releases each client can make that stated it."""
+        """Number of releases that each client can still make, for those that stated it."""
         return dict(self._left)
 
     def requested(self, names: Iterable[str]) -> None:

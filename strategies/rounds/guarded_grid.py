@@ -46,12 +46,12 @@ _HEAD_BYTES = 2**20
 _HEADS_BYTES = 64 * _MIB
 """Most bytes of all of them in one look."""
 _LARGEST_HTTP = 2**16
-"""What HTTP and protobuf add to an object."""
+"""Bytes that HTTP and protobuf add to an object."""
 
 
 @dataclass(frozen=True)
 class ReplyBounds:
-    """How large a reply may be.
+    """Bounds on the size of a reply.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "ConfigRecord": (),
     "MetricRecord": (),
 }
-"""Which objects an object may have below it."""
+"""Objects that an object may have below it."""
 
 
 @dataclass

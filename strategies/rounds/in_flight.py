@@ -45,7 +45,7 @@ class InFlightRequest:
 
 @dataclass
 class RoundReplies:
-    """What came while a round lasted."""
+    """Replies that came while a round lasted."""
 
     sent: frozenset[str] = frozenset()  # ids of the round's own requests
     replies: list[Message] = field(default_factory=list)  # in the order in which they came

@@ -71,7 +71,7 @@ StateT = TypeVar("StateT")
 
 @dataclass(frozen=True)
 class Run:
-    """What :meth:`TrainingLoop.start` was called with, and its result."""
+    """Arguments of :meth:`TrainingLoop.start`, and its result."""
 
     grid: Grid | DirectReplies
     initial_arrays: ArrayRecord
@@ -90,22 +90,22 @@ class TrainingLoop(Strategy, Generic[StateT]):
     sums_suffice: ClassVar[bool] = True
     """Whether rounds need only the sum of releases, so that these may come under masks."""
     late_answers: ClassVar[LateAnswers] = "counted"
-    """What becomes of an answer that comes after its round."""
+    """Treatment of an answer that comes after its round."""
     needs_all: ClassVar[bool] = False
     """Whether the rule's proof needs the answer of every client in every round; one that is off ends a training."""
     absence_costs: ClassVar[str] = ""
-    """What a missing answer costs for good, said before the first round; empty where the next one mends it."""
+    """Permanent cost of a missing answer, said before the first round; empty where the next answer makes up for it."""
     must_aggregate: ClassVar[bool] = True
     """Whether a training in which nothing was ever aggregated ends with :class:`NothingAggregatedError`."""
     supports_forecast: ClassVar[bool] = True
     """Whether the noise in the model is forecast; not where the rounds make no model."""
 
     options: RoundOptions
-    """What every strategy takes."""
+    """Options of every strategy."""
     message_type_of_queries: ClassVar[str] = MessageType.QUERY
     """Type of the messages that ask clients for their names and statements."""
     aggregator: Aggregator
-    """How the releases of a round become a sum."""
+    """Aggregator that turns the releases of a round into a sum."""
     client_line: ClassVar[str] = (
         "app = private_client_app(model, loss, samples, epsilon=..., rounds=...), or numpy_client_app(client_fn) "
         "around a client of murmurfl's."
@@ -137,15 +137,15 @@ class TrainingLoop(Strategy, Generic[StateT]):
         """Forecast of the noise in the model, from clients' statements before the first round; None without noise."""
         self._stated_before: Statements = {}
         self.callbacks: list[Callback] = list(taken.callbacks)
-        """What is called between rounds, in this order."""
+        """Callbacks between rounds, in this order."""
         self._hooks = CallbackList(self.callbacks)
         self.ended = ""
         """Why the training ended with the model it had before its last round; empty if it did not."""
         self.leaving: ExhaustionSchedule | None = None
-        """Which clients leave before the end and when, from their statements before the first round."""
+        """Schedule of the clients that leave before the end, from their statements before the first round."""
         self._clipping = ClippingWatch()
         self.training: dict[int, TrainingFigures] = self._clipping.rounds
-        """What clipping did in each round; of simulated clients only, and not private."""
+        """Effects of clipping in each round; of simulated clients only, and not private."""
         self.checkpoint = None if taken.checkpoint is None else Path(taken.checkpoint)
         self.secure_aggregation = taken.secure_aggregation
         strategy = type(self).__name__
@@ -157,7 +157,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         self.requests = InFlightRequests()
         """Requests that are not answered yet, and the clients that rounds do not wait for."""
         self.sampler = CohortSampler(taken, self.clients, self.aggregator, self.requests, needs_all=self.needs_all)
-        """Whom rounds ask."""
+        """Sampler of the clients that a round asks."""
         self.exchange = RoundExchange(self.sampler, late_answers=self.late_answers, strategy=strategy)
         """Requests and replies of a round, and how long it waits."""
         self.aggregator.begin(self.session, self.checkpoint)

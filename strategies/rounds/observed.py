@@ -1,4 +1,4 @@
-"""What a server sees of a training beside its model: what it refuses and says.
+"""Observations of a training by its server in addition to the model: what it refuses and says.
 
 Before the first round, while nothing is spent: do clients last for all rounds, and evaluate; what does their noise
 leave of the model? Afterwards: does anything come from them, and does clipping leave anything of it?
@@ -139,7 +139,7 @@ ALL_CLIENTS = ""
 
 
 class ClippingWatch:
-    """What clipping did in every round, with warnings; not private, so only simulated clients tell it."""
+    """Effects of clipping in every round, with warnings; not private, so only simulated clients report them."""
 
     def __init__(self) -> None:
         self.rounds: dict[int, TrainingFigures] = {}

@@ -19,7 +19,7 @@ Sampling = Literal["uniform", "balanced"]
 SAMPLINGS: tuple[Sampling, ...] = get_args(Sampling)
 
 LateAnswers = Literal["counted", "dropped", "refused"]
-"""What becomes of an answer that comes after its round; ``refused``: rounds wait for all that they ask."""
+"""Treatment of an answer that comes after its round; ``refused``: rounds wait for all that they ask."""
 
 _FEWEST = 2  # clients of a training that does not say how many there are, as in FedAvg
 _ROUNDING = 1e-9  # 0.8 * 10 is 8 clients, whatever floating point makes of it
@@ -146,14 +146,14 @@ class ParticipationConfig:
 
     @property
     def fewest(self) -> int:
-        """How many clients must be there before the training begins."""
+        """Number of clients that must be there before the training begins."""
         if self.num_clients is not None:
             return self.num_clients
         asked = math.ceil(self.over_selection * (self.clients_per_round or self.min_train_nodes or 1) - _ROUNDING)
         return max(asked, _FEWEST if self.min_available_nodes is None else self.min_available_nodes)
 
     def asked(self, clients: int) -> int:
-        """How many of M clients a round asks: ``over_selection`` times m."""
+        """Return how many of M clients a round asks: ``over_selection`` times m."""
         wanted = self.wanted(clients)
         asked = math.ceil(self.over_selection * wanted - _ROUNDING)
         if asked > clients:
@@ -167,7 +167,7 @@ class ParticipationConfig:
         return asked
 
     def needed(self, clients: int, asked: int | None = None) -> int:
-        """How many answers end a round that asked ``asked`` of M clients (default as many as it may)."""
+        """Return how many answers end a round that asked ``asked`` of M clients (default as many as it may)."""
         most = self.asked(clients)
         share = self.quorum * self.wanted(clients) / most
         return math.ceil(share * (most if asked is None else asked) - _ROUNDING)

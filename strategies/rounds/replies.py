@@ -96,7 +96,7 @@ _MOST_SAMPLES = 2**31
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What became of one round's requests.
+    """Outcome of one round's requests.
 
     Examples
     --------
@@ -158,7 +158,7 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """What one round asks, before it becomes messages."""
+    """Request of one round, before it becomes messages."""
 
     server_round: int  # t, from 1
     session: str

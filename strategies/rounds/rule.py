@@ -13,7 +13,7 @@ StateT = TypeVar("StateT")
 
 @dataclass(frozen=True)
 class Turn:
-    """What a rule may know of the round whose step it takes, besides the sum of its releases.
+    """Facts that a rule may know about the round whose step it takes, besides the sum of its releases.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Turn:
 
 
 class Rule(ABC, Generic[StateT]):
-    """What a server computes from the sum of a round's releases, as pure functions; usually a frozen dataclass.
+    """Update rule of a server for the sum of a round's releases, as pure functions; usually a frozen dataclass.
 
     Its fields are settings that a checkpoint must agree on (:meth:`settings`).
     """

@@ -180,7 +180,7 @@ class CohortSampler:
         self.excluded: frozenset[str] = frozenset()
         """Clients that the operator has taken out: they are not asked, and what they still send is not looked at."""
         self.remaining = RemainingReleases()
-        """How many more releases each client can make."""
+        """Number of releases that each client can still make."""
         self._times: Counter[str] = Counter()
 
     def settle(self, clients: int) -> int:
@@ -209,7 +209,7 @@ class CohortSampler:
 
     @property
     def fewest_connected(self) -> int:
-        """How many clients a round waits for until the deadline, before it begins."""
+        """Number of clients that a round waits for until the deadline, before it begins."""
         if not self.clients.names:
             return self.config.fewest
         expected = sum(map(self.requests.absences.waits_for, self.askable))  # of a network: thousands at most

@@ -150,7 +150,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         return request
 
     def _turn(self, server_round: int) -> int:
-        """Which round of the update rule a round is: one that was skipped does not count."""
+        """Return which round of the update rule a round is: one that was skipped does not count."""
         return server_round - sum(bool(report.skipped) for report in self.history)
 
     def _entries_of(self, server_round: int) -> dict[str, Any]:

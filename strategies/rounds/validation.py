@@ -23,7 +23,7 @@ from .replies import UNREACHED, Outcome, Refusal, Reply, RoundReport, SummedRepl
 
 @dataclass
 class RoundTally:
-    """What became of the replies of a round so far."""
+    """Tally of the replies of a round so far."""
 
     aggregated: dict[str, int] = field(default_factory=dict)
     """The release of each client that counts."""
@@ -32,7 +32,7 @@ class RoundTally:
     malformed: int = 0
     samples: int = 0
     figures: dict[str, TrainingFigures] = field(default_factory=dict)
-    """What clipping did, by client; in simulations only."""
+    """Effects of clipping, by client; in simulations only."""
 
     def report(self, server_round: int, sampled: int) -> RoundReport:
         """Return the report of a round that asked so many clients."""

@@ -1,4 +1,4 @@
-r"""Who is left out after a wrong sum: suspects take turns, nobody is blamed, and nobody is left out for good.
+r"""Exclusion after a wrong sum: suspects take turns, nobody is blamed, and nobody is left out for good.
 
 A sum that is no sum of releases has a liar in it, and nothing tells which client it is: masks hide every client's
 counts. Let c be the most clients that lie. A *hypothesis* is a set of at most c clients that may be all the liars; a

@@ -145,7 +145,7 @@ class SkippedSumError(OpeningError):
     """A set is opened or void at every helper, and its sum cannot be used; the round is over all the same."""
 
     closed = ""
-    """What its round's report says."""
+    """Text in its round's report."""
 
 
 class WrongSumError(SkippedSumError):

@@ -152,7 +152,7 @@ class CohortSum:
 
     @property
     def sealed(self) -> tuple[Sealed, ...]:
-        """What helpers are shown."""
+        """Masked releases without their counts, for the helpers."""
         return tuple(masked.sealed for masked, _ in self._masked.values())
 
     def wanting_more(self) -> list[str]:
@@ -190,7 +190,7 @@ def _header(content: bytes) -> Header:
 
 
 class ReplyScreen:
-    """Which of a round's replies can stand in one sum: no single client can spoil all of them.
+    """Screen for the replies of a round that can stand in one sum: no single client can spoil all of them.
 
     Parameters
     ----------
@@ -325,7 +325,7 @@ _MOST_TOGETHER = 2**62  # a sum of counts up to this much in magnitude fits into
 
 
 class Summation(Protocol):
-    """Where a round's releases are added up."""
+    """Accumulator for the sum of a round's releases."""
 
     def add(self, reply: Reply) -> None:
         """Add one release."""
