@@ -38,15 +38,15 @@ class Scale:
 
 
 FULL_BATCH = Scale(0.1, 120.0)
-"""For full batches with a momentum of :data:`MOMENTUM`; the travel is that of all rounds together."""
+"""Scale of full batches with a momentum of :data:`MOMENTUM`; the travel is that of all rounds together."""
 
 MOMENTUM = 0.9
 MU2 = Scale(0.15, 10.0)
-"""For mu^2-SGD, in up to eight rounds."""
+"""Scale of mu^2-SGD, in up to eight rounds."""
 
 MU2_ROUNDS = 8
 SGD = Scale(0.4, 6.0)
-"""For steps along one round's mean gradient."""
+"""Scale of steps along one round's mean gradient."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from .records.places import RecordPlaces, statistics_columns
 from .records.schema import Schema
 
 Measure = Callable[[Sequence[NDArray[Any]], Any], Measured]
-"""From a model's arrays and a batch of samples, how right the model is about each of them."""
+"""Function of a model's arrays and a batch of samples that returns how right the model is about each of them."""
 PublicInput = NDArray[np.float32]
 """Values in later requests that come from the answer to a query, such as a centre."""
 
@@ -80,7 +80,7 @@ class ClientQuery:
     option: ClassVar[str] = "query"
     """Name of it in configuration."""
     unable: ClassVar[str] = "it releases nothing beside its training"
-    """Why some kinds of clients cannot answer."""
+    """Reason for which some kinds of clients cannot answer."""
     counts_invalid_records: ClassVar[bool] = False
     """Whether records that do not fit the model have a row all the same."""
 

@@ -194,7 +194,7 @@ def _digest(size: int, *parts: object) -> bytes:
 
 
 def derived_bytes(size: int, *parts: object) -> bytes:
-    """At most 64 bytes from any printable parts, for the keys of a simulation: whoever knows the parts knows them."""
+    """Return at most 64 bytes from any printable parts, for keys of simulations: whoever knows the parts knows them."""
     return _digest(size, "derived", *parts)
 
 
@@ -504,7 +504,7 @@ def largest_shift(delta: float, spread: float = 1.0) -> float:
 
 
 def range_problem(shift: float, num_values: int, delta: float, mu: float, name: str = "mu") -> str:
-    """Why the range of the noise cannot serve a policy, with the mu that it could serve; empty if it can.
+    """Return why the range of the noise cannot serve a policy, with the mu that it could serve; empty if it can.
 
     ``shift`` is s, ``num_values`` is N of all releases together, ``name`` what the text calls mu. What has no problem
     costs less than 2^-20 delta (step 1 of the module).
@@ -524,7 +524,7 @@ def range_problem(shift: float, num_values: int, delta: float, mu: float, name: 
 
 
 def summed_range_problem(num_values: int, delta: float, mu: float) -> str:
-    """Why the range of several clients' summed noise cannot serve a policy; empty if it can.
+    """Return why the range of several clients' summed noise cannot serve a policy; empty if it can.
 
     Where the range of a sum ends nobody has worked out. So all its normals count as ideal ones: what they miss of those
     may be there under one data set and not under the other, which costs delta once, and exp(epsilon) times once more.

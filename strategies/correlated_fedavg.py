@@ -557,7 +557,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """With ``evaluate_on_clients``, a request to every connected client that owes no answer; otherwise none."""
+        """Return requests to all connected clients that owe no answer, with ``evaluate_on_clients``; otherwise none."""
         if not self.evaluate_on_clients:
             return []
         settings = ConfigRecord({**config, **self.clients.entries, protocol.SERVER_ROUND: server_round})

@@ -314,7 +314,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
 
     @staticmethod
     def said(report: RoundReport) -> str:
-        """Why a round gave nothing, in a line."""
+        """Return why a round gave nothing, in a line."""
         said = [f"clients refused with {', '.join(report.refused)}"] if report.refused else []
         said += [f"the round was closed ({report.closed})"] if report.closed else []
         said += [f"{report.lost} replies were lost"] if report.lost else []

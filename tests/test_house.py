@@ -39,6 +39,12 @@ STILL_PHRASES = re.compile(
 # These are the papers' own words, and those of jiang-2026's guarantee.
 PAPERS_WORDS = re.compile(r"papers? also|\(the paper's (?:silo|learners)\)|epochs of each silo|its readers call a silo")
 
+# What a docstring begins with instead of the thing it describes: a pronoun, a conjunction or a preposition.
+NO_SUBJECT = re.compile(
+    r"(?:As|Beside|By|Else|For|From|How|In|It|Its|Of|On|That|Their|Them|These|They|This|Those|Under|What|When|Where|Which|Who"
+    r"|Whom|Whose|Why|With|Without)\b"
+)
+
 
 def named(text: str) -> set[str]:
     """The files and folders of the repository that a page names, in code marks or in an indented drawing."""
@@ -89,6 +95,8 @@ def gone_names(path: Path, text: str) -> Iterable[str]:
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.alias(name=name):
                 names = name.split(".")
+            case ast.ImportFrom(module=str(module)):
+                names = module.split(".")
             case ast.keyword(arg=str(name)) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 names = [name]
             case _:
@@ -99,6 +107,14 @@ def gone_names(path: Path, text: str) -> Iterable[str]:
 def gone_phrases(path: Path, text: str) -> Iterable[str]:
     """Lines with a phrase that is gone."""
     return (line for line in text.splitlines() if GONE_PHRASES.search(STILL_PHRASES.sub("", line)))
+
+
+def docstrings_without_subject(path: Path, text: str) -> Iterable[str]:
+    """First lines of docstrings, those of attributes too, that begin neither with a noun nor with a verb."""
+    for node in ast.walk(parsed(text)):
+        match node:
+            case ast.Expr(ast.Constant(str(words))) if NO_SUBJECT.match(words):
+                yield words.partition("\n")[0]
 
 
 @dataclass(frozen=True)
@@ -154,6 +170,14 @@ RULES = {
             ("docs/start.md", "Each machine trains by machine learning."),
             ("app/bad.py", '"""Holds whatever happens."""'),
             ("app/bad.py", "# a side release"),
+        ),
+    ),
+    "docstrings begin with a noun or a verb": Rule(
+        tuple(f"{folder}/**/*.py" for folder in FOLDERS),
+        docstrings_without_subject,
+        (
+            ("app/bad.py", '"""What a run leaves."""'),
+            ("app/bad.py", 'class Fit:\n    share = 0.2\n    """Of the rows, for the figure."""'),
         ),
     ),
     "a client is called a client": Rule(PAGES, other_words, (("docs/start.md", "Each silo trains."),)),

@@ -35,7 +35,7 @@ _KEYS = {
     "trust": ("trust", "untrusted-server", ""),
     "colluders": ("trust.colluders", "half", ""),
 }
-"""For each option, the run-config key, what it is where nobody says, and what is done with it."""
+"""Run-config key, default and use of each option."""
 _SIZES = ("samples", "parameters")
 _OF_BATCHES = ("batch-size", "passes", "batch-selection")
 """Keys that settle the run whose mechanisms are compared, and not the decision."""

@@ -189,7 +189,7 @@ class FittedTable:
         return tuple(filter(None, [SCALED if self.scaled else "", self.spent(delta)]))
 
     def document(self) -> dict[str, Any]:
-        """For the model's card."""
+        """Return the entries for the model's card."""
         schema = "drafted from these rows" if self.drafted else "given"
         if self.scaled:
             schema += ", with bounds from private statistics"

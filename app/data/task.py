@@ -103,7 +103,7 @@ class Tuned:
 
 
 SYNTHETIC_FEATURE_BOUND = 12.0
-"""For synthetic(alpha, beta) with 100 features, whose samples have norms around 10."""
+"""Feature bound for synthetic(alpha, beta) with 100 features, whose samples have norms around 10."""
 
 
 class Task(Named, ABC):

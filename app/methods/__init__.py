@@ -11,6 +11,6 @@ METHODS: Registry[Method] = Registry(
     Method,
     (*(Method.built_in[name]() for name in ALGORITHMS if name in Method.built_in), AutoMethod()),
 )
-"""In the order of the registry of algorithms, of which some are for apps alone."""
+"""Methods in the order of the registry of algorithms, of which some are for apps alone."""
 
 __all__ = ["METHODS", "Hyperparameters", "Method", "ResolvedRun"]

@@ -104,7 +104,8 @@ _CLASSES = (
     _Scaled(0.1, 6, 0.1, 75, 0.3),
     _Scaled(0.3, 6, 0.1, 40, 0.3),
 )
-"""Below 0.005 noise costs nothing: more rounds of the same step go along what varies little in long-tailed columns."""
+"""Settings for classes. Below 0.005 noise costs nothing: more rounds of the same step go along what varies little in
+long-tailed columns."""
 _NUMBERS = (
     _Scaled(0.01, 48, 0.3, 14.4, 0.9),
     _Scaled(0.03, 48, 0.1, 7.2, 0.6),

@@ -30,7 +30,7 @@ ANYTIME_CLIP, ANYTIME_RATE = 0.3, 0.5
 """Defaults for anytime steps: S / R, and eta R d^(1/8). Steps of all sizes from half to twice that do about as well."""
 
 _FEW_ROUNDS = 8
-"""Up to so many, anytime steps are for rows as they usually are; more of them arrive from wherever R is."""
+"""Number of rounds up to which anytime steps are for rows as they usually are; more arrive from wherever R is."""
 
 
 _CORRELATED = frozenset(

@@ -312,9 +312,9 @@ class QueryOutcome:
     answer: Any
     """The answer; None where there is none."""
     report: RoundReport | None = None
-    """Its round."""
+    """Report on the query's round."""
     failure: str = ""
-    """Why there is no answer."""
+    """Reason for a missing answer."""
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ class RunQuery(ABC, Generic[Asked]):
     policy: Callable[[int | None], PrivacyPolicy] = field(repr=False)
 
     name: ClassVar[str]
-    """Its name in sessions, permits and noise keys."""
+    """Name of the query in sessions, permits and noise keys."""
     says: ClassVar[str]
     """Description of what is released, in words for the guarantee."""
     off: ClassVar[str] = ""
@@ -395,17 +395,17 @@ class RunQuery(ABC, Generic[Asked]):
 
     @property
     def included(self) -> str:
-        """Its sentence in the guarantee of real clients."""
+        """Sentence of the query in the guarantee of real clients."""
         return f"It includes {self.says}, which is released {'first' if self.before else 'last'}."
 
     def included_share(self, mu: str) -> str:
-        """Its sentence in the guarantee of a simulation."""
+        """Return the query's sentence in the guarantee of a simulation."""
         when = "which is released first" if self.before else "released last"
         return f"Of it mu = {mu}, {100 * self.share:.4g} % of mu^2, is for {self.says}, {when}."
 
     @property
     def share(self) -> float:
-        """Its share of mu^2."""
+        """Share of mu^2 that the query costs."""
         return self.share_of(self.problem.config)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Why a node does not reach its SuperLink: one cause of a fixed list, and a sentence for its operator.
+"""Diagnosis of a failed connection to a SuperLink: one cause of a fixed list, and a sentence for its operator.
 
 :class:`FleetApi` asks without a session: it requests one with a heartbeat interval that Flower does not allow, which
 the SuperLink must refuse. It checks the signature, the clock and the key first; the code of its refusal says how far it
@@ -346,7 +346,7 @@ class _Attempt:
         return replace(seen, cause="clock", sentence=sentence)
 
     def _unconnected(self, error: httpx.HTTPError) -> Diagnosis:
-        """Why a request got no answer."""
+        """Return why a request got no answer."""
         insecure, causes = self._connection.insecure, causes_of(error)
 
         def is_any(*kinds: type[BaseException]) -> bool:

@@ -1,4 +1,4 @@
-"""From an operator's file to the app that answers messages to its client, and the client in one sentence.
+"""App that answers messages to a client, made from its operator's file, and the client in one sentence.
 
 Flower would run the ClientApp of whoever submits the run. A client runs murmurfl's own client, or the installed
 ClientApp that its operator's file names, with the operator's settings:

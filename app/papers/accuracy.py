@@ -191,7 +191,7 @@ NOISE = Column("noise", "quality of the noise; only exact noise carries the guar
 SECONDS = Column("seconds", "mean time of a run", form=".0f")
 ACCURACY = Column("accuracy %", "test accuracy, mean ± standard deviation over seeds", form=".1f", spread="± std")
 ALONE = "one client alone, without noise"
-"""Its line in a table: of simulated clients, and not private."""
+"""Label of the line in a table for one client alone: of simulated clients, and not private."""
 
 
 def accuracy_row(cell: Document, label: str, entry: Document) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def with_alone(document: Document) -> dict[str, Any]:
 
 
 def _alone_entry(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Its entry among algorithms: figures without a run, and no release."""
+    """Return the entry of one client alone among algorithms: figures without a run, and no release."""
     figures = {**dict.fromkeys(FIGURES), "releases": 0, "refusals": 0, "lost_replies": 0, **found}
     return {
         **{name: {"mean": value, "std": None, "runs": []} for name, value in figures.items()},

@@ -235,7 +235,7 @@ def _standard() -> list[Cell]:
 
 
 def _noiseless() -> list[Cell]:
-    """Without noise: what the features and the model are good for."""
+    """Return the runs without noise, which show what the features and the model are good for."""
     return [Cell(features, _images(features, mechanism=NO_NOISE), {WITHOUT: FULL_BATCH}) for features in (SOFT, BEST)]
 
 

@@ -294,7 +294,7 @@ _MOMENTUM: dict[str, Settings] = {
     "blt": {"strategy": "correlated-momentum", "mechanism": "blt"},
 }
 UNSAMPLED_SGD = "noisy SGD without sampling"
-"""Not DP-SGD: samples are in a fixed order, and no sampling amplifies (docs/results.md)."""
+"""Label of SGD that is not DP-SGD: samples are in a fixed order, and no sampling amplifies (docs/results.md)."""
 _LOGISTIC_SAMPLES = 6000
 """Training samples where epsilon varies."""
 

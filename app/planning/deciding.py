@@ -647,7 +647,7 @@ class PlanResult:
 
     @property
     def reason(self) -> str:
-        """Why this one, in a sentence."""
+        """Reason for this choice, in a sentence."""
         config, chosen = self.request.config, self.chosen
         case = "samples come as a stream" if config.stream else f"samples may be used {_OFTEN[config.sample_uses]}"
         why = _WHY.get(chosen.strategy, "it keeps most of what can be learnt")

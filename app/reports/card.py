@@ -237,7 +237,7 @@ def _given(outcome: Outcome) -> str:
 
 
 def _word(outcome: Outcome) -> str:
-    """On whose word privacy and accuracy stand."""
+    """Return on whose word privacy and accuracy stand."""
     if outcome.engine in ENGINES:
         return "a simulation's: epsilon by its policy, accuracy by its test set"
     if getattr(outcome.privacy, "trust", "") == "trusted-server":
@@ -250,6 +250,6 @@ def _word(outcome: Outcome) -> str:
 
 
 def made(outcome: Outcome) -> str:
-    """When, and with which murmurfl."""
+    """Return when the run was made, and with which murmurfl."""
     at = datetime.fromisoformat(outcome.date)
     return f"{at:%Y-%m-%d %H:%M} UTC, murmurfl {outcome.versions.get('murmurfl', 'of an unknown version')}"

@@ -44,7 +44,7 @@ class Group:
 
     @property
     def seeds(self) -> list[int]:
-        """Their seeds."""
+        """Seeds of the runs."""
         return sorted(int(run.outcome.config.get("seed", 0)) for run in self.runs)
 
     def spread(self, measure: str) -> Spread | None:

@@ -27,12 +27,12 @@ class Marked:
     rest: str = ""
 
     def __str__(self) -> str:
-        """Without any mark."""
+        """Return the text without any mark."""
         return self.bold + self.rest
 
     @property
     def markdown(self) -> str:
-        """With the mark."""
+        """Text with the mark."""
         return f"**{self.bold}**{self.rest}"
 
 

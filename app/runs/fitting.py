@@ -1,4 +1,4 @@
-"""From a table to a private model: :func:`fit`, a rehearsal on one computer in which each site is a client."""
+"""Private models from tables: :func:`fit`, a rehearsal on one computer in which each site is a client."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ class Training(_Part):
 
 
 class Clip(_Part):
-    """With a `quantile`, the clip that followed the gradients; else null."""
+    """Clip that followed the gradients, with a `quantile`; otherwise null."""
 
     quantile: float = _said("Share of gradients that should stay unclipped.")
     share: float = _said("Share of mu^2 of the releases that counting the clipped gradients takes.")
@@ -165,7 +165,7 @@ class Clip(_Part):
 
 
 class MeanFigures(_Part):
-    """With `centring = private`, what became of the mean of the features, which clients release before the first
+    """Outcome of the mean of the features, with `centring = private`, which clients release before the first
     round; else null. `model.npz` then has `centring.centre`, the mean m, and `centring.constant`, c, beside the
     model's arrays: the model's inputs are unit([unit(phi - m), c]) of a sample's features phi
     (`murmurfl.privacy.centred`).
@@ -180,7 +180,7 @@ class MeanFigures(_Part):
 
 
 class EvaluationFigures(_Part):
-    """With `evaluation.share`, how good the model is on the clients' own samples, by a count that they released
+    """Score of the model on the clients' own samples, with `evaluation.share`, by a count that they released
     with noise; else null. Where no client answered, figures are null and `failure` says why.
     """
 
@@ -500,7 +500,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def what_is_there(folder: Path) -> str:
-    """Why a folder is no finished run, in words."""
+    """Return why a folder is no finished run, in words."""
     if not folder.exists():
         return "there is nothing"
     if (folder / FAILURE_NAME).is_file():

@@ -207,7 +207,7 @@ PROJECT = "murmurfl"
 EPSILON = "epsilon_of_the_whole_run"
 """The epsilon that is logged, constant over the rounds; its sentence is logged with it."""
 EPSILON_LOCAL = "epsilon_whatever_happens"
-"""Under secure aggregation, the other one of that sentence."""
+"""Second epsilon of that sentence, under secure aggregation."""
 
 logger = logging.getLogger(__name__)
 

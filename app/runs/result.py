@@ -313,13 +313,13 @@ class RunResult:
 
     @property
     def evaluation(self) -> EvaluationResult | None:
-        """With a private evaluation, how good the model is on the clients' samples."""
+        """Accuracy of the model on the clients' samples, where there is a private evaluation."""
         found = self.answers.get(EvaluationRows.name)
         return None if found is None else found.answer
 
     @property
     def mu_local(self) -> float | None:
-        """Under secure aggregation, what holds whatever server, helpers and other clients do; else None."""
+        """Loss that holds whatever server, helpers and other clients do, under secure aggregation; otherwise None."""
         return self.figures.loss.mus[1]
 
     @property

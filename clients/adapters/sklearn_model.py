@@ -313,7 +313,7 @@ class LinearEstimator:
 
     @property
     def gradients(self) -> LinearGradients:
-        """Its per-sample gradients."""
+        """Per-sample gradients of the model."""
         residuals, pull, scores = closed_form(self.estimator, len(self.classes), self.num_samples)
         return LinearGradients(residuals, (scores, self.num_features), pull=pull, bias=self.fit_intercept)
 

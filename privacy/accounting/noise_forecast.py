@@ -182,13 +182,13 @@ USEFUL_SHARE, LEAST_SHARE = 0.5, 0.25
 """A run is called useful if it keeps half of what can be learnt, in the middle of what is rehearsed, and useless if it
 does not keep a quarter."""
 MOST_USEFUL = 1.0
-"""Up to this ratio of the noise to a typical update a training is called useful: it keeps nine tenths."""
+"""Largest ratio of the noise to a typical update at which a training is called useful: it keeps nine tenths."""
 LEAST_USELESS = 5.0
-"""Above this ratio it is called useless: it keeps a quarter, or nothing."""
+"""Ratio above which a training is called useless: it keeps a quarter, or nothing."""
 _HALF_LEFT = 3.0
 """The ratio at which half of what a training learns is left."""
 WARNED = 1.0
-"""Above this ratio of the noise to the *longest* update there is a warning, whatever a typical one is."""
+"""Ratio of the noise to the *longest* update above which there is a warning, whatever a typical one is."""
 _SAMPLES = 100
 """Samples of a client, where nobody says how many there are."""
 _LEAST_HONEST = 2

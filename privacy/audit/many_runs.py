@@ -108,7 +108,7 @@ def epsilon_bound(false_alarms: Numbers, misses: Numbers, delta: float) -> NDArr
 
 
 Answers = Callable[[int, Sequence[int]], Iterable[Release | RefusedError]]
-"""From request k, from 1, and one acknowledgement a run, the answers of the clients: one release a run."""
+"""Function of the request k, from 1, and one acknowledgement a run that returns the answers: one release a run."""
 
 Streams = Callable[[str | None, range], Answers]
 """Fresh clients for the runs of these numbers, on the data with a canary of this name or, None, without. No two of
@@ -138,7 +138,7 @@ class AuditResult:
     """
 
     claimed_mu: float
-    """For exactly the releases that were run; so is ``claimed_epsilon``, at ``delta``."""
+    """Mu claimed for exactly the releases that were run; so is ``claimed_epsilon``, at ``delta``."""
     claimed_epsilon: float
     delta: float
     measured_mu: float
@@ -150,9 +150,9 @@ class AuditResult:
     estimated_mu: float
     """The canary's mean move of the statistic over its standard deviation: mu if the noise is Gaussian. No bound."""
     confidence: float
-    """With which both bounds hold together."""
+    """Confidence with which both bounds hold together."""
     runs: int
-    """On each of the two data sets; half of them were counted."""
+    """Runs on each of the two data sets; half of them were counted."""
     canary: str
     """Canary, and ``statistic``, that told the data sets apart best in the runs that chose."""
     statistic: str

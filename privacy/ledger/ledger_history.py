@@ -66,7 +66,7 @@ class SessionSummary:
     closed: bool
     """Whether it was closed after a rollback."""
     first_release: float | None
-    """When, in seconds since 1970; ``last_release`` likewise."""
+    """Time of the first release, in seconds since 1970; ``last_release`` likewise."""
     last_release: float | None
     terms: Mapping[str, Any]
     """The policy it was opened with and the noise that followed from it."""
@@ -87,9 +87,9 @@ class LedgerSummary:
     data: str
     """The operator's name for the data."""
     created: float
-    """When, in seconds since 1970."""
+    """Time of creation, in seconds since 1970."""
     budget: Loss
-    """In the worst case, for what holds whatever other clients and helpers do; the same where that was not decided."""
+    """Budget; in the worst case, whatever other clients and helpers do; the same where that was not decided."""
     delta: float
     samples_used: int
     commits: int
@@ -100,7 +100,7 @@ class LedgerSummary:
     key_file: str
     """Path of the noise key; empty if it is in the ledger."""
     sessions: tuple[SessionSummary, ...]
-    """In the order in which they were opened."""
+    """Sessions in the order in which they were opened."""
 
     @property
     def summed(self) -> bool:

@@ -50,7 +50,7 @@ class StreamRecord:
     noted: State = ()
     """Public values a client wants to find again at its next release, such as the query point of release k."""
     ids: Mapping[int, bytes] = field(default_factory=dict)
-    """Under secure aggregation the random names, 16 bytes each, of the acknowledged release and of those after it that
+    """Random names, 16 bytes each, under secure aggregation, of the acknowledged release and of those after it that
     may still be acknowledged; empty otherwise."""
     order: bytes = b""
     """The nonce from which, with the client's key, its secret order is made again

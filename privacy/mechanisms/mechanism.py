@@ -134,7 +134,7 @@ def pattern_bound(gram: NDArray[np.float64], num_participations: int, min_separa
 
 
 def best_selection(weights: NDArray[np.float64], count: int, separation: int) -> NDArray[np.float64]:
-    """For each row, the largest sum of at most ``count`` non-negative weights at least ``separation`` apart."""
+    """Return the largest sum of at most ``count`` non-negative weights at least ``separation`` apart, for each row."""
     rows, n = weights.shape
     best = np.zeros((rows, n + 1))
     for _ in range(min(count, (n - 1) // separation + 1)):

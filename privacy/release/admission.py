@@ -64,9 +64,9 @@ class Admissions:
     rows: NDArray[np.intp]
     """Indices of the admitted clients among those that were asked; the other columns have a row for each of them."""
     streams: StreamBlock
-    """With the acknowledgements applied."""
+    """Streams with the acknowledgements applied."""
     accounts: AccountBlock
-    """With the session's mu reserved."""
+    """Accounts with the session's mu reserved."""
     start: NDArray[np.int64]
     """The samples the releases will be made from, up to ``stop``."""
     stop: NDArray[np.int64]

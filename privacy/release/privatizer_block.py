@@ -120,7 +120,7 @@ class BlockReleases:
     streams: StreamBlock
     """Streams of the clients, after the release."""
     refused: Mapping[int, RefusedError]
-    """Why the others have not."""
+    """Reason for which each of the others has not released."""
 
 
 class PrivatizerBlock:

@@ -74,7 +74,7 @@ class CohortAgreement:
         return max(held.min_cohort, self._option.min_cohort)
 
     def too_few(self, held: CohortSet) -> str:
-        """Why a set is too small to be opened, or an empty string."""
+        """Return why a set is too small to be opened, or an empty string."""
         needed = self.fewest_releases(held)
         return f"{len(held.releases)} of at least {needed} releases" if len(held.releases) < needed else ""
 

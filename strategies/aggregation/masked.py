@@ -246,7 +246,7 @@ class Masked(Aggregator):
             raise WrongSumError(self._pause)
 
     def should_stop(self, history: Sequence[RoundReport], noise: float | None) -> str:
-        """Why the training ends now with the model it has, or an empty string."""
+        """Return why the training ends now with the model it has, or an empty string."""
         skipped = sum(bool(report.skipped) for report in history)
         if skipped >= self.option.max_failed_aggregations:
             return f"{skipped} sums were skipped, as many as max_failed_aggregations allows"

@@ -60,7 +60,7 @@ class Training(Protocol):
 
     @property
     def ended(self) -> str:
-        """Why the training ended before its last round; empty if it did not."""
+        """Reason for which the training ended before its last round; empty if it did not."""
         ...
 
     @property

@@ -460,7 +460,7 @@ def introduction(reply: Message, nonce: str) -> Handshake | None:
 
 
 def failure(reply: Message) -> str:
-    """Why a node could not be met, in words a node cannot choose."""
+    """Return why a node could not be met, in words a node cannot choose."""
     stated: Any = None
     if not reply.has_error():
         config = reply.content.config_records.get(protocol.CONFIG)

@@ -140,7 +140,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         """Callbacks between rounds, in this order."""
         self._hooks = CallbackList(self.callbacks)
         self.ended = ""
-        """Why the training ended with the model it had before its last round; empty if it did not."""
+        """Reason for which the training ended with the model it had before its last round; empty if it did not."""
         self.leaving: ExhaustionSchedule | None = None
         """Schedule of the clients that leave before the end, from their statements before the first round."""
         self._clipping = ClippingWatch()

@@ -121,11 +121,11 @@ class RoundReport:
     samples: int = 0
     """Samples in the aggregated replies by their own account, public: b of each client, or all that it has."""
     unopened: int = 0
-    """Under secure aggregation: replies carried over, because the round was closed or they want more releases in it."""
+    """Replies carried over under secure aggregation: the round was closed, or they want more releases in it."""
     skipped: int = 0
-    """Under secure aggregation: replies in a sum that came out wrong, of which nothing is in the model."""
+    """Replies in a sum that came out wrong, under secure aggregation, of which nothing is in the model."""
     closed: str = ""
-    """Why the round was closed; empty if it was not."""
+    """Reason for which the round was closed; empty if it was not."""
     overdue: int = 0
     """Replies to requests of earlier rounds."""
     awaited: int = 0

@@ -217,7 +217,7 @@ class CohortSampler:
 
     @property
     def fewest_left(self) -> int:
-        """With how many of them it begins once the deadline has passed."""
+        """Number of them with which a round begins once the deadline has passed."""
         if self.needs_all or not self.clients.names:
             return self.clients_per_round
         fewest = max(self.config.fewest_left(self.num_clients), self.fewest_summed)

@@ -246,7 +246,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         return report
 
     def _weight(self, outcome: Opened) -> float:
-        """By what a round's sum is multiplied: a step divides by the clients of a round that leaves nobody out."""
+        """Return the factor for a round's sum: a step divides by the clients of a round that leaves nobody out."""
         # Other strategies divide by what came; and of streams a sum that weighs more than the next would leave noise.
         divides = self.rule.divides_by_cohort and outcome.is_memoryless
         if not (self.sampler.left_out and outcome.report.asked and divides):

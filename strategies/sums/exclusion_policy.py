@@ -109,7 +109,7 @@ class ExclusionPolicy:
 def suspects_of(
     names: Sequence[str], wrong: Sequence[Iterable[str]], culprits: int, room: int, before: Sequence[str] = ()
 ) -> tuple[str, ...] | None:
-    """At most ``room`` of ``names`` to be left out, as wrong sums have it; None if no hypothesis is left.
+    """Return at most ``room`` of ``names`` to be left out, as wrong sums have it; None if no hypothesis is left.
 
     Those that were left out ``before`` are again, as long as a hypothesis is left in which they are all the liars.
     """

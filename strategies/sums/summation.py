@@ -270,7 +270,7 @@ class ReplyScreen:
         return outcome
 
     def _problem(self, reply: Reply, masked: MaskedRelease, roster: Roster) -> str:
-        """Why helpers would refuse a set with this release in it, or an empty string."""
+        """Return why helpers would refuse a set with this release in it, or an empty string."""
         try:
             header = checked_header(masked.sealed, roster)
             Grid(header.spacing)
@@ -307,7 +307,7 @@ def _most_common(outcomes: Iterable[Outcome], terms: Iterable[Terms | None]) -> 
 
 
 def _mismatch(terms: Terms, most: Terms | None, room: int) -> str:
-    """Why a release of some terms cannot stand in a sum that has room for so many, or an empty string."""
+    """Return why a release of some terms cannot stand in a sum that has room for so many, or an empty string."""
     if most is not None and terms != most:
         return _difference(terms, most)
     return "" if room else f"the sum has {MOST_SUMMED} releases, as many as helpers open"

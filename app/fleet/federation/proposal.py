@@ -61,7 +61,7 @@ class Proposal:
     run: Mapping[str, Value]
     """Run-config keys, without the schema's and those that depend on who is a member."""
     reason: str
-    """Why this method, in a sentence; empty where the coordinator set it."""
+    """Reason for this method, in a sentence; empty where the coordinator set it."""
 
 
 def propose(records: Schema, clients: int, helpers: int, num_records: int, settings: Mapping[str, Value]) -> Proposal:
