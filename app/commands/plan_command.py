@@ -11,7 +11,7 @@ import typer
 
 from ..settings.run_config import RunConfig
 from .run_options import AsJson, Assignments, ConfigFile, Details, given_settings, setting_options, settings_of
-from .terminal import CLAIM_REFUTED, MISUSED, fail, failing_clearly, say, say_command, say_table
+from .terminal import CLAIM_REFUTED, MISUSED, fail, failing_clearly, say, say_command, say_table, working
 
 if TYPE_CHECKING:
     from ..planning import PlanResult
@@ -87,7 +87,8 @@ def plan(
             return
         settings = settings_of(config_file, assignments) if of_run else None
         whole = details or as_json or bool(try_out) or any(name in given for name in _DETAILED)
-        found = _answer(settings, given, try_out or 0, (person_clients, person_samples), whole)
+        with working("planning"):
+            found = _answer(settings, given, try_out or 0, (person_clients, person_samples), whole)
         _show(found, as_json=as_json, details=whole)
 
 
@@ -203,7 +204,8 @@ def audit(
             return
         from ..auditing.run_audit import audit_lines, audit_run
 
-        found = audit_run(RunConfig.from_mapping(settings_of(config_file, assignments)), runs)
+        with working("auditing"):
+            found = audit_run(RunConfig.from_mapping(settings_of(config_file, assignments)), runs)
         if as_json:
             typer.echo(json.dumps(found.document(), indent=2))
         else:
@@ -217,7 +219,8 @@ def _audit_strange_records(node: Path | None, app: str, *, as_json: bool) -> Non
     from ..auditing.differential import audit_app, audit_node
     from ..nodes.node_app import read_node
 
-    found = audit_app(app) if node is None else audit_node(read_node(node, runs_kept=True))
+    with working("auditing"):
+        found = audit_app(app) if node is None else audit_node(read_node(node, runs_kept=True))
     if as_json:
         typer.echo(json.dumps(found.document(), indent=2))
     else:

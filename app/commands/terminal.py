@@ -17,6 +17,8 @@ import re
 import shutil
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, get_type_hints
@@ -31,6 +33,8 @@ MISUSED = 2
 """Click's code for missing or unknown options."""
 CLAIM_REFUTED = 3
 INTERRUPTED = 130
+_PATIENCE_S = 2.0
+"""Longest silence of a command on a terminal, in seconds."""
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:
@@ -162,6 +166,38 @@ def say(text: str, *, err: bool = False) -> None:
     columns = width(err=err)
     for line in text.split("\n"):
         typer.echo(wrapped(line, columns), err=err)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show on a terminal that a command works and for how long, from two seconds on until the block ends.
+
+    The line stands on standard error, and nothing does where that is no terminal. It depends on the clock alone.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    over, begun = threading.Event(), time.monotonic()
+
+    def show() -> None:
+        if over.wait(_PATIENCE_S):
+            return
+        while True:
+            passed = int(time.monotonic() - begun)
+            sys.stderr.write(f"\r{what} {passed // 60}:{passed % 60:02}")
+            sys.stderr.flush()
+            if over.wait(1.0):
+                break
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def say_command(text: str) -> None:

@@ -8,14 +8,16 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
+from murmurfl.app.commands import terminal
 from murmurfl.app.commands.main import cli
 from murmurfl.app.commands.run_command import RunDisplay
-from murmurfl.app.commands.terminal import say_table, system_error, wrapped
+from murmurfl.app.commands.terminal import say_table, system_error, working, wrapped
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.papers.reproduction import tables_of
 from murmurfl.app.planning.noise_plans import compare_mechanisms, noise_guarantee
@@ -47,6 +49,44 @@ def fits(text, columns=80):
     assert max(map(len, lines)) <= columns
     assert "…" not in text
     return " ".join(text.split())
+
+
+class Terminal(io.StringIO):
+    """Standard error that is a terminal, or says so, and knows when something was written."""
+
+    def __init__(self, *, terminal):
+        super().__init__()
+        self.terminal, self.shown = terminal, threading.Event()
+
+    def isatty(self):
+        return self.terminal
+
+    def write(self, text):
+        self.shown.set()
+        return super().write(text)
+
+
+def test_a_command_that_takes_long_says_so_on_a_terminal_and_takes_it_back(monkeypatch):
+    monkeypatch.setattr(terminal, "_PATIENCE_S", 0.001)
+    screen = Terminal(terminal=True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with working("planning"):
+        assert screen.shown.wait(60)
+    assert screen.getvalue().startswith("\rplanning 0:0")
+    assert screen.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_command_that_is_quick_or_has_no_terminal_says_nothing(monkeypatch):
+    quick = Terminal(terminal=True)
+    monkeypatch.setattr(sys, "stderr", quick)
+    with pytest.raises(ZeroDivisionError), working("planning"):
+        raise ZeroDivisionError
+    monkeypatch.setattr(terminal, "_PATIENCE_S", 0.001)
+    file = Terminal(terminal=False)
+    monkeypatch.setattr(sys, "stderr", file)
+    with working("planning"):
+        assert not file.shown.wait(0.05)
+    assert (quick.getvalue(), file.getvalue()) == ("", "")
 
 
 def test_a_full_disk_is_said_with_its_file_and_what_to_do():
