@@ -49,8 +49,8 @@ class Ending(Enum):
         "where only you can read it. The ledger says what was released, and without one nothing was."
     )
     CHANGED = (
-        "Expected the rows with which this ledger was used, unchanged and in their order, got other ones. Put the "
-        "table back as it was: new rows may be added at its end. Nothing was released by this call."
+        "Expected the rows and the schema with which this ledger was used, unchanged and in their order, got others. "
+        "Put both back as they were: new rows may be added at the table's end. Nothing was released by this call."
     )
     INTERRUPTED = "Interrupted."
 

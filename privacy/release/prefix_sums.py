@@ -153,8 +153,6 @@ class NoiseStream:
         # Marked counts carry the grid's mark, which goes with what is removed; without that it goes by itself.
         counts -= MARK if removed is None else removed
         self._keep(key, nonce, added, increment)
-        if memory == "last":
-            return nonce, ()
         left = (increment.state or ()) if memory == "state" else ()
         return self.nonces_after(stream.nonces, nonce), left
 

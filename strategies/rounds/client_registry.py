@@ -643,9 +643,10 @@ def _foreign(needed: Needed, seen: Attending) -> NodesUnavailableError:
     )
     # A mod answers for CorrelatedFedAvg alone: under other strategies Flower does not even call it.
     lacks = "it has no mod of murmurfl's around it" if "Mod(" in needed.client else "it is none of this strategy's"
+    raised = " If it is written so already, it failed before it answered: look for the first error above."
     return NodesUnavailableError(
         f"Expected ClientApps that speak murmurfl's protocol, got {there} whose ClientApp does not: {lacks}. No model "
-        f"was sent to them. Write {needed.client}{real}",
+        f"was sent to them. Write {needed.client}.{raised}{real}",
         kind="unsupported",
     )
 
