@@ -426,7 +426,7 @@ def test_a_training_that_is_asked_to_end_completes_with_its_model_so_far(tmp_pat
     assert result.mu == whole.mu  # what the caps allow, whatever was asked
     write_record(result, tmp_path)
     assert not (tmp_path / END_NAME).exists()
-    with raises(ConfigurationError, "not-found"):
+    with raises(ConfigurationError, "not-found", "folder"):
         ask_to_end(tmp_path)
 
 
