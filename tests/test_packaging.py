@@ -143,6 +143,20 @@ def test_without_flower_that_is_said(monkeypatch):
         flower.check_flower_version()
 
 
+def test_a_listing_that_failed_once_is_made_again(monkeypatch):
+    """Python takes a folder that it cannot list, for lack of open files say, for an empty one, and remembers it."""
+    answers = [flower.PackageNotFoundError("flwr")]
+
+    def listed(name):
+        if answers:
+            raise answers.pop()
+        return "1.42.0"
+
+    monkeypatch.setattr(flower, "version", listed)
+    flower.check_flower_version()
+    assert answers == []
+
+
 def test_importing_what_needs_flower_checks_it_first():
     """Before anything of Flower's is imported."""
     code = """
