@@ -119,8 +119,9 @@ def _as_setting(name: str, options: list[str]) -> str:
     from ..settings.run_config import run_keys
 
     key = meant_by(name)
-    if f"--{key}" in options:
-        return f" It is called --{key}."
+    # Some options leave out what every number is: --clients for num-clients.
+    if called := next((one for one in (f"--{key}", f"--{key.removeprefix('num-')}") if one in options), ""):
+        return f" It is called {called}."
     return f" It is a run-config key: --set {key}=VALUE." if "--set" in options and key in run_keys() else ""
 
 

@@ -81,6 +81,9 @@ def test_every_argument_has_its_help(command, argument):
     ("words", "way_out"),
     [
         (["run", "--mu", "2"], "It is a run-config key: --set mu=VALUE."),
+        (["run", "--machines", "5"], "It is called --clients."),
+        (["plan", "--machines", "5"], "It is called --clients."),
+        (["fit", "x.csv", "--sites", "5"], "It is called --clients."),
         (["run", "--lr", "2"], "It is a run-config key: --set learning-rate=VALUE."),
         (["fit", "x.csv", "--lr", "2"], "It is a run-config key: --set learning-rate=VALUE."),
         (["fit", "x.csv", "--eps", "2"], "It is called --epsilon."),
