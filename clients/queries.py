@@ -36,7 +36,7 @@ from .records.schema import Schema
 
 Measure = Callable[[Sequence[NDArray[Any]], Any], Measured]
 """Function of a model's arrays and a batch of samples that returns how right the model is about each of them."""
-PublicInput = NDArray[np.float32]
+PublicInput = NDArray[np.floating]
 """Values in later requests that come from the answer to a query, such as a centre."""
 
 
@@ -109,12 +109,17 @@ class ClientQuery:
             )
         return samples - self.held_out
 
+    @property
+    def input_width(self) -> int:
+        """Number of values in later requests that come from the answer."""
+        return self.query.width
+
     def read_input(self, content: Any) -> PublicInput:
         """Read what a later request brings of the answer (:attr:`Query.gives`), or refuse it."""
-        width, name = self.query.width, self.query.gives
-        if not isinstance(content, bytes) or len(content) != 4 * width:
-            raise malformed(f"expected {name} to be {width} float32 values, little endian")
-        values = np.frombuffer(content, dtype="<f4").astype(np.float32)
+        width, name, kind = self.input_width, self.query.gives, np.dtype(self.query.gives_type)
+        if not isinstance(content, bytes) or len(content) != kind.itemsize * width:
+            raise malformed(f"expected {name} to be {width} {kind.name} values, little endian")
+        values = np.frombuffer(content, dtype=kind).astype(kind.newbyteorder("="))
         if not np.isfinite(values).all():
             raise malformed(f"expected {name} to be finite")
         return values

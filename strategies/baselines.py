@@ -24,7 +24,7 @@ always M / m; for clients drawn uniformly the delay is geometric and it is 2 M /
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
@@ -135,8 +135,9 @@ class NoisySGD(ReleaseStrategy[NoisySGDState]):
         Whether clients may run out of releases before the last round.
     secure_aggregation : SecureAggregation, optional
         Clients release under masks, and helpers open only sums.
-    centre : ndarray of shape (k,), optional
-        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    public_inputs : mapping of str to ndarray, optional
+        Answers to earlier queries that every request brings, such as ``{"centre": centre}``
+        (:class:`~murmurfl.strategies.MeanOfFeatures`).
     permit : str, optional
         Permit of the session's owner, sent with every message.
     schema : str, optional
@@ -173,7 +174,7 @@ class NoisySGD(ReleaseStrategy[NoisySGDState]):
         evaluate_every: int = 1,
         allow_exhaustion: bool = False,
         secure_aggregation: SecureAggregation | None = None,
-        centre: NDArray[np.floating] | None = None,
+        public_inputs: Mapping[str, NDArray[np.floating]] | None = None,
         permit: str | None = None,
         schema: str | None = None,
         callbacks: Sequence[Callback] = (),
@@ -196,7 +197,7 @@ class NoisySGD(ReleaseStrategy[NoisySGDState]):
             evaluate_every=evaluate_every,
             allow_exhaustion=allow_exhaustion,
             secure_aggregation=secure_aggregation,
-            centre=centre,
+            public_inputs=public_inputs,
             permit=permit,
             schema=schema,
             callbacks=callbacks,
@@ -334,8 +335,9 @@ class IsrlDp(ReleaseStrategy[IsrlDpState]):
         Whether clients may run out of releases before the last round.
     secure_aggregation : SecureAggregation, optional
         Clients release under masks, and helpers open only sums.
-    centre : ndarray of shape (k,), optional
-        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    public_inputs : mapping of str to ndarray, optional
+        Answers to earlier queries that every request brings, such as ``{"centre": centre}``
+        (:class:`~murmurfl.strategies.MeanOfFeatures`).
     permit : str, optional
         Permit of the session's owner, sent with every message.
     schema : str, optional
@@ -373,7 +375,7 @@ class IsrlDp(ReleaseStrategy[IsrlDpState]):
         evaluate_every: int = 1,
         allow_exhaustion: bool = False,
         secure_aggregation: SecureAggregation | None = None,
-        centre: NDArray[np.floating] | None = None,
+        public_inputs: Mapping[str, NDArray[np.floating]] | None = None,
         permit: str | None = None,
         schema: str | None = None,
         callbacks: Sequence[Callback] = (),
@@ -396,7 +398,7 @@ class IsrlDp(ReleaseStrategy[IsrlDpState]):
             evaluate_every=evaluate_every,
             allow_exhaustion=allow_exhaustion,
             secure_aggregation=secure_aggregation,
-            centre=centre,
+            public_inputs=public_inputs,
             permit=permit,
             schema=schema,
             callbacks=callbacks,
@@ -510,8 +512,9 @@ class DelayedMomentum(ReleaseStrategy[DelayedMomentumState]):
         Whether clients may run out of releases before the last round.
     secure_aggregation : SecureAggregation, optional
         Clients release under masks, and helpers open only sums.
-    centre : ndarray of shape (k,), optional
-        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    public_inputs : mapping of str to ndarray, optional
+        Answers to earlier queries that every request brings, such as ``{"centre": centre}``
+        (:class:`~murmurfl.strategies.MeanOfFeatures`).
     permit : str, optional
         Permit of the session's owner, sent with every message.
     schema : str, optional
@@ -556,7 +559,7 @@ class DelayedMomentum(ReleaseStrategy[DelayedMomentumState]):
         evaluate_every: int = 1,
         allow_exhaustion: bool = False,
         secure_aggregation: SecureAggregation | None = None,
-        centre: NDArray[np.floating] | None = None,
+        public_inputs: Mapping[str, NDArray[np.floating]] | None = None,
         permit: str | None = None,
         schema: str | None = None,
         callbacks: Sequence[Callback] = (),
@@ -579,7 +582,7 @@ class DelayedMomentum(ReleaseStrategy[DelayedMomentumState]):
             evaluate_every=evaluate_every,
             allow_exhaustion=allow_exhaustion,
             secure_aggregation=secure_aggregation,
-            centre=centre,
+            public_inputs=public_inputs,
             permit=permit,
             schema=schema,
             callbacks=callbacks,

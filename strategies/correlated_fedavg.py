@@ -414,8 +414,9 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         Whether clients may run out of releases before the last round.
     secure_aggregation : SecureAggregation, optional
         Clients release under masks, and helpers open only sums.
-    centre : ndarray of shape (k,), optional
-        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    public_inputs : mapping of str to ndarray, optional
+        Answers to earlier queries that every request brings, such as ``{"centre": centre}``
+        (:class:`~murmurfl.strategies.MeanOfFeatures`).
     permit : str, optional
         Permit of the session's owner, sent with every message.
     schema : str, optional
@@ -476,7 +477,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
         evaluate_every: int = 1,
         allow_exhaustion: bool = False,
         secure_aggregation: SecureAggregation | None = None,
-        centre: NDArray[np.floating] | None = None,
+        public_inputs: Mapping[str, NDArray[np.floating]] | None = None,
         permit: str | None = None,
         schema: str | None = None,
         callbacks: Sequence[Callback] = (),
@@ -499,7 +500,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
             evaluate_every=evaluate_every,
             allow_exhaustion=allow_exhaustion,
             secure_aggregation=secure_aggregation,
-            centre=centre,
+            public_inputs=public_inputs,
             permit=permit,
             schema=schema,
             callbacks=callbacks,

@@ -20,7 +20,7 @@ makes all published models together mu-GDP. With shares s_t of the budget it is 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
@@ -301,8 +301,9 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         Whether clients may run out of releases before the last round.
     secure_aggregation : SecureAggregation, optional
         Clients release under masks, and helpers open only sums.
-    centre : ndarray of shape (k,), optional
-        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    public_inputs : mapping of str to ndarray, optional
+        Answers to earlier queries that every request brings, such as ``{"centre": centre}``
+        (:class:`~murmurfl.strategies.MeanOfFeatures`).
     permit : str, optional
         Permit of the session's owner, sent with every message.
     schema : str, optional
@@ -359,7 +360,7 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         evaluate_every: int = 1,
         allow_exhaustion: bool = False,
         secure_aggregation: SecureAggregation | None = None,
-        centre: NDArray[np.floating] | None = None,
+        public_inputs: Mapping[str, NDArray[np.floating]] | None = None,
         permit: str | None = None,
         schema: str | None = None,
         callbacks: Sequence[Callback] = (),
@@ -382,7 +383,7 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
             evaluate_every=evaluate_every,
             allow_exhaustion=allow_exhaustion,
             secure_aggregation=secure_aggregation,
-            centre=centre,
+            public_inputs=public_inputs,
             permit=permit,
             schema=schema,
             callbacks=callbacks,
@@ -507,8 +508,9 @@ class TrustedFullBatch(FullBatch):
         Whether clients may run out of releases before the last round.
     secure_aggregation : SecureAggregation, optional
         Clients release under masks, and helpers open only sums.
-    centre : ndarray of shape (k,), optional
-        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    public_inputs : mapping of str to ndarray, optional
+        Answers to earlier queries that every request brings, such as ``{"centre": centre}``
+        (:class:`~murmurfl.strategies.MeanOfFeatures`).
     permit : str, optional
         Permit of the session's owner, sent with every message.
     schema : str, optional
@@ -559,7 +561,7 @@ class TrustedFullBatch(FullBatch):
         evaluate_every: int = 1,
         allow_exhaustion: bool = False,
         secure_aggregation: SecureAggregation | None = None,
-        centre: NDArray[np.floating] | None = None,
+        public_inputs: Mapping[str, NDArray[np.floating]] | None = None,
         permit: str | None = None,
         schema: str | None = None,
         callbacks: Sequence[Callback] = (),
@@ -594,7 +596,7 @@ class TrustedFullBatch(FullBatch):
             evaluate_every=evaluate_every,
             allow_exhaustion=allow_exhaustion,
             secure_aggregation=secure_aggregation,
-            centre=centre,
+            public_inputs=public_inputs,
             permit=permit,
             schema=schema,
             callbacks=callbacks,

@@ -33,7 +33,7 @@ A release's noise leaves q as fast as the decay lambda = 1 - 1 / W takes it out,
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -252,8 +252,9 @@ class Mu2(ReleaseStrategy[Mu2State]):
         Whether clients may run out of releases before the last round.
     secure_aggregation : SecureAggregation, optional
         Clients release under masks, and helpers open only sums.
-    centre : ndarray of shape (k,), optional
-        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    public_inputs : mapping of str to ndarray, optional
+        Answers to earlier queries that every request brings, such as ``{"centre": centre}``
+        (:class:`~murmurfl.strategies.MeanOfFeatures`).
     permit : str, optional
         Permit of the session's owner, sent with every message.
     schema : str, optional
@@ -299,7 +300,7 @@ class Mu2(ReleaseStrategy[Mu2State]):
         evaluate_every: int = 1,
         allow_exhaustion: bool = False,
         secure_aggregation: SecureAggregation | None = None,
-        centre: NDArray[np.floating] | None = None,
+        public_inputs: Mapping[str, NDArray[np.floating]] | None = None,
         permit: str | None = None,
         schema: str | None = None,
         callbacks: Sequence[Callback] = (),
@@ -322,7 +323,7 @@ class Mu2(ReleaseStrategy[Mu2State]):
             evaluate_every=evaluate_every,
             allow_exhaustion=allow_exhaustion,
             secure_aggregation=secure_aggregation,
-            centre=centre,
+            public_inputs=public_inputs,
             permit=permit,
             schema=schema,
             callbacks=callbacks,
@@ -479,8 +480,9 @@ class AnytimeMu2(ReleaseStrategy[AnytimeMu2State]):
         Whether clients may run out of releases before the last round.
     secure_aggregation : SecureAggregation, optional
         Clients release under masks, and helpers open only sums.
-    centre : ndarray of shape (k,), optional
-        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    public_inputs : mapping of str to ndarray, optional
+        Answers to earlier queries that every request brings, such as ``{"centre": centre}``
+        (:class:`~murmurfl.strategies.MeanOfFeatures`).
     permit : str, optional
         Permit of the session's owner, sent with every message.
     schema : str, optional
@@ -526,7 +528,7 @@ class AnytimeMu2(ReleaseStrategy[AnytimeMu2State]):
         evaluate_every: int = 1,
         allow_exhaustion: bool = False,
         secure_aggregation: SecureAggregation | None = None,
-        centre: NDArray[np.floating] | None = None,
+        public_inputs: Mapping[str, NDArray[np.floating]] | None = None,
         permit: str | None = None,
         schema: str | None = None,
         callbacks: Sequence[Callback] = (),
@@ -549,7 +551,7 @@ class AnytimeMu2(ReleaseStrategy[AnytimeMu2State]):
             evaluate_every=evaluate_every,
             allow_exhaustion=allow_exhaustion,
             secure_aggregation=secure_aggregation,
-            centre=centre,
+            public_inputs=public_inputs,
             permit=permit,
             schema=schema,
             callbacks=callbacks,
@@ -607,8 +609,9 @@ class TrustedMu2(Mu2):
         Whether clients may run out of releases before the last round.
     secure_aggregation : SecureAggregation, optional
         Clients release under masks, and helpers open only sums.
-    centre : ndarray of shape (k,), optional
-        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    public_inputs : mapping of str to ndarray, optional
+        Answers to earlier queries that every request brings, such as ``{"centre": centre}``
+        (:class:`~murmurfl.strategies.MeanOfFeatures`).
     permit : str, optional
         Permit of the session's owner, sent with every message.
     schema : str, optional
@@ -662,7 +665,7 @@ class TrustedMu2(Mu2):
         evaluate_every: int = 1,
         allow_exhaustion: bool = False,
         secure_aggregation: SecureAggregation | None = None,
-        centre: NDArray[np.floating] | None = None,
+        public_inputs: Mapping[str, NDArray[np.floating]] | None = None,
         permit: str | None = None,
         schema: str | None = None,
         callbacks: Sequence[Callback] = (),
@@ -688,7 +691,7 @@ class TrustedMu2(Mu2):
             evaluate_every=evaluate_every,
             allow_exhaustion=allow_exhaustion,
             secure_aggregation=secure_aggregation,
-            centre=centre,
+            public_inputs=public_inputs,
             permit=permit,
             schema=schema,
             callbacks=callbacks,

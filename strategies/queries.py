@@ -128,8 +128,9 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         The noise key of a trusted server (:class:`~murmurfl.strategies.aggregation.noisy.Noisy`).
     beside : bool
         Whether clients answer the query beside a training; if not, they answer nothing else.
-    centre : ndarray of shape (k,), optional
-        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with the request.
+    public_inputs : mapping of str to ndarray, optional
+        Answers to earlier queries that the request brings, such as ``{"centre": centre}``
+        (:class:`~murmurfl.strategies.MeanOfFeatures`).
     num_clients : int, optional
         M, clients in all; all of them are asked. Default: all that are connected.
     min_available_nodes : int, optional
@@ -184,7 +185,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         policy: PrivacyPolicy | None = None,
         noise_keys: NoiseKeys | None = None,
         beside: bool = True,
-        centre: NDArray[np.floating] | None = None,
+        public_inputs: Mapping[str, NDArray[np.floating]] | None = None,
         num_clients: int | None = None,
         min_available_nodes: int | None = None,
         excluded: Collection[str] = (),
@@ -201,7 +202,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         options = RoundOptions(
             clients_per_round=num_clients,
             allow_exhaustion=True,
-            centre=centre,
+            public_inputs=public_inputs,
             num_clients=num_clients,
             min_available_nodes=min_available_nodes,
             excluded=excluded,
@@ -388,7 +389,8 @@ class MeanOfFeatures(QueryRound[NDArray[np.float32]]):
     A training around a private mean takes two strategies, one after the other, over one grid::
 
         centre = MeanOfFeatures(num_features=64, num_clients=10).collect(grid)
-        Mu2(num_clients=10, clients_per_round=5, learning_rate=0.1, centre=centre).start(grid, initial, num_rounds=20)
+        trained = Mu2(num_clients=10, clients_per_round=5, learning_rate=0.1, public_inputs={"centre": centre})
+        trained.start(grid, initial, num_rounds=20)
 
     Examples
     --------
@@ -471,8 +473,9 @@ class PrivateEvaluation(QueryRound[EvaluationResult]):
         With a trusted server, the policy of the query that all clients were configured with: the server adds the noise.
     noise_keys : NoiseKeys, optional
         The noise key of a trusted server (:class:`~murmurfl.strategies.aggregation.noisy.Noisy`).
-    centre : ndarray of shape (k,), optional
-        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with the request.
+    public_inputs : mapping of str to ndarray, optional
+        Answers to earlier queries that the request brings, such as ``{"centre": centre}``
+        (:class:`~murmurfl.strategies.MeanOfFeatures`).
     num_clients : int, optional
         M, clients in all; all of them are asked. Default: all that are connected.
     min_available_nodes : int, optional
@@ -520,7 +523,7 @@ class PrivateEvaluation(QueryRound[EvaluationResult]):
         of_updates: bool = False,
         policy: PrivacyPolicy | None = None,
         noise_keys: NoiseKeys | None = None,
-        centre: NDArray[np.floating] | None = None,
+        public_inputs: Mapping[str, NDArray[np.floating]] | None = None,
         num_clients: int | None = None,
         min_available_nodes: int | None = None,
         excluded: Collection[str] = (),
@@ -540,7 +543,7 @@ class PrivateEvaluation(QueryRound[EvaluationResult]):
             EvaluationRows(bins, scores_share),
             policy=policy,
             noise_keys=noise_keys,
-            centre=centre,
+            public_inputs=public_inputs,
             num_clients=num_clients,
             min_available_nodes=min_available_nodes,
             excluded=excluded,

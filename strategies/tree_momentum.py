@@ -18,7 +18,7 @@ un-noised sums (and, where rows are drawn again, their nonces), and its step ask
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -357,8 +357,9 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState, Tree]):
         Whether clients may run out of releases before the last round.
     secure_aggregation : SecureAggregation, optional
         Clients release under masks, and helpers open only sums.
-    centre : ndarray of shape (k,), optional
-        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request.
+    public_inputs : mapping of str to ndarray, optional
+        Answers to earlier queries that every request brings, such as ``{"centre": centre}``
+        (:class:`~murmurfl.strategies.MeanOfFeatures`).
     permit : str, optional
         Permit of the session's owner, sent with every message.
     schema : str, optional
@@ -410,7 +411,7 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState, Tree]):
         evaluate_every: int = 1,
         allow_exhaustion: bool = False,
         secure_aggregation: SecureAggregation | None = None,
-        centre: NDArray[np.floating] | None = None,
+        public_inputs: Mapping[str, NDArray[np.floating]] | None = None,
         permit: str | None = None,
         schema: str | None = None,
         callbacks: Sequence[Callback] = (),
@@ -433,7 +434,7 @@ class TreeMomentum(TrustedMomentum[TreeMomentumState, Tree]):
             evaluate_every=evaluate_every,
             allow_exhaustion=allow_exhaustion,
             secure_aggregation=secure_aggregation,
-            centre=centre,
+            public_inputs=public_inputs,
             permit=permit,
             schema=schema,
             callbacks=callbacks,

@@ -374,7 +374,7 @@ class RunQuery(ABC, Generic[Asked]):
         return data
 
     def inputs(self, answer: Any) -> dict[str, Any]:
-        """Return what later requests bring of the answer, as an option of their strategies."""
+        """Return what later requests bring of the answer: an entry of their strategies' ``public_inputs``."""
         gives = self.largest.query.gives
         return {gives: answer} if gives else {}
 
@@ -466,7 +466,7 @@ class RunQuery(ABC, Generic[Asked]):
         checkpoint : Path, optional
             The training's. The query's own lies beside it: a server that is killed asks again in the same session.
         inputs : mapping, optional
-            What requests bring of answers to earlier queries, by the options of a strategy, such as ``centre``.
+            What requests bring of answers to earlier queries (``public_inputs``), such as ``centre``.
         """
         config, policy = self.problem.config, self.largest.policy
         simulated = self.problem.query_session(self.name)
@@ -480,7 +480,7 @@ class RunQuery(ABC, Generic[Asked]):
             if checkpoint is None
             else checkpoint.with_name(f"{checkpoint.stem}-{self.name}{checkpoint.suffix}"),
             **self.problem.summation(),
-            **(inputs or {}),
+            **({"public_inputs": inputs} if inputs else {}),
         }
         if policy.trust == "trusted-server":
             options |= {"policy": policy, "noise_keys": None if deployed else self._server_keys}

@@ -145,7 +145,7 @@ def run_experiment(
     )
     strategy = experiment.strategy(
         deployed=deployed,
-        **inputs,
+        **({"public_inputs": inputs} if inputs else {}),
         checkpoint=checkpoint,
         evaluate_every=watch.evaluate_every,
         callbacks=[watch],

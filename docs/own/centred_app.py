@@ -62,7 +62,7 @@ def client_fn(context):
 def train(grid):
     """Return the server: the mean of the features, then a training that sees samples from it."""
     centre = MeanOfFeatures(num_features=FEATURES, num_clients=3).collect(grid)
-    strategy = FullBatch(num_clients=3, clients_per_round=3, learning_rate=0.5, centre=centre)
+    strategy = FullBatch(num_clients=3, clients_per_round=3, learning_rate=0.5, public_inputs={"centre": centre})
     return centre, strategy.start(grid, ArrayRecord([np.zeros(FEATURES + 1)]), num_rounds=3)
 
 

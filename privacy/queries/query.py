@@ -161,6 +161,8 @@ class Query(ABC, Generic[Answer]):
     """Name of what makes the policy, in words for messages."""
     gives: ClassVar[str] = ""
     """Entry of all later requests that brings what is made of the answer, such as a centre; empty for none."""
+    gives_type: ClassVar[str] = "<f4"
+    """NumPy's name of the type of its values."""
     at_a_model: ClassVar[bool] = False
     """Whether a request brings a model that rows are measured at."""
     of_trained: ClassVar[bool] = False

@@ -19,7 +19,6 @@ from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from ...privacy import protocol
 from ...privacy.accounting.guarantee import Statements
 from ...privacy.accounting.noise_forecast import Forecast, forecast_of
 from ...privacy.errors import ConfigurationError
@@ -38,7 +37,7 @@ from .exhaustion import ExhaustionSchedule, check_rounds
 from .guarded_grid import ReplyBounds, guarded
 from .in_flight import InFlightRequests
 from .observed import PATIENCE, ClippingWatch, log_forecast, no_progress, require_progress
-from .options import RoundOptions, centre_bytes, refuse_sums, session_of
+from .options import RoundOptions, input_entries, refuse_sums, session_of
 from .participation import LateAnswers
 from .preflight import (
     client_statements,
@@ -163,7 +162,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         self.aggregator.begin(self.session, self.checkpoint)
         if taken.num_clients is not None:
             self._settle(taken.num_clients)
-        self.entries: dict[str, Any] = {} if taken.centre is None else {protocol.CENTRE: centre_bytes(taken.centre)}
+        self.entries: dict[str, Any] = dict(input_entries(taken.public_inputs or {}))
         """Entries of every request beside the protocol's own; plain values."""
         self._grid: Grid | None = None  # None for clients that are asked without messages
         self._timeout = _TIMEOUT_S

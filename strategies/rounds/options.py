@@ -24,6 +24,7 @@ from ...privacy import protocol
 from ...privacy.accounting.gdp import check_count, check_positive
 from ...privacy.errors import ConfigurationError
 from ...privacy.permits import read_permit, shown_time
+from ...privacy.queries import QUERIES
 from ..callbacks.callback import Callback, check_callbacks
 from ..sums.secure_aggregation import SecureAggregation
 from .participation import ParticipationConfig
@@ -88,9 +89,9 @@ class RoundOptions(ParticipationConfig):
     secure_aggregation : SecureAggregation, optional
         Clients release under masks, and helpers open only sums. A round whose sum stays closed says why in its
         report; nothing of it is acknowledged, and clients carry over what they released.
-    centre : ndarray of shape (k,), optional
-        Centre of the features (:class:`~murmurfl.strategies.MeanOfFeatures`), sent with every request to
-        clients that are configured for centring.
+    public_inputs : mapping of str to ndarray, optional
+        Answers to earlier queries that every request brings to clients that are configured for these queries, by
+        :attr:`murmurfl.privacy.Query.gives`: ``{"centre": centre}`` of :class:`~murmurfl.strategies.MeanOfFeatures`.
     permit : str, optional
         Permit of the session's owner (``murmurfl owner permit``), sent with every message to clients that
         require one. Without ``session`` the permit's first session is used. A resumed training may have a
@@ -112,7 +113,7 @@ class RoundOptions(ParticipationConfig):
     evaluate_every: int = 1
     allow_exhaustion: bool = False
     secure_aggregation: SecureAggregation | None = None
-    centre: NDArray[np.floating] | None = None
+    public_inputs: Mapping[str, NDArray[np.floating]] | None = None
     permit: str | None = None
     schema: str | None = None
     callbacks: Sequence[Callback] = ()
@@ -181,17 +182,28 @@ def refuse_sums(option: SecureAggregation, refusing: str) -> None:
         )
 
 
-def centre_bytes(centre: NDArray[np.floating]) -> bytes:
-    """Encode a centre for a request: float32, little endian; refuse it unless it is one row of finite values."""
-    with np.errstate(over="ignore"):
-        values = np.asarray(centre).astype("<f4")
-    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
-        raise ConfigurationError(
-            f"Expected a centre of finite values, one a feature, got shape {np.shape(centre)}.",
-            kind="wrong-shape",
-            setting="centre",
-        )
-    return values.tobytes()
+def input_entries(inputs: Mapping[str, NDArray[np.floating]]) -> dict[str, bytes]:
+    """Encode public inputs as entries of requests, by name; refuse one that is not a row of finite values."""
+    kinds = {kind.gives: kind for kind in QUERIES.values() if kind.gives}
+    found = {}
+    for name, values in inputs.items():
+        if name not in kinds:
+            raise ConfigurationError(
+                f"Expected public_inputs that a query gives ({', '.join(kinds)}), got {name!r}.",
+                kind="unknown-name",
+                setting="public_inputs",
+                got=name,
+            )
+        with np.errstate(over="ignore"):
+            row = np.asarray(values).astype(kinds[name].gives_type)
+        if row.ndim != 1 or not len(row) or not np.isfinite(row).all():
+            raise ConfigurationError(
+                f"Expected the public input {name!r} to be one row of finite values, got shape {np.shape(values)}.",
+                kind="wrong-shape",
+                setting="public_inputs",
+            )
+        found[name] = row.tobytes()
+    return found
 
 
 def session_of(permit: str | None, session: str | None) -> str:
@@ -288,7 +300,8 @@ _INSTEAD: dict[str, str] = {
         "it has no use for a late answer, whose budget would be spent for nothing. The timeout says how long its round "
         "waits. Leave it out",
     ),
-    "centre": "MeanOfFeatures makes one, and statistics count records as they are. Leave it out",
+    "centre": "it is called public_inputs={'centre': centre}",
+    "public_inputs": "MeanOfFeatures makes one, and statistics count records as they are. Leave it out",
     "wait_for": "it is called quorum",
     "ask": "it is called over_selection",
     "run_dry": "it is called allow_exhaustion",

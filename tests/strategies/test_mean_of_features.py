@@ -128,7 +128,7 @@ def test_a_training_goes_on_around_it_and_clients_see_nothing_else():
         num_clients=CLIENTS,
         clients_per_round=CLIENTS,
         learning_rate=1.0,
-        centre=centre,
+        public_inputs={"centre": centre},
         session="rest",
         allow_exhaustion=True,
     )
@@ -193,7 +193,9 @@ def test_an_empty_round_is_asked_again(tmp_path):
 def test_a_training_around_another_centre_is_another_training(tmp_path):
     def strategy(centre):
         options = {"num_clients": CLIENTS, "clients_per_round": CLIENTS, "learning_rate": 1.0, "seed": 1}
-        return FullBatch(**options, centre=centre, allow_exhaustion=True, checkpoint=tmp_path / "c.npz")
+        return FullBatch(
+            **options, public_inputs={"centre": centre}, allow_exhaustion=True, checkpoint=tmp_path / "c.npz"
+        )
 
     grid, start = nodes_of(), ArrayRecord([np.zeros(K + 1)])
     strategy(np.full(K, 0.5)).start(grid, start, num_rounds=1)
@@ -204,8 +206,13 @@ def test_a_training_around_another_centre_is_another_training(tmp_path):
 
 @pytest.mark.parametrize("centre", [np.array([math.nan] * K), np.full(K, 1e39), np.zeros((2, 2)), np.zeros(0)])
 def test_a_centre_that_clients_would_refuse_is_not_sent(centre):
-    with raises(ConfigurationError, "wrong-shape", "centre"):
-        FullBatch(num_clients=2, clients_per_round=2, learning_rate=1.0, centre=centre)
+    with raises(ConfigurationError, "wrong-shape", "public_inputs"):
+        FullBatch(num_clients=2, clients_per_round=2, learning_rate=1.0, public_inputs={"centre": centre})
+
+
+def test_a_public_input_that_no_query_gives_is_refused():
+    with raises(ConfigurationError, "unknown-name", "public_inputs"):
+        FullBatch(num_clients=2, clients_per_round=2, learning_rate=1.0, public_inputs={"median": np.zeros(2)})
 
 
 def test_options_that_make_no_sense_are_refused():
@@ -213,7 +220,7 @@ def test_options_that_make_no_sense_are_refused():
         with raises(ConfigurationError, "out-of-range", "num_features"):
             MeanOfFeatures(num_features=features, num_clients=2)
     with raises(ConfigurationError, "unsupported", match="makes one"):
-        MeanOfFeatures(num_features=2, num_clients=2, centre=np.zeros(2))
+        MeanOfFeatures(num_features=2, num_clients=2, public_inputs={"centre": np.zeros(2)})
 
 
 # With a trusted server.
