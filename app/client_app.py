@@ -35,6 +35,7 @@ from .nodes.flower_internals import ClientAppCallable
 from .nodes.node_config import configured_client
 from .runs.experiment import prepare
 from .runs.progress import participant_names
+from .settings.layers import flower_config
 from .settings.run_config import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ def _simulated_client(context: Context, client_id: int) -> PrivateClient:
         ledger = ContextLedger(context.state, str(client_id)) if kept is None else kind
         limit = (_WORKERS_ROWS_BYTES if travels else _ROWS_BYTES) // nodes
         rows = None if kept is None else kept.setdefault("rows", RowCache(limit))
-        config = RunConfig.from_mapping(context.run_config)
+        config = flower_config(context.run_config)
         # Messages leave the client, here as on a real one: under secure aggregation with masks.
         clients[client_id] = prepare(config).client(client_id, ledger, rows, masked=True), ledger
     client, ledger = clients[client_id]
@@ -187,7 +188,7 @@ def _hosted(context: Context) -> tuple[RunConfig, list[str], list[str]]:
     if kept is not None and "hosted" in kept:
         return kept["hosted"]
     node, nodes = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
-    config = RunConfig.from_mapping(context.run_config)
+    config = flower_config(context.run_config)
     hosted = participant_names(config)[node::nodes]
     clients = [name for name in hosted if name.isdecimal()]
     found = config, clients, [name for name in hosted if not name.isdecimal()]

@@ -23,6 +23,7 @@ from .runs.result import write_failure, write_record
 from .runs.run_guarantees import expected_guarantee
 from .runs.run_summary import meaning_lines, summary_lines
 from .runs.training_run import check_deployed, run_experiment
+from .settings.layers import flower_config
 from .settings.run_config import RunConfig
 
 app = ServerApp()
@@ -103,8 +104,8 @@ def naming(run: str) -> Iterator[None]:
 def main(grid: Grid, context: Context) -> None:
     """Run the configuration, write its record, log its summary."""
     try:
-        config = RunConfig.from_mapping(context.run_config)
         deployed = is_deployed(grid)
+        config = flower_config(context.run_config, deployed=deployed)
         look_often(grid)
         folder = run_folder(config, context.run_id, deployed=deployed)
         try:

@@ -15,6 +15,7 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines import superlink as launch
 from murmurfl.app.engines.loopback import Processes
+from murmurfl.app.settings.run_config import SECURE
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent
@@ -93,9 +94,10 @@ def test_plain_flwr_run_does_what_the_overrides_say(tmp_path):
         for process in Processes(f"{launch.MARKER}={marker}").living(set()):
             os.kill(process, signal.SIGKILL)
         shutil.rmtree(environment["RAY_TMPDIR"], ignore_errors=True)
-    assert (document["mu"], document["num_clients"]) == (2.0, 20)
-    assert "round  1/17" in log.stdout
-    assert "epsilon" in log.stdout
+    assert (round(document["epsilon"], 3), document["num_clients"]) == (2.0, 20)
+    config = document["config"]
+    assert (config["strategy"], config["trust"], config["features"]) == ("full-batch", SECURE, "soft-gradients")
+    assert "epsilon 2 or " in log.stdout
 
 
 @pytest.mark.long

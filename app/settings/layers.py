@@ -114,7 +114,22 @@ DEFAULT_RUN: Mapping[str, Value] = {
     "epsilon": 4.0,
 }
 """Settings of a run for which nothing else is asked: many clients with different mixtures of digits, whose server sees
-only sums. ``flwr run``, which merges overrides into a file, starts from the defaults of the keys."""
+only sums."""
+
+FROM_DEFAULT_RUN = "default"
+"""Value of the keys of :data:`DEFAULT_RUN` in ``[tool.flwr.app.config]``: Flower merges overrides into that table, and
+refuses those that are not in it, so a key that nobody has set must have a value which nobody sets."""
+
+
+def flower_config(values: Mapping[str, Any], *, deployed: bool = False) -> RunConfig:
+    """Return the configuration of a run that Flower started, from its merged run configuration.
+
+    Keys of :data:`DEFAULT_RUN` that nobody has overridden have the default run's values in a simulation. With real
+    clients they have the keys' own defaults: the data, the policy and the trust model are the operators'.
+    """
+    given = flat(values, run_keys())
+    left = {name: value for name, value in given.items() if name not in DEFAULT_RUN or value != FROM_DEFAULT_RUN}
+    return RunConfig.from_mapping(left if deployed or len(left) == len(given) else with_defaults(left))
 
 
 def with_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:

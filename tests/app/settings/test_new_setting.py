@@ -44,7 +44,7 @@ import json, subprocess, sys, tomllib
 from dataclasses import replace
 from pathlib import Path
 from murmurfl.app.settings.run_config import RunConfig, run_keys
-from murmurfl.app.settings.layers import parse_assignments, read_settings
+from murmurfl.app.settings.layers import flower_config, parse_assignments, read_settings
 from murmurfl.app.settings.catalogue import config_schema, key_table
 from murmurfl.app.commands.run_options import complete_key
 from murmurfl.app.nodes.node_config import NodeConfig
@@ -74,7 +74,7 @@ print(json.dumps({
     "schema": config_schema()["properties"]["evaluation.least-votes"],
     "table": "| `evaluation.least-votes` | `3` | an integer >= 2 and < 9 |" in key_table(),
     "completed": len(list(complete_key("evaluation.least-v"))),
-    "pyproject": RunConfig.from_mapping(project["tool"]["flwr"]["app"]["config"]) == RunConfig(),
+    "pyproject": flower_config(project["tool"]["flwr"]["app"]["config"], deployed=True) == RunConfig(),
 }))
 """
 

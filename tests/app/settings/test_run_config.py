@@ -20,11 +20,17 @@ from murmurfl.app.planning.plan_lines import plan_lines
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.fitting import DEALT
 from murmurfl.app.settings.keyword_arguments import FitSettings, RunSettings
-from murmurfl.app.settings.layers import parse_assignments
+from murmurfl.app.settings.layers import (
+    DEFAULT_RUN,
+    FROM_DEFAULT_RUN,
+    flower_config,
+    parse_assignments,
+    with_defaults,
+)
 from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SumAssumption
 from murmurfl.privacy.mechanisms import MECHANISMS
-from murmurfl.privacy.setting import by_key, spelled_out
+from murmurfl.privacy.setting import by_key, flat, spelled_out
 
 import murmurfl
 from tests.harness.errors import raises
@@ -32,12 +38,38 @@ from tests.harness.errors import raises
 ROOT = Path(__file__).parents[3]
 
 
+CONFIG = flatten_dict(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"])
+
+
 def test_pyproject_states_every_key_with_its_default():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    config = project["tool"]["flwr"]["app"]["config"]
     defaults = {name: one.default for name, one in run_keys().items()}
-    assert flatten_dict(config) == spelled_out(defaults, run_keys())
-    assert RunConfig.from_mapping(config) == RunConfig.from_mapping(flatten_dict(config)) == RunConfig()
+    assert spelled_out({**defaults, **dict.fromkeys(DEFAULT_RUN, FROM_DEFAULT_RUN)}, run_keys()) == CONFIG
+    assert flower_config(CONFIG, deployed=True) == flower_config({}) == RunConfig()
+    assert flower_config({**CONFIG, "epsilon": 2.0}, deployed=True) == RunConfig(epsilon=2.0)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"epsilon": 2},
+        {"epsilon": 4.0, "num-clients": 50},
+        {"mu": 2},
+        {"mu": 0.0, "epsilon": 0.0},
+        {"task.kind": "synthetic-logistic", "model.kind": "logistic", "num-clients": 10},
+        {"strategy.kind": "trusted-sgd"},
+        {"strategy.kind": "noisy-sgd", "clients-per-round": 25, "trust.kind": "untrusted-server"},
+        {"strategy.kind": "mu2", "trust.kind": "", "partition.kind": "iid"},
+        {"trust.min-cohort": 30, "trust.colluders": 2, "run-name": "default"},
+        {"preset": "paper"},
+    ],
+)
+def test_flwr_run_starts_the_run_of_murmurfl_run(overrides):
+    """Flower merges the overrides into the table of pyproject.toml, which is all that the app sees."""
+    settings = flat(overrides, run_keys())
+    assert flower_config({**CONFIG, **overrides}) == RunConfig.from_mapping(with_defaults(settings))
+    with raises(ConfigurationError, "conflict", "mu"):
+        flower_config({**CONFIG, "mu": 1.0, "epsilon": 2.0})
 
 
 def test_a_configuration_survives_the_way_through_flower():
