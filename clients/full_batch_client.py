@@ -56,6 +56,21 @@ class CountedGradients:
     Notes
     -----
     **Formal guarantees.** Row i depends on sample i alone, and the client bounds it whatever C a server sends.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> class LeastSquares:
+    ...     shapes = [(3,)]
+    ...     def __call__(self, parameters, samples):
+    ...         features, targets = samples
+    ...         return (features @ parameters[0] - targets)[:, None] * features
+    >>> counted = CountedGradients(LeastSquares(), share=0.01)
+    >>> counted.shapes
+    [(3,), (1,)]
+    >>> rows = counted([np.zeros(3), np.array([1.5])], (np.eye(3)[:2], np.array([1.0, 2.0])))
+    >>> np.sign(rows[:, -1]).tolist()  # the first gradient is within the clip of 1.5, the second is not
+    [1.0, -1.0]
     """
 
     def __init__(self, gradients: PerSampleGradients, share: float = QUANTILE_SHARE) -> None:
@@ -112,6 +127,22 @@ class FullBatchClient(PrivateClient):
     sample, for which 2 S sqrt(K) is charged, whatever the number of samples. With ``trust="trusted-server"`` sums leave
     without noise and the guarantee is the server's (:class:`~murmurfl.strategies.TrustedFullBatch`).
     Proof: docs/proofs/returning-samples.md, docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from murmurfl.clients import TorchGradients
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, SimulatedKeys
+    >>> gradients = TorchGradients(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy)
+    >>> samples = TensorDataset(torch.zeros(20, 4), torch.zeros(20, dtype=torch.long))
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=1, max_participations=5, mu=1.0, mechanism="independent",
+    ...     release_rule="paper", batch_selection="full_batch",
+    ... )
+    >>> client = FullBatchClient(gradients, samples, policy, MemoryLedger(), SimulatedKeys(1, "3"), name="3")
+    >>> client.statement("session")["max-participations"]
+    5
     """
 
     summable: ClassVar[bool] = True

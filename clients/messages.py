@@ -43,7 +43,15 @@ GRADIENTS = "gradients"
 
 @dataclass(frozen=True)
 class Request:
-    """A training request that has passed every check."""
+    """A training request that has passed every check.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> request = Request(server_round=1, session="s", ack=0, query_points=([np.zeros(3)],))
+    >>> request.of, request.skipped
+    ('gradients', False)
+    """
 
     server_round: int
     """t, from 1, by which gradients are weighed."""

@@ -76,6 +76,25 @@ class OneShotClient(PrivateClient):
     budget_mu-GDP, for replacement of one sample. Whatever features and marks it is handed,
     :class:`~murmurfl.privacy.Privatizer` bounds them and makes the rows.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.clients import LabelledFeatures
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, SimulatedKeys
+    >>> class Rows:
+    ...     def __len__(self):
+    ...         return 20
+    ...     def __getitem__(self, samples):
+    ...         return np.ones((20, 3))[samples], np.zeros(20, dtype=int)[samples]
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=1, max_participations=1, mu=1.0, mechanism="independent",
+    ...     release_rule="paper", batch_selection="full_batch", clip_unit="moments", classes=2,
+    ... )
+    >>> rows = LabelledFeatures(num_features=3, num_classes=2)
+    >>> client = OneShotClient(rows, Rows(), policy, MemoryLedger(), SimulatedKeys(1, "3"), name="3")
+    >>> client.statement("session")["max-participations"]
+    1
     """
 
     query_points: ClassVar[int] = 0
@@ -141,6 +160,20 @@ class StatisticsClient(PrivateClient):
     **Formal guarantees.** Under the trust of its policy the one release of a session is mu-GDP, those of all sessions
     budget_mu-GDP, for replacement of one record, whatever stands in its cells.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.clients import Column, Label, Request, Schema, TableRows
+    >>> from murmurfl.privacy import MemoryLedger, SimulatedKeys, statistics_policy
+    >>> age = Column(kind="integer", bounds=(0, 120))
+    >>> rows = TableRows(Schema(label=Label(column="ill", classes=("no", "yes")), columns={"age": age}))
+    >>> places = np.array([rows.places.of({"age": "44", "ill": "no"}), rows.places.of({"age": "61", "ill": "yes"})])
+    >>> policy = statistics_policy(mu=0.5)
+    >>> client = StatisticsClient(rows, places, policy, MemoryLedger(), SimulatedKeys(1, "3"), name="3")
+    >>> release = client.release(Request(server_round=1, session="s", ack=0, query_points=()))
+    >>> release.values.shape == (rows.rows.width,), release.samples
+    (True, 2)
     """
 
     query_points: ClassVar[int] = 0

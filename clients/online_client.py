@@ -68,6 +68,19 @@ class ConvexSmoothGradients(PerSampleGradients, Protocol):
     -----
     **Formal guarantees.** Accounts of several local steps rest on the declaration being true for every sample, whatever
     the data; nothing here can check it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> class Logistic:
+    ...     shapes = [(2,)]
+    ...     smoothness, gradient_bound = 0.25, 1.0  # the rows of features are no longer than 1
+    ...     clips_contractively = True
+    ...     def __call__(self, parameters, samples):
+    ...         features, labels = samples
+    ...         return (1 / (1 + np.exp(-features @ parameters[0])) - labels)[:, None] * features
+    >>> isinstance(Logistic(), ConvexSmoothGradients)
+    True
     """
 
     @property
@@ -243,6 +256,17 @@ def local_updates(
         eta of every step.
     clip_norm : float, optional
         Clip every local gradient to this norm; one that is not finite becomes zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> class LeastSquares:
+    ...     shapes = [(1,)]
+    ...     def __call__(self, parameters, samples):
+    ...         return parameters[0] - samples[:, None]
+    >>> samples = np.array([2.0, 2.0])  # two local steps of one client
+    >>> local_updates(LeastSquares(), np.zeros(1), samples, learning_rates=np.array([[0.5, 0.5]])).tolist()
+    [[-1.5]]
     """
     clients, steps = learning_rates.shape
     start = np.asarray(start, dtype=np.float64)
@@ -300,6 +324,20 @@ class OnlineClient(LocalStepsClient):
     client a sample that cannot be loaded, or whose gradient cannot be computed, has gradient zero, and the other steps
     are made.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from murmurfl.clients import TorchGradients
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, SimulatedKeys
+    >>> gradients = TorchGradients(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy)
+    >>> samples = TensorDataset(torch.zeros(20, 4), torch.zeros(20, dtype=torch.long))
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, clip_unit="update")
+    >>> ledger, keys = MemoryLedger(), SimulatedKeys(1, "3")
+    >>> client = OnlineClient(gradients, samples, policy, ledger, keys, name="3", learning_rate=0.1)
+    >>> client.statement("session")["mu-guaranteed"]
+    1.0
     """
 
     summable: ClassVar[bool] = True

@@ -133,6 +133,30 @@ class PrivateClient(NumPyClient):
     Under secure aggregation nothing is sent without masks, simulated or not: what :meth:`release` gives has only the
     client's share of the noise, and is for :meth:`fit` to hide. Under a trusted server nothing is guaranteed against
     the server, and with mechanism ``none`` nothing at all. Proof: docs/proofs/release-rule.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.clients import Request
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, SimulatedKeys
+    >>> class LeastSquares:
+    ...     shapes = [(3,)]
+    ...     def __call__(self, parameters, samples):
+    ...         features, targets = samples
+    ...         return (features @ parameters[0] - targets)[:, None] * features
+    >>> class Rows:
+    ...     def __len__(self):
+    ...         return 20
+    ...     def __getitem__(self, samples):
+    ...         return np.eye(20, 3)[samples], np.ones(20)[samples]
+    >>> class SignClient(PrivateClient):
+    ...     def contribution(self, request, samples):
+    ...         return np.sign(self.gradients(request.query_points[0], samples))
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=4, max_participations=5, mu=1.0)
+    >>> client = SignClient(LeastSquares(), Rows(), policy, MemoryLedger(), SimulatedKeys(1, "3"), name="3")
+    >>> release = client.release(Request(server_round=1, session="s", ack=0, query_points=([np.zeros(3)],)))
+    >>> release.values.shape, release.samples
+    ((3,), 4)
     """
 
     query_points: ClassVar[int] = 1
@@ -435,6 +459,27 @@ def numpy_client_app(client_fn: ClientFunction, mods: list[Mod] | None = None) -
     What leaves is what the client returns, as it returns it. With this package's clients that is private. An exception
     never leaves the client: a refusal sends its fixed text, anything else one fixed sentence, with the details in the
     client's own log.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from murmurfl.app.engines.inprocess import InProcessGrid
+    >>> from murmurfl.clients import NoisySGDClient, simulated_client
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> from murmurfl.strategies import NoisySGD, ResultFolder
+    >>> class Mean:
+    ...     shapes = [(1,)]
+    ...     def __call__(self, parameters, samples):
+    ...         return parameters[0] - samples
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, mechanism="independent")
+    >>> def client_fn(context):
+    ...     return NoisySGDClient(Mean(), np.ones((20, 1)), policy, **simulated_client(context))
+    >>> grid = InProcessGrid(numpy_client_app(client_fn), 4, {})
+    >>> strategy = NoisySGD(learning_rate=0.1, num_clients=4, callbacks=[ResultFolder(None)])
+    >>> result = strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=2)
+    >>> [(report.server_round, report.aggregated) for report in strategy.history]
+    [(1, 4), (2, 4)]
     """
     return serving(ClientApp(mods=mods or []), client_fn)
 

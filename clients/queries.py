@@ -70,6 +70,14 @@ class ClientQuery:
     samples of one owner by others, where the policy has samples_per_owner), whatever is measured, provided what is
     measured of sample i depends on sample i alone. The number of samples it is of is public.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> from murmurfl.clients import Centring
+    >>> from murmurfl.privacy import centring_policy
+    >>> query = Centring(centring_policy(clip_norm=1.0, nonnegative=True, mu=0.3), num_features=64)
+    >>> isinstance(query, ClientQuery), query.query.name, query.trained_on(100)
+    (True, 'mean', 100)
     """
 
     policy: PrivacyPolicy
@@ -266,6 +274,19 @@ class Evaluation(ClientQuery):
     model a server sends and whatever ``measure`` makes of it, provided row i of it depends on sample i alone. The
     number of samples it is of is public.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import Measured, evaluation_policy
+    >>> def measure(arrays, samples):
+    ...     features, labels = samples
+    ...     return Measured(right=(features @ arrays[0] > 0) == labels)
+    >>> evaluation = Evaluation(evaluation_policy(mu=0.3), measure, held_out=20)
+    >>> evaluation.trained_on(100)
+    80
+    >>> evaluation.measured([np.ones(2)], (np.eye(2), np.array([True, False]))).right.tolist()
+    [True, False]
     """
 
     option: ClassVar[str] = "evaluation"

@@ -86,6 +86,20 @@ class ShuffledClient(LocalStepsClient):
     (:class:`~murmurfl.clients.ConvexSmoothGradients`) and a gradient that cannot be computed is the fault of its sample
     alone.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import TensorDataset
+    >>> from murmurfl.clients import TorchGradients
+    >>> from murmurfl.privacy import MemoryLedger, ShuffledPolicy, SimulatedKeys
+    >>> gradients = TorchGradients(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy)
+    >>> samples = TensorDataset(torch.zeros(20, 4), torch.zeros(20, dtype=torch.long))
+    >>> policy = ShuffledPolicy(clip_norm=1.0, batch_size=20, max_participations=5, mu=1.0, accounting="composed")
+    >>> ledger, keys = MemoryLedger(), SimulatedKeys(1, "3")
+    >>> client = ShuffledClient(gradients, samples, policy, ledger, keys, name="3", learning_rate=0.1)
+    >>> client.statement("session")["mu-guaranteed"]
+    1.0
     """
 
     privatizer_type: ClassVar[type[ShuffledPrivatizer]] = ShuffledPrivatizer  # type: ignore[assignment]

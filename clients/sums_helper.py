@@ -33,12 +33,45 @@ def answer_helper(opener: Opener, message: Message) -> Message:
     everything else an error; for servers that know no queries, both may come in a train message. What leaves are the
     sums that :class:`~murmurfl.privacy.Opener` allows, and texts that are fixed: one for every set that is refused,
     whatever is wrong with it. Timing is not protected.
+
+    Examples
+    --------
+    >>> from flwr.app import ConfigRecord, Message, RecordDict
+    >>> from flwr.clientapp import ClientApp
+    >>> from murmurfl.app.engines.inprocess import InProcessGrid
+    >>> from murmurfl.privacy import HelperKey, MemoryOpeningRecord, Opener, Roster, protocol
+    >>> roster = Roster.simulated(1, clients=("a", "b", "c"), helpers=("left", "right"))
+    >>> opener = Opener("left", HelperKey.simulated(1, "left"), roster, MemoryOpeningRecord())
+    >>> app = ClientApp()
+    >>> @app.query()
+    ... def query(message, context):
+    ...     return answer_helper(opener, message)
+    >>> grid = InProcessGrid(app, 1, {})
+    >>> hello = ConfigRecord({protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.ASK: protocol.ASK_HELLO})
+    >>> (node_id,) = grid.get_node_ids()
+    >>> message = Message(RecordDict({protocol.CONFIG: hello}), dst_node_id=node_id, message_type="query")
+    >>> (reply,) = grid.send_and_receive([message])
+    >>> reply.content[protocol.CONFIG][protocol.HELPERS]
+    'left'
     """
     return answer(message, lambda: _content(opener, message))
 
 
 def helper_app(opener: Opener) -> ClientApp:
-    """Return the ``ClientApp`` of a real helper, whose record must be durable."""
+    """Return the ``ClientApp`` of a real helper, whose record must be durable.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from murmurfl.privacy import HelperKey, Opener, Roster, SQLiteOpeningRecord
+    >>> key = HelperKey.simulated(1, "left")
+    >>> roster = Roster.simulated(1, clients=("a", "b", "c"), helpers=("left", "right"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     record = SQLiteOpeningRecord.create(f"{folder}/opened.sqlite", helper=key.entry("left"))
+    ...     app = helper_app(Opener("left", key, roster, record, min_cohort=3))
+    >>> type(app).__name__
+    'ClientApp'
+    """
     if not opener.durable:
         raise OpeningRecordError(
             "Expected a record that outlives this process (SQLiteOpeningRecord) for a real helper, got one in memory. "

@@ -144,7 +144,17 @@ class ConfigurationError(MurmurflError, ValueError):
 
 
 class LedgerError(MurmurflError):
-    """A ledger cannot be read, written or believed. Nothing was released."""
+    """A ledger cannot be read, written or believed. Nothing was released.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import read_ledger
+    >>> try:
+    ...     read_ledger("no-such-folder/ledger.sqlite")
+    ... except LedgerError as error:
+    ...     error.kind
+    'not-found'
+    """
 
     kind = "damaged"
 
@@ -204,7 +214,16 @@ def check_format(what: str, document: Any, key: str, expected: int) -> None:
 
 
 class UnsupportedFlowerError(MurmurflError, ImportError):
-    """The installed version of Flower is not one this package was tested with."""
+    """The installed version of Flower is not one this package was tested with.
+
+    Examples
+    --------
+    >>> try:
+    ...     raise UnsupportedFlowerError("Expected Flower 1.41 or 1.42, got 1.0.")
+    ... except ImportError as error:
+    ...     error.kind
+    'unsupported'
+    """
 
     kind = "unsupported"
 

@@ -112,6 +112,15 @@ class NoiseKeys(ABC):
     -----
     **Formal guarantees.** A (key, nonce) pair names one noise row. The privacy of every mechanism rests on a pair never
     being used for two different releases and on the key never leaving the client.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import SimulatedKeys, SystemKeys
+    >>> keys = SystemKeys.generate()
+    >>> keys.simulated, len(keys.nonce("session", 1)), keys.nonce("session", 1) != keys.nonce("session", 1)
+    (False, 16, True)
+    >>> SimulatedKeys(seed=1, client="3").simulated
+    True
     """
 
     simulated: ClassVar[bool]
@@ -133,6 +142,12 @@ class SystemKeys(NoiseKeys):
     -----
     **Formal guarantees.** No two releases share a (key, nonce) pair, but with the probability that two of the operating
     system's 16-byte values are equal. The key must never leave the client.
+
+    Examples
+    --------
+    >>> keys = SystemKeys.generate()
+    >>> len(keys.secret_key), keys.nonce("session", 1) != keys.nonce("session", 1)
+    (32, True)
     """
 
     secret_key: bytes = field(repr=False)
@@ -231,6 +246,14 @@ def row_key(secret_key: bytes, nonce: bytes) -> bytes:
     """Return the cipher key, 32 bytes, of one noise row.
 
     Its nonce is never used for another row under this secret key.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import standard_normals
+    >>> key = row_key(secret_key=bytes(32), nonce=bytes(16))
+    >>> np.array_equal(standard_normals(key, 3, quality="exact"), standard_normals(key, 3, quality="exact"))
+    True
     """
     if len(secret_key) != KEY_BYTES:
         raise ConfigurationError(

@@ -45,7 +45,16 @@ from .sums.secure_aggregation import SecureAggregation
 
 @dataclass(frozen=True)
 class NoisySGDState:
-    """State of noisy SGD: centre of the ball K and iterate, each of shape (d,)."""
+    """State of noisy SGD: centre of the ball K and iterate, each of shape (d,).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import noisy_sgd_step
+    >>> state = NoisySGDState(start=np.zeros(2), w=np.zeros(2))
+    >>> noisy_sgd_step(state, np.array([4.0, 0.0]), clients_per_round=4, learning_rate=0.5, diameter=np.inf).w.tolist()
+    [-0.5, 0.0]
+    """
 
     start: Vector
     w: Vector
@@ -211,7 +220,16 @@ VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 @dataclass(frozen=True)
 class IsrlDpState:
-    """State after a round: centre of the ball K, iterate w, published model v and query point, each of shape (d,)."""
+    """State after a round: centre of the ball K, iterate w, published model v and query point, each of shape (d,).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> zeros = np.zeros(2)
+    >>> state = IsrlDpState(start=zeros, w=zeros, average=zeros, query=zeros)
+    >>> state.average.tolist()  # the model that would be published
+    [0.0, 0.0]
+    """
 
     start: Vector
     w: Vector
@@ -408,7 +426,18 @@ class IsrlDp(ReleaseStrategy[IsrlDpState]):
 
 @dataclass(frozen=True)
 class DelayedMomentumState:
-    """State after round t: centre of the ball K, w_{t+1}, x_{t+1} and q_t, each of shape (d,)."""
+    """State after round t: centre of the ball K, w_{t+1}, x_{t+1} and q_t, each of shape (d,).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import delayed_momentum_step
+    >>> zeros = np.zeros(2)
+    >>> state, total = DelayedMomentumState(zeros, zeros, zeros, zeros), np.array([4.0, 0.0])
+    >>> state = delayed_momentum_step(state, total, 1, clients_per_round=4, learning_rate=0.5, diameter=np.inf)
+    >>> state.w.tolist(), state.q.tolist()
+    ([-0.5, 0.0], [1.0, 0.0])
+    """
 
     start: Vector
     w: Vector

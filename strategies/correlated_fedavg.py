@@ -111,6 +111,20 @@ class ServerOptimizer:
 
     A subclass is a frozen dataclass of its settings. It sees releases alone, so the clients' guarantees are what they
     are without it.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> from murmurfl.strategies import CorrelatedFedAvg
+    >>> @dataclass(frozen=True)
+    ... class SignSteps(ServerOptimizer):
+    ...     scale: float = 0.1
+    ...     def direction(self, moments, update, steps):
+    ...         return self.scale * np.sign(update), moments
+    >>> SignSteps().direction(np.zeros((0, 2)), np.array([3.0, -0.2]), 0)[0].tolist()
+    [0.1, -0.1]
+    >>> strategy = CorrelatedFedAvg(optimizer=SignSteps(), num_clients=10, clients_per_round=5)
     """
 
     learning_rate: ClassVar[float] = 1.0

@@ -52,6 +52,19 @@ class CorrelatedMomentumState:
         The mechanism's state, where it keeps one.
     nonces : ndarray of shape (T, 16), uint8
         The nonces of the rows drawn so far. A mechanism that keeps no state makes it again from these rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> from murmurfl.strategies import CorrelatedMomentum
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=8, max_participations=5, mu=1.0, trust="trusted-server", release_rule="paper"
+    ... )
+    >>> strategy = CorrelatedMomentum(policy=policy, num_rounds=5, alpha=0.1, learning_rate=0.1, num_clients=10)
+    >>> state = strategy.rule.init(np.zeros(3), [])
+    >>> state.w.shape, state.momentum.shape, state.nonces.shape
+    ((3,), (3,), (5, 16))
     """
 
     w: Vector

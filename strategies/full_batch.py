@@ -72,6 +72,14 @@ class FullBatchState:
         How many steps were taken: rounds in which something came.
     clip : ndarray of shape ()
         C of the next round, where it follows the gradients; else 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import full_batch_start, full_batch_step
+    >>> state = full_batch_step(full_batch_start(np.zeros(2)), np.array([1.0, -1.0]), learning_rate=0.5, momentum=0.9)
+    >>> state.w.tolist(), state.velocity.tolist(), int(state.steps)
+    ([-0.5, 0.5], [-0.5, 0.5], 1)
     """
 
     w: Vector
@@ -525,6 +533,17 @@ class TrustedFullBatch(FullBatch):
     :class:`~murmurfl.strategies.aggregation.noisy.Noisy`. A sample is in at most one sum a round, for a
     client's reply counts once, and every round in which something came has noise of its own. How many samples a sum is
     over is public. Proof: docs/proofs/returning-samples.md.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=1, max_participations=5, mu=1.0, mechanism="independent", release_rule="paper",
+    ...     batch_selection="full_batch", trust="trusted-server",
+    ... )
+    >>> strategy = TrustedFullBatch(policy=policy, num_rounds=5, learning_rate=0.1, momentum=0.9, num_clients=10)
+    >>> strategy.full_batch.momentum
+    0.9
     """
 
     def __init__(

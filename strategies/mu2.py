@@ -117,6 +117,15 @@ class Mu2State:
         Iterate, query point and previous query point.
     release_sum : ndarray of shape (d,)
         m q: the sum of all releases aggregated, exact multiples of the clients' grid where nothing is forgotten.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import mu2_start, mu2_step
+    >>> state = mu2_start(np.zeros(2))
+    >>> state = mu2_step(state, np.array([10.0, 0.0]), 1, clients_per_round=10, learning_rate=0.1, diameter=np.inf)
+    >>> state.w.tolist(), state.x.tolist(), state.release_sum.tolist()
+    ([-0.1, 0.0], [-0.06666666666666667, 0.0], [10.0, 0.0])
     """
 
     start: Vector

@@ -39,7 +39,14 @@ LEAST_RIDGE = 1e-6
 
 @dataclass(frozen=True)
 class OneShotState:
-    """The model, shape (d,): the initial one before the release."""
+    """The model, shape (d,): the initial one before the release.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> OneShotState(np.zeros(3)).model.tolist()
+    [0.0, 0.0, 0.0]
+    """
 
     model: Vector
 

@@ -27,7 +27,16 @@ from .sums.secure_aggregation import SecureAggregation
 
 @dataclass(frozen=True)
 class OnlineState:
-    """State of online federated SGD: the global model, shape (d,)."""
+    """State of online federated SGD: the global model, shape (d,).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import online_step
+    >>> state = online_step(OnlineState(np.zeros(2)), np.array([4.0, 0.0]), clients_per_round=4, step=0.5)
+    >>> state.x.tolist()
+    [-0.5, 0.0]
+    """
 
     x: Vector
 

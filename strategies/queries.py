@@ -53,6 +53,16 @@ class QueryState:
     """The model that rows are measured at, and the sum of all rows; zeros before the round.
 
     Without a model ``model`` has zeros too, as many as a row has values.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import EvaluationRows
+    >>> from murmurfl.strategies import QueryRound
+    >>> rule = QueryRound(EvaluationRows(), num_clients=10).rule
+    >>> state = rule.init(np.zeros(3), [])
+    >>> state.model.shape, state.total.shape
+    ((3,), (2,))
     """
 
     model: Vector
@@ -453,7 +463,18 @@ class MeanOfFeatures(QueryRound[NDArray[np.float32]]):
 
 
 class NotEvaluatedError(MurmurflError):
-    """No client has evaluated the model."""
+    """No client has evaluated the model.
+
+    Examples
+    --------
+    >>> from murmurfl.strategies import PrivateEvaluation, RoundReport
+    >>> evaluation = PrivateEvaluation(num_clients=4)
+    >>> try:
+    ...     evaluation.unanswered(RoundReport(server_round=1, asked=4, aggregated=0, lost=4))
+    ... except NotEvaluatedError as error:
+    ...     error.kind
+    'missing'
+    """
 
     kind = "missing"
 

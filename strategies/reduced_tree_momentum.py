@@ -50,7 +50,23 @@ _BLOCK_VALUES = 1 << 17
 
 
 class IncompleteRoundError(MurmurflError):
-    """A client was missing from a round of an algorithm whose guarantee needs all of them in every round."""
+    """A client was missing from a round of an algorithm whose guarantee needs all of them in every round.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> from murmurfl.strategies import ReducedTreeMomentum, RoundReport
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=4, max_participations=8, mu=1.0, trust="trusted-server", release_rule="paper",
+    ...     sample_participations=2, min_separation=4,
+    ... )
+    >>> strategy = ReducedTreeMomentum(policy=policy, num_rounds=8, alpha=0.1, learning_rate=0.1, num_clients=10)
+    >>> try:
+    ...     strategy.check_report(RoundReport(server_round=1, asked=10, aggregated=9, lost=1))
+    ... except IncompleteRoundError as error:
+    ...     error.kind
+    'missing'
+    """
 
     kind = "missing"
 
@@ -67,6 +83,13 @@ class ReducedTreeMomentumState:
         m_t without noise, times the number of clients.
     nonces : ndarray of shape (T, 16), uint8
         A nonce for each round. The noise of the nodes that a round completes is drawn again from it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> state = ReducedTreeMomentumState(w=np.zeros(2), momentum=np.zeros(2), nonces=np.zeros((8, 16), np.uint8))
+    >>> len(state.nonces)  # T, the most rounds
+    8
     """
 
     w: Vector
@@ -82,7 +105,17 @@ def reduced_tree_momentum_step(
     *,
     learning_rate: float,
 ) -> ReducedTreeMomentumState:
-    """One round: a pure function of the state, m_t and m^_t."""
+    """One round: a pure function of the state, m_t and m^_t.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import ReducedTreeMomentumState
+    >>> state = ReducedTreeMomentumState(np.zeros(2), np.zeros(2), np.zeros((8, 16), np.uint8))
+    >>> momentum, noisy = np.array([3.0, 4.0]), np.array([3.0, -4.0])
+    >>> reduced_tree_momentum_step(state, momentum, noisy, state.nonces, learning_rate=0.1).w.round(3).tolist()
+    [-0.06, 0.08]
+    """
     return ReducedTreeMomentumState(normalised_step(state.w, noisy_momentum, learning_rate), momentum, nonces)
 
 
@@ -352,6 +385,17 @@ class ReducedTreeMomentum(TrustedMomentum[ReducedTreeMomentumState, ReducedTree]
 
     Momentum and noise are rounded to the clients' grid. A node of R is m_t minus (1 - alpha)^{its length} times the
     momentum before it, so it is charged with two roundings. The clients' own roundings are charged to R_t.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=4, max_participations=8, mu=1.0, trust="trusted-server", release_rule="paper",
+    ...     sample_participations=2, min_separation=4,
+    ... )
+    >>> strategy = ReducedTreeMomentum(policy=policy, num_rounds=8, alpha=0.1, learning_rate=0.1, num_clients=10)
+    >>> strategy.needs_all, strategy.rule.learning_rate
+    (True, 0.1)
     """
 
     needs_all: ClassVar[bool] = True

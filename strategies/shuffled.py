@@ -36,7 +36,16 @@ VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 @dataclass(frozen=True)
 class ShuffledState:
-    """State of shuffled gradients: where the next epoch starts, shape (d,)."""
+    """State of shuffled gradients: where the next epoch starts, shape (d,).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import ShuffledAvg
+    >>> strategy = ShuffledAvg(learning_rate=0.1, steps_per_epoch=20, num_clients=10)
+    >>> strategy.rule.init(np.zeros(2), []).x.tolist()
+    [0.0, 0.0]
+    """
 
     x: Vector
 
@@ -113,6 +122,16 @@ class PublicEpochs:
         n.
     clip_norm : float
         S. The paper clips public gradients too; no guarantee needs it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import ShuffledAvg
+    >>> targets = np.array([[1.0], [3.0]])  # two public samples
+    >>> public = PublicEpochs(gradient=lambda point, i: point - targets[i], steps=2, clip_norm=10.0)
+    >>> public.gradient(np.zeros(1), 1).tolist()
+    [-3.0]
+    >>> strategy = ShuffledAvg(learning_rate=0.1, steps_per_epoch=20, public=public, num_clients=10)
     """
 
     gradient: Callable[[Vector, int], NDArray[np.floating]]

@@ -183,6 +183,14 @@ class TreeMomentumState:
     sums, noisy : ndarray of shape (floor(log2 T) + 1, d)
         Row h has F and F^ of the node of size 2^h, where t has that binary digit. These nodes make up COMPOSE(1, t),
         and no others are needed again.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import tree_momentum_start
+    >>> state = tree_momentum_start(np.zeros(2), num_rounds=8)
+    >>> state.w.shape, state.sums.shape, state.noisy.shape
+    ((2,), (4, 2), (4, 2))
     """
 
     w: Vector
@@ -204,7 +212,16 @@ def tree_momentum_start(start: Vector, num_rounds: int) -> TreeMomentumState:
 
 
 def node_sum(state: TreeMomentumState, gradient: Vector, server_round: int, alpha: float) -> Vector:
-    """Return F_t, from g_t and the nodes of the round before."""
+    """Return F_t, from g_t and the nodes of the round before.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import tree_momentum_start
+    >>> state = tree_momentum_start(np.zeros(2), num_rounds=8)
+    >>> node_sum(state, np.array([1.0, 0.0]), server_round=1, alpha=0.5).tolist()
+    [0.5, 0.0]
+    """
     total = alpha * gradient
     for height in range((server_round & -server_round).bit_length() - 1):
         total = (1 - alpha) ** 2**height * state.sums[height] + total
@@ -220,7 +237,17 @@ def tree_momentum_step(
     alpha: float,
     learning_rate: float,
 ) -> TreeMomentumState:
-    """Take one step: a pure function of the state, F_t (:func:`node_sum`) and F^_t; an m^_t of zero moves nothing."""
+    """Take one step: a pure function of the state, F_t (:func:`node_sum`) and F^_t; an m^_t of zero moves nothing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.strategies import tree_momentum_start
+    >>> state, node = tree_momentum_start(np.zeros(2), num_rounds=8), np.array([3.0, 4.0])
+    >>> state = tree_momentum_step(state, node, node, 1, alpha=0.5, learning_rate=0.1)
+    >>> state.w.round(3).tolist()  # a step of length 0.1
+    [-0.06, -0.08]
+    """
     height = (server_round & -server_round).bit_length() - 1
     sums, noisy = state.sums.copy(), state.noisy.copy()
     sums[height], noisy[height] = node, noisy_node

@@ -276,6 +276,7 @@ def doctested():
 
 @pytest.mark.parametrize("name", doctested())
 def test_a_docstring_shows_what_comes(name):
-    ran = doctest.testmod(importlib.import_module(name.removesuffix(".__init__")))
-    assert ran.attempted
+    module = importlib.import_module(name.removesuffix(".__init__"))
+    ran = doctest.testmod(module)
     assert not ran.failed
+    assert ran.attempted == Path(str(module.__file__)).read_text().count(">>> "), "an example that nobody finds"

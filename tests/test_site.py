@@ -21,6 +21,13 @@ def test_each_public_class_and_function_has_a_page():
         assert re.search(rf"^\.\. auto\w+:: {package}\.{name}$", MADE[f"api/{package}.{name}.rst"], flags=re.MULTILINE)
 
 
+def test_each_public_class_and_function_has_an_example():
+    things = {f"{package}.{name}": thing for package, name, thing in site_pages.public_things()}
+    shown = {name: thing for name, thing in things.items() if site_pages.is_shown(thing)}
+    assert len(shown) > 200
+    assert [name for name, thing in shown.items() if ">>> " not in (thing.__doc__ or "")] == []
+
+
 @pytest.mark.parametrize("package", site_pages.PUBLIC)
 def test_a_packages_table_leads_to_pages_and_has_every_name(package):
     table = site_pages.name_table(package)

@@ -67,6 +67,30 @@ def record_training(
     Mu, epsilon and what they are true of are what the clients state, the weakest of them; a server cannot check it.
     Clients whose evaluation is private state it together with their training, if they are asked after it. Nothing is
     written that the server does not know.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from murmurfl.app.engines.inprocess import InProcessGrid
+    >>> from murmurfl.clients import NoisySGDClient, numpy_client_app, simulated_client
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> from murmurfl.strategies import NoisySGD, ResultFolder
+    >>> class Mean:
+    ...     shapes = [(1,)]
+    ...     def __call__(self, parameters, samples):
+    ...         return parameters[0] - samples
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, mechanism="independent")
+    >>> def client_fn(context):
+    ...     return NoisySGDClient(Mean(), np.ones((20, 1)), policy, **simulated_client(context))
+    >>> grid = InProcessGrid(numpy_client_app(client_fn), 4, {})
+    >>> strategy = NoisySGD(learning_rate=0.1, num_clients=4, callbacks=[ResultFolder(None)])
+    >>> result = strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     document = record_training(folder, strategy, result, strategy.ask_privacy(grid), task="a mean")
+    >>> document["mu"], document["releases"], document["aggregated"]
+    (1.0, 8, 8)
     """
     notes = (_NOT_PRIVATE,) if result.evaluate_metrics_clientapp else ()
     sums = strategy.secure_aggregation

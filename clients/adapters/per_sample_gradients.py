@@ -36,6 +36,19 @@ class PerSampleGradients(Protocol):
     -----
     **Formal guarantees.** Row i must depend on sample i and the parameters alone (so no batch normalisation): every
     guarantee for one sample rests on it. How long a row is does not matter, for the client bounds it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> class LeastSquares:
+    ...     shapes = [(3,)]
+    ...     def __call__(self, parameters, samples):
+    ...         features, targets = samples
+    ...         return (features @ parameters[0] - targets)[:, None] * features
+    >>> isinstance(LeastSquares(), PerSampleGradients)
+    True
+    >>> LeastSquares()([np.zeros(3)], (np.eye(3)[:2], np.array([1.0, 2.0]))).tolist()
+    [[-1.0, -0.0, -0.0], [-0.0, -2.0, -0.0]]
     """
 
     @property
@@ -49,7 +62,22 @@ class PerSampleGradients(Protocol):
 
 
 class Samples(Protocol):
-    """A client's data: a length, and a batch for a slice."""
+    """A client's data: a length, and a batch for a slice.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> class Rows:
+    ...     def __init__(self, features, labels):
+    ...         self.features, self.labels = features, labels
+    ...     def __len__(self):
+    ...         return len(self.labels)
+    ...     def __getitem__(self, samples):
+    ...         return self.features[samples], self.labels[samples]
+    >>> features, labels = Rows(np.zeros((5, 3)), np.arange(5))[1:3]
+    >>> features.shape, labels.tolist()
+    ((2, 3), [1, 2])
+    """
 
     def __len__(self) -> int: ...
 

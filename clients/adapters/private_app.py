@@ -367,6 +367,23 @@ def private_client_app(
     clients of each sum are honest, and the plan's ``loss.worst_case`` in the worst case. Simulated keys protect
     nobody's data.
     Proof: docs/proofs/release-rule.md, docs/proofs/records.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.app.engines.inprocess import InProcessGrid
+    >>> from murmurfl.clients import LinearEstimator
+    >>> from murmurfl.strategies import FullBatch, ResultFolder
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> model = LinearEstimator(LogisticRegression(), num_features=3, classes=(0, 1), num_samples=80)
+    >>> def load(context):
+    ...     features = np.random.default_rng(context.node_config["partition-id"]).normal(size=(20, 3))
+    ...     return features, (features.sum(axis=1) > 0).astype(int)
+    >>> app = private_client_app(model, samples=load, epsilon=4.0, rounds=5)
+    >>> strategy = FullBatch(learning_rate=0.6, num_clients=4, callbacks=[ResultFolder(None)])
+    >>> result = strategy.start(InProcessGrid(app, 4, {}), model.initial_arrays(), num_rounds=5)
+    >>> model.fitted(result.arrays).coef_.shape
+    (1, 3)
     """
     chosen = app_method(method)
     if samples is None:

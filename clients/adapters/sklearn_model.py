@@ -423,6 +423,16 @@ def fitted(estimator: Any, arrays: ArrayRecord, classes: Iterable[Hashable]) -> 
     Notes
     -----
     Post-processing: it is as private as the arrays are.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> arrays = ArrayRecord([np.array([[1.0, -1.0]]), np.array([0.0])])  # such as the result of a training
+    >>> model = fitted(LogisticRegression(), arrays, classes=["no", "yes"])
+    >>> model.predict([[2.0, 0.5], [0.5, 2.0]]).tolist()
+    ['yes', 'no']
     """
     from sklearn.base import clone
 

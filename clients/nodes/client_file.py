@@ -279,6 +279,13 @@ class UpdateNode(ClientFile):
     runs client code its operator chose: ``murmurfl node`` runs ``app``; a plain ``flower-supernode`` runs the code of
     whoever submits the run, and that may leave the mod out. The ledger knows ``data_files``, and the client compares
     them before and after every training; a message cannot change the roster, nor ``trust.min-cohort``.
+
+    Examples
+    --------
+    >>> file = {"client": "clinic-0", "ledger": "ledger.sqlite", "clip-norm": 1.0, "mu": 0.5, "max-participations": 3}
+    >>> node = UpdateNode.from_mapping(file)  # UpdateNode.read(path) reads the same settings from a TOML file
+    >>> node.client, node.updates.mu
+    ('clinic-0', 0.5)
     """
 
     updates: pydantic.InstanceOf[UpdatePolicy]

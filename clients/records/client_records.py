@@ -573,6 +573,20 @@ def file_records(
     Notes
     -----
     What a row becomes, and in which part it is, depends on that row and its number alone.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from murmurfl.clients import Column, Label, Schema
+    >>> age = Column(kind="integer", bounds=(0, 100))
+    >>> schema = Schema(label=Label(column="ill", classes=("no", "yes")), columns={"age": age})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = f"{folder}/patients.csv"
+    ...     np.savetxt(path, [["age", "ill"], ["0", "no"], ["100", "yes"], ["old", "no"]], fmt="%s", delimiter=",")
+    ...     inputs, labels = file_records(path, schema)  # the last row does not fit
+    >>> inputs.tolist(), labels.tolist()
+    ([[-1.0], [1.0]], [0, 1])
     """
     found = Records(file_items(Path(path), schema), schema, count=rows)
     found.log()
@@ -614,6 +628,16 @@ class OwnedSamples:
     anywhere in the file, one row differs. One record under another owner's name moves two rows. A row depends on one
     owner's samples alone, and has the shape of every other.
     Proof: docs/proofs/owners.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import Owners
+    >>> owners = Owners.of(["ann", "bob", "ann"], most=2, secret=bytes(32))
+    >>> samples = OwnedSamples([np.eye(3), np.arange(3)], owners)
+    >>> features, labels, present = samples[0:2]
+    >>> len(samples), features.shape, sorted(present.sum(axis=1).tolist())
+    (2, (2, 2, 3), [1, 2])
     """
 
     def __init__(
@@ -666,6 +690,20 @@ class OwnerGradients:
     **Formal guarantees.** Row i depends on owner i's samples alone if a row of ``gradients`` depends on its sample
     alone; the client clips it, whatever it is. As many gradients are computed for an owner of one sample as for one of
     the most, so the shapes of a computation tell nothing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.clients import OwnedSamples
+    >>> from murmurfl.privacy import Owners
+    >>> class Mean:
+    ...     shapes = [(1,)]
+    ...     def __call__(self, parameters, samples):
+    ...         return samples[0] - parameters[0]
+    >>> owners = Owners.of(["ann", "ann", "ann"], most=2, secret=bytes(32))
+    >>> samples = OwnedSamples([np.array([[1.0], [3.0], [8.0]])], owners)
+    >>> OwnerGradients(Mean())([np.zeros(1)], samples[0:1]).tolist()  # the first two rows of the only owner
+    [[2.0]]
     """
 
     def __init__(self, gradients: PerSampleGradients, *, one_by_one: bool = False) -> None:

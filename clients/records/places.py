@@ -126,6 +126,16 @@ class TableRows:
     Notes
     -----
     **Formal guarantees.** Row i depends on record i and the schema alone.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.clients import Column, Label, Schema
+    >>> smoker = Column(kind="category", values=("no", "yes"))
+    >>> rows = TableRows(Schema(label=Label(column="ill", classes=("no", "yes")), columns={"smoker": smoker}))
+    >>> places = np.array([rows.places.of({"smoker": "yes", "ill": "no"})])
+    >>> places.tolist(), rows((), places).shape == (1, rows.rows.width)
+    ([[1.0, 0.0]], True)
     """
 
     def __init__(self, schema: Schema) -> None:

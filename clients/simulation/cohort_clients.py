@@ -250,6 +250,22 @@ class Cohort:
         default each client is made when it is first asked, and kept.
     only : collection of str, optional
         The clients that are computed here, where others of a round are computed elsewhere.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.clients import NoisySGDClient
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, SimulatedKeys
+    >>> class Mean:
+    ...     shapes = [(1,)]
+    ...     def __call__(self, parameters, samples):
+    ...         return parameters[0] - samples
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, mechanism="independent")
+    >>> def make_client(name):
+    ...     return NoisySGDClient(Mean(), np.ones((20, 1)), policy, MemoryLedger(), SimulatedKeys(1, name), name=name)
+    >>> cohort = Cohort(["0", "1", "2"], make_client)
+    >>> cohort.client("2").name, cohort.client("2") is cohort.client("2")
+    ('2', True)
     """
 
     def __init__(

@@ -54,6 +54,18 @@ class ContextLedger(Ledger, LedgerTransaction):
     -----
     **Formal guarantees.** Transactions exclude each other, and what was committed is what is read next, for as long as
     the state object lives and one message of a node is handled at a time; nothing survives the process.
+
+    Examples
+    --------
+    >>> from flwr.app import RecordDict
+    >>> from murmurfl.privacy import PrivacyPolicy, Privatizer, SimulatedKeys
+    >>> state = RecordDict()  # of a node: ``context.state``
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0)
+    >>> privatizer = Privatizer(policy, 3, 100, ContextLedger(state, "3"), SimulatedKeys(1, "3"))
+    >>> release = privatizer.release("session", 0, lambda samples: [[0.0, 0.0, 0.0]] * 2)
+    >>> with ContextLedger(state, "3").exclusive() as transaction:
+    ...     transaction.account().samples_used
+    2
     """
 
     def __init__(self, state: RecordDict, client: str) -> None:
@@ -260,6 +272,16 @@ class ContextOpeningRecord(MemoryOpeningRecord):
     -----
     **Formal guarantees.** What was committed is what is read next for as long as the state object lives and one message
     of a node is handled at a time; nothing survives the process.
+
+    Examples
+    --------
+    >>> from flwr.app import RecordDict
+    >>> from murmurfl.privacy import HelperKey, Opener, Roster
+    >>> roster = Roster.simulated(1, clients=("a", "b", "c"), helpers=("left", "right"))
+    >>> record = ContextOpeningRecord(RecordDict(), "left")
+    >>> opener = Opener("left", HelperKey.simulated(1, "left"), roster, record)
+    >>> opener.durable
+    False
     """
 
     def __init__(self, state: RecordDict, helper: str) -> None:
@@ -428,9 +450,24 @@ def simulated_client(context: Context, *, seed: int = 0) -> SimulatedClient:
 
     Examples
     --------
-    A ``client_fn``::
-
-        return Mu2Client(gradients, samples, policy, **simulated_client(context)).to_client()
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from murmurfl.app.engines.inprocess import InProcessGrid
+    >>> from murmurfl.clients import NoisySGDClient, numpy_client_app
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> from murmurfl.strategies import NoisySGD, ResultFolder
+    >>> class Mean:
+    ...     shapes = [(1,)]
+    ...     def __call__(self, parameters, samples):
+    ...         return parameters[0] - samples
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, mechanism="independent")
+    >>> def client_fn(context):
+    ...     return NoisySGDClient(Mean(), np.ones((20, 1)), policy, **simulated_client(context, seed=1))
+    >>> grid = InProcessGrid(numpy_client_app(client_fn), 4, {})
+    >>> strategy = NoisySGD(learning_rate=0.1, num_clients=4, callbacks=[ResultFolder(None)])
+    >>> result = strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=1)
+    >>> strategy.history[0].aggregated
+    4
     """
     if not in_simulation():
         raise ConfigurationError(

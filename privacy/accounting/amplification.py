@@ -413,6 +413,17 @@ class Amplification:
     **Formal guarantees.** Where ``proved``, an upper bound on epsilon for replacement of one sample that takes part in
     one session, in a release that nobody learns (assumptions: module description). Where not,
     nothing is claimed.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import PrivacyPolicy, amplification_of
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=2, max_participations=20, mu=1.0, mechanism="independent", release_rule="paper",
+    ...     batch_selection="shuffled",
+    ... )
+    >>> found = amplification_of(policy, policy.plan(3))
+    >>> found.slots, found.proved, found.epsilon < policy.plan(3).epsilon(policy.delta)
+    (20, True, True)
     """
 
     epsilon: float
@@ -429,6 +440,17 @@ def amplification_of(policy: PrivacyPolicy, plan: NoisePlan) -> Amplification | 
     **Formal guarantees.** The epsilon bounds what all releases of one session show for replacement of one sample, as
     long as the order stays secret (:mod:`murmurfl.privacy.accounting.amplification`); under secure aggregation also on
     what mu rests on there. Proof: docs/proofs/secret-order.md.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> settings = {"clip_norm": 1.0, "batch_size": 2, "max_participations": 20, "mu": 1.0, "mechanism": "independent"}
+    >>> shuffled = PrivacyPolicy(**settings, release_rule="paper", batch_selection="shuffled")
+    >>> amplification_of(shuffled, shuffled.plan(3)).epsilon < shuffled.plan(3).epsilon(shuffled.delta)
+    True
+    >>> once = PrivacyPolicy(**settings, release_rule="paper")
+    >>> amplification_of(once, once.plan(3)) is None
+    True
     """
     return amplification_of_all([(policy, plan)])
 

@@ -74,7 +74,15 @@ def plain_fields(value: Any) -> dict[str, Any]:
 
 
 class Profile(Protocol):
-    """An upper bound on delta for every epsilon, for one neighbouring relation."""
+    """An upper bound on delta for every epsilon, for one neighbouring relation.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import Curve, Gaussian
+    >>> profiles = [Gaussian(1.0), Curve(bound=lambda epsilon: 1e-6)]
+    >>> [round(profile.epsilon(1e-5), 3) for profile in profiles]
+    [4.377, 0.0]
+    """
 
     @property
     def mu(self) -> float:
@@ -121,6 +129,13 @@ class Curve:
         Returns a delta for an epsilon >= 0.
     mu : float
         A mu for which it is mu-GDP as well; infinite if none is known.
+
+    Examples
+    --------
+    >>> from math import exp
+    >>> curve = Curve(bound=lambda epsilon: min(1.0, exp(1.0 - 2.0 * epsilon)))
+    >>> round(curve.epsilon(delta=1e-5), 3), curve.mu
+    (6.256, inf)
     """
 
     bound: Callable[[float], float]

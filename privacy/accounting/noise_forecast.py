@@ -58,6 +58,12 @@ class StatedNoise:
         Under secure aggregation, h; else 1.
     alone : bool
         Whether each release has noise of its own, so that fewer releases have less in them.
+
+    Examples
+    --------
+    >>> stated = StatedNoise(longest=1.0, noise=4.0, releases=5, mu=1.0, delta=1e-5)
+    >>> stated.after(5), round(stated.after(1), 3)
+    (4.0, 1.789)
     """
 
     longest: float
@@ -118,6 +124,13 @@ def stated_noise(policy: PrivacyPolicy, plan: NoisePlan, num_samples: int) -> di
     """Return the entries of a client's statement that a forecast is made from.
 
     Nothing in it depends on data but ``num_samples``, which is public.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0)
+    >>> stated_noise(policy, policy.plan(3), num_samples=100)["longest-release"]
+    1.0
     """
     releases, steps = plan.mechanism.num_releases, 1
     longest = policy.bound.longest
@@ -254,6 +267,12 @@ class Forecast:
     rehearsed : tuple of float, optional
         Between which shares of what can be learnt the very run is likely to keep, by made-up data of its shape; then
         ``kept`` and ``verdict`` are of these.
+
+    Examples
+    --------
+    >>> forecast = Forecast(ratio=0.1, num_parameters=650, clients=50, per_round=50, rounds=20, mu=1.0, delta=1e-5)
+    >>> forecast.is_warning, round(forecast.typical_ratio, 2), round(forecast.kept, 2)
+    (False, 0.14, 1.0)
     """
 
     ratio: float
@@ -384,6 +403,14 @@ def forecast_of(
         d, M, m and T: values of a release, clients in all and in a round, and rounds.
     samples : int
         Of a client, where they are known.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import StatedNoise
+    >>> stated = [StatedNoise(longest=1.0, noise=0.2, releases=5, mu=1.0, delta=1e-5)]
+    >>> forecast = forecast_of(stated, num_parameters=650, clients=50, per_round=50, rounds=5)
+    >>> round(forecast.ratio, 3), forecast.verdict
+    (0.144, 'useful')
     """
     if not stated or not any(one.noise for one in stated):
         return None

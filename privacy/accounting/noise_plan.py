@@ -105,6 +105,15 @@ class NoisePlan:
     that keeps to the pattern, and ``loss.worst_case``-DP if each of them is seen by itself. Against whom, and if who is
     honest, is the policy's trust.
     Proof: docs/proofs/release-rule.md, docs/proofs/secure-aggregation.md.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> plan = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0).plan(num_parameters=3)
+    >>> plan.mechanism.name, plan.mu, round(plan.epsilon(1e-5), 3)
+    ('cancelling', 1.0, 4.377)
+    >>> round(plan.spent_mu(1), 3)  # after one of five releases
+    0.447
     """
 
     mechanism: Mechanism
@@ -234,6 +243,11 @@ def epoch_words(accounting: str, epochs: int | None = None) -> str:
 
     ``accounting`` is the account the guarantee rests on (:attr:`murmurfl.privacy.ShuffledPolicy.accounting_used`),
     ``epochs`` how many use private samples, where that is known.
+
+    Examples
+    --------
+    >>> epoch_words("composed", epochs=5).startswith("noise on every step of 5 epochs")
+    True
     """
     which = "the epochs" if epochs is None else f"{epochs} epochs"
     return (
@@ -243,11 +257,23 @@ def epoch_words(accounting: str, epochs: int | None = None) -> str:
 
 
 def server_noise_words(noise: str, rounds: int | None = None) -> str:
-    """Words for noise that a trusted server adds: of a mechanism, or ``fresh`` where rounds are independent."""
+    """Words for noise that a trusted server adds: of a mechanism, or ``fresh`` where rounds are independent.
+
+    Examples
+    --------
+    >>> server_noise_words("tree", rounds=20)
+    'tree noise of the server in each of 20 rounds'
+    """
     return f"{noise} noise of the server in each {'round' if rounds is None else f'of {rounds} rounds'}"
 
 
 def stated_words(mechanisms: Iterable[str], *, masked: bool = False) -> str:
-    """Words for the noise of real clients, from the mechanisms they state; empty if none states any."""
+    """Words for the noise of real clients, from the mechanisms they state; empty if none states any.
+
+    Examples
+    --------
+    >>> stated_words(["cancelling", "independent", "cancelling"])
+    'cancelling or independent noise on each client, by its own account'
+    """
     names = " or ".join(sorted(set(mechanisms) - {""}))
     return f"{names} noise on each client{', under masks' if masked else ''}, by its own account" if names else ""

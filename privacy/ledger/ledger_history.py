@@ -54,7 +54,25 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True)
 class SessionSummary:
-    """One session of a ledger, for its operator."""
+    """One session of a ledger, for its operator.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from murmurfl.privacy import PrivacyPolicy, Privatizer, SQLiteLedger, read_ledger, row_bytes
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, budget_mu=2.0, noise_quality="exact"
+    ... )
+    >>> rows = [[0.0, float(number)] for number in range(100)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ledger = SQLiteLedger.create(f"{folder}/ledger.sqlite", budget_mu=2.0, delta=1e-5)
+    ...     privatizer = Privatizer(policy, 3, 100, ledger, ledger.keys(), data=row_bytes(rows))
+    ...     release = privatizer.release("spring", 0, lambda samples: np.zeros((samples.stop - samples.start, 3)))
+    ...     (session,) = read_ledger(f"{folder}/ledger.sqlite").sessions
+    >>> session.session, session.releases, session.loss.mu, session.closed
+    ('spring', 1, 1.0, False)
+    """
 
     session: str
     loss: Loss
@@ -82,7 +100,18 @@ class SessionSummary:
 
 @dataclass(frozen=True)
 class LedgerSummary:
-    """The contents of a ledger, for its operator."""
+    """The contents of a ledger, for its operator.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from murmurfl.privacy import SQLiteLedger, read_ledger
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ledger = SQLiteLedger.create(f"{folder}/ledger.sqlite", budget_mu=2.0, delta=1e-5)
+    ...     summary = read_ledger(f"{folder}/ledger.sqlite")
+    >>> summary.spent.mu, summary.left.mu, summary.sessions
+    (0.0, 2.0, ())
+    """
 
     data: str
     """The operator's name for the data."""

@@ -29,7 +29,21 @@ from ..noise import NoiseKeys
 
 @dataclass(frozen=True)
 class StreamRecord:
-    """One session's stream of releases, as it stands between two releases."""
+    """One session's stream of releases, as it stands between two releases.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, Privatizer, SimulatedKeys
+    >>> ledger = MemoryLedger()
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0)
+    >>> privatizer = Privatizer(policy, 3, 100, ledger, SimulatedKeys(1, "3"))
+    >>> release = privatizer.release("session", 0, lambda samples: np.zeros((samples.stop - samples.start, 3)))
+    >>> with ledger.exclusive() as transaction:
+    ...     stream = transaction.stream("session")
+    >>> stream.release, stream.ack, list(stream.pending)
+    (1, 0, [1])
+    """
 
     fingerprint: str
     """The noise plan this session was opened with."""
@@ -59,7 +73,15 @@ class StreamRecord:
 
 @dataclass(frozen=True)
 class Account:
-    """The privacy and samples that one client has spent, over all sessions."""
+    """The privacy and samples that one client has spent, over all sessions.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import Loss
+    >>> account = Account().reserve("spring", Loss.of(0.6)).reserve("autumn", Loss.of(0.8))
+    >>> account.spent.mu, account.unbounded
+    (1.0, False)
+    """
 
     samples_used: int = 0
     """Fresh samples used up; they are taken in order, each once."""
@@ -113,7 +135,18 @@ def no_bound(mu: float) -> bool:
 
 
 class LedgerTransaction(ABC):
-    """The ledger inside one exclusive transaction."""
+    """The ledger inside one exclusive transaction.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import Account, MemoryLedger, StreamRecord
+    >>> ledger = MemoryLedger()
+    >>> with ledger.exclusive() as transaction:
+    ...     transaction.commit("session", StreamRecord(fingerprint="plan", release=1), Account(samples_used=8))
+    >>> with ledger.exclusive() as transaction:
+    ...     transaction.account().samples_used, transaction.stream("session").release, transaction.stream("another")
+    (8, 1, None)
+    """
 
     @abstractmethod
     def account(self) -> Account:
@@ -135,6 +168,19 @@ class Ledger(ABC):
     -----
     **Formal guarantees.** An implementation promises that transactions on one client's ledger exclude each other, that
     a commit is all or nothing, and that what was committed is what is read next. The client's privacy rests on it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, Privatizer, SimulatedKeys
+    >>> ledger = MemoryLedger()
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0)
+    >>> privatizer = Privatizer(policy, 3, 100, ledger, SimulatedKeys(1, "3"))
+    >>> release = privatizer.release("session", 0, lambda samples: np.zeros((samples.stop - samples.start, 3)))
+    >>> with ledger.exclusive() as transaction:
+    ...     account = transaction.account()
+    >>> account.samples_used, account.spent.mu
+    (2, 1.0)
     """
 
     durable: ClassVar[bool] = False

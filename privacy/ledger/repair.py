@@ -37,6 +37,28 @@ def accept_rollback(path: str | Path, *, timeout_s: float = _WAIT_S) -> int:
     -----
     **Formal guarantees.** Afterwards the account is at least what it was when the last reply left, as far as the mark
     was not copied back too.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> from murmurfl.privacy import PrivacyPolicy, Privatizer, SQLiteLedger, read_ledger, row_bytes
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, budget_mu=2.0, noise_quality="exact"
+    ... )
+    >>> rows = [[0.0, float(number)] for number in range(100)]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "ledger.sqlite"
+    ...     ledger = SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)
+    ...     backup = path.read_bytes()
+    ...     privatizer = Privatizer(policy, 3, 100, ledger, ledger.keys(), data=row_bytes(rows))
+    ...     release = privatizer.release("spring", 0, lambda samples: np.zeros((samples.stop - samples.start, 3)))
+    ...     written = path.write_bytes(backup)  # the ledger is copied back, its mark is not
+    ...     accept_rollback(path)
+    ...     read_ledger(path).spent.mu
+    1
+    1.0
     """
     path = Path(path).absolute()
     with begun(path, timeout_s) as transaction:
@@ -64,6 +86,20 @@ def new_mark(path: str | Path, *, timeout_s: float = _WAIT_S) -> None:
     -----
     **Formal guarantees.** The ledger counts what it has, as before. That it was never copied back is the operator's
     word: if it was, what it has forgotten will be spent again.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from murmurfl.privacy import SQLiteLedger, read_ledger
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "ledger.sqlite"
+    ...     ledger = SQLiteLedger.create(path, budget_mu=2.0, delta=1e-5)
+    ...     Path(read_ledger(path).mark).unlink()  # it is lost
+    ...     lost = bool(read_ledger(path).mark_problem)
+    ...     new_mark(path)
+    ...     lost, read_ledger(path).mark_problem
+    (True, '')
     """
     with begun(Path(path).absolute(), timeout_s) as transaction:
         if transaction.header.mark.exists():
@@ -79,6 +115,17 @@ def set_local_budget(path: str | Path, budget_local_mu: float, *, timeout_s: flo
     Notes
     -----
     **Formal guarantees.** Nothing that was spent is forgotten, and the budget covers what was reserved.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from murmurfl.privacy import SQLiteLedger, read_ledger
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = f"{folder}/ledger.sqlite"
+    ...     ledger = SQLiteLedger.create(path, budget_mu=1.0, delta=1e-5)
+    ...     set_local_budget(path, 8.0)
+    ...     read_ledger(path).budget.worst_case.mu
+    8.0
     """
     path = Path(path).absolute()
     with begun(path, timeout_s) as transaction:
@@ -145,6 +192,18 @@ def rotate_key(
     copy was made. The bytes of the old key are overwritten in the files; what a disk or a file system keeps of
     overwritten blocks is not in anybody's hands here. A copy from before cannot be gone on with
     (:func:`~murmurfl.privacy.accept_rollback` refuses it).
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from murmurfl.privacy import SQLiteLedger, row_bytes
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ledger = SQLiteLedger.create(f"{folder}/ledger.sqlite", budget_mu=1.0, delta=1e-5)
+    ...     before = ledger.keys().secret_key
+    ...     rotate_key(f"{folder}/ledger.sqlite", row_bytes([[0.0], [1.0]]), 2)  # no session was open
+    ...     SQLiteLedger(f"{folder}/ledger.sqlite").keys().secret_key != before
+    0
+    True
     """
     path = Path(path).absolute()
     old = SQLiteLedger(path, timeout_s=timeout_s)

@@ -45,6 +45,16 @@ def register_mechanism(kind: type[Mechanism]) -> type[Mechanism]:
     -----
     **Formal guarantees.** The guarantee of a stream is that of C (:meth:`Mechanism.materialize`). The check holds the
     stream against C for a few releases; a mechanism that deviates from C later has no guarantee.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import MECHANISMS
+    >>> @register_mechanism
+    ... class Plain(MECHANISMS["independent"]):
+    ...     name = "plain"
+    >>> MECHANISMS["plain"](num_releases=2).materialize().tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    >>> del MECHANISMS["plain"]  # for the examples that follow
     """
     if kind.name in MECHANISMS:
         raise ConfigurationError(

@@ -143,6 +143,33 @@ class Query(ABC, Generic[Answer]):
     -----
     **Formal guarantees.** Row i depends on what was measured of sample i alone. The client bounds each row by the
     policy of the query (:meth:`check_policy`), whatever :meth:`rows` gives.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> from murmurfl.privacy import QuerySum
+    >>> @dataclass(frozen=True)
+    ... class Exceedances(Query[float]):
+    ...     name = "exceedances"
+    ...     what = "the number of records above a threshold"
+    ...     threshold: float
+    ...     @property
+    ...     def width(self):
+    ...         return 1
+    ...     @property
+    ...     def bound(self):
+    ...         return 0.5, "sample"
+    ...     def rows(self, measured):
+    ...         return np.where(measured[:, :1] > self.threshold, 0.5, -0.5)
+    ...     def read(self, found):
+    ...         return float(found.total[0]) + found.samples / 2
+    >>> query = Exceedances(threshold=1.0)
+    >>> rows = query.rows(np.array([[0.2], [1.5], [3.0]]))
+    >>> query.read(QuerySum(rows.sum(axis=0), samples=3, clients=1, noise_std=0.0))
+    2.0
+    >>> query.policy(mu=0.3).clip_norm
+    0.5
     """
 
     name: ClassVar[str]

@@ -347,6 +347,17 @@ class ColumnStatistics:
     column : CountedColumn
     found : PlaceCounts
         Records at each place, noise and all.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import CountedColumn, QuerySum, StatisticsRows
+    >>> query = StatisticsRows((CountedColumn("smoker", values=("no", "yes")),))
+    >>> rows = query.rows(np.array([[0.0], [1.0], [1.0], [np.nan]]))  # four records, one without a value
+    >>> statistics = query.read(QuerySum(rows.sum(axis=0), samples=4, clients=2, noise_std=0.0))
+    >>> smoker = statistics["smoker"]
+    >>> round(smoker.count, 3), round(smoker.missing, 3), smoker.hidden
+    (3.0, 1.0, False)
     """
 
     column: CountedColumn
@@ -512,6 +523,16 @@ class TableStatistics:
         The standard deviation of the noise in each value of the sum.
     guarantee : Guarantee, optional
         What a rehearsal would guarantee if its keys were secret.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import CountedColumn, QuerySum, StatisticsRows
+    >>> query = StatisticsRows((CountedColumn("smoker", values=("no", "yes")),))
+    >>> rows = query.rows(np.array([[0.0], [1.0], [1.0], [np.nan]]))  # four records, one without a value
+    >>> statistics = query.read(QuerySum(rows.sum(axis=0), samples=4, clients=2, noise_std=0.0))
+    >>> statistics.records, [column.name for column in statistics.columns]
+    (4, ['smoker'])
     """
 
     columns: tuple[ColumnStatistics, ...]

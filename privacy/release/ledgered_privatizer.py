@@ -58,6 +58,18 @@ class Release:
     **Formal guarantees.** The counts are covered by the plan of the session that they belong to: mu for replacement of
     one sample, under secure aggregation only of the sum they enter. Nothing else in it depends on data.
     Proof: docs/proofs/release-rule.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, Privatizer, SimulatedKeys
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0)
+    >>> privatizer = Privatizer(policy, 3, 100, MemoryLedger(), SimulatedKeys(1, "3"))
+    >>> release = privatizer.release("session", 0, lambda samples: np.zeros((2, 3)))
+    >>> release.release, release.ack, release.samples, release.values.shape
+    (1, 0, 2, (3,))
+    >>> np.array_equal(release.values, release.counts * release.spacing)
+    True
     """
 
     counts: NDArray[np.int64]
@@ -103,6 +115,17 @@ class PrivacyStatement:
         How many more releases of this session its cap and the fresh samples allow, whatever the budget allows.
     sums : SumAssumption, optional
         The policy's under secure aggregation. None otherwise.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, Privatizer, SimulatedKeys
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0)
+    >>> privatizer = Privatizer(policy, 3, 100, MemoryLedger(), SimulatedKeys(1, "3"))
+    >>> release = privatizer.release("session", 0, lambda samples: np.zeros((2, 3)))
+    >>> statement = privatizer.statement("session")
+    >>> statement.releases, statement.releases_left, statement.guaranteed.mu, round(statement.mu_spent, 3)
+    (1, 4, 1.0, 0.447)
     """
 
     releases: int
@@ -307,6 +330,14 @@ class LedgeredPrivatizer:
     that were still the admitted ones then, and was recorded before it is returned, provided the ledger keeps its
     promise. What a release must be made of, for all of them to be mu-GDP, is each kind's own promise. Proof:
     docs/proofs/release-rule.md.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, Privatizer, SimulatedKeys
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0)
+    >>> privatizer = Privatizer(policy, 3, 100, MemoryLedger(), SimulatedKeys(1, "3"))
+    >>> isinstance(privatizer, LedgeredPrivatizer), privatizer.admits("session", ack=0)
+    (True, slice(0, 2, None))
     """
 
     def __init__(

@@ -70,6 +70,16 @@ class RowCache:
     """A cache of arrays made from recent noise, at most ``limit_bytes`` in all.
 
     The oldest go first, and are made again from their nonces.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import MemoryLedger, PrivacyPolicy, Privatizer, SimulatedKeys
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0)
+    >>> rows = RowCache(limit_bytes=2**20)
+    >>> privatizer = Privatizer(policy, 3, 100, MemoryLedger(), SimulatedKeys(1, "3"), rows)
+    >>> privatizer.release("session", 0, lambda samples: np.zeros((2, 3))).release
+    1
     """
 
     def __init__(self, limit_bytes: int) -> None:

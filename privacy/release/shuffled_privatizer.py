@@ -168,6 +168,12 @@ class ShuffledPolicy(PrivacyPolicy):
     for replacement of one of its samples, against a server that chooses starting points and stopping adaptively; under
     ``amplified`` if every step is non-expansive.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> policy = ShuffledPolicy(clip_norm=1.0, batch_size=20, max_participations=5, mu=1.0, public_steps=10)
+    >>> policy.steps, policy.accounting_used
+    (30, 'amplified')
     """
 
     private_steps: int = 0
@@ -254,6 +260,18 @@ class ShuffledPrivatizer(LedgeredPrivatizer):
     the grid, which is coarse beside the rounding of float64 and fine beside the noise. What a lost reply held is gone:
     it belongs to a model that is gone.
     Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import MemoryLedger, ShuffledPolicy, SimulatedKeys
+    >>> policy = ShuffledPolicy(clip_norm=1.0, batch_size=4, max_participations=5, mu=1.0, accounting="composed")
+    >>> privatizer = ShuffledPrivatizer(policy, 2, 4, MemoryLedger(), SimulatedKeys(1, "3"))
+    >>> def epoch(number, noises):
+    ...     return sum(np.zeros(2) + noise for noise in noises)  # one step of gradient zero for each noise
+    >>> release = privatizer.release_epoch("session", 0, epoch)
+    >>> release.release, release.values.shape
+    (1, (2,))
     """
 
     policy: ShuffledPolicy

@@ -60,14 +60,34 @@ _ZEROS = bytes(_BLOCK)
 
 
 class MaskedReleaseError(MurmurflError):
-    """A masked release is not one: unreadable, unsigned, or sealed for another purpose."""
+    """A masked release is not one: unreadable, unsigned, or sealed for another purpose.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import Header
+    >>> try:
+    ...     Header.from_bytes(b"{}")
+    ... except MaskedReleaseError as error:
+    ...     error.kind
+    'malformed'
+    """
 
     kind = "mismatch"
 
 
 @dataclass(frozen=True)
 class Header:
-    """The description of a masked release: public, signed, bound to its seals, and independent of data."""
+    """The description of a masked release: public, signed, bound to its seals, and independent of data.
+
+    Examples
+    --------
+    >>> header = Header(
+    ...     session="session", client="a", release_mode="cumulative", release=2, release_id="1" * 32, ack_id="2" * 32,
+    ...     size=650, spacing=2.0**-20, min_cohort=40, roster="3" * 64, helpers=("left", "right"), terms="4" * 64,
+    ... )
+    >>> Header.from_bytes(header.to_bytes()) == header
+    True
+    """
 
     session: str
     client: str
@@ -148,7 +168,24 @@ _RECORDED_FIELDS = {field.name for field in fields(Header)} - {"release_mode"} |
 
 @dataclass(frozen=True)
 class Sealed:
-    """A masked release without its counts: what helpers are shown."""
+    """A masked release without its counts: what helpers are shown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import ClientKey, Header, Masking, MemoryLedger
+    >>> from murmurfl.privacy import PrivacyPolicy, Privatizer, Roster, SimulatedKeys, SumAssumption
+    >>> roster = Roster.simulated(1, clients=("a", "b", "c"), helpers=("left", "right"))
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, trust="secure-aggregation",
+    ...     sums=SumAssumption(min_honest=2, min_cohort=3),
+    ... )
+    >>> privatizer = Privatizer(policy, 4, 100, MemoryLedger(), SimulatedKeys(1, "a"))
+    >>> release = privatizer.release("session", 0, lambda samples: np.zeros((2, 4)))
+    >>> sealed = Masking("a", ClientKey.simulated(1, "a"), roster).mask(release, "session", policy).sealed
+    >>> Header.from_bytes(sealed.header).client, len(sealed.seals), len(sealed.signature)
+    ('a', 2, 64)
+    """
 
     header: bytes
     """:meth:`Header.to_bytes`."""
@@ -173,6 +210,22 @@ class MaskedRelease:
     **Formal guarantees.** Tells nothing about the release's counts to anybody without the seeds of all helpers: one
     whose key stays secret is enough. All else in it is independent of data.
     Proof: docs/proofs/secure-aggregation.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import ClientKey, Masking, MemoryLedger, PrivacyPolicy
+    >>> from murmurfl.privacy import Privatizer, Roster, SimulatedKeys, SumAssumption
+    >>> roster = Roster.simulated(1, clients=("a", "b", "c"), helpers=("left", "right"))
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, trust="secure-aggregation",
+    ...     sums=SumAssumption(min_honest=2, min_cohort=3),
+    ... )
+    >>> privatizer = Privatizer(policy, 4, 100, MemoryLedger(), SimulatedKeys(1, "a"))
+    >>> release = privatizer.release("session", 0, lambda samples: np.zeros((2, 4)))
+    >>> masked = Masking("a", ClientKey.simulated(1, "a"), roster).mask(release, "session", policy)
+    >>> bool((masked.counts == release.counts.astype(np.uint64)).any())  # nothing of the release is to be seen
+    False
     """
 
     counts: NDArray[np.uint64]
@@ -189,6 +242,22 @@ class Masking:
     every call, and are not kept: the release of a repeated request has other masks. A helper opens a release only under
     the rule of :class:`~murmurfl.privacy.Opener`, by what the header says; it is bound to the seeds.
     Proof: docs/proofs/secure-aggregation.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import ClientKey, MemoryLedger, PrivacyPolicy
+    >>> from murmurfl.privacy import Privatizer, Roster, SimulatedKeys, SumAssumption
+    >>> roster = Roster.simulated(1, clients=("a", "b", "c"), helpers=("left", "right"))
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, trust="secure-aggregation",
+    ...     sums=SumAssumption(min_honest=2, min_cohort=3),
+    ... )
+    >>> privatizer = Privatizer(policy, 4, 100, MemoryLedger(), SimulatedKeys(1, "a"))
+    >>> release = privatizer.release("session", 0, lambda samples: np.zeros((2, 4)))
+    >>> masked = Masking("a", ClientKey.simulated(1, "a"), roster).mask(release, "session", policy)
+    >>> masked.counts.dtype, len(masked.sealed.seals)
+    (dtype('uint64'), 2)
     """
 
     def __init__(self, name: str, key: ClientKey, roster: Roster) -> None:
@@ -271,7 +340,17 @@ class Masking:
 
 
 def add_mask(total: NDArray[np.uint64], seed: bytes, *, subtract: bool = False) -> None:
-    """Add a seed's keystream to uint64 counts in place, modulo 2^64, or subtract it; a seed serves one mask only."""
+    """Add a seed's keystream to uint64 counts in place, modulo 2^64, or subtract it; a seed serves one mask only.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> counts, seed = np.array([3, 4], dtype=np.uint64), bytes(16)
+    >>> add_mask(counts, seed)
+    >>> add_mask(counts, seed, subtract=True)
+    >>> counts.tolist()
+    [3, 4]
+    """
     encryptor = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
     step = _BLOCK // 8
     for start in range(0, len(total), step):
@@ -284,7 +363,25 @@ def add_mask(total: NDArray[np.uint64], seed: bytes, *, subtract: bool = False) 
 
 
 def checked_header(sealed: Sealed, roster: Roster) -> Header:
-    """Return the header of a masked release if the client that it names signed it, in this roster, for its helpers."""
+    """Return the header of a masked release if the client that it names signed it, in this roster, for its helpers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import ClientKey, Masking, MemoryLedger, PrivacyPolicy
+    >>> from murmurfl.privacy import Privatizer, Roster, SimulatedKeys, SumAssumption
+    >>> roster = Roster.simulated(1, clients=("a", "b", "c"), helpers=("left", "right"))
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, trust="secure-aggregation",
+    ...     sums=SumAssumption(min_honest=2, min_cohort=3),
+    ... )
+    >>> privatizer = Privatizer(policy, 4, 100, MemoryLedger(), SimulatedKeys(1, "a"))
+    >>> release = privatizer.release("session", 0, lambda samples: np.zeros((2, 4)))
+    >>> sealed = Masking("a", ClientKey.simulated(1, "a"), roster).mask(release, "session", policy).sealed
+    >>> header = checked_header(sealed, roster)
+    >>> header.client, header.release, header.size, header.min_cohort
+    ('a', 1, 4, 3)
+    """
     header = Header.from_bytes(sealed.header)
     if any(not isinstance(seal, bytes) or len(seal) != SEAL_BYTES for seal in sealed.seals):
         raise MaskedReleaseError(

@@ -210,6 +210,18 @@ class SQLiteOpeningRecord(OpeningRecord):
     moves the high-water mark before it returns. A record that is missing is never made anew here, and one that is
     behind its mark, or differs from it, opens nothing. If record and mark were both copied back, or one key is used
     with two records, nothing here can tell.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from murmurfl.privacy import HelperKey, Opener, Roster
+    >>> key, roster = HelperKey.simulated(1, "left"), Roster.simulated(1, clients=("a", "b"), helpers=("left", "right"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made = SQLiteOpeningRecord.create(f"{folder}/opened.sqlite", helper=key.entry("left"))
+    ...     record = SQLiteOpeningRecord(f"{folder}/opened.sqlite")  # from now on, whenever the helper starts
+    ...     opener = Opener("left", key, roster, record)
+    ...     opener.durable, record.sets
+    (True, 0)
     """
 
     durable: ClassVar[bool] = True

@@ -64,7 +64,17 @@ from .roster import HelperEntry, HelperKey, Roster, is_signed, name_proof
 
 
 class OpeningRecordError(LedgerError):
-    """A helper's opening record cannot be read, written or believed. Nothing was opened."""
+    """A helper's opening record cannot be read, written or believed. Nothing was opened.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import SQLiteOpeningRecord
+    >>> try:
+    ...     SQLiteOpeningRecord("no-such-folder/opened.sqlite")
+    ... except OpeningRecordError as error:
+    ...     error.kind
+    'not-found'
+    """
 
 
 @dataclass(frozen=True)
@@ -143,7 +153,15 @@ class OpenedSet:
 
 
 class OpeningTransaction(ABC):
-    """A record inside one exclusive transaction."""
+    """A record inside one exclusive transaction.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import MemoryOpeningRecord
+    >>> with MemoryOpeningRecord().exclusive() as transaction:
+    ...     transaction.last_opened("session", ["a", "b"]), transaction.lock("session")  # nothing was opened yet
+    ({}, None)
+    """
 
     @abstractmethod
     def set_digest(self, session: str, opening: str) -> str | None:
@@ -189,6 +207,12 @@ class OpeningRecord(ABC):
     **Formal guarantees.** An implementation promises that transactions on one helper's record exclude each other, that
     a commit is all or nothing, and that what was committed is what is read next, for as long as the helper's key is
     used. The opening rule rests on it.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import MemoryOpeningRecord, SQLiteOpeningRecord
+    >>> MemoryOpeningRecord.durable, SQLiteOpeningRecord.durable
+    (False, True)
     """
 
     durable: ClassVar[bool] = False
@@ -273,6 +297,16 @@ class MemoryOpeningRecord(OpeningRecord, OpeningTransaction):
     -----
     **Formal guarantees.** Transactions exclude each other, and what was committed is what is read next, until the
     process ends: a real helper that used it, and was started again, could be made to open what singles clients out.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import HelperKey, Opener, Roster
+    >>> roster = Roster.simulated(1, clients=("a", "b", "c"), helpers=("left", "right"))
+    >>> record = MemoryOpeningRecord()
+    >>> opener = Opener("left", HelperKey.simulated(1, "left"), roster, record)
+    >>> with record.exclusive() as transaction:
+    ...     transaction.set_digest("session", "round-1") is None  # nothing was opened under that name
+    True
     """
 
     def __init__(self) -> None:
@@ -344,6 +378,17 @@ class OpeningRefusedError(RefusedError):
     """A helper refuses to open a set; nothing was opened and nothing recorded.
 
     ``why`` is for the helper's own log and does not leave; the text that does is the same whatever is wrong.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import HelperKey, MemoryOpeningRecord, Opener, Roster
+    >>> roster = Roster.simulated(1, clients=("a", "b", "c"), helpers=("left", "right"))
+    >>> opener = Opener("left", HelperKey.simulated(1, "left"), roster, MemoryOpeningRecord(), min_cohort=2)
+    >>> try:
+    ...     opener.open("session", "round-1", [])
+    ... except OpeningRefusedError as error:
+    ...     error.kind, error.why
+    ('refused', 'expected 1 to 2048 releases, got 0')
     """
 
     def __init__(self, why: str) -> None:
@@ -360,6 +405,13 @@ class Opening:
     **Formal guarantees.** The total shows a sum over at least as many distinct clients as the most careful of them
     asks for, and nothing of any single mask (:class:`Opener`).
     Proof: docs/proofs/secure-aggregation.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> opening = Opening("left", "round-1", set_digest="5" * 64, total=np.zeros(4, np.uint64), signature=bytes(64))
+    >>> opening.helper, opening.total.shape
+    ('left', (4,))
     """
 
     helper: str
@@ -430,6 +482,30 @@ class Opener:
     ``max_model_size`` and ``min_cohort`` are the helper's own bounds on the values of a release, before it takes memory
     for them, and on the releases of a set; ``max_sessions_per_day`` and ``max_sums_per_day`` on what it begins and
     opens in 24 hours of its own clock, 0 for none. What was opened is answered again whatever they are.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import ClientKey, HelperKey, Masking, MemoryLedger, MemoryOpeningRecord, PrivacyPolicy
+    >>> from murmurfl.privacy import Privatizer, Roster, SimulatedKeys, SumAssumption
+    >>> names, helpers = ("a", "b", "c"), ("left", "right")
+    >>> roster = Roster.simulated(1, names, helpers)
+    >>> policy = PrivacyPolicy(
+    ...     clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, trust="secure-aggregation",
+    ...     sums=SumAssumption(min_honest=2, min_cohort=3),
+    ... )
+    >>> masked, total = [], 0
+    >>> for name in names:
+    ...     privatizer = Privatizer(policy, 4, 100, MemoryLedger(), SimulatedKeys(1, name))
+    ...     release = privatizer.release("session", 0, lambda samples: np.zeros((2, 4)))
+    ...     masked.append(Masking(name, ClientKey.simulated(1, name), roster).mask(release, "session", policy))
+    ...     total = total + release.counts
+    >>> opened = sum(release.counts for release in masked)
+    >>> for name in helpers:
+    ...     opener = Opener(name, HelperKey.simulated(1, name), roster, MemoryOpeningRecord())
+    ...     opened -= opener.open("session", "round-1", [release.sealed for release in masked]).total
+    >>> np.array_equal(opened.astype(np.int64), total)  # the masks are gone: the sum of the three releases
+    True
     """
 
     def __init__(
@@ -695,6 +771,15 @@ def is_opening(entry: HelperEntry, session: str, answer: Opening) -> bool:
 
     It tells the server who answered, not that the total is right: a helper that adds something to it is not noticed
     here.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import HelperKey, Opening
+    >>> entry = HelperKey.simulated(1, "left").entry("left")
+    >>> forged = Opening("left", "round-1", set_digest="5" * 64, total=np.zeros(4, np.uint64), signature=bytes(64))
+    >>> is_opening(entry, "session", forged)
+    False
     """
     try:
         signed = _signed(answer.helper, session, answer.opening, answer.set_digest, answer.total)

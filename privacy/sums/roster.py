@@ -74,6 +74,12 @@ class ClientKey:
     -----
     **Formal guarantees.** What secure aggregation guarantees for a client, and counts it among the honest for, rests
     on this key staying secret for the whole session, and on its noise key and nonces staying secret for good.
+
+    Examples
+    --------
+    >>> key = ClientKey.generate()
+    >>> len(key.public), len(key.sign(b"a message"))
+    (32, 64)
     """
 
     secret: bytes = field(repr=False)
@@ -114,6 +120,12 @@ class HelperKey:
     **Formal guarantees.** Whoever has the sealing key of *every* helper, and the masked releases, sees each client's
     own release; the worst case then is all that holds. A helper's key is good for as long as its opening record is: a
     helper that lost its record gets a new key.
+
+    Examples
+    --------
+    >>> key = HelperKey.generate()
+    >>> key.entry("left").name
+    'left'
     """
 
     sealing_secret: bytes = field(repr=False)
@@ -157,7 +169,15 @@ class HelperKey:
 
 @dataclass(frozen=True)
 class HelperEntry:
-    """A helper in a roster, with its public keys of 32 bytes."""
+    """A helper in a roster, with its public keys of 32 bytes.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import HelperKey
+    >>> entry = HelperKey.generate().entry("left")
+    >>> entry.name, len(entry.sealing), len(entry.signing)
+    ('left', 32, 32)
+    """
 
     name: str
     sealing: bytes
@@ -181,6 +201,14 @@ class Roster:
     -----
     Two names with one key would be one client that counts twice, so they are refused; that two keys are two *people*
     is the operators' to know (a roster full of one person's keys leaves what the noise of the others gives).
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import ClientKey, HelperKey
+    >>> clients = {name: ClientKey.generate().public for name in ("a", "b", "c")}
+    >>> roster = Roster(clients, tuple(HelperKey.generate().entry(name) for name in ("left", "right")))
+    >>> roster.helper_names, Roster.from_document(roster.document) == roster
+    (('left', 'right'), True)
     """
 
     clients: Mapping[str, bytes]

@@ -84,17 +84,19 @@ class Callback:
 
     Examples
     --------
-    A training that ends as soon as its model is good enough::
-
-        class GoodEnough(Callback):
-            def evaluate(self, training, server_round, arrays):
-                self.accuracy = accuracy_on_public_data(arrays)
-                return MetricRecord({"accuracy": self.accuracy})
-
-            def should_stop(self, training, server_round):
-                return self.accuracy > 0.95
-
-        strategy = Mu2(learning_rate=0.1, callbacks=[GoodEnough()])
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord, MetricRecord
+    >>> class GoodEnough(Callback):
+    ...     accuracy = 0.0
+    ...     def evaluate(self, training, server_round, arrays):
+    ...         self.accuracy = float(np.mean(arrays.to_numpy_ndarrays()[0] > 0))  # your own, on public data
+    ...         return MetricRecord({"accuracy": self.accuracy})
+    ...     def should_stop(self, training, server_round):
+    ...         return self.accuracy > 0.95
+    >>> good_enough = GoodEnough()  # Mu2(learning_rate=0.1, callbacks=[good_enough])
+    >>> metrics = good_enough.evaluate(None, 1, ArrayRecord([np.ones(3)]))
+    >>> good_enough.should_stop(None, 1)
+    True
     """
 
     handles_no_progress: ClassVar[bool] = False

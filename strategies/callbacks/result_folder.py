@@ -35,6 +35,13 @@ class ResultFolder(Callback):
     The guarantee is what clients stated before the first round: all releases that their caps allow in this training.
     What is asked of them besides, such as a private evaluation, has a statement of its own. The contents are those of
     :func:`~murmurfl.app.record_training`. A folder that cannot be written takes no model away.
+
+    Examples
+    --------
+    >>> from murmurfl.strategies import NoisySGD
+    >>> strategy = NoisySGD(learning_rate=0.1, num_clients=10, callbacks=[ResultFolder("out")])
+    >>> strategy.callbacks[0].folder
+    'out'
     """
 
     def __init__(self, folder: Path | str | None = "") -> None:

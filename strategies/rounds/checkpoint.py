@@ -50,7 +50,21 @@ _FORMAT = 1
 
 
 class CheckpointError(MurmurflError):
-    """A checkpoint cannot be read, or belongs to another training."""
+    """A checkpoint cannot be read, or belongs to another training.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from murmurfl.strategies import load_checkpoint
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     written = (Path(folder) / "state").write_bytes(b"half a checkpoint")
+    ...     try:
+    ...         load_checkpoint(Path(folder) / "state", {"seed": 1})
+    ...     except CheckpointError as error:
+    ...         error.kind
+    'unreadable'
+    """
 
     kind = "damaged"
 

@@ -110,6 +110,29 @@ class NodesUnavailableError(MurmurflError):
 
     Its kind is ``unreachable`` where more nodes may come, ``unsupported`` where the ClientApp of those that are there
     does not know murmurfl, and ``conflict`` where server and nodes were started with settings that do not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from flwr.app import ArrayRecord
+    >>> from murmurfl.app.engines.inprocess import InProcessGrid
+    >>> from murmurfl.clients import NoisySGDClient, numpy_client_app, simulated_client
+    >>> from murmurfl.privacy import PrivacyPolicy
+    >>> from murmurfl.strategies import NoisySGD
+    >>> class Mean:
+    ...     shapes = [(1,)]
+    ...     def __call__(self, parameters, samples):
+    ...         return parameters[0] - samples
+    >>> policy = PrivacyPolicy(clip_norm=1.0, batch_size=2, max_participations=5, mu=1.0, mechanism="independent")
+    >>> def client_fn(context):
+    ...     return NoisySGDClient(Mean(), np.ones((20, 1)), policy, **simulated_client(context))
+    >>> grid = InProcessGrid(numpy_client_app(client_fn), 4, {})
+    >>> strategy = NoisySGD(learning_rate=0.1, num_clients=5, node_deadline_s=0.1)
+    >>> try:
+    ...     strategy.start(grid, ArrayRecord([np.zeros(1)]), num_rounds=1)
+    ... except NodesUnavailableError as error:
+    ...     error.kind
+    'unreachable'
     """
 
     kind = "unreachable"
@@ -156,6 +179,13 @@ class ClientRegistry:
     smaller node id) as long as that is connected: a node may have restarted before its old connection was given up, or
     somebody pretends. Other reports are dropped and logged. The SuperLink checks who may connect, by the nodes' keys,
     and a client's guarantee holds whoever else takes its name.
+
+    Examples
+    --------
+    >>> registry = ClientRegistry(num_clients=10, deadline_s=60.0)
+    >>> registry.restore(["0", "1", "2"])  # names that a checkpoint knows
+    >>> list(registry.names), registry.node_map()  # nobody is connected yet
+    (['0', '1', '2'], {})
     """
 
     def __init__(

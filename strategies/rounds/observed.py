@@ -27,7 +27,16 @@ _LEGACY = " In place of ClientApp(client_fn, mods=[...]) write app = numpy_clien
 
 
 class NothingAggregatedError(MurmurflError):
-    """No client's release ever came into the model."""
+    """No client's release ever came into the model.
+
+    Examples
+    --------
+    >>> try:
+    ...     raise NothingAggregatedError("Expected a release of at least one client, got none in 3 rounds.")
+    ... except NothingAggregatedError as error:
+    ...     error.kind
+    'missing'
+    """
 
     kind = "missing"
 

@@ -158,7 +158,15 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """Request of one round, before it becomes messages."""
+    """Request of one round, before it becomes messages.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> request = RoundRequest(1, "session", acks={"0": 0, "1": 0}, aggregated={}, points=(np.zeros(3),))
+    >>> list(request.acks), request.points[0].shape
+    (['0', '1'], (3,))
+    """
 
     server_round: int  # t, from 1
     session: str
@@ -178,7 +186,16 @@ class RoundRequest:
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply that could be read."""
+    """A reply that could be read.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from murmurfl.privacy import protocol
+    >>> reply = Reply(client="3", release=2, ack=1, contents=np.array([0.5, -1.0]), metrics={protocol.NUM_EXAMPLES: 8})
+    >>> reply.values.tolist(), reply.samples
+    ([0.5, -1.0], 8)
+    """
 
     client: str
     release: int
@@ -252,7 +269,20 @@ add what clipping did in the round."""
 
 @runtime_checkable
 class DirectReplies(Protocol):
-    """Clients that are asked without messages: a simulation in this process."""
+    """Clients that are asked without messages: a simulation in this process.
+
+    Examples
+    --------
+    >>> class Silent:
+    ...     def names(self):
+    ...         return ["0", "1"]
+    ...     def answer(self, request):
+    ...         return []
+    ...     def statements(self, session, names=None):
+    ...         return {}
+    >>> isinstance(Silent(), DirectReplies)
+    True
+    """
 
     def names(self) -> Sequence[str]:
         """All clients."""

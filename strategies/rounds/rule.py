@@ -45,6 +45,31 @@ class Rule(ABC, Generic[StateT]):
     """Update rule of a server for the sum of a round's releases, as pure functions; usually a frozen dataclass.
 
     Its fields are settings that a checkpoint must agree on (:meth:`settings`).
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> from murmurfl.strategies import Turn
+    >>> @dataclass(frozen=True)
+    ... class SignState:
+    ...     model: np.ndarray
+    >>> @dataclass(frozen=True)
+    ... class SignRule(Rule[SignState]):
+    ...     state_type = SignState
+    ...     learning_rate: float
+    ...     def init(self, start, layout):
+    ...         return SignState(start)
+    ...     def points(self, state):
+    ...         return (state.model,)
+    ...     def update(self, state, total, turn):
+    ...         return SignState(state.model - self.learning_rate * np.sign(total))
+    ...     def model(self, state):
+    ...         return state.model
+    >>> rule = SignRule(learning_rate=0.5)
+    >>> state = rule.update(rule.init(np.zeros(2), []), np.array([3.0, -0.1]), Turn(number=1, clients_per_round=10))
+    >>> rule.model(state).tolist(), rule.settings()
+    ([-0.5, 0.5], {'learning_rate': 0.5})
     """
 
     state_type: ClassVar[type[Any]]

@@ -67,6 +67,14 @@ class ReleaseStrategy(TrainingLoop[StateT]):
     is aggregated at most once: a reply counts only if it was built on the last release aggregated for that client, so
     a late original beside its carry-over is dropped. Without acknowledgements every release is a prefix sum that stands
     alone, and counts in one round only.
+
+    Examples
+    --------
+    >>> from murmurfl.strategies import NoisySGD, RoundOptions
+    >>> rule = NoisySGD(learning_rate=0.1, num_clients=10).rule
+    >>> strategy = ReleaseStrategy(RoundOptions(num_clients=10, clients_per_round=5), rule)
+    >>> strategy.rule.learning_rate, len(strategy.history)
+    (0.1, 0)
     """
 
     _QUERY_RECORDS: ClassVar[tuple[str, ...]] = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)

@@ -126,17 +126,46 @@ class SecureAggregation:
 
 
 class OpeningError(MurmurflError):
-    """A sum of masked releases cannot be opened; the checkpoint holds its set."""
+    """A sum of masked releases cannot be opened; the checkpoint holds its set.
+
+    Examples
+    --------
+    >>> from murmurfl.strategies import HelperUnavailableError, HelpersDisagreeError, WrongSumError
+    >>> [error.kind for error in (HelperUnavailableError, HelpersDisagreeError, WrongSumError)]
+    ['unreachable', 'mismatch', 'mismatch']
+    >>> all(issubclass(error, OpeningError) for error in (HelperUnavailableError, HelpersDisagreeError, WrongSumError))
+    True
+    """
 
     kind = "unreachable"
 
 
 class HelperUnavailableError(OpeningError):
-    """A helper is out of reach or gives no valid answer, and the server's patience is at its end."""
+    """A helper is out of reach or gives no valid answer, and the server's patience is at its end.
+
+    Examples
+    --------
+    >>> from murmurfl.strategies import OpeningError
+    >>> try:
+    ...     raise HelperUnavailableError("Helper 'left' did not answer for 60 s.")
+    ... except OpeningError as error:
+    ...     error.kind
+    'unreachable'
+    """
 
 
 class HelpersDisagreeError(OpeningError):
-    """A helper refuses a set that another helper may have opened, and will not declare it void."""
+    """A helper refuses a set that another helper may have opened, and will not declare it void.
+
+    Examples
+    --------
+    >>> from murmurfl.strategies import OpeningError
+    >>> try:
+    ...     raise HelpersDisagreeError("Helper 'left' does not declare the set void.")
+    ... except OpeningError as error:
+    ...     error.kind
+    'mismatch'
+    """
 
     kind = "mismatch"
 
@@ -149,7 +178,17 @@ class SkippedSumError(OpeningError):
 
 
 class WrongSumError(SkippedSumError):
-    """Unmasked values are no sum of releases, whichever clients are left out: a helper may not do what it says."""
+    """Unmasked values are no sum of releases, whichever clients are left out: a helper may not do what it says.
+
+    Examples
+    --------
+    >>> from murmurfl.strategies import OpeningError
+    >>> try:
+    ...     raise WrongSumError("The sum of round 3 is no sum of releases.")
+    ... except OpeningError as error:
+    ...     error.kind, error.closed
+    ('mismatch', 'its sum is wrong and was skipped')
+    """
 
     kind = "mismatch"
 
