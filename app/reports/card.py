@@ -13,7 +13,15 @@ from datetime import datetime
 from typing import Any
 
 from ...privacy.accounting.gdp import gdp_epsilon
-from ...privacy.accounting.guarantee import AGAINST, GIVEN_SCHEMA, UNIT_WORDS, caption, right_at_most, rounded_up
+from ...privacy.accounting.guarantee import (
+    AGAINST,
+    GIVEN_SCHEMA,
+    REHEARSED,
+    UNIT_WORDS,
+    caption,
+    right_at_most,
+    rounded_up,
+)
 from ...privacy.accounting.loss import Loss
 from ..engines.start import ENGINES
 from ..planning.noise_plans import loss_of_person
@@ -94,7 +102,8 @@ def _in_full(groups: Sequence[Group]) -> list[tuple[str, str]]:
 
 def status(outcome: Outcome) -> tuple[str, str]:
     """Whether anybody was protected, in a word and in a sentence."""
-    word = REHEARSAL if outcome.engine in ENGINES else REAL if outcome.engine else STATED
+    rehearsed = outcome.engine in ENGINES or (outcome.privacy is not None and REHEARSED in outcome.privacy.notes)
+    word = REHEARSAL if rehearsed else REAL if outcome.engine else STATED
     return word, _STATUS[word]
 
 

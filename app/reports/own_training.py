@@ -13,7 +13,7 @@ from typing import Any
 
 from flwr.serverapp.strategy import Result
 
-from ...privacy.accounting.guarantee import Statements, stated_guarantee, stated_values
+from ...privacy.accounting.guarantee import REHEARSED, Statements, stated_guarantee, stated_values
 from ...privacy.forecast_text import forecast_document
 from ...privacy.queries.evaluation import EvaluationResult
 from ...strategies.callbacks.callback import Training
@@ -66,7 +66,7 @@ def record_training(
     -----
     Mu, epsilon and what they are true of are what the clients state, the weakest of them; a server cannot check it.
     Clients whose evaluation is private state it together with their training, if they are asked after it. Nothing is
-    written that the server does not know.
+    written that the server does not know. A training on Flower's simulation is a rehearsal, and the folder says so.
 
     Examples
     --------
@@ -92,7 +92,8 @@ def record_training(
     >>> document["mu"], document["releases"], document["aggregated"]
     (1.0, 8, 8)
     """
-    notes = (_NOT_PRIVATE,) if result.evaluate_metrics_clientapp else ()
+    rehearsed = (REHEARSED,) if strategy.simulated else ()
+    notes = (*rehearsed, _NOT_PRIVATE) if result.evaluate_metrics_clientapp else rehearsed
     sums = strategy.secure_aggregation
     guarantee = stated_guarantee(statements, strategy.num_clients, notes, masked=sums is not None)
     outcome = Outcome.made(

@@ -125,6 +125,8 @@ AGAINST: dict[Trust, str] = {
 SESSION = "over all releases its cap allows"
 PUBLISHED = "over all models it publishes"
 SIMULATED = "Simulated with seeded keys."
+REHEARSED = "REHEARSAL: the clients were simulated, so nobody was protected."
+"""Note on a training of one's own project whose clients Flower simulated."""
 FAST_NOISE = "Fast simulation noise: a figure for research, no guarantee for the data used."
 NOT_PRIVATE = "Not private: for comparison only."
 NOTHING_SPENT = "No private sample was used: nothing is spent."

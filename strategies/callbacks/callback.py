@@ -59,6 +59,11 @@ class Training(Protocol):
         ...
 
     @property
+    def simulated(self) -> bool:
+        """Whether the clients are known to be simulated; False where nobody can tell."""
+        ...
+
+    @property
     def ended(self) -> str:
         """Reason for which the training ended before its last round; empty if it did not."""
         ...

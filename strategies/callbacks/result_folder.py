@@ -9,7 +9,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from ...privacy.accounting.guarantee import stated_guarantee
+from ...privacy.accounting.guarantee import REHEARSED, stated_guarantee
 from ...privacy.errors import MurmurflError
 from ..rounds.replies import DirectReplies
 from .callback import Callback, Training
@@ -79,7 +79,8 @@ def _log_guarantee(training: Training) -> bool:
                 *(len(trusting), len(stated), ", ".join(map(repr, trusting[:_MOST_NAMED]))),
             )
         masked = training.secure_aggregation is not None
-        logger.info("Guarantee: %s", stated_guarantee(stated, training.num_clients, masked=masked))
+        promised = f"{REHEARSED} What real clients would guarantee" if training.simulated else "Guarantee"
+        logger.info("%s: %s", promised, stated_guarantee(stated, training.num_clients, masked=masked))
     except (KeyError, TypeError, ValueError, MurmurflError) as error:
         logger.warning("What clients state makes no guarantee that could be said: %s", error)
         return False

@@ -138,6 +138,8 @@ class TrainingLoop(Strategy, Generic[StateT]):
         self.callbacks: list[Callback] = list(taken.callbacks)
         """Callbacks between rounds, in this order."""
         self._hooks = CallbackList(self.callbacks)
+        self.simulated = False
+        """Whether the clients are known to be simulated; False before the start."""
         self.ended = ""
         """Reason for which the training ended with the model it had before its last round; empty if it did not."""
         self.leaving: ExhaustionSchedule | None = None
@@ -288,6 +290,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         logger.info("Starting %s strategy:", type(self).__name__)
         self.summary()
         self.clients.several_on_a_node = simulated
+        self.simulated = simulated or isinstance(grid, DirectReplies) or is_simulation(grid)
         self._ensure_state(initial_arrays)
         if not isinstance(grid, DirectReplies):
             self._grid = grid = guarded(grid)

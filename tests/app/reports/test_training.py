@@ -44,7 +44,7 @@ def app_with(**policy):
 def trained():
     """A training of four clients, and what they state after it."""
 
-    def train(nodes=4, summed=None, folder=None, **policy):
+    def train(nodes=4, summed=None, folder=None, simulated=False, **policy):
         grid = InProcessGrid(app_with(clip_norm=1.0, mu=1.0, max_participations=3, **policy), nodes, {})
         strategy = CorrelatedFedAvg(num_clients=4, secure_aggregation=summed, callbacks=[ResultFolder(folder)])
         result = strategy.start(
@@ -52,6 +52,7 @@ def trained():
             ArrayRecord([np.zeros(5)]),
             num_rounds=3,
             evaluate_fn=lambda number, _: MetricRecord({"accuracy": 0.2 * number, "of-rows": [1, 2]}),
+            simulated=simulated,
         )
         return strategy, result, strategy.ask_privacy(grid)
 
@@ -155,6 +156,19 @@ def test_a_training_leaves_what_its_record_would_be_without_being_asked(tmp_path
     assert "AS STATED" in (folder / "report" / "index.html").read_text()
 
 
+def test_a_simulated_training_is_a_rehearsal_in_its_first_word(tmp_path, trained, caplog):
+    with caplog.at_level("INFO", logger="flwr"):
+        trained(folder=tmp_path / "left", simulated=True)
+    assert next(line for line in caplog.messages if line.startswith("REHEARSAL: ")) in caplog.messages[-2:]
+    assert "Guarantee: " not in caplog.text
+    assert "REHEARSAL: " in json.loads((tmp_path / "left" / "result.json").read_text())["guarantee"]
+    assert CliRunner().invoke(cli, ["report", str(tmp_path / "left")]).exit_code == 0
+    page = (tmp_path / "left" / "report" / "index.html").read_text()
+    assert "AS STATED" not in page
+    assert ">REHEARSAL" in page
+    assert "ε would be" in page
+
+
 def test_a_training_leaves_other_runs_as_they_are(tmp_path, trained):
     for name in ("mine", "mine-2"):
         (tmp_path / name).mkdir()
@@ -198,7 +212,7 @@ def test_run_of_our_own_app_says_its_guarantee_itself(caplog):
 
 @pytest.mark.parametrize("stated", [{"trust": "untrusted-server"}, {"mu-guaranteed": math.nan, "delta": 1e-5}])
 def test_statement_that_makes_no_sense_is_logged_and_ends_nothing(stated, caplog, tmp_path):
-    training = SimpleNamespace(stated={"a": stated}, num_clients=4, secure_aggregation=None)
+    training = SimpleNamespace(stated={"a": stated}, num_clients=4, secure_aggregation=None, simulated=False)
     ResultFolder(tmp_path / "runs").on_end(training, None, Result())
     assert not (tmp_path / "runs").exists()
     (record,) = caplog.records
