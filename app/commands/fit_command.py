@@ -34,6 +34,18 @@ def fit(
     clients: Annotated[
         int, typer.Option(help="Without --site: over how many clients rows are dealt.", show_default="5")
     ] = 0,
+    owner: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN",
+            help="Which person a row belongs to: all rows of a person are protected together.",
+            show_default="the schema's",
+        ),
+    ] = "",
+    owners: Annotated[
+        int,
+        typer.Option(metavar="N", help="With --real and --owner: places for persons, public.", show_default=False),
+    ] = 0,
     epsilon: Annotated[float, typer.Option(help="Of everything that is released, at delta = 1e-5.")] = 2.0,
     schema: Annotated[
         Path | None,
@@ -108,6 +120,7 @@ def fit(
                 fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
             options: dict[str, Any] = {} if "mu" in settings else {"epsilon": epsilon}
             options |= {"label": label, "site": site, "clients": clients, "schema": schema, "trust": trust}
+            options |= {"owner": owner, "owners": owners}
             options |= {"evaluate": evaluate, "scale": scale, "real": real, "budget": budget, "ledger": ledger}
             options |= {"private_log": private_log}
             with room_kept(folder) if real else nullcontext():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,10 +44,19 @@ class ReadTable:
     """Whether bounds of numbers are from private statistics."""
 
     @classmethod
-    def of(cls, table: Any, *, label: str = "", site: str = "", schema: Schema | Path | str | None = None) -> ReadTable:
+    def of(
+        cls,
+        table: Any,
+        *,
+        label: str = "",
+        site: str = "",
+        owner: str = "",
+        schema: Schema | Path | str | None = None,
+    ) -> ReadTable:
         """Open a file, a DataFrame or a list of mappings, with its schema or a draft of one.
 
-        Raises ConfigurationError if there is no such table, or a column that is named is not in it.
+        ``owner`` is the column that says which person a row belongs to; default the schema's. Raises
+        ConfigurationError if there is no such table, or a column that is named is not in it.
         """
         found = Schema.read_file(Path(schema)) if isinstance(schema, str | Path) else schema
         if found is not None and label not in ("", found.label.column):
@@ -56,20 +66,22 @@ class ReadTable:
                 setting="label",
                 got=label,
             )
+        if found is not None and owner:
+            found = _with_owner(found, owner)
         apart = [site] if site else []
         if isinstance(table, str | Path):
             path = Path(table).expanduser()
-            made = draft(path, label=label, apart=apart) if found is None else Draft(found)
+            made = draft(path, label=label, owner=owner, apart=apart) if found is None else Draft(found)
             name, rows = path.name, table_file(path, made.schema)
         else:
             name, rows = "table", table_rows(table)
-            made = draft_of_rows(rows, "the table", label=label, apart=apart) if found is None else Draft(found)
+            made = Draft(found) if found else draft_of_rows(rows, "the table", label=label, owner=owner, apart=apart)
         used = made.schema
         check_columns(rows.columns, used)
-        if site and (site not in rows.columns or site in (*used.columns, used.label.column)):
+        if site and (site not in rows.columns or site in (*used.columns, used.label.column, used.owner)):
             raise ConfigurationError(
-                f"Expected a column of sites in the table that is neither the label nor a column of the schema, got "
-                f"{site!r}.",
+                f"Expected a column of sites in the table that is neither the label nor the owner nor a column of the "
+                f"schema, got {site!r}.",
                 kind="conflict",
                 setting="site",
                 got=site,
@@ -77,7 +89,7 @@ class ReadTable:
         return cls(name, rows, used, found is None, made.left_out, made.label_notes)
 
     def read(self, site: str = "") -> ReadRows:
-        """Read the rows that fit as arrays, with the site of each."""
+        """Read the rows that fit as arrays, with the site and the owner of each."""
         records = Records(self.rows, self.schema, together=True)
         sites: list[str] = []
         fits = records.fits.copy()
@@ -98,13 +110,67 @@ class ReadTable:
         names = tuple(sorted({sites[i] for i in kept})) if site else ()
         of = {name: number for number, name in enumerate(names)}
         client_of = np.array([of[sites[i]] for i in kept], dtype=np.int64) if site else None
+        owner_of = None
+        if self.schema.owner:
+            whose = [self.schema.owner_of(self.rows[int(i)]) for i in kept]
+            owner_of = np.unique(whose, return_inverse=True)[1].astype(np.int64).ravel()
         return ReadRows(
             np.asarray(inputs, np.float32)[kept],
             labels[kept],
             names,
             client_of,
             Counter({reason: count for reason, count in records.reasons.items() if count}),
+            owner_of,
         )
+
+    def likely_owner(self) -> tuple[str, int]:
+        """Return a column that looks like a person's number on several rows, and how many persons it names.
+
+        It is for rehearsals, which see rows. The column has a name such as ``patient_nbr``, is neither label nor owner,
+        and its values repeat, though not often. Returns an empty name if there is none.
+        """
+        if self.schema.owner:
+            return "", 0
+        apart = {self.schema.label.column, *(name for name, one in self.schema.columns.items() if one.kind == "flag")}
+        named = [name for name in self.rows.columns if name not in apart and _PERSON.search(_words_of(name))]
+        for name in sorted(named, key=lambda one: not _PERSONS.search(_words_of(one))):
+            cells = [text for number in range(len(self.rows)) if (text := _site(self.rows, number, name))]
+            persons = len(set(cells))
+            if persons >= _FEWEST_PERSONS and _FEWEST_ROWS_EACH * persons <= len(cells) <= _MOST_ROWS_EACH * persons:
+                return name, persons
+        return "", 0
+
+
+def _with_owner(schema: Schema, owner: str) -> Schema:
+    """Return a schema that names an owner; raise ConfigurationError if it has another, or reads the column."""
+    if schema.owner not in ("", owner):
+        raise ConfigurationError(
+            f"Expected the owner of the schema, {schema.owner!r}, got {owner!r}: name one of them.",
+            kind="mismatch",
+            setting="owner",
+            got=owner,
+        )
+    if owner in (*schema.columns, schema.label.column):
+        raise ConfigurationError(
+            f"Expected a column of owners that is neither the label nor a column of the schema, got {owner!r}: remove "
+            f"[columns.{owner}] from the schema.",
+            kind="conflict",
+            setting="owner",
+            got=owner,
+        )
+    return schema.model_copy(update={"owner": owner})
+
+
+def _words_of(name: str) -> str:
+    """Return a column's name in lower case, with a space between its words."""
+    return re.sub(r"[\W_]+", " ", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)).lower().strip()
+
+
+_PERSONS = re.compile(r"\b(person|patient|subject|participant|customer|client|member|user|employee|student|mrn)s?\b")
+_PERSON = re.compile(rf"{_PERSONS.pattern}|\b(id|identifier|nbr|ssn|key)$")
+"""Names of columns that may say which person a row belongs to."""
+_FEWEST_PERSONS, _FEWEST_ROWS_EACH, _MOST_ROWS_EACH = 20, 1.02, 100
+"""Values of such a column, and rows that each has on average."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +183,24 @@ class ReadRows:
     client_of: NDArray[np.int64] | None
     invalid_records: Counter[str]
     """Number of rows that do not fit, by the reason."""
+    owner_of: NDArray[np.int64] | None = None
+    """Number of the person that each row belongs to; None without owners."""
+
+    def usual_samples_per_owner(self) -> int:
+        """Return the smallest usual cap under which nine tenths of the rows are used.
+
+        It follows from the rows: a rehearsal may use it, and a real fit is given a number.
+        """
+        if self.owner_of is None:
+            return 0
+        counts = np.bincount(self.owner_of)
+        used = [np.minimum(counts, cap).sum() for cap in _CAPS]
+        return next(
+            (cap for cap, rows in zip(_CAPS, used, strict=True) if rows >= _USED_SHARE * counts.sum()), _CAPS[-1]
+        )
+
+
+_CAPS, _USED_SHARE = (1, 2, 3, 5, 8, 12, 20), 0.9
 
 
 def _site(rows: Rows, number: int, column: str) -> str:
@@ -142,6 +226,7 @@ class FittedTable:
     schema: Schema
     drafted: bool
     rows: int
+    """Rows of the table; of a real fit with an owner places for owners (:attr:`unit`)."""
     trained: int
     tested: int
     invalid_records: Mapping[str, int]
@@ -158,6 +243,14 @@ class FittedTable:
     """Rows held out of which either the model or the most frequent class is right, and not both."""
     label_notes: Sequence[str] = ()
     scaled: bool = False
+    owners: int = 0
+    """Persons that are protected with all their rows; 0 where rows are protected, and in a real fit."""
+    samples_per_owner: int = 0
+    """Rows of a person that are used at most; 0 without owners."""
+    unused: int = 0
+    """Rows for training that are not used because their person has more."""
+    likely_owner: str = ""
+    """Sentence on a column that looks like a person's number, where rows are protected; of a rehearsal."""
     better: str = ""
     """A way that was rehearsed too and is better, if the model is of no use."""
     spent_mu: float = 0.0
@@ -188,12 +281,17 @@ class FittedTable:
         """Sentences on what a guarantee for the table includes, and what else was released on it."""
         return tuple(filter(None, [SCALED if self.scaled else "", self.spent(delta)]))
 
+    @property
+    def unit(self) -> str:
+        """Name of what :attr:`rows` counts: with an owner, a real fit has places for owners and no number of rows."""
+        return "places for owners" if self.schema.owner and not self.owners else "rows"
+
     def document(self) -> dict[str, Any]:
         """Return the entries for the model's card."""
         schema = "drafted from these rows" if self.drafted else "given"
         if self.scaled:
             schema += ", with bounds from private statistics"
-        return {"table": self.name, "rows": self.rows, "label": self.schema.label.column, "schema": schema}
+        return {"table": self.name, self.unit: self.rows, "label": self.schema.label.column, "schema": schema}
 
 
 class TableTask(Task):
@@ -283,25 +381,43 @@ def of_nobody(count: int, width: int, classes: int) -> Dataset:
 
 
 def held_out(rows: ReadRows, schema: Schema, share: float, seed: int) -> Dataset:
-    """Rows as a data set, of which a share drawn at random by the seed is for the test."""
+    """Rows as a data set, of which a share drawn at random by the seed is for the test.
+
+    All rows of an owner are on one side.
+    """
     features, labels = model_inputs(rows.features, schema), scaled_labels(rows.labels, schema)
-    generator = np.random.Generator(np.random.Philox(key=derived_seed("rows held out", seed)))
-    order = generator.permutation(len(labels))
-    count = max(round(share * len(labels)), 1)
-    test, train = np.sort(order[:count]), np.sort(order[count:])
-    client_of = rows.client_of
-    if client_of is not None:
-        lost = ~np.isin(client_of[test], client_of[train])  # whose sites would have nothing left to train on
-        test, train = test[~lost], np.sort(np.concatenate([train, test[lost]]))
-        if not len(test):
-            raise ConfigurationError(
-                "Expected several rows of each site, got too few to hold some out: name fewer sites.",
-                kind="out-of-range",
-                setting="site",
-            )
-        client_of = client_of[train]
+    train, test = split_rows(rows, share, seed)
+    client_of = None if rows.client_of is None else rows.client_of[train]
+    owner_of = None if rows.owner_of is None else rows.owner_of[train]
     parts = (features[train], labels[train], features[test], labels[test])
-    return Dataset(*parts, schema.num_classes, client_of=client_of)
+    return Dataset(*parts, schema.num_classes, client_of=client_of, owner_of=owner_of)
+
+
+def split_rows(rows: ReadRows, share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the numbers of the rows to train on and of those held out, ascending.
+
+    A share of the rows is drawn at random, or of the owners where rows have some: none has rows on both sides.
+    """
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("rows held out", seed)))
+    unit_of = np.arange(len(rows.labels)) if rows.owner_of is None else rows.owner_of
+    units = int(unit_of.max()) + 1
+    order = generator.permutation(units)
+    held = np.zeros(units, bool)
+    held[order[: max(round(share * units), 1)]] = True
+    if rows.client_of is not None:
+        trained = np.bincount(rows.client_of[~held[unit_of]], minlength=int(rows.client_of.max()) + 1)
+        held[unit_of[trained[rows.client_of] == 0]] = False  # whose sites would have nothing left to train on
+    test = held[unit_of]
+    if test.all() or not test.any():
+        unit = "row" if rows.owner_of is None else "person"
+        raise ConfigurationError(
+            f"Expected several {unit}s of each site, got too few to hold some out: name fewer sites."
+            if rows.client_of is not None
+            else f"Expected several {unit}s, got too few to hold some out.",
+            kind="out-of-range",
+            setting="site" if rows.client_of is not None else "owner",
+        )
+    return np.flatnonzero(~test), np.flatnonzero(test)
 
 
 def model_inputs(features: NDArray[np.float32], schema: Schema) -> NDArray[np.float32]:

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...clients.records.schema import Schema
 from ...privacy.accounting.guarantee import Guarantee
 from ...privacy.errors import ConfigurationError
+from ...privacy.noise import derived_seed
 from ...privacy.release.tables import PRIVATE
 from ...privacy.setting import Value, by_key
 from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out
+from ..data.task import Dataset
 from ..engines.start import run_cohort
 from ..models.trained_model import SCHEMA
 from ..settings.layers import layered
@@ -66,6 +69,8 @@ def fit(
     label: str = "",
     site: str = "",
     clients: int = 0,
+    owner: str = "",
+    owners: int = 0,
     epsilon: float | None = None,
     schema: Schema | Path | str | None = None,
     trust: str = "",
@@ -90,6 +95,13 @@ def fit(
         The column that says whose a row is: each site is a client, and the column is no feature.
     clients : int
         Without ``site``, over how many clients the rows are dealt.
+    owner : str
+        The column that says which person a row belongs to; default the schema's, if it names one. All rows of a person
+        are protected together, as ``samples_per_owner`` says, and are either trained on or held out. The column is no
+        feature.
+    owners : int
+        With ``real`` and an owner: how many places there are for persons, a public number, with room for those who are
+        to come.
     epsilon : float
         Of everything that the run releases, at ``delta`` (1e-5); default 2, or ``mu`` among the settings.
     schema : Schema or path, optional
@@ -144,8 +156,15 @@ def fit(
     >>> result.predict([{"age": 30.0}, {"age": 75.0}]).tolist()
     ['no', 'yes']
     """
-    asked = _Asked(table, label, site, clients, epsilon, schema, trust, evaluate, scale, settings)
+    asked = _Asked(table, label, site, clients, owner, epsilon, schema, trust, evaluate, scale, settings)
     if not real:
+        if owners:
+            raise ConfigurationError(
+                f"Expected owners with real=True (--real) only, got {owners}: a rehearsal counts them.",
+                kind="conflict",
+                setting="owners",
+                got=owners,
+            )
         if budget or ledger or private_log:
             raise ConfigurationError(
                 "Expected budget, ledger and private_log with real=True (--real) only: a rehearsal spends nothing.",
@@ -155,7 +174,7 @@ def fit(
         return _rehearsed(asked, on_progress)
     shown = on_progress or bar_of_rounds()
     return run_sealed(
-        lambda seal: _for_real(asked, ledger, budget, seal, shown),
+        lambda seal: _for_real(asked, owners, ledger, budget, seal, shown),
         None if private_log is None else Path(private_log),
     )
 
@@ -168,6 +187,7 @@ class _Asked:
     label: str
     site: str
     clients: int
+    owner: str
     epsilon: float | None
     schema: Schema | Path | str | None
     trust: str
@@ -177,7 +197,7 @@ class _Asked:
 
     def settled(self) -> tuple[ReadTable, dict[str, Value]]:
         """Read the table's header and its schema; the table, and the run-config keys, checked."""
-        found = ReadTable.of(self.table, label=self.label, site=self.site, schema=self.schema)
+        found = ReadTable.of(self.table, label=self.label, site=self.site, owner=self.owner, schema=self.schema)
         return found, _own_keys(self, found.schema)
 
 
@@ -185,7 +205,23 @@ def _own_keys(asked: _Asked, schema: Schema) -> dict[str, Value]:
     """Return the run-config keys that are asked for, checked."""
     epsilon, trust, evaluate, scale = asked.epsilon, asked.trust, asked.evaluate, asked.scale
     of_numbers = schema.num_classes == 1
-    own = {**_usual_keys(of_numbers, trust), **by_key(asked.settings, run_keys())}
+    own = {**_usual_keys(schema, trust), **by_key(asked.settings, run_keys())}
+    if not schema.owner and own.get("samples-per-owner"):
+        raise ConfigurationError(
+            f"Expected a column of owners with samples-per-owner = {own['samples-per-owner']}, got none: name it with "
+            "--owner, or in the schema.",
+            kind="missing",
+            setting="owner",
+        )
+    if schema.owner and (scale or evaluate):
+        option = "scale" if scale else "evaluate"
+        raise ConfigurationError(
+            f"Expected {option} to be empty with an owner, got {PRIVATE!r}: it counts rows, of which a person has "
+            "several. Leave it out.",
+            kind="conflict",
+            setting=option,
+            got=PRIVATE,
+        )
     if dealt := next((name for name in DEALT if name in own), ""):
         raise ConfigurationError(
             f"Expected site or clients in the place of {dealt}, got {own[dealt]!r}: these say where a row is.",
@@ -218,12 +254,14 @@ def _own_keys(asked: _Asked, schema: Schema) -> dict[str, Value]:
     return own
 
 
-def _usual_keys(of_numbers: bool, trust: str) -> dict[str, Value]:
+def _usual_keys(schema: Schema, trust: str) -> dict[str, Value]:
     """Return the strategy and the model of a fit for which none is set."""
-    if not of_numbers:
-        return {"strategy": "auto", "model": "softmax"}
-    # Made-up data of numbers have classes: there is nothing to rehearse.
-    return {"strategy": "auto" if trust == "trusted-server" else "full-batch", "model": "ridge"}
+    of_numbers, trusted = schema.num_classes == 1, trust == "trusted-server"
+    if schema.owner:  # `auto` compares strategies for single rows
+        strategy = "trusted-full-batch" if trusted else "full-batch"
+    else:  # made-up data of numbers have classes: there is nothing to rehearse
+        strategy = "auto" if trusted or not of_numbers else "full-batch"
+    return {"strategy": strategy, "model": "ridge" if of_numbers else "softmax"}
 
 
 def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None) -> RunResult:
@@ -245,7 +283,7 @@ def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None) ->
     if scale:
         return made
     others: list[tuple[str, RunResult]] = []
-    too_wide = not found.drafted and _far_too_wide(found.schema, read)
+    too_wide = not found.drafted and not found.schema.owner and _far_too_wide(found.schema, read)
     if too_wide:
         again = replace(asked, label="", schema=found.schema, evaluate="", scale=PRIVATE)
         others += [(f"--scale {PRIVATE}", _rehearsed(again, on_progress))]
@@ -271,7 +309,9 @@ def _worth_a_try(
     if alone and (is_useless(outcome, table) or _alone_does(outcome, table)):
         yield f"--trust {_SUMS}", {"trust": _SUMS}
     of_numbers = table.schema.num_classes == 1
-    if not made.experiment.is_centred and not config.centring and not of_numbers and _is_off_centre(read):
+    if config.samples_per_owner or of_numbers or made.experiment.is_centred or config.centring:
+        return
+    if _is_off_centre(read):
         yield f"--set centring={PRIVATE}", {"centring": PRIVATE}
 
 
@@ -311,10 +351,33 @@ def _is_better(one: Outcome, of: FittedTable, other: Outcome, table: FittedTable
 def _settled(found: ReadTable, own: dict[str, Value], site: str, clients: int) -> tuple[ReadRows, RunConfig]:
     """Return the rows that fit, and the configuration of a run on them, some held out."""
     read = found.read(site)
-    task = TableTask(found.schema, held_out(read, found.schema, HELD_OUT_SHARE, int(own.get("seed", 1))))
     many = len(read.sites) or clients or CLIENTS
-    dealt = {"task": task.name, "partition": "own" if site else "iid", "num-clients": many, "clients-per-round": many}
-    return read, RunConfig.from_mapping({**own, **dealt})
+    seed = int(own.get("seed", 1))
+    dataset = held_out(read, found.schema, HELD_OUT_SHARE, seed)
+    usual: dict[str, Value] = {}
+    if dataset.owner_of is not None:
+        if not own.get("samples-per-owner"):
+            usual = {"samples-per-owner": read.usual_samples_per_owner()}
+        if dataset.client_of is None:
+            dataset = replace(dataset, client_of=_dealt_owners(dataset.owner_of, many, seed))
+    task = TableTask(found.schema, dataset)
+    partition = "iid" if dataset.client_of is None else "own"
+    dealt = {"task": task.name, "partition": partition, "num-clients": many, "clients-per-round": many}
+    return read, RunConfig.from_mapping({**own, **usual, **dealt})
+
+
+def _dealt_owners(owner_of: NDArray[np.int64], clients: int, seed: int) -> NDArray[np.int64]:
+    """Return a client for each row: owners are dealt evenly, each with all rows."""
+    present, place = np.unique(owner_of, return_inverse=True)
+    if len(present) < clients:
+        raise ConfigurationError(
+            f"Expected a person for each client, got {len(present)} persons for {clients} clients: use fewer clients.",
+            kind="out-of-range",
+            setting="clients",
+            got=clients,
+        )
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("owners dealt", seed)))
+    return (generator.permutation(len(present)) % clients)[place.ravel()]
 
 
 def _scaled(found: ReadTable, table: Any, config: RunConfig, site: str) -> tuple[ReadTable, Guarantee]:
@@ -346,6 +409,7 @@ def _described(
     frequent = np.bincount(dataset.train_labels).argmax() if found.schema.num_classes > 1 else 0
     usual = labels == frequent
     right = result.model.scores(dataset.test_features).argmax(axis=1) == labels
+    cap = result.experiment.config.samples_per_owner
     described = FittedTable(
         name=found.name,
         schema=found.schema,
@@ -361,6 +425,10 @@ def _described(
         differing=int(np.sum(right != usual)),
         label_notes=found.label_notes,
         scaled=found.scaled,
+        owners=0 if read.owner_of is None else int(read.owner_of.max()) + 1,
+        samples_per_owner=cap,
+        unused=_unused_rows(dataset, cap),
+        likely_owner=_likely_owner(found),
     )
     made = _fitted(result, described)
     if not beside:
@@ -372,6 +440,26 @@ def _described(
     return _with(made, made.outcome.model_copy(update=figures), described), described
 
 
+def _unused_rows(dataset: Dataset, cap: int) -> int:
+    """Return how many rows for training are above the cap of their owner on their client; 0 without a cap."""
+    if not cap or dataset.owner_of is None:
+        return 0
+    clients = np.zeros_like(dataset.owner_of) if dataset.client_of is None else dataset.client_of
+    _, counts = np.unique(np.stack([clients, dataset.owner_of]), axis=1, return_counts=True)
+    return int(np.maximum(counts - cap, 0).sum())
+
+
+def _likely_owner(found: ReadTable) -> str:
+    """Return a sentence on a column that looks like a person's number; empty without one."""
+    name, persons = found.likely_owner()
+    if not name:
+        return ""
+    return (
+        f"{name!r} has {persons:,} values in {len(found.rows):,} rows. If it names persons, use --owner {name}: "
+        "without it single rows are protected and not persons, and a person's rows are trained on and held out."
+    )
+
+
 def _with(result: RunResult, outcome: Outcome, table: FittedTable) -> RunResult:
     made = replace(result, table=table)
     vars(made)["outcome"] = outcome  # where its cached property looks first
@@ -380,6 +468,7 @@ def _with(result: RunResult, outcome: Outcome, table: FittedTable) -> RunResult:
 
 def _for_real(
     asked: _Asked,
+    owners: int,
     ledger: Path | str | None,
     budget: float,
     seal: Seal,
@@ -399,14 +488,36 @@ def _for_real(
             setting="schema",
         )
     found, own = asked.settled()
+    _check_places(found.schema, own, owners)
     share = SCALING_SHARE if asked.scale else 0.0
     where = _ledger_of(Path(asked.table).expanduser(), ledger)
-    made = fit_for_real(found, own, where, budget, seal, on_progress, scaling_share=share)
+    made = fit_for_real(found, own, where, budget, seal, on_progress, scaling_share=share, owners=owners)
     # What else is of the rows was not released.
     unknown: dict[str, Any] = {"tested": 0, "invalid_records": {}, "majority": 0.0, "variance": 0.0, "left_out": {}}
     known: dict[str, Any] = {"drafted": False, "rows": made.rows, "trained": made.rows, "site": "", "scaled": share > 0}
+    if found.schema.owner:
+        known["samples_per_owner"] = made.result.experiment.config.samples_per_owner
     spent: dict[str, Any] = {"spent_mu": made.spent_mu, "budget_mu": made.budget_mu}
     return _fitted(made.result, FittedTable(found.name, made.schema, **known, **unknown, **spent))
+
+
+def _check_places(schema: Schema, own: Mapping[str, Value], owners: int) -> None:
+    """Raise unless both public numbers of a real fit with owners are there, or neither without."""
+    if schema.owner and not (owners > 0 and own.get("samples-per-owner")):
+        raise ConfigurationError(
+            "Expected two public numbers in a real fit with an owner, --owners (owners), places for persons with room "
+            "for those to come, and --set samples-per-owner (samples_per_owner), the rows of a person that are used, "
+            f"got {owners} and {own.get('samples-per-owner', 0)}. A rehearsal proposes them.",
+            kind="missing",
+            setting="owners" if not owners > 0 else "samples-per-owner",
+            got=owners,
+        )
+    if owners and not schema.owner:
+        raise ConfigurationError(
+            f"Expected a column of owners with owners = {owners}, got none: name it with --owner, or in the schema.",
+            kind="missing",
+            setting="owner",
+        )
 
 
 def _ledger_of(table: Path, ledger: Path | str | None) -> Path:
@@ -470,6 +581,7 @@ def _fit_summary(result: RunResult, table: FittedTable, folder: Path | None) -> 
     review = f"review its {SCHEMA}, set reviewed = true and " if table.drafted else ""
     rows = [
         ("table", f"{table.name}: {table.rows:,} rows, {table.tested:,} of them held out; {whose}"),
+        *[("persons", _persons(table)) for _ in range(bool(table.owners))],
         *[("invalid rows", _invalid_records(table.invalid_records)) for _ in range(bool(table.invalid_records))],
         ("columns", f"{_columns_words(table)}{f'; left out: {unused}' if unused else ''}"),
         ("label", _label_words(table)),
@@ -481,24 +593,45 @@ def _fit_summary(result: RunResult, table: FittedTable, folder: Path | None) -> 
         *[("better", table.better) for _ in range(bool(table.better))],
         ("privacy", _privacy(result)),
         *_saved(folder),
-        ("next", f"for a model to be used: {review}fit it --real, or give each site a node"),
+        ("next", f"for a model to be used: {review}fit it --real{_of_owners(table)}, or give each site a node"),
     ]
     return _verdict(outcome, table), rows
+
+
+def _persons(table: FittedTable) -> str:
+    """Return who is protected, and how many rows of a person are used."""
+    unused = f": {table.unused:,} of {table.trained:,} rows are not" if table.unused else ""
+    return (
+        f"{table.owners:,} by {table.schema.owner!r}, each protected with all rows; of each up to "
+        f"{table.samples_per_owner} are used for training{unused}"
+    )
 
 
 def _verdict(outcome: Outcome, table: FittedTable) -> list[str]:
     """Return what must be known before any figure, if there is something."""
     numbers = table.schema.num_classes == 1
+    persons = [table.likely_owner] if table.likely_owner else []
     if is_useless(outcome, table):
         usual = "their mean" if numbers else f"the usual answer, right in {100 * table.majority:.1f} %"
-        return [f"Do not use this model: {table.tested:,} rows do not show it to be better than always giving {usual}."]
+        return [
+            *persons,
+            f"Do not use this model: {table.tested:,} rows do not show it to be better than always giving {usual}.",
+        ]
     accuracy = outcome.accuracy or 0.0
     if numbers or accuracy > table.majority:
-        return []
+        return persons
     return [
+        *persons,
         f"Accuracy {100 * accuracy:.1f} % is not above the usual answer's {100 * table.majority:.1f} %, but the model "
-        "ranks rows: use the order of its probabilities."
+        "ranks rows: use the order of its probabilities.",
     ]
+
+
+def _of_owners(table: FittedTable) -> str:
+    """Return what a real fit of persons is told."""
+    if not table.owners:
+        return ""
+    return f" --owners N (places for persons, public) --set samples-per-owner={table.samples_per_owner}"
 
 
 def _saved(folder: Path | None) -> list[tuple[str, str]]:
@@ -509,12 +642,16 @@ def _real_rows(result: RunResult, table: FittedTable, folder: Path | None) -> li
     """Return the rows of a real fit, in which is only what was released with noise or is public."""
     evaluation, schema = result.outcome.private_evaluation, table.schema
     measured = "none: how far numbers are off is not released; rehearse without --real to see it"
-    if schema.num_classes > 1:
+    rows = f"{table.rows:,} rows, whose number is public"
+    if schema.owner:
+        measured = "none: it would count rows, of which a person has several; rehearse without --real to see one"
+        rows = f"{table.rows:,} places for persons by {schema.owner!r}, of each up to {table.samples_per_owner} rows"
+    elif schema.num_classes > 1:
         measured = "none was released" if evaluation is None else evaluation.sentence or evaluation.failure
     spent = table.spent(result.guarantee.delta)
     notes = [note for note in result.guarantee.notes if note != spent]
     return [
-        ("table", f"{table.name}: {table.rows:,} rows, whose number is public"),
+        ("table", f"{table.name}: {rows}"),
         ("columns", _columns_words(table)),
         ("label", _label_words(table)),
         ("method", _method(result)),

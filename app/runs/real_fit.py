@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ...clients.one_shot_client import StatisticsClient
 from ...clients.private_client import numpy_client_app
 from ...clients.queries import check_beside
-from ...clients.records.client_records import Records, Rows
+from ...clients.records.client_records import OwnedSamples, OwnerGradients, Records, Rows
 from ...clients.records.places import RecordPlaces, TableRows, statistics_columns
 from ...clients.records.schema import Schema
 from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
@@ -35,6 +35,7 @@ from ...privacy.noise import derived_seed
 from ...privacy.queries.evaluation import EVALUATION_SHARE
 from ...privacy.queries.statistics import statistics_policy
 from ...privacy.release.admission import ROUNDING
+from ...privacy.release.known_samples import Owners
 from ...privacy.release.ledgered_privatizer import LedgeredPrivatizer
 from ...privacy.release.policy import PrivacyPolicy
 from ...privacy.setting import Value
@@ -63,6 +64,7 @@ class RealFit:
     schema: Schema
     """The schema by which rows were read, with released bounds if there are any."""
     rows: int
+    """Rows of the table, whose number is public; with owners the places for them."""
     spent_mu: float
     """Mu of everything that calls with this ledger have released on these rows so far."""
     budget_mu: float
@@ -77,6 +79,7 @@ def fit_for_real(
     on_progress: Callable[[Progress], None] | None = None,
     *,
     scaling_share: float = 0.0,
+    owners: int = 0,
 ) -> RealFit:
     """Train on a table's rows with one client that has all of them.
 
@@ -94,6 +97,8 @@ def fit_for_real(
         Called after every round.
     scaling_share : float
         Share of mu^2 for private statistics by which columns are scaled; 0 for none.
+    owners : int
+        N, places for owners, a public number, where the schema names an owner; otherwise 0.
 
     Raises
     ------
@@ -109,22 +114,21 @@ def fit_for_real(
     ledger stay within its budget. Bounds that columns are scaled by are made from the released statistics alone. It
     rests on this computer, which sees the rows, on a public schema that does not come from these rows, and on the
     number of rows being public: of a CSV file the lines behind the header that end with a line break, whatever stands
-    in them. Proof: docs/proofs/release-rule.md.
+    in them. With owners it is for replacement of all rows of one owner by others of that owner, and rests on N and on
+    the set of owners' names being public in the place of the number of rows. Proofs: docs/proofs/release-rule.md,
+    docs/proofs/owners.md.
     """
     schema = found.schema
     schema.check_for_real_nodes()
-    if schema.owner:
-        raise ConfigurationError(
-            "Expected a schema without an owner for a real fit, got one: nodes protect owners (samples-per-owner).",
-            kind="conflict",
-            setting="schema",
-        )
     if not (count := found.rows.public_count):
         raise ConfigurationError(
             f"Expected rows in {found.name} that end with a line break, got none.", kind="malformed"
         )
+    if schema.owner:  # from here on the number of rows, which an owner's rows change, is no public number
+        count = owners
     evaluated = evaluated_privately(schema)
-    task = TableTask(schema, of_nobody(count, schema.num_features + (schema.num_classes == 1), schema.num_classes))
+    nobody = of_nobody(count, schema.num_features + (schema.num_classes == 1), schema.num_classes)
+    task = TableTask(schema, replace(nobody, owner_of=np.arange(count)) if schema.owner else nobody)
     fixed: dict[str, Value] = {"task": task.name, "partition": "iid", "num-clients": 1, "clients-per-round": 1}
     whole = RunConfig.from_mapping({**evaluated, **settings, **fixed})
     mu, scaling_mu = whole.mu, whole.mu * math.sqrt(scaling_share)
@@ -133,13 +137,17 @@ def fit_for_real(
     config = experiment.config
     check_deployed(config)
     kept, policy = _opened(ledger, experiment, schema, mu, scaling_mu, budget, found.name)
-    order = _order_on(kept, found.name, count)
+    order = np.empty(0, np.int64) if schema.owner else _order_on(kept, found.name, count)
 
     seal.begin_rows()
-    rows = Dealt(found.rows, schema, order)
-    seal.note(rows.records.report())
+    rows: Dealt | OwnedSamples
+    if schema.owner:
+        rows = _owned(found.rows, schema, policy, kept, count, seal)
+    else:
+        rows = Dealt(found.rows, schema, order)
+        seal.note(rows.records.report())
     spent = NO_LOSS
-    if scaling_share:
+    if scaling_share and isinstance(rows, Dealt):
         statistics = _statistics_client(schema, Places(rows), policy, scaling_mu, kept, found.name)
         bounds, spent = _bounds(statistics, schema), statistics.privatizer.plan.loss
         schema = schema.bounded(bounds)
@@ -162,12 +170,28 @@ def fit_for_real(
     return RealFit(with_spent(result, spent), schema, count, all_calls, float(kept.budget_mu or mu))
 
 
+def _owned(
+    rows: Rows, schema: Schema, policy: PrivacyPolicy, ledger: SQLiteLedger, places: int, seal: Seal
+) -> OwnedSamples:
+    """Return a table's rows by owner, as the model takes them."""
+    records = Records(rows, schema, together=True)
+    seal.note(records.report())
+    secret = ledger.secret_of_owners(ledger.keys())
+    owned = records.by_owner(policy.samples_per_owner, places=places, secret=secret)
+    features, labels = records[:]
+    arrays = model_inputs(np.asarray(features, np.float32), schema), scaled_labels(labels, schema)
+    return OwnedSamples(arrays, owned.owners, records.fits, schema=schema, record_kind=records.record_kind)
+
+
 def _client(experiment: Experiment, samples: Any, policy: PrivacyPolicy, ledger: SQLiteLedger, name: str) -> Any:
     """Return the one client of a real fit."""
     samples_held = len(experiment.data.train_labels)
     queries = [one.client_query(policy, samples_held) for one in experiment.queries]
     options = {**experiment.method.client_options(experiment.trained, 0), "queries": queries}
-    return experiment.method.client(experiment.gradients, samples, policy, ledger, ledger.keys(), name=name, **options)
+    gradients: Any = experiment.gradients
+    if experiment.config.samples_per_owner:  # a model that fails on a row, or remembers others, costs its owner alone
+        gradients = OwnerGradients(experiment.model, one_by_one=True)
+    return experiment.method.client(gradients, samples, policy, ledger, ledger.keys(), name=name, **options)
 
 
 def _opened(
@@ -205,9 +229,14 @@ def _opened(
             _statistics_client(
                 schema, np.full((count, len(statistics_columns(schema))), np.nan), policy, scaling_mu, trial, name
             )
-        _client(experiment, _Nobody(experiment.data), policy, trial, name)
+        nobody: Any = _Nobody(experiment.data)
+        if most := policy.samples_per_owner:
+            places = Owners.of(range(count), most, secret=bytes(32), places=count)
+            nobody = OwnedSamples((experiment.data.train_features, experiment.data.train_labels), places)
+        _client(experiment, nobody, policy, trial, name)
     if kept is None:
-        kept = SQLiteLedger.create(path, budget_mu=whole, delta=delta, data=_data_text(name, [count]))
+        text = name if policy.samples_per_owner else _data_text(name, [count])
+        kept = SQLiteLedger.create(path, budget_mu=whole, delta=delta, data=text)
     return kept, policy
 
 
@@ -348,9 +377,9 @@ def _unmeasured(progress: Progress) -> Progress:
 def evaluated_privately(schema: Schema) -> dict[str, Value]:
     """Return settings of a private evaluation on rows that clients set aside.
 
-    None of numbers, of which nothing is right.
+    None of numbers, of which nothing is right, nor with owners: it counts rows.
     """
-    if schema.num_classes == 1:
+    if schema.num_classes == 1 or schema.owner:
         return {}
     bins: dict[str, Value] = {"evaluation.score-bins": _BINS} if schema.num_classes == _TWO else {}
     return {"evaluation.share": EVALUATION_SHARE, "evaluation.held-out": _HELD_OUT, **bins}

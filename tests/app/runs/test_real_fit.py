@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from murmurfl.app import fit
 from murmurfl.app.commands.main import cli
 from murmurfl.app.models.linear import SoftmaxRegression
+from murmurfl.app.nodes.ledger_views import ledger_guarantee
 from murmurfl.app.reports.card import card
 from murmurfl.app.reports.finding import RecordedRun
 from murmurfl.app.reports.groups import Group
@@ -228,6 +229,59 @@ def test_number_of_rows_does_not_depend_on_a_last_line_without_line_break(line, 
     assert left[0] == left[1]
     assert f"{ROWS} rows" in left[0]["texts"][0]
     assert CsvLines(tmp_path / "strange" / "people.csv", ",").public_count == ROWS
+
+
+def table_of_visits(home, rows):
+    """A table of ten persons with three visits each, but for one, whose rows are others and somewhere else."""
+    visits = [f"p{i % 10},{20 + i},{'ab'[i % 2]},{int(i % 10 > 4)}" for i in range(30) if i % 10 != 3]
+    home.mkdir()
+    (home / "schema.toml").write_text(SCHEMA.replace("reviewed = true", 'reviewed = true\nowner = "patient"'))
+    (home / "people.csv").write_text("\n".join(["patient,age,ward,ill", *visits[:4], *rows, *visits[4:]]) + "\n")
+
+
+OF_OWNERS = ("--owners", "16", "--set", "samples-per-owner=2")
+
+
+@pytest.mark.few_cases(1)
+@pytest.mark.parametrize(
+    "rows", [["p3,1e308,a,0"], ["p3,33,a,1"] * 9, ["p3,text,a,1", f"p3,33,{SECRET},x", ",33,a,1", "p3,5,a,0"]]
+)
+def test_all_rows_of_an_owner_and_their_number_show_in_released_figures_alone(rows, tmp_path, same_noise, capfd):
+    left = []
+    for name, own in (("others", rows), ("three", ["p3,40,b,1"] * 3)):
+        table_of_visits(tmp_path / name, own)
+        same_noise()
+        left.append(left_by(tmp_path / name, *OF_OWNERS, released=False, capfd=capfd))
+    assert left[0] == left[1]
+    assert left[0]["code"] == 0
+    card = left[0]["files"]["model/card.json"]
+    assert card["unit"] == "owner"
+    assert card["data"]["places for owners"] == 16
+    assert "rows" not in card["data"]
+
+
+def test_owners_of_a_real_fit_are_in_its_ledger_and_may_get_more_rows(tmp_path):
+    table_of_visits(tmp_path / "a", ["p3,40,b,1"])
+    left_by(tmp_path / "a", *OF_OWNERS, "--budget", "9")
+    table = tmp_path / "a" / "people.csv"
+    summary = read_ledger(Path(f"{table}.ledger"))
+    assert ledger_guarantee(summary).unit == "owner"
+    table.write_text(table.read_text() + "p3,41,b,1\nnobody before,50,a,0\n")
+    again = left_by(tmp_path / "a", *OF_OWNERS, "--name", "again")
+    assert again["code"] == 0, again["texts"]
+    table.write_text(table.read_text().replace("p3,", "p33,"))
+    renamed = left_by(tmp_path / "a", *OF_OWNERS, "--name", "renamed")
+    assert renamed["code"] == 1
+    assert Ending.CHANGED.value[:40] in " ".join(renamed["texts"][1].split())
+
+
+@pytest.mark.parametrize("options", [[], ["--owners", "16"], ["--set", "samples-per-owner=2"]])
+def test_a_real_fit_of_owners_needs_both_public_numbers(options, tmp_path):
+    table_of_visits(tmp_path / "a", ["p3,40,b,1"])
+    left = left_by(tmp_path / "a", *options)
+    assert left["code"] == 1
+    assert "Expected two public numbers" in left["texts"][1]
+    assert left["beside"] == ["people.csv", "schema.toml"]
 
 
 def test_real_fits_write_no_time(tmp_path, same_noise):
