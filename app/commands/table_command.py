@@ -67,14 +67,15 @@ def schema(
                 typer.echo(text, nl=False)
             else:
                 out.write_text(text, encoding="utf-8")
-                say(f"schema    {out}: read it, remove what is private, then set reviewed = true")
+                say(f"schema    {out}: a draft from all rows; leave only what is public, then set reviewed = true")
 
 
 def _heading(file: Path, found: Draft) -> list[str]:
     """Comment lines for a person who reviews a draft; names are quoted, so that none ends a comment."""
     said = [
-        f"Drafted from {file.name!r}; reviewed by nobody yet.",
-        "Read it, remove what is private, then set reviewed = true.",
+        f"Drafted from all rows of {file.name!r}, so it shows something of them; reviewed by nobody yet.",
+        "Leave only what is public in it, then set reviewed = true: a guarantee holds given a schema that does not "
+        "come from the rows.",
         "Bounds cut off the most extreme values. Categories of fewer than 20 records count as other; the "
         "label's of so few do not fit.",
         *_left_out(found),

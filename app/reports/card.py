@@ -14,7 +14,8 @@ from typing import Any
 
 from ...privacy.accounting.gdp import gdp_epsilon
 from ...privacy.accounting.guarantee import (
-    AGAINST,
+    AGAINST_OTHERS,
+    CURATED,
     GIVEN_SCHEMA,
     REHEARSED,
     UNIT_WORDS,
@@ -223,7 +224,13 @@ def _protected(outcome: Outcome) -> str:
 
 def _against(outcome: Outcome) -> str:
     terms = outcome.terms
-    return "as the guarantee in full says" if terms is None else AGAINST[terms.trust].removeprefix("against ")
+    if terms is None:
+        return "as the guarantee in full says"
+    return (AGAINST_OTHERS if _is_curated(outcome) else terms.against).removeprefix("against ")
+
+
+def _is_curated(outcome: Outcome) -> bool:
+    return outcome.privacy is not None and CURATED in outcome.privacy.notes
 
 
 def _honest(outcome: Outcome) -> str:
@@ -231,6 +238,8 @@ def _honest(outcome: Outcome) -> str:
         return "as the guarantee in full says"
     if terms.trust == "trusted-server":
         return "the server, which sees everything but publishes with noise; and the record's own client"
+    if _is_curated(outcome):
+        return "the computer that trained, which sees every row"
     own = "the record's own client; nobody else need be"
     if terms.min_honest is None:
         return own
@@ -249,6 +258,8 @@ def _word(outcome: Outcome) -> str:
     """Return on whose word privacy and accuracy stand."""
     if outcome.engine in ENGINES:
         return "a simulation's: epsilon by its policy, accuracy by its test set"
+    if _is_curated(outcome):
+        return "that of the computer that trained: epsilon by its ledger, accuracy by rows it set aside, with noise"
     if getattr(outcome.privacy, "trust", "") == "trusted-server":
         privacy = "the server's, which adds the noise"
     else:

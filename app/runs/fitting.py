@@ -578,7 +578,8 @@ def _fit_summary(result: RunResult, table: FittedTable, folder: Path | None) -> 
         return _real_verdict(result, table.schema), _real_rows(result, table, folder)
     whose = f"{outcome.num_clients} sites by {table.site!r}" if table.site else f"{outcome.num_clients} clients, dealt"
     unused = ", ".join(f"{name} ({reason})" for reason, names in table.left_out.items() for name in names[:_MOST_NAMED])
-    review = f"review its {SCHEMA}, set reviewed = true and " if table.drafted else ""
+    public = f"leave only what is public in its {SCHEMA} (drafted from all rows), set reviewed = true, "
+    review = public if table.drafted else ""
     rows = [
         ("table", f"{table.name}: {table.rows:,} rows, {table.tested:,} of them held out; {whose}"),
         *[("persons", _persons(table)) for _ in range(bool(table.owners))],
@@ -593,7 +594,7 @@ def _fit_summary(result: RunResult, table: FittedTable, folder: Path | None) -> 
         *[("better", table.better) for _ in range(bool(table.better))],
         ("privacy", _privacy(result)),
         *_saved(folder),
-        ("next", f"for a model to be used: {review}fit it --real{_of_owners(table)}, or give each site a node"),
+        ("next", f"for use: {review}fit it --real{_of_owners(table)}, or give each site a node"),
     ]
     return _verdict(outcome, table), rows
 

@@ -235,7 +235,10 @@ class RunResult:
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee, in figures and words; no epsilon is shown without it."""
-        said = run_guarantee(self.experiment, self.figures, deployed=self.deployed, statements=self.statements)
+        curated = self.deployed and self.table is not None
+        said = run_guarantee(
+            self.experiment, self.figures, deployed=self.deployed, statements=self.statements, curated=curated
+        )
         return said if self.table is None else replace(said, notes=(*said.notes, *self.table.notes(said.delta)))
 
     @property

@@ -13,7 +13,16 @@ from typing import overload
 
 from ...privacy import protocol
 from ...privacy.accounting.gdp import gdp_epsilon
-from ...privacy.accounting.guarantee import RECORDS, SAME_OWNER, SIMULATED, Figures, Guarantee, Statements, rounded_up
+from ...privacy.accounting.guarantee import (
+    CURATED,
+    RECORDS,
+    SAME_OWNER,
+    SIMULATED,
+    Figures,
+    Guarantee,
+    Statements,
+    rounded_up,
+)
 from ...privacy.accounting.loss import NO_LOSS, Loss, SumAssumption, weakest_loss
 from ...privacy.accounting.noise_plan import stated_words
 from ...privacy.errors import ConfigurationError
@@ -95,9 +104,14 @@ def epsilon_of(mu: float | None, delta: float) -> float | None:
 
 
 def run_guarantee(
-    experiment: Experiment, figures: Figures, *, deployed: bool = False, statements: Statements | None = None
+    experiment: Experiment,
+    figures: Figures,
+    *,
+    deployed: bool = False,
+    statements: Statements | None = None,
+    curated: bool = False,
 ) -> Guarantee:
-    """Return the guarantee of a run.
+    """Return the guarantee of a run; where it is ``curated``, one client is everything, and has all rows.
 
     Notes
     -----
@@ -106,13 +120,13 @@ def run_guarantee(
     configuration expects; the notes say which.
     """
     said = list((statements or {}).values())
-    mechanisms = (str(one.get("mechanism", "")) for one in said)
+    mechanisms = [str(one.get("mechanism", "")) for one in said]
     guarantee = experiment.method.guarantee(
         experiment,
         figures.loss,
         min_honest=figures.sums.min_honest if figures.sums else None,
-        notes=tuple(_notes(experiment, deployed, statements)),
-        words=stated_words(mechanisms, masked=experiment.config.secure) if deployed else "",
+        notes=tuple(_notes(experiment, deployed, statements, curated)),
+        words=_noise_words(mechanisms, experiment.config.secure, curated) if deployed else "",
         stated=deployed,
     )
     # Whoever protects owners protects samples that stay their owner's: what is not said of all real clients is said of
@@ -122,6 +136,12 @@ def run_guarantee(
         return guarantee
     notes = [SAME_OWNER] if any(of_owners) or experiment.config.samples_per_owner else []
     return replace(guarantee, unit="sample", notes=(*guarantee.notes, *notes))
+
+
+def _noise_words(mechanisms: list[str], masked: bool, curated: bool) -> str:
+    if curated and any(mechanisms):
+        return f"{' or '.join(sorted(set(mechanisms)))} noise of that computer"
+    return stated_words(mechanisms, masked=masked)
 
 
 def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarantee:
@@ -138,7 +158,7 @@ def expected_guarantee(config: RunConfig, *, deployed: bool = False) -> Guarante
     return run_guarantee(experiment, configured_figures(experiment), deployed=deployed)
 
 
-def _notes(experiment: Experiment, deployed: bool, statements: Statements | None) -> Iterator[str]:
+def _notes(experiment: Experiment, deployed: bool, statements: Statements | None, curated: bool) -> Iterator[str]:
     """Sentences on what the figure includes and rests on."""
     config = experiment.config
     if config.private and experiment.asked_rounds:
@@ -151,6 +171,8 @@ def _notes(experiment: Experiment, deployed: bool, statements: Statements | None
             yield STAND_INS.format(most=config.samples_per_owner)
     elif experiment.method.trusted:
         yield TRUSTED
+    elif curated:
+        yield CURATED
     elif statements is None:
         yield EXPECTED
     else:

@@ -122,6 +122,11 @@ AGAINST: dict[Trust, str] = {
     "trusted-server": "against everybody but the trusted server",
 }
 
+CURATED = "The computer that trained sees every row; everybody else is given only what it released."
+"""Note where one computer with all rows, a trusted curator, takes the place of the clients: there is no server."""
+AGAINST_OTHERS = "against everybody but the computer that trained, a trusted curator"
+_OTHERS = "everybody but the computer that trained, even if they know"
+
 SESSION = "over all releases its cap allows"
 PUBLISHED = "over all models it publishes"
 SIMULATED = "Simulated with seeded keys."
@@ -277,10 +282,15 @@ class Guarantee:
         """Protection without the mechanism: where epsilon is shown, what is protected, and against whom."""
         return self.protected("" if self.min_honest is None else str(self.min_honest))
 
+    @property
+    def against(self) -> str:
+        """Against whom the guarantee holds."""
+        return AGAINST_OTHERS if CURATED in self.notes else AGAINST[self.trust]
+
     def protected(self, honest: str) -> str:
         """Return the text of :attr:`protects` with another word for the number of honest clients, such as ``h``."""
         replaced = f"{self.relation} of {UNIT_WORDS[self.unit]}{_REPLACED_BY.get(self.unit, '')}"
-        protects = f"at delta = {self.delta:g}, for {replaced}, {AGAINST[self.trust]}"
+        protects = f"at delta = {self.delta:g}, for {replaced}, {self.against}"
         if self.min_honest is None:
             return protects
         clients = "client" if honest == "1" else "clients"
@@ -316,7 +326,8 @@ class Guarantee:
     @property
     def meaning(self) -> str:
         """Meaning of mu in plain words (:func:`~murmurfl.privacy.accounting.guarantee.plain_meaning`)."""
-        return plain_meaning(self.loss, self.unit, self.trust, self.min_honest)
+        said = plain_meaning(self.loss, self.unit, self.trust, self.min_honest)
+        return said.replace(_GUESSERS[self.trust], _OTHERS) if CURATED in self.notes else said
 
     def __str__(self) -> str:
         return self.sentence

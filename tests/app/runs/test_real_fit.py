@@ -706,8 +706,12 @@ def test_output_and_card_have_what_all_calls_spent_and_the_condition(tmp_path):
         assert spent in text
         assert f"epsilon = {rounded_up(2.0)} at delta" in text
         assert condition in text
+        assert "the server" not in text, "there is none"
+        assert "against everybody but the computer that trained, a trusted curator; independent noise of that" in text
     assert spent in " ".join((folder / "model" / "CARD.md").read_text().split())
     assert shown["who"]["Given"][0][0].startswith("a schema that does not come from")
+    assert shown["who"]["From whom"][0][0] == "everybody but the computer that trained, a trusted curator"
+    assert "server" not in json.dumps([shown["who"], shown["whence"], outcome.privacy.meaning])
 
 
 def test_a_folder_that_cannot_hold_the_model_is_found_before_anything_is_released(tmp_path, monkeypatch):
