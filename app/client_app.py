@@ -160,10 +160,10 @@ def simulated_clients(message: Message, context: Context, call_next: ClientAppCa
     if message.metadata.message_type == MessageType.QUERY and entries.get(protocol.ASK) == protocol.ASK_HELLO:
         answer = _hello(config, clients, helpers)
         if len(helpers) == 1 and not clients:  # as a real one does, it shows that the name is its own
-            said = answer_simulated_helper(
+            hello = answer_simulated_helper(
                 message, context.state, name=helpers[0], seed=config.seed, roster=prepare(config).roster
             )
-            answer = {**said.content.config_records[protocol.CONFIG], **answer}
+            answer = {**hello.content.config_records[protocol.CONFIG], **answer}
         return Message(RecordDict({protocol.CONFIG: ConfigRecord(answer)}), reply_to=message)
     client = str(entries.get(protocol.CLIENT))
     if client not in clients:

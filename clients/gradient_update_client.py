@@ -43,11 +43,11 @@ class GradientUpdateClient(PrivateClient):
         sent, samples, entries = super().fit(parameters, config)
         policy = self.privatizer.policy
         loss = self.privatizer.plan.loss.compose(*(privatizer.plan.loss for privatizer in self.beside))
-        stated: dict[str, Any] = {**loss.statement(), protocol.DELTA: policy.delta, protocol.CLIENT_LEVEL: 0}
+        claims: dict[str, Any] = {**loss.statement(), protocol.DELTA: policy.delta, protocol.CLIENT_LEVEL: 0}
         if policy.trust == "secure-aggregation":
-            stated[protocol.MIN_HONEST] = policy.sums.min_honest
+            claims[protocol.MIN_HONEST] = policy.sums.min_honest
         counted = policy.sums_samples or protocol.RELEASE_OF in config
-        return sent, samples if counted else 1, {**entries, **stated}
+        return sent, samples if counted else 1, {**entries, **claims}
 
     def statement(self, session: str) -> dict[str, Any]:
         """Return the client's privacy statement with its unit."""

@@ -78,10 +78,10 @@ def check_version(config: Mapping[str, Any]) -> None:
     """Refuse a request of another protocol version; the text names ours, so that both sides' logs say what to do."""
     version = config.get(protocol.VERSION)
     if version != protocol.PROTOCOL_VERSION:
-        stated = f"version {version}" if isinstance(version, int) else "no version"
+        claimed = f"version {version}" if isinstance(version, int) else "no version"
         raise RefusedError(
             protocol.PROTOCOL_MISMATCH,
-            f"this client speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states {stated}",
+            f"this client speaks murmurfl's protocol version {protocol.PROTOCOL_VERSION}, the request states {claimed}",
         )
 
 
@@ -466,7 +466,7 @@ def own_forecast(privatizer: LedgeredPrivatizer, *, unit: str = "") -> str:
     """
     plan, policy = privatizer.plan, privatizer.policy
     entries = stated_noise(policy, plan, privatizer.num_samples)
-    stated = {
+    statement = {
         **entries,
         "max-participations": plan.mechanism.num_releases,
         "mu-guaranteed": plan.mu,
@@ -474,7 +474,7 @@ def own_forecast(privatizer: LedgeredPrivatizer, *, unit: str = "") -> str:
         "mechanism": policy.mechanism,
         "unit": unit or policy.unit,
     }
-    read = StatedNoise.read(stated)
+    read = StatedNoise.read(statement)
     # By itself, with the noise it adds: what others add under secure aggregation is not in it.
     alone = read and forecast_of(
         [read], num_parameters=privatizer.num_parameters, clients=1, per_round=1, rounds=read.releases

@@ -403,8 +403,8 @@ class PrivateClient(NumPyClient):
     def statement(self, session: str) -> dict[str, Any]:
         """Return the client's figures of a session, spent and guaranteed, as plain values."""
         kind = self.record_kind
-        said = {protocol.RECORD: kind, **self._schema} if kind else {}
-        return {**statement_entries(self.privatizer, session, self.beside), **said}
+        schema_entries = {protocol.RECORD: kind, **self._schema} if kind else {}
+        return {**statement_entries(self.privatizer, session, self.beside), **schema_entries}
 
     @property
     def record_kind(self) -> str:

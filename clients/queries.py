@@ -561,12 +561,12 @@ def read_query(config: Mapping[str, Any], parts: Mapping[str, QueryPart]) -> tup
 
 def _read_name(config: Mapping[str, Any], parts: Mapping[str, QueryPart]) -> str:
     """Return the name of what a training request is for; refuse what the client does not release."""
-    said = config.get(protocol.RELEASE_OF)
-    if said is not None and (not isinstance(said, str) or (said not in QUERIES and said not in parts)):
+    name = config.get(protocol.RELEASE_OF)
+    if name is not None and (not isinstance(name, str) or (name not in QUERIES and name not in parts)):
         raise malformed(f"{protocol.RELEASE_OF} is something this client does not release")
-    if said is not None and said not in parts:
-        raise RefusedError(protocol.NOT_CONFIGURED, QUERIES[said].not_configured)
-    return said or GRADIENTS
+    if name is not None and name not in parts:
+        raise RefusedError(protocol.NOT_CONFIGURED, QUERIES[name].not_configured)
+    return name or GRADIENTS
 
 
 def _read_giver(config: Mapping[str, Any], parts: Mapping[str, QueryPart]) -> QueryPart | None:

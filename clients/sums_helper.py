@@ -120,7 +120,7 @@ def _viewed(opener: Opener, entries: dict[str, Any]) -> RecordDict:
             view = opener.void(*request, SignedOpening(helper, total, signature))
         else:
             view = opener.view(*request, lock=asked == protocol.ASK_LOCK)
-    said = {
+    reply = {
         protocol.VERSION: protocol.PROTOCOL_VERSION,
         protocol.HELPER: view.helper,
         protocol.OPENING: view.opening,
@@ -129,7 +129,7 @@ def _viewed(opener: Opener, entries: dict[str, Any]) -> RecordDict:
         protocol.DISPUTED: list(view.disputed),
         protocol.SIGNATURE: view.signature,
     }
-    return RecordDict({protocol.CONFIG: ConfigRecord(said)})
+    return RecordDict({protocol.CONFIG: ConfigRecord(reply)})
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def _usable_record() -> Iterator[None]:
 def _opened(opener: Opener, entries: dict[str, Any]) -> RecordDict:
     with _usable_record():
         opened = opener.open(*_request(opener, entries))
-    said = {
+    reply = {
         protocol.VERSION: protocol.PROTOCOL_VERSION,
         protocol.HELPER: opened.helper,
         protocol.OPENING: opened.opening,
@@ -152,7 +152,7 @@ def _opened(opener: Opener, entries: dict[str, Any]) -> RecordDict:
         protocol.SIGNATURE: opened.signature,
     }
     arrays = ArrayRecord({TOTAL: Array(opened.total)})
-    return RecordDict({protocol.ARRAYS: arrays, protocol.CONFIG: ConfigRecord(said)})
+    return RecordDict({protocol.ARRAYS: arrays, protocol.CONFIG: ConfigRecord(reply)})
 
 
 def _request(opener: Opener, entries: dict[str, Any]) -> tuple[Any, Any, list[Sealed]]:

@@ -487,9 +487,9 @@ def named_by_key(known: Iterable[Setting]) -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        told = error.reworded(_FIELD.sub(lambda found: keys.get(found[0], found[0]), str(error)))
-        told.setting = keys.get(error.setting or "", error.setting)
-        raise told from None
+        reworded = error.reworded(_FIELD.sub(lambda found: keys.get(found[0], found[0]), str(error)))
+        reworded.setting = keys.get(error.setting or "", error.setting)
+        raise reworded from None
 
 
 def unknown_name(key: str, name: object, known: Iterable[str]) -> str:

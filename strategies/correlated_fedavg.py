@@ -237,18 +237,18 @@ OPTIMIZERS: dict[str, type[ServerOptimizer]] = {"momentum": ServerMomentum, "ada
 """Optimisers by the names that ``CorrelatedFedAvg(optimizer=...)`` takes as well."""
 
 
-def server_optimizer(stated: ServerOptimizer | str | None) -> ServerOptimizer | None:
+def server_optimizer(optimizer: ServerOptimizer | str | None) -> ServerOptimizer | None:
     """Return a server optimiser given by name or as an object; None for plain averaging."""
-    if stated is None or isinstance(stated, ServerOptimizer):
-        return stated
-    if isinstance(stated, str) and stated in OPTIMIZERS:
-        return OPTIMIZERS[stated]()
+    if optimizer is None or isinstance(optimizer, ServerOptimizer):
+        return optimizer
+    if isinstance(optimizer, str) and optimizer in OPTIMIZERS:
+        return OPTIMIZERS[optimizer]()
     names = ", ".join(map(repr, OPTIMIZERS))
     raise ConfigurationError(
-        f"Expected optimizer one of {names}, or an object such as ServerMomentum(momentum=0.9), got {stated!r}.",
+        f"Expected optimizer one of {names}, or an object such as ServerMomentum(momentum=0.9), got {optimizer!r}.",
         kind="unknown-name",
         setting="optimizer",
-        got=stated,
+        got=optimizer,
     )
 
 
@@ -615,13 +615,13 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def _take_round(self, server_round: int, outcomes: Iterable[Any]) -> RoundReport:
         self._stated = {}
         report = super()._take_round(server_round, outcomes)
-        stated = " ".join(
+        sentence = " ".join(
             _guarantee(unit, delta, honest, *mus).sentence
             for (unit, delta, honest), mus in sorted(self._stated.items())
         )
         logger.info(
             "Round %d: %d of %d updates aggregated. %s",
-            *(server_round, report.aggregated, report.asked, stated or "Nothing is known of its privacy."),
+            *(server_round, report.aggregated, report.asked, sentence or "Nothing is known of its privacy."),
         )
         return report
 

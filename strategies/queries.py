@@ -298,10 +298,10 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
         return [(self.query.name, (self.query.width,), np.dtype(np.float64))]
 
     def check_reply(self, reply: Reply) -> bool:
-        stated = self.query.facts(reply.metrics)
-        if stated is None or reply.samples <= 0:  # nothing can be divided by what it does not say
+        facts = self.query.facts(reply.metrics)
+        if facts is None or reply.samples <= 0:  # nothing can be divided by what it does not say
             return False
-        self._stated[reply.client] = stated
+        self._stated[reply.client] = facts
         return True
 
     @property
@@ -312,7 +312,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
     def noise_std(self) -> float:
         """Return the standard deviation of the noise in each value of the sum, as clients state theirs."""
         own = 0.0 if self._noise is None else self._noise.stream.noise_std(self.query.width)
-        return math.hypot(own, *(stated[0] for stated in self.heard if stated))
+        return math.hypot(own, *(facts[0] for facts in self.heard if facts))
 
     @property
     def should_checkpoint(self) -> bool:
@@ -326,11 +326,11 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
     @staticmethod
     def said(report: RoundReport) -> str:
         """Return why a round gave nothing, in a line."""
-        said = [f"clients refused with {', '.join(report.refused)}"] if report.refused else []
-        said += [f"the round was closed ({report.closed})"] if report.closed else []
-        said += [f"{report.lost} replies were lost"] if report.lost else []
-        said += [f"{report.malformed} replies were malformed"] if report.malformed else []
-        return "; ".join(said)
+        reasons = [f"clients refused with {', '.join(report.refused)}"] if report.refused else []
+        reasons += [f"the round was closed ({report.closed})"] if report.closed else []
+        reasons += [f"{report.lost} replies were lost"] if report.lost else []
+        reasons += [f"{report.malformed} replies were malformed"] if report.malformed else []
+        return "; ".join(reasons)
 
     def _before_asking(self) -> None:
         """Save the session's name: in another session clients would count the release a second time."""
@@ -342,7 +342,7 @@ class QueryRound(ReleaseStrategy[QueryState], Generic[Answer]):
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
         super()._restore(saved)
-        self._stated = {str(name): [float(value) for value in said] for name, said in saved["stated"].items()}
+        self._stated = {str(name): [float(value) for value in facts] for name, facts in saved["stated"].items()}
 
     def _resume(self, result: Result) -> int:
         self._resumed = self.checkpoint is not None and self.checkpoint.exists()

@@ -104,6 +104,12 @@ def gone_names(path: Path, text: str) -> Iterable[str]:
         yield from (name for name in names if GONE_NAMES.fullmatch(name) and name not in STILL_NAMES)
 
 
+def vague_variables(path: Path, text: str) -> Iterable[str]:
+    """Variables named after how a value was come by and not after what it is."""
+    stored = (node for node in ast.walk(parsed(text)) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    return (node.id for node in stored if node.id in ("said", "told", "shown", "heard", "stated"))
+
+
 def gone_phrases(path: Path, text: str) -> Iterable[str]:
     """Lines with a phrase that is gone."""
     return (line for line in text.splitlines() if GONE_PHRASES.search(STILL_PHRASES.sub("", line)))
@@ -161,6 +167,15 @@ RULES = {
             ("app/bad.py", "from .taken_runs import x"),
             ("app/bad.py", "release.mended = True"),
             ("app/bad.py", "made(run_dry=True)"),
+        ),
+    ),
+    "variables are named after what they hold": Rule(
+        tuple(f"{folder}/**/*.py" for folder in FOLDERS),
+        vague_variables,
+        (
+            ("app/bad.py", "said = reply.content"),
+            ("app/bad.py", "lines = [shown for shown in figures]"),
+            ("app/bad.py", "class Answer:\n    heard: int = 0"),
         ),
     ),
     "phrases that are gone stay gone": Rule(

@@ -102,12 +102,12 @@ class DifferentialAudit:
     @property
     def sentence(self) -> str:
         """The verdict in a sentence."""
-        said = f"{self.trials} clients on data that differ in {self.unit}: "
+        beginning = f"{self.trials} clients on data that differ in {self.unit}: "
         if self.refuted:
             wrong = sum(one.refutes for one in self.found)
-            return f"{said}{wrong} of {len(self.found)} strange records show. The claim is refuted."
+            return f"{beginning}{wrong} of {len(self.found)} strange records show. The claim is refuted."
         return (
-            f"{said}none of {len(self.found)} strange records shows, and none moves more than is charged (at most "
+            f"{beginning}none of {len(self.found)} strange records shows, and none moves more than is charged (at most "
             f"{self.worst:.3f} of it). A test finds mistakes and proves nothing."
         )
 
@@ -455,11 +455,11 @@ def _content(
     of: str = "",
     centre: bytes = b"",
 ) -> RecordDict:
-    said: dict[str, Any] = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SESSION: session}
-    said |= {protocol.ASK: ask} if ask else {protocol.SERVER_ROUND: k, protocol.ACK: k - 1}
-    said |= {protocol.RELEASE_OF: of} if of else {}
-    said |= {protocol.CENTRE: centre} if centre else {}
-    content = RecordDict({protocol.CONFIG: ConfigRecord(said)})
+    entries: dict[str, Any] = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SESSION: session}
+    entries |= {protocol.ASK: ask} if ask else {protocol.SERVER_ROUND: k, protocol.ACK: k - 1}
+    entries |= {protocol.RELEASE_OF: of} if of else {}
+    entries |= {protocol.CENTRE: centre} if centre else {}
+    content = RecordDict({protocol.CONFIG: ConfigRecord(entries)})
     for name, point in zip((protocol.ARRAYS, protocol.PREVIOUS_ARRAYS), points, strict=False):
         content[name] = ArrayRecord({str(i): Array(values) for i, values in enumerate(point)})
     return content

@@ -257,10 +257,10 @@ def _rounded_down(value: float) -> str:
     """Return a lower bound for people, never above what was measured."""
     if not math.isfinite(value) or value <= 0:
         return "infinite" if value > 0 else "0"
-    shown = Decimal(f"{value:.3e}")
-    if shown > Decimal(value):
-        shown -= Decimal((0, (1,), shown.adjusted() - 3))
-    return f"{float(shown):.4g}"
+    rounded = Decimal(f"{value:.3e}")
+    if rounded > Decimal(value):
+        rounded -= Decimal((0, (1,), rounded.adjusted() - 3))
+    return f"{float(rounded):.4g}"
 
 
 _REPLACED = {"sample": "one sample of one client", "owner": "all samples of one owner on one client"}
@@ -365,11 +365,11 @@ class CanarySetup:
         points = [self.point] * type(world.client(0, MemoryLedger())).query_points
 
         def answers(k: int, acks: Sequence[int]) -> Iterator[Release | RefusedError]:
-            told = np.repeat(acks, summed)
+            acknowledged = np.repeat(acks, summed)
             if ignored:
-                told[:] = k - 1
-                told[::summed] = 0
-            named = dict(zip(names, told.tolist(), strict=True))
+                acknowledged[:] = k - 1
+                acknowledged[::summed] = 0
+            named = dict(zip(names, acknowledged.tolist(), strict=True))
             made = [release for _, release in cohort.releases(k, base.session, named, points)]
             return (_sum(made[i : i + summed]) for i in range(0, len(made), summed))
 

@@ -377,16 +377,16 @@ def _reserved(seen: Seen) -> str:
         return "not known: the server does not answer"
     mu = seen.total("mu-guaranteed")
     unknown = "not stated" if seen.statements else ""
-    said = _spent(Gaussian(mu), Gaussian(seen.last("mu-budget"))) if seen.statements and math.isfinite(mu) else unknown
+    spent = _spent(Gaussian(mu), Gaussian(seen.last("mu-budget"))) if seen.statements and math.isfinite(mu) else unknown
     if not seen.silent:
-        return said
+        return spent
     runs = f"{seen.silent} run{'s' * (seen.silent != 1)}"
-    return f"{said or 'not known'}: off at the end of {runs}, which its own ledger has"
+    return f"{spent or 'not known'}: off at the end of {runs}, which its own ledger has"
 
 
 def _spent(spent: Profile, budget: Profile) -> str:
-    said = f"mu {rounded_up(spent.mu)}"
-    return f"{said} of {budget.mu:g}" if math.isfinite(budget.mu) else said
+    words = f"mu {rounded_up(spent.mu)}"
+    return f"{words} of {budget.mu:g}" if math.isfinite(budget.mu) else words
 
 
 roster_cli = CommandLine(help="Secure aggregation: make keys, and the list of everybody's that operators agree on.")

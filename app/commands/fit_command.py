@@ -127,12 +127,12 @@ def fit(
                 result = fitting.fit(table, **{**options, **settings})
             model = result.save(folder / MODEL)  # first: what is released once cannot be made again
             write_record(result, folder)
-        shown = model.relative_to(Path.cwd()) if model.is_relative_to(Path.cwd()) else model
+        path = model.relative_to(Path.cwd()) if model.is_relative_to(Path.cwd()) else model
         if as_json:
             typer.echo(json.dumps({"folder": str(folder), "model": str(model), **result.outcome.document()}))
             return
         if result.table is not None:
-            for line in fitting.fit_lines(result, result.table, shown):
+            for line in fitting.fit_lines(result, result.table, path):
                 say(line)
 
 

@@ -159,9 +159,9 @@ def in_any_shell(command: Callable[[], None]) -> None:
         rest = f"{words[start - 1]}="
         words = [*words[: start - 1], f"{rest}{''.join(words[start + 1 :])}"]
         os.environ |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with redirect_stdout(said):
+        with redirect_stdout(printed):
             command()
     finally:
-        typer.echo("\n".join(line.removeprefix(rest) for line in said.getvalue().splitlines()))
+        typer.echo("\n".join(line.removeprefix(rest) for line in printed.getvalue().splitlines()))

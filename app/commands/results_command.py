@@ -132,10 +132,10 @@ def _row_lines(
     row: Mapping[str, str], columns: Sequence[str], wide: Mapping[str, int], available: int | None
 ) -> list[str]:
     """Return a row as one line, or as two where its folder has no room next to the rest."""
-    said = row.get("problem", "")
-    shown = [name for name in columns if name in _NUMBERED] if said else columns
-    cells = [row[name].rjust(wide[name]) if name in _RIGHT else row[name].ljust(wide[name]) for name in shown]
-    before = _BETWEEN.join([*cells, *([said] if said else [])])
+    problem = row.get("problem", "")
+    names = [name for name in columns if name in _NUMBERED] if problem else columns
+    cells = [row[name].rjust(wide[name]) if name in _RIGHT else row[name].ljust(wide[name]) for name in names]
+    before = _BETWEEN.join([*cells, *([problem] if problem else [])])
     if available is None or len(before) + len(_BETWEEN) + len(row["folder"]) <= available:
         return [f"{before}{_BETWEEN}{row['folder']}"]
     return [before.rstrip(), f"    {row['folder']}"]

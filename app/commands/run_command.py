@@ -143,14 +143,14 @@ def _from_here(folder: Path) -> Path:
     return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
 
 
-def _run_on_ray(config: RunConfig, shown: Guarantee | None, folder: Path, timeout: float, verbose: bool) -> None:
+def _run_on_ray(config: RunConfig, guarantee: Guarantee | None, folder: Path, timeout: float, verbose: bool) -> None:
     from ..engines.start import app_folder, num_nodes, ray_environment, ray_overrides
     from ..engines.superlink import run_flower_app
     from ..runs.outcome import RESULT_NAME
 
     say(f"Starting {config.num_clients} simulated clients on Flower's Ray engine ...")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "flower.log").open("w") as log, RunDisplay(shown) as display:
+    with (folder / "flower.log").open("w") as log, RunDisplay(guarantee) as display:
 
         def show(line: str) -> None:
             log.write(line + "\n")
@@ -175,10 +175,10 @@ def _run_here(config: RunConfig, guarantee: Guarantee, engine: str, folder: Path
     from ..runs.progress import Progress, RoundLine, tracking
     from ..runs.result import write_record
 
-    logger, shown = logging.getLogger("flwr"), guarantee if details else None
+    logger, displayed = logging.getLogger("flwr"), guarantee if details else None
     logger.setLevel(logging.WARNING)
     start = run_cohort if engine == "cohort" else run_in_process
-    with tracking(config, folder, guarantee) as trackers, RunDisplay(shown) as display, display.of_log(logger):
+    with tracking(config, folder, guarantee) as trackers, RunDisplay(displayed) as display, display.of_log(logger):
 
         def show(progress: Progress) -> None:
             display.show(RoundLine.of(progress, config.noise_quality))
@@ -214,12 +214,12 @@ class RunDisplay:
             TextColumn("round"),
             MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9)),
             BarColumn(bar_width=12),
-            TextColumn("{task.fields[said]}", table_column=Column(no_wrap=False, overflow="fold")),
+            TextColumn("{task.fields[words]}", table_column=Column(no_wrap=False, overflow="fold")),
             console=self._console,
             disable=not self._console.is_terminal,
             transient=False,
         )
-        self._task = self._bar.add_task("", total=None, said="")
+        self._task = self._bar.add_task("", total=None, words="")
         self._measured = ""
         self._edges = 0
 
@@ -248,8 +248,8 @@ class RunDisplay:
             self._measured = f"{accuracy}loss {line.loss:.4g}  "
         left = line.time_left
         epsilon = "" if self._guarantee is None else f"epsilon {line.epsilon_text}  "
-        said = f"{self._measured}{epsilon}replies {line.aggregated}/{line.asked}{f'  {left} left' if left else ''}"
-        self._bar.update(self._task, completed=line.server_round, total=line.num_rounds, said=said)
+        words = f"{self._measured}{epsilon}replies {line.aggregated}/{line.asked}{f'  {left} left' if left else ''}"
+        self._bar.update(self._task, completed=line.server_round, total=line.num_rounds, words=words)
 
     def read(self, text: str) -> bool:
         """Show a line of a run's log if it is a round's; whether it was."""

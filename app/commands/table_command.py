@@ -72,7 +72,7 @@ def schema(
 
 def _heading(file: Path, found: Draft) -> list[str]:
     """Comment lines for a person who reviews a draft; names are quoted, so that none ends a comment."""
-    said = [
+    sentences = [
         f"Drafted from all rows of {file.name!r}, so it shows something of them; reviewed by nobody yet.",
         "Leave only what is public in it, then set reviewed = true: a guarantee holds given a schema that does not "
         "come from the rows.",
@@ -80,7 +80,7 @@ def _heading(file: Path, found: Draft) -> list[str]:
         "label's of so few do not fit.",
         *_left_out(found),
     ]
-    return [line for one in said for line in textwrap.wrap(one, _WIDTH, break_long_words=False)]
+    return [line for one in sentences for line in textwrap.wrap(one, _WIDTH, break_long_words=False)]
 
 
 def _left_out(found: Draft) -> list[str]:
@@ -131,8 +131,8 @@ def statistics(
         found = private_statistics(file, known.schema, seed=seed, **asked)
     if as_json:
         would = None if found.guarantee is None else found.guarantee.document()
-        told = {"rehearsal": True, "said": REHEARSAL, "schema_drafted": schema is None, "would_have": would}
-        typer.echo(json.dumps({**told, **found.document}, indent=2))
+        entries = {"rehearsal": True, "said": REHEARSAL, "schema_drafted": schema is None, "would_have": would}
+        typer.echo(json.dumps({**entries, **found.document}, indent=2))
         return
     _show(found, _left_out(known), drafted=schema is None)
 
@@ -172,5 +172,5 @@ def _cells(one: ColumnStatistics) -> list[str]:
         return ["hidden by noise", *[""] * (1 + len(_ORDERS))]
     low, high = mean.interval
     quantiles = [one.quantile(order) for order in _ORDERS]
-    shown = ["" if found is None else f"{found.value:.4g}" for found in quantiles]
-    return [f"{mean.value:.4g}", f"{low:.4g} to {high:.4g}", *shown]
+    cells = ["" if found is None else f"{found.value:.4g}" for found in quantiles]
+    return [f"{mean.value:.4g}", f"{low:.4g} to {high:.4g}", *cells]

@@ -220,11 +220,11 @@ def say_command(text: str) -> None:
 
 def aligned(rows: Sequence[Mapping[str, str]], columns: Sequence[str], right: Sequence[str]) -> list[str]:
     """Columns under their headings, two spaces apart, those of numbers flush right: narrower than a table."""
-    told = [dict(zip(columns, columns, strict=True)), *rows]
-    wide = {name: max(len(row[name]) for row in told) for name in columns}
+    table = [dict(zip(columns, columns, strict=True)), *rows]
+    wide = {name: max(len(row[name]) for row in table) for name in columns}
     lines = [
         "  ".join(row[name].rjust(wide[name]) if name in right else row[name].ljust(wide[name]) for name in columns)
-        for row in told
+        for row in table
     ]
     return [line.rstrip() for line in lines]
 

@@ -193,13 +193,13 @@ class CohortClients:
         else:
             for i, name in came:
                 release = part.release(i)
-                said = {**metrics, protocol.NUM_EXAMPLES: release.samples}
-                yield Reply(name, release.release, release.ack, release, said)
-        told = [(i, releases[i]) for i, name in came if request.aggregated.get(name) == releases[i]]
-        if told:
-            part.acknowledge(request.session, told)
-        if len(told) < len(came):  # a server that sees only sums knows after the round
-            known = {i for i, _ in told}
+                entries = {**metrics, protocol.NUM_EXAMPLES: release.samples}
+                yield Reply(name, release.release, release.ack, release, entries)
+        acknowledged = [(i, releases[i]) for i, name in came if request.aggregated.get(name) == releases[i]]
+        if acknowledged:
+            part.acknowledge(request.session, acknowledged)
+        if len(acknowledged) < len(came):  # a server that sees only sums knows after the round
+            known = {i for i, _ in acknowledged}
             self._sent |= {name: releases[i] for i, name in came if i not in known}
 
     def _is_lost(self, request: RoundRequest, name: str) -> bool:
@@ -211,11 +211,11 @@ class CohortClients:
 
         Their next requests would. A server that sees only sums knows after the round.
         """
-        told = {name: self._sent[name] for name in names if request.aggregated.get(name) == self._sent[name]}
-        for name in told:
+        acks = {name: self._sent[name] for name in names if request.aggregated.get(name) == self._sent[name]}
+        for name in acks:
             del self._sent[name]
-        if told:
-            self.cohort.acknowledge(request.session, told)
+        if acks:
+            self.cohort.acknowledge(request.session, acks)
 
     def statements(self, session: str, names: Sequence[str] | None = None) -> GroupedStatements:
         """Return what each client has spent."""

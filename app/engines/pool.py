@@ -163,7 +163,7 @@ def _one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def say_nothing(said: str) -> None:
+def say_nothing(line: str) -> None:
     """Drop a message."""
 
 

@@ -117,15 +117,15 @@ def run_cohort(
     checked_workers(workers, ray_address=ray_address)
     checked_device(device, "cohort", workers, ray_address)
     experiment = prepare(config)
-    told: dict[str, Any] = {"on_progress": on_progress, "engine": "cohort", "rehearsed": rehearsed}
+    options: dict[str, Any] = {"on_progress": on_progress, "engine": "cohort", "rehearsed": rehearsed}
     if device:
         from .device.device_block import clients_on
 
         clients = clients_on(experiment, device)
-        return replace(run_experiment(clients, config, **told), device=device)
+        return replace(run_experiment(clients, config, **options), device=device)
     if not ray_address and (workers or 1) == 1:
         clients = CohortClients(experiment, row_cache_mib=row_cache_mib)
-        return run_experiment(clients, config, **told)
+        return run_experiment(clients, config, **options)
     experiment.check_rounds()  # refused before anything is started
     tell = say or logging.getLogger("flwr").info
     spread = opened_pool(
@@ -140,7 +140,7 @@ def run_cohort(
 
     with spread as pool:
         clients = WorkerClients(experiment, pool, row_cache_mib=row_cache_mib)
-        return run_experiment(clients, config, **told)
+        return run_experiment(clients, config, **options)
 
 
 def run_on_ray(config: RunConfig, *, timeout_s: float = 3600.0) -> dict[str, Any]:

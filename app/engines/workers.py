@@ -94,7 +94,7 @@ class _Answer:
     replies: list[Reply] = field(default_factory=list)
     refusals: Counter[int] = field(default_factory=Counter)
     figures: list[ObservedFigures] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
 
 class WorkerClients:
@@ -143,7 +143,7 @@ class WorkerClients:
         answers: list[_Answer] = []
         for call, answer in self._pool.completed(list(calls)):
             worker = calls[call]
-            for message in answer.said:
+            for message in answer.messages:
                 if message not in self._said:  # several workers may say the same
                     self._said.add(message)
                     logger.warning("%s", message)
@@ -246,9 +246,9 @@ def answer_part(state: WorkerState, question: _Question, shared: tuple[tuple[Any
     request = RoundRequest(
         question.server_round, question.session, acks, aggregated, points, entries, question.sums_suffice
     )
-    with state[_HEARD] as heard:
+    with state[_HEARD] as log:
         answer = _gathered(state[_CLIENTS].answer(request), names, sums_suffice=question.sums_suffice)
-    answer.said = heard.messages()
+    answer.messages = log.messages()
     for part in answer.parts:
         sent.update(zip((names[i] for i in part.positions), part.releases, strict=True))
     sent.update((reply.client, reply.release) for reply in answer.replies)
@@ -273,8 +273,8 @@ def _gathered(outcomes: Iterable[Outcome], names: Sequence[str], *, sums_suffice
             total = _sum_for(sums, outcome.spacing, outcome.metrics, outcome.counts.size)
             total.add_sum(map(positions.__getitem__, outcome.clients), outcome)
         elif isinstance(outcome, Reply) and sums_suffice and isinstance(outcome.contents, Release):
-            said = {name: value for name, value in outcome.metrics.items() if name != protocol.NUM_EXAMPLES}
-            total = _sum_for(sums, outcome.contents.spacing, said, outcome.contents.counts.size)
+            entries = {name: value for name, value in outcome.metrics.items() if name != protocol.NUM_EXAMPLES}
+            total = _sum_for(sums, outcome.contents.spacing, entries, outcome.contents.counts.size)
             total.add(positions[outcome.client], outcome)
         elif isinstance(outcome, Reply):
             answer.replies.append(outcome)
@@ -307,8 +307,8 @@ class _Heard(logging.Handler):
 
     def messages(self) -> list[str]:
         """Return the warnings since the last call."""
-        said, self._messages = self._messages, []
-        return said
+        messages, self._messages = self._messages, []
+        return messages
 
     def __enter__(self) -> _Heard:
         logging.getLogger("murmurfl").addHandler(self)

@@ -400,9 +400,9 @@ UNHEARD_S = 120.0
 
 def health_answer(kind: str, problem: str) -> Answer:
     """Return the answer of a health address; ``problem`` is one of :data:`PROBLEMS`, empty if all is well."""
-    said = {"status": "failed" if problem else "ok", "kind": kind, **({"reason": problem} if problem else {})}
+    document = {"status": "failed" if problem else "ok", "kind": kind, **({"reason": problem} if problem else {})}
     status = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
-    return Answer(json.dumps(said).encode() + b"\n", "application/json", status)
+    return Answer(json.dumps(document).encode() + b"\n", "application/json", status)
 
 
 class NodeHealth:

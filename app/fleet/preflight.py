@@ -135,8 +135,8 @@ def _roster(path: Path) -> list[Check]:
     except (MurmurflError, OSError) as error:
         return [Check("roster", "failed", _told(error))]
     wrong = [one.text for one in found if not one.right]
-    said = "; ".join(wrong or [one.text for one in found])
-    return [Check("roster", "failed" if wrong else "ok", f"{said[0].upper()}{said[1:].removesuffix('.')}.")]
+    text = "; ".join(wrong or [one.text for one in found])
+    return [Check("roster", "failed" if wrong else "ok", f"{text[0].upper()}{text[1:].removesuffix('.')}.")]
 
 
 def _runs(runs: RunAdmissionPolicy | None) -> list[Check]:
@@ -250,10 +250,10 @@ def _disk(files: Sequence[Path], num_parameters: int) -> Check:
     if least is None:
         return Check("disk", "not tried", "There is no folder to look at.")
     free, folder = least
-    said = f"{_size(free)} are free in {folder}; what was sent and is not acknowledged takes up to {_size(needed)}"
+    sentence = f"{_size(free)} are free in {folder}; what was sent and is not acknowledged takes up to {_size(needed)}"
     if free < needed:
-        return Check("disk", "failed", f"{said}: make room.")
-    return Check("disk", "warning" if free < _COMFORTABLE * needed else "ok", f"{said}.")
+        return Check("disk", "failed", f"{sentence}: make room.")
+    return Check("disk", "warning" if free < _COMFORTABLE * needed else "ok", f"{sentence}.")
 
 
 def _size(number: float) -> str:
@@ -437,10 +437,10 @@ def _certificate(connection: Connection, found: Diagnosis, now: float) -> Check:
         return Check("certificate", "ok", "The SuperLink's certificate is believed.")
     days = math.floor((min(ends) - now) / DAY_S)
     whose = "The SuperLink's certificate" if min(ends) == found.certificate_ends else "Its authority's certificate"
-    said = f"{whose} is valid until {utc(min(ends))}, for {days} more day{'s' * (days != 1)}"
+    sentence = f"{whose} is valid until {utc(min(ends))}, for {days} more day{'s' * (days != 1)}"
     if days >= _DAYS_LEFT:
-        return Check("certificate", "ok", f"{said}.")
-    return Check("certificate", "warning", f"{said}: ask the server's operator for the next one now.")
+        return Check("certificate", "ok", f"{sentence}.")
+    return Check("certificate", "warning", f"{sentence}: ask the server's operator for the next one now.")
 
 
 def _clock(found: Diagnosis) -> Check:
@@ -448,10 +448,10 @@ def _clock(found: Diagnosis) -> Check:
     if found.ahead_s is None:
         return Check("clock", "ok", f"The SuperLink accepts this computer's clock {allowed}.")
     side = "ahead of" if found.ahead_s > 0 else "behind"
-    said = f"This computer's clock is {abs(found.ahead_s):.0f} s {side} the SuperLink's, to within 2 s {allowed}"
+    sentence = f"This computer's clock is {abs(found.ahead_s):.0f} s {side} the SuperLink's, to within 2 s {allowed}"
     if found.ahead_s > AHEAD_S - 1 or found.ahead_s < -BEHIND_S / 2:
-        return Check("clock", "warning", f"{said}: set the clock (NTP) of whichever is wrong.")
-    return Check("clock", "ok", f"{said}.")
+        return Check("clock", "warning", f"{sentence}: set the clock (NTP) of whichever is wrong.")
+    return Check("clock", "ok", f"{sentence}.")
 
 
 def _key(connection: Connection) -> Check:

@@ -148,7 +148,7 @@ class ResolvedRun:
         if not config.secure:
             return {}
         summing = config.summing
-        told = SecureAggregation(
+        secure_aggregation = SecureAggregation(
             min_cohort=config.sums.min_cohort,
             helpers=summing.helpers,
             patience=config.give_up_after or _FOR_EVER,
@@ -156,7 +156,7 @@ class ResolvedRun:
             max_failed_aggregations=summing.max_failed_aggregations,
             max_noise=summing.max_noise,
         )
-        return {"secure_aggregation": told}
+        return {"secure_aggregation": secure_aggregation}
 
     def order_seed(self, client: int) -> int:
         """Return the seed of a client's orders of samples, where a method shuffles them."""

@@ -68,11 +68,11 @@ def session_options(config: RunConfig, simulated: str, part: str = "", *, deploy
     """
     if not deployed:
         return {"session": simulated}
-    told = {"session": None, "schema": config.schema}
+    options = {"session": None, "schema": config.schema}
     if not config.permit:
-        return told
+        return options
     session = read_permit(config.permit).sessions[0]
-    return {**told, "session": part_session(session, part) if part else session, "permit": config.permit}
+    return {**options, "session": part_session(session, part) if part else session, "permit": config.permit}
 
 
 def check_permit(config: RunConfig) -> None:

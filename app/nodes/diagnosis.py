@@ -337,10 +337,10 @@ class _Attempt:
         """
         if seen.ahead_s is None or -BEHIND_S + _DATES_S < seen.ahead_s < AHEAD_S - _DATES_S:
             return self.failed("not-a-superlink", "HTTP 401, though the clocks agree as far as it says")
-        told = f"{abs(seen.ahead_s):.0f} s {'ahead of' if seen.ahead_s > 0 else 'behind'}"
+        offset = f"{abs(seen.ahead_s):.0f} s {'ahead of' if seen.ahead_s > 0 else 'behind'}"
         sentence = (
             f"Expected this computer's clock to be less than {AHEAD_S:.0f} s ahead of the SuperLink's at "
-            f"{self._where} and less than {BEHIND_S:.0f} s behind it, got about {told} it: set the clock (NTP) of "
+            f"{self._where} and less than {BEHIND_S:.0f} s behind it, got about {offset} it: set the clock (NTP) of "
             "whichever is wrong."
         )
         return replace(seen, cause="clock", sentence=sentence)

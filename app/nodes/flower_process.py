@@ -105,11 +105,11 @@ def follow_contact(pipe: int, journal: Journal, superlink: str) -> threading.Thr
         with os.fdopen(pipe, "rb") as stream, suppress(ValueError, OSError):
             while line := stream.readline(_LONGEST_READ):
                 with suppress(ValueError, KeyError, TypeError):
-                    told = json.loads(line)
-                    if told["event"] == "lost":
-                        journal.note("disconnected", superlink=superlink, cause=str(told["cause"]))
-                    elif told["event"] in ("connected", "contact", "turned-away"):
-                        journal.note(told["event"], superlink=superlink)
+                    event = json.loads(line)
+                    if event["event"] == "lost":
+                        journal.note("disconnected", superlink=superlink, cause=str(event["cause"]))
+                    elif event["event"] in ("connected", "contact", "turned-away"):
+                        journal.note(event["event"], superlink=superlink)
 
     thread = threading.Thread(target=follow, daemon=True, name="murmurfl-contact")
     thread.start()
@@ -220,8 +220,8 @@ class Contact:
         if not cause:
             return
         with self._lock:
-            told, self._there, self._cause = self._cause, False, cause
-            if told != cause:
+            known, self._there, self._cause = self._cause, False, cause
+            if known != cause:
                 self._tell("lost", cause)
 
 

@@ -253,8 +253,8 @@ _SAID_TWICE = frozenset({"messages", "noise_mod"})
 
 def plain(text: str) -> str:
     """Somebody else's text as one line: terminal escapes are dropped, other control characters become spaces."""
-    shown = "".join(c if c.isprintable() else " " for c in _ANSI.sub("", text)).strip()
-    return shown if len(shown) <= LONGEST_LINE else f"{shown[:LONGEST_LINE]} ..."
+    printable = "".join(c if c.isprintable() else " " for c in _ANSI.sub("", text)).strip()
+    return printable if len(printable) <= LONGEST_LINE else f"{printable[:LONGEST_LINE]} ..."
 
 
 def moment(seconds: float, *, milliseconds: bool = False) -> str:
@@ -418,11 +418,11 @@ def start_log(settings: LogSettings, stream: IO[str] | None = None) -> None:
 def lines_of_log(settings: LogSettings) -> Iterator[list[str]]:
     """Level and text of each line that a node with these settings would log inside the block."""
     lines: list[str] = []
-    shown, written = _Shown(settings), _Lines(settings)
+    on_screen, written = _Shown(settings), _Lines(settings)
 
     class Kept(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            if shown.filter(record):
+            if on_screen.filter(record):
                 lines.append(f"{record.levelname} {written.text(record)}")
 
     taken = [logging.getLogger(), *map(logging.getLogger, _TAKEN_OVER)]
@@ -441,8 +441,8 @@ def lines_of_log(settings: LogSettings) -> Iterator[list[str]]:
 
 def flower_line(level: int, text: str) -> None:
     """Log a line that a child process of Flower's has printed."""
-    if shown := plain(text):
-        logging.getLogger("flwr").log(level, "%s", shown, extra={"event": "flower"})
+    if line := plain(text):
+        logging.getLogger("flwr").log(level, "%s", line, extra={"event": "flower"})
 
 
 class _Handler(logging.StreamHandler[Any]):
@@ -509,10 +509,10 @@ class _Lines(logging.Formatter):
 
     def _told(self, error: BaseException) -> str:
         places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]
-        told = (
+        has_text = (
             isinstance(error, MurmurflError) and not isinstance(error, InvalidRecordError)
         ) or self._settings.details
-        return f"{type(error).__name__}{f': {error}' if told else ''} at {' > '.join(places) or 'no place'}"
+        return f"{type(error).__name__}{f': {error}' if has_text else ''} at {' > '.join(places) or 'no place'}"
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

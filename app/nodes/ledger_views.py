@@ -238,11 +238,11 @@ def releases_rows(history: LedgerHistory, summary: LedgerSummary, *, short: bool
     ``short`` cuts names of sessions as far as they stay distinct.
     """
     known, columns = {session.session: session for session in summary.sessions}, (*COLUMNS[-2:], *LOCAL_COLUMNS)
-    shown = _shortened(list(known)) if short else {}
+    shortened = _shortened(list(known)) if short else {}
     return [
         {
             "when, UTC": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(line.time)),
-            "session": shown.get(line.session, line.session),
+            "session": shortened.get(line.session, line.session),
             "number": str(line.release),
             "samples": _shown_samples(known.get(line.session)),
             **dict(zip(columns, map(_rounded, _figures(line, summary).values()), strict=False)),
@@ -389,10 +389,10 @@ class Allowance:
             parts.append(f"unused data allow {_counted(self.releases, 'more release')} of {costs.batch_size}")
         if self.open_releases:
             parts.append(f"the newest run may make {_counted(self.open_releases, 'more release')}")
-        said = ", ".join(parts)
+        sentence = ", ".join(parts)
         if not self.runs:
-            return f"{said[0].upper()}{said[1:]}: {_RETIRED}"
-        return f"{said[0].upper()}{said[1:]}; {self._until(now)}."
+            return f"{sentence[0].upper()}{sentence[1:]}: {_RETIRED}"
+        return f"{sentence[0].upper()}{sentence[1:]}; {self._until(now)}."
 
     def _until(self, now: float) -> str:
         if self.days is None or self.every_days is None:

@@ -194,14 +194,14 @@ class RunAdmissionPolicy:
 
     def sentence(self) -> str:
         """Return the runs that are taken, for the operator's own log."""
-        said = []
+        conditions = []
         if self.owners:
-            said.append(f"with a permit of {_one_of(len(self.owners), 'listed owner')}")
+            conditions.append(f"with a permit of {_one_of(len(self.owners), 'listed owner')}")
         if self.bundles:
-            said.append(f"with {_one_of(len(self.bundles), 'listed bundle')}")
+            conditions.append(f"with {_one_of(len(self.bundles), 'listed bundle')}")
         if self.hours is not None:
-            said.append(self.hours.sentence())
-        return f"Takes runs {', '.join(said) or 'of everybody'}."
+            conditions.append(self.hours.sentence())
+        return f"Takes runs {', '.join(conditions) or 'of everybody'}."
 
 
 def taking(app: Answers, runs: RunAdmissionPolicy | None, clock: Callable[[], float] = time.time) -> Answers:

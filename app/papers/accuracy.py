@@ -227,13 +227,13 @@ def percent(share: float | None) -> float | None:
 
 def with_alone(document: Document) -> dict[str, Any]:
     """Return a document with one client alone among the algorithms of the first cell of each part that has it."""
-    shown: set[str] = set()
+    known: set[str] = set()
     cells = []
     for cell in document["cells"]:
         found = cell.get("alone")
         algorithms = dict(cell["algorithms"])
-        if found and (part := repr((cell["table"], found))) not in shown:
-            shown.add(part)
+        if found and (part := repr((cell["table"], found))) not in known:
+            known.add(part)
             algorithms[ALONE] = _alone_entry(found)
         cells.append({**cell, "algorithms": algorithms})
     return {**document, "cells": cells}

@@ -108,19 +108,19 @@ class BestTable(TableKind):
         for row in self.rows(document):
             tables.setdefault(row["table"], []).append(row)
         figure, grid, columns = panels(len(tables), 3, (4.4, 3.2), 1.4)
-        for axes, (name, shown) in zip(grid, tables.items(), strict=True):
-            measure, std = ("accuracy %", "± std") if shown[0]["AUC %"] is None else ("AUC %", "± AUC")
-            for label in dict.fromkeys(row["algorithm"] for row in shown):
-                rows = [{**row, "epsilon": compared_at(row)} for row in shown if row["algorithm"] == label]
+        for axes, (name, table) in zip(grid, tables.items(), strict=True):
+            measure, std = ("accuracy %", "± std") if table[0]["AUC %"] is None else ("AUC %", "± AUC")
+            for label in dict.fromkeys(row["algorithm"] for row in table):
+                rows = [{**row, "epsilon": compared_at(row)} for row in table if row["algorithm"] == label]
                 draw_by_epsilon(axes, rows, colour[label], measure, std, markersize=3.5)
             axes.set_title(name, fontsize=9)
-            axes.set_xlabel(f"epsilon at delta = {shown[0]['delta']:g}", fontsize=8)
+            axes.set_xlabel(f"epsilon at delta = {table[0]['delta']:g}", fontsize=8)
             axes.set_ylabel("test accuracy [%]" if measure == "accuracy %" else measure, fontsize=8)
             axes.grid(alpha=0.3)
             if measure == "accuracy %":
                 accuracy_axis(axes, _ERRORS)
         add_legend(figure, list(figure.axes), columns=3)
-        seeds = sorted({row["runs"] for shown in tables.values() for row in shown if row["runs"]})
+        seeds = sorted({row["runs"] for table in tables.values() for row in table if row["runs"]})
         heading = f"{title}: mean and standard deviation over {' or '.join(map(str, seeds))} runs"
         save(figure, path, heading, document, 60 * columns)
 

@@ -97,7 +97,7 @@ class ExcessRiskTable(TableKind):
             Column("d (paper)", "values in the model", _size("d")),
             Column("epsilon", "what the private runs of the line guarantee, in the terms above", _epsilons),
             replace(NOISE, value=lambda line: _any(line)["noise"]),
-            *(Column(label, meaning, _excess_of(label), lambda shown: shown) for label in labels),
+            *(Column(label, meaning, _excess_of(label), lambda excess: excess) for label in labels),
             Column("beyond", "a better step that the guarantee does not cover; no result", _beyond),
         )
         lines = [{"setting": name, "cell": cell, "best": _least_private(cell)} for name, cell in cells.items()]

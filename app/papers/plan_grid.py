@@ -57,15 +57,15 @@ class GridTable(TableKind):
         """Return the score and the rounds; of ``auto``, the settings of what it took: captions are about those."""
         measure = _AUC if best.config.task in _TABULAR else "accuracy"
         values = [run["curves"][_AUC]["values"][-1] if measure == _AUC else run["accuracy"] for run in best.runs]
-        told = {
+        entry = {
             "measure": measure,
             "score": statistics([100 * value for value in values], self.digits),
             "rounds": best.runs[0]["curves"]["rounds-made"]["values"][-1],
         }
         if best.config.strategy == AUTO:
-            told["settings"] = chosen_settings(best.config)
-            told["chosen_by"] = AUTO
-        return told
+            entry["settings"] = chosen_settings(best.config)
+            entry["chosen_by"] = AUTO
+        return entry
 
     def rows(self, document: Document) -> list[dict[str, Any]]:
         """Return a row for each cell: the best of its grid, and what ``auto`` took where it was run."""

@@ -231,8 +231,8 @@ def make_runs(
     # data that are made from it are made, and sent, once.
     waiting.sort(key=lambda item: (-item[1][0].num_clients / max(item[1][0].clients_per_round, 1), item[1][0].seed))
     workers = 1 if workplace.engine == "ray" else workplace.workers  # Ray uses the cores itself
-    told = {"most": len(waiting), "of": "runs to make", "say": workplace.say}
-    with opened_pool(workers, workplace.ray_address, **told) as pool:
+    options = {"most": len(waiting), "of": "runs to make", "say": workplace.say}
+    with opened_pool(workers, workplace.ray_address, **options) as pool:
         groups = [group for _, group, _ in waiting]
         tasks = ((group, kind, workplace.engine, data) for group, data in zip(groups, _data(groups, pool), strict=True))
         with computing_alone() if isinstance(pool, HerePool) else nullcontext():
@@ -298,8 +298,8 @@ def _kept(path: Path, kind: TableKind) -> list[Run] | None:
 
 def _run_name(config: RunConfig, engine: str) -> str:
     default: dict[str, Any] = RunConfig().to_mapping()
-    told = replace(config, data_root="", download=False).to_mapping()
-    changed = sorted((key, value) for key, value in told.items() if value != default[key])
+    settings = replace(config, data_root="", download=False).to_mapping()
+    changed = sorted((key, value) for key, value in settings.items() if value != default[key])
     return hashlib.sha256(repr((engine, changed)).encode()).hexdigest()[:24]
 
 
@@ -348,8 +348,8 @@ def run_cells(
     results = make(plan_runs(chosen, seeds, engine, kind), len(tried))
     made = [_cell_document(i, cell, kind, results, choices) for i, cell in enumerate(chosen)]
     document: dict[str, Any] = {"cells": made}
-    told = table_caption(document, in_columns=kind.honest_in_columns)
-    return {"guarantee": told, **document, **kind.summary(document)}
+    caption = table_caption(document, in_columns=kind.honest_in_columns)
+    return {"guarantee": caption, **document, **kind.summary(document)}
 
 
 def _check_covered(cells: Sequence[Cell], runs: Mapping[RunKey, RunConfig], kind: TableKind, engine: str) -> None:
@@ -507,8 +507,8 @@ def write_reproduction(document: Mapping[str, Any], name: str, kind: TableKind, 
 def tables_of(document: Mapping[str, Any], name: str, kind: TableKind) -> list[Table]:
     """Return the tables of a reproduction's document, the one with its figures first."""
     document = with_alone(document) if kind.has_alone else document
-    told = table_caption(document, in_columns=kind.honest_in_columns)
-    captioned = {"seeds": 1, **document, "guarantee": told}
+    caption = table_caption(document, in_columns=kind.honest_in_columns)
+    captioned = {"seeds": 1, **document, "guarantee": caption}
     return [kind.table(captioned, name), *kind.further_tables(captioned)]
 
 

@@ -106,17 +106,17 @@ class TrustTable(TableKind):
         for name, row in zip(features, rows, strict=True):
             parts.setdefault((name, row["asked"], row["clients"]), []).append(row)
         figure, grid, columns = panels(len(parts), 2, (5.2, 3.6), 1.6)
-        for axes, ((name, asked, clients), shown) in zip(grid, parts.items(), strict=True):
-            for lost in sorted({row["lost"] for row in shown}):
+        for axes, ((name, asked, clients), cells) in zip(grid, parts.items(), strict=True):
+            for lost in sorted({row["lost"] for row in cells}):
                 for label in colour:
-                    lines = [row for row in shown if (row["algorithm"], row["lost"]) == (label, lost)]
+                    lines = [row for row in cells if (row["algorithm"], row["lost"]) == (label, lost)]
                     draw_by_epsilon(axes, lines, colour[label], **_style(colour[label], lost))
             axes.set_title(f"{name.replace('-', ' ')}, {asked} of {clients} clients asked", fontsize=9)
             axes.set_xscale("log")
-            ticks = sorted({row["epsilon"] for row in shown if row["epsilon"] is not None})
+            ticks = sorted({row["epsilon"] for row in cells if row["epsilon"] is not None})
             axes.set_xticks(ticks, [rounded_up(tick, 3) for tick in ticks])
             axes.set_xticks([], minor=True)
-            axes.set_xlabel(f"epsilon at delta = {shown[0]['delta']:g}")
+            axes.set_xlabel(f"epsilon at delta = {cells[0]['delta']:g}")
             accuracy_axis(axes, _ERRORS)
             axes.set_ylabel("test accuracy [%]")
             axes.grid(alpha=0.3)

@@ -171,10 +171,10 @@ class GradientNormTable(TableKind):
 
     def draw(self, document: Document, title: str, path: Path) -> None:
         """Gradient norm and accuracy against epsilon and N, log by log, with the theorems' slopes."""
-        shown, colour = _panels(document), colours(document)
-        figure = empty_figure(3.9 * len(shown), 6.4)
-        grid = figure.subplots(2, len(shown), squeeze=False)
-        for column, ((model, against, fixed, algorithms), cells) in enumerate(shown.items()):
+        panels, colour = _panels(document), colours(document)
+        figure = empty_figure(3.9 * len(panels), 6.4)
+        grid = figure.subplots(2, len(panels), squeeze=False)
+        for column, ((model, against, fixed, algorithms), cells) in enumerate(panels.items()):
             for label in algorithms:
                 self._draw_line(grid[0, column], cells, against, label, "gradient_norm", colour[label])
                 self._draw_line(grid[1, column], cells, against, label, "accuracy", colour[label])
@@ -191,7 +191,7 @@ class GradientNormTable(TableKind):
             grid[0, column].set_title(f"{model}, {known}", fontsize=9)
         add_legend(figure, list(grid[0]))
         over = f"mean and standard deviation over {document['seeds']} runs; dotted: the theorems' powers"
-        save(figure, path, f"{title}: {over}", document, 50 * len(shown))
+        save(figure, path, f"{title}: {over}", document, 50 * len(panels))
 
     def _draw_line(
         self, axes: Axes, cells: Sequence[Document], against: str, label: str, name: str, colour: Any

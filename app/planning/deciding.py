@@ -698,9 +698,9 @@ def decide(request: PlanRequest) -> PlanResult:
             reasons.setdefault(why, []).append(strategy)
         if len(reasons) == 1 and (why := next(iter(reasons))).startswith("Expected"):  # and says what to do
             raise ConfigurationError(why, kind="conflict")
-        said = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
+        listed = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
         raise ConfigurationError(
-            f"Expected a situation that some strategy can serve, got none ({said}). Ask fewer clients a round, use "
+            f"Expected a situation that some strategy can serve, got none ({listed}). Ask fewer clients a round, use "
             "fewer rounds, let samples be used more often, or raise mu.",
             kind="missing",
         )

@@ -296,7 +296,7 @@ def update_forecast(request: PlanRequest) -> Forecast:
     config, update = request.config, update_policy(request)
     policy = update.privacy_policy()
     plan = policy.plan(request.num_parameters)
-    stated = StatedNoise(
+    noise = StatedNoise(
         noise=float(stated_noise(policy, plan, 1)["noise-in-all"]),
         longest=update.clip_norm,
         releases=update.max_participations,
@@ -308,7 +308,7 @@ def update_forecast(request: PlanRequest) -> Forecast:
         honest=policy.sums.min_honest,
     )
     found = forecast_of(
-        [stated],
+        [noise],
         num_parameters=request.num_parameters,
         clients=config.num_clients,
         per_round=config.clients_per_round,

@@ -116,9 +116,9 @@ class SyntheticData:
         if self.classes == 1:
             rows = generator.standard_normal((count, self.features)) * scale
             slope = generator.standard_normal(self.features)
-            told = rows @ slope
+            scores = rows @ slope
             noise = generator.standard_normal(count) * math.sqrt(1 / (4 * share) - 1) if share < 0.25 else 0.0
-            labels = told / told.std() + noise
+            labels = scores / scores.std() + noise
             return rows, labels / (4 * labels.std())
         labels = generator.integers(0, self.classes, count)
         if self.majority:
@@ -155,8 +155,8 @@ class SyntheticData:
         data = self.dataset
         rows, labels = data.train_features[:samples], data.train_labels[:samples]
         if self.classes == 1:
-            told = [ridge(rows, labels, strength).scores(data.test_features)[:, 0] for strength in _RIDGES]
-            missed = min(float(np.square(one - data.test_labels).sum()) for one in told)
+            predictions = [ridge(rows, labels, strength).scores(data.test_features)[:, 0] for strength in _RIDGES]
+            missed = min(float(np.square(one - data.test_labels).sum()) for one in predictions)
             return 1.0 - missed / float(np.square(data.test_labels - data.test_labels.mean()).sum())
         if len(np.unique(labels)) == 1:
             return 0.5 if self.majority else float((data.test_labels == labels[0]).mean())
@@ -176,9 +176,9 @@ def mean_auc(scores: NDArray[np.floating], labels: NDArray[Any]) -> float:
     scores : ndarray of shape (samples, classes)
         Logarithms of probabilities, up to a constant a sample.
     """
-    told = np.exp(scores - scores.max(axis=1, keepdims=True))
-    told /= told.sum(axis=1, keepdims=True)
-    found = [area_under_curve(told[:, one], labels == one) for one in range(scores.shape[1])]
+    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    found = [area_under_curve(shares[:, one], labels == one) for one in range(scores.shape[1])]
     return float(np.nanmean(found))
 
 
@@ -319,5 +319,5 @@ def _score(config: RunConfig, made: SyntheticData, groups: int, resolve: Resolve
         return mean_auc(np.asarray(run.model.logits(parameters, data.test_features), np.float64), data.test_labels)
     if data.num_classes > 1:
         return float(run.model.evaluate(parameters, samples)[1])
-    told = np.asarray(run.model.logits(parameters, data.test_features), np.float64)[:, 0]
-    return float(1 - np.square(told - data.test_labels).mean() / np.var(data.test_labels))
+    predictions = np.asarray(run.model.logits(parameters, data.test_features), np.float64)[:, 0]
+    return float(1 - np.square(predictions - data.test_labels).mean() / np.var(data.test_labels))

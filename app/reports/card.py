@@ -263,8 +263,8 @@ def _word(outcome: Outcome) -> str:
     if getattr(outcome.privacy, "trust", "") == "trusted-server":
         privacy = "the server's, which adds the noise"
     else:
-        stated = len(outcome.clients or {}) + sum(one.clients for one in outcome.client_groups or ())
-        privacy = f"that of {stated:,} of {outcome.num_clients:,} clients, by their ledgers; a server cannot check it"
+        reported = len(outcome.clients or {}) + sum(one.clients for one in outcome.client_groups or ())
+        privacy = f"that of {reported:,} of {outcome.num_clients:,} clients, by their ledgers; a server cannot check it"
     counted = outcome.private_evaluation is not None and outcome.accuracy is None
     return f"epsilon: {privacy}. Accuracy: {'the clients, with noise' if counted else 'the server, by its test set'}"
 

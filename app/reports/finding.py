@@ -141,9 +141,9 @@ class RecordedRun:
 _LARGEST_COUNT = np.iinfo(np.int32).max
 
 
-def _count(stated: object) -> int:
+def _count(value: object) -> int:
     """Return a number that a client stated as one that fits into a table; results of older versions have any."""
-    number = stated if isinstance(stated, int | float) and not math.isnan(stated) else 0
+    number = value if isinstance(value, int | float) and not math.isnan(value) else 0
     return int(min(max(number, 0), _LARGEST_COUNT))
 
 
@@ -169,12 +169,12 @@ class FoundRun:
     def document(self) -> dict[str, Any]:
         """Return the run in a few plain values; its epsilon has its sentence next to it."""
         date, outcome = self.date.isoformat(timespec="seconds"), self.outcome
-        told = {"folder": str(self.folder), "date": date, "finished": outcome is not None}
+        entries = {"folder": str(self.folder), "date": date, "finished": outcome is not None}
         if outcome is None:
-            return {**told, "problem": self.problem}
+            return {**entries, "problem": self.problem}
         figures = ("mu", "epsilon", "delta", "epsilon_local", "guarantee", "accuracy", "auc", "loss")
         return {
-            **told,
+            **entries,
             "strategy": outcome.config["strategy"],
             "task": outcome.config["task"],
             **{name: getattr(outcome.privacy, name, None) for name in ("trust", "unit")},

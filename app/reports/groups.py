@@ -120,8 +120,8 @@ def _told_apart(groups: Sequence[Group]) -> list[Group]:
     made: dict[str, Group] = {}
     for group in groups:
         same = [one for one in groups if one.name == group.name]
-        said = _differences(group, same) if len(same) > 1 else ""
-        name = base = f"{group.name} ({said})" if said else group.name
+        differences = _differences(group, same) if len(same) > 1 else ""
+        name = base = f"{group.name} ({differences})" if differences else group.name
         number = 1
         while name in made:
             number += 1

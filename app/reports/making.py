@@ -107,7 +107,7 @@ def _happened(outcome: Outcome) -> list[tuple[str, str]]:
     """Return the rows of the "Rounds" table."""
     history = outcome.per_round
     aggregated, asked = sum(one.aggregated for one in history), sum(one.asked for one in history)
-    said = [
+    rows = [
         ("rounds", f"{outcome.rounds:,}"),
         ("clients", f"{outcome.num_clients:,}"),
         ("μ", shown(outcome.mu)),
@@ -119,15 +119,15 @@ def _happened(outcome: Outcome) -> list[tuple[str, str]]:
         ("malformed", f"{sum(one.malformed for one in history):,}"),
     ]
     if outcome.min_honest is not None:
-        said += [
+        rows += [
             ("worst-case μ", shown(outcome.mu_local)),
             ("fewest clients of a sum", f"{outcome.min_cohort:,}"),
             ("helpers", f"{outcome.helpers:,}"),
             ("rounds that stayed closed", f"{outcome.closed_rounds:,}"),
             ("sums that were skipped", f"{outcome.skipped_rounds:,}"),
         ]
-    said += [(f"{name}, with noise", shown_query(found)) for name, found in (outcome.queries or {}).items()]
-    return [*said, ("test loss", loss_text(outcome.loss))] if _has_loss(outcome) else said
+    rows += [(f"{name}, with noise", shown_query(found)) for name, found in (outcome.queries or {}).items()]
+    return [*rows, ("test loss", loss_text(outcome.loss))] if _has_loss(outcome) else rows
 
 
 def _lost(outcome: Outcome) -> int:
@@ -238,8 +238,8 @@ def _differing(groups: Sequence[Group]) -> list[list[str]]:
     found = _different_settings(groups)
     if not found or len(groups) <= _SIDE_BY_SIDE:
         return [["setting", *(group.name for group in groups)], *([key, *values] for key, values in found.items())]
-    told = (", ".join(f"{key} = {values[at]}" for key, values in found.items()) for at in range(len(groups)))
-    return [["run", "settings"], *([group.name, text] for group, text in zip(groups, told, strict=True))]
+    texts = (", ".join(f"{key} = {values[at]}" for key, values in found.items()) for at in range(len(groups)))
+    return [["run", "settings"], *([group.name, text] for group, text in zip(groups, texts, strict=True))]
 
 
 def _different_settings(groups: Sequence[Group]) -> dict[str, list[str]]:

@@ -83,10 +83,10 @@ def measure_plot(groups: Sequence[Group], measure: str) -> Plot | None:
 
 
 def _measure_caption(groups: Sequence[Group], *, dotted: bool) -> str:
-    said = ["Of the published model, on the test set, which is public."]
-    said += ["Bands: one standard deviation over seeds."] if any(len(group.runs) > 1 for group in groups) else []
-    said += ["Dotted: where the same run ended without noise; of a simulation, and not private."] if dotted else []
-    return " ".join(said)
+    sentences = ["Of the published model, on the test set, which is public."]
+    sentences += ["Bands: one standard deviation over seeds."] if any(len(group.runs) > 1 for group in groups) else []
+    sentences += ["Dotted: where the same run ended without noise; of a simulation, and not private."] if dotted else []
+    return " ".join(sentences)
 
 
 def _draw_without_noise(axes: Axes, groups: Sequence[Group], measure: str) -> bool:
@@ -143,10 +143,12 @@ def _against_epsilon(groups: Sequence[Group]) -> Plot | None:
         axes.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
         figure.legend(loc="outside lower center", ncols=min(len(known) + without, 2))
     note = "\n".join(f"{group.name}: {group.outcome.guarantee}" for _, group, *_ in known)
-    said = ["Each ε is its run's own guarantee, as above."]
-    said += ["Bars: one standard deviation over seeds."] if any(spread[1] is not None for *_, spread in known) else []
-    said += ["Dotted: without noise, not private."] if without else []
-    return Plot("accuracy-epsilon", "Accuracy against ε", " ".join(said), figure, note)
+    sentences = ["Each ε is its run's own guarantee, as above."]
+    sentences += (
+        ["Bars: one standard deviation over seeds."] if any(spread[1] is not None for *_, spread in known) else []
+    )
+    sentences += ["Dotted: without noise, not private."] if without else []
+    return Plot("accuracy-epsilon", "Accuracy against ε", " ".join(sentences), figure, note)
 
 
 BOOKKEEPING = (
@@ -303,8 +305,8 @@ def _noise(run: RecordedRun) -> Plot | None:
         axes.set_xlabel("release of a client")
         axes.set_ylabel("noise of a prefix sum, std")
         figure.legend(loc="outside lower center", ncols=2)
-    said = [*run.statements.values(), *(group.statement for group in run.outcome.client_groups or ())]
-    mechanism = next((statement["mechanism"] for statement in said), "")
+    statements = [*run.statements.values(), *(group.statement for group in run.outcome.client_groups or ())]
+    mechanism = next((statement["mechanism"] for statement in statements), "")
     caption = (
         f"Standard deviation, in one value, of the noise in all that a client has released so far ({mechanism}); "
         "dotted: the most that one sample can move a release, in all values together."

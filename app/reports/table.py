@@ -156,9 +156,9 @@ class Table:
         return self.rows if self.figures is None else self.figures
 
 
-def _markdown(shown: str | Marked) -> str:
+def _markdown(cell: str | Marked) -> str:
     # A label is anybody's text; a bar in it would be one column more.
-    return (shown.markdown if isinstance(shown, Marked) else shown).replace("|", "\\|")
+    return (cell.markdown if isinstance(cell, Marked) else cell).replace("|", "\\|")
 
 
 def statistics(values: Sequence[float | None], digits: int | None = None) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class GroupedStatements(Mapping[str, dict[str, Any]]):
     @property
     def groups(self) -> list[StatementGroup]:
         """The distinct statements, in the order of the first client of each."""
-        return [StatementGroup(said, len(clients), str(clients[0])) for said, clients in self._parts]
+        return [StatementGroup(statement, len(clients), str(clients[0])) for statement, clients in self._parts]
 
     @cached_property
     def _whose(self) -> tuple[NDArray[np.integer], NDArray[np.int32]]:
@@ -82,7 +82,7 @@ class GroupedStatements(Mapping[str, dict[str, Any]]):
 
 
 def said_alike(
-    numbers: NDArray[np.integer], columns: Iterable[NDArray[Any]], said: Callable[[int], Statement]
+    numbers: NDArray[np.integer], columns: Iterable[NDArray[Any]], statement_of: Callable[[int], Statement]
 ) -> GroupedStatements:
     """Return the statements of clients, of which one is asked for all that say the same.
 
@@ -97,7 +97,7 @@ def said_alike(
         group = np.unique(group * len(distinct) + place, return_inverse=True)[1]
     order = np.argsort(group, kind="stable")
     parts = np.split(numbers[order], np.flatnonzero(np.diff(group[order])) + 1)
-    return GroupedStatements((said(int(part[0])), part) for part in parts if len(part))
+    return GroupedStatements((statement_of(int(part[0])), part) for part in parts if len(part))
 
 
 def statement_groups(statements: Mapping[str, Statement]) -> list[StatementGroup]:
@@ -105,8 +105,8 @@ def statement_groups(statements: Mapping[str, Statement]) -> list[StatementGroup
     if isinstance(statements, GroupedStatements):
         return statements.groups
     names: dict[tuple[Any, ...], list[str]] = {}
-    for name, said in statements.items():
-        names.setdefault(tuple(said.items()), []).append(name)
+    for name, statement in statements.items():
+        names.setdefault(tuple(statement.items()), []).append(name)
     return [StatementGroup(statements[found[0]], len(found), found[0]) for found in names.values()]
 
 
@@ -123,7 +123,7 @@ def listed(statements: Mapping[str, Statement]) -> Mapping[str, Statement]:
 def stated(statements: Mapping[str, Statement]) -> dict[str, Any]:
     """``clients`` and ``client_groups`` of ``result.json``: each client by name, or groups that say the same."""
     if is_named(statements):
-        return {"clients": {name: dict(said) for name, said in statements.items()}, "client_groups": None}
+        return {"clients": {name: dict(statement) for name, statement in statements.items()}, "client_groups": None}
     groups = [
         {"clients": group.count, "first": group.first, "statement": dict(group.statement)}
         for group in statement_groups(statements)

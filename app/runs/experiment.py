@@ -389,8 +389,8 @@ def resolve(config: RunConfig, data: Dataset, shards: Sequence[Any], *, deployed
             kind="out-of-range",
         )
     values = method.settled(trained_config(config), num_rounds, model, sizes).overridden(config)
-    stated = deployed and "batch-size" in method.keys
-    fewest = config.batch_size * max(config.max_participations, num_rounds) if stated else 0
+    as_stated = deployed and "batch-size" in method.keys
+    fewest = config.batch_size * max(config.max_participations, num_rounds) if as_stated else 0
     return Experiment(config, data, shards, model, num_rounds, values, fewest)
 
 

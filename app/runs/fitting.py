@@ -172,9 +172,9 @@ def fit(
                 setting="real",
             )
         return _rehearsed(asked, on_progress)
-    shown = on_progress or bar_of_rounds()
+    report = on_progress or bar_of_rounds()
     return run_sealed(
-        lambda seal: _for_real(asked, owners, ledger, budget, seal, shown),
+        lambda seal: _for_real(asked, owners, ledger, budget, seal, report),
         None if private_log is None else Path(private_log),
     )
 
@@ -296,8 +296,8 @@ def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None) ->
     if not better:
         return made
     option, outcome, its_table = max(better, key=lambda one: figure(*one[1:]))
-    said = f"{option}: {shown_figure(outcome, its_table)}, rehearsed on these rows"
-    return _with(made, made.outcome, replace(described, better=said))
+    sentence = f"{option}: {shown_figure(outcome, its_table)}, rehearsed on these rows"
+    return _with(made, made.outcome, replace(described, better=sentence))
 
 
 def _worth_a_try(
@@ -387,17 +387,19 @@ def _scaled(found: ReadTable, table: Any, config: RunConfig, site: str) -> tuple
     """
     from .private_statistics import private_statistics
 
-    told: dict[str, Any] = {"mu": config.mu * math.sqrt(SCALING_SHARE), "delta": config.delta, "seed": config.seed}
+    settings: dict[str, Any] = {"mu": config.mu * math.sqrt(SCALING_SHARE), "delta": config.delta, "seed": config.seed}
     if config.trust.kind:
-        told["trust"] = config.trust.kind
+        settings["trust"] = config.trust.kind
     if config.secure:
-        told["min_honest"] = config.sums.min_honest
+        settings["min_honest"] = config.sums.min_honest
     many = {"site": site} if site else {"clients": config.num_clients}
     with _quiet():
-        said = private_statistics(table, found.schema, **many, **told, mechanism="" if config.private else "none")
-    if said.guarantee is None:
+        statistics = private_statistics(
+            table, found.schema, **many, **settings, mechanism="" if config.private else "none"
+        )
+    if statistics.guarantee is None:
         raise ConfigurationError("Expected statistics with a guarantee, got none.", kind="missing")
-    return replace(found, schema=found.schema.bounded(said.bounds), scaled=True), said.guarantee
+    return replace(found, schema=found.schema.bounded(statistics.bounds), scaled=True), statistics.guarantee
 
 
 def _described(
@@ -713,17 +715,17 @@ def _label_words(table: FittedTable) -> str:
 
 
 def _beside(outcome: Outcome, table: FittedTable) -> str:
-    said = []
+    figures = []
     if outcome.without_noise is not None:
-        said.append(f"without privacy {_short_figure(outcome.without_noise, table)}")
+        figures.append(f"without privacy {_short_figure(outcome.without_noise, table)}")
     if outcome.alone is not None and outcome.alone.clients:
         one = "site" if table.site else "client"
         no_worse = " (no worse)" if _alone_does(outcome, table) else ""
         average = " on average" if outcome.alone.clients > 1 else ""
-        said.append(f"one {one} alone {_short_figure(outcome.alone, table).removeprefix('AUC ')}{average}{no_worse}")
+        figures.append(f"one {one} alone {_short_figure(outcome.alone, table).removeprefix('AUC ')}{average}{no_worse}")
     if table.schema.num_classes > 1:
-        said.append(f"usual answer {100 * table.majority:.1f} %")
-    return ", ".join(said) or "no twin was made"
+        figures.append(f"usual answer {100 * table.majority:.1f} %")
+    return ", ".join(figures) or "no twin was made"
 
 
 def _privacy(result: RunResult) -> str:

@@ -39,7 +39,7 @@ def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any], warnings:
         promised, would_have = (figures, None) if deployed else (promised, figures)
     kind = REAL if deployed else NOT_PRIVATE if outcome.mu is None else REHEARSAL
     evaluation = outcome.private_evaluation if deployed else None
-    said = json.dumps(outcome.config, sort_keys=True, default=str)
+    configuration = json.dumps(outcome.config, sort_keys=True, default=str)
     return {
         "what": kind,
         "murmurfl": outcome.versions.get("murmurfl"),
@@ -51,27 +51,27 @@ def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any], warnings:
         "would_have": would_have,
         "private_evaluation": None if evaluation is None else evaluation.sentence,
         "warnings": list(warnings),
-        "configuration": hashlib.sha256(said.encode()).hexdigest()[:16],
+        "configuration": hashlib.sha256(configuration.encode()).hexdigest()[:16],
     }
 
 
-def card_text(said: Mapping[str, Any]) -> str:
+def card_text(entries: Mapping[str, Any]) -> str:
     """Return a card for people, in Markdown."""
-    data = said["data"]
-    rows = [("what it is", said["what"])]
-    if (would := said["would_have"]) is not None:
+    data = entries["data"]
+    rows = [("what it is", entries["what"])]
+    if (would := entries["would_have"]) is not None:
         condition = "with secret keys and a reviewed schema that does not come from the rows it would have"
         rows.append(("for real", f"{condition}: {would['sentence']}"))
-    if said["epsilon"] is not None:
-        rows.append(("privacy", str(said["sentence"])))
-    if said["private_evaluation"]:
-        rows.append(("measured", str(said["private_evaluation"])))
-    rows += [("warning", words) for words in said.get("warnings", ())]
+    if entries["epsilon"] is not None:
+        rows.append(("privacy", str(entries["sentence"])))
+    if entries["private_evaluation"]:
+        rows.append(("measured", str(entries["private_evaluation"])))
+    rows += [("warning", words) for words in entries.get("warnings", ())]
     rows += [
         ("data", ", ".join(f"{name} {value}" for name, value in data.items() if value not in ("", None))),
-        ("clients", str(said["clients"])),
-        ("method", str(said["strategy"])),
-        ("made", f"{said['date']} by murmurfl {said['murmurfl']}, configuration {said['configuration']}"),
+        ("clients", str(entries["clients"])),
+        ("method", str(entries["strategy"])),
+        ("made", f"{entries['date']} by murmurfl {entries['murmurfl']}, configuration {entries['configuration']}"),
     ]
     lines = ["# Model card", ""]
     for name, value in rows:
@@ -81,5 +81,5 @@ def card_text(said: Mapping[str, Any]) -> str:
 
 def _plain(text: str) -> str:
     """Return a text as Markdown shows it letter by letter: names of files, columns and classes are somebody's own."""
-    shown = "".join(character if character.isprintable() else " " for character in html.escape(text, quote=False))
-    return re.sub(r"([\\`*_\[\]|])", r"\\\1", shown)
+    printable = "".join(character if character.isprintable() else " " for character in html.escape(text, quote=False))
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", printable)

@@ -211,9 +211,9 @@ class RunResult:
         plot_accuracy(self.outcome, picture)
         notes, named = self._summary()
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in named)
-        said = "".join(f"<p>{escape(note)}</p>" for note in notes)
+        paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)
         plot = f'<img alt="" width="480" src="data:image/png;base64,{b64encode(picture.getvalue()).decode()}">'
-        return f"<b>{escape(self._heading)}</b>{said}<table>{rows}</table>{plot}"
+        return f"<b>{escape(self._heading)}</b>{paragraphs}<table>{rows}</table>{plot}"
 
     @property
     def _heading(self) -> str:
@@ -236,10 +236,14 @@ class RunResult:
     def guarantee(self) -> Guarantee:
         """The guarantee, in figures and words; no epsilon is shown without it."""
         curated = self.deployed and self.table is not None
-        said = run_guarantee(
+        guarantee = run_guarantee(
             self.experiment, self.figures, deployed=self.deployed, statements=self.statements, curated=curated
         )
-        return said if self.table is None else replace(said, notes=(*said.notes, *self.table.notes(said.delta)))
+        return (
+            guarantee
+            if self.table is None
+            else replace(guarantee, notes=(*guarantee.notes, *self.table.notes(guarantee.delta)))
+        )
 
     @property
     def arrays(self) -> dict[str, Any]:

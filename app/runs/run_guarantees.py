@@ -64,11 +64,11 @@ def refuse_untrue(figures: Figures, statements: Statements) -> None:
     claims = [("mu", figures.loss.assumed.mu, found.assumed.mu)]
     if figures.loss.conditional:
         claims.append(("worst-case mu", figures.loss.worst_case.mu, found.worst_case.mu))
-    for name, claimed, stated in claims:
-        if stated > claimed * (1 + _ROUNDING):
+    for name, claimed, actual in claims:
+        if actual > claimed * (1 + _ROUNDING):
             raise ConfigurationError(
                 f"Expected clients that guarantee {name} = {claimed:g}, as the method says of the run, got {name} = "
-                f"{stated:g} from those that made releases: its policy, asked_rounds and client do not agree. "
+                f"{actual:g} from those that made releases: its policy, asked_rounds and client do not agree. "
                 "There is no result.",
                 kind="mismatch",
             )
@@ -119,8 +119,8 @@ def run_guarantee(
     allow, against whom the trust says. For real clients it is what they say or, before they were asked, what the run
     configuration expects; the notes say which.
     """
-    said = list((statements or {}).values())
-    mechanisms = [str(one.get("mechanism", "")) for one in said]
+    known = list((statements or {}).values())
+    mechanisms = [str(one.get("mechanism", "")) for one in known]
     guarantee = experiment.method.guarantee(
         experiment,
         figures.loss,
@@ -131,8 +131,8 @@ def run_guarantee(
     )
     # Whoever protects owners protects samples that stay their owner's: what is not said of all real clients is said of
     # these.
-    of_owners = [one.get("unit") == "owner" for one in said]
-    if not deployed or (len(said) >= experiment.config.num_clients and all(of_owners)):
+    of_owners = [one.get("unit") == "owner" for one in known]
+    if not deployed or (len(known) >= experiment.config.num_clients and all(of_owners)):
         return guarantee
     notes = [SAME_OWNER] if any(of_owners) or experiment.config.samples_per_owner else []
     return replace(guarantee, unit="sample", notes=(*guarantee.notes, *notes))

@@ -60,11 +60,11 @@ def shown_evaluation(evaluation: EvaluationFigures) -> str:
     """Return a private evaluation in a few words."""
     if evaluation.accuracy is None:
         return "none: no client answered"
-    said = f"{100 * evaluation.accuracy:.1f} %{_interval(evaluation.interval, 100, 1)}"
+    accuracy = f"{100 * evaluation.accuracy:.1f} %{_interval(evaluation.interval, 100, 1)}"
     return (
-        said
+        accuracy
         if evaluation.auc is None
-        else f"{said}, AUC {evaluation.auc:.3f}{_interval(evaluation.auc_interval, 1, 3)}"
+        else f"{accuracy}, AUC {evaluation.auc:.3f}{_interval(evaluation.auc_interval, 1, 3)}"
     )
 
 
@@ -81,8 +81,8 @@ def plain_words(outcome: Outcome) -> str:
 
 def meaning_lines(outcome: Outcome) -> list[str]:
     """Return the line that says what its mu means, if anything is guaranteed."""
-    said, note = plain_words(outcome), noise_note(outcome.config["noise-quality"])
-    return [f"mu = {shown(outcome.mu)} means{note}: {said[0].lower()}{said[1:]}"] if said else []
+    meaning, note = plain_words(outcome), noise_note(outcome.config["noise-quality"])
+    return [f"mu = {shown(outcome.mu)} means{note}: {meaning[0].lower()}{meaning[1:]}"] if meaning else []
 
 
 def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
@@ -129,9 +129,9 @@ def shown_query(found: Mapping[str, Any]) -> str:
     if answer is None:
         return f"no answer: {found.get('failure')}"
     values = answer.items() if isinstance(answer, Mapping) else [("", answer)]
-    said = ", ".join(f"{name} {value:.4g}".strip() for name, value in values if isinstance(value, int | float))
+    values_text = ", ".join(f"{name} {value:.4g}".strip() for name, value in values if isinstance(value, int | float))
     part = "" if found.get("mu") is None else f", {100 * found['share']:.4g} % of mu^2 (mu = {shown(found['mu'])})"
-    return f"{said or 'in result.json'}{part}"
+    return f"{values_text or 'in result.json'}{part}"
 
 
 def _forecast_rows(outcome: Outcome) -> list[tuple[str, str]]:
@@ -139,11 +139,11 @@ def _forecast_rows(outcome: Outcome) -> list[tuple[str, str]]:
     if (forecast := outcome.forecast) is None:
         return []
     longest, typical = shortest(forecast.noise_over_longest), shortest(forecast.noise_over_typical)
-    said = f"noise {longest} times the longest update, {typical} times a typical one (estimate)"
+    sentence = f"noise {longest} times the longest update, {typical} times a typical one (estimate)"
     if forecast.kept_range is not None:
         low, high = (100 * share for share in forecast.kept_range)
-        said = f"keeps {low:.0f} to {high:.0f} % of what can be learnt, {HELD}"
-    return [("forecast", f"{forecast.verdict}: {said}")]
+        sentence = f"keeps {low:.0f} to {high:.0f} % of what can be learnt, {HELD}"
+    return [("forecast", f"{forecast.verdict}: {sentence}")]
 
 
 def _private_accuracy_rows(outcome: Outcome) -> list[tuple[str, str]]:
@@ -173,8 +173,8 @@ def short_lines(outcome: Outcome, folder: Path) -> list[str]:
     rows.append(("releases", f"{outcome.aggregated} of {outcome.num_clients} clients in {outcome.rounds} rounds{lost}"))
     rows.append(("files", str(folder)))
     width = max(len(name) for name, _ in rows)
-    said = [f"  {name:<{width}}  {value}" for name, value in rows]
-    return [*said, "", outcome.guarantee, *_guess(outcome), *warning_lines(outcome)[:1]]
+    lines = [f"  {name:<{width}}  {value}" for name, value in rows]
+    return [*lines, "", outcome.guarantee, *_guess(outcome), *warning_lines(outcome)[:1]]
 
 
 def shown_measure(outcome: Outcome) -> str:
@@ -185,9 +185,9 @@ def shown_measure(outcome: Outcome) -> str:
 
 def _guess(outcome: Outcome) -> list[str]:
     """Return what mu means, short where the guarantee above says against whom and rests on nobody's honesty."""
-    said = plain_words(outcome)
-    short = said.partition("; tossing")[0]
-    return [f"{short} (a coin: 50 %)." if outcome.min_honest is None else said] if said else []
+    meaning = plain_words(outcome)
+    short = meaning.partition("; tossing")[0]
+    return [f"{short} (a coin: 50 %)." if outcome.min_honest is None else meaning] if meaning else []
 
 
 def warning_lines(outcome: Outcome) -> list[str]:

@@ -90,12 +90,12 @@ class Seal:
         """Let no error's text leave from here on: the next step reads rows."""
         self.rows_are_read = True
 
-    def show(self, shown: Callable[[], object]) -> None:
+    def show(self, print_result: Callable[[], object]) -> None:
         """Call a function with the standard streams open: what it shows, its caller vouches for."""
         self._open()
         self.shown_by = threading.get_ident()
         try:
-            shown()
+            print_result()
         finally:
             self.shown_by = 0
             self._close()

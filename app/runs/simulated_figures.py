@@ -72,13 +72,13 @@ class OnlineLosses:
         if isinstance(self._model, ComputableOptima):
             optima = self._optima(self._model)
             dynamic, static = losses - optima["of each round"], losses - optima["fixed"]
-        shown = np.unique(np.linspace(0, self._num_rounds - 1, min(most_points, self._num_rounds)).round().astype(int))
+        rounds = np.unique(np.linspace(0, self._num_rounds - 1, min(most_points, self._num_rounds)).round().astype(int))
 
         def sums(values: NDArray[np.float64] | None) -> list[float] | None:
-            return None if values is None else (self._local_steps * np.cumsum(values))[shown].tolist()
+            return None if values is None else (self._local_steps * np.cumsum(values))[rounds].tolist()
 
         return {
-            "rounds": (shown + 1).tolist(),
+            "rounds": (rounds + 1).tolist(),
             "cumulative-loss": sums(losses),
             "dynamic-regret": sums(dynamic),
             "static-regret": sums(static),

@@ -359,10 +359,10 @@ def _refuse_nothing(strategy: ReleaseStrategy[Any], progress: list[Progress]) ->
     if not progress or not any(report.asked for report in made) or any(report.aggregated for report in made):
         return
     reasons = sorted({reason for report in made for reason in report.refused})
-    said = [f"clients refused with {', '.join(reasons)}"] if reasons else []
-    said += sorted({f"a round was closed ({report.closed})" for report in made if report.closed})
+    parts = [f"clients refused with {', '.join(reasons)}"] if reasons else []
+    parts += sorted({f"a round was closed ({report.closed})" for report in made if report.closed})
     raise ConfigurationError(
-        f"Expected releases to aggregate, got none in {len(progress)} rounds{': ' if said else ''}{'; '.join(said)}; "
+        f"Expected releases to aggregate, got none in {len(progress)} rounds{': ' if parts else ''}{'; '.join(parts)}; "
         "see the clients' logs.",
         kind="missing",
     )

@@ -175,10 +175,10 @@ def _reply_vector(reply: Message, received: Mapping[str, NDArray[np.float64]]) -
         array = records[0].get(name)
         values = None if array is None else array.numpy()
         if values is None or values.dtype.kind != "f" or values.shape != before.shape:
-            stated = "none" if values is None else f"{values.dtype} of shape {values.shape}"
+            received_kind = "none" if values is None else f"{values.dtype} of shape {values.shape}"
             raise ConfigurationError(
                 f"Expected the ClientApp to reply with the arrays it was sent, floating-point {before.shape} for "
-                f"{name!r}, got {stated}.",
+                f"{name!r}, got {received_kind}.",
                 kind="wrong-type",
             )
         parts.append(np.asarray(values, dtype=np.float64).ravel())

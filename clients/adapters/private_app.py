@@ -407,30 +407,30 @@ def private_client_app(
         made.check_schema(known, None if share is None or made.measure is None else made.measure(share.right))
     if schema is not None and chosen.scale is not None:  # one that was inferred is made from all records
         bound = made.bound(schema)
-    stated: dict[str, Any] = {"epsilon": epsilon, "mu": mu, "delta": delta, "clip_norm": clip_norm, "rounds": rounds}
-    stated |= {"batch_size": batch_size, "trust": trust, "sums": sums, "samples_per_owner": samples_per_owner}
+    settings: dict[str, Any] = {"epsilon": epsilon, "mu": mu, "delta": delta, "clip_norm": clip_norm, "rounds": rounds}
+    settings |= {"batch_size": batch_size, "trust": trust, "sums": sums, "samples_per_owner": samples_per_owner}
     if policy is None:
-        policy = _policy_of(chosen, bound, **stated)
+        policy = _policy_of(chosen, bound, **settings)
     else:
-        _refuse_beside_policy(stated)
+        _refuse_beside_policy(settings)
     chosen.check(policy if share is None else share.training(policy))
     of_simulation = {"helpers": helpers, "seed": seed, "schema": known, "bound": bound}
     return PrivateClientApp(made, chosen, samples, policy, evaluation=share, mods=mods, **of_simulation)
 
 
 def _policy_of(
-    chosen: Algorithm, bound: float, *, clip_norm: float | None, mu: float | None, rounds: int | None, **stated: Any
+    chosen: Algorithm, bound: float, *, clip_norm: float | None, mu: float | None, rounds: int | None, **settings: Any
 ) -> PrivacyPolicy:
     """Return the policy that an app's parameters stand for; the clip is by default the algorithm's share of R."""
     if clip_norm is None:
         clip_norm = 1.0 if chosen.scale is None or math.isinf(bound) else chosen.scale.clip * bound
-    return chosen.policy(clip_norm=clip_norm, mu=mu or 0.0, max_participations=rounds, **stated)
+    return chosen.policy(clip_norm=clip_norm, mu=mu or 0.0, max_participations=rounds, **settings)
 
 
-def _refuse_beside_policy(stated: Mapping[str, Any]) -> None:
+def _refuse_beside_policy(settings: Mapping[str, Any]) -> None:
     """Refuse parameters that a policy already says."""
     usual = inspect.signature(private_client_app).parameters
-    if named := [name for name, value in stated.items() if value != usual[name].default]:
+    if named := [name for name, value in settings.items() if value != usual[name].default]:
         raise ConfigurationError(
             f"Expected policy or {', '.join(named)}, got both: a PrivacyPolicy says everything.",
             kind="conflict",

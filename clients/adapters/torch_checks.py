@@ -262,17 +262,17 @@ class SampleTrials:
         try:
             return self._one(self._trained, inputs, targets, 0)
         except Exception as error:
-            refusal, said = _unfit_step(error), _first_line(error)
-            if refusal is None and "scalar" in said:
+            refusal, message = _unfit_step(error), _first_line(error)
+            if refusal is None and "scalar" in message:
                 refusal = ConfigurationError(
-                    f"Expected loss(output, target) to be a scalar tensor, got: {said}. Use reduction='mean'.",
+                    f"Expected loss(output, target) to be a scalar tensor, got: {message}. Use reduction='mean'.",
                     kind="wrong-type",
                     setting="loss",
                 )
             looks = repr([(tuple(part.shape[1:]), part.dtype) for part in leaves((inputs, targets))])
             raise refusal or ConfigurationError(
                 f"Expected a loss and a gradient for one sample like this client's, {looks}, got "
-                f"{type(error).__name__}: {said}. The module gets a batch of one, as does loss(output, target); "
+                f"{type(error).__name__}: {message}. The module gets a batch of one, as does loss(output, target); "
                 "integers stay integers, so scale images (x / 255).",
                 kind="failed",
             ) from error
@@ -409,16 +409,16 @@ def _mixing(seen: str, guilty: str) -> ConfigurationError:
 
 def _unfit_step(error: Exception) -> ConfigurationError | None:
     """Return the refusal of a model by the error of ``torch.func``; None if it may do so."""
-    said = str(error)
+    message = str(error)
     if _branches(error):
         return ConfigurationError(
             "Expected a model that takes the same steps for every sample, got one with data-dependent control flow: "
             "use torch.where in place of an `if` on values, masks in place of indices, and no .item().",
             kind="unsupported",
         )
-    if "random" in said:
+    if "random" in message:
         return _drawing()
-    if "captured Tensor" in said:
+    if "captured Tensor" in message:
         return ConfigurationError(
             "Expected a model that writes to no tensor of its own, got one that does (a running mean, say), so that "
             "one sample's data would reach the next: use GroupNorm or LayerNorm, or freeze it with .eval().",

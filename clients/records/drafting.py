@@ -195,12 +195,15 @@ def _check_column(name: str, columns: Sequence[str], table: str) -> None:
 
 def document(schema: Schema, heading: Sequence[str] = ()) -> str:
     """Write a schema as TOML that a person can read and review, with a heading of comments."""
-    said = schema.model_dump(mode="json", exclude_defaults=True)
-    tables = {"label": said.pop("label"), **{f"columns.{_key(k)}": c for k, c in said.pop("columns", {}).items()}}
+    settings = schema.model_dump(mode="json", exclude_defaults=True)
+    tables = {
+        "label": settings.pop("label"),
+        **{f"columns.{_key(k)}": c for k, c in settings.pop("columns", {}).items()},
+    }
     lines = [*(f"# {line}" for line in heading), f"reviewed = {_toml(schema.reviewed)}"]
-    lines += [f"{name} = {_toml(value)}" for name, value in said.items() if name not in ("reviewed", "inputs")]
+    lines += [f"{name} = {_toml(value)}" for name, value in settings.items() if name not in ("reviewed", "inputs")]
     named = [(f"[{name}]", table) for name, table in tables.items()]
-    for title, table in [*named, *(("[[inputs]]", part) for part in said.get("inputs", []))]:
+    for title, table in [*named, *(("[[inputs]]", part) for part in settings.get("inputs", []))]:
         lines += ["", title, *(f"{name} = {_toml(value)}" for name, value in table.items())]
     return "\n".join(lines) + "\n"
 

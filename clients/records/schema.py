@@ -384,9 +384,9 @@ class Schema(_Said):
     decimal: Literal[".", ","] = "."
     reviewed: bool = False
 
-    def __init__(self, **said: Any) -> None:
+    def __init__(self, **fields: Any) -> None:
         try:
-            super().__init__(**said)
+            super().__init__(**fields)
         except ValidationError as error:
             raise _refusal(error) from None
 
@@ -444,9 +444,9 @@ class Schema(_Said):
     def digest(self) -> str:
         """A digest that clients of one training compare: equal for schemas by which records are read alike."""
         unread: Any = {"reviewed": True, "separator": True, "decimal": True, "label": {"majority"}}
-        said = self.model_dump(mode="json", exclude=unread, exclude_defaults=True)
-        said["columns"] = list(said.get("columns", {}).items())  # their order settles what a model is given
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+        settings = self.model_dump(mode="json", exclude=unread, exclude_defaults=True)
+        settings["columns"] = list(settings.get("columns", {}).items())  # their order settles what a model is given
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
 
     def check_for_real_nodes(self) -> None:
         """Refuse a schema that nobody has reviewed, or that leaves open what a record is."""
@@ -810,18 +810,18 @@ def _refusal(error: ValidationError) -> ConfigurationError:
     """Return the error for the first of pydantic's findings, in the words of our messages."""
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
-    said, setting = first["msg"].removeprefix("Value error, "), place or None
-    if said.startswith("Expected"):
+    message, setting = first["msg"].removeprefix("Value error, "), place or None
+    if message.startswith("Expected"):
         cause = first.get("ctx", {}).get("error")
         kind = cause.kind if isinstance(cause, ConfigurationError) else None
-        return ConfigurationError(f"{place}: {said}" if place else said, kind=kind, setting=setting)
+        return ConfigurationError(f"{place}: {message}" if place else message, kind=kind, setting=setting)
     if first["type"] == "extra_forbidden":
         unknown = f"Expected no key {place!r} in a schema, got one: look for a typo."
         return ConfigurationError(unknown, kind="unknown-name", setting=setting)
     if first["type"] == "missing":
         return ConfigurationError(f"Expected {place} in a schema, got none.", kind="missing", setting=setting)
     return ConfigurationError(
-        f"Expected another value of {place} in a schema ({said.lower()}), got {first['input']!r}.",
+        f"Expected another value of {place} in a schema ({message.lower()}), got {first['input']!r}.",
         kind="unknown-name" if first["type"] == "literal_error" else "wrong-type",
         setting=setting,
     )

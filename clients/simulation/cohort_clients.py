@@ -68,10 +68,10 @@ class PartAnswer:
             if self.part.here[place]:
                 yield self.part.names[place], refusal
 
-    def acknowledge(self, session: str, told: Sequence[tuple[int, int]]) -> None:
+    def acknowledge(self, session: str, acks: Sequence[tuple[int, int]]) -> None:
         """Tell clients, by their places among the releases, which release of theirs was aggregated."""
-        rows = [self.part.rows[self.releases.rows[i]] for i, _ in told]
-        self.part.block.acknowledge(session, rows, [ack for _, ack in told])
+        rows = [self.part.rows[self.releases.rows[i]] for i, _ in acks]
+        self.part.block.acknowledge(session, rows, [ack for _, ack in acks])
 
     def release(self, i: int) -> Release:
         """Return a client's release, by its place among the releases."""

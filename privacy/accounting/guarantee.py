@@ -67,16 +67,16 @@ def plain_meaning(
     if not math.isfinite(loss.mu):
         return ""
     guessed, known = _GUESSED[unit]
-    said = (
+    meaning = (
         f"The best guess {guessed} is right at most {right_at_most(loss.mu)} of the time; tossing a coin is right 50 % "
         f"of the time. This holds for {_GUESSERS[trust]} {known}"
     )
     if not loss.conditional or min_honest is None:
-        return f"{said}."
+        return f"{meaning}."
     worst = loss.worst_case.mu
     local = f"at most {right_at_most(worst)}" if math.isfinite(worst) else "nothing is promised"
     honest = f"{min_honest} client{'s' * (min_honest != 1)}"
-    return f"{said}, if one helper and {honest} of each sum are honest; if not, {local}."
+    return f"{meaning}, if one helper and {honest} of each sum are honest; if not, {local}."
 
 
 def right_at_most(mu: float) -> str:
@@ -96,10 +96,10 @@ def rounded_up(value: float, digits: int = 4, *, places: int | None = None) -> s
     """
     if math.isinf(value):
         return "infinite"
-    shown = Decimal(f"{value:.{digits - 1}e}" if places is None else f"{value:.{places}f}")
-    if float(shown) < value * (1 - 1e-9):  # beyond what rounding in float64 may have added
-        shown += Decimal((0, (1,), shown.adjusted() - digits + 1 if places is None else -places))
-    return f"{float(shown):.{digits}g}" if places is None else f"{shown:.{places}f}"
+    rounded = Decimal(f"{value:.{digits - 1}e}" if places is None else f"{value:.{places}f}")
+    if float(rounded) < value * (1 - 1e-9):  # beyond what rounding in float64 may have added
+        rounded += Decimal((0, (1,), rounded.adjusted() - digits + 1 if places is None else -places))
+    return f"{float(rounded):.{digits}g}" if places is None else f"{rounded:.{places}f}"
 
 
 Unit = Literal["sample", "owner", "client"]
@@ -311,23 +311,23 @@ class Guarantee:
             _figures(self.loss.assumed, self.delta, " Gaussian DP") or "Nothing is guaranteed, epsilon is infinite"
         )
         local = f", and {self.whatever_happens}" if self.whatever_happens else ""
-        said = [f"{figures} {self.protects}{local}; {self.mechanism}; {self.covers}.", self.of_secret_order]
-        return " ".join([*filter(None, said), *self.notes])
+        sentences = [f"{figures} {self.protects}{local}; {self.mechanism}; {self.covers}.", self.of_secret_order]
+        return " ".join([*filter(None, sentences), *self.notes])
 
     @property
     def of_secret_order(self) -> str:
         """Effect of a secret order on epsilon, in a sentence of its own; empty where there is none."""
         if self.amplified is None:
             return ""
-        said = IN_HIDING if self.amplified.proved else ESTIMATED
+        template = IN_HIDING if self.amplified.proved else ESTIMATED
         row = "an owner" if self.unit == "owner" else "a sample"
-        return said.format(row=row, slots=self.amplified.slots, epsilon=rounded_up(self.amplified.epsilon))
+        return template.format(row=row, slots=self.amplified.slots, epsilon=rounded_up(self.amplified.epsilon))
 
     @property
     def meaning(self) -> str:
         """Meaning of mu in plain words (:func:`~murmurfl.privacy.accounting.guarantee.plain_meaning`)."""
-        said = plain_meaning(self.loss, self.unit, self.trust, self.min_honest)
-        return said.replace(_GUESSERS[self.trust], _OTHERS) if CURATED in self.notes else said
+        words = plain_meaning(self.loss, self.unit, self.trust, self.min_honest)
+        return words.replace(_GUESSERS[self.trust], _OTHERS) if CURATED in self.notes else words
 
     def __str__(self) -> str:
         return self.sentence
@@ -531,9 +531,9 @@ def caption(guarantees: Iterable[tuple[str, Guarantee]], *, in_columns: bool = F
     elif local:
         # Beside other groups or figures it must be told whose they are; the sentence itself says what they rest on.
         alone = len(local) == len(groups) == 1
-        figures = [said if alone else f"{said} ({' / '.join(named)})" for said, named in local.items()]
+        figures = [entry if alone else f"{entry} ({' / '.join(named)})" for entry, named in local.items()]
         sentences.append(f"Without anybody's honesty: {'; '.join(figures)}.")
-    sentences += [f"Of {label}: {' '.join(said)}" for label, said in hidden.items()]
+    sentences += [f"Of {label}: {' '.join(entry)}" for label, entry in hidden.items()]
     return " ".join([*sentences, *notes])
 
 

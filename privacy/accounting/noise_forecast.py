@@ -419,8 +419,8 @@ def forecast_of(
     noise = math.sqrt(sum(one.after(times) ** 2 for one, times in zip(stated, asked, strict=True)) / len(stated))
     path = sum(one.longest * times for one, times in zip(stated, asked, strict=True)) / len(stated)
     most = max(stated, key=lambda one: one.mu)
-    heard = min(clients, rounds * per_round)  # of very many clients a short training asks few
-    ratio = math.sqrt(num_parameters / heard) * noise / path
+    asked_clients = min(clients, rounds * per_round)  # of very many clients a short training asks few
+    ratio = math.sqrt(num_parameters / asked_clients) * noise / path
     if not 1 / _LARGEST_RATIO <= ratio <= _LARGEST_RATIO:
         return None
     return Forecast(

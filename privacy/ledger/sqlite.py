@@ -212,8 +212,8 @@ class SQLiteTransaction(LedgerTransaction):
             "FROM arrays WHERE session = ? ORDER BY kind, number",
             (LARGE_BYTES, session),
         )
-        for rowid, kind, number, dtype, stated, content in rows:
-            shape, place = tuple(json.loads(stated)), (session, kind, number)
+        for rowid, kind, number, dtype, dimensions, content in rows:
+            shape, place = tuple(json.loads(dimensions)), (session, kind, number)
             if content is not None:
                 yield kind, number, np.frombuffer(content, dtype).reshape(shape)
                 continue

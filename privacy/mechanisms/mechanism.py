@@ -497,8 +497,8 @@ def _check_sensitivity(mechanism: Mechanism, gram: NDArray[np.float64]) -> None:
                 "separated": worst_pattern(gram, participations, separation),
             }
             for pattern in PATTERNS:
-                stated = mechanism.sensitivity(participations, separation, pattern=pattern)
-                enough = stated**2 >= least[pattern] * (1 - _TOLERANCE)
+                claimed = mechanism.sensitivity(participations, separation, pattern=pattern)
+                enough = claimed**2 >= least[pattern] * (1 - _TOLERANCE)
                 _expect(enough, mechanism.name, f"sensitivity({participations}, {separation}, {pattern!r})")
 
 

@@ -589,12 +589,12 @@ def _sentence(column: ColumnStatistics) -> str:
     mean = column.mean
     if mean is None:
         total = sum(max(count, 0.0) for _, count, _ in column.histogram) or 1.0
-        said = [f"{name} {100 * max(count, 0.0) / total:.1f} %" for name, count, _ in column.histogram[:MOST_BARS]]
-        return f"{column.name}: {', '.join(said)}{missing}"
+        shares = [f"{name} {100 * max(count, 0.0) / total:.1f} %" for name, count, _ in column.histogram[:MOST_BARS]]
+        return f"{column.name}: {', '.join(shares)}{missing}"
     low, high = mean.interval
     quantiles = [column.quantile(order) for order in (0.25, 0.5, 0.75)]
-    shown = ", ".join(f"{one.value:.4g}" for one in quantiles if one is not None)
-    return f"{column.name}: mean {mean.value:.4g} ({low:.4g} to {high:.4g}), quartiles {shown}{missing}"
+    figures = ", ".join(f"{one.value:.4g}" for one in quantiles if one is not None)
+    return f"{column.name}: mean {mean.value:.4g} ({low:.4g} to {high:.4g}), quartiles {figures}{missing}"
 
 
 def _plain(found: Estimate | None) -> dict[str, Any] | None:

@@ -667,8 +667,8 @@ def _of_one_row(ratio: float) -> ObservedFigures:
     """Return the figures of a single row, in a hundredth of the arrays' time."""
     if math.isnan(ratio):
         return ObservedFigures(1, 1)
-    shown = min(ratio, _LARGEST_RATIO)
-    return ObservedFigures(1, 0, int(ratio > 1.0), shown, max(shown, 0.0), np.array([ratio]))
+    bounded = min(ratio, _LARGEST_RATIO)
+    return ObservedFigures(1, 0, int(ratio > 1.0), bounded, max(bounded, 0.0), np.array([ratio]))
 
 
 _observer: ContextVar[TrainingObserver | None] = ContextVar("murmurfl_training_observer", default=None)

@@ -542,8 +542,8 @@ def _alone(plan: NoisePlan, policy: PrivacyPolicy, num_parameters: int) -> tuple
     turns = policy.sample_participations
     shift = min(mu, turns * plan.sensitivity * plan.mechanism.largest_entry() / plan.noise_std)
     values = num_parameters * policy.normals_per_parameter
-    name, stated = ("mu", policy.mu) if plan.sums is None else ("mu_local", mu)
-    problem = range_problem(shift, values, policy.delta, stated, name)
+    name, claimed = ("mu", policy.mu) if plan.sums is None else ("mu_local", mu)
+    problem = range_problem(shift, values, policy.delta, claimed, name)
     hint = resolution_mu(values, _grid_per_std(plan))
     return math.inf if problem else math.hypot(mu, hint), problem, hint
 

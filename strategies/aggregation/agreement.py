@@ -100,18 +100,18 @@ class CohortAgreement:
         for _ in range(_MOST_VIEWS):
             if not held.sealed or context.grid is None:
                 return held, ""
-            said, silent, refusing = self._views(context, context.grid, held)
+            verdicts, silent, refusing = self._views(context, context.grid, held)
             if silent:
                 return held, self._abort(f"{_named(silent)} did not say whether it would open it")
             if not refusing:
                 self._aborted_rounds = 0
                 return held, ""
-            disputed = {client for view in said.values() for client in view.disputed}
+            disputed = {client for view in verdicts.values() for client in view.disputed}
             again = self._seal_again(context, held, cohort, disputed - fresh)
             fresh |= disputed
             if not disputed:
                 return held, self._abort(f"{_named(refusing)} would not open it")
-            held = self._undisputed(held, cohort, said, refusing, disputed - again)
+            held = self._undisputed(held, cohort, verdicts, refusing, disputed - again)
             if problem := self.too_few(held):
                 return held, problem
         return held, self._abort("helpers dispute one client after another")
@@ -124,14 +124,14 @@ class CohortAgreement:
         """
         if not held.sealed or context.grid is None:
             return ""
-        said, silent, refusing = self._views(context, context.grid, held)
-        if silent or any(view.would_open in _BOUND for view in said.values()):
+        verdicts, silent, refusing = self._views(context, context.grid, held)
+        if silent or any(view.would_open in _BOUND for view in verdicts.values()):
             return ""
         if not refusing:
             self._aborted_rounds = 0
             return ""
         problem = f"{_named(refusing)} would not open it"
-        return problem if any(view.disputed for view in said.values()) else self._abort(problem)
+        return problem if any(view.disputed for view in verdicts.values()) else self._abort(problem)
 
     def lock(self, context: RoundContext, held: CohortSet) -> str:
         """Have helpers promise to open a set, which must be saved: no other can take its place any more.
@@ -150,20 +150,20 @@ class CohortAgreement:
     ) -> tuple[dict[str, Verdict], list[str], list[str]]:
         """Ask helpers about a set; return what they say, who says nothing, and who would not open it."""
         views = self.helpers.views(grid, context.session, held, context.timeout)
-        said = {name: view for name, view in views.items() if view is not None}
-        refusing = [name for name, view in said.items() if view.would_open != protocol.VIEW_YES]
-        return said, [name for name, view in views.items() if view is None], refusing
+        verdicts = {name: view for name, view in views.items() if view is not None}
+        refusing = [name for name, view in verdicts.items() if view.would_open != protocol.VIEW_YES]
+        return verdicts, [name for name, view in views.items() if view is None], refusing
 
     def _undisputed(
         self,
         held: CohortSet,
         cohort: CohortSum,
-        said: Mapping[str, Verdict],
+        verdicts: Mapping[str, Verdict],
         refusing: Sequence[str],
         disputed: set[str],
     ) -> CohortSet:
         """Return the set without clients that helpers dispute."""
-        self._note(said, disputed)
+        self._note(verdicts, disputed)
         report = _without(cohort, RoundReport(**held.report), sorted(disputed))
         for name in sorted(disputed):
             self._warn(name, f"{_named(refusing)} cannot open its seal, or has not opened what it builds on")
@@ -190,10 +190,10 @@ class CohortAgreement:
                     found.add(reply.client)
         return found
 
-    def _note(self, said: Mapping[str, Verdict], left_out: Iterable[str]) -> None:
+    def _note(self, verdicts: Mapping[str, Verdict], left_out: Iterable[str]) -> None:
         """Count who is left out for what some helpers dispute; raise if one does so of more than are taken to lie."""
-        by_all = set.intersection(*(set(view.disputed) for view in said.values())) if len(said) > 1 else set()
-        for name, view in said.items():
+        by_all = set.intersection(*(set(view.disputed) for view in verdicts.values())) if len(verdicts) > 1 else set()
+        for name, view in verdicts.items():
             found = self._disputed.setdefault(name, set())
             found |= set(view.disputed).intersection(left_out) - by_all
             if len(found) > self._option.max_byzantine:

@@ -55,8 +55,8 @@ def is_well_formed(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -
     if not policy.sums_samples and reply.samples not in (0, policy.batch_size):
         return False
     plan = policy.plan(len(reply.values))
-    stated = reply.metrics.get(protocol.SENSITIVITY)
-    if not isinstance(stated, float) or not 0.0 < stated <= plan.sensitivity * (1 + 1e-9):
+    claimed = reply.metrics.get(protocol.SENSITIVITY)
+    if not isinstance(claimed, float) or not 0.0 < claimed <= plan.sensitivity * (1 + 1e-9):
         return False
     # No longer than what clients send that clip at S and round their mean to the grid, or a sum over so many samples,
     # block by block. NaN fails this test too.
@@ -177,8 +177,8 @@ class Noisy(Aggregator, Generic[StreamT]):
         policy = replace(self.policy, trust="untrusted-server")
         own = stated_noise(policy, policy.plan(self._release_size), 1)
         part = float(own[protocol.NOISE_IN_ALL]) / math.sqrt(self.stream.clients_per_round)
-        said = {"mechanism": policy.mechanism, "mu-guaranteed": self.mu, "trust": self.policy.trust}
-        changed = {**said, protocol.NOISE_IN_ALL: part}
+        entries = {"mechanism": policy.mechanism, "mu-guaranteed": self.mu, "trust": self.policy.trust}
+        changed = {**entries, protocol.NOISE_IN_ALL: part}
         return super().read_noise({name: {**statement, **changed} for name, statement in statements.items()})
 
     # Rounds.

@@ -51,10 +51,10 @@ class ResultFolder(Callback):
         if self.folder is None or not _log_guarantee(training) or isinstance(grid, DirectReplies):
             return
         try:
-            stated = {**training.stated, **training.ask_privacy(grid)}
+            statements = {**training.stated, **training.ask_privacy(grid)}
             # Found by name, because the app imports strategies and strategies import nothing of the app.
             write = import_module(f"{__name__.partition('.')[0]}.app.reports.own_training").leave_training
-            left = write(self.folder, training, result, stated)
+            left = write(self.folder, training, result, statements)
             logger.info("Its result is in %s: `murmurfl report` makes a page of it.", left)
         except Exception as error:  # whatever it is, the model is worth more than its report
             logger.warning("The training's result could not be written: %s", error)
@@ -67,20 +67,20 @@ def default_callbacks() -> list[Callback]:
 
 def _log_guarantee(training: Training) -> bool:
     """Log what clients guarantee by their own statements; return False if they guarantee nothing that can be said."""
-    stated = training.stated
+    statements = training.stated
     try:
-        trusting = [name for name, one in stated.items() if one.get("trust") == "trusted-server"]
-        if len(trusting) == len(stated):
+        trusting = [name for name, one in statements.items() if one.get("trust") == "trusted-server"]
+        if len(trusting) == len(statements):
             return False
         if trusting:
             logger.warning(
                 "%d of %d clients state that they trust the server, which adds no noise here, so that nothing is "
                 "guaranteed: %s.",
-                *(len(trusting), len(stated), ", ".join(map(repr, trusting[:_MOST_NAMED]))),
+                *(len(trusting), len(statements), ", ".join(map(repr, trusting[:_MOST_NAMED]))),
             )
         masked = training.secure_aggregation is not None
         promised = f"{REHEARSED} What real clients would guarantee" if training.simulated else "Guarantee"
-        logger.info("%s: %s", promised, stated_guarantee(stated, training.num_clients, masked=masked))
+        logger.info("%s: %s", promised, stated_guarantee(statements, training.num_clients, masked=masked))
     except (KeyError, TypeError, ValueError, MurmurflError) as error:
         logger.warning("What clients state makes no guarantee that could be said: %s", error)
         return False

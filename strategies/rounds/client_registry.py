@@ -311,7 +311,7 @@ class ClientRegistry:
             gone=[name for name in self.names if name not in connected],
             doubles=self._repeated(),
             strangers=Counter(self._strangers.values()),
-            said=self._said(),
+            others=self._said(),
             # A simulation makes its nodes one after the other, while its server runs already.
             simulated=simulated and time.monotonic() - self._nodes_since >= _ALL_MADE_WITHIN_S,
         )
@@ -401,11 +401,11 @@ class ClientRegistry:
 
     def _report_schemas(self) -> None:
         """Warn once of clients with different schemas, whose releases do not belong together."""
-        stated = {met.schema for met in self._hosted.values() if met.clients and met.schema}
-        if len(stated) > 1 and _OTHER_SCHEMA not in self._warned:
+        digests = {met.schema for met in self._hosted.values() if met.clients and met.schema}
+        if len(digests) > 1 and _OTHER_SCHEMA not in self._warned:
             self._warned.add(_OTHER_SCHEMA)
             logger.warning(
-                "Clients state %d schemas of records: have their operators compare schema files.", len(stated)
+                "Clients state %d schemas of records: have their operators compare schema files.", len(digests)
             )
 
     def _report_repeated(self) -> None:
@@ -491,17 +491,17 @@ def introduction(reply: Message, nonce: str) -> Handshake | None:
 
 def failure(reply: Message) -> str:
     """Return why a node could not be met, in words a node cannot choose."""
-    stated: Any = None
+    version: Any = None
     if not reply.has_error():
         config = reply.content.config_records.get(protocol.CONFIG)
-        stated = None if config is None else config.get(protocol.VERSION)
+        version = None if config is None else config.get(protocol.VERSION)
     elif reply.error.code != protocol.PROTOCOL_MISMATCH:
         return protocol.REFUSAL_NAMES.get(reply.error.code, f"error {reply.error.code}")
     elif found := re.search(r"protocol version (\d{1,9})\b", reply.error.reason or ""):
-        stated = int(found[1])
-    if isinstance(stated, int) and stated != protocol.PROTOCOL_VERSION:
+        version = int(found[1])
+    if isinstance(version, int) and version != protocol.PROTOCOL_VERSION:
         name, ours = protocol.REFUSAL_NAMES[protocol.PROTOCOL_MISMATCH], protocol.PROTOCOL_VERSION
-        return f"{name} (they speak version {stated} of murmurfl's protocol, this server version {ours})"
+        return f"{name} (they speak version {version} of murmurfl's protocol, this server version {ours})"
     return "an answer this server does not understand"
 
 
@@ -554,7 +554,7 @@ class Attending:
     gone: Sequence[str] = ()  # clients of the training that are not connected any more
     doubles: Sequence[str] = ()  # names that several nodes report
     strangers: Mapping[str, int] = field(default_factory=dict)  # how many nodes of each kind (:func:`unknown_node`)
-    said: str = ""  # answers of other nodes
+    others: str = ""  # answers of other nodes
     simulated: bool = False  # whether no more nodes will come
 
 
@@ -602,24 +602,24 @@ def shortage(needed: Needed, seen: Attending, deadline_s: float | None = None) -
         if seen.doubles
         else ""
     )
-    said = f"Expected {needed.clients} clients{within}, got {len(seen.clients)}{missing}{seen.said}{doubles}."
+    text = f"Expected {needed.clients} clients{within}, got {len(seen.clients)}{missing}{seen.others}{doubles}."
     if seen.helpers and not needed.helpers:
         return NodesUnavailableError(
-            f"{said} {len(seen.helpers)} of the nodes are helpers, which open sums of masked releases: give the "
+            f"{text} {len(seen.helpers)} of the nodes are helpers, which open sums of masked releases: give the "
             "strategy secure_aggregation=SecureAggregation(...).",
             kind="conflict",
             setting="secure_aggregation",
         )
     if deadline_s is None:
-        return NodesUnavailableError(f"{said} The log above has what the nodes say of it.")
-    why = " Nodes that answered so say in their own logs what is wrong." if seen.said else ""
+        return NodesUnavailableError(f"{text} The log above has what the nodes say of it.")
+    why = " Nodes that answered so say in their own logs what is wrong." if seen.others else ""
     if needed.resumable:
         return NodesUnavailableError(
-            f"{said}{why} Nothing is lost: start these nodes and resume from the checkpoint; or resume with a smaller "
+            f"{text}{why} Nothing is lost: start these nodes and resume from the checkpoint; or resume with a smaller "
             "min-available-nodes (min_available_nodes), or a larger node-deadline-s."
         )
     return NodesUnavailableError(
-        f"{said}{why} Nothing was asked of anybody yet: start more nodes, raise node-deadline-s, or begin with a "
+        f"{text}{why} Nothing was asked of anybody yet: start more nodes, raise node-deadline-s, or begin with a "
         "smaller num-clients."
     )
 
@@ -637,9 +637,9 @@ def no_helpers(needed: Needed, seen: Attending, deadline_s: float | None = None)
             setting="trust",
         )
     return NodesUnavailableError(
-        f"Expected {needed.helpers} helpers within {deadline_s:g} s, got {len(seen.helpers)}{names}{seen.said}. Start "
-        "them (murmurfl helper; in a simulation CorrelatedNoiseMod(helpers=...)), or raise node-deadline-s; without "
-        "every helper no sum can be opened."
+        f"Expected {needed.helpers} helpers within {deadline_s:g} s, got {len(seen.helpers)}{names}{seen.others}. "
+        "Start them (murmurfl helper; in a simulation CorrelatedNoiseMod(helpers=...)), or raise node-deadline-s; "
+        "without every helper no sum can be opened."
     )
 
 

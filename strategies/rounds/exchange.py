@@ -121,12 +121,12 @@ class RoundExchange:
         passed = self.requests.clock.now() - started
         self.requests.linger(grid, found, server_round, until=started + min((1 + JUST_BEHIND) * passed, timeout))
         self._given_up += found.given_up + found.unreached
-        heard = [reply for reply in replies if not (reply.has_error() and reply.error.code in UNREACHED)]
-        came = {reply.metadata.src_node_id for reply in heard}
+        answered = [reply for reply in replies if not (reply.has_error() and reply.error.code in UNREACHED)]
+        came = {reply.metadata.src_node_id for reply in answered}
         for node_id, name in names.items():
             if node_id not in came | absent:
                 self.requests.absences.missed(name)
-        self._given_up += max(len(awaited) - len(heard), 0)
+        self._given_up += max(len(awaited) - len(answered), 0)
         found.replies += replies
         return found
 

@@ -211,13 +211,13 @@ def check_rounds(
     if found is None:
         return
     last, name = found[0], names[found[1]]
-    said = (
+    problem = (
         f"client {name} says that it can make {caps[name]} {'more ' if done else ''}releases, and round {last} "
         "asks it for one more: its cap (max-participations) and its fresh samples decide"
     )
     if not done:
         raise ConfigurationError(
-            f"Expected at most {last - 1} rounds, got {rounds.stop - 1}: {said}. Use fewer rounds or a larger cap, "
+            f"Expected at most {last - 1} rounds, got {rounds.stop - 1}: {problem}. Use fewer rounds or a larger cap, "
             "train without that client (`murmurfl federation leave`), or set allow_exhaustion=True "
             "(allow-exhaustion = true in murmurfl's own app): clients that can make no more then refuse.",
             kind="exhausted",
@@ -227,7 +227,7 @@ def check_rounds(
     # No refusal here: a server that was killed asks for a round again, and what its clients released for it the
     # first time is spent. So a training that was possible may end up short of a release, through no fault of its
     # plan.
-    logger.warning("In what is left of %d rounds %s; it refuses from then on.", rounds.stop - 1, said)
+    logger.warning("In what is left of %d rounds %s; it refuses from then on.", rounds.stop - 1, problem)
 
 
 def check_enough_stay(schedule: ExhaustionSchedule, fewest: int) -> None:

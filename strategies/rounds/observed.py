@@ -43,7 +43,7 @@ class NothingAggregatedError(MurmurflError):
 
 def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) -> None:
     """Refuse a training if server (``masked``) and all clients disagree about masks: no reply could be read."""
-    unlike = [name for name, stated in statements.items() if (protocol.MIN_COHORT in stated) != masked]
+    unlike = [name for name, statement in statements.items() if (protocol.MIN_COHORT in statement) != masked]
     if not unlike or len(unlike) < len(statements):
         return
     if masked:
@@ -65,24 +65,24 @@ def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) ->
 
 def check_evaluations(statements: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse to ask clients for evaluations if none of them allows any; warn if some do not."""
-    stated = {name: statement.get("evaluation-allowed") for name, statement in statements.items()}
-    said = {name: bool(allowed) for name, allowed in stated.items() if isinstance(allowed, bool | int)}
-    refusing = [name for name, allowed in said.items() if not allowed]
+    claims = {name: statement.get("evaluation-allowed") for name, statement in statements.items()}
+    known = {name: bool(allowed) for name, allowed in claims.items() if isinstance(allowed, bool | int)}
+    refusing = [name for name, allowed in known.items() if not allowed]
     if not refusing:
         return
     how = (
         "A client evaluates only where its own configuration says so: allow_evaluation=True in its UpdatePolicy, "
         "allow-evaluation = true in its operator's file. The results have no noise."
     )
-    if len(refusing) == len(said):
+    if len(refusing) == len(known):
         raise ConfigurationError(
-            f"Expected clients that evaluate, for evaluate_on_clients=True, got {len(said)} that do not. {how} Or "
+            f"Expected clients that evaluate, for evaluate_on_clients=True, got {len(known)} that do not. {how} Or "
             "leave evaluate_on_clients out and give start(..., evaluate_fn=...), on public data.",
             kind="mismatch",
             setting="evaluate_on_clients",
         )
     named = ", ".join(refusing[:_MOST_NAMED]) + (", ..." if len(refusing) > _MOST_NAMED else "")
-    logger.warning("%d of %d clients do not evaluate (%s). %s", len(refusing), len(said), named, how)
+    logger.warning("%d of %d clients do not evaluate (%s). %s", len(refusing), len(known), named, how)
 
 
 def no_progress(history: Sequence[RoundReport], patience: int) -> bool:

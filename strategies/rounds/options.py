@@ -210,15 +210,15 @@ def session_of(permit: str | None, session: str | None) -> str:
     """Return the session of a training: the given one, its permit's first, or a fresh one; refuse a useless permit."""
     if not permit:
         return secrets.token_hex(16) if session is None else session
-    said = read_permit(permit)
-    if time.time() >= said.until:
+    read = read_permit(permit)
+    if time.time() >= read.until:
         raise ConfigurationError(
-            f"Expected a permit that has not ended, got one until {shown_time(said.until)}. Have the owner sign "
+            f"Expected a permit that has not ended, got one until {shown_time(read.until)}. Have the owner sign "
             "another: `murmurfl owner permit KEY --renew PERMIT`, away from this server.",
             kind="not-permitted",
             setting="permit",
         )
-    settled = said.sessions[0] if session is None else session
+    settled = read.sessions[0] if session is None else session
     check_permitted(permit, settled)
     return settled
 
@@ -368,7 +368,7 @@ def _asks_for_nothing(name: str, value: object) -> bool:
 
 
 def _refusal(strategy: type, name: str, value: object) -> str:
-    shown = repr(value) if isinstance(value, bool | int | float | str) else f"a {type(value).__name__}"
+    received = repr(value) if isinstance(value, bool | int | float | str) else f"a {type(value).__name__}"
     if name not in _INSTEAD:
         close = difflib.get_close_matches(name, _arguments(strategy, strategy.__init__), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
@@ -376,7 +376,7 @@ def _refusal(strategy: type, name: str, value: object) -> str:
     instead = _INSTEAD[name]
     if instead is _EVALUATION and "evaluate_on_clients" in _arguments(strategy, strategy.__init__):
         instead += _ON_CLIENTS
-    return f"Expected no {name} for {strategy.__name__}, got {shown}: {instead}."
+    return f"Expected no {name} for {strategy.__name__}, got {received}: {instead}."
 
 
 def _arguments(strategy: type, constructor: Callable[..., None]) -> set[str]:

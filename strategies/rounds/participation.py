@@ -102,10 +102,10 @@ class ParticipationConfig:
                 setting="fraction_train",
                 got=fraction,
             )
-        stated = [name for name in ("fraction_train", "min_train_nodes") if getattr(self, name) is not None]
-        if self.clients_per_round is not None and stated:
+        given = [name for name in ("fraction_train", "min_train_nodes") if getattr(self, name) is not None]
+        if self.clients_per_round is not None and given:
             raise ConfigurationError(
-                f"Expected clients_per_round or {stated[0]}, got both: they say the same thing in two ways.",
+                f"Expected clients_per_round or {given[0]}, got both: they say the same thing in two ways.",
                 kind="conflict",
                 setting="clients_per_round",
             )
@@ -193,8 +193,8 @@ class ParticipationConfig:
             return {"num_clients": self.num_clients, "clients_per_round": self.asked(self.num_clients)}
         rest = {"fraction_train": self.fraction_train, "min_train_nodes": self.min_train_nodes}
         more = {} if self.over_selection == 1 else {"over_selection": float(self.over_selection)}
-        stated = {name: value for name, value in rest.items() if value is not None}
-        return {"num_clients": None, "clients_per_round": self.clients_per_round, **stated, **more}
+        given = {name: value for name, value in rest.items() if value is not None}
+        return {"num_clients": None, "clients_per_round": self.clients_per_round, **given, **more}
 
     def sentence(self) -> str:
         """Return a description for a log."""

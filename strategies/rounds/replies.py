@@ -220,8 +220,8 @@ class Reply:
     @property
     def samples(self) -> int:
         """Samples in the release by its own account; 0 where that is impossible."""
-        said = self.metrics.get(protocol.NUM_EXAMPLES)
-        return said if isinstance(said, int) and 1 <= said <= _MOST_SAMPLES else 0
+        samples = self.metrics.get(protocol.NUM_EXAMPLES)
+        return samples if isinstance(samples, int) and 1 <= samples <= _MOST_SAMPLES else 0
 
     @property
     def hidden(self) -> Reply:
@@ -446,8 +446,8 @@ def request_messages(
     content = RecordDict(dict(points))
     messages: list[Message] = []
     for name, ack in request.acks.items():
-        said = {protocol.SKIPPED: 1} if name in request.skipped else {}
-        own = _put(entries.copy(), {protocol.CLIENT: name, protocol.ACK: ack, **said})
+        skipped = {protocol.SKIPPED: 1} if name in request.skipped else {}
+        own = _put(entries.copy(), {protocol.CLIENT: name, protocol.ACK: ack, **skipped})
         records = _put(content.copy(), {protocol.CONFIG: own})
         alike = _alike(messages[0], records, nodes[name]) if messages else None
         messages.append(alike or Message(records, dst_node_id=nodes[name], message_type=message_type))
@@ -485,10 +485,10 @@ def say_refusals(server_round: int, replies: Iterable[Message], known: list[str]
         if reply.error.code in (protocol.INTERNAL_ERROR, protocol.MALFORMED_REPLY):  # its text says nothing, or is ours
             continue
         # Whatever a client writes ends up in a terminal.
-        shown = "".join(c if c.isprintable() else " " for c in (reply.error.reason or "")[:_LONGEST_REASON])
-        if shown and shown not in known and len(known) < _MOST_REASONS:
-            known.append(shown)
-            logger.warning("Round %d: clients refuse: %s.", server_round, shown)
+        reason = "".join(c if c.isprintable() else " " for c in (reply.error.reason or "")[:_LONGEST_REASON])
+        if reason and reason not in known and len(known) < _MOST_REASONS:
+            known.append(reason)
+            logger.warning("Round %d: clients refuse: %s.", server_round, reason)
 
 
 def say_unlike(server_round: int, unlike: int, *, masked: bool) -> None:

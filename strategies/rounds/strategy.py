@@ -144,12 +144,12 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         self.exchange.give_up(reachable, self._timeout)
         names = self._cohort(server_round)
         acks = {name: self._validator.ack(name) for name in names if reachable is None or name in reachable}
-        said = self.clients.entries
-        if said:
-            check_permitted(said[protocol.PERMIT], self.session)  # of a training that was begun under another one
+        entries = self.clients.entries
+        if entries:
+            check_permitted(entries[protocol.PERMIT], self.session)  # of a training that was begun under another one
         request = RoundRequest(
             *(server_round, self.session, acks, self.acks if self.acknowledges else {}),
-            *(self.rule.points(self.state), {**self.entries, **said, **self._entries_of(server_round)}),
+            *(self.rule.points(self.state), {**self.entries, **entries, **self._entries_of(server_round)}),
             sums_suffice=self.sums_suffice and not self.aggregator.adds_noise,
         )
         self.exchange.begin(names, acks)

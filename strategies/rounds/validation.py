@@ -169,8 +169,8 @@ class ReplyValidator:
 
     def _is_valid(self, reply: Reply, statements: Statements) -> bool:
         """Return True if rule and aggregator accept what they may see of a reply."""
-        stated = statements.get(reply.client, {}).get("max-participations", protocol.LARGEST_ROUND)
-        if reply.release > stated:
+        most = statements.get(reply.client, {}).get("max-participations", protocol.LARGEST_ROUND)
+        if reply.release > most:
             return False
         seen = reply.hidden if self._aggregator.masked else reply
         if self._check_reply is not None and not self._check_reply(seen):

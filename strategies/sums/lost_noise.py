@@ -67,8 +67,8 @@ class LostNoise:
             return None
         if release_mode == "independent":
             return 1.0
-        said = {(one.get("mechanism"), one.get("max-participations")) for one in statements}
-        mechanism, releases = said.pop() if len(said) == 1 else (None, None)
+        claims = {(one.get("mechanism"), one.get("max-participations")) for one in statements}
+        mechanism, releases = claims.pop() if len(claims) == 1 else (None, None)
         if mechanism not in MECHANISMS or not isinstance(releases, int):
             return None
         if not max(acks.values(), default=1) <= releases <= _MOST_RELEASES:

@@ -216,9 +216,9 @@ def same_roster(text: str, roster: Roster) -> bool:
     return found is not None and found.digest == roster.digest
 
 
-def common_roster(said: Mapping[str, str], option: SecureAggregation) -> Roster:
+def common_roster(sent: Mapping[str, str], option: SecureAggregation) -> Roster:
     """Return the one roster that all helpers have, from each one's JSON text by name; refuse if there is none."""
-    rosters = {name: read_roster(text) for name, text in said.items()}
+    rosters = {name: read_roster(text) for name, text in sent.items()}
     wanted = {name: one for name, one in rosters.items() if one is not None and option.roster in ("", one.digest)}
     if option.roster:
         for name, one in rosters.items():
@@ -231,16 +231,16 @@ def common_roster(said: Mapping[str, str], option: SecureAggregation) -> Roster:
     digests = {name: "none" if one is None else one.digest for name, one in rosters.items()}
     first = next(iter(wanted.values()), None)
     if first is None or len(set(digests.values())) > 1:
-        shown = ", ".join(f"{name!r} has {digest}" for name, digest in sorted(digests.items()))
+        listed = ", ".join(f"{name!r} has {digest}" for name, digest in sorted(digests.items()))
         raise ConfigurationError(
-            f"Expected one roster at all helpers, got several: {shown}. Give all of them the same roster file; with "
+            f"Expected one roster at all helpers, got several: {listed}. Give all of them the same roster file; with "
             "SecureAggregation(roster=...) the server insists on the right one.",
             kind="mismatch",
         )
-    if len(first.helpers) != option.helpers or set(first.helper_names) != set(said):
+    if len(first.helpers) != option.helpers or set(first.helper_names) != set(sent):
         raise ConfigurationError(
             f"Expected {option.helpers} helpers, those of their roster ({', '.join(map(repr, first.helper_names))}), "
-            f"got {', '.join(map(repr, sorted(said)))}: set helpers to as many as the roster has, and start each once.",
+            f"got {', '.join(map(repr, sorted(sent)))}: set helpers to as many as the roster has, and start each once.",
             kind="mismatch",
             setting="helpers",
         )
@@ -295,8 +295,8 @@ class Helpers:
         if (asked := (name, met, roster.digest)) not in self._shown:
             keys = {**roster.clients, **{one.name: one.signing for one in roster.helpers}}
             proof = name_proof(name, roster.digest, met.nonce)
-            shown = name in keys and proof is not None and is_signed(keys[name], met.signature, proof)
-            self._shown[asked] = shown
+            proved = name in keys and proof is not None and is_signed(keys[name], met.signature, proof)
+            self._shown[asked] = proved
         return self._shown[asked]
 
     def _check_number(self) -> None:
@@ -323,12 +323,12 @@ class Helpers:
             left = max(deadline - time.monotonic(), 0.0)
             answers = self._ask_each(grid, waiting, self._hello, min(_GREETING_TIMEOUT_S, max(left, 1.0)))
             for name, reply in answers.items():
-                said = None if reply is None else introduction(reply, self._nonces[name])
-                if said is None or name not in said.helpers:
+                handshake = None if reply is None else introduction(reply, self._nonces[name])
+                if handshake is None or name not in handshake.helpers:
                     continue
-                if not same_roster(said.roster, self.roster):
+                if not same_roster(handshake.roster, self.roster):
                     problems[name] = "has another roster"
-                elif not self._directory.several_on_a_node and not self._shows(name, said):
+                elif not self._directory.several_on_a_node and not self._shows(name, handshake):
                     problems[name] = "does not sign with its key in the roster"
                 else:
                     problems[name] = ""
@@ -395,17 +395,17 @@ class Helpers:
                     logger.warning("Round %d: helper %r %s.", cohort.server_round, name, problem)
             if not missing:
                 return unmasked
-        said = " and ".join(f"helper {name!r} {problems.get(name, _OpeningRequest.SILENT)}" for name in missing)
+        why = " and ".join(f"helper {name!r} {problems.get(name, _OpeningRequest.SILENT)}" for name in missing)
         if opened is not None and all(problems.get(name) not in (None, _OpeningRequest.SILENT) for name in missing):
             self._declare_void(grid, request, opened, missing, timeout)
             raise HalfOpenError(
                 f"Expected all helpers to open the set of round {cohort.server_round}, asked {self.option.patience} "
-                f"times, but {said}, after helper {opened.helper!r} has opened it. It is void there: have its operator "
+                f"times, but {why}, after helper {opened.helper!r} has opened it. It is void there: have its operator "
                 "look at its log."
             )
         raise HelperUnavailableError(
             f"Expected all helpers to open the set of round {cohort.server_round}, asked {self.option.patience} times, "
-            f"but {said}. It may be open at others, so no round can take its place. Start the helper again and resume "
+            f"but {why}. It may be open at others, so no round can take its place. Start the helper again and resume "
             "from the checkpoint, which holds the set."
         )
 

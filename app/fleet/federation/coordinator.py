@@ -378,9 +378,9 @@ def _statements(folder: Path) -> Mapping[str, Mapping[str, Any] | None]:
     from ...runs.result import CLIENTS_NAME
 
     try:
-        said = (Outcome.read(folder).clients if folder.is_absolute() else None) or {}
+        statements = (Outcome.read(folder).clients if folder.is_absolute() else None) or {}
         rounds = read_json(folder / CLIENTS_NAME)["rounds"].values()
-        return {**dict.fromkeys(name for asked in rounds for name in asked), **said}
+        return {**dict.fromkeys(name for asked in rounds for name in asked), **statements}
     except (MurmurflError, OSError, KeyError, AttributeError, TypeError):
         return {}
 
@@ -445,10 +445,10 @@ class Coordinator:
         places = [user_config_from_proto(run.override_config) for run in runs]
         # Once each: a run that was killed and resumed is two to Flower.
         folders = dict.fromkeys(Path(str(one.get("out-dir", "")), str(one.get("run-name", ""))) for one in places)
-        said = [_statements(folder) for folder in folders]
+        statements = [_statements(folder) for folder in folders]
         seen = {}
         for name, one in self.members.items():
-            own = [of[name] for of in said if name in of]
+            own = [of[name] for of in statements if name in of]
             spoken = [statement for statement in own if statement is not None]
             node = status.get(node_key_bytes(one.node), "not registered")
             seen[name] = Seen(node, spoken, len(own) - len(spoken))
@@ -492,13 +492,13 @@ class Coordinator:
         self._check_roles(answers)
         replaced = [(self.members[one.card.name], one) for one in answers if one.card.name in self.members]
         replaced = [(before, one) for before, one in replaced if before != one]
-        said = [
+        sentences = [
             f"the keys of {one.card.kind} {one.card.name!r} are replaced: {before.fingerprint} before, "
             f"{one.fingerprint} now. Ask its operator whether that is so, and have everybody compare the digest again"
             for before, one in replaced
         ]
         gone = [before.node for before, one in replaced if before.node != one.node]
-        return self._changed(members, gone, said)
+        return self._changed(members, gone, sentences)
 
     def _check_returning(self, answers: Sequence[JoinRequest]) -> None:
         """Refuse node keys that have left: Flower's server takes none a second time."""
@@ -552,7 +552,9 @@ class Coordinator:
         rest = {other: one for other, one in self.members.items() if other != name}
         return self._changed(rest, [self.members[name].node], [])
 
-    def _changed(self, members: Mapping[str, JoinRequest], left: Sequence[str], said: Sequence[str]) -> Coordinator:
+    def _changed(
+        self, members: Mapping[str, JoinRequest], left: Sequence[str], sentences: Sequence[str]
+    ) -> Coordinator:
         keys = [public_node_key(one.node).public_numbers() for one in members.values()]
         if len(set(keys)) < len(keys):
             raise ConfigurationError(
@@ -564,7 +566,7 @@ class Coordinator:
         federation.roster  # noqa: B018 - refuses two members with one key
         clients = sum(one.card.kind == CLIENT for one in members.values())
         now = counts(clients, len(members) - clients, self.num_records)
-        changes = [*said, *self._count(now)]
+        changes = [*sentences, *self._count(now)]
         gone = tuple(dict.fromkeys([*self.left, *left]))
         awaited = tuple(name for name in self.awaited if name not in members)
         done = Coordinator(self.folder, dict(members), gone, awaited, self.num_records, now, tuple(changes))
@@ -576,11 +578,11 @@ class Coordinator:
         """Write the members' present counts into the run settings, and leave everything else there as it is."""
         path = self.folder / RUN_NAME
         try:
-            text, said = with_counts(path.read_text(encoding="utf-8"), self.counts, now)
+            text, lines = with_counts(path.read_text(encoding="utf-8"), self.counts, now)
         except FileNotFoundError:
             return [f"{path} is not there, and is not made again: run settings are yours to write"]
         write_private(path, text)
-        return [f"{RUN_NAME}: {line}" for line in said]
+        return [f"{RUN_NAME}: {line}" for line in lines]
 
     def _publish(self, federation: Federation) -> None:
         write_document(self.folder / FEDERATION_NAME, federation.document)

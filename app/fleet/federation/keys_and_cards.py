@@ -196,8 +196,8 @@ def _made(path: Path, card: Card, write: Callable[[], None]) -> NewKey:
             f"{path.with_suffix('.key').name}; its card then goes to {path.name}.",
             kind="malformed",
         )
-    shown = path.with_name(path.name.removesuffix(".key") + ".card")
-    for one in (path, shown):
+    card_path = path.with_name(path.name.removesuffix(".key") + ".card")
+    for one in (path, card_path):
         if one.exists():
             raise ConfigurationError(
                 f"Expected nothing at {one}, where a new key is to be made, got a file; it was left alone. Keep it if "
@@ -205,8 +205,8 @@ def _made(path: Path, card: Card, write: Callable[[], None]) -> NewKey:
                 kind="exists",
             )
     write()
-    card.write(shown)
-    return NewKey(card, shown)
+    card.write(card_path)
+    return NewKey(card, card_path)
 
 
 _OWNER_FORMAT = 1

@@ -346,16 +346,16 @@ def _operators_text(kit: Invitation) -> str:
         return f"{toml_lines({**own, 'key': _ROSTER_KEY})}{table}"
     values = kit.terms.node_values(kit.member, _NOT_YET)
     yours = {"samples": values.pop("samples"), "num-records": 0, "budget-mu": 0.0}
-    said = {
+    comments = {
         "samples": "your records: .csv, .csv.gz, .parquet or .npz",
         "num-records": "how many of them count: public, whatever is in the file",
         "budget-mu": "of everything ever released of them; mus add in squares",
     }
     if kit.terms.sums:
         yours["budget-local-mu"] = 0.0
-        said["budget-local-mu"] = "the same in the worst case: if nobody else is honest"
+        comments["budget-local-mu"] = "the same in the worst case: if nobody else is honest"
     values.pop("num-records")
-    edited = "".join(f"{toml_lines({name: value}).rstrip()}  # {said[name]}\n" for name, value in yours.items())
+    edited = "".join(f"{toml_lines({name: value}).rstrip()}  # {comments[name]}\n" for name, value in yours.items())
     yours_first = f"# Yours to say; a run takes {cost_of_a_run(kit.terms)}:\n{edited}"
     proposed = toml_lines(spelled_out(values, NodeConfig.settings()))
     return f"{yours_first}\n# As proposed; read schema.toml too:\n{proposed}{table}"

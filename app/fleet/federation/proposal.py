@@ -223,22 +223,22 @@ def with_counts(text: str, before: Mapping[str, int], now: Mapping[str, int]) ->
     Only a count that still stands as it was written here (``before``) is changed. Everything else in the text is its
     operator's: added and changed lines stay, and a line that was taken out stays out.
     """
-    said = []
+    lines = []
     for name in dict.fromkeys([*before, *now]):
         wanted = now.get(name)
         found = re.search(rf"(?m)(?<!\S){re.escape(name)}=(\S+)\n?", text)
         if found is None:
             if wanted is not None and name not in before:
                 text = f"{text.rstrip()}\n{name}={wanted}\n"
-                said.append(f"{name} = {wanted}, which is new")
+                lines.append(f"{name} = {wanted}, which is new")
         elif found[1] == str(wanted):
             continue
         elif found[1] != str(before.get(name)):
-            said.append(f"{name} = {found[1]} stays, as you set it; by the members it would be {wanted}")
+            lines.append(f"{name} = {found[1]} stays, as you set it; by the members it would be {wanted}")
         elif wanted is None:
             text = text[: found.start()] + text[found.end() :]
-            said.append(f"{name} is gone")
+            lines.append(f"{name} is gone")
         else:
             text = text[: found.start(1)] + str(wanted) + text[found.end(1) :]
-            said.append(f"{name} = {wanted}, was {found[1]}")
-    return text, said
+            lines.append(f"{name} = {wanted}, was {found[1]}")
+    return text, lines

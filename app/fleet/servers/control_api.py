@@ -101,8 +101,8 @@ class Control:
         except httpx.HTTPError as error:
             raise ControlError(f"Expected the SuperLink to answer {command}, got: {error}.") from error
         if answer.status_code != httpx.codes.OK:
-            said = plain(answer.text)[:_LONGEST_WHY]
-            raise ControlError(f"Expected the SuperLink to take {command}, got HTTP {answer.status_code}: {said}.")
+            reason = plain(answer.text)[:_LONGEST_WHY]
+            raise ControlError(f"Expected the SuperLink to take {command}, got HTTP {answer.status_code}: {reason}.")
         return kind.FromString(answer.content)
 
 

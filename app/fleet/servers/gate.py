@@ -414,8 +414,8 @@ class SuperLinkOptions:
         answer = self._asked("POST", CONTROL, {NONCE_HEADER: nonce})
         if answer is None:
             return None
-        shown = answer.getheader(PROOF_HEADER) or ""
-        ours = hmac.compare_digest(shown.encode(), proof_of(proof, nonce.encode()))
+        header = answer.getheader(PROOF_HEADER) or ""
+        ours = hmac.compare_digest(header.encode(), proof_of(proof, nonce.encode()))
         return ours and answer.status == http.HTTPStatus.FORBIDDEN
 
     def _asked(self, method: str, path: str, headers: Mapping[str, str]) -> http.client.HTTPResponse | None:

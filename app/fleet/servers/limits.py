@@ -520,9 +520,9 @@ def _declared(headers: Sequence[tuple[bytes, bytes]], largest: int) -> int:
     """Return the size of a body by its headers; the largest possible if they do not say."""
     if any(name.lower() == b"transfer-encoding" for name, _ in headers):
         return largest
-    told = [value for name, value in headers if name.lower() == b"content-length"] or [b"0"]
+    lengths = [value for name, value in headers if name.lower() == b"content-length"] or [b"0"]
     with suppress(ValueError):
-        if len(told) == 1 and 0 <= (size := int(told[0])) <= largest:
+        if len(lengths) == 1 and 0 <= (size := int(lengths[0])) <= largest:
             return size
     raise RejectedRequestError(413, f"Expected a request of at most {largest} bytes, got a larger one.")
 

@@ -94,8 +94,8 @@ def _start_without_token(
         file.write(token.encode())
         file.flush()
         file.seek(0)
-        told = ["--token-file", f"/dev/fd/{file.fileno()}"]
-        return start([*before, *told, *after], pass_fds=[file.fileno()], **options)
+        token_options = ["--token-file", f"/dev/fd/{file.fileno()}"]
+        return start([*before, *token_options, *after], pass_fds=[file.fileno()], **options)
 
 
 def main() -> None:

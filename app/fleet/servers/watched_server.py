@@ -195,12 +195,12 @@ def _keep_private(database: Path) -> None:
 
 
 def _serve_forever(server: _Server, folder: Path, health: ServerHealth, journal: Journal, own: OwnServer) -> None:
-    said = _Rounds(folder, journal)
+    rounds = _Rounds(folder, journal)
     pauses = Pauses()
     try:
         while True:
             started = time.monotonic()
-            code = _serve(server, folder, health, said, own)
+            code = _serve(server, folder, health, rounds, own)
             if not health.answered and not health.restarts:
                 raise ServerError(
                     f"Expected Flower's SuperLink to start, got exit code {code}: the lines above say why. `murmurfl "
@@ -213,7 +213,7 @@ def _serve_forever(server: _Server, folder: Path, health: ServerHealth, journal:
         journal.note("stopped")
 
 
-def _serve(server: _Server, folder: Path, health: ServerHealth, said: _Rounds, own: OwnServer) -> int:
+def _serve(server: _Server, folder: Path, health: ServerHealth, rounds: _Rounds, own: OwnServer) -> int:
     """Run one SuperLink to its end and return its exit code."""
     processes = []
     health.started()
@@ -238,7 +238,7 @@ def _serve(server: _Server, folder: Path, health: ServerHealth, said: _Rounds, o
                 # Not before: whatever has the port would decide what runs here.
                 if server.starts_processes:
                     processes.append(_started(server.starter(superlink.pid), folder, flower_line))
-            said.look()
+            rounds.look()
             if closed:
                 own.look()
     finally:

@@ -119,13 +119,13 @@ def _placed(
     dots: NDArray[np.float64], inked: NDArray[np.bool_], width: NDArray[np.float64], generator: np.random.Generator
 ) -> NDArray[np.float64]:
     """Dots in pixels: as large as the box allows, centre of mass near the image's; dots without ink are far away."""
-    shown = inked[..., None]
-    low, high = np.where(shown, dots, _FAR).min(1, keepdims=True), np.where(shown, dots, -_FAR).max(1, keepdims=True)
+    mask = inked[..., None]
+    low, high = np.where(mask, dots, _FAR).min(1, keepdims=True), np.where(mask, dots, -_FAR).max(1, keepdims=True)
     extent = np.maximum((high - low).max(-1, keepdims=True), 0.05)
     dots = (dots - (low + high) / 2) / extent * (_BOX - 2 * width[..., None])
-    centre = (dots * shown).sum(1, keepdims=True) / shown.sum(1, keepdims=True)
+    centre = (dots * mask).sum(1, keepdims=True) / mask.sum(1, keepdims=True)
     shift = (SIDE - 1) / 2 + 0.4 * generator.standard_normal((len(dots), 1, 2))
-    return np.where(shown, dots - centre + shift, _FAR)
+    return np.where(mask, dots - centre + shift, _FAR)
 
 
 def _inked(dots: NDArray[np.floating], width: NDArray[np.floating]) -> NDArray[np.floating]:

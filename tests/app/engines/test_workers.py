@@ -123,7 +123,7 @@ def test_what_clients_warn_of_is_said_once_here(caplog):
         def completed(self, calls):
             for call, made in super().completed(calls):
                 if isinstance(made, workers._Answer):
-                    made.said.append("Something is odd.")
+                    made.messages.append("Something is odd.")
                 yield call, made
 
     with caplog.at_level(logging.WARNING):

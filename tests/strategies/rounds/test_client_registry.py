@@ -222,7 +222,7 @@ def test_a_mod_under_a_strategy_of_another_kind_is_not_said_to_be_missing():
 
 
 def test_unexpected_answers_point_to_the_nodes_logs():
-    seen = Attending(**{**SIMULATED, "clients": [], "said": "; 4 answered with not-configured"})
+    seen = Attending(**{**SIMULATED, "clients": [], "others": "; 4 answered with not-configured"})
     assert "say in their own logs what is wrong" in str(shortage(Needed(4), seen, 1.0))
     assert "logs" not in str(shortage(Needed(4), Attending(**{**SIMULATED, "clients": []}), 1.0))
 
@@ -239,7 +239,7 @@ SIMULATED = {"nodes": 4, "silent": 0, "clients": ["0", "1", "2", "3"], "simulate
         ({"nodes": 3, "silent": 3, "clients": []}, True),
         ({"silent": 3, "clients": [], "strangers": {"without": 1}}, True),
         ({"nodes": 5, "strangers": {"without": 1}}, False),
-        ({"clients": ["0", "1", "2"], "said": "; 1 answered with not-configured"}, True),
+        ({"clients": ["0", "1", "2"], "others": "; 1 answered with not-configured"}, True),
         ({"nodes": 3, "silent": 3, "clients": [], "simulated": False}, False),
         ({"clients": [], "strangers": {"without": 4}, "simulated": False}, True),
         ({"silent": 1, "clients": [], "strangers": {"without": 3}, "simulated": False}, False),
