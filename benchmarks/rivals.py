@@ -25,7 +25,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -100,12 +100,16 @@ RIVALS = {"diffprivlib": "diffprivlib", "Opacus linear": "opacus", "Opacus MLP":
 
 # ---------------------------------------------------------------------------------------------------------- environment
 @cache
-def rivals_python(environment: Path) -> Path:
-    """Return the interpreter of the other libraries' environment, which is made when it is missing."""
+def rivals_python(environment: Path) -> Path | None:
+    """Return the interpreter of the other libraries' environment, which is made when it is missing, or None."""
     python = environment / ("Scripts" if os.name == "nt" else "bin") / "python"
     if not python.exists():
-        venv.create(environment, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
+        try:
+            venv.create(environment, with_pip=True)
+            subprocess.run([python, "-m", "pip", "install", "-q", *PACKAGES], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"Other libraries are missing and could not be installed: {type(error).__name__}.", file=sys.stderr)
+            return None
     return python
 
 
@@ -122,6 +126,26 @@ def answers(python: Path, job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
         if running.returncode:
             raise RuntimeError(f"Expected {Path(command[1]).name} to end with 0, got {running.returncode}.")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to measure, with what, and where the figures go."""
+
+    environment: Path
+    splits: int = SPLITS
+    columns: Sequence[str] = ()
+    epsilons: Sequence[float] = EPSILONS
+    path: Path | None = None
+
+    def python(self) -> Path | None:
+        """Return the interpreter of the other libraries."""
+        return rivals_python(self.environment)
+
+    def save(self, document: Mapping[str, Any]) -> None:
+        """Write the figures down, where a file is named."""
+        if self.path:
+            self.path.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
@@ -167,8 +191,11 @@ def chosen(document: Mapping[str, Any], rival: str, table: str, epsilon: float) 
     return GRIDS[rival][int(np.argmin(np.mean(regrets, axis=0)))]
 
 
-def tune(document: dict[str, Any], python: Path, names: Sequence[str], save: Any) -> None:
+def tune(document: dict[str, Any], names: Sequence[str], asked: Asked) -> None:
     """Try every setting of every private rival on the regression tables."""
+    python = asked.python()
+    if python is None:
+        return
     for name in names:
         if name in document.setdefault("tuning", {}):
             continue
@@ -177,7 +204,7 @@ def tune(document: dict[str, Any], python: Path, names: Sequence[str], save: Any
             folder = Path(made)
             path, kinds = plain_table(python, source, folder)
             train, test = split_files(path, source, TUNING_SPLIT, folder, TUNING_ROWS)
-            asked = [
+            jobs = [
                 {
                     "name": f"{rival}, {epsilon:g}",
                     "model": RIVALS[rival],
@@ -188,11 +215,11 @@ def tune(document: dict[str, Any], python: Path, names: Sequence[str], save: Any
                 for settings in grid
             ]
             scores: dict[str, list[float]] = {}
-            for one in answers(python, _job(source, kinds, train, test, TUNING_SPLIT, asked)):
+            for one in answers(python, _job(source, kinds, train, test, TUNING_SPLIT, jobs)):
                 # A setting that fails, or is worse than guessing by far, is as bad as guessing.
                 scores.setdefault(one["name"], []).append(max(one.get("score", -100.0), -100.0))
         document["tuning"][name] = scores
-        save()
+        asked.save(document)
         print(f"tuned on {name}", flush=True)
 
 
@@ -260,29 +287,27 @@ def _mean(train: Path, label: str) -> float:
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
-def measure(
-    document: dict[str, Any], python: Path | None, names: Sequence[str], splits: int, only: Sequence[str], save: Any
-) -> None:
+def measure(document: dict[str, Any], names: Sequence[str], asked: Asked) -> None:
     """Measure what the document does not have yet; a model that fails is noted and left."""
-    for seed in range(1, splits + 1):
+    for seed in range(1, asked.splits + 1):
         for name in names:
             source = TABLES[name]
             made = document.setdefault("tables", {}).setdefault(name, {"scores": {}, "seconds": {}})
-            wanted = [*rival_jobs(document, name)] if python else []
-            wanted = [one for one in wanted if _is_open(made, one["name"], seed, only)]
-            ours = [one for one in product_jobs(source.is_regression) if _is_open(made, one[0], seed, only)]
-            if not (wanted or ours):
+            jobs = [one for one in rival_jobs(document, name) if _is_open(made, one["name"], seed, asked)]
+            ours = [one for one in product_jobs(source.is_regression) if _is_open(made, one[0], seed, asked)]
+            if not (jobs or ours):
                 continue
+            python = asked.python() if jobs else None
             with tempfile.TemporaryDirectory() as temporary:
                 folder = Path(temporary)
                 path, kinds = plain_table(python or Path(sys.executable), source, folder)
                 with path.open() as file:
                     made["rows"], made["columns"] = sum(1 for _ in file) - 1, len(kinds)
                 train, test = split_files(path, source, seed, folder)
-                if python and wanted:
-                    for one in answers(python, _job(source, kinds, train, test, seed, wanted)):
+                if python:
+                    for one in answers(python, _job(source, kinds, train, test, seed, jobs)):
                         _note(made, one["name"], seed, one.get("score"), one["seconds"], one.get("missing", ""))
-                        save()
+                        asked.save(document)
                 for column, options in ours:
                     started = time.perf_counter()
                     score, why = None, ""
@@ -291,12 +316,18 @@ def measure(
                     except Exception as error:  # a model that this version does not have
                         why = f"{type(error).__name__}: {error}"[:200]
                     _note(made, column, seed, score, time.perf_counter() - started, why)
-                    save()
+                    asked.save(document)
             print(f"{name}, split {seed}", flush=True)
 
 
-def _is_open(made: Mapping[str, Any], column: str, seed: int, only: Sequence[str]) -> bool:
-    return str(seed) not in made["scores"].get(column, {}) and any(column.startswith(one) for one in only or [""])
+def _is_open(made: Mapping[str, Any], column: str, seed: int, asked: Asked) -> bool:
+    wanted = any(column.startswith(one) for one in asked.columns or [""])
+    known = _is_private(column) and float(column.rpartition(", ")[2]) not in asked.epsilons
+    return wanted and not known and str(seed) not in made["scores"].get(column, {})
+
+
+def _is_private(column: str) -> bool:
+    return column not in WITHOUT_PRIVACY
 
 
 def _note(made: dict[str, Any], column: str, seed: int, score: float | None, seconds: float, why: str) -> None:
@@ -305,6 +336,9 @@ def _note(made: dict[str, Any], column: str, seed: int, score: float | None, sec
         return
     made["scores"].setdefault(column, {})[str(seed)] = score
     made["seconds"].setdefault(column, {})[str(seed)] = seconds
+
+
+TIMED = ("HGB", "EBM", "now, sums", "Opacus linear")
 
 
 def shown(document: Mapping[str, Any], names: Sequence[str] = ()) -> str:
@@ -316,7 +350,7 @@ def shown(document: Mapping[str, Any], names: Sequence[str] = ()) -> str:
         for one in private
         if any(f"{one}, {epsilon:g}" in t["scores"] for t in tables.values() for epsilon in EPSILONS)
     ]
-    heads = ["table (rows, columns)", "epsilon", *WITHOUT_PRIVACY, *private, "seconds"]
+    heads = ["table (rows, columns)", "epsilon", *WITHOUT_PRIVACY, *private, f"seconds: {', '.join(TIMED)}"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name in (one for one in TABLES if one in tables):
         made = tables[name]
@@ -325,9 +359,10 @@ def shown(document: Mapping[str, Any], names: Sequence[str] = ()) -> str:
             cells = [_mean_of(made["scores"].get(one, {})) if first else "" for one in WITHOUT_PRIVACY]
             columns = [f"{one}, {epsilon:g}" for one in private]
             cells += [_mean_of(made["scores"].get(one, {})) for one in columns]
-            took = [fmean(made["seconds"][one].values()) for one in columns if one in made["seconds"] and "," in one]
+            took = [made["seconds"].get(one if one in WITHOUT_PRIVACY else f"{one}, {epsilon:g}") for one in TIMED]
+            cells.append(", ".join(f"{fmean(one.values()):.0f}" if one else "-" for one in took))
             what = f"{name} ({made['rows']:,}, {made['columns']})" if first else ""
-            lines.append(f"| {' | '.join([what, f'{epsilon:g}', *cells, f'{max(took):.0f}' if took else ''])} |")
+            lines.append(f"| {' | '.join([what, f'{epsilon:g}', *cells])} |")
     return "\n".join(lines)
 
 
@@ -339,12 +374,37 @@ def _mean_of(scores: Mapping[str, float]) -> str:
     return f"{fmean(values):.1f}{error}"
 
 
+def gaps(document: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return the mean gap of every private column to the best of HGB, linear and EBM, over tables of two classes."""
+    lines = [
+        "| points below the best without privacy, tables of two classes | epsilon 0.5 | 2 | 8 | tables |",
+        "|---|---|---|---|---|",
+    ]
+    tables = {name: one["scores"] for name, one in document.get("tables", {}).items() if name in names}
+    tables = {name: scores for name, scores in tables.items() if not TABLES[name].is_regression}
+    for column in (*(f"{when}, {trust}" for when in PRODUCT for trust in TRUSTS), *RIVALS):
+        cells, counted = [], 0
+        for epsilon in EPSILONS:
+            own = f"{column}, {epsilon:g}"
+            found = [_gap(scores, own) for scores in tables.values() if own in scores]
+            counted = max(counted, len(found))
+            cells.append(f"{fmean(found):.1f}" if found else "")
+        if counted:
+            lines.append(f"| {column} | {' | '.join(cells)} | {counted} |")
+    return "\n".join(lines)
+
+
+def _gap(scores: Mapping[str, Mapping[str, float]], column: str) -> float:
+    best = max(fmean(scores[one].values()) for one in ("HGB", "linear", "EBM") if one in scores)
+    return best - fmean(scores[column].values())
+
+
 def main() -> None:
     """Measure, write the figures down, print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals", description=__doc__)
     parser.add_argument("--json", type=Path, default=DEFAULT)
     parser.add_argument("--environment", type=Path, default=_ROOT / "build" / "bench-rivals")
-    parser.add_argument("--small", action="store_true", help="four regression tables, one split, epsilon 2")
+    parser.add_argument("--small", action="store_true", help="fit anew on four tables at epsilon 2; writes nothing")
     parser.add_argument("--regression", action="store_true", help="the regression tables alone")
     parser.add_argument("--tune", action="store_true", help="first choose the settings of private rivals")
     parser.add_argument("--tables", nargs="*", default=[], help="names of tables")
@@ -353,20 +413,21 @@ def main() -> None:
     arguments = parser.parse_args()
     path: Path = arguments.json
     document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-
-    def save() -> None:
-        path.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
-
     names = arguments.tables or list(SMALL if arguments.small else REGRESSION if arguments.regression else TABLES)
-    try:
-        python = rivals_python(arguments.environment)
-    except (OSError, subprocess.CalledProcessError) as error:
-        print(f"Other libraries are missing and could not be installed: {type(error).__name__}.", file=sys.stderr)
-        python = None
-    if arguments.tune and python:
-        tune(document, python, [one for one in names if one in REGRESSION], save)
-    measure(document, python, names, arguments.splits, arguments.columns, save)
+    asked = Asked(arguments.environment, arguments.splits, arguments.columns, path=path)
+    if arguments.small:
+        print(f"Recorded:\n{shown(document, names)}\n")
+        asked = Asked(arguments.environment, 1, [*PRODUCT], (2.0,))
+        for made in (document.get("tables", {}).get(name) for name in names):
+            if made:
+                made["scores"] = {
+                    one: found for one, found in made["scores"].items() if not one.startswith((*PRODUCT,))
+                }
+    if arguments.tune:
+        tune(document, [one for one in names if one in REGRESSION], asked)
+    measure(document, names, asked)
     print(shown(document, names))
+    print(f"\n{gaps(document, names)}")
 
 
 if __name__ == "__main__":
