@@ -53,6 +53,8 @@ PACKAGES = (
 """Other libraries; diffprivlib 0.6.6 does not import with scikit-learn 1.8."""
 SPLITS, SITES, TEST_SHARE, DELTA = 5, 8, 0.2, 1e-5
 EPSILONS = (0.5, 2.0, 8.0)
+WORST = -100.0
+"""Least score that is kept: an R^2 has no bound, and a model this bad has failed."""
 TUNING_SPLIT, TUNING_ROWS = 101, 6_000
 
 Settings = dict[str, Any]
@@ -217,7 +219,7 @@ def tune(document: dict[str, Any], names: Sequence[str], asked: Asked) -> None:
             scores: dict[str, list[float]] = {}
             for one in answers(python, _job(source, kinds, train, test, TUNING_SPLIT, jobs)):
                 # A setting that fails, or is worse than guessing by far, is as bad as guessing.
-                scores.setdefault(one["name"], []).append(max(one.get("score", -100.0), -100.0))
+                scores.setdefault(one["name"], []).append(max(one.get("score", WORST), WORST))
         document["tuning"][name] = scores
         asked.save(document)
         print(f"tuned on {name}", flush=True)
@@ -334,7 +336,7 @@ def _note(made: dict[str, Any], column: str, seed: int, score: float | None, sec
     if score is None or not math.isfinite(score):
         print(f"{column}: {why or 'no finite score'}", file=sys.stderr)
         return
-    made["scores"].setdefault(column, {})[str(seed)] = score
+    made["scores"].setdefault(column, {})[str(seed)] = max(score, WORST)
     made["seconds"].setdefault(column, {})[str(seed)] = seconds
 
 
@@ -344,7 +346,9 @@ TIMED = ("HGB", "EBM", "now, sums", "Opacus linear")
 def shown(document: Mapping[str, Any], names: Sequence[str] = ()) -> str:
     """Return a row for each table and epsilon: means over the splits with their standard errors."""
     private = [*(f"{when}, {trust}" for when in PRODUCT for trust in TRUSTS), *RIVALS]
-    tables = {name: one for name, one in document.get("tables", {}).items() if not names or name in names}
+    tables = {
+        name: one for name, one in document.get("tables", {}).items() if name in (names or TABLES) and one["scores"]
+    }
     private = [
         one
         for one in private
@@ -399,6 +403,28 @@ def _gap(scores: Mapping[str, Mapping[str, float]], column: str) -> float:
     return best - fmean(scores[column].values())
 
 
+def leads(document: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return how far `fit` with a trusted server is ahead of the best private rival, split by split."""
+    lines = ["| points ahead of the best central private rival | epsilon 0.5 | 2 | 8 |", "|---|---|---|---|"]
+    tables = document.get("tables", {})
+    for name in (one for one in names if one in tables):
+        scores, cells = tables[name]["scores"], []
+        for epsilon in EPSILONS:
+            ours = next((scores[one] for one in _trusted(epsilon) if one in scores), {})
+            rivals = {rival: scores[f"{rival}, {epsilon:g}"] for rival in RIVALS if f"{rival}, {epsilon:g}" in scores}
+            best = max(rivals, key=lambda one: fmean(rivals[one].values()), default="")
+            apart = {seed: ours[seed] - rivals[best][seed] for seed in ours if best and seed in rivals[best]}
+            cells.append(f"{_mean_of(apart)} ({best})" if apart else "")
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _trusted(epsilon: float) -> list[str]:
+    """Return the columns of `fit` with a trusted server, the newest model first."""
+    return [f"{when}, trusted, {epsilon:g}" for when in reversed(PRODUCT)]
+
+
 def main() -> None:
     """Measure, write the figures down, print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals", description=__doc__)
@@ -427,7 +453,7 @@ def main() -> None:
         tune(document, [one for one in names if one in REGRESSION], asked)
     measure(document, names, asked)
     print(shown(document, names))
-    print(f"\n{gaps(document, names)}")
+    print(f"\n{gaps(document, names)}\n\n{leads(document, names)}")
 
 
 if __name__ == "__main__":

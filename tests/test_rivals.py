@@ -84,3 +84,14 @@ def test_a_gap_is_that_to_the_best_without_privacy():
     scores = {"HGB": {"1": 80.0}, "EBM": {"1": 82.0}, "additive": {"1": 99.0}, "now, sums, 2": {"1": 79.0}}
     document = {"tables": {"heart": {"scores": scores}, "Ames": {"scores": {"now, sums, 2": {"1": 1.0}}}}}
     assert rivals.gaps(document, ["heart", "Ames"]).splitlines()[2:] == ["| now, sums |  | 3.0 |  | 1 |"]
+
+
+def test_a_lead_is_over_the_best_private_rival_of_the_same_splits():
+    scores = {
+        "before, trusted, 2": {"1": 70.0, "2": 71.0},
+        "now, trusted, 2": {"1": 82.0, "2": 84.0},
+        "diffprivlib, 2": {"1": 81.0, "2": 81.0, "3": 81.0},
+        "Opacus linear, 2": {"1": 60.0},
+    }
+    found = rivals.leads({"tables": {"heart": {"scores": scores}}}, ["heart", "Ames"]).splitlines()[2:]
+    assert found == ["| heart |  | 2.0 ± 1.0 (diffprivlib) |  |"]
