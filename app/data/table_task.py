@@ -297,20 +297,21 @@ class FittedTable:
 class TableTask(Task):
     """A table in this process: a rehearsal on one computer.
 
-    Of a regression labels are scaled from the schema's bounds to [-1, 1], and features have a constant.
+    Of a regression labels are scaled from the schema's bounds to [-1, 1], and features have a constant. Without
+    ``is_tested`` the data set is nobody's, and nothing is measured on it.
     """
 
     reads = frozenset()
     sentence = "a table of your own"
 
-    def __init__(self, schema: Schema, dataset: Dataset) -> None:
+    def __init__(self, schema: Schema, dataset: Dataset, *, is_tested: bool = True) -> None:
         digest = hashlib.sha256(schema.digest.encode())
         for array in (dataset.train_features, dataset.train_labels, dataset.test_features, dataset.client_of):
             digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
         self.name = f"table:{digest.hexdigest()[:12]}"
         self.constant = schema.num_classes == 1
         self.feature_bound = schema.norm_bound if schema.num_classes > 1 else float(np.hypot(schema.norm_bound, 1.0))
-        self._dataset = dataset
+        self._dataset, self.is_tested = dataset, is_tested
         registry("task").give(self.name, self)
 
     def load(self, config: RunConfig, root: str) -> Dataset:

@@ -134,6 +134,8 @@ class Task(Named, ABC):
         equal. Public knowledge likewise.
     has_records : bool
         Whether it has records, for training and for the test; otherwise only real clients have some.
+    is_tested : bool
+        Whether the test set has records; otherwise nothing is measured on it.
     schema : Schema, optional
         What a record is, for a task whose models are saved with it.
     regularizer, regularizer_strength : str, float
@@ -151,6 +153,7 @@ class Task(Named, ABC):
     feature_bound: float = 0.0
     majority: float = 0.0
     has_records: bool = True
+    is_tested: bool = True
     schema: Schema | None = None
     regularizer: Regularizer = "none"
     regularizer_strength: float = 0.0

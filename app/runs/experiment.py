@@ -197,7 +197,8 @@ class Experiment(ResolvedRun):
 
     def evaluate(self, arrays: ArrayRecord) -> MetricRecord | None:
         """Return objective, accuracy and AUC on the test set, which is public; None without a test set."""
-        if not the_task(self.config).has_records:
+        task = the_task(self.config)
+        if not (task.has_records and task.is_tested):
             return None
         parameters, samples = arrays.to_numpy_ndarrays(), (self.data.test_features, self.data.test_labels)
         loss, accuracy = self.model.evaluate(parameters, samples)

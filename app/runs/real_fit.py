@@ -128,7 +128,9 @@ def fit_for_real(
         count = owners
     evaluated = evaluated_privately(schema)
     nobody = of_nobody(count, schema.num_features + (schema.num_classes == 1), schema.num_classes)
-    task = TableTask(schema, replace(nobody, owner_of=np.arange(count)) if schema.owner else nobody)
+    if schema.owner:
+        nobody = replace(nobody, owner_of=np.arange(count))
+    task = TableTask(schema, nobody, is_tested=False)
     fixed: dict[str, Value] = {"task": task.name, "partition": "iid", "num-clients": 1, "clients-per-round": 1}
     whole = RunConfig.from_mapping({**evaluated, **settings, **fixed})
     mu, scaling_mu = whole.mu, whole.mu * math.sqrt(scaling_share)
@@ -370,8 +372,8 @@ def _bounds(client: StatisticsClient, schema: Schema) -> dict[str, tuple[float, 
 
 
 def _unmeasured(progress: Progress) -> Progress:
-    """Return a round without figures: the test set is nobody's rows, and times depend on what stands in rows."""
-    return replace(progress, loss=None, accuracy=None, auc=None, seconds_left=None)
+    """Return a round without times, which depend on what stands in rows; it has no figures."""
+    return replace(progress, seconds_left=None)
 
 
 def evaluated_privately(schema: Schema) -> dict[str, Value]:

@@ -476,6 +476,7 @@ def test_private_log_is_for_the_operator_alone_and_changes_nothing_else(tmp_path
     assert left_by(tmp_path / "strange", "--private-log", log, capfd=capfd) == of_invalid
     assert log.stat().st_mode & 0o777 == 0o600
     assert log.read_text().startswith(PRIVATE_FIRST_LINE)
+    assert "accuracy" not in log.read_text(), "of rows that are nobody's"
     assert "1 with ill: a missing label" in log.read_text()
     with raises(ConfigurationError, "exists", match="a private log"):
         fitted(tmp_path / "strange", private_log=log)
