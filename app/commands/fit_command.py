@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from warnings import catch_warnings
 
 import typer
 
 from ...privacy.errors import ConfigurationError
 from .run_options import AsJson, Assignments
-from .terminal import fail, failing_clearly, say
+from .terminal import fail, failing_clearly, say, working
+
+if TYPE_CHECKING:
+    from ..runs.progress import Progress
 
 _SUMS = "secure-aggregation"
 _TWO = 2
@@ -123,8 +127,13 @@ def fit(
             options |= {"owner": owner, "owners": owners}
             options |= {"evaluate": evaluate, "scale": scale, "real": real, "budget": budget, "ledger": ledger}
             options |= {"private_log": private_log}
-            with room_kept(folder) if real else nullcontext():
-                result = fitting.fit(table, **{**options, **settings})
+            with room_kept(folder) if real else nullcontext(), working("training") as at:
+
+                def note(progress: Progress) -> None:
+                    at(f", round {progress.report.server_round} of {progress.num_rounds}")  # a public number
+
+                seen: dict[str, Any] = {"on_progress": note} if sys.stderr.isatty() else {}
+                result = fitting.fit(table, **{**options, **settings, **seen})
             model = result.save(folder / MODEL)  # first: what is released once cannot be made again
             write_record(result, folder)
         path = model.relative_to(Path.cwd()) if model.is_relative_to(Path.cwd()) else model

@@ -20,8 +20,8 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn, get_type_hints
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, TextIO, get_type_hints
 
 import click
 import typer
@@ -170,35 +170,43 @@ def say(text: str, *, err: bool = False) -> None:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
+def working(what: str) -> Iterator[Callable[[str], None]]:
     """Show on a terminal that a command works and for how long, from two seconds on until the block ends.
 
-    The line stands on standard error, and nothing does where that is no terminal. It depends on the clock alone.
+    The line stands on standard error, also while a real fit has closed that for everything else, and nothing does where
+    it is no terminal. It depends on the clock and on what the block's value is called with.
     """
+    at: list[str] = []
     if not sys.stderr.isatty():
-        yield
+        yield at.append
         return
     over, begun = threading.Event(), time.monotonic()
+    screen: TextIO = sys.stderr
+    with suppress(OSError, ValueError):  # of one that has no descriptor
+        screen = os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8", errors="replace")
+    own = screen is not sys.stderr
 
     def show() -> None:
         if over.wait(_PATIENCE_S):
             return
         while True:
             passed = int(time.monotonic() - begun)
-            sys.stderr.write(f"\r{what} {passed // 60}:{passed % 60:02}")
-            sys.stderr.flush()
+            screen.write(f"\r{what} {passed // 60}:{passed % 60:02}{''.join(at[-1:])}\x1b[K")
+            screen.flush()
             if over.wait(1.0):
                 break
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        screen.write("\r\x1b[K")
+        screen.flush()
 
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:
-        yield
+        yield at.append
     finally:
         over.set()
         thread.join()
+        if own:
+            screen.close()
 
 
 def say_command(text: str) -> None:

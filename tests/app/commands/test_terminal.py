@@ -76,6 +76,19 @@ def test_a_command_that_takes_long_says_so_on_a_terminal_and_takes_it_back(monke
     assert screen.getvalue().endswith("\r\x1b[K")
 
 
+def test_the_line_is_seen_while_standard_error_is_closed_for_everything_else(monkeypatch):
+    monkeypatch.setattr(terminal, "_PATIENCE_S", 0.001)
+    seen, screen = os.openpty()
+    with os.fdopen(screen, "w") as stream, Path(os.devnull).open("w") as nowhere, monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", stream)
+        with working("training") as at:
+            at(", round 1 of 2")
+            os.dup2(nowhere.fileno(), screen)  # as a real fit does
+            patched.setattr(sys, "stderr", nowhere)
+            assert os.read(seen, 99).startswith(b"\rtraining 0:00, round 1 of 2")
+    os.close(seen)
+
+
 def test_a_command_that_is_quick_or_has_no_terminal_says_nothing(monkeypatch):
     quick = Terminal(terminal=True)
     monkeypatch.setattr(sys, "stderr", quick)
