@@ -233,9 +233,14 @@ def csv_line(schema: Schema, row: Row) -> bytes:
     """Return a row as a line of CSV; bytes are one already."""
     if isinstance(row, bytes):
         return row
+    cells = [row.get(name, "") for name in schema.header] if schema.header else [*row.values()]
+    return _line(schema, ["row", *cells] if schema.row_names else cells)
+
+
+def _line(schema: Schema, cells: Sequence[Any]) -> bytes:
     text = io.StringIO()
-    csv.writer(text, delimiter=schema.separator, lineterminator="").writerow(row.values())
-    return text.getvalue().encode()
+    csv.writer(text, delimiter=schema.separator, lineterminator="").writerow(cells)
+    return text.getvalue().encode(schema.encoding)
 
 
 def written(schema: Schema, rows: Rows, path: Path) -> bool:
@@ -244,8 +249,9 @@ def written(schema: Schema, rows: Rows, path: Path) -> bool:
     A library that gives a whole column one type does so here, as it would for an operator.
     """
     if path.suffix in (".csv", ".gz"):
-        header = {name: name for name in next(row for row in rows if isinstance(row, Mapping))}
-        content = b"".join(csv_line(schema, row) + b"\n" for row in (header, *rows))
+        names = next(row for row in rows if isinstance(row, Mapping))
+        lines = [*([] if schema.header else [_line(schema, [*names])]), *(csv_line(schema, row) for row in rows)]
+        content = b"".join(line + b"\n" for line in lines)
         path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
         return True
     if path.suffix == ".npz":

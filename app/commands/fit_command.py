@@ -55,6 +55,7 @@ def fit(
         Path | None,
         typer.Option(metavar="SCHEMA.toml", help="How rows are read.", show_default="a draft from the rows"),
     ] = None,
+    no_header: Annotated[bool, typer.Option("--no-header", help="The first line is a row.")] = False,
     trust: Annotated[
         str,
         typer.Option(help="untrusted-server, secure-aggregation or trusted-server.", show_default="untrusted-server"),
@@ -126,7 +127,7 @@ def fit(
             options |= {"label": label, "site": site, "clients": clients, "schema": schema, "trust": trust}
             options |= {"owner": owner, "owners": owners}
             options |= {"evaluate": evaluate, "scale": scale, "real": real, "budget": budget, "ledger": ledger}
-            options |= {"private_log": private_log}
+            options |= {"private_log": private_log, "header": not no_header}
             with room_kept(folder) if real else nullcontext(), working("training") as at:
 
                 def note(progress: Progress) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ...strategies.queries import ColumnStatistics, TableStatistics
 
 
-_WIDTH = 100
+_WIDTH, _TERMINAL, _WIDEST_NAME = 100, 80, 24
 
 
 def schema(
@@ -30,8 +30,15 @@ def schema(
         str, typer.Option(metavar="COLUMN", help="What is to be predicted.", show_default="the last column")
     ] = "",
     owner: Annotated[str, typer.Option(metavar="COLUMN", help="Whose a record is.", show_default="nobody's")] = "",
+    site: Annotated[
+        str, typer.Option(metavar="COLUMN", help="On which site a record is: no feature.", show_default=False)
+    ] = "",
+    no_header: Annotated[bool, typer.Option("--no-header", help="The first line is a record.")] = False,
     out: Annotated[Path | None, typer.Option(help="The schema's new file.", show_default="print it")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="A new page that shows the draft, to review it.", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite --out and --html.")] = False,
     against: Annotated[
         Path | None,
         typer.Option(
@@ -44,9 +51,10 @@ def schema(
     from ...clients.records.client_records import Records, file_items
     from ...clients.records.drafting import document, draft
     from ...clients.records.schema import Schema
+    from ..reports.draft_review import draft_page
 
     with failing_clearly():
-        drafts = bool(label or owner or out or force)
+        drafts = bool(label or owner or site or no_header or out or html or force)
         if drafts + (against is not None) + digest > 1:
             raise ConfigurationError(
                 "Expected --digest, --schema or options of a draft, got several of them.", kind="conflict"
@@ -57,17 +65,48 @@ def schema(
             known = Schema.read_file(against)
             say(Records(file_items(file, known), known).report())
         else:
-            if out is not None and out.exists() and not force:
-                raise ConfigurationError(
-                    f"Expected a new file, got {out}, which exists: --force overwrites it.", kind="exists"
-                )
-            found = draft(file, label=label, owner=owner)
+            for new in (out, html):
+                if new is not None and new.exists() and not force:
+                    raise ConfigurationError(
+                        f"Expected a new file, got {new}, which exists: --force overwrites it.", kind="exists"
+                    )
+            apart = [site] if site else []
+            found = draft(file, label=label, owner=owner, apart=apart, header=not no_header)
             text = document(found.schema, _heading(file, found))
+            if html is not None:
+                html.write_text(draft_page(file.name, found), encoding="utf-8")
             if out is None:
                 typer.echo(text, nl=False)
+                _review(found, err=True)
             else:
                 out.write_text(text, encoding="utf-8")
+                _review(found, err=False)
                 say(f"schema    {out}: a draft from all rows; leave only what is public, then set reviewed = true")
+            if html is not None:
+                say(f"page      {html}: shows something of the rows, so keep it where they are", err=out is None)
+
+
+def _review(found: Draft, *, err: bool) -> None:
+    """Print a draft of a table as columns, kinds, reasons and losses, then what a person should decide."""
+    from ..reports.draft_review import draft_table
+
+    if not found.columns:
+        return
+    rows = draft_table(found).texts()
+    names = list(rows[0])
+    wide = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names[:2]}
+    wide = {names[0]: min(wide[names[0]], _WIDEST_NAME), names[1]: wide[names[1]]}
+    indent = " " * (sum(wide.values()) + 4)
+    for row in ({name: name for name in names}, *rows):
+        name, kind, *rest = row.values()
+        first = f"{textwrap.shorten(name, wide[names[0]], placeholder='...') or repr(name):<{wide[names[0]]}}  "
+        words = ". ".join(one for one in rest if one)
+        room = {"width": _TERMINAL, "initial_indent": f"{first}{kind:<{wide[names[1]]}}  ", "subsequent_indent": indent}
+        for line in textwrap.wrap(words, **room):  # type: ignore[arg-type]
+            typer.echo(line.rstrip(), err=err)
+    for note in found.notes:
+        for line in textwrap.wrap(f"check     {note}", _TERMINAL, subsequent_indent=" " * 10):
+            typer.echo(line, err=err)
 
 
 def _heading(file: Path, found: Draft) -> list[str]:

@@ -40,6 +40,8 @@ class ReadTable:
     """Columns that the draft left out, by the reason."""
     label_notes: Sequence[str] = ()
     """Notes for a person on the classes of the label."""
+    to_check: Sequence[str] = ()
+    """Points of a draft for a person to decide, and cells that are lost."""
     scaled: bool = False
     """Whether bounds of numbers are from private statistics."""
 
@@ -52,11 +54,13 @@ class ReadTable:
         site: str = "",
         owner: str = "",
         schema: Schema | Path | str | None = None,
+        header: bool = True,
     ) -> ReadTable:
         """Open a file, a DataFrame or a list of mappings, with its schema or a draft of one.
 
-        ``owner`` is the column that says which person a row belongs to; default the schema's. Raises
-        ConfigurationError if there is no such table, or a column that is named is not in it.
+        ``owner`` is the column that says which person a row belongs to; default the schema's. Without ``header`` the
+        first line of a CSV file is a row. Raises ConfigurationError if there is no such table, or a column that is
+        named is not in it.
         """
         found = Schema.read_file(Path(schema)) if isinstance(schema, str | Path) else schema
         if found is not None and label not in ("", found.label.column):
@@ -68,10 +72,17 @@ class ReadTable:
             )
         if found is not None and owner:
             found = _with_owner(found, owner)
+        if found is not None and not header and not found.header:
+            raise ConfigurationError(
+                "Expected a schema with the names of the columns (header = [...]) for a file without a header, got "
+                "none: `murmurfl schema FILE --no-header` drafts one.",
+                kind="conflict",
+                setting="header",
+            )
         apart = [site] if site else []
         if isinstance(table, str | Path):
             path = Path(table).expanduser()
-            made = draft(path, label=label, owner=owner, apart=apart) if found is None else Draft(found)
+            made = draft(path, label=label, owner=owner, apart=apart, header=header) if found is None else Draft(found)
             name, rows = path.name, table_file(path, made.schema)
         else:
             name, rows = "table", table_rows(table)
@@ -79,14 +90,19 @@ class ReadTable:
         used = made.schema
         check_columns(rows.columns, used)
         if site and (site not in rows.columns or site in (*used.columns, used.label.column, used.owner)):
+            remedy = ""
+            if site in used.columns:
+                remedy = f" Remove [columns.{site}] from the schema, or draft one with `murmurfl schema --site {site}`."
             raise ConfigurationError(
                 f"Expected a column of sites in the table that is neither the label nor the owner nor a column of the "
-                f"schema, got {site!r}.",
+                f"schema, got {site!r}.{remedy}",
                 kind="conflict",
                 setting="site",
                 got=site,
             )
-        return cls(name, rows, used, found is None, made.left_out, made.label_notes)
+        columns = [one for one in made.columns if one.column is not None]
+        notes = [f"{one.name}: {note}" for one in columns for note in (*one.warnings, *[one.lost][: bool(one.lost)])]
+        return cls(name, rows, used, found is None, made.left_out, made.label_notes, [*made.warnings, *notes])
 
     def read(self, site: str = "") -> ReadRows:
         """Read the rows that fit as arrays, with the site and the owner of each."""
@@ -242,6 +258,8 @@ class FittedTable:
     differing: int = 0
     """Rows held out of which either the model or the most frequent class is right, and not both."""
     label_notes: Sequence[str] = ()
+    to_check: Sequence[str] = ()
+    """Points of a draft for a person to decide, and cells that are lost."""
     scaled: bool = False
     owners: int = 0
     """Persons that are protected with all their rows; 0 where rows are protected, and in a real fit."""

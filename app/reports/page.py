@@ -6,15 +6,7 @@ from typing import Any
 
 from ...privacy.errors import check_installed
 
-_PAGE = """\
-<!DOCTYPE html>
-<html lang="en" class="{{ "one" if runs | length == 1 else "several" }}">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>murmurfl: {{ runs | map(attribute="name") | join(", ") }}</title>
-<style>
+STYLE = """\
 :root {
   color-scheme: light dark;
   --paper: #ffffff; --panel: #f6f7f8; --ink: #1a1c1e; --soft: #5a6168; --line: #d9dde1; --grid: #9aa0a6;
@@ -91,6 +83,21 @@ summary { cursor: pointer; font-weight: 600; padding: .2rem 0; }
   .tiles { grid-template-columns: repeat(auto-fill, minmax(13rem, 1fr)); }
   figure { break-inside: avoid; padding: .5rem .7rem; }
 }
+"""
+"""Style of a page: one for screens, light and dark, narrow ones, and paper."""
+_PAGE = (
+    """\
+<!DOCTYPE html>
+<html lang="en" class="{{ "one" if runs | length == 1 else "several" }}">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<title>murmurfl: {{ runs | map(attribute="name") | join(", ") }}</title>
+<style>
+"""
+    + STYLE
+    + """\
 </style>
 </head>
 <body>
@@ -254,12 +261,18 @@ simulation's exceeds what a server knows.</p>
 </body>
 </html>
 """
+)
 
 
 def page(**parts: Any) -> str:
     """Render the document; all text is escaped except our own figures."""
-    check_installed("jinja2", "reports", "a report")
+    return rendered(_PAGE, "a report", **parts)
+
+
+def rendered(template: str, what: str, **parts: Any) -> str:
+    """Render a template of a page; ``what`` it is, for the error where the engine is not installed."""
+    check_installed("jinja2", "reports", what)
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(_PAGE).render(**parts)
+    return environment.from_string(template).render(**parts)

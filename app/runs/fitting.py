@@ -47,7 +47,7 @@ EPSILON = 2.0
 _SUMS = "secure-aggregation"
 DEALT = ("task", "partition", "num-clients", "clients-per-round", "partition.alpha")
 """Keys that the table and its clients decide."""
-_MOST_NAMED, _TWO, _GUESSING, _ERRORS = 4, 2, 0.5, 2.0
+_MOST_NAMED, _MOST_CHECKED, _TWO, _GUESSING, _ERRORS = 4, 4, 2, 0.5, 2.0
 _FAR, _SMALL_PART, _SHARED_PART = 0.01, 0.2, 0.5
 
 
@@ -80,6 +80,7 @@ def fit(
     budget: float = 0.0,
     ledger: Path | str | None = None,
     private_log: Path | str | None = None,
+    header: bool = True,
     on_progress: Callable[[Progress], None] | None = None,
     **settings: Unpack[FitSettings],
 ) -> RunResult:
@@ -123,6 +124,8 @@ def fit(
     private_log : path, optional
         With ``real``: new file, which nobody else can read, for everything that must not leave: log records, warnings,
         what is printed, and why the fit failed. Default nowhere.
+    header : bool
+        Whether the first line of a CSV file names its columns. Without it they are ``column-1``, ``column-2``, ...
     on_progress : callable, optional
         Called after every round; default a bar, in a notebook or on a terminal.
     **settings
@@ -156,7 +159,7 @@ def fit(
     >>> result.predict([{"age": 30.0}, {"age": 75.0}]).tolist()
     ['no', 'yes']
     """
-    asked = _Asked(table, label, site, clients, owner, epsilon, schema, trust, evaluate, scale, settings)
+    asked = _Asked(table, label, site, clients, owner, epsilon, schema, trust, evaluate, scale, header, settings)
     if not real:
         if owners:
             raise ConfigurationError(
@@ -193,11 +196,13 @@ class _Asked:
     trust: str
     evaluate: str
     scale: str
+    header: bool
     settings: Mapping[str, object]
 
     def settled(self) -> tuple[ReadTable, dict[str, Value]]:
         """Read the table's header and its schema; the table, and the run-config keys, checked."""
-        found = ReadTable.of(self.table, label=self.label, site=self.site, owner=self.owner, schema=self.schema)
+        asked = {"label": self.label, "site": self.site, "owner": self.owner, "header": self.header}
+        found = ReadTable.of(self.table, schema=self.schema, **asked)
         return found, _own_keys(self, found.schema)
 
 
@@ -426,6 +431,7 @@ def _described(
         variance=float(np.var(labels)),
         differing=int(np.sum(right != usual)),
         label_notes=found.label_notes,
+        to_check=found.to_check,
         scaled=found.scaled,
         owners=0 if read.owner_of is None else int(read.owner_of.max()) + 1,
         samples_per_owner=cap,
@@ -588,6 +594,7 @@ def _fit_summary(result: RunResult, table: FittedTable, folder: Path | None) -> 
         *[("invalid rows", _invalid_records(table.invalid_records)) for _ in range(bool(table.invalid_records))],
         ("columns", f"{_columns_words(table)}{f'; left out: {unused}' if unused else ''}"),
         ("label", _label_words(table)),
+        *_to_check(table),
         ("method", f"{_method(result)}{', chosen by rehearsal' if outcome.chosen_by else ''}"),
         ("model", f"{shown_figure(outcome, table)} on the rows held out"),
         *[("private", one.sentence) for one in (outcome.private_evaluation,) if one is not None and one.sentence],
@@ -608,6 +615,13 @@ def _persons(table: FittedTable) -> str:
         f"{table.owners:,} by {table.schema.owner!r}, each protected with all rows; of each up to "
         f"{table.samples_per_owner} are used for training{unused}"
     )
+
+
+def _to_check(table: FittedTable) -> list[tuple[str, str]]:
+    """Return what a person should decide about the draft, the first few in words."""
+    more = len(table.to_check) - _MOST_CHECKED
+    rows = [("check", note) for note in table.to_check[:_MOST_CHECKED]]
+    return [*rows, ("", f"{more} more: `murmurfl schema {table.name}` shows all")] if more > 0 else rows
 
 
 def _verdict(outcome: Outcome, table: FittedTable) -> list[str]:

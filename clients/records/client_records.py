@@ -71,10 +71,27 @@ class Rows:
 
 
 _LINE_BYTES, _TIMES_THE_HEADER = 1 << 20, 16
+_MARK, _MOST_MAGIC = b"\xef\xbb\xbf", 4
+_OF_A_SCHEMA = ', or name its encoding in a schema (encoding = "cp1252" for Latin-1)'
+
+
+ROW_NAME = "row-name"
+"""Name of a column of row names, which a header has none for."""
+_LONGEST_FIELD = 131_072
+"""Characters that Python's CSV reader takes for a cell."""
+_OTHER_FILES = {
+    b"PK\x03\x04": "an Excel workbook or another zip archive; save the sheet as CSV in UTF-8",
+    b"\x1f\x8b": "a file that is compressed; let its name end in .csv.gz",
+    b"\xff\xfe": "UTF-16; save it as CSV in UTF-8 (`iconv -f UTF-16 -t UTF-8`)",
+    b"\xfe\xff": "UTF-16; save it as CSV in UTF-8 (`iconv -f UTF-16 -t UTF-8`)",
+    b"PAR1": "a Parquet file; let its name end in .parquet",
+    b"\xd0\xcf\x11\xe0": "an old Excel workbook; save the sheet as CSV in UTF-8",
+}
+"""Files that are no CSV, by what they begin with, and what to do."""
 
 
 class CsvLines(Rows):
-    """The rows of a ``.csv`` or ``.csv.gz``, whose first line names the columns.
+    """The rows of a ``.csv`` or ``.csv.gz``, whose first line names the columns unless ``header`` does.
 
     A row is one physical line, split off before quotes are read and decoded by itself: item i depends on line i + 2
     alone, and a line break within quotes ends a row. Whether the file is refused depends on the first line alone. A
@@ -82,33 +99,53 @@ class CsvLines(Rows):
     takes more memory than that.
     """
 
-    def __init__(self, path: Path, separator: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        separator: str,
+        *,
+        header: Sequence[str] = (),
+        row_names: bool = False,
+        encoding: str = "utf-8",
+    ) -> None:
+        self._separator, self._encoding, self._names_columns = separator, encoding, not header
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                first = file.readline().removesuffix(b"\n")
-                self._lines = list(_lines(file, max(_LINE_BYTES, _TIMES_THE_HEADER * len(first))))
+                begin = file.read(_MOST_MAGIC)
+                file.seek(0)
+                first = b"" if header else file.readline().removesuffix(b"\n")
+                self.lines = list(_lines(file, max(_LINE_BYTES, _TIMES_THE_HEADER * len(first))))
         except (OSError, EOFError, zlib.error) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigurationError(f"Expected a CSV file at {path}, got: {reason}.", kind="unreadable") from error
-        self._separator = separator
+        other = next((what for magic, what in _OTHER_FILES.items() if begin.startswith(magic)), "")
+        if other and not header:  # the first line is a record where the header is given
+            raise ConfigurationError(f"Expected a CSV file at {path}, got {other}.", kind="malformed", setting="path")
         try:
-            columns = [name.strip() for name in self._cells(first.removeprefix(b"\xef\xbb\xbf"))]
+            columns = list(header) or [name.strip() for name in self.cells_of(first.removeprefix(_MARK))]
         except InvalidRecordError as error:
             raise ConfigurationError(
-                f"Expected the names of columns in the first line of {path}, got {error}: save it as CSV in UTF-8.",
+                f"Expected the names of columns in the first line of {path}, got {error}: save it as CSV in UTF-8"
+                f"{_OF_A_SCHEMA if encoding == 'utf-8' else ''}.",
                 kind="malformed",
             ) from None
-        super().__init__(len(self._lines), self._named_cells, columns, "row")
+        if header and self.lines and self.lines[0] is not None:
+            self.lines[0] = self.lines[0].removeprefix(_MARK)
+        super().__init__(len(self.lines), self._named_cells, [ROW_NAME, *columns] if row_names else columns, "row")
         self._path = path
 
-    def _named_cells(self, number: int) -> Mapping[str, str]:
-        line = self._lines[number]
+    def row_cells(self, number: int) -> list[str]:
+        """Return the cells of a row in the columns' order; raise InvalidRecordError if it has no such cells."""
+        line = self.lines[number]
         if line is None:
             raise InvalidRecordError("a line that is too long")
-        cells = self._cells(line)
+        cells = self.cells_of(line)
         if len(cells) != len(self.columns):
             raise InvalidRecordError("a line with another number of cells than the header")
-        return dict(zip(self.columns, cells, strict=True))
+        return cells
+
+    def _named_cells(self, number: int) -> Mapping[str, str]:
+        return dict(zip(self.columns, self.row_cells(number), strict=True))
 
     @property
     def public_count(self) -> int:
@@ -118,14 +155,24 @@ class CsvLines(Rows):
         """
         with gzip.open(self._path) if self._path.suffix == ".gz" else self._path.open("rb") as file:
             breaks = sum(part.count(b"\n") for part in iter(lambda: file.read(_PART_BYTES), b""))
-        return min(max(breaks - 1, 0), len(self))
+        return min(max(breaks - self._names_columns, 0), len(self))
 
-    def _cells(self, line: bytes) -> list[str]:
-        try:
-            (cells,) = csv.reader([line.removesuffix(b"\r").decode("utf-8")], delimiter=self._separator, strict=True)
-        except (UnicodeDecodeError, csv.Error, ValueError):
-            raise InvalidRecordError("a line that is no CSV in UTF-8, or a line break within quotes") from None
-        return cells
+    def cells_of(self, line: bytes) -> list[str]:
+        """Return the cells of a line; raise InvalidRecordError if it is no line of CSV."""
+        return cells_of(line, self._separator, self._encoding)
+
+
+def cells_of(line: bytes, separator: str, encoding: str) -> list[str]:
+    """Return the cells of a line; raise InvalidRecordError if it cannot be decoded, or its quotes do not end."""
+    try:
+        text = line.removesuffix(b"\r").decode(encoding)
+        if '"' not in text and "\r" not in text and len(text) <= _LONGEST_FIELD:  # faster, and what a reader says
+            return text.split(separator) if text else []
+        (cells,) = csv.reader([text], delimiter=separator, strict=True)
+    except (UnicodeDecodeError, csv.Error, ValueError):
+        name = "UTF-8" if encoding == "utf-8" else encoding
+        raise InvalidRecordError(f"a line that is no CSV in {name}, or a line break within quotes") from None
+    return cells
 
 
 def _lines(file: io.BufferedIOBase, longest: int) -> Iterator[bytes | None]:
@@ -233,7 +280,10 @@ def file_items(path: Path, schema: Schema) -> Rows:
     check_ending(path)
     if path.suffix == ".npz":
         return npz_rows(path, owners=bool(schema.owner))
-    return parquet_rows(path) if path.suffix in (".parquet", ".pq") else CsvLines(path, schema.separator)
+    if path.suffix in (".parquet", ".pq"):
+        return parquet_rows(path)
+    written: dict[str, Any] = {"header": schema.header, "row_names": schema.row_names, "encoding": schema.encoding}
+    return CsvLines(path, schema.separator, **written)
 
 
 def table_file(path: Path, schema: Schema) -> Rows:
@@ -277,6 +327,14 @@ def table_rows(table: Any) -> Rows:
 
 def check_ending(path: Path) -> None:
     """Refuse a file of another kind, by the ending of its name."""
+    if path.suffix.lower() in (".xlsx", ".xls", ".xlsm", ".ods"):
+        raise ConfigurationError(
+            f"Expected a file that ends in .csv, .csv.gz, .parquet or .npz, got {path}, a workbook of spreadsheets. "
+            "Save the sheet as CSV in UTF-8, or read it with pandas.read_excel and pass the DataFrame to "
+            "murmurfl.fit.",
+            kind="malformed",
+            setting="path",
+        )
     if not path.name.endswith((".csv", ".csv.gz", ".parquet", ".pq", ".npz")):
         raise ConfigurationError(
             f"Expected a file that ends in .csv, .csv.gz, .parquet or .npz, got {path}.", kind="malformed"

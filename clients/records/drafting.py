@@ -6,12 +6,16 @@ Both look at all records, so both show something of them. A draft is for a perso
 from __future__ import annotations
 
 import difflib
+import gzip
 import json
 import math
 import re
+import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,42 +23,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.errors import ConfigurationError, InvalidRecordError
-from .client_records import CsvLines, Items, Rows, check_ending, npz_rows, parquet_rows
-from .schema import MISSING_WORDS, OTHER, Column, Label, Part, Schema, array_of, is_missing, number_of, text_of
+from .client_records import CsvLines, Items, Rows, cells_of, check_ending, npz_rows, parquet_rows
+from .column_drafts import Cells, ColumnDraft, bounds_of, drafted_column, drafted_label, missing_codes
+from .schema import Label, Part, Schema, array_of, is_missing, text_of
 
-FEWEST_OF_A_CATEGORY = 20
-"""Records that a category must have to stand in a draft; rarer ones count as ``other``."""
-_EXTREME = 0.005
-"""Share of a column's values at each end that bounds may cut off: they are moved to the bound."""
-_FEWEST_NAMES = 500
-"""Rows from which on whole numbers that are all different are taken for names of the rows."""
-_MOST_CATEGORIES = 50
-_MOST_CLASSES = 20
-_MOST_SAID, _MOST_READ = 12, 4  # columns that a message names, and spellings of a class
-_YES_NO = ({"yes", "no"}, {"true", "false"}, {"y", "n"}, {"t", "f"}, {"0", "1"})
-_SEPARATORS = ",;\t|"
-_FAR, _TIMES = 0.02, 5.0
-"""Share of a label's values at each end that bounds leave out where they would be so many times as wide with them."""
-_MOST = 0.95
-"""Share of the cells of a column that are of one kind."""
+_MOST_SAID = 12  # columns that a message names
 _NUMBER = re.compile(r"\s*[+-]?\d*[.,]?\d+\s*")
 _COMMAS = re.compile(r"[+-]?\d+(,\d+)?")
-_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([ T].*)?")
-_DRESSED = re.compile(r"[$€£¥]?\s?[+-]?\d[\d,.' ]*\s?[%$€£¥]?")
+_DOTS_AND_COMMAS = re.compile(r"[+-]?\d{1,3}(\.\d{3})*(,\d+)?")
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")
+_SEPARATORS = ",;\t|"
+_TRIED, _MOST = 200, 0.95
+"""Lines that a separator is tried on, and the share of cells of a column that are of one kind."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft of a file's schema, and the columns that are left out of it."""
+    """A draft of a file's schema, and what a person must know to review it."""
 
     schema: Schema
-    left_out: Mapping[str, list[str]] = field(default_factory=dict)
-    """Columns by the reason."""
+    columns: Sequence[ColumnDraft] = ()
+    """Every column but the label and those set apart, used or left out."""
     label_notes: Sequence[str] = ()
-    """Other spellings of the label's classes, and classes that are too rare: not for others to see."""
+    """Rows without a label, other spellings of the classes, rare classes: not for others to see."""
+    warnings: Sequence[str] = ()
+    """Notes on the whole table."""
+
+    @property
+    def left_out(self) -> dict[str, list[str]]:
+        """Columns that are left out, by the reason."""
+        found: dict[str, list[str]] = {}
+        for one in self.columns:
+            if one.column is None:
+                found.setdefault(one.reason, []).append(one.name)
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        """Everything that a person should decide, the whole table's first."""
+        return [*self.warnings, *(f"{one.name}: {note}" for one in self.columns for note in one.warnings)]
 
 
-def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str] = ()) -> Draft:
+def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str] = (), header: bool = True) -> Draft:
     """Draft a file's schema for a person to review, and name the columns that are left out of it.
 
     Parameters
@@ -67,6 +77,8 @@ def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str
         The column that says whose a row is.
     apart : collection of str
         Columns that are no features, such as the site's.
+    header : bool
+        Whether the first line of a CSV file names the columns. Without it they are ``column-1``, ``column-2``, ...
 
     Notes
     -----
@@ -83,22 +95,21 @@ def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str
                 setting="label",
             )
         return Draft(_of_arrays(npz_rows(path, owners=bool(owner)), owner))
-    separator = "," if path.suffix in (".parquet", ".pq") else _separator(path)
-    rows = parquet_rows(path) if path.suffix in (".parquet", ".pq") else CsvLines(path, separator)
-    numbered = [str(number) for number in range(len(rows.columns))]
-    if isinstance(rows, CsvLines) and rows.columns != numbered and all(map(_NUMBER.fullmatch, rows.columns)):
-        raise ConfigurationError(
-            f"Expected the names of columns in the first line of {path}, got numbers: add a line of names.",
-            kind="malformed",
-            setting="path",
-        )
-    return draft_of_rows(rows, str(path), label=label, owner=owner, separator=separator, apart=apart)
+    if path.suffix in (".parquet", ".pq"):
+        return draft_of_rows(parquet_rows(path), str(path), label=label, owner=owner, apart=apart)
+    written = _written(path, header=header)
+    file = {name: written[name] for name in ("header", "row_names", "encoding")}
+    rows = CsvLines(path, written["separator"], **file)
+    return draft_of_rows(rows, str(path), label=label, owner=owner, apart=apart, **written)
 
 
 def draft_of_rows(
-    rows: Rows, table: str, *, label: str = "", owner: str = "", separator: str = ",", apart: Collection[str] = ()
+    rows: Rows, table: str, *, label: str = "", owner: str = "", apart: Collection[str] = (), **written: Any
 ) -> Draft:
-    """Draft the schema of a table's rows; ``table`` is its name in messages, and the rest is as for :func:`draft`.
+    """Draft the schema of a table's rows.
+
+    ``table`` is its name in messages, ``written`` are keys of the schema on how a file is written, and the rest is as
+    for :func:`draft`.
 
     Notes
     -----
@@ -108,61 +119,123 @@ def draft_of_rows(
         raise ConfigurationError(
             f"Expected the names of columns in the first line of {table}, got none.", kind="missing"
         )
+    cells = _read_cells(rows, table)
+    if isinstance(rows, CsvLines) and not written.get("header"):
+        _check_header(rows.columns, cells, table)
     label = label or rows.columns[-1]
     for name in [label, *([owner] if owner else []), *apart]:
         _check_column(name, rows.columns, table)
-    cells, decimal = _with_points(_read_cells(rows, table), separator)
-    columns = {
-        name: _column(found) if rows.columns.count(name) == 1 else "a name that stands twice"
-        for name, found in cells.items()
-        if name not in (label, owner, *apart)
-    }
-    kept = {name: column for name, column in columns.items() if isinstance(column, Column)}
+    counted = {name: Cells(name, found) for name, found in cells.items() if name not in ({owner, *apart} - {"", label})}
+    del cells
+    decimal = _decimal(counted.values(), written.get("separator", ","))
+    codes = {code for one in counted.values() for code in missing_codes(one.numbers(decimal))}
+    twice = "a name that stands twice"
+    columns = [
+        drafted_column(one, decimal, codes) if rows.columns.count(name) == 1 else ColumnDraft(name, None, twice)
+        for name, one in counted.items()
+        if name != label
+    ]
+    kept = {one.name: one.column for one in columns if one.column is not None}
     if not kept:
-        why = "; ".join(f"{name}: {reason}" for name, reason in list(columns.items())[:_MOST_SAID]) or "no other"
+        why = "; ".join(f"{one.name}: {one.reason}" for one in columns[:_MOST_SAID]) or "no other"
         many = f"{len(rows):,} row{'s' * (len(rows) != 1)}"
         raise ConfigurationError(
             f"Expected a column beside {label!r} in {table} with values to learn from, got none in {many} ({why}).",
             kind="missing",
         )
-    left_out: dict[str, list[str]] = {}
-    for name, reason in columns.items():
-        if isinstance(reason, str):
-            left_out.setdefault(reason, []).append(name)
-    target, notes = _label(label, cells[label])
-    schema = Schema(columns=kept, label=target, owner=owner, separator=separator, decimal=decimal)
-    return Draft(schema, left_out, notes)
+    target, notes = drafted_label(counted[label], decimal, codes)
+    schema = Schema(columns=kept, label=target, owner=owner, decimal=decimal, **written)
+    return Draft(schema, columns, notes, _table_warnings(rows, schema))
 
 
-def _read_cells(rows: Rows, table: str) -> dict[str, list[Any]]:
+def _table_warnings(rows: Rows, schema: Schema) -> list[str]:
+    """Return what a person must know of the file as a whole."""
+    found = []
+    if schema.encoding != "utf-8":
+        found.append("The file is not in UTF-8 and is read as Windows-1252, which includes Latin-1: check the letters.")
+    if schema.header:
+        found.append("The file has no header: columns are called column-1, column-2, ... Rename them in header.")
+    if isinstance(rows, CsvLines) and (copies := len(rows) - len(set(rows.lines))) >= _FEWEST_COPIES:
+        found.append(f"{copies:,} rows are copies of other rows. If rows were copied on purpose, remove the copies.")
+    return found
+
+
+_FEWEST_COPIES = 20
+
+
+def _read_cells(rows: Rows, table: str) -> dict[str, Sequence[Any]]:
     """Return the cells of each column. Raise if more than half of the rows cannot be read."""
-    cells: dict[str, list[Any]] = {name: [] for name in rows.columns}
+    read: list[Sequence[Any]] = []
     unread: Counter[str] = Counter()
+    names = rows.columns
     for number in range(len(rows)):
         try:
-            row = rows[number]
+            if isinstance(rows, CsvLines):
+                read.append(rows.row_cells(number))
+            else:
+                row = rows[number]
+                read.append([row.get(name) for name in names])
         except InvalidRecordError as error:
             unread[str(error)] += 1
-            continue
-        for name, cell in row.items():
-            cells[name].append(cell)
     if unread.total() > len(rows) / 2:
         reason, count = unread.most_common(1)[0]
         raise ConfigurationError(
-            f"Expected rows of {table} as its first line names them, got {count:,} of {len(rows):,} with {reason}: "
-            "save it as CSV in UTF-8.",
+            f"Expected rows of {table} as its first line names them, got {count:,} of {len(rows):,} with {reason}. "
+            f"{_remedy(rows, reason)}",
             kind="malformed",
         )
-    return cells
+    columns = zip(*read, strict=True) if read else ([] for _ in names)
+    return dict(zip(names, columns, strict=True))
 
 
-def _with_points(cells: dict[str, list[Any]], separator: str) -> tuple[dict[str, list[Any]], Literal[".", ","]]:
-    """Return the cells with decimal points, and the decimal sign of the table."""
-    decimal: Literal[".", ","] = "."
-    for name, found in cells.items():
-        if separator != "," and _all_are(_COMMAS, found) and any("," in str(cell) for cell in found):
-            cells[name], decimal = [c.replace(",", ".") if isinstance(c, str) else c for c in found], ","
-    return cells, decimal
+def _remedy(rows: Rows, reason: str) -> str:
+    """Return what to do about rows that cannot be read."""
+    if "another number of cells" not in reason or not isinstance(rows, CsvLines):
+        return "Save it as CSV in UTF-8."
+    sizes: Counter[int] = Counter()
+    for line in islice(rows.lines, _TRIED):
+        try:
+            sizes[len(rows.cells_of(line or b""))] += 1
+        except InvalidRecordError:
+            continue
+    usual = sizes.most_common(1)[0][0] if sizes else 0
+    return f"The first line names {len(rows.columns)} columns and most rows have {usual} cells: name every column."
+
+
+def _check_header(names: Sequence[str], cells: Mapping[str, Sequence[Any]], table: str) -> None:
+    """Raise if the first line seems to be a row: its names are numbers, or values of the rows below."""
+    if list(names) == [str(number) for number in range(len(names))]:
+        return
+    numbers = [name for name in names if _NUMBER.fullmatch(name)]
+    texts = [name for name in names if name and name not in numbers]
+    repeated = [name for name in texts if _stands_below(name, names, cells)]
+    if len(numbers) == len(names) or (repeated and (numbers or 2 * len(repeated) >= len(texts))):
+        raise ConfigurationError(
+            f"Expected the names of columns in the first line of {table}, got numbers or values that stand in rows as "
+            "well. Add a line of names, or use --no-header (header=False).",
+            kind="malformed",
+            setting="header",
+        )
+
+
+def _stands_below(name: str, names: Sequence[str], cells: Mapping[str, Sequence[Any]]) -> bool:
+    """Return True if a name is a value of its own column, other than where the whole header stands once more."""
+    places = [place for place, cell in enumerate(cells[name]) if isinstance(cell, str) and cell.strip() == name]
+    return any(any(str(cells[other][place]).strip() != other for other in names) for place in places[:_TRIED])
+
+
+def _decimal(columns: Collection[Cells], separator: str) -> Literal[".", ","]:
+    """Return the decimal sign of a table: a comma if a column of numbers has some, and not between thousands alone."""
+    for one in columns:
+        texts = [cell.strip() for cell, _ in one.present if isinstance(cell, str)]
+        with_commas = [text for text in texts if "," in text]
+        if not with_commas or one.share(_DOTS_AND_COMMAS) < _MOST:
+            continue
+        if separator != "," and one.share(_COMMAS) >= _MOST:
+            return ","
+        if not all(map(_THOUSANDS.fullmatch, with_commas)):
+            return ","
+    return "."
 
 
 def drafted(path: Path, *, label: str = "", owner: str = "") -> Schema:
@@ -322,177 +395,86 @@ def _of_arrays(rows: Rows, owner: str) -> Schema:
     values = np.concatenate([np.ravel(rows[number][0]) for number in range(len(rows))]).astype(np.float64)
     values = values[np.isfinite(values)]
     if part.kind in ("number", "integer"):
-        part = Part(kind=part.kind, shape=part.shape, bounds=_bounds(values))
+        part = Part(kind=part.kind, shape=part.shape, bounds=_some_bounds(values))
     if label.kind == "integer" and label.bounds is not None and label.bounds[0] >= 0:
         label = Label(classes=int(label.bounds[1]) + 1, shape=label.shape)
     elif label.kind:
         labels = np.array([float(np.ravel(rows[number][1])[0]) for number in range(len(rows))])
         labels = labels[np.isfinite(labels)]
-        label = Label(bounds=_bounds(labels), shape=label.shape)
+        label = Label(bounds=_some_bounds(labels), shape=label.shape)
     return Schema(inputs=(part,), label=label, owner=owner)
 
 
-def _column(cells: Sequence[Any]) -> Column | str:
-    """Infer the column that cells seem to be, or return the reason why nothing can be learnt from them."""
-    present = [cell for cell in cells if not is_missing(cell)]
-    numbers, words = _numbers(present)
-    of_numbers = bool(numbers) and len(words) <= len(present) * (1 - _MOST)
-    if not of_numbers:
-        present = [cell for cell in cells if not is_missing(cell) or _is_name(cell)]
+def _some_bounds(values: NDArray[np.float64]) -> tuple[float, float]:
+    found = bounds_of(values)
+    low = float(values[0])
+    return (low, low + 1.0) if found is None else found
+
+
+def _written(path: Path, *, header: bool) -> dict[str, Any]:
+    """Return how a CSV file is written: keys of a schema."""
     try:
-        counts = Counter(text_of(cell).lower() for cell in present)
-    except InvalidRecordError:
-        return "free text"
-    some_missing = len(present) < len(cells)
-    if len(counts) < 2:
-        return "a single value" if counts else "no value"
-    if any(counts.keys() <= words for words in _YES_NO):
-        return Column(kind="yes/no", missing="no" if some_missing else None)
-    return _number_column(numbers, cells, some_missing) if of_numbers else _category_column(present, numbers, words)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read()
+    except (OSError, EOFError, zlib.error):  # refused by whatever reads it
+        content = b""
+    encoding = _encoding(content)
+    lines = content[: _TRIED << 12].split(b"\n")[: _TRIED + 1]
+    lines = [line for line in lines if line] or [b""]
+    separator = max(_SEPARATORS, key=lambda one: _fit(lines, one, encoding))
+    if _fit(lines, separator, encoding)[1] < 2 and _fit(lines, " ", encoding)[1] > 1:
+        separator = " "
+    written: dict[str, Any] = {"separator": separator, "encoding": encoding, "header": (), "row_names": False}
+    sizes = _sizes(lines, separator, encoding)
+    usual = Counter(sizes[1:] or sizes).most_common(1)[0][0]
+    if not header:
+        return {**written, "header": tuple(f"column-{number}" for number in range(1, usual + 1))}
+    named = usual == sizes[0] + 1 and sizes[1:].count(usual) >= _MOST * len(sizes[1:])
+    return {**written, "row_names": named and _begin_differently(lines[1:], separator, encoding)}
 
 
-def _number_column(numbers: Sequence[float], cells: Sequence[Any], some_missing: bool) -> Column | str:
-    """Return a column of numbers, or the reason why nothing can be learnt from them."""
-    whole = all(number == math.floor(number) for number in numbers)
-    if whole and len(set(numbers)) == len(cells) >= _FEWEST_NAMES:
-        return "a number of its own in each row"
-    low, high = _bounds(numbers)
-    missing: float | None = None
-    if some_missing:
-        missing = min(max(_nearest(float(np.median(numbers))), low), high)
-    if missing is not None and whole:
-        missing = round(missing)
-    return Column(kind="integer" if whole else "number", bounds=(low, high), missing=missing)
+def _begin_differently(lines: Sequence[bytes], separator: str, encoding: str) -> bool:
+    """Return True if no two lines have the same first cell, as names of rows."""
+    firsts = []
+    for line in lines:
+        with suppress(InvalidRecordError):
+            firsts += cells_of(line, separator, encoding)[:1]
+    return len(set(firsts)) == len(firsts)
 
 
-def _category_column(present: Sequence[Any], numbers: Sequence[float], words: Sequence[Any]) -> Column | str:
-    """Return a column of categories, or the reason why nothing can be learnt from the cells.
-
-    ``numbers`` and ``words`` are the cells that can and cannot be read as numbers.
-    """
-    named = Counter(text_of(cell) for cell in present)
-    if len(named) > _MOST_CATEGORIES and _all_are(_DATE, present):
-        return "dates: write them as numbers"
-    if len(set(numbers)) > _MOST_CLASSES and len(numbers) > len(words):
-        word, count = Counter(map(text_of, words)).most_common(1)[0]
-        such = f" such as {word!r}" if count >= FEWEST_OF_A_CATEGORY else ""
-        return f"numbers beside texts{such}: leave these cells empty, or write them as numbers"
-    frequent = [name for name, count in named.items() if count >= FEWEST_OF_A_CATEGORY and name != OTHER]
-    frequent = sorted(sorted(frequent, key=lambda name: -named[name])[:_MOST_CATEGORIES])
-    if frequent:
-        return Column(kind="category", values=tuple(frequent))
-    if _all_are(_DRESSED, present):
-        return "numbers with signs or commas: write them plain"
-    return "free text" if len(named) < len(present) else "a name of its own in each row"
-
-
-def _all_are(kind: re.Pattern[str], cells: Sequence[Any]) -> bool:
-    """Return True if texts of a kind are all cells that have a value, but for one in twenty."""
-    present = [cell for cell in cells if not is_missing(cell)]
-    found = sum(bool(kind.fullmatch(str(cell).strip())) for cell in present)
-    return bool(present) and found >= _MOST * len(present)
-
-
-def _numbers(cells: Sequence[Any]) -> tuple[list[float], list[Any]]:
-    """Return the cells that are numbers, and those that are none."""
-    found, others = [], []
-    for cell in cells:
+def _encoding(content: bytes) -> str:
+    """Return UTF-8 unless bytes are none and no line has letters of it."""
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        pass
+    else:
+        return "utf-8"
+    for line in content.split(b"\n"):
+        if line.isascii():
+            continue
         try:
-            found.append(number_of(cell))
+            line.decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        return "utf-8"  # with a few broken lines
+    return "utf-8" if b"\0" in content[:_TRIED] else "cp1252"
+
+
+def _sizes(lines: Sequence[bytes], separator: str, encoding: str) -> list[int]:
+    """Return how many cells lines have; 0 for one that cannot be read."""
+    found = []
+    for line in lines:
+        try:
+            found.append(len(cells_of(line.removeprefix(b"\xef\xbb\xbf"), separator, encoding)))
         except InvalidRecordError:
-            others.append(cell)
-    return found, others
+            found.append(0)
+    return found
 
 
-def _is_name(cell: Any) -> bool:
-    return isinstance(cell, str) and cell.strip().lower() in MISSING_WORDS
-
-
-def _label(name: str, cells: Sequence[Any]) -> tuple[Label, Sequence[str]]:
-    """Infer the label, and what a person must know of its classes."""
-    present = [cell for cell in cells if not is_missing(cell)]
-    numbers, words = _numbers(present)
-    if len(words) > len(present) * (1 - _MOST) or not numbers:
-        numbers, present = [], present + [cell for cell in cells if _is_name(cell)]
-    spelt = Counter(text_of(cell) for cell in present)
-    named = _by_usual_spelling(spelt)
-    if numbers and (len(named) > _MOST_CLASSES or any(number % 1 for number in numbers)):
-        return Label(column=name, bounds=_bounds_of_label(numbers)), ()
-    frequent = [one for one, count in named.items() if count >= min(FEWEST_OF_A_CATEGORY, max(len(present) // 10, 1))]
-    if not 2 <= len(frequent) <= _MOST_CLASSES:
-        dressed = bool(words) and _all_are(_DRESSED, present)
-        raise _no_label(name, named, frequent, dressed=dressed)
-    order = sorted(frequent) if _numbers(frequent)[1] else sorted(frequent, key=float)
-    return Label(column=name, classes=tuple(order)), _notes_on_classes(order, spelt, named)
-
-
-def _no_label(name: str, named: Counter[str], frequent: Sequence[str], *, dressed: bool) -> ConfigurationError:
-    """Return the refusal of a column that is neither classes nor numbers."""
-    got = f"{len(named):,} values, of which {len(frequent):,} are frequent"
-    if len(named) <= 1:
-        got = "".join(f"{one!r} alone" for one in named) or "no value"
-    plain = "write numbers without signs and commas, or " if dressed else ""
-    return ConfigurationError(
-        f"Expected a label of 2 to {_MOST_CLASSES} frequent classes or of numbers in the column {name!r}, got {got}"
-        f": {plain}name another column with --label.",
-        kind="wrong-type",
-        setting="label",
-    )
-
-
-def _by_usual_spelling(spelt: Counter[str]) -> Counter[str]:
-    """Return how often each value occurs, by its most common spelling."""
-    names = _usual_spellings(spelt)
-    named: Counter[str] = Counter()
-    for one, count in spelt.items():
-        named[names[one.casefold()]] += count
-    return named
-
-
-def _usual_spellings(spelt: Counter[str]) -> dict[str, str]:
-    """Return the most common spelling of each value, by the value without regard to case."""
-    names: dict[str, str] = {}
-    for one, _ in spelt.most_common():
-        names.setdefault(one.casefold(), one)
-    return names
-
-
-def _notes_on_classes(classes: Sequence[str], spelt: Counter[str], named: Counter[str]) -> list[str]:
-    """Return what a person must know: other spellings of the classes, and values too rare to be one."""
-    names = _usual_spellings(spelt)
-    others = sorted(one for one in spelt if one not in classes and names[one.casefold()] in classes)
-    notes = [f"{', '.join(others[:_MOST_READ])} are read as these"] if others else []
-    rare = [f"{one!r} ({count:,})" for one, count in named.most_common() if one not in classes]
-    return notes + ([f"too rare to be a class: {', '.join(rare[:_MOST_READ])}"] if rare else [])
-
-
-def _bounds_of_label(values: Sequence[float]) -> tuple[float, float]:
-    """Bounds of a number to be predicted: narrower, where a few extreme ones would make all others one."""
-    wide, narrow = _bounds(values), _bounds(values, _FAR)
-    return narrow if wide[1] - wide[0] > _TIMES * (narrow[1] - narrow[0]) else wide
-
-
-def _bounds(values: Sequence[float] | NDArray[np.float64], extreme: float = _EXTREME) -> tuple[float, float]:
-    """Bounds of all but the most extreme values, rounded outwards to a step of 1, 2 or 5 times a power of ten."""
-    low, high = (float(one) for one in np.quantile(np.asarray(values, dtype=np.float64), [extreme, 1.0 - extreme]))
-    half = max((high - low) / 2.0, abs(high) * 1e-6, 1e-12)
-    power = 10.0 ** math.floor(math.log10(half))
-    step = next(one for one in (1.0, 2.0, 5.0, 10.0) if one * power >= half * (1.0 - 1e-9)) * power
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return _nearest(first * step, 12), _nearest(max(last, first + 1) * step, 12)
-
-
-def _nearest(value: float, digits: int = 2) -> float:
-    return 0.0 if value == 0 else round(value, digits - 1 - math.floor(math.log10(abs(value))))
-
-
-def _separator(path: Path) -> str:
-    """Find the separator that splits the header of a CSV file into most columns."""
-
-    def columns(separator: str) -> int:
-        try:
-            return len(CsvLines(path, separator).columns)
-        except ConfigurationError:  # quotes that do not end with a wrong separator, or no such file, refused later
-            return 0
-
-    return max(_SEPARATORS, key=columns)
+def _fit(lines: Sequence[bytes], separator: str, encoding: str) -> tuple[float, int]:
+    """Return how well a separator fits: the share of lines with as many cells as the first, and how many cells."""
+    sizes = _sizes(lines, separator, encoding)
+    first = sizes[0]
+    alike = sum(size in (first, first + 1) for size in sizes) / len(sizes)
+    return (round(alike, 1) if first > 1 else 0.0), first

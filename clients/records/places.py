@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...privacy.errors import ConfigurationError, InvalidRecordError, is_interrupt
 from ...privacy.queries.statistics import CountedColumn, StatisticsRows
 from .client_records import Records
-from .schema import OTHER, Column, Label, Schema, is_missing, number_of, text_of
+from .schema import OTHER, Column, Label, Schema, number_in, text_of
 
 
 def statistics_columns(schema: Schema) -> tuple[CountedColumn, ...]:
@@ -104,7 +104,9 @@ def _place(column: CountedColumn, kind: Column | Label, cell: Any) -> float:
     try:
         if column.values:
             return _of_values(column, kind, cell)
-        return math.nan if is_missing(cell) else column.place(number_of(cell, integer=column.whole))
+        if kind.is_missing(cell):
+            return math.nan
+        return column.place(number_in(cell, kind, integer=column.whole))
     except InvalidRecordError:
         return math.nan
 
@@ -113,11 +115,12 @@ def _of_values(column: CountedColumn, kind: Column | Label, cell: Any) -> float:
     if isinstance(kind, Label):
         return float(kind.encode(cell))
     if kind.kind == "yes/no":
-        return math.nan if is_missing(cell) else float(kind.encode(cell)[0] > 0)
+        value = kind.value_of(cell)
+        return math.nan if value is None else float(value > 0)
     text = text_of(cell)
     if text in column.values:
         return float(column.values.index(text))
-    return math.nan if is_missing(cell) else float(len(column.values) - 1)
+    return math.nan if kind.is_missing(cell) else float(len(column.values) - 1)
 
 
 class TableRows:

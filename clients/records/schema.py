@@ -14,12 +14,13 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, time
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 from uuid import UUID
 
 import numpy as np
@@ -35,10 +36,13 @@ MISSING_WORDS = frozenset({"none", "unknown", "unk", "-"})
 _MISSING = MISSING_WORDS | {"", "na", "nan", "n/a", "null", "<na>", "nat", "?", "."}
 _YES, _NO = frozenset({"yes", "y", "true", "t", "1", "on"}), frozenset({"no", "n", "false", "f", "0", "off"})
 _WHOLE = re.compile(r"([+-]?\d+)\.0*")
-_LONGEST_TEXT = 1 << 16
+_LONGEST_TEXT, _LONGEST_NUMBER = 1 << 16, 400
 _WRITTEN = (int, Decimal, date, time, UUID)  # their texts are names; a date with a time of day is a date
 _FREE = 1e30  # a made-up outlier of a part without bounds
 Bounds = tuple[float, float]
+Thousands = Literal["", ",", ".", " ", "'"]
+_GROUPS = {sign: re.compile(rf"[+-]?\d{{1,3}}(?:{re.escape(sign)}\d{{3}})+(?:[.,]\d+)?") for sign in ",. '"}
+_UNIT_LIKE_NUMBER = re.compile(r"[\d+.,-]")
 
 
 class _Said(BaseModel):
@@ -72,7 +76,14 @@ class Column(_Said):
     values : tuple of str, optional
         Required for a category. Any other value counts as ``other``.
     missing : float or str, optional
-        Value of an empty cell. Without it, a record that misses the value does not fit.
+        Value of an empty cell, and of one that holds no such value, as a text among numbers. Without it, a record with
+        such a cell does not fit.
+    missing_codes : tuple of float or str
+        Cells that count as empty, such as -9 or ``"Not Available"``.
+    unit : str
+        Unit that may stand before or behind a number, such as ``CC`` or ``$``. A number with another unit is none.
+    thousands : {"", ",", ".", " ", "'"}
+        Sign that may stand between groups of three digits.
 
     Notes
     -----
@@ -89,21 +100,24 @@ class Column(_Said):
     bounds: Bounds | None = None
     values: tuple[str, ...] = ()
     missing: float | bool | str | None = None
+    missing_codes: tuple[float | str, ...] = ()
+    unit: str = ""
+    thousands: Thousands = ""
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         _checked_bounds(self.bounds)
+        _check_writing(self)
         if (self.bounds is not None) != (self.kind in ("number", "integer")):
             raise ValueError(f"Expected bounds of a number or an integer and of nothing else, got {self.bounds}.")
         if bool(self.values) != (self.kind == "category"):
             raise ValueError(f"Expected values of a category and of nothing else, got {list(self.values)}.")
         if len(set(self.values)) != len(self.values) or OTHER in self.values:
             raise ValueError(f"Expected values that are all different and none of them {OTHER!r}.")
-        if self.missing is not None:
-            try:
-                self.encode(self.missing)
-            except InvalidRecordError as error:
-                raise ValueError(f"Expected missing to be a value of the column, got {self.missing!r}.") from error
+        if any(map(self._codes.holds, self.values)):
+            raise ValueError(f"Expected missing_codes that are none of the values, got {list(self.missing_codes)}.")
+        if self.missing is not None and not self._has_value(self.missing):
+            raise ValueError(f"Expected missing to be a value of the column, got {self.missing!r}.")
         return self
 
     @property
@@ -114,20 +128,64 @@ class Column(_Said):
     def encode(self, cell: Any) -> list[float]:
         """Encode one cell as numbers; raise InvalidRecordError if it does not fit."""
         if self.kind == "category":
-            if is_missing(cell) and text_of(cell) not in self.values:
-                cell = OTHER if self.missing is None else self.missing
-            value, made = text_of(cell), [0.0] * self.num_features
-            made[self.values.index(value) if value in self.values else -1] = 1.0
-            return made
-        if is_missing(cell):
+            return self._encoded_category(cell)
+        value = self.value_of(cell)
+        if value is None:
             if self.missing is None:
                 raise InvalidRecordError("a missing value")
-            cell = self.missing
+            value = self._value(self.missing)
         if self.kind == "yes/no":
-            return [1.0 if _is_yes(cell) else -1.0]
+            return [value]
         low, high = self.bounds or (0.0, 1.0)
-        number = number_of(cell, integer=self.kind == "integer")
-        return [2.0 * (min(max(number, low), high) - low) / (high - low) - 1.0]
+        return [2.0 * (min(max(value, low), high) - low) / (high - low) - 1.0]
+
+    def value_of(self, cell: Any) -> float | None:
+        """Return the number in a cell, 1 for yes and -1 for no; None if it counts as missing.
+
+        Raises InvalidRecordError for a cell that holds no such value, in a column without ``missing``.
+        """
+        if self.is_missing(cell):
+            return None
+        try:
+            return self._value(cell)
+        except InvalidRecordError:
+            if self.missing is None:
+                raise
+            return None
+
+    def is_missing(self, cell: Any) -> bool:
+        """Return True if a cell has no value, or is one of the column's codes for that."""
+        return is_missing(cell) or self._codes.holds(cell)
+
+    def _value(self, cell: Any) -> float:
+        if self.kind == "yes/no":
+            return 1.0 if _is_yes(cell) else -1.0
+        return number_in(cell, self, integer=self.kind == "integer")
+
+    def _has_value(self, cell: Any) -> bool:
+        try:
+            _ = text_of(cell) if self.kind == "category" else self._value(cell)
+        except InvalidRecordError:
+            return False
+        return True
+
+    def _encoded_category(self, cell: Any) -> list[float]:
+        made = [0.0] * self.num_features
+        instead = OTHER if self.missing is None else text_of(self.missing)
+        try:
+            value = text_of(cell)
+            if value not in self.values and self.is_missing(cell):
+                value = instead
+        except InvalidRecordError:
+            if self.missing is None:
+                raise
+            value = instead
+        made[self.values.index(value) if value in self.values else -1] = 1.0
+        return made
+
+    @cached_property
+    def _codes(self) -> _Codes:
+        return _Codes(self)
 
 
 class Part(_Said):
@@ -248,6 +306,10 @@ class Label(_Said):
         Name of the label's column in a table.
     kind : {"number", "integer"}
         Whether a number is a whole one, which losses take as it is.
+    missing_codes : tuple of float or str
+        Cells that count as a missing label.
+    unit, thousands : str
+        How numbers are written, as in a :class:`Column`.
     majority : float, optional
         The share of records that the most frequent class is publicly known to have; the others are taken as equal. No
         record is read by it: forecasts are of data like these.
@@ -263,11 +325,15 @@ class Label(_Said):
     shape: tuple[int, ...] = ()
     column: str = ""
     kind: Literal["", "number", "integer"] = ""
+    missing_codes: tuple[float | str, ...] = ()
+    unit: str = ""
+    thousands: Thousands = ""
     majority: float | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         _checked_bounds(self.bounds)
+        _check_writing(self)
         if (self.classes is None) == (self.bounds is None and not self.kind):
             raise ValueError("Expected a label with classes or with bounds, one of them.")
         if self.classes is not None and (len(self.names) < 2 or len(set(self.names)) != len(self.names)):
@@ -282,6 +348,10 @@ class Label(_Said):
         if isinstance(self.classes, int):
             return tuple(map(str, range(self.classes)))
         return tuple(text_of(one) for one in self.classes or ())
+
+    @cached_property
+    def _codes(self) -> _Codes:
+        return _Codes(self)
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -304,12 +374,14 @@ class Label(_Said):
         if found.shape != self.shape:
             raise InvalidRecordError("a label of another shape")
         cells = found.ravel().tolist()
+        if any(map(self._codes.holds, cells)):
+            raise InvalidRecordError("a missing label")
         if self.names:
             numbers = [self._class(cell) for cell in cells]
             return np.array(numbers, dtype=np.int64).reshape(self.shape)
         if any(map(is_missing, cells)):
             raise InvalidRecordError("a missing label")
-        made = [number_of(cell, integer=self.kind == "integer") for cell in cells]
+        made = [number_in(cell, self, integer=self.kind == "integer") for cell in cells]
         low, high = self.bounds or (-math.inf, math.inf)
         if not all(low <= number <= high for number in made):
             raise InvalidRecordError("a label out of range")
@@ -319,6 +391,10 @@ class Label(_Said):
             raise InvalidRecordError("a label too large for the type")
         return values
 
+    def is_missing(self, cell: Any) -> bool:
+        """Return True if a cell has no value, or is one of the label's codes for that."""
+        return is_missing(cell) or self._codes.holds(cell)
+
     def _class(self, cell: Any) -> int:
         name = text_of(cell)
         number = self._numbers.get(name, self._folded.get(name.casefold()))
@@ -326,6 +402,37 @@ class Label(_Said):
             missing = "a missing label, or a word such as NA or none that is no class of the schema"
             raise InvalidRecordError(missing if is_missing(cell) else "a label that is none of the classes")
         return number
+
+
+def _check_writing(of: Column | Label) -> None:
+    """Raise if a unit or a sign of thousands could be part of a number, or stands where there is none."""
+    if (of.unit or of.thousands) and of.bounds is None:
+        raise ValueError("Expected unit and thousands with bounds of a number, got them without.")
+    if of.unit != of.unit.strip() or _UNIT_LIKE_NUMBER.match(of.unit):
+        raise ValueError(f"Expected a unit that begins with no digit, sign, comma or blank, got {of.unit!r}.")
+
+
+class _Codes:
+    """Cells that stand for a missing value: numbers by their value, others by their text."""
+
+    def __init__(self, of: Column | Label) -> None:
+        self._of = of
+        self._texts = {text_of(code).casefold() for code in of.missing_codes}
+        self._numbers: set[float] = set()
+        for code in of.missing_codes if of.bounds is not None else ():
+            with suppress(InvalidRecordError):
+                self._numbers.add(number_of(code))
+
+    def holds(self, cell: Any) -> bool:
+        """Return True if a cell is one of the codes."""
+        if not self._texts:
+            return False
+        with suppress(InvalidRecordError):
+            if text_of(cell).casefold() in self._texts:
+                return True
+        with suppress(InvalidRecordError):
+            return bool(self._numbers) and number_in(cell, self._of) in self._numbers
+        return False
 
 
 @dataclass(frozen=True)
@@ -358,6 +465,13 @@ class Schema(_Said):
         Separator of cells in a CSV file.
     decimal : {".", ","}
         What stands before the decimals of a number that is a text.
+    header : tuple of str
+        Names of the columns of a CSV file whose first line is a row. Default the first line's.
+    row_names : bool
+        Whether rows of a CSV file begin with a cell that the first line has no name for, as R writes them. Its column
+        is called ``row-name``.
+    encoding : {"utf-8", "cp1252"}
+        Encoding of a CSV file; ``cp1252`` is Windows' and includes Latin-1.
     reviewed : bool
         Whether a person has read it and vouches that what it says is public. Real nodes take no other.
 
@@ -382,6 +496,9 @@ class Schema(_Said):
     norm: float | None = None
     separator: str = ","
     decimal: Literal[".", ","] = "."
+    header: tuple[str, ...] = ()
+    row_names: bool = False
+    encoding: Literal["utf-8", "cp1252"] = "utf-8"
     reviewed: bool = False
 
     def __init__(self, **fields: Any) -> None:
@@ -401,6 +518,8 @@ class Schema(_Said):
             raise ValueError("Expected the name of the label's column beside columns, got none.")
         if {self.label.column, self.owner} & set(self.columns):
             raise ValueError("Expected label and owner to be no columns of the inputs.")
+        if self.header and (self.row_names or len(set(self.header)) < len(self.header)):
+            raise ValueError("Expected a header of names that are all different, and no row_names with it.")
         if len(self.separator) != 1 or self.separator in '"\r\n':
             raise ValueError(f"Expected separator to be one character, got {self.separator!r}.")
         return self
@@ -443,7 +562,8 @@ class Schema(_Said):
     @cached_property
     def digest(self) -> str:
         """A digest that clients of one training compare: equal for schemas by which records are read alike."""
-        unread: Any = {"reviewed": True, "separator": True, "decimal": True, "label": {"majority"}}
+        file = dict.fromkeys(("separator", "decimal", "header", "row_names", "encoding"), True)
+        unread: Any = {"reviewed": True, **file, "label": {"majority"}}
         settings = self.model_dump(mode="json", exclude=unread, exclude_defaults=True)
         settings["columns"] = list(settings.get("columns", {}).items())  # their order settles what a model is given
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
@@ -540,7 +660,7 @@ class Schema(_Said):
             if column.kind == "integer":
                 low, high = float(math.floor(low)), float(math.ceil(high))
             missing = column.missing if column.missing is None else min(max(float(column.missing), low), high)
-            columns[name] = Column(kind=column.kind, bounds=(low, high), missing=missing)
+            columns[name] = Column(**{**dict(column), "bounds": (low, high), "missing": missing})
         return Schema(**{name: getattr(self, name) for name in type(self).model_fields} | {"columns": columns})
 
     def cells(self, item: Any) -> list[Any]:
@@ -549,9 +669,11 @@ class Schema(_Said):
         return [*cells, label]
 
     def plain(self, column: Column | Label, cell: Any) -> Any:
-        """Return a cell with a decimal point where it is the text of a number with a decimal comma."""
-        commas = self.decimal == "," and column.bounds is not None and isinstance(cell, str)
-        return cell.replace(",", ".") if commas else cell
+        """Return the number of a cell that is the text of one with a decimal comma; any other cell as it is."""
+        if self.decimal == "," and column.bounds is not None and isinstance(cell, str):
+            with suppress(InvalidRecordError):
+                return number_in(cell, column, decimal=",")
+        return cell
 
     def owner_of(self, item: Any) -> str:
         """Return the owner of a record, whether or not the rest of it fits; empty if it does not say."""
@@ -687,7 +809,7 @@ def number_of(cell: Any, *, integer: bool = False) -> float:
     """Read a cell as a finite number; raise InvalidRecordError if it is none."""
     cell = cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell
     cell = cell.strip() if isinstance(cell, str) else cell
-    if isinstance(cell, str) and (len(cell) > 400 or "_" in cell):
+    if isinstance(cell, str) and (len(cell) > _LONGEST_NUMBER or "_" in cell):
         raise InvalidRecordError("a text where a number should be")
     # One complex cell makes a column of them.
     real: Any = cell.real if isinstance(cell, complex) and not cell.imag else cell
@@ -700,6 +822,41 @@ def number_of(cell: Any, *, integer: bool = False) -> float:
     if integer and number != math.floor(number):
         raise InvalidRecordError("a number where an integer should be")
     return number
+
+
+class Writing(Protocol):
+    """Way in which the numbers of a column are written."""
+
+    @property
+    def unit(self) -> str: ...
+
+    @property
+    def thousands(self) -> str: ...
+
+
+def number_in(cell: Any, of: Writing, *, decimal: str = ".", integer: bool = False) -> float:
+    """Read a cell as a finite number, written with the unit and thousands of a column; raise InvalidRecordError."""
+    if isinstance(cell, str) and (of.unit or of.thousands or decimal == ",") and len(cell) <= _LONGEST_NUMBER:
+        cell = _without_unit(cell.strip(), of.unit)
+        if of.thousands and _GROUPS[of.thousands].fullmatch(cell):
+            cell = cell.replace(of.thousands, "")
+        cell = cell.replace(",", ".") if decimal == "," else cell
+    return number_of(cell, integer=integer)
+
+
+def _without_unit(text: str, unit: str) -> str:
+    """Return the text of a number without its unit, whatever its case and the blanks between them."""
+    if not unit:
+        return text
+    found = _written_with(unit).fullmatch(text)
+    return text if found is None else found["sign"] + (found["behind"] or found["before"])
+
+
+@lru_cache
+def _written_with(unit: str) -> re.Pattern[str]:
+    letters = r"\s*".join(map(re.escape, "".join(unit.split())))
+    text = rf"(?P<sign>[+-]?)\s*(?:{letters}\s*(?P<behind>.+)|(?P<before>.*\S)\s*{letters})"
+    return re.compile(text, re.DOTALL | re.IGNORECASE)
 
 
 def _is_yes(cell: Any) -> bool:

@@ -70,7 +70,7 @@ def table(tmp_path):
 
 def test_a_draft_has_types_bounds_categories_and_missing_values(table):
     drafted = Schema(**tomllib.loads(said(table)))
-    assert list(drafted.columns) == ["id", "sex", "race", "age", "priors"]
+    assert list(drafted.columns) == ["sex", "race", "age", "priors"], "an id and names are left out"
     assert drafted.label.column == "reoffended"
     assert drafted.label.names == ("0", "1")
     assert drafted.columns["sex"].values == ("Female", "Male")

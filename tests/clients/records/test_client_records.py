@@ -89,7 +89,9 @@ def test_a_line_of_a_file_changes_no_other_record(line, name, tmp_path):
     assert base.fits.all()
     strange = Records(file_items(written(tmp_path / name, LINES[line]), SCHEMA), SCHEMA, count=len(ROWS))
     others_of(strange, base)
-    fits = line in ("another row", "huge", "denormal", "unknown category", "other line ends", "no owner", "long owner")
+    fits = line in (
+        *("another row", "huge", "denormal", "unknown category", "other line ends", "nul", "no owner", "long owner"),
+    )
     assert strange.fits[STRANGE] == fits
     if not fits:
         with pytest.raises(InvalidRecordError):

@@ -26,6 +26,15 @@ TABLE = Schema(
     owner="who",
 )
 ROW = {"age": "75", "dose": "0.5", "ward": "a", "smoker": "yes", "ill": "yes", "who": "p1"}
+STRICT = TABLE.model_copy(
+    update={
+        "columns": {
+            **TABLE.columns,
+            "age": Column(kind="integer", bounds=(0, 100)),
+            "smoker": Column(kind="yes/no"),
+        }
+    }
+)
 IMAGES = Schema(inputs=(Part(kind="byte", shape=(2, 2)),), label=Label(classes=3))
 
 
@@ -89,7 +98,7 @@ def test_what_is_strange_and_fits_is_moved_into_the_bounds(changes, expected):
 )
 def test_what_does_not_fit_is_said_without_its_value(changes, reason):
     with raises(InvalidRecordError, "invalid-record", match=reason) as caught:
-        read(**changes)
+        STRICT.read({**ROW, **changes})
     value = str(next(iter(changes.values())))
     assert len(value) < 3 or value not in str(caught.value).partition(":")[2]
 
@@ -318,7 +327,7 @@ def test_a_draft_has_rounded_bounds_and_no_rare_categories_and_is_not_reviewed(t
     schema = drafted(write(tmp_path / "people.csv", people()))
     assert not schema.reviewed
     assert list(schema.columns) == ["age", "sex", "rare", "score"], "a free text teaches nothing"
-    assert schema.columns["age"] == Column(kind="integer", bounds=(0, 100), missing=49)
+    assert schema.columns["age"] == Column(kind="integer", bounds=(20, 100), missing=49)
     assert schema.columns["sex"].values == ("f", "m")
     assert schema.columns["rare"].values == ("mostly", "often"), "five records are too few to be named"
     assert schema.columns["score"].bounds == (0, 2)
@@ -341,10 +350,11 @@ def test_decimal_commas_are_drafted_and_read_cell_by_cell(tmp_path):
     path.write_text("size;rent\n" + "".join(f"{i // 2},{5 * (i % 2)};{i},5\n" for i in range(100)))
     schema = drafted(path)
     assert schema.decimal == ","
-    assert schema.columns["size"] == Column(kind="number", bounds=(0, 50))
-    assert float(schema.read({"size": "12,5", "rent": "7,5"}).inputs[0]) == pytest.approx(-0.5)
-    with pytest.raises(InvalidRecordError):
-        schema.read({"size": "1.012,5", "rent": "7,5"})
+    assert schema.columns["size"] == Column(kind="number", bounds=(0, 60), missing=24.8)
+    assert float(schema.read({"size": "15,0", "rent": "7,5"}).inputs[0]) == pytest.approx(-0.5)
+    assert schema.columns["size"].is_missing("1.012,5") is False
+    missing = schema.read({"size": "", "rent": "7,5"}).inputs
+    assert schema.read({"size": "1.012,5", "rent": "7,5"}).inputs == missing, "no number of this column"
     assert Schema(**{**dict(schema), "decimal": "."}).digest == schema.digest, "how a file is written is nobody else's"
     assert 'decimal = ","' in document(schema)
 
@@ -353,16 +363,7 @@ def test_decimal_commas_are_drafted_and_read_cell_by_cell(tmp_path):
     ("cells", "reason"),
     [
         ([f"20{i % 25:02d}-{1 + i % 12:02d}-{1 + i % 28:02d}" for i in range(700)], "dates: write them as numbers"),
-        ([f"${i:,}.00" for i in range(700)], "numbers with signs or commas: write them plain"),
         ([f"P-{i}" for i in range(700)], "a name of its own in each row"),
-        (
-            ["<0.5" if i % 9 == 0 else str(i) for i in range(700)],
-            "numbers beside texts such as '<0.5': leave these cells empty, or write them as numbers",
-        ),
-        (
-            [f"<0.{i}" if i % 9 == 0 else str(i) for i in range(700)],
-            "numbers beside texts: leave these cells empty, or write them as numbers",
-        ),
         ([f"seen by {i % 100}" for i in range(700)], "free text"),
     ],
 )
@@ -418,22 +419,10 @@ def test_a_class_that_is_too_rare_is_named_to_whoever_has_the_rows(tmp_path):
     assert "huge" not in document(found.schema)
 
 
-def test_a_label_of_dressed_numbers_says_how_to_write_them(tmp_path):
-    path = tmp_path / "p.csv"
-    path.write_text("x,y\n" + "".join(f'{i % 9},"${1000 + i:,}.50"\n' for i in range(300)))
-    with raises(
-        ConfigurationError,
-        "wrong-type",
-        "label",
-        match="write numbers without signs and commas, or name another column",
-    ):
-        draft(path)
-
-
 def test_a_file_without_names_of_columns_is_refused(tmp_path):
     path = tmp_path / "p.csv"
     path.write_text("".join(f"{i / 7},{i % 2}\n" for i in range(3, 100)))
-    with raises(ConfigurationError, "malformed", "path"):
+    with raises(ConfigurationError, "malformed", "header"):
         drafted(path)
 
 
@@ -453,7 +442,7 @@ def test_a_class_is_read_in_upper_and_lower_case_where_no_other_is_like_it():
 def test_arrays_are_drafted_by_their_kind(tmp_path):
     np.savez(tmp_path / "a.npz", features=np.arange(80).reshape(20, 2, 2) / 10, labels=np.arange(20) % 4)
     schema = drafted(tmp_path / "a.npz")
-    assert (schema.inputs, schema.label) == ((Part(shape=(2, 2), bounds=(0, 10)),), Label(classes=4))
+    assert (schema.inputs, schema.label) == ((Part(shape=(2, 2), bounds=(0, 8)),), Label(classes=4))
 
 
 @pytest.mark.parametrize(
