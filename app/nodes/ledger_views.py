@@ -183,10 +183,18 @@ def session_rows(summary: LedgerSummary) -> list[dict[str, str]]:
             "clip": f"{session.terms.get('clip_norm', '?')} a {session.terms.get('clip_unit', '?')}",
             "batch": str(session.terms.get("batch_size", "?")),
             "noise": _noise(session),
-            "state": "closed" if session.closed else "open",
+            "state": _state(session),
         }
         for session in summary.sessions
     ]
+
+
+def _state(session: SessionSummary) -> str:
+    """Return whether a session can release anything more: not if it was closed, nor once it has made all releases."""
+    if session.closed:
+        return "closed"
+    most = session.terms.get("max_participations")
+    return "finished" if isinstance(most, int) and session.releases >= most else "open"
 
 
 def _local_cells(session: SessionSummary, delta: float) -> dict[str, str]:

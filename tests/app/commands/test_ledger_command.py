@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.app.commands.main import cli
+from murmurfl.app.nodes.ledger_views import session_rows
 from murmurfl.privacy import (
     Account,
     PrivacyPolicy,
@@ -19,6 +20,7 @@ from murmurfl.privacy import (
     rounded_up,
     row_bytes,
 )
+from murmurfl.privacy.ledger.ledger_history import read_ledger
 from typer.testing import CliRunner
 
 from tests.harness.errors import raises
@@ -95,6 +97,13 @@ def test_a_trusted_session_is_shown_with_its_server_caveat(path, check_output):
         assert "against the server and everybody else" not in guarantee
     assert "against the server and everybody else" in document["sessions"][0]["guarantee"]
     check_output(murmurfl("show", path).stdout)
+
+
+def test_a_session_that_has_made_all_its_releases_is_shown_as_finished(path):
+    release(path, "whole", 10)
+    release(path, "half", 5)
+    states = {row["session"]: row["state"] for row in session_rows(read_ledger(path))}
+    assert states == {"whole": "finished", "half": "open"}
 
 
 def test_a_trusted_session_that_a_rollback_forgot_is_still_shown_as_one(path):
