@@ -31,6 +31,7 @@ from .plan_document import (
     update_document,
     way_document,
 )
+from .rehearsal import FAMILY
 
 
 def _percent(digits: int) -> Callable[[float], str]:
@@ -162,7 +163,8 @@ def worth_lines(chosen: Candidate) -> list[str]:
         return []
     (kept, alone), sizes = chosen.against_local_baseline, chosen.problem.sizes
     average = " of average size" if max(sizes) >= 2 * min(sizes) else ""
-    figures = f"on made-up data it keeps {100 * kept:.0f} % of what can be learnt{chosen.measure}"
+    figures = f"on average over {len(FAMILY)} kinds of made-up data it keeps {100 * kept:.0f} % of what can be learnt"
+    figures += f"{chosen.measure} from all samples together without noise"
     figures += f", one client{average} alone, without noise, {100 * max(alone, 0.0):.0f} %."
     if kept > alone:
         return [f"Worth federating, likely: {figures}"]
@@ -177,7 +179,7 @@ def longer_lines(result: PlanResult) -> list[str]:
         return []
     gained = longer.retained_utility - chosen.retained_utility
     more = "learn more" if gained > FEW_POINTS else "learn less" if gained < -FEW_POINTS else "gain little"
-    return [f"More rounds would {more}, likely: twice as many keep {100 * longer.retained_utility:.0f} %."]
+    return [f"More rounds would {more}, likely: twice as many keep {100 * longer.retained_utility:.0f} % of it."]
 
 
 def late_lines(config: RunConfig) -> list[str]:

@@ -142,7 +142,8 @@ def _forecast_rows(outcome: Outcome) -> list[tuple[str, str]]:
     sentence = f"noise {longest} times the longest update, {typical} times a typical one (estimate)"
     if forecast.kept_range is not None:
         low, high = (100 * share for share in forecast.kept_range)
-        sentence = f"keeps {low:.0f} to {high:.0f} % of what can be learnt, {HELD}"
+        sentence = f"keeps {low:.0f} to {high:.0f} % of what can be learnt from all samples together without noise, "
+        sentence += f"a range around two usual kinds of made-up data, {HELD}"
     return [("forecast", f"{forecast.verdict}: {sentence}")]
 
 

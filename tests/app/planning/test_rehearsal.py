@@ -177,7 +177,7 @@ def test_twice_as_many_rounds_are_compared_by_what_they_keep(kept, word):
     decision = SimpleNamespace(
         chosen=SimpleNamespace(retained_utility=0.6), longer=SimpleNamespace(retained_utility=kept)
     )
-    assert longer_lines(decision) == [f"More rounds would {word}, likely: twice as many keep {100 * kept:.0f} %."]
+    assert longer_lines(decision) == [f"More rounds would {word}, likely: twice as many keep {100 * kept:.0f} % of it."]
 
 
 @pytest.mark.parametrize("settings", [{"num-rounds": 201}, {"num-rounds": 190, "task.features": 3000}])
