@@ -5,9 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import json
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
+from urllib.parse import unquote, urlsplit
 
 MadeT = TypeVar("MadeT", bound=Callable[..., Any])
 
@@ -228,6 +233,19 @@ class UnsupportedFlowerError(MurmurflError, ImportError):
     kind = "unsupported"
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra: from the checkout that this package was installed from, if any."""
+    root = Path(__file__).resolve().parents[1]
+    # A bundle that Flower sent has a pyproject.toml too, but no py.typed.
+    if not (root / "app" / "py.typed").is_file():
+        with suppress(metadata.PackageNotFoundError):
+            found = json.loads(metadata.distribution("murmurfl").read_text("direct_url.json") or "{}").get("url", "")
+            root = Path(unquote(urlsplit(found).path)) if found.startswith("file:") else root
+    if not ((root / "pyproject.toml").is_file() and (root / "app" / "py.typed").is_file()):
+        return f"pip install 'murmurfl[{extra}]'"
+    return f"pip install '{'.' if Path.cwd() == root else root}[{extra}]'"
+
+
 def check_installed(package: str, extra: str, setting: str, *, load: bool = True) -> None:
     """Raise if a package of an extra, ``pip install 'murmurfl[extra]'``, is missing; ``setting`` is what needs it.
 
@@ -241,8 +259,7 @@ def check_installed(package: str, extra: str, setting: str, *, load: bool = True
             raise ModuleNotFoundError(f"No module named {package!r}")
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"Expected the package {package} for {setting}, got: {error}. Install it with "
-            f"pip install 'murmurfl[{extra}]'.",
+            f"Expected the package {package} for {setting}, got: {error}. Install it with {install_command(extra)}.",
             kind="not-installed",
             setting=package,
         ) from error

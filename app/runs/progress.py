@@ -25,7 +25,7 @@ from typing import Any
 
 from ...privacy.accounting.guarantee import Guarantee, rounded_up
 from ...privacy.accounting.loss import Loss
-from ...privacy.errors import MurmurflError
+from ...privacy.errors import MurmurflError, install_command
 from ...strategies.rounds.replies import RoundReport
 from ..settings.run_config import RunConfig, helper_names
 from .outcome import Outcome
@@ -235,7 +235,7 @@ class Tracker(ABC):
         except ImportError as error:
             raise TrackerError(
                 f"Expected the package of track = {cls.extra!r}, got: {error}. Install it with "
-                f"pip install 'murmurfl[{cls.extra}]', or leave track empty.",
+                f"{install_command(cls.extra)}, or leave track empty.",
                 kind="not-installed",
                 setting="track",
             ) from error

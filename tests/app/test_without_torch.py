@@ -1,7 +1,13 @@
 """What runs where PyTorch is not installed, and what says that it needs it."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from murmurfl.privacy import errors
+from murmurfl.privacy.errors import install_command
 
 BLOCKED = """
 import logging
@@ -53,4 +59,18 @@ def test_only_what_needs_torch_asks_for_its_extra():
     assert len(said) == len(needed)
     for line, what, extra in zip(said, needed, extras, strict=True):
         assert f" for {what}, got: " in line
-        assert f"pip install 'murmurfl[{extra}]'" in line
+        assert install_command(extra) in line
+
+
+def test_a_checkout_is_where_its_extras_are_installed_from(monkeypatch, tmp_path):
+    root = Path(errors.__file__).resolve().parents[1]
+    for folder, place in ((root, "."), (tmp_path, root)):
+        monkeypatch.chdir(folder)
+        assert install_command("reports") == f"pip install '{place}[reports]'"
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "murmurfl" / "privacy" / "errors.py"))
+    for url, place in ((root.as_uri(), root), (f"{root.as_uri()}/murmurfl.whl", "murmurfl"), (None, "murmurfl")):
+        text = None if url is None else json.dumps({"url": url})
+        monkeypatch.setattr(
+            errors.metadata, "distribution", lambda _, text=text: SimpleNamespace(read_text=lambda _: text)
+        )
+        assert install_command("reports") == f"pip install '{place}[reports]'"

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from murmurfl.app.runs.run_summary import shown_accuracy
 from murmurfl.app.settings.registry import registry
 from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.errors import install_command
 from murmurfl.privacy.setting import by_key
 
 from tests.harness.errors import raises
@@ -160,7 +162,7 @@ def test_without_flwr_datasets_a_dirichlet_partition_is_refused_with_its_extra(m
         ConfigurationError,
         "not-installed",
         "flwr_datasets",
-        match=r"partition = 'dirichlet'.*pip install 'murmurfl\[partitions\]'",
+        match="partition = 'dirichlet'.*" + re.escape(install_command("partitions")),
     ):
         load_shards(config, load_dataset(config))
     monkeypatch.undo()
@@ -173,7 +175,7 @@ def test_without_torchvision_mnist_is_not_fetched_and_refused_with_its_extra(mon
         ConfigurationError,
         "not-installed",
         "torchvision",
-        match=r"task = 'mnist-parity'.*pip install 'murmurfl\[torch\]'",
+        match="task = 'mnist-parity'.*" + re.escape(install_command("torch")),
     ):
         load_dataset(RunConfig(task="mnist-parity", data_root=str(tmp_path), download=True))
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import re
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -13,6 +14,7 @@ from murmurfl.app.runs.progress import EPSILON, RoundLine, TrackerError, check_t
 from murmurfl.app.runs.run_guarantees import expected_guarantee
 from murmurfl.app.settings.run_config import TRACKERS, RunConfig
 from murmurfl.privacy import ConfigurationError, gdp_epsilon
+from murmurfl.privacy.errors import install_command
 from typer.testing import CliRunner
 
 from tests.harness.errors import raises
@@ -170,7 +172,7 @@ def test_a_run_that_fails_is_closed_as_failed(fake, tmp_path):
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_missing_package_is_named_before_anything_starts(name, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, trackers._TRACKERS[name].module, None)
-    with raises(TrackerError, "not-installed", "track", match=rf"pip install 'murmurfl\[{name}\]'"):
+    with raises(TrackerError, "not-installed", "track", match=re.escape(install_command(name))):
         check_trackers(RunConfig(track=name))
     for engine in ("cohort", "ray"):
         result = murmurfl("run", "--engine", engine, "--set", f"track={name}", "--out", tmp_path, "--name", "x")
