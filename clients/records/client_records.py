@@ -488,6 +488,7 @@ class Records:
         self.record_kind: str = getattr(items, "record_kind", "item")
         """``row`` for records of a file, ``item`` for records that were handed over."""
         self._items, self._prepared, self._together = items, prepared, together
+        self._memory: dict[tuple[str, str], Any] | None = {} if together and prepared is None else None
         self._available = len(items)
         self._length = self._available if count is None else count
         example = next(schema.made_up(1, np.random.Generator(np.random.Philox(key=1))))
@@ -513,7 +514,7 @@ class Records:
             self._kept = kept
         if self._together:
             self._batch = stacked(*zip(*((r.inputs, r.label) for r in self._stood_in()), strict=True))
-            self._kept = None
+            self._kept = self._memory = None
 
     def __len__(self) -> int:
         return self._length
@@ -586,7 +587,7 @@ class Records:
 
     def _converted(self, item: Any) -> Record:
         with _or_invalid("converted"):
-            record = self.schema.read(item)
+            record = self.schema.read(item, self._memory)
             # Without the owner's name, which may be long: it is read again where records are put together by owner.
             return Record(record.inputs if self._prepared is None else self._prepared(record.inputs), record.label)
 

@@ -310,4 +310,31 @@ def test_copied_rows_are_named(tmp_path):
     assert not draft(path).warnings
     lines = path.read_text().splitlines()
     found = draft(written(path, [*lines, *lines[1:101]]))
-    assert found.warnings == ["100 rows are copies of other rows. If rows were copied on purpose, remove the copies."]
+    assert found.warnings[0].startswith("100 rows are copies of other rows.")
+    assert "score" in found.warnings[0]
+
+
+STRANGE = ["", "NA", "-9", "> 89", "5 kg", "5 lb", "1,234", "1e308", "nan", "inf", "\x00", "9" * 500, "٣", "5_0", " 7 "]
+
+
+@pytest.mark.parametrize(
+    "kind", [{"missing": 3}, {}, {"missing": 3, "missing_codes": (-9,), "unit": "kg", "thousands": ","}]
+)
+def test_rows_read_together_are_those_read_alone(kind):
+    """A simulation remembers texts that it has read; no row becomes another one by it."""
+    columns = {
+        "x": Column(kind="number", bounds=(0, 99), **kind),
+        "z": Column(kind="category", values=("5 kg", "7"), missing_codes=("-9",)),
+    }
+    schema = Schema(columns=columns, label=Label(column="y", classes=("0", "1")))
+    rows = [{"x": x, "z": z, "y": y} for x in STRANGE for z in STRANGE[::-1] for y in ("0", "1", "", "2")]
+    together = Records(table_rows(rows), schema, together=True)
+    inputs, labels = together[:]
+    for number, row in enumerate(rows):
+        try:
+            alone = schema.read(row)
+        except InvalidRecordError:
+            assert not together.fits[number]
+            continue
+        assert together.fits[number]
+        assert (inputs[number].tobytes(), int(labels[number])) == (alone.inputs.tobytes(), int(alone.label))
