@@ -143,6 +143,7 @@ class Cells:
         self.counts = _counted(cells)
         self.present = [(cell, count) for cell, count in self.counts if not is_missing(cell)]
         self.num_present = sum(count for _, count in self.present)
+        self._numbers: dict[str, Numbers] = {}
 
     def share(self, kind: re.Pattern[str]) -> float:
         """Return the share of cells with a value whose text is of a kind."""
@@ -159,6 +160,11 @@ class Cells:
 
     def numbers(self, decimal: str) -> Numbers:
         """Return the cells that are numbers, written plainly or with a unit or signs of thousands."""
+        if decimal not in self._numbers:
+            self._numbers[decimal] = self._read_numbers(decimal)
+        return self._numbers[decimal]
+
+    def _read_numbers(self, decimal: str) -> Numbers:
         plain = _numbers(self.present, Numbers(_NONE, _NONE.astype(np.int64), Counter()), decimal)
         if plain.total >= _MOST * self.num_present:
             return plain

@@ -157,8 +157,8 @@ def _table_warnings(rows: Rows, schema: Schema) -> list[str]:
         found.append("The file has no header: columns are called column-1, column-2, ... Rename them in header.")
     if isinstance(rows, CsvLines) and (copies := len(rows) - len(set(rows.lines))) >= _FEWEST_COPIES:
         found.append(
-            f"{copies:,} rows are copies of other rows. If rows were copied on purpose, remove the copies: a score on rows "
-            "held out would be computed on copies of rows trained on."
+            f"{copies:,} rows are copies of other rows. If rows were copied on purpose, remove the copies: a score on "
+            "rows held out would be computed on copies of rows trained on."
         )
     return found
 
