@@ -269,8 +269,10 @@ class FittedTable:
     """Rows for training that are not used because their person has more."""
     likely_owner: str = ""
     """Sentence on a column that looks like a person's number, where rows are protected; of a rehearsal."""
+    also: str = ""
+    """Scores of other options that were rehearsed on the same rows, as the end of a sentence."""
     better: str = ""
-    """A way that was rehearsed too and is better, if the model is of no use."""
+    """The best of these options if it is better than the model."""
     spent_mu: float = 0.0
     """Mu that all calls with the ledger of a real fit have spent on these rows so far; 0 for a rehearsal."""
     budget_mu: float = 0.0

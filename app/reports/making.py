@@ -14,7 +14,7 @@ from typing import Any
 
 from ...privacy.accounting.gdp import gdp_epsilon
 from ...privacy.accounting.guarantee import rounded_up
-from ..runs.outcome import Outcome, ReportError, infinite
+from ..runs.outcome import Outcome, Rehearsal, ReportError, infinite
 from ..runs.result import WORKED_OUT
 from ..runs.run_summary import loss_text, shown, shown_accuracy, shown_evaluation, shown_query
 from ..settings.run_config import RunConfig
@@ -100,7 +100,21 @@ def _beside(outcome: Outcome) -> list[tuple[str, str]]:
         tiles.append((f"without noise{rounds}, not private", shown_accuracy(twin)))
     if alone is not None and alone.clients:
         tiles.append(("one client alone, without noise, not private", shown_accuracy(alone)))
+    if outcome.rehearsal is not None:
+        tiles += _rehearsed(outcome.rehearsal)
     return tiles
+
+
+def _rehearsed(rehearsal: Rehearsal) -> list[tuple[str, str]]:
+    """Return the scores of models without privacy, and of other options, on the rows of a rehearsal."""
+    known = rehearsal.baselines
+    found = {"one site alone, on its own rows, not private": rehearsal.alone_on_own}
+    if known is not None:
+        rows = f"of {known.rows:,} rows, not private"
+        found |= {f"boosted trees {rows}": known.boosted, f"an additive model {rows}": known.additive}
+        found |= {f"a linear model {rows}": known.linear}
+    found |= {f"this model with {option}": scores for option, scores in rehearsal.alternatives.items()}
+    return [(name, shown_accuracy(scores)) for name, scores in found.items() if scores is not None]
 
 
 def _happened(outcome: Outcome) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -19,18 +19,20 @@ from ...privacy.errors import ConfigurationError
 from ...privacy.noise import derived_seed
 from ...privacy.release.tables import PRIVATE
 from ...privacy.setting import Value, by_key
-from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out
+from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out, split_rows
 from ..data.task import Dataset
 from ..engines.start import run_cohort
 from ..models.trained_model import SCHEMA
 from ..settings.layers import layered
 from ..settings.run_config import RunConfig, run_keys
-from .outcome import Alone, Outcome, Twin
+from .baselines import baselines, site_alone_on_own
+from .outcome import Alone, Outcome, Rehearsal, Scores
 from .progress import Progress
 from .real_fit import LEDGER_ENDING, evaluated_privately, fit_for_real, with_spent
 from .result import RunResult
 from .sealed import Seal, run_sealed
-from .simulate import bar_of_rounds, without_noise
+from .simulate import bar_of_rounds
+from .simulated_figures import NOTE
 
 if TYPE_CHECKING:
     from ...clients.records.client_records import Table
@@ -134,7 +136,7 @@ def fit(
     Returns
     -------
     RunResult
-        With ``table``, ``predict`` and ``save``, and in ``outcome`` the same without noise and one site alone.
+        With ``table``, ``predict`` and ``save``, and in ``outcome`` models without privacy and one site alone.
 
     Raises
     ------
@@ -269,7 +271,8 @@ def _usual_keys(schema: Schema, trust: str) -> dict[str, Value]:
     return {"strategy": strategy, "model": "ridge" if of_numbers else "softmax"}
 
 
-def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None) -> RunResult:
+def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None, *, compared: bool = True) -> RunResult:
+    """Return a rehearsal's result, ``compared`` with models without privacy and with other options."""
     found, own = asked.settled()
     table, site, clients, scale = asked.table, asked.site, asked.clients, asked.scale
     of_numbers = found.schema.num_classes == 1
@@ -284,34 +287,51 @@ def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None) ->
     with _quiet():
         result = run_cohort(config, on_progress=on_progress or bar_of_rounds(), rehearsed=not of_numbers)
     result = result if scaled is None else with_spent(result, scaled.loss)
-    made, described = _described(result, found, read, site)
+    made, described = _described(result, found, read, site, compared=compared)
     if scale:
         return made
     others: list[tuple[str, RunResult]] = []
     too_wide = not found.drafted and not found.schema.owner and _far_too_wide(found.schema, read)
     if too_wide:
         again = replace(asked, label="", schema=found.schema, evaluate="", scale=PRIVATE)
-        others += [(f"--scale {PRIVATE}", _rehearsed(again, on_progress))]
-    for option, changes in _worth_a_try(config, made, described, read, too_wide=too_wide):
+        others += [(f"--scale {PRIVATE}", _rehearsed(again, on_progress, compared=False))]
+    for option, changes in _worth_a_try(config, made, described, read):
         with suppress(ConfigurationError), _quiet():  # of what the strategy cannot have
             run = run_cohort(RunConfig.from_mapping({**config.to_mapping(), **changes}), rehearsed=not of_numbers)
-            others += [(option, _described(run, found, read, site, beside=False)[0])]
-    better = [(option, one.outcome, one.table) for option, one in others if one.table is not None]
-    better = [one for one in better if _is_better(*one[1:], made.outcome, described)]
-    if not better:
+            others += [(option, _described(run, found, read, site, compared=False)[0])]
+    tried = [(option, one.outcome, one.table) for option, one in others if one.table is not None]
+    if not tried:
         return made
-    option, outcome, its_table = max(better, key=lambda one: figure(*one[1:]))
-    sentence = f"{option}: {shown_figure(outcome, its_table)}, rehearsed on these rows"
-    return _with(made, made.outcome, replace(described, better=sentence))
+    outcome = _with_alternatives(made.outcome, tried)
+    described = replace(
+        described, also="".join(f", {_with_option(option)} {_short_figure(one, its)}" for option, one, its in tried)
+    )
+    better = [one for one in tried if _is_better(*one[1:], made.outcome, described)]
+    if better:
+        option, best, its = max(better, key=lambda one: figure(one[1], one[2]))
+        described = replace(described, better=f"{option}: {shown_figure(best, its)}, rehearsed on these rows")
+    return _with(made, outcome, described)
+
+
+def _with_option(option: str) -> str:
+    return "under sums" if option == f"--trust {_SUMS}" else f"with {option}"
+
+
+def _with_alternatives(outcome: Outcome, tried: Sequence[tuple[str, Outcome, FittedTable]]) -> Outcome:
+    """Return an outcome that has the scores of other options."""
+    found = {
+        option: Scores(accuracy=one.accuracy, auc=one.auc, loss=one.loss, rows=table.tested)
+        for option, one, table in tried
+    }
+    known = outcome.rehearsal or Rehearsal(note=NOTE, measure="accuracy")
+    return outcome.model_copy(update={"rehearsal": known.model_copy(update={"alternatives": found})})
 
 
 def _worth_a_try(
-    config: RunConfig, made: RunResult, table: FittedTable, read: ReadRows, *, too_wide: bool
+    config: RunConfig, made: RunResult, table: FittedTable, read: ReadRows
 ) -> Iterator[tuple[str, dict[str, Value]]]:
     """Yield options of `fit` that may do better than a rehearsal did, with the run-config keys that each sets."""
-    outcome = made.outcome
-    alone = config.num_clients > 1 and made.guarantee.trust == "untrusted-server" and not too_wide
-    if alone and (is_useless(outcome, table) or _alone_does(outcome, table)):
+    if config.num_clients > 1 and made.guarantee.trust == "untrusted-server":
         yield f"--trust {_SUMS}", {"trust": _SUMS}
     of_numbers = table.schema.num_classes == 1
     if config.samples_per_owner or of_numbers or made.experiment.is_centred or config.centring:
@@ -408,9 +428,9 @@ def _scaled(found: ReadTable, table: Any, config: RunConfig, site: str) -> tuple
 
 
 def _described(
-    result: RunResult, found: ReadTable, read: ReadRows, site: str, *, beside: bool = True
+    result: RunResult, found: ReadTable, read: ReadRows, site: str, *, compared: bool = True
 ) -> tuple[RunResult, FittedTable]:
-    """Return a rehearsal's result with its table and, ``beside`` it, the same without noise and one client alone."""
+    """Return a rehearsal's result with its table and, if it is ``compared``, models without privacy next to it."""
     dataset = result.experiment.data
     labels = dataset.test_labels
     frequent = np.bincount(dataset.train_labels).argmax() if found.schema.num_classes > 1 else 0
@@ -439,13 +459,25 @@ def _described(
         likely_owner=_likely_owner(found),
     )
     made = _fitted(result, described)
-    if not beside:
+    if not compared:
         return made, described
     with _quiet():
-        figures: dict[str, Any] = {"alone": made.alone}
-        if made.experiment.config.private:
-            figures["without_noise"] = without_noise(made.outcome)
+        figures: dict[str, Any] = {"alone": made.alone, "rehearsal": _rehearsal(made, found, read)}
     return _with(made, made.outcome.model_copy(update=figures), described), described
+
+
+def _rehearsal(result: RunResult, found: ReadTable, read: ReadRows) -> Rehearsal:
+    """Return what models without privacy reach on a rehearsal's rows, and what else follows from seeing them."""
+    seed, classes = result.experiment.config.seed, found.schema.num_classes
+    dataset = held_out(read, found.schema, HELD_OUT_SHARE, seed)
+    _, test = split_rows(read, HELD_OUT_SHARE, seed)
+    test_sites = None if read.client_of is None else read.client_of[test]
+    return Rehearsal(
+        note=NOTE,
+        measure="r2" if classes == 1 else "auc" if classes == _TWO else "accuracy",
+        baselines=baselines(dataset),
+        alone_on_own=None if test_sites is None else site_alone_on_own(dataset, test_sites),
+    )
 
 
 def _unused_rows(dataset: Dataset, cap: int) -> int:
@@ -542,7 +574,7 @@ def _ledger_of(table: Path, ledger: Path | str | None) -> Path:
     return where
 
 
-def figure(of: Outcome | Twin | Alone, table: FittedTable) -> float:
+def figure(of: Outcome | Alone | Scores, table: FittedTable) -> float:
     """Return what a model is judged by: the AUC of two classes, the accuracy of several, R^2 of numbers."""
     if table.schema.num_classes == 1:
         return math.nan if of.loss is None or not table.variance else 1.0 - of.loss / table.variance
@@ -550,7 +582,7 @@ def figure(of: Outcome | Twin | Alone, table: FittedTable) -> float:
     return math.nan if found is None else found
 
 
-def shown_figure(of: Outcome | Twin | Alone, table: FittedTable) -> str:
+def shown_figure(of: Outcome | Alone | Scores, table: FittedTable) -> str:
     """:func:`figure` for people."""
     value = figure(of, table)
     if table.schema.num_classes == 1:
@@ -560,8 +592,8 @@ def shown_figure(of: Outcome | Twin | Alone, table: FittedTable) -> str:
     return f"{100 * value:.1f} %"
 
 
-def _short_figure(of: Twin | Alone, table: FittedTable) -> str:
-    return shown_figure(of, table).partition(" (")[0]
+def _short_figure(of: Outcome | Alone | Scores, table: FittedTable) -> str:
+    return shown_figure(of, table).partition(" (")[0].removeprefix("AUC ").removeprefix("R2 ")
 
 
 def is_useless(outcome: Outcome, table: FittedTable) -> bool:
@@ -596,7 +628,7 @@ def _fit_summary(result: RunResult, table: FittedTable, folder: Path | None) -> 
         ("label", _label_words(table)),
         *_to_check(table),
         ("method", f"{_method(result)}{', chosen by rehearsal' if outcome.chosen_by else ''}"),
-        ("model", f"{shown_figure(outcome, table)} on the rows held out"),
+        ("model", f"{shown_figure(outcome, table)} on the rows held out{table.also}"),
         *[("private", one.sentence) for one in (outcome.private_evaluation,) if one is not None and one.sentence],
         ("beside", _beside(outcome, table)),
         *[("warning", words) for words in outcome.warnings[:1]],
@@ -729,17 +761,26 @@ def _label_words(table: FittedTable) -> str:
 
 
 def _beside(outcome: Outcome, table: FittedTable) -> str:
-    figures = []
-    if outcome.without_noise is not None:
-        figures.append(f"without privacy {_short_figure(outcome.without_noise, table)}")
+    """Return the figures of models without privacy, the best of them first."""
+    found: list[str] = []
+    rehearsal = outcome.rehearsal
+    if rehearsal is not None and (known := rehearsal.baselines) is not None:
+        models = {"trees": known.boosted, "additive": known.additive, "linear": known.linear}
+        scores = {name: one for name, one in models.items() if one is not None}
+        names = sorted(scores, key=lambda name: -figure(scores[name], table))
+        listed = ", ".join(f"{name} {_short_figure(scores[name], table)}" for name in names)
+        rows = f" (from {known.rows:,} rows)" if known.rows < table.trained else ""
+        found.append(f"without privacy {listed}{rows}")
     if outcome.alone is not None and outcome.alone.clients:
         one = "site" if table.site else "client"
         no_worse = " (no worse)" if _alone_does(outcome, table) else ""
         average = " on average" if outcome.alone.clients > 1 else ""
-        figures.append(f"one {one} alone {_short_figure(outcome.alone, table).removeprefix('AUC ')}{average}{no_worse}")
+        own = None if rehearsal is None else rehearsal.alone_on_own
+        rows = f" ({_short_figure(own, table)} on its own rows)" if own is not None else ""
+        found.append(f"one {one} alone {_short_figure(outcome.alone, table)}{average}{no_worse}{rows}")
     if table.schema.num_classes > 1:
-        figures.append(f"usual answer {100 * table.majority:.1f} %")
-    return ", ".join(figures) or "no twin was made"
+        found.append(f"usual answer {100 * table.majority:.1f} %")
+    return ", ".join(found)
 
 
 def _privacy(result: RunResult) -> str:

@@ -231,6 +231,40 @@ class Alone(_Part):
     reason: str | None = _or_null("Why there are no figures.")
 
 
+class Scores(_Part):
+    """Scores of a model on held-out rows: of a rehearsal, and not private."""
+
+    accuracy: float | None = _or_null("Accuracy; null where the model has none.")
+    auc: float | None = _or_null(
+        "Area under the ROC curve of two classes, and of more the mean over classes of one against all others; null "
+        "without classes, or where no class has rows on both sides."
+    )
+    loss: float | None = _or_null("Mean squared error of scaled numbers; null of classes.")
+    rows: int = _count("Held-out rows behind it.")
+
+
+class Baselines(_Part):
+    """Models without privacy, trained to convergence: of a rehearsal, and not private. They depend on the rows, their
+    split and the schema alone, not on epsilon or trust.
+    """
+
+    note: str = _said(_PRIVATE)
+    rows: int = _count("Rows that they were trained on: all, or some of a large table.")
+    linear: Scores | None = None
+    additive: Scores | None = None
+    boosted: Scores | None = None
+
+
+class Rehearsal(_Part):
+    """Further figures of a rehearsal of `murmurfl fit`, from rows that it saw: not private. Left out of other runs."""
+
+    note: str = _said(_PRIVATE)
+    measure: str = _said("What the model is judged by.", enum=["auc", "accuracy", "r2"])
+    baselines: Baselines | None = None
+    alone_on_own: Scores | None = None
+    alternatives: dict[str, Scores] = _said("Other options that were rehearsed on the same rows.", default={})
+
+
 class Online(_Part):
     """Cost of online learning so far: simulation only, and not private; null where it was not computed."""
 
@@ -344,6 +378,7 @@ class Outcome(_Part):
     )
     without_noise: Twin | None = None
     alone: Alone | None = None
+    rehearsal: Rehearsal | None = None
     centring: MeanFigures | None = None
     private_evaluation: EvaluationFigures | None = None
     queries: dict[str, dict[str, Any]] | None = _or_null(
@@ -438,7 +473,8 @@ class Outcome(_Part):
 
     def document(self) -> dict[str, Any]:
         """Return the contents of ``result.json``: plain values."""
-        return self.model_dump(by_alias=True, exclude=None if self.queries else {"queries"})
+        absent = {name for name in ("queries", "rehearsal") if not getattr(self, name)}
+        return self.model_dump(by_alias=True, exclude=absent or None)
 
     @property
     def tested(self) -> bool:
@@ -527,7 +563,9 @@ def result_schema() -> dict[str, Any]:
     schema = _plain(made, made.pop("$defs"))
     schema["properties"]["privacy"]["type"] = "object"  # null only of what an earlier murmurfl left
     schema["properties"]["queries"]["type"] = "object"  # left out and not null
-    schema["required"].remove("queries")
+    schema["properties"]["rehearsal"]["type"] = "object"
+    for name in ("queries", "rehearsal"):
+        schema["required"].remove(name)
     keys = {name: key_schema(one) for name, one in run_keys().items()}
     radius = "strategy.projection-radius"
     keys[radius] = {**keys[radius], "type": ["number", "null"]}  # null: the model is not projected

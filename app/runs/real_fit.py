@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from ...clients.one_shot_client import StatisticsClient
 from ...clients.private_client import numpy_client_app
-from ...clients.queries import check_beside
+from ...clients.queries import check_beside, held_out_samples
 from ...clients.records.client_records import OwnedSamples, OwnerGradients, Records, Rows
 from ...clients.records.places import RecordPlaces, TableRows, statistics_columns
 from ...clients.records.schema import Schema
@@ -32,7 +33,8 @@ from ...privacy.accounting.loss import NO_LOSS, Loss
 from ...privacy.errors import ConfigurationError, InvalidRecordError, LedgerError
 from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.noise import derived_seed
-from ...privacy.queries.evaluation import EVALUATION_SHARE
+from ...privacy.queries.evaluation import EVALUATION_SHARE, EvaluationResult, EvaluationRows
+from ...privacy.queries.query import divided_mu
 from ...privacy.queries.statistics import statistics_policy
 from ...privacy.release.admission import ROUNDING
 from ...privacy.release.known_samples import Owners
@@ -126,7 +128,7 @@ def fit_for_real(
         )
     if schema.owner:  # from here on the number of rows, which an owner's rows change, is no public number
         count = owners
-    evaluated = evaluated_privately(schema)
+    evaluated = {} if settings.get("evaluation.share") == 0 else evaluated_privately(schema)
     nobody = of_nobody(count, schema.num_features + (schema.num_classes == 1), schema.num_classes)
     if schema.owner:
         nobody = replace(nobody, owner_of=np.arange(count))
@@ -140,6 +142,8 @@ def fit_for_real(
     check_deployed(config)
     kept, policy = _opened(ledger, experiment, schema, mu, scaling_mu, budget, found.name)
     order = np.empty(0, np.int64) if schema.owner else _order_on(kept, found.name, count)
+    if forecast := figure_forecast(config, schema, count):
+        seal.show(lambda: sys.stderr.write(forecast + "\n"))
 
     seal.begin_rows()
     rows: Dealt | OwnedSamples
@@ -170,6 +174,60 @@ def fit_for_real(
     with kept.exclusive() as page:
         all_calls = page.account().spent.mu
     return RealFit(with_spent(result, spent), schema, count, all_calls, float(kept.budget_mu or mu))
+
+
+def figure_forecast(config: RunConfig, schema: Schema, rows: int) -> str:
+    """Return a sentence on a private evaluation that will be too uncertain to be of use; empty if it will not be.
+
+    It follows from its arguments alone, which are public.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Configuration of a real fit.
+    schema : Schema
+        Its schema, of which the declared majority counts.
+    rows : int
+        Number of rows, which is public.
+    """
+    width = _half_width(config, schema, rows)
+    if not width > _USEFUL:
+        return ""
+    changes = {
+        f"--set evaluation.held-out={_MORE_HELD:g}": replace(config, held_out=_MORE_HELD),
+        f"--set evaluation.share={_MORE_SHARE:g}": replace(config, private_evaluation=_MORE_SHARE),
+        f"--epsilon {rounded_up(4 * gdp_epsilon(config.mu, config.delta))}": replace(
+            config, mu=gdp_mu(4 * gdp_epsilon(config.mu, config.delta), config.delta)
+        ),
+    }
+    helpful = [
+        f"{option} ({100 * other:.0f} points)"
+        for option, changed in changes.items()
+        if (other := _half_width(changed, schema, rows)) < _HELPFUL * width
+    ]
+    ways = " or ".join([*helpful, "--set evaluation.share=0 (no figure, and a better model)"])
+    return (
+        f"Forecast of the figure, from public numbers: it will count {held_out_samples(rows, config.held_out):,} rows, "
+        f"and its 95 % interval will be about {100 * width:.0f} points to each side, too wide to be of use. What "
+        f"helps: {ways}."
+    )
+
+
+_USEFUL, _HELPFUL, _MORE_SHARE, _MORE_HELD, _USUALLY_RIGHT = 0.1, 0.8, 0.3, 0.3, 0.8
+"""Half a 95 % interval up to which a figure is of use; how much narrower a change makes it if it is named; larger
+shares of mu^2 and of the rows; and an accuracy at which intervals are forecast."""
+
+
+def _half_width(config: RunConfig, schema: Schema, rows: int) -> float:
+    """Return half of the 95 % interval that the accuracy is likely to have; zero without an evaluation."""
+    if not (config.private_evaluation and config.private and rows > 1):
+        return 0.0
+    count = held_out_samples(rows, config.held_out)
+    noise = math.sqrt(2.0) / divided_mu(config.mu, config.private_evaluation)[0]
+    right = max(schema.label.majority or 0.0, _USUALLY_RIGHT) * count
+    std = EvaluationRows(bins=config.score_bins).right_std(noise)
+    low, high = EvaluationResult(right, std, count, clients=1, held_out=True).interval
+    return (high - low) / 2.0
 
 
 def _owned(

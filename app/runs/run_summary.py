@@ -15,7 +15,7 @@ from ...privacy.release.policy import NO_NOISE
 from ..reports.figures import empty_figure
 from ..settings.registry import registry
 from ..settings.run_config import SECURE
-from .outcome import Alone, EvaluationFigures, Outcome, Twin, infinite
+from .outcome import Alone, EvaluationFigures, Outcome, Scores, Twin, infinite
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def loss_text(loss: float | None) -> str:
     return "not a finite number: the model diverged" if loss is None else f"{loss:.4g}"
 
 
-def shown_accuracy(of: Outcome | Twin | Alone) -> str:
+def shown_accuracy(of: Outcome | Twin | Alone | Scores) -> str:
     """Return a run's accuracy for people, with the AUC where there are two classes; its loss where it has neither."""
     if of.accuracy is None and isinstance(of, Outcome) and not of.tested:
         return UNTESTED

@@ -5,7 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import jsonschema
 import pytest
+from murmurfl.app import fit
 from murmurfl.app.commands.main import cli
+from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs.outcome import FORMAT, result_schema
 from murmurfl.app.runs.result import write_record
 from typer.testing import CliRunner
@@ -64,6 +66,18 @@ def test_the_schema_is_one_and_is_printed():
     assert json.loads(CliRunner().invoke(cli, ["report", "--schema"]).stdout) == result_schema()
 
 
+def test_a_rehearsal_of_a_table_follows_it(tmp_path):
+    rows = [{"age": age, "site": f"s{age % 2}", "ill": "yes" if age > 50 else "no"} for age in range(20, 90)]
+    write_record(fit(rows, label="ill", site="site", strategy="full-batch", num_rounds=2), tmp_path)
+    document = json.loads((tmp_path / "result.json").read_text())
+    VALIDATOR.validate(document)
+    assert set(document) == set(result_schema()["properties"]) - {"queries"}
+    assert document["rehearsal"]["baselines"]["linear"]["auc"] > 0.9
+    page = make_report([tmp_path], tmp_path / "report").read_text()
+    assert "boosted trees of 56 rows, not private" in page
+    assert "this model with --trust secure-aggregation" in page
+
+
 @pytest.mark.few_cases(6)
 @pytest.mark.parametrize(("name", "engine"), [("default", "inprocess"), *((name, "cohort") for name in SETTINGS)])
 def test_results_follow_it(name, engine, tmp_path):
@@ -71,7 +85,7 @@ def test_results_follow_it(name, engine, tmp_path):
     write_record(simulate(engine=engine, **SETTINGS[name]), tmp_path)
     document = json.loads((tmp_path / "result.json").read_text())
     VALIDATOR.validate(document)
-    described = set(result_schema()["properties"]) - {"queries"}  # of runs that have further ones
+    described = set(result_schema()["properties"]) - {"queries", "rehearsal"}  # of runs that have further ones
     assert set(document) == described, "every key is described, and every described one there"
     assert document["format"] == FORMAT == 1
     assert document["engine"] == engine

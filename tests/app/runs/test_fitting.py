@@ -80,9 +80,13 @@ def test_a_client_alone_that_is_no_worse_is_said_to_be(result, reached, said):
     assert ("(no worse)" in fitting._beside(outcome, result.table)) == said
 
 
-def test_twin_and_client_alone_stand_beside_it(result):
-    assert result.outcome.without_noise.auc > 0.9
+def test_models_without_privacy_and_a_client_alone_stand_beside_it(result):
+    found = result.outcome.rehearsal.baselines
+    assert min(found.linear.auc, found.additive.auc, found.boosted.auc) > 0.9
+    assert found.rows == result.table.trained
     assert result.outcome.alone.clients == 4
+    (said,) = [line for line in fit_lines(result, result.table, None) if line.startswith("beside")]
+    assert all(name in said for name in ("without privacy", "trees 0.9", "linear 0.9", "one site alone 0.9"))
 
 
 def test_a_row_that_does_not_fit_has_no_prediction(result):
@@ -207,6 +211,25 @@ def test_sums_are_advised_where_they_were_rehearsed_and_help(tmp_path, monkeypat
     assert result.table.better.startswith("--trust secure-aggregation: AUC 0.9")
     assert any(line.startswith("better") for line in fit_lines(result, result.table, tmp_path))
     assert result.guarantee.trust == "untrusted-server"
+
+
+def test_sums_are_rehearsed_and_shown_wherever_there_are_several_clients(result):
+    """Though the model is of use, and better than a client alone."""
+    assert result.guarantee.trust == "untrusted-server"
+    (sums,) = result.outcome.rehearsal.alternatives.values()
+    assert list(result.outcome.rehearsal.alternatives) == ["--trust secure-aggregation"]
+    (said,) = [line for line in fit_lines(result, result.table, None) if line.startswith("model")]
+    assert f"under sums {sums.auc:.3f}" in said
+    summed = fit(people(), label="ill", site="hospital", epsilon=8, trust="secure-aggregation")
+    assert summed.outcome.auc == pytest.approx(sums.auc)
+    assert not summed.outcome.rehearsal.alternatives
+
+
+def test_models_without_privacy_depend_on_neither_epsilon_nor_trust(result):
+    other = fit(people(), label="ill", site="hospital", epsilon=0.5, trust="secure-aggregation", num_rounds=2)
+    ours, theirs = result.outcome.rehearsal, other.outcome.rehearsal
+    assert (ours.baselines, ours.alone_on_own) == (theirs.baselines, theirs.alone_on_own)
+    assert other.outcome.auc != result.outcome.auc
 
 
 def codes(count):

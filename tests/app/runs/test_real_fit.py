@@ -7,11 +7,14 @@ import gc
 import hashlib
 import json
 import logging
+import math
 import os
+import re
 import secrets
 import subprocess
 import sys
 import threading
+import tomllib
 import traceback
 import types
 import warnings
@@ -31,12 +34,15 @@ from murmurfl.app.reports.groups import Group
 from murmurfl.app.runs import real_fit
 from murmurfl.app.runs import result as result_files
 from murmurfl.app.runs.outcome import Outcome
-from murmurfl.app.runs.real_fit import Dealt, dealt_order
+from murmurfl.app.runs.real_fit import Dealt, dealt_order, evaluated_privately, figure_forecast
 from murmurfl.app.runs.sealed import PRIVATE_FIRST_LINE, Ending, SealedError, run_sealed
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.client_records import CsvLines, Records, Rows
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, gdp_epsilon, gdp_mu, rounded_up
 from murmurfl.privacy.ledger.ledger_history import read_ledger
+from murmurfl.privacy.queries.evaluation import EvaluationRows, Measured
+from murmurfl.privacy.queries.query import QuerySum, divided_mu
 from murmurfl.privacy.release.clipping import RowBound
 from murmurfl.strategies.callbacks.metrics_file import FIGURES_VARIABLE
 from typer.testing import CliRunner
@@ -60,6 +66,11 @@ values = ["a", "b"]
 SECRET = "5551234"
 """Part of a strange row: it must be found in nothing that leaves."""
 QUICK = ("--set", "strategy=full-batch", "--set", "num-rounds=2", "--epsilon", "2")
+FORECAST = (
+    "Forecast of the figure, from public numbers: it will count 4 rows, and its 95 % interval will be about 50 points "
+    "to each side, too wide to be of use. What helps: --set evaluation.share=0 (no figure, and a better model).\n"
+)
+"""What a fit of so few rows says before it reads one."""
 NOISY = ("accuracy", "interval", "noise_interval", "auc", "auc_interval", "auc_noise_interval", "sentence")
 """What a private evaluation releases, by its keys in ``result.json``."""
 
@@ -284,6 +295,37 @@ def test_a_real_fit_of_owners_needs_both_public_numbers(options, tmp_path):
     assert left["beside"] == ["people.csv", "schema.toml"]
 
 
+@pytest.mark.parametrize(("rows", "epsilon"), [(920, 2.0), (3000, 4.0), (20000, 2.0)])
+def test_forecast_of_the_figure_is_the_interval_that_follows(rows, epsilon, tmp_path):
+    """And it is said only where half of the interval is more than ten points."""
+    schema = Schema.model_validate(tomllib.loads(SCHEMA))
+    evaluated = {**evaluated_privately(schema), "epsilon": epsilon}
+    config = RunConfig.from_mapping(evaluated)
+    said = figure_forecast(config, schema, rows)
+    count = rows // 10
+    random = np.random.Generator(np.random.Philox(key=rows))
+    halves = []
+    for _ in range(200):
+        query = EvaluationRows(bins=config.score_bins)
+        total = query.rows(Measured(random.random(count) < 0.8)).sum(axis=0)
+        std = math.sqrt(2) / divided_mu(config.mu, config.private_evaluation)[0]
+        found = query.read(QuerySum(total + std * random.normal(size=len(total)), count, 1, std, ((std, 1.0),)))
+        halves.append((found.interval[1] - found.interval[0]) / 2)
+    assert bool(said) == (np.mean(halves) > 0.1)
+    if said:
+        shown = float(re.search(r"about (\d+) points", said)[1]) / 100
+        assert shown == pytest.approx(np.mean(halves), rel=0.25)
+        assert f"it will count {count:,} rows" in said
+
+
+def test_a_figure_that_would_be_useless_can_be_left_out(tmp_path):
+    table_of(tmp_path / "a", "33,a,1")
+    left = left_by(tmp_path / "a", "--set", "evaluation.share=0")
+    assert (left["code"], left["texts"][1]) == (0, "")
+    assert left["files"]["result.json"]["private_evaluation"] is None
+    assert len(read_ledger(tmp_path / "a" / "people.csv.ledger").sessions) == 1
+
+
 def test_real_fits_write_no_time(tmp_path, same_noise):
     table_of(tmp_path / "a", "33,a,1")
     same_noise()
@@ -407,7 +449,7 @@ def test_failure_after_rows_were_read_has_one_fixed_text(error, tmp_path, same_n
     same_noise()
     left = left_by(tmp_path / "a", capfd=capfd)
     assert left["code"] == 1
-    assert left["texts"] == ["", f"murmurfl: {Ending.FAILED.value}\n", "", ""]
+    assert left["texts"] == ["", f"{FORECAST}murmurfl: {Ending.FAILED.value}\n", "", ""]
     assert left["files"] == {}
 
 
@@ -416,7 +458,7 @@ def test_keyboard_interrupt_says_that_and_nothing_else(tmp_path, same_noise, mon
     failing_later(monkeypatch, KeyboardInterrupt(SECRET))
     same_noise()
     left = left_by(tmp_path / "a", capfd=capfd)
-    assert (left["code"], left["texts"]) == (130, ["", "murmurfl: Interrupted.\n", "", ""])
+    assert (left["code"], left["texts"]) == (130, ["", f"{FORECAST}murmurfl: Interrupted.\n", "", ""])
 
 
 def fitted(home, **options):
@@ -601,7 +643,7 @@ def test_a_process_of_its_own_says_what_one_in_this_process_says(tmp_path, same_
         check=False,
         env={**{key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}, "COLUMNS": ""},
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, FORECAST)
     said = [line for line in done.stdout.replace(str(home), "HOME").splitlines() if not line.startswith("figure")]
     usual = [line for line in of_invalid["texts"][0].splitlines() if not line.startswith("figure")]
     assert [line for line in said if not line.startswith("The released")] == [
