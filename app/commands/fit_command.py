@@ -56,6 +56,7 @@ def fit(
         typer.Option(metavar="SCHEMA.toml", help="How rows are read.", show_default="a draft from the rows"),
     ] = None,
     no_header: Annotated[bool, typer.Option("--no-header", help="The first line is a row.")] = False,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Rehearsals with other seeds, for the figure's error.")] = 1,
     trust: Annotated[
         str,
         typer.Option(help="untrusted-server, secure-aggregation or trusted-server.", show_default="untrusted-server"),
@@ -125,7 +126,7 @@ def fit(
                 fail(f"Expected a new run folder, got {folder}, which holds another run; choose another --name.")
             options: dict[str, Any] = {} if "mu" in settings else {"epsilon": epsilon}
             options |= {"label": label, "site": site, "clients": clients, "schema": schema, "trust": trust}
-            options |= {"owner": owner, "owners": owners}
+            options |= {"owner": owner, "owners": owners, "seeds": seeds}
             options |= {"evaluate": evaluate, "scale": scale, "real": real, "budget": budget, "ledger": ledger}
             options |= {"private_log": private_log, "header": not no_header}
             with room_kept(folder) if real else nullcontext(), working("training") as at:

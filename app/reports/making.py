@@ -72,6 +72,7 @@ def _section(run: RecordedRun, plots: Sequence[dict[str, str]]) -> dict[str, Any
         "refusals": _refusals(run.outcome),
         "forecast": run.outcome.forecast,
         "training": run.outcome.training,
+        "rehearsal": _rehearsal_tables(run.outcome.rehearsal),
         "clients": _clients(run),
         "left_out": max(len(run.outcome.client_groups or run.names) - _MOST_CLIENTS, 0),
         "settings": _settings(run.outcome),
@@ -115,6 +116,21 @@ def _rehearsed(rehearsal: Rehearsal) -> list[tuple[str, str]]:
         found |= {f"a linear model {rows}": known.linear}
     found |= {f"this model with {option}": scores for option, scores in rehearsal.alternatives.items()}
     return [(name, shown_accuracy(scores)) for name, scores in found.items() if scores is not None]
+
+
+def _rehearsal_tables(rehearsal: Rehearsal | None) -> list[dict[str, Any]]:
+    """Return the tables of a rehearsal: scores by site, and held-out rows by class and predicted class."""
+    if rehearsal is None:
+        return []
+    tables = []
+    if rehearsal.sites:
+        rows = [[name, f"{one.rows:,}", shown_accuracy(one)] for name, one in rehearsal.sites.items()]
+        tables.append({"title": "Held-out rows by site", "head": ["site", "rows", "score"], "rows": rows})
+    if rehearsal.confusion:
+        rows = [[name, *map(str, row)] for name, row in zip(rehearsal.classes, rehearsal.confusion, strict=True)]
+        head = ["class", *(f"predicted {name}" for name in rehearsal.classes)]
+        tables.append({"title": "Held-out rows by class and prediction", "head": head, "rows": rows})
+    return tables
 
 
 def _happened(outcome: Outcome) -> list[tuple[str, str]]:

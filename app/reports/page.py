@@ -236,6 +236,13 @@ _PAGE = (
 <p{% if run.training.worrying %} class="worrying"{% endif %}><b>Training</b> ({{ run.training.note }}):
 {{ run.training.sentence }}</p>
 {% endif %}
+{% for table in run.rehearsal %}
+<details><summary>{{ table.title }}</summary>
+<table class="stacked">
+{{ lined(table.head, table.rows) }}
+<caption>Of a rehearsal, whose rows were seen: not private.</caption>
+</table></details>
+{% endfor %}
 {% if run.clients.rows %}
 <details><summary>{{ run.clients.title }}</summary>
 {% call listed(run.clients) %}

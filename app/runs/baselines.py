@@ -64,7 +64,8 @@ def baselines(data: Dataset) -> Baselines | None:
 def scores_of(predicted: NDArray[Any], labels: NDArray[Any]) -> Scores:
     """Return the scores of predictions, shape (rows, classes), or (rows, 1) for numbers."""
     if predicted.shape[1] == 1:
-        return Scores(loss=float(np.square(predicted[:, 0] - labels).mean()), rows=len(labels))
+        loss, variance = float(np.square(predicted[:, 0] - labels).mean()), float(np.var(labels))
+        return Scores(loss=loss, r2=1.0 - loss / variance if variance else None, rows=len(labels))
     accuracy = float((predicted.argmax(axis=1) == labels).mean())
     return Scores(accuracy=accuracy, auc=one_against_others(predicted, labels), rows=len(labels))
 
@@ -209,7 +210,7 @@ def site_alone_on_own(data: Dataset, test_sites: NDArray[np.int64]) -> Scores | 
     if not found:
         return None
     means: dict[str, Any] = {}
-    for name in ("accuracy", "auc", "loss"):
+    for name in ("accuracy", "auc", "loss", "r2"):
         known = [value for one in found if (value := getattr(one, name)) is not None]
         means[name] = float(np.mean(known)) if known else None
     return Scores(**means, rows=sum(one.rows for one in found))

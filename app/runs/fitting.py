@@ -25,8 +25,8 @@ from ..engines.start import run_cohort
 from ..models.trained_model import SCHEMA
 from ..settings.layers import layered
 from ..settings.run_config import RunConfig, run_keys
-from .baselines import baselines, site_alone_on_own
-from .outcome import Alone, Outcome, Rehearsal, Scores
+from .baselines import baselines, one_against_others, scores_of, site_alone_on_own
+from .outcome import Alone, Outcome, Rehearsal, Scores, SeveralSeeds
 from .progress import Progress
 from .real_fit import LEDGER_ENDING, evaluated_privately, fit_for_real, with_spent
 from .result import RunResult
@@ -51,6 +51,8 @@ DEALT = ("task", "partition", "num-clients", "clients-per-round", "partition.alp
 """Keys that the table and its clients decide."""
 _MOST_NAMED, _MOST_CHECKED, _TWO, _GUESSING, _ERRORS = 4, 4, 2, 0.5, 2.0
 _FAR, _SMALL_PART, _SHARED_PART = 0.01, 0.2, 0.5
+_FAR_BEHIND = 0.05
+"""Distance below the mean from which the worst site's score is shown."""
 
 
 class FittedResult(RunResult):
@@ -75,6 +77,7 @@ def fit(
     owners: int = 0,
     epsilon: float | None = None,
     schema: Schema | Path | str | None = None,
+    seeds: int = 1,
     trust: str = "",
     evaluate: str = "",
     scale: str = "",
@@ -109,6 +112,9 @@ def fit(
         Of everything that the run releases, at ``delta`` (1e-5); default 2, or ``mu`` among the settings.
     schema : Schema or path, optional
         How rows are read; default a draft from these very rows, which shows something of them.
+    seeds : int
+        How many rehearsals are made that differ in their seed alone, with other rows held out and other noise: the
+        summary then has the mean of their figures and its standard error.
     trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
     evaluate : {"", "private"}
         ``private``: clients also release with noise, out of the same epsilon, how often the model is right on rows
@@ -176,7 +182,14 @@ def fit(
                 kind="conflict",
                 setting="real",
             )
-        return _rehearsed(asked, on_progress)
+        return _rehearsed(asked, on_progress, seeds=seeds)
+    if seeds != 1:
+        raise ConfigurationError(
+            f"Expected one seed in a real fit, got seeds = {seeds}: each training spends. Rehearse several.",
+            kind="conflict",
+            setting="seeds",
+            got=seeds,
+        )
     report = on_progress or bar_of_rounds()
     return run_sealed(
         lambda seal: _for_real(asked, owners, ledger, budget, seal, report),
@@ -271,13 +284,22 @@ def _usual_keys(schema: Schema, trust: str) -> dict[str, Value]:
     return {"strategy": strategy, "model": "ridge" if of_numbers else "softmax"}
 
 
-def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None, *, compared: bool = True) -> RunResult:
+def _rehearsed(
+    asked: _Asked, on_progress: Callable[[Progress], None] | None, *, compared: bool = True, seeds: int = 1
+) -> RunResult:
     """Return a rehearsal's result, ``compared`` with models without privacy and with other options."""
     found, own = asked.settled()
     table, site, clients, scale = asked.table, asked.site, asked.clients, asked.scale
     of_numbers = found.schema.num_classes == 1
     if site and clients:
         raise ConfigurationError("Expected site or clients, got both: each site is a client.", kind="conflict")
+    if seeds < 1 or (seeds > 1 and scale):
+        raise ConfigurationError(
+            f"Expected seeds >= 1, and one with scale = {PRIVATE!r}, got {seeds}.",
+            kind="out-of-range",
+            setting="seeds",
+            got=seeds,
+        )
     read, config = _settled(found, own, site, clients)
     scaled = None
     if scale:
@@ -290,6 +312,8 @@ def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None, *,
     made, described = _described(result, found, read, site, compared=compared)
     if scale:
         return made
+    if seeds > 1:
+        made = _with_seeds(made, _several_seeds(made, found, own, site, clients, read, seeds))
     others: list[tuple[str, RunResult]] = []
     too_wide = not found.drafted and not found.schema.owner and _far_too_wide(found.schema, read)
     if too_wide:
@@ -311,6 +335,39 @@ def _rehearsed(asked: _Asked, on_progress: Callable[[Progress], None] | None, *,
         option, best, its = max(better, key=lambda one: figure(one[1], one[2]))
         described = replace(described, better=f"{option}: {shown_figure(best, its)}, rehearsed on these rows")
     return _with(made, outcome, described)
+
+
+def _several_seeds(
+    first: RunResult,
+    found: ReadTable,
+    own: dict[str, Value],
+    site: str,
+    clients: int,
+    read: ReadRows,
+    count: int,
+) -> SeveralSeeds:
+    """Return the figures of a rehearsal and of others that differ from it in their seed alone."""
+    start = first.experiment.config.seed
+    figures: list[float | None] = [] if first.table is None else [figure(first.outcome, first.table)]
+    for seed in range(start + 1, start + count):
+        _, config = _settled(found, {**own, "seed": seed}, site, clients, read)
+        with _quiet():
+            run = run_cohort(config, rehearsed=found.schema.num_classes > 1)
+        made, its = _described(run, found, read, site, compared=False)
+        figures.append(figure(made.outcome, its))
+    figures = [one if one is not None and math.isfinite(one) else None for one in figures]
+    known = [one for one in figures if one is not None]
+    error = float(np.std(known, ddof=1) / math.sqrt(len(known))) if len(known) > 1 else None
+    mean = float(np.mean(known)) if known else None
+    return SeveralSeeds(seeds=list(range(start, start + count)), figures=figures, mean=mean, standard_error=error)
+
+
+def _with_seeds(made: RunResult, seeds: SeveralSeeds) -> RunResult:
+    rehearsal = made.outcome.rehearsal
+    if rehearsal is None or made.table is None:
+        return made
+    outcome = made.outcome.model_copy(update={"rehearsal": rehearsal.model_copy(update={"seeds": seeds})})
+    return _with(made, outcome, made.table)
 
 
 def _with_option(option: str) -> str:
@@ -373,9 +430,11 @@ def _is_better(one: Outcome, of: FittedTable, other: Outcome, table: FittedTable
     return figure(one, of) > figure(other, table) + chance * (-1.0 if more_often else 1.0)
 
 
-def _settled(found: ReadTable, own: dict[str, Value], site: str, clients: int) -> tuple[ReadRows, RunConfig]:
-    """Return the rows that fit, and the configuration of a run on them, some held out."""
-    read = found.read(site)
+def _settled(
+    found: ReadTable, own: dict[str, Value], site: str, clients: int, read: ReadRows | None = None
+) -> tuple[ReadRows, RunConfig]:
+    """Return the rows that fit, ``read`` already or now, and the configuration of a run on them, some held out."""
+    read = found.read(site) if read is None else read
     many = len(read.sites) or clients or CLIENTS
     seed = int(own.get("seed", 1))
     dataset = held_out(read, found.schema, HELD_OUT_SHARE, seed)
@@ -462,7 +521,7 @@ def _described(
     if not compared:
         return made, described
     with _quiet():
-        figures: dict[str, Any] = {"alone": made.alone, "rehearsal": _rehearsal(made, found, read)}
+        figures: dict[str, Any] = {"alone": made.alone, "rehearsal": _rehearsal(result, found, read)}
     return _with(made, made.outcome.model_copy(update=figures), described), described
 
 
@@ -472,7 +531,21 @@ def _rehearsal(result: RunResult, found: ReadTable, read: ReadRows) -> Rehearsal
     dataset = held_out(read, found.schema, HELD_OUT_SHARE, seed)
     _, test = split_rows(read, HELD_OUT_SHARE, seed)
     test_sites = None if read.client_of is None else read.client_of[test]
+    data = result.experiment.data  # as the model takes them: a result without its table takes no cells
+    predicted, labels = result.model.scores(data.test_features), data.test_labels
+    sites: dict[str, Scores] = {}
+    for number, name in enumerate(read.sites if test_sites is not None else ()):
+        own = test_sites == number
+        if own.any():
+            sites[name] = scores_of(predicted[own], labels[own])
+    confusion = np.zeros((classes, classes), np.int64)
+    if classes > 1:
+        np.add.at(confusion, (labels, predicted.argmax(axis=1)), 1)
     return Rehearsal(
+        sites=sites,
+        confusion=confusion.tolist() if classes > 1 else None,
+        classes=[str(one) for one in found.schema.label.names] if classes > 1 else [],
+        macro_auc=one_against_others(predicted, labels) if classes > _TWO else None,
         note=NOTE,
         measure="r2" if classes == 1 else "auc" if classes == _TWO else "accuracy",
         baselines=baselines(dataset),
@@ -589,7 +662,9 @@ def shown_figure(of: Outcome | Alone | Scores, table: FittedTable) -> str:
         return f"R2 {value:.3f}"
     if table.schema.num_classes == _TWO:
         return f"AUC {value:.3f} (accuracy {100 * (of.accuracy or 0.0):.1f} %)"
-    return f"{100 * value:.1f} %"
+    rehearsal = of.rehearsal if isinstance(of, Outcome) else None
+    area = None if rehearsal is None else rehearsal.macro_auc
+    return f"{100 * value:.1f} %" + ("" if area is None else f" (macro AUC {area:.3f})")
 
 
 def _short_figure(of: Outcome | Alone | Scores, table: FittedTable) -> str:
@@ -629,6 +704,7 @@ def _fit_summary(result: RunResult, table: FittedTable, folder: Path | None) -> 
         *_to_check(table),
         ("method", f"{_method(result)}{', chosen by rehearsal' if outcome.chosen_by else ''}"),
         ("model", f"{shown_figure(outcome, table)} on the rows held out{table.also}"),
+        *_several_rows(outcome, table),
         *[("private", one.sentence) for one in (outcome.private_evaluation,) if one is not None and one.sentence],
         ("beside", _beside(outcome, table)),
         *[("warning", words) for words in outcome.warnings[:1]],
@@ -638,6 +714,30 @@ def _fit_summary(result: RunResult, table: FittedTable, folder: Path | None) -> 
         ("next", f"for use: {review}fit it --real{_of_owners(table)}, or give each site a node"),
     ]
     return _verdict(outcome, table), rows
+
+
+def _several_rows(outcome: Outcome, table: FittedTable) -> list[tuple[str, str]]:
+    """Return the figures of several seeds and of single sites, if there are any."""
+    rehearsal, rows = outcome.rehearsal, []
+    if rehearsal is None:
+        return []
+    named = {"auc": "AUC ", "r2": "R2 "}.get(rehearsal.measure, "accuracy ")
+    several = rehearsal.seeds
+    if several is not None and several.mean is not None:
+        error = "" if several.standard_error is None else f", standard error {several.standard_error:.3f}"
+        rows.append(("seeds", f"{named}{several.mean:.3f} on average of {len(several.seeds)} seeds{error}"))
+    known = [(value, name) for name, one in rehearsal.sites.items() if (value := _of_site(one, table)) is not None]
+    mean = float(np.mean([value for value, _ in known])) if known else 0.0
+    if known and min(known)[0] < mean - _FAR_BEHIND:  # the report has all of them
+        (low, worst), (high, best) = min(known), max(known)
+        rows.append(("by site", f"{named}{mean:.3f} on average, {low:.3f} at {worst!r}, {high:.3f} at {best!r}"))
+    return rows
+
+
+def _of_site(scores: Scores, table: FittedTable) -> float | None:
+    """Return what a model is judged by on a site's rows; None where they are of one class, or alike."""
+    classes = table.schema.num_classes
+    return scores.r2 if classes == 1 else scores.auc if classes == _TWO else scores.accuracy
 
 
 def _persons(table: FittedTable) -> str:

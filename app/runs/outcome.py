@@ -240,6 +240,7 @@ class Scores(_Part):
         "without classes, or where no class has rows on both sides."
     )
     loss: float | None = _or_null("Mean squared error of scaled numbers; null of classes.")
+    r2: float | None = _or_null("R^2 on these rows; null of classes, and where they do not differ.")
     rows: int = _count("Held-out rows behind it.")
 
 
@@ -255,6 +256,15 @@ class Baselines(_Part):
     boosted: Scores | None = None
 
 
+class SeveralSeeds(_Part):
+    """Rehearsals that differ in their seed alone: each has its own rows held out, start and noise. Not private."""
+
+    seeds: list[int] = _said("Their seeds.")
+    figures: list[float | None] = _said("What the model of each is judged by: `measure`.")
+    mean: float | None = _or_null("Mean of the figures.")
+    standard_error: float | None = _or_null("Standard error of the mean: it is too small, because they share rows.")
+
+
 class Rehearsal(_Part):
     """Further figures of a rehearsal of `murmurfl fit`, from rows that it saw: not private. Left out of other runs."""
 
@@ -263,6 +273,15 @@ class Rehearsal(_Part):
     baselines: Baselines | None = None
     alone_on_own: Scores | None = None
     alternatives: dict[str, Scores] = _said("Other options that were rehearsed on the same rows.", default={})
+    seeds: SeveralSeeds | None = None
+    sites: dict[str, Scores] = _said("Scores of the model on each site's held-out rows, by its name.", default={})
+    confusion: list[list[int]] | None = _or_null(
+        "Held-out rows by class (lists) and predicted class (entries), as `classes` orders them; null of numbers."
+    )
+    classes: list[str] = _said("Names of the classes; empty of numbers.", default=[])
+    macro_auc: float | None = _or_null(
+        "Of more than two classes, the mean over classes of the AUC of one against all others; else null."
+    )
 
 
 class Online(_Part):
