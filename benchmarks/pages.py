@@ -53,6 +53,7 @@ from . import (
     picture,
     profile,
     ray,
+    rivals,
     scale,
     situations,
     stragglers,
@@ -60,6 +61,7 @@ from . import (
     tables,
     workers,
 )
+from .judged_tables import REGRESSION
 from .peers import in_process
 from .peers import run as peers
 from .unmeasured import is_missing, shown
@@ -468,7 +470,11 @@ BLOCKS = {
         "portions": lambda: drift.table(json.loads(drift.DEFAULT.read_text()), moving=False),
         "drift": lambda: drift.table(json.loads(drift.DEFAULT.read_text())),
     },
-    "docs/tables.md": {"tables": lambda: tables.shown(json.loads(tables.DEFAULT.read_text()))},
+    "docs/tables.md": {
+        "tables": lambda: tables.shown(json.loads(tables.DEFAULT.read_text())),
+        "rivals": lambda: rivals.shown(document("rivals")),
+        "rivals-gaps": lambda: rivals.gaps(document("rivals"), [*REGRESSION]),
+    },
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/tuning.md": {
         "bounded-step": bounded_steps,

@@ -61,6 +61,8 @@ Settings = dict[str, Any]
 WITHOUT_PRIVACY: dict[str, Settings] = {
     name: {"sites": SITES} for name in ("HGB", "linear", "EBM", "additive", "alone")
 }
+BEST_OF = ("HGB", "linear", "EBM")
+"""Models without privacy that gaps are measured from."""
 TRUSTS: dict[str, Settings] = {
     "untrusted": {"trust": "untrusted-server", "clients": SITES},
     "sums": {"trust": "secure-aggregation", "clients": SITES},
@@ -389,8 +391,7 @@ def gaps(document: Mapping[str, Any], names: Sequence[str]) -> str:
         "|---|---|---|---|---|",
     ]
     tables = {name: one["scores"] for name, one in document.get("tables", {}).items() if name in names}
-    known = {"HGB", "linear", "EBM"}
-    tables = {name: one for name, one in tables.items() if not TABLES[name].is_regression and known & one.keys()}
+    tables = {name: one for name, one in tables.items() if not TABLES[name].is_regression and {*BEST_OF} & one.keys()}
     for column in (*(f"{when}, {trust}" for when in PRODUCT for trust in TRUSTS), *RIVALS):
         cells, counted = [], 0
         for epsilon in EPSILONS:
@@ -404,8 +405,10 @@ def gaps(document: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _gap(scores: Mapping[str, Mapping[str, float]], column: str) -> float:
-    best = max(fmean(scores[one].values()) for one in ("HGB", "linear", "EBM") if one in scores)
-    return best - fmean(scores[column].values())
+    """Return the mean distance, over the splits that both have, to the best model without privacy."""
+    own = scores[column]
+    found = [[scores[one][seed] - own[seed] for seed in own if seed in scores[one]] for one in BEST_OF if one in scores]
+    return max((fmean(one) for one in found if one), default=0.0)
 
 
 def leads(document: Mapping[str, Any], names: Sequence[str]) -> str:
