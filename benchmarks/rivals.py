@@ -360,7 +360,7 @@ def shown(document: Mapping[str, Any], names: Sequence[str] = ()) -> str:
         for one in private
         if any(f"{one}, {epsilon:g}" in t["scores"] for t in tables.values() for epsilon in EPSILONS)
     ]
-    heads = ["table (rows, columns)", "epsilon", *WITHOUT_PRIVACY, *private, f"seconds: {', '.join(TIMED)}"]
+    heads = ["table (rows, columns)", "epsilon", *WITHOUT_PRIVACY, *private, f"seconds: {' / '.join(TIMED)}"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name in (one for one in TABLES if one in tables):
         made = tables[name]
@@ -370,7 +370,7 @@ def shown(document: Mapping[str, Any], names: Sequence[str] = ()) -> str:
             columns = [f"{one}, {epsilon:g}" for one in private]
             cells += [_mean_of(made["scores"].get(one, {})) for one in columns]
             took = [made["seconds"].get(one if one in WITHOUT_PRIVACY else f"{one}, {epsilon:g}") for one in TIMED]
-            cells.append(", ".join(f"{fmean(one.values()):.0f}" if one else "-" for one in took))
+            cells.append(" / ".join(f"{fmean(one.values()):.0f}" if one else "-" for one in took))
             what = f"{name} ({made['rows']:,}, {made['columns']})" if first else ""
             lines.append(f"| {' | '.join([what, f'{epsilon:g}', *cells])} |")
     return "\n".join(lines)

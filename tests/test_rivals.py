@@ -77,7 +77,7 @@ def test_means_of_splits_are_shown_with_their_errors():
     made["seconds"]["diffprivlib, 2"] = {"1": 3.0}
     first, second, _ = rivals.shown({"tables": {"heart": made}}).splitlines()[2:]
     assert first.startswith("| heart (1,000, 5) | 0.5 | 81.0 ± 1.0 |")
-    assert second.endswith("| 70.0 | 1, -, -, - |")
+    assert second.endswith("| 70.0 | 1 / - / - / - |")
 
 
 def test_a_gap_is_that_to_the_best_without_privacy():
