@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .queries import Counting as Counting
     from .queries import Evaluation as Evaluation
     from .queries import EvaluationShare as EvaluationShare
+    from .queries import Knots as Knots
     from .queries import RecordQuery as RecordQuery
     from .records.client_records import OwnedSamples as OwnedSamples
     from .records.client_records import OwnerGradients as OwnerGradients

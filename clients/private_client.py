@@ -218,8 +218,11 @@ class PrivateClient(NumPyClient):
         samples, owners = self.samples, policy.samples_per_owner
         fits = getattr(samples, "fits", None)
         vouched = rows_unmixed(self.gradients) and type(self).contribution is PrivateClient.contribution
-        if vouched and getattr(samples, "stands_in", False) and self.giver is None and not owners:
+        vouched = vouched and (self.giver is None or self.giver.asked.rows_unmixed)
+        if vouched and getattr(samples, "stands_in", False) and not owners:
             self.privatizer.fits, self.privatizer.together = fits, True
+            if self.giver is not None:
+                self.giver.privatizer.fits, self.giver.privatizer.together = fits, True
         if keys.simulated and fits is not None and not owners and not fits.all():
             fitting = [part.privatizer for part in self.parts.values() if not part.asked.counts_invalid_records]
             for privatizer in (self.privatizer, *fitting):

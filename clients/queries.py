@@ -22,6 +22,7 @@ from ..privacy.ledger.ledger_records import Ledger
 from ..privacy.noise import NoiseKeys
 from ..privacy.queries import QUERIES
 from ..privacy.queries.evaluation import EVALUATION_SHARE, SCORES_SHARE, EvaluationRows, Measured, evaluation_policy
+from ..privacy.queries.knots import KnotRows
 from ..privacy.queries.mean_of_features import CENTRING_CONSTANT, MeanRows, centred
 from ..privacy.queries.query import Query, divided_mu
 from ..privacy.queries.statistics import StatisticsRows
@@ -89,6 +90,8 @@ class ClientQuery:
     """Name of it in configuration."""
     unable: ClassVar[str] = "it releases nothing beside its training"
     """Reason for which some kinds of clients cannot answer."""
+    rows_unmixed: ClassVar[bool] = False
+    """Whether no bit of a sample that :meth:`seen` returns depends on the others of its batch, and it never fails."""
     counts_invalid_records: ClassVar[bool] = False
     """Whether records that do not fit the model have a row all the same."""
 
@@ -244,6 +247,75 @@ class Centring(ClientQuery):
         if isinstance(batch, tuple):
             return (centred(batch[0], public, self.constant), *batch[1:])
         return centred(batch, public, self.constant)
+
+
+@dataclass(frozen=True)
+class Knots(ClientQuery):
+    """Configures a client to release counts for the knots of its columns, and to make additive features of knots.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        Policy of the release (:func:`~murmurfl.privacy.statistics_policy`), on the same budget as the client's other
+        policy.
+    asked : KnotRows
+        What is counted (:func:`~murmurfl.clients.records.places.additive_rows`). The client's samples are values of
+        records as :meth:`~murmurfl.clients.Schema.of_values` reads them.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy the release is mu-GDP for replacement of one sample (of all
+    samples of one owner by others, where the policy has samples_per_owner). Features that a client makes depend on one
+    sample and the knots alone, whoever made the knots.
+    Proof: docs/proofs/sensitivities.md.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import CountedColumn, KnotRows, statistics_policy
+    >>> asked = KnotRows((CountedColumn("age", bounds=(0.0, 120.0)),), knots=4)
+    >>> Knots(statistics_policy(mu=0.5), asked).input_width
+    5
+    """
+
+    option: ClassVar[str] = "knots"
+    unable: ClassVar[str] = "it cannot make features of knots"
+    rows_unmixed: ClassVar[bool] = True
+
+    policy: PrivacyPolicy
+    asked: KnotRows
+
+    def __post_init__(self) -> None:
+        self.query.check_policy(self.policy)
+
+    @property
+    def query(self) -> KnotRows:
+        """Query that is asked."""
+        return self.asked
+
+    @property
+    def input_width(self) -> int:
+        """Number of values in later requests: the rank share and the knots."""
+        return self.asked.input_width
+
+    def read_input(self, content: Any) -> PublicInput:
+        """Read the knots of a later request, or refuse them."""
+        values = super().read_input(content)
+        try:
+            return self.asked.checked(values)
+        except ConfigurationError as error:
+            raise malformed(f"knots: {error}") from None
+
+    def seen(self, batch: Any, public: PublicInput) -> Any:
+        """Return a batch of samples, an array or a tuple that begins with their values, as additive features.
+
+        Notes
+        -----
+        **Formal guarantees.** Sample i of it depends on sample i of the batch and on the knots alone.
+        """
+        if not isinstance(batch, tuple):
+            return self.asked.features(batch, public)
+        values, labels, *rest = batch
+        return (self.asked.features(values, public), self.asked.scaled(labels, public), *rest)
 
 
 @dataclass(frozen=True)

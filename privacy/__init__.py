@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from .queries.evaluation import EvaluationRows as EvaluationRows
     from .queries.evaluation import Measured as Measured
     from .queries.evaluation import evaluation_policy as evaluation_policy
+    from .queries.knots import KnotRows as KnotRows
     from .queries.mean_of_features import CENTRING_CONSTANT as CENTRING_CONSTANT
     from .queries.mean_of_features import CENTRING_SHARE as CENTRING_SHARE
     from .queries.mean_of_features import centred as centred

@@ -51,12 +51,15 @@ PERMIT = "permit"  # of the session's owner (:mod:`.permits`), for clients and h
 
 # What a training request is for, where it is not for the strategy's own releases
 # (:mod:`~murmurfl.privacy.queries.evaluation`), and the mean of the features that a client is to see its samples
-# from (:mod:`~murmurfl.privacy.queries.mean_of_features`): k float32 values, little endian.
+# from (:mod:`~murmurfl.privacy.queries.mean_of_features`): k float32 values, little endian. Likewise the knots of an
+# additive model (:mod:`~murmurfl.privacy.queries.knots`), float64.
 RELEASE_OF = "of"
 OF_MEAN = "mean"
+OF_KNOTS = "knots"
 OF_EVALUATION = "evaluation"
 OF_STATISTICS = "statistics"
 CENTRE = "centre"
+KNOTS = "knots"
 
 # What a client's noise mod tells its own ClientApp, beside the request's entries.
 PART = "part"

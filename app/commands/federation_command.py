@@ -553,6 +553,7 @@ def permit(
         str, typer.Option(help="The bundle it is for (`murmurfl owner bundle`); default any.", show_default=False)
     ] = "",
     mean: Annotated[bool, typer.Option("--mean", help="Also for the mean of the features.")] = False,
+    knots: Annotated[bool, typer.Option("--knots", help="Also for the knots of an additive model.")] = False,
     evaluation: Annotated[bool, typer.Option("--evaluation", help="Also for the private evaluation.")] = False,
     renew: Annotated[
         str, typer.Option(help="A permit of this key's, whose sessions and bundle it is for again.", show_default=False)
@@ -562,10 +563,10 @@ def permit(
     ] = None,
 ) -> None:
     """Sign a permit for one run: one line, the run key `permit`."""
-    from ..methods.queries import EVALUATION, MEAN, part_session
+    from ..methods.queries import EVALUATION, KNOTS, MEAN, part_session
 
     with failing_clearly():
-        if renew and (session or bundle or mean or evaluation):
+        if renew and (session or bundle or mean or knots or evaluation):
             raise ConfigurationError(
                 "Expected --renew alone: it takes sessions and bundle from the permit.", kind="conflict"
             )
@@ -577,7 +578,7 @@ def permit(
             sessions, bundle = old.sessions, old.bundle
         else:
             name = session or secrets.token_hex(16)
-            parts = [MEAN] * mean + [EVALUATION] * evaluation
+            parts = [MEAN] * mean + [KNOTS] * knots + [EVALUATION] * evaluation
             sessions = (name, *(part_session(name, part) for part in parts))
         if not 0 < days <= 3660:
             raise ConfigurationError(

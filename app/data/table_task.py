@@ -22,7 +22,7 @@ from ...privacy.accounting.guarantee import rounded_up
 from ...privacy.errors import ConfigurationError, InvalidRecordError
 from ...privacy.noise import derived_seed
 from ..settings.registry import registry
-from ..settings.run_config import RunConfig
+from ..settings.run_config import RunConfig, is_additive
 from .task import Dataset, Task
 
 _FEWEST_ROWS, _FEWEST_CLASSES = 10, 2
@@ -131,7 +131,7 @@ class ReadTable:
             whose = [self.schema.owner_of(self.rows[int(i)]) for i in kept]
             owner_of = np.unique(whose, return_inverse=True)[1].astype(np.int64).ravel()
         return ReadRows(
-            np.asarray(inputs, np.float32)[kept],
+            np.asarray(inputs)[kept],
             labels[kept],
             names,
             client_of,
@@ -191,9 +191,9 @@ _FEWEST_PERSONS, _FEWEST_ROWS_EACH, _MOST_ROWS_EACH = 20, 1.02, 100
 
 @dataclass(frozen=True)
 class ReadRows:
-    """Rows as a model takes them."""
+    """Rows as a model takes them: float32, or float64 for values of columns (:meth:`Schema.of_values`)."""
 
-    features: NDArray[np.float32]
+    features: NDArray[np.floating]
     labels: NDArray[Any]
     sites: tuple[str, ...]
     client_of: NDArray[np.int64] | None
@@ -317,8 +317,9 @@ class FittedTable:
 class TableTask(Task):
     """A table in this process: a rehearsal on one computer.
 
-    Of a regression labels are scaled from the schema's bounds to [-1, 1], and features have a constant. Without
-    ``is_tested`` the data set is nobody's, and nothing is measured on it.
+    Of a regression labels are scaled from the schema's bounds to [-1, 1], and features have a constant. For an additive
+    model the schema's inputs are values, and labels stay as they are. Without ``is_tested`` the data set is nobody's,
+    and nothing is measured on it.
     """
 
     reads = frozenset()
@@ -329,8 +330,9 @@ class TableTask(Task):
         for array in (dataset.train_features, dataset.train_labels, dataset.test_features, dataset.client_of):
             digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
         self.name = f"table:{digest.hexdigest()[:12]}"
-        self.constant = schema.num_classes == 1
-        self.feature_bound = schema.norm_bound if schema.num_classes > 1 else float(np.hypot(schema.norm_bound, 1.0))
+        self.schema = schema if schema.inputs_are == "values" else None
+        self.constant = schema.num_classes == 1 and self.schema is None
+        self.feature_bound = float(np.hypot(schema.norm_bound, 1.0)) if self.constant else schema.norm_bound
         self._dataset, self.is_tested = dataset, is_tested
         registry("task").give(self.name, self)
 
@@ -352,7 +354,7 @@ class SchemaTask(Task):
         The path of the schema's file; empty for a name in this process.
     """
 
-    reads = frozenset({"num_clients", "training_samples"})
+    reads = frozenset({"num_clients", "training_samples", "model"})
     has_records = False
     sentence = "records of a schema, on real clients alone"
 
@@ -388,7 +390,8 @@ class SchemaTask(Task):
                 setting="training-samples",
                 got=config.training_samples,
             )
-        return of_nobody(config.training_samples, self._records.num_features, self._records.num_classes)
+        read = self._records.of_values() if is_additive(config) else self._records
+        return of_nobody(config.training_samples, read.num_features, read.num_classes)
 
 
 def of_nobody(count: int, width: int, classes: int) -> Dataset:
@@ -441,16 +444,27 @@ def split_rows(rows: ReadRows, share: float, seed: int) -> tuple[NDArray[np.int6
     return np.flatnonzero(~test), np.flatnonzero(test)
 
 
-def model_inputs(features: NDArray[np.float32], schema: Schema) -> NDArray[np.float32]:
-    """Features as the model takes them: of a regression with a constant."""
-    if schema.num_classes > 1:
+def read_for(schema: Schema, settings: Mapping[str, object]) -> Schema:
+    """Return the schema by which rows are read for the model of run-config settings (:meth:`Schema.of_values`).
+
+    Notes
+    -----
+    **Formal guarantees.** A row is read by itself, by either schema.
+    """
+    model = registry("model")[str(settings.get("model", RunConfig.model))]
+    return schema.of_values() if model.takes_knots else schema
+
+
+def model_inputs(features: NDArray[np.floating], schema: Schema) -> NDArray[Any]:
+    """Features as the model takes them: of a regression with a constant; values of columns as they are."""
+    if schema.num_classes > 1 or schema.inputs_are == "values":
         return features
     return np.concatenate([features, np.ones((len(features), 1), np.float32)], axis=1)
 
 
 def scaled_labels(labels: NDArray[Any], schema: Schema) -> NDArray[Any]:
-    """Class numbers as they are; a regression's numbers from the schema's bounds to [-1, 1]."""
-    if schema.num_classes > 1:
+    """Class numbers as they are; a regression's numbers from the schema's bounds to [-1, 1], unless for knots."""
+    if schema.num_classes > 1 or schema.inputs_are == "values":
         return labels
     if schema.label.bounds is None:
         raise ConfigurationError(

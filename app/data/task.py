@@ -137,7 +137,8 @@ class Task(Named, ABC):
     is_tested : bool
         Whether the test set has records; otherwise nothing is measured on it.
     schema : Schema, optional
-        What a record is, for a task whose models are saved with it.
+        What a record is, for a task whose models are saved with it. If its inputs are values, for an additive model,
+        the data are float64, and as long as values are.
     regularizer, regularizer_strength : str, float
         psi of ``shuffled`` and its lambda or radius.
     tuned : mapping of str to Tuned

@@ -28,7 +28,7 @@ from ...strategies.full_batch import FullBatch, TrustedFullBatch
 from ...strategies.one_shot import OneShot
 from ...strategies.rounds.sampling import most_requests
 from ...strategies.rounds.strategy import ReleaseStrategy
-from ..models.model import Model
+from ..models.model import Model, Recipe
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
 from .method import BOUNDING, Method, bounding
@@ -43,6 +43,7 @@ from .presets import (
     usual_squared_norm,
     wanted_mu,
 )
+from .queries import additive_strength
 
 QUANTILE = frozenset({"clipping.quantile", "clipping.quantile-share"})
 """The keys of a clip that follows the gradients."""
@@ -152,6 +153,8 @@ class FullBatchMethod(Method, algorithm="full-batch"):
 
     def usual_rounds(self, config: RunConfig, sizes: Sequence[int], model: Model) -> int:
         """Return the preset's T."""
+        if recipe := self._recipe(config, model, sizes):
+            return recipe.rounds
         if not has_table(config):
             return round(_scaled(model, self.noise(config, model, sizes)).rounds)
         # Noise is as long as the root of the number of values, and a gradient is not.
@@ -164,6 +167,10 @@ class FullBatchMethod(Method, algorithm="full-batch"):
         return 1
 
     def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
+        if recipe := self._recipe(config, model, sizes):
+            values = scaled(Scale(recipe.clip, recipe.travel), usual_norm(config, model))
+            own = {"sampling": "balanced", "momentum": recipe.momentum}
+            return Descent(values.clip_norm, values.learning_rate, math.inf, **own)
         if not has_table(config):
             found, bound = _scaled(model, self.noise(config, model, sizes)), usual_norm(config, model)
             travel = min(found.travel, _FARTHEST * num_rounds, max(_MOST_TRAVEL, _STEADY * num_rounds))
@@ -183,6 +190,12 @@ class FullBatchMethod(Method, algorithm="full-batch"):
             sampling="balanced",
             momentum=row.momentum,
         )
+
+    def _recipe(self, config: RunConfig, model: Model, sizes: Sequence[int]) -> Recipe | None:
+        """Return the constants that a model brings itself."""
+        samples_times_mu = self.noise_mu(config, sizes) * _SAMPLES_PER_ROOT_OF_CLIENTS
+        strength = additive_strength(config, samples_times_mu)
+        return registry("model")[config.model].recipe(model.num_classes, strength)
 
     def noise_mu(self, config: RunConfig, sizes: Sequence[int]) -> float:
         """Return the mu at which the table's samples and clients have as much noise in a mean gradient as these."""

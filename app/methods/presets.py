@@ -24,7 +24,7 @@ from ..data.partition import shard_sizes
 from ..data.task import SYNTHETIC_FEATURE_BOUND, Dataset, Shard, Task, Tuned
 from ..models.model import Model
 from ..settings.registry import registry
-from ..settings.run_config import SECURE, RunConfig, helper_names, is_centred
+from ..settings.run_config import SECURE, RunConfig, helper_names, is_additive, is_centred
 from .queries import RUN_QUERIES, shares, trained_config, trained_samples
 
 _FOR_EVER = 2**31
@@ -103,10 +103,26 @@ class ResolvedRun:
         """Return the session's name of a query, in simulation."""
         return hashlib.sha256(f"{name}, seed {self.config.seed}".encode()).hexdigest()[:32]
 
+    @property
+    def trained_on(self) -> int:
+        """Samples that all clients train on."""
+        return sum(self.sizes)
+
+    @property
+    def sum_mu(self) -> float:
+        """The mu of the noise in a sum over all clients, however much of it each of them adds."""
+        trusted = registry("strategy")[self.config.strategy].trusted
+        return wanted_mu(self.config) / (1.0 if trusted else math.sqrt(self.config.asked_per_round))
+
     @cached_property
     def is_centred(self) -> bool:
         """Whether clients release the mean of their features first."""
         return is_centred(self.config)
+
+    @property
+    def trains_on_values(self) -> bool:
+        """Whether samples are values of a table's columns, of which clients make additive features."""
+        return is_additive(self.config)
 
     @cached_property
     def trained(self) -> ResolvedRun:
@@ -200,7 +216,8 @@ def the_task(config: RunConfig) -> Task:
 
 def feature_bound(config: RunConfig) -> float:
     """R of the linear models, a public bound on a sample's norm: the configuration's, the task's, or the usual one."""
-    return config.feature_bound or the_task(config).feature_bound or SYNTHETIC_FEATURE_BOUND
+    bound = config.feature_bound or the_task(config).feature_bound or SYNTHETIC_FEATURE_BOUND
+    return math.hypot(bound, 1.0) if is_additive(config) else bound  # its features end with a constant
 
 
 def wanted_mu(config: RunConfig) -> float:

@@ -22,13 +22,15 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from ...clients.queries import Centring, ClientQuery, Evaluation, held_out_samples
+from ...clients.queries import Centring, ClientQuery, Evaluation, Knots, held_out_samples
+from ...clients.records.places import additive_rows
 from ...privacy.accounting.loss import Loss
 from ...privacy.accounting.noise_plan import NoisePlan
 from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.noise import SimulatedKeys
 from ...privacy.permits import read_permit
 from ...privacy.queries.evaluation import EVALUATION_FIGURES, EvaluationRows, Measured, evaluation_policy
+from ...privacy.queries.knots import KnotRows
 from ...privacy.queries.mean_of_features import MeanRows, centring_policy
 from ...privacy.queries.query import divided_mu
 from ...privacy.release.policy import NO_NOISE, PrivacyPolicy
@@ -39,15 +41,15 @@ from ...strategies.rounds.strategy import ReleaseStrategy
 from ...strategies.sums.secure_aggregation import SecureAggregation
 from ..data.partition import shard_sizes
 from ..data.task import Dataset, Shard
-from ..models.model import CENTRE_ARRAY, CONSTANT_ARRAY, Model
+from ..models.model import CENTRE_ARRAY, CONSTANT_ARRAY, KNOTS_ARRAY, Model
 from ..settings.registry import registry
-from ..settings.run_config import RunConfig, is_centred
+from ..settings.run_config import RunConfig, is_additive, is_centred
 
 logger = logging.getLogger("flwr")
 
 Asked = TypeVar("Asked", bound=ClientQuery)
 
-MEAN, EVALUATION = MeanRows.name, EvaluationRows.name
+MEAN, KNOTS, EVALUATION = MeanRows.name, KnotRows.name, EvaluationRows.name
 """Suffixes of the sessions of queries, after the training's name."""
 
 
@@ -193,6 +195,26 @@ def make_centring(
     return Centring(own, num_features)
 
 
+def make_knots(policy: PrivacyPolicy, rows: KnotRows, *, mu: float, share: float) -> Knots:
+    """Return a client's half of the knots.
+
+    Parameters
+    ----------
+    policy : PrivacyPolicy
+        The training's.
+    mu : float
+        Mu of the training with all its queries.
+    share : float
+        Share of mu^2 that the query takes.
+
+    Notes
+    -----
+    **Formal guarantees.** Under the trust of its policy the release of the counts is mu-GDP for replacement of one
+    sample (of all samples of an owner, where the policy has samples_per_owner); it takes every sample.
+    """
+    return Knots(rows.policy(divided_mu(mu, share)[0], **fields_beside(policy)), rows)
+
+
 def make_evaluation(
     policy: PrivacyPolicy, model: Model, *, mu: float, share: float, bins: int, held_out: int
 ) -> Evaluation:
@@ -294,6 +316,16 @@ class QueriedProblem(Protocol):
     @property
     def shards(self) -> Sequence[Shard]:
         """The samples of each client."""
+        ...
+
+    @property
+    def trained_on(self) -> int:
+        """Samples that all clients train on."""
+        ...
+
+    @property
+    def sum_mu(self) -> float:
+        """The mu of the noise in a sum over all clients."""
         ...
 
     def query_session(self, name: str) -> str:
@@ -573,6 +605,97 @@ class MeanOfRun(RunQuery[Centring]):
         return {**self.recorded, "constant": self.constant, **counts}
 
 
+def knot_rows(config: RunConfig, rank_share: float = 0.0) -> KnotRows | None:
+    """Return the query of the knots of a run with an additive model; None with another model.
+
+    Raises ConfigurationError if the task is no table.
+
+    Notes
+    -----
+    **Formal guarantees.** Its rows depend on one record each (:func:`~murmurfl.clients.records.places.additive_rows`).
+    """
+    if not is_additive(config):
+        return None
+    schema = registry("task")[config.task].schema
+    if schema is None:
+        raise ConfigurationError(
+            f"Expected a table for model = {config.model!r}, whose columns have curves, got task = {config.task!r}.",
+            kind="conflict",
+            setting="model",
+        )
+    return additive_rows(schema, config.knots, rank_share)
+
+
+def additive_strength(config: RunConfig, samples_times_mu: float) -> float:
+    """Return samples times the mu of a sum, over the root of an additive model's columns: what its constants follow.
+
+    A category counts as many columns as it has values.
+    """
+    rows = knot_rows(config)
+    columns = 1 if rows is None else sum(len(one.values) or 1 for one in rows.columns)
+    return samples_times_mu / math.sqrt(columns)
+
+
+_RANK_ALONE, _MOSTLY_RANK = 120.0, 500.0
+"""Samples times mu, over the root of the columns, below which the rank is all, or most, of an additive model."""
+
+
+class KnotsOfRun(RunQuery[Knots]):
+    """The counts for the knots of an additive model, which clients release before the training."""
+
+    name: ClassVar[str] = KNOTS
+    says: ClassVar[str] = "the counts for the knots of the columns"
+    off: ClassVar[str] = "model=softmax"
+    before: ClassVar[bool] = True
+
+    @staticmethod
+    def share_of(config: RunConfig) -> float:
+        """Return the share of mu^2 of an additive model's knots."""
+        return config.knots_share if is_additive(config) else 0.0
+
+    @staticmethod
+    def node_settings(config: RunConfig) -> dict[str, Any]:
+        """Return settings of an additive model in an operator's file."""
+        if not is_additive(config):
+            return {}
+        return {"model.knots": config.knots, "model.knots-share": config.knots_share}
+
+    def client_query(self, policy: PrivacyPolicy, samples: int) -> Knots:
+        """Return how a client counts for the knots of its columns."""
+        rows = knot_rows(self.problem.config, self.rank_share)
+        if rows is None:
+            raise ConfigurationError("Expected an additive model for knots, got another.", kind="conflict")
+        return make_knots(policy, rows, mu=self.problem.config.mu, share=self.share)
+
+    @property
+    def rank_share(self) -> float:
+        """The share of the rank, as set or as noise and sizes want it (docs/tuning.md)."""
+        config = self.problem.config
+        if config.rank_share:
+            return config.rank_share
+        strength = additive_strength(config, self.problem.trained_on * self.problem.sum_mu)
+        return 1.0 if strength < _RANK_ALONE else 0.6 if strength < _MOSTLY_RANK else 0.3
+
+    def seen(self, data: Dataset, answer: Any) -> Dataset:
+        """Return data with a test set of additive features, and scaled labels for a regression."""
+        rows, data = self.largest.asked, super().seen(data, answer)
+        if rows.label is None:
+            return data
+        data = replace(data, test_labels=rows.scaled(data.test_labels, answer, bounded=False))
+        if self.problem.config.gradient_norm:
+            data = replace(data, train_labels=rows.scaled(data.train_labels, answer))
+        return data
+
+    def arrays(self, answer: NDArray[np.float64]) -> dict[str, Any]:
+        """Return the rank share and the knots of the model's features."""
+        return {KNOTS_ARRAY: answer}
+
+    def figures(self, outcome: QueryOutcome) -> dict[str, Any]:
+        """Return what a result says of the knots; its mu is by the run configuration."""
+        counts = {name: getattr(outcome.report, name) for name in ("asked", "aggregated", "samples")}
+        return {**self.recorded, "answer": np.asarray(outcome.answer).tolist(), **counts, "failure": None}
+
+
 class EvaluationOfRun(RunQuery[Evaluation]):
     """The private evaluation of the model, which clients release after the training."""
 
@@ -617,5 +740,5 @@ class EvaluationOfRun(RunQuery[Evaluation]):
         return {**self.recorded, **found, "failure": outcome.failure or None}
 
 
-RUN_QUERIES: dict[str, type[RunQuery[Any]]] = {kind.name: kind for kind in (MeanOfRun, EvaluationOfRun)}
+RUN_QUERIES: dict[str, type[RunQuery[Any]]] = {kind.name: kind for kind in (MeanOfRun, KnotsOfRun, EvaluationOfRun)}
 """Queries that runs may ask, in the order in which clients answer them."""

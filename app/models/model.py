@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ Batch = tuple[NDArray[Any], NDArray[Any]]
 
 CENTRE_ARRAY, CONSTANT_ARRAY = "centring.centre", "centring.constant"
 """Names of the centre and the constant in a saved model (:func:`murmurfl.privacy.centred`)."""
+KNOTS_ARRAY = "additive.knots"
+"""Name of the rank share and the knots in a saved model (:meth:`murmurfl.privacy.KnotRows.read`)."""
 
 SAMPLES_AT_A_TIME = 128
 """Samples whose gradients are in memory at a time, when all are averaged."""
@@ -124,6 +126,17 @@ def area_under_curve(scores: NDArray[np.floating], labels: NDArray[Any]) -> floa
     return float((rankdata(scores)[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))
 
 
+class Recipe(NamedTuple):
+    """Constants of full batches without dimension, for models that have some of their own (docs/tuning.md)."""
+
+    rounds: int
+    clip: float
+    """S / R."""
+    travel: float
+    """eta S R of one round."""
+    momentum: float
+
+
 class ModelKind(Named, ABC):
     """A model before its size is known, which is when the data are loaded.
 
@@ -135,11 +148,21 @@ class ModelKind(Named, ABC):
         Whether its loss is known to be convex.
     scores : bool
         Whether its predictions follow linear scores of the features, one a class.
+    takes_knots : bool
+        Whether it is trained on additive features of a table's columns (:class:`murmurfl.privacy.KnotRows`).
     """
 
     paper_constants: bool = False
     convex: bool = False
     scores: bool = False
+    takes_knots: bool = False
+
+    def recipe(self, num_classes: int, strength: float) -> Recipe | None:
+        """Return constants of its own for full batches; None for those that follow from the noise.
+
+        ``strength`` is samples times the mu of a sum, over the root of the columns.
+        """
+        return None
 
     def check(self, config: RunKeys) -> None:
         """Raise if this model cannot serve a run configuration."""

@@ -19,11 +19,13 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from ...clients.records.client_records import Rows, Table, table_file, table_rows
 from ...clients.records.drafting import document
+from ...clients.records.places import additive_rows
 from ...clients.records.schema import Schema
 from ...privacy.errors import ConfigurationError, InvalidRecordError
+from ...privacy.queries.knots import KnotRows
 from ...privacy.queries.mean_of_features import centred
 from . import make_model
-from .model import CENTRE_ARRAY, CONSTANT_ARRAY, Model
+from .model import CENTRE_ARRAY, CONSTANT_ARRAY, KNOTS_ARRAY, Model
 
 WEIGHTS, SCHEMA, CARD, CARD_TEXT = "weights.npz", "schema.toml", "card.json", "CARD.md"
 MODEL = "model"
@@ -64,7 +66,7 @@ class TrainedModel:
         names = [str(one) for one in self.schema.label.names]
         return np.array([int(one) for one in names]) if all(map(_is_whole, names)) else np.array(names)
 
-    def inputs(self, rows: Table | NDArray[Any]) -> NDArray[np.float32]:
+    def inputs(self, rows: Table | NDArray[Any]) -> NDArray[np.floating]:
         """Rows as the model takes them; NaN throughout where a row does not fit the schema.
 
         Parameters
@@ -73,7 +75,9 @@ class TrainedModel:
             An array has the columns in the schema's order; without a schema, the features that the model was trained
             on.
         """
-        if self.schema is None:
+        if self.schema is not None and KNOTS_ARRAY in self.arrays:
+            features = self._additive.features(_read(rows, self.schema.of_values()), self.arrays[KNOTS_ARRAY])
+        elif self.schema is None:
             features = np.asarray(rows, dtype=np.float32)
         else:
             features = _read(rows, self.schema)
@@ -165,14 +169,25 @@ class TrainedModel:
         schema = Schema.read_file(where / SCHEMA) if (where / SCHEMA).exists() else None
         return cls(**own, arrays=arrays, schema=schema, card=card)
 
+    @cached_property
+    def _additive(self) -> KnotRows:
+        """Query of the knots, with as many of them as it has."""
+        if self.schema is None:
+            raise ConfigurationError("Expected the schema of an additive model, got none.", kind="missing")
+        numbers = sum(column.bounds is not None for column in self.schema.columns.values())
+        knots = (len(self.arrays[KNOTS_ARRAY]) - 1 - 2 * (self.num_classes == 1)) // numbers
+        return additive_rows(self.schema, knots)
+
     def _number(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        if KNOTS_ARRAY in self.arrays:
+            return self._additive.unscaled(scores, self.arrays[KNOTS_ARRAY])
         if self.schema is None or self.schema.label.bounds is None:
             return scores
         low, high = self.schema.label.bounds
         return low + (np.clip(scores, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
 
 
-def _read(rows: Table | NDArray[Any], schema: Schema) -> NDArray[np.float32]:
+def _read(rows: Table | NDArray[Any], schema: Schema) -> NDArray[np.floating]:
     """Rows of a table without a label as numbers; NaN throughout where a row does not fit."""
     found: Rows | list[dict[str, Any]]
     if isinstance(rows, np.ndarray):
@@ -198,7 +213,8 @@ def _read(rows: Table | NDArray[Any], schema: Schema) -> NDArray[np.float32]:
         )
     label = schema.label.names[0] if schema.label.names else (schema.label.bounds or (0.0, 1.0))[0]
     of_nobody = {schema.label.column: label, **({schema.owner: "nobody"} if schema.owner else {})}
-    made = np.full((len(found), schema.num_features), np.nan, dtype=np.float32)
+    kind = np.float32 if schema.inputs_are == "scaled" else np.float64
+    made = np.full((len(found), schema.num_features), np.nan, dtype=kind)
     for number in range(len(found)):
         try:
             made[number] = schema.read({**found[number], **of_nobody}).inputs

@@ -31,6 +31,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 
 from ...privacy import protocol
 from ...privacy.errors import ConfigurationError, InvalidRecordError, MurmurflError
+from ...privacy.queries import QUERIES
 
 if TYPE_CHECKING:
     from ...clients.messages import Answers
@@ -205,8 +206,8 @@ def _asked(message: Message) -> dict[str, Fact]:
             asked["round"] = number
         if isinstance(headers, list):
             asked["releases"] = len(headers)
-        if of in (protocol.OF_MEAN, protocol.OF_STATISTICS, protocol.OF_EVALUATION):
-            asked["of"] = str(of)
+        if isinstance(of, str) and of in QUERIES:
+            asked["of"] = of
         return asked
     return {}
 

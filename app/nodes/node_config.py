@@ -7,6 +7,7 @@ values are refused with one line.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,12 +23,14 @@ from ...clients.nodes.roster_files import read_helper_key, read_roster
 from ...clients.private_client import PrivateClient
 from ...clients.queries import ClientQuery
 from ...clients.records.client_records import OwnerGradients, Records, file_items
+from ...clients.records.places import additive_rows
 from ...clients.records.schema import Schema
 from ...privacy.accounting.gdp import asked_mu, gdp_mu
 from ...privacy.errors import ConfigurationError
 from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.mechanisms import MECHANISMS
 from ...privacy.queries.clipped_share import COUNTED_CLIP_NORM
+from ...privacy.queries.knots import KNOTS, KNOTS_SHARE, KnotRows
 from ...privacy.queries.mean_of_features import CENTRING_CONSTANT, CENTRING_SHARE
 from ...privacy.queries.query import divided_mu
 from ...privacy.release import tables
@@ -42,7 +45,14 @@ from ..data.partition import OwnedShards
 from ..methods import METHODS, Method
 from ..methods.method import bounding
 from ..methods.presets import feature_bound
-from ..methods.queries import beside_queries, features_bound, make_centring, make_evaluation, trained_samples
+from ..methods.queries import (
+    beside_queries,
+    features_bound,
+    make_centring,
+    make_evaluation,
+    make_knots,
+    trained_samples,
+)
 from ..models import make_model
 from ..models.model import Model
 from ..settings.registry import known_mechanism, registry
@@ -51,6 +61,8 @@ from ..settings.run_keys import (
     DataRoot,
     FeatureBound,
     FeaturesName,
+    Knots,
+    KnotsShare,
     LearningRate,
     ModelName,
     PartitionName,
@@ -90,6 +102,8 @@ class NodeConfig(RecordsFile):
     strategy: StrategyName = "mu2"
     model: ModelName = "softmax"
     feature_bound: FeatureBound = 0.0
+    knots: Knots = KNOTS
+    knots_share: KnotsShare = KNOTS_SHARE
     learning_rate: LearningRate = 0.0
     task: TaskName = ""
     features: FeaturesName = "pixels"
@@ -198,6 +212,13 @@ class NodeConfig(RecordsFile):
 
     def _check_sides(self, method: Method) -> None:
         """Refuse owners, a mean or an evaluation that the strategy cannot have, and settings of them nothing reads."""
+        if self.additive:
+            able = method.centres and not self.shuffled_batches and not self.centred
+            self._check("model", able, "another one with this strategy, batch-selection or centring")
+            self._check("model", bool(self.samples), "another one with a built-in task, which is no table")
+        else:
+            usual = (self.knots, self.knots_share) == (KNOTS, KNOTS_SHARE)
+            self._check("knots", usual, "unset, like model.knots-share, unless model = 'additive'")
         if self.samples_per_owner:
             able, beside = "samples-per-owner" in method.keys, self.centred or self.private_evaluation > 0
             clips = f"0 with strategy = {self.strategy!r}, which does not clip by owner"
@@ -212,7 +233,7 @@ class NodeConfig(RecordsFile):
         self._check("centring_nonnegative", own or not self.centring_nonnegative, "unset without centring of `samples`")
         able = method.evaluates and not self.shuffled_batches
         self._check("private_evaluation", able or not self.private_evaluation, "0 here")
-        left = 1.0 - self._mean_share
+        left = 1.0 - self._share_before
         self._check("private_evaluation", self.private_evaluation < left, f"a number >= 0 and < {left:g}")
 
     @property
@@ -270,7 +291,7 @@ class NodeConfig(RecordsFile):
     def _policy(self, num_samples: int, terms: dict[str, Any], **of_model: Any) -> PrivacyPolicy:
         """Return the policy for so many samples, and for a mu, delta and budget that were decided (:meth:`terms`)."""
         separation = num_samples // self.batch_size
-        shares = self._mean_share + self.private_evaluation
+        shares = self._share_before + self.private_evaluation
         if shares:
             terms["mu"] = divided_mu(terms["mu"], shares)[1]
         with named_by_key(self.settings().values()):
@@ -287,7 +308,7 @@ class NodeConfig(RecordsFile):
                 **({"batch_selection": "shuffled"} if self.shuffled_batches else {}),
                 **terms,
             )
-        return beside_queries(policy, terms["budget_mu"]) if self.centred or self.private_evaluation else policy
+        return beside_queries(policy, terms["budget_mu"]) if shares else policy
 
     def make_client(self, ledger: SQLiteLedger | None = None) -> PrivateClient:
         """Return the client: its own data, policy, ledger and key.
@@ -340,11 +361,23 @@ class NodeConfig(RecordsFile):
         return centred_by_default(self.strategy, self.features, shuffled_batches=self.shuffled_batches)
 
     @property
-    def _mean_share(self) -> float:
-        return self.centring_share if self.centred else 0.0
+    def additive(self) -> bool:
+        """Whether it releases counts for the knots of its columns first, and trains on additive features."""
+        return registry("model")[self.model].takes_knots
+
+    @property
+    def _share_before(self) -> float:
+        """Share of mu^2 of what is released before the training."""
+        return self.centring_share if self.centred else self.knots_share if self.additive else 0.0
+
+    def _knot_rows(self) -> KnotRows | None:
+        """Return the query of the knots, by which additive features are made; None for another model."""
+        return additive_rows(Schema.read_file(Path(self.schema)), self.knots) if self.additive else None
 
     @property
     def _bound(self) -> float:
+        if self.additive and not self.feature_bound:
+            return math.hypot(Schema.read_file(Path(self.schema)).norm_bound, 1.0)
         return feature_bound(RunConfig(feature_bound=self.feature_bound))
 
     def queries(self, policy: PrivacyPolicy, model: Model, num_features: int, *, held_out: int) -> list[ClientQuery]:
@@ -355,6 +388,8 @@ class NodeConfig(RecordsFile):
             if self.task:
                 bound = features_bound(self.task, self.features, num_features, self.feature_bound)
             queries.append(make_centring(policy, bound, num_features, mu=self.mu, share=self.centring_share))
+        if (rows := self._knot_rows()) is not None:
+            queries.append(make_knots(policy, rows, mu=self.mu, share=self.knots_share))
         if self.private_evaluation:
             classes = not self.score_bins or model.num_classes == 2
             self._check("score_bins", classes, "unset unless there are two classes")
@@ -364,7 +399,8 @@ class NodeConfig(RecordsFile):
 
     def make_model(self, num_features: int, num_classes: int) -> Model:
         """Return the model that a server on the same features has; centred samples have a constant beside them."""
-        inputs = num_features + self.centred
+        rows = self._knot_rows()
+        inputs = num_features + self.centred if rows is None else rows.num_features
         constant = self.centred or bool(getattr(registry("features")[self.features], "constant", False))
         return make_model(self.model, inputs, num_classes, self._bound, constant=constant)
 
@@ -375,7 +411,14 @@ class NodeConfig(RecordsFile):
         seen = np.full(
             int(self.centred), CENTRING_CONSTANT, np.float32
         )  # what a centred sample has beside its features
-        examples = Schema.read_file(Path(self.schema)).examples()
+        schema, rows = Schema.read_file(Path(self.schema)), self._knot_rows()
+        if rows is not None:
+            examples = [
+                (rows.features(x, rows.even), rows.scaled(y, rows.even)) for x, y in schema.of_values().examples()
+            ]
+            check_rows_alone(model, examples)
+            return
+        examples = schema.examples()
         check_rows_alone(model, [(np.append(_flat(x), seen)[None], label) for x, label in examples])
 
     def load_samples(self, secret: bytes = b"") -> tuple[Samples, int, int]:
@@ -389,7 +432,8 @@ class NodeConfig(RecordsFile):
         if self.samples:
             schema = Schema.read_file(Path(self.schema))
             schema.check_for_real_nodes()
-            return self._records(schema, secret), schema.num_features, schema.num_classes
+            width = (schema.of_values() if self.additive else schema).num_features
+            return self._records(schema, secret), width, schema.num_classes
         run = RunConfig(
             task=self.task,
             features=self.features,
@@ -424,11 +468,18 @@ class NodeConfig(RecordsFile):
                 setting="schema",
             )
         items = file_items(Path(self.samples), schema)
+        prepared = None if self.additive else _flat
+        read = schema.of_values() if self.additive else schema
         if not self.samples_per_owner:
-            records = Records(items, schema, count=self.num_records, prepared=_flat)
+            usual = Records(items, schema, count=self.num_records, prepared=_flat)
+            if not self.additive:
+                usual.log()
+                return usual
+            # The ledger knows records as every other model reads them.
+            records = Records(items, read, count=self.num_records, prepared=prepared, first_read=usual)
             records.log()
             return records
-        records = Records(items, schema, prepared=_flat, together=True)
+        records = Records(items, read, prepared=prepared, together=True)
         records.log()
         return records.by_owner(self.samples_per_owner, places=self.num_records, secret=secret)
 

@@ -248,7 +248,8 @@ def _made_up_for(problem: ResolvedRun, profile: SyntheticProfile, seed: int) -> 
     config, model = problem.trained.config, problem.model
     norm = math.sqrt(usual_squared_norm(config, model) - ("bias" in model.names))
     profile = profile._replace(offset=0.0) if problem.is_centred else profile
-    features = min(problem.data.num_features, MOST_FEATURES)
+    width = problem.model.num_features if problem.trains_on_values else problem.data.num_features
+    features = min(width, MOST_FEATURES)
     samples = _own_samples(problem) * _groups(problem)
     return synthetic_data(profile, samples, features, problem.data.num_classes, norm, seed, the_task(config).majority)
 
@@ -273,6 +274,8 @@ def _dry_run(problem: ResolvedRun, resolve: Resolve, profile: SyntheticProfile, 
     data = _made_up_for(problem, profile, seed)
     known = config.to_mapping()
     shared = {name: known[name] for name in (*_OF_ANY, *method.keys) if name in known}
+    if problem.trains_on_values:  # of which a client makes features: made-up rows are features
+        shared["model"] = "softmax" if problem.data.num_classes > 1 else "ridge"
     settled_values = {field.name: getattr(problem.values, field.name) for field in fields(problem.values)}
     values = by_key({**settled_values, "projection_radius": problem.values.diameter / 2}, run_keys())
     settled = {name: value for name, value in values.items() if name in known and name not in _LEFT and value}

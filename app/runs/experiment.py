@@ -42,6 +42,7 @@ from ..methods.queries import (
     QueryOutcome,
     RunQuery,
     beside_queries,
+    knot_rows,
     session_options,
     shares,
     trained_config,
@@ -363,7 +364,9 @@ def model_of(config: RunConfig, data: Dataset) -> Model:
     """Return the model of a run configuration for its data, cached in this process."""
     centred = is_centred(config)  # a constant stands beside the features that are seen from their mean
     bound, constant = feature_bound(config), constant_feature(config) or centred
-    model = make_model(config.model, data.num_features + centred, data.num_classes, bound, constant=constant)
+    rows = knot_rows(config)
+    width = data.num_features + centred if rows is None else rows.num_features
+    model = make_model(config.model, width, data.num_classes, bound, constant=constant)
     model.set_gradient_memory(config.gradient_memory_mib)
     return model
 

@@ -17,13 +17,14 @@ from ...clients.records.schema import Schema
 from ...privacy.accounting.guarantee import Guarantee
 from ...privacy.errors import ConfigurationError
 from ...privacy.noise import derived_seed
-from ...privacy.release.tables import PRIVATE
+from ...privacy.release.tables import PRIVATE, SHUFFLED
 from ...privacy.setting import Value, by_key
-from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out, split_rows
+from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out, read_for, split_rows
 from ..data.task import Dataset
 from ..engines.start import run_cohort
 from ..models.trained_model import SCHEMA
 from ..settings.layers import layered
+from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
 from .baselines import baselines, one_against_others, scores_of, site_alone_on_own
 from .outcome import Alone, Outcome, Rehearsal, Scores, SeveralSeeds
@@ -47,6 +48,7 @@ SCALING_SHARE = 0.1
 EPSILON = 2.0
 """Default epsilon of a fit."""
 _SUMS = "secure-aggregation"
+_FULL_BATCH, _TRUSTED = "full-batch", "trusted-full-batch"
 DEALT = ("task", "partition", "num-clients", "clients-per-round", "partition.alpha")
 """Keys that the table and its clients decide."""
 _MOST_NAMED, _MOST_CHECKED, _TWO, _GUESSING, _ERRORS = 4, 4, 2, 0.5, 2.0
@@ -225,7 +227,12 @@ def _own_keys(asked: _Asked, schema: Schema) -> dict[str, Value]:
     """Return the run-config keys that are asked for, checked."""
     epsilon, trust, evaluate, scale = asked.epsilon, asked.trust, asked.evaluate, asked.scale
     of_numbers = schema.num_classes == 1
-    own = {**_usual_keys(schema, trust), **by_key(asked.settings, run_keys())}
+    given_keys = by_key(asked.settings, run_keys())
+    if "model" in given_keys:
+        additive = registry("model")[str(given_keys["model"])].takes_knots
+    else:
+        additive = not asked.scale and can_be_additive(schema, given_keys)
+    own = {**_usual_keys(schema, trust, additive=additive), **given_keys}
     if not schema.owner and own.get("samples-per-owner"):
         raise ConfigurationError(
             f"Expected a column of owners with samples-per-owner = {own['samples-per-owner']}, got none: name it with "
@@ -267,6 +274,14 @@ def _own_keys(asked: _Asked, schema: Schema) -> dict[str, Value]:
         own = {**evaluated_privately(schema), **own}
     given = {"epsilon": epsilon, "trust": trust}
     own = layered(own, {name: value for name, value in given.items() if value})
+    if scale and registry("model")[str(own["model"])].takes_knots:
+        raise ConfigurationError(
+            f"Expected no scale with model = {own['model']!r}, whose knots are private quantiles, got {scale!r}: leave "
+            "one of them out.",
+            kind="conflict",
+            setting="scale",
+            got=scale,
+        )
     if scale not in ("", PRIVATE):
         raise ConfigurationError(
             f"Expected scale to be empty or 'private', got {scale!r}.", kind="unknown-name", setting="scale", got=scale
@@ -274,14 +289,22 @@ def _own_keys(asked: _Asked, schema: Schema) -> dict[str, Value]:
     return own
 
 
-def _usual_keys(schema: Schema, trust: str) -> dict[str, Value]:
+def can_be_additive(schema: Schema, given: Mapping[str, Value]) -> bool:
+    """Return True if a table and settings of one's own allow an additive model: what is public decides, and no row."""
+    numbers = any(column.bounds is not None for column in schema.columns.values())
+    strategy = str(given.get("strategy", _FULL_BATCH))
+    other = given.get("centring") == PRIVATE or given.get("batch-selection") == SHUFFLED
+    return numbers and schema.norm is None and strategy in (_FULL_BATCH, _TRUSTED) and not other
+
+
+def _usual_keys(schema: Schema, trust: str, *, additive: bool) -> dict[str, Value]:
     """Return the strategy and the model of a fit for which none is set."""
     of_numbers, trusted = schema.num_classes == 1, trust == "trusted-server"
-    if schema.owner:  # `auto` compares strategies for single rows
-        strategy = "trusted-full-batch" if trusted else "full-batch"
+    if additive or schema.owner:  # `auto` compares strategies for single rows, and linear models
+        strategy = _TRUSTED if trusted else _FULL_BATCH
     else:  # made-up data of numbers have classes: there is nothing to rehearse
-        strategy = "auto" if trusted or not of_numbers else "full-batch"
-    return {"strategy": strategy, "model": "ridge" if of_numbers else "softmax"}
+        strategy = "auto" if trusted or not of_numbers else _FULL_BATCH
+    return {"strategy": strategy, "model": "additive" if additive else "ridge" if of_numbers else "softmax"}
 
 
 def _rehearsed(
@@ -315,7 +338,8 @@ def _rehearsed(
     if seeds > 1:
         made = _with_seeds(made, _several_seeds(made, found, own, site, clients, read, seeds))
     others: list[tuple[str, RunResult]] = []
-    too_wide = not found.drafted and not found.schema.owner and _far_too_wide(found.schema, read)
+    apart = found.drafted or found.schema.owner or made.experiment.trains_on_values
+    too_wide = not apart and _far_too_wide(found.schema, read)
     if too_wide:
         again = replace(asked, label="", schema=found.schema, evaluate="", scale=PRIVATE)
         others += [(f"--scale {PRIVATE}", _rehearsed(again, on_progress, compared=False))]
@@ -393,7 +417,7 @@ def _worth_a_try(
     of_numbers = table.schema.num_classes == 1
     if config.samples_per_owner or of_numbers or made.experiment.is_centred or config.centring:
         return
-    if _is_off_centre(read):
+    if not made.experiment.trains_on_values and _is_off_centre(read):
         yield f"--set centring={PRIVATE}", {"centring": PRIVATE}
 
 
@@ -434,17 +458,18 @@ def _settled(
     found: ReadTable, own: dict[str, Value], site: str, clients: int, read: ReadRows | None = None
 ) -> tuple[ReadRows, RunConfig]:
     """Return the rows that fit, ``read`` already or now, and the configuration of a run on them, some held out."""
-    read = found.read(site) if read is None else read
+    schema = read_for(found.schema, own)
+    read = replace(found, schema=schema).read(site) if read is None else read
     many = len(read.sites) or clients or CLIENTS
     seed = int(own.get("seed", 1))
-    dataset = held_out(read, found.schema, HELD_OUT_SHARE, seed)
+    dataset = held_out(read, schema, HELD_OUT_SHARE, seed)
     usual: dict[str, Value] = {}
     if dataset.owner_of is not None:
         if not own.get("samples-per-owner"):
             usual = {"samples-per-owner": read.usual_samples_per_owner()}
         if dataset.client_of is None:
             dataset = replace(dataset, client_of=_dealt_owners(dataset.owner_of, many, seed))
-    task = TableTask(found.schema, dataset)
+    task = TableTask(schema, dataset)
     partition = "iid" if dataset.client_of is None else "own"
     dealt = {"task": task.name, "partition": partition, "num-clients": many, "clients-per-round": many}
     return read, RunConfig.from_mapping({**own, **usual, **dealt})
@@ -490,11 +515,13 @@ def _described(
     result: RunResult, found: ReadTable, read: ReadRows, site: str, *, compared: bool = True
 ) -> tuple[RunResult, FittedTable]:
     """Return a rehearsal's result with its table and, if it is ``compared``, models without privacy next to it."""
-    dataset = result.experiment.data
+    experiment = result.experiment.seen_by(result.answers)
+    dataset = experiment.data
     labels = dataset.test_labels
     frequent = np.bincount(dataset.train_labels).argmax() if found.schema.num_classes > 1 else 0
     usual = labels == frequent
-    right = result.model.scores(dataset.test_features).argmax(axis=1) == labels
+    scores = experiment.model.logits(result.parameters, dataset.test_features)
+    right = scores.argmax(axis=1) == labels
     cap = result.experiment.config.samples_per_owner
     described = FittedTable(
         name=found.name,
@@ -521,18 +548,20 @@ def _described(
     if not compared:
         return made, described
     with _quiet():
-        figures: dict[str, Any] = {"alone": made.alone, "rehearsal": _rehearsal(result, found, read)}
+        figures: dict[str, Any] = {"alone": made.alone, "rehearsal": _rehearsal(result, found, read, site)}
     return _with(made, made.outcome.model_copy(update=figures), described), described
 
 
-def _rehearsal(result: RunResult, found: ReadTable, read: ReadRows) -> Rehearsal:
+def _rehearsal(result: RunResult, found: ReadTable, read: ReadRows, site: str) -> Rehearsal:
     """Return what models without privacy reach on a rehearsal's rows, and what else follows from seeing them."""
-    seed, classes = result.experiment.config.seed, found.schema.num_classes
-    dataset = held_out(read, found.schema, HELD_OUT_SHARE, seed)
+    experiment = result.experiment.seen_by(result.answers)
+    seed, classes = experiment.config.seed, found.schema.num_classes
+    scaled = found.read(site) if experiment.trains_on_values else read  # as linear models take rows
+    dataset = held_out(scaled, found.schema, HELD_OUT_SHARE, seed)
     _, test = split_rows(read, HELD_OUT_SHARE, seed)
     test_sites = None if read.client_of is None else read.client_of[test]
-    data = result.experiment.data  # as the model takes them: a result without its table takes no cells
-    predicted, labels = result.model.scores(data.test_features), data.test_labels
+    data = experiment.data  # as the model takes them
+    predicted, labels = experiment.model.logits(result.parameters, data.test_features), data.test_labels
     sites: dict[str, Scores] = {}
     for number, name in enumerate(read.sites if test_sites is not None else ()):
         own = test_sites == number

@@ -42,7 +42,7 @@ from ...privacy.release.ledgered_privatizer import LedgeredPrivatizer
 from ...privacy.release.policy import PrivacyPolicy
 from ...privacy.setting import Value
 from ...strategies.queries import Statistics
-from ..data.table_task import ReadTable, TableTask, model_inputs, of_nobody, scaled_labels
+from ..data.table_task import ReadTable, TableTask, model_inputs, of_nobody, read_for, scaled_labels
 from ..data.task import Dataset
 from ..engines.inprocess import InProcessGrid
 from ..methods.queries import beside_queries
@@ -129,10 +129,12 @@ def fit_for_real(
     if schema.owner:  # from here on the number of rows, which an owner's rows change, is no public number
         count = owners
     evaluated = {} if settings.get("evaluation.share") == 0 else evaluated_privately(schema)
-    nobody = of_nobody(count, schema.num_features + (schema.num_classes == 1), schema.num_classes)
+    read = read_for(schema, settings)
+    inputs = read.num_features + (read is schema and schema.num_classes == 1)
+    nobody = of_nobody(count, inputs, schema.num_classes)
     if schema.owner:
         nobody = replace(nobody, owner_of=np.arange(count))
-    task = TableTask(schema, nobody, is_tested=False)
+    task = TableTask(read, nobody, is_tested=False)
     fixed: dict[str, Value] = {"task": task.name, "partition": "iid", "num-clients": 1, "clients-per-round": 1}
     whole = RunConfig.from_mapping({**evaluated, **settings, **fixed})
     mu, scaling_mu = whole.mu, whole.mu * math.sqrt(scaling_share)
@@ -148,9 +150,10 @@ def fit_for_real(
     seal.begin_rows()
     rows: Dealt | OwnedSamples
     if schema.owner:
-        rows = _owned(found.rows, schema, policy, kept, count, seal)
+        rows = _owned(found.rows, read, policy, kept, count, seal)
     else:
         rows = Dealt(found.rows, schema, order)
+        rows = rows if read is schema else rows.read_by(read)
         seal.note(rows.records.report())
     spent = NO_LOSS
     if scaling_share and isinstance(rows, Dealt):
@@ -239,7 +242,7 @@ def _owned(
     secret = ledger.secret_of_owners(ledger.keys())
     owned = records.by_owner(policy.samples_per_owner, places=places, secret=secret)
     features, labels = records[:]
-    arrays = model_inputs(np.asarray(features, np.float32), schema), scaled_labels(labels, schema)
+    arrays = model_inputs(features, schema), scaled_labels(labels, schema)
     return OwnedSamples(arrays, owned.owners, records.fits, schema=schema, record_kind=records.record_kind)
 
 
@@ -472,7 +475,7 @@ class Dealt:
         features, labels = self.records[chosen]
         if len(labels) == 1 and not self.fits[chosen][0]:
             raise InvalidRecordError("a record that does not fit")
-        return model_inputs(np.asarray(features, np.float32), self.schema), scaled_labels(labels, self.schema)
+        return model_inputs(features, self.schema), scaled_labels(labels, self.schema)
 
     @property
     def record_kind(self) -> str:

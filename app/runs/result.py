@@ -263,7 +263,7 @@ class RunResult:
         model, config = experiment.model, experiment.config
         task = the_task(config)
         data = {"task": config.task} if self.table is None else self.table.document()
-        if task.schema is not None:
+        if task.schema is not None and self.table is None:
             data = {"label": task.schema.label.column, "schema": f"given, digest {task.schema.digest}"}
         return TrainedModel(
             kind=config.model,

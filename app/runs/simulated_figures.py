@@ -7,15 +7,19 @@ what it tells of their records.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.mechanisms.optimal import cached
+from ...privacy.queries.knots import KnotRows
+from ...privacy.queries.query import QuerySum
 from ..data.loading import load_dataset, wanted_by
 from ..data.partition import Parts
 from ..data.task import Dataset, Shard, settings
+from ..methods.queries import knot_rows
 from ..models.fitted_linear import logistic, ridge
 from ..models.model import Batch, Model, area_under_curve
 from ..settings.registry import registry
@@ -179,8 +183,10 @@ def _measured(config: RunConfig) -> Alone:
     from threadpoolctl import threadpool_limits
 
     data = load_dataset(config)
+    if (rows := knot_rows(config, _RANK_SHARE)) is not None:
+        data = _additive(data, rows)
     classes = data.num_classes
-    if not (registry("model")[config.model].scores or config.model == "ridge"):
+    if not (registry("model")[config.model].scores or config.model == "ridge" or rows is not None):
         return Alone(note=NOTE, reason=_NO_LINEAR_MODEL)
     parts = Parts.together(registry("partition")[config.partition].parts(data, config))
     usual = min(int(np.median(parts.sizes)), _MOST_SAMPLES)
@@ -200,6 +206,24 @@ def _measured(config: RunConfig) -> Alone:
         found = [_Trained(batch, best, classes).against(test, batch[1]) for batch in batches]
     figures: dict[str, Any] = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
     return Alone(note=NOTE, clients=len(kept), samples=float(np.mean(list(map(len, kept)))), **figures)
+
+
+def _additive(data: Dataset, rows: KnotRows) -> Dataset:
+    """Return data with additive features, whose knots are all clients' quantiles without noise."""
+    values, labels = data.train_features, data.train_labels
+    parts = (slice(start, start + _ROWS) for start in range(0, len(labels), _ROWS))
+    total = np.sum([rows.rows((values[part], labels[part])).sum(axis=0) for part in parts], axis=0)
+    public = rows.read(QuerySum(total, len(labels), 1, 0.0))
+    return replace(
+        data,
+        train_features=rows.features(values, public),
+        test_features=rows.features(data.test_features, public),
+        train_labels=rows.scaled(labels, public),
+        test_labels=rows.scaled(data.test_labels, public, bounded=False),
+    )
+
+
+_RANK_SHARE, _ROWS = 0.3, 1024
 
 
 def _taken(data: Dataset, numbers: NDArray[np.int64]) -> Batch:

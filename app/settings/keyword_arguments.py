@@ -11,6 +11,9 @@ class FitSettings(TypedDict, total=False):
     strategy: object
     model: object
     feature_bound: float
+    knots: int
+    knots_share: float
+    rank_share: float
     learning_rate: float
     preset: str
     projection_radius: float

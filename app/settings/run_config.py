@@ -398,6 +398,11 @@ def centred_by_default(strategy: str, features: str, *, shuffled_batches: bool) 
     return wanted and registry("strategy")[strategy].centres and not shuffled_batches
 
 
+def is_additive(config: RunConfig) -> bool:
+    """Return True if clients release counts for the knots of their columns first, and train on additive features."""
+    return registry("model")[config.model].takes_knots
+
+
 def is_evaluated(config: RunConfig) -> bool:
     """Return True if clients say privately, after the training, how good the model is."""
     return config.private_evaluation > 0
@@ -406,6 +411,8 @@ def is_evaluated(config: RunConfig) -> bool:
 def check_sides(config: RunConfig) -> None:
     """Refuse a query that the method cannot have, and settings of a query that is not asked."""
     _check_centring(config)
+    if is_additive(config):
+        _check_additive(config)
     if is_evaluated(config):
         _check_evaluation(config)
     elif config.held_out != HELD_OUT:
@@ -433,8 +440,21 @@ def _check_centring(config: RunConfig) -> None:
         raise refusal("centring.share", f"{CENTRING_SHARE} without centring = {PRIVATE!r}", config.centring_share)
 
 
+def _check_additive(config: RunConfig) -> None:
+    expected = ""
+    if not registry("strategy")[config.strategy].centres:
+        able = ", ".join(name for name, one in registry("strategy").items() if one.centres)
+        expected = f"another one with strategy = {config.strategy!r} (strategies with additive models: {able})"
+    elif config.shuffled_batches:
+        expected = "another one with batch-selection = 'shuffled': the knots show every sample"
+    elif is_centred(config):
+        expected = "another one with centring: additive features have a public mean"
+    if expected:
+        raise refusal("model", expected, config.model)
+
+
 def _check_evaluation(config: RunConfig) -> None:
-    mean = config.centring_share if is_centred(config) else 0.0
+    before = config.centring_share if is_centred(config) else config.knots_share if is_additive(config) else 0.0
     expected = ""
     if not registry("strategy")[config.strategy].evaluates:
         able = ", ".join(name for name, one in registry("strategy").items() if one.evaluates)
@@ -446,8 +466,9 @@ def _check_evaluation(config: RunConfig) -> None:
         expected = "0 with samples-per-owner: an evaluation counts samples"
     elif config.shuffled_batches:
         expected = "0 with batch-selection = 'shuffled': the evaluation shows every sample"
-    elif mean + config.private_evaluation >= 1:
-        expected = f"below {1 - mean:g}, what centring.share leaves of mu^2"
+    elif before + config.private_evaluation >= 1:
+        first = "model.knots-share" if is_additive(config) else "centring.share"
+        expected = f"below {1 - before:g}, what {first} leaves of mu^2"
     if expected:
         raise refusal("evaluation.share", expected, config.private_evaluation)
 

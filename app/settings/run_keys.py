@@ -12,6 +12,7 @@ from ...clients.adapters.per_sample_gradients import GRADIENT_MEMORY_MIB
 from ...privacy.mechanisms import SHARES
 from ...privacy.noise import NOISE_QUALITIES
 from ...privacy.queries.clipped_share import QUANTILE_SHARE
+from ...privacy.queries.knots import KNOTS, KNOTS_SHARE, MOST_KNOTS
 from ...privacy.queries.mean_of_features import CENTRING_SHARE
 from ...privacy.release import tables
 from ...privacy.release.policy import CLIP_UNITS, RELEASE_RULES
@@ -64,6 +65,22 @@ ModelName = Annotated[str, Declaration("The model to train.", names=True, choice
 FeatureBound = Annotated[
     float,
     Declaration("R, a public bound on a sample's norm.", at_least=0, zero="the task's", read_by="model"),
+]
+Knots = Annotated[
+    int,
+    Declaration(
+        "Knots of each number of an additive model.", key="model.knots", at_least=2, at_most=MOST_KNOTS, read_by="model"
+    ),
+]
+KnotsShare = Annotated[
+    float,
+    Declaration(
+        "Share of mu^2 spent on the knots of an additive model.",
+        key="model.knots-share",
+        above=0,
+        below=1,
+        read_by="model",
+    ),
 ]
 LearningRate = Annotated[float, Declaration("eta, the step.", at_least=0, zero=_PRESETS)]
 
@@ -121,6 +138,19 @@ class RunKeys:
     strategy: StrategyName = "mu2"
     model: ModelName = "softmax"
     feature_bound: FeatureBound = 0.0
+    knots: Knots = KNOTS
+    knots_share: KnotsShare = KNOTS_SHARE
+    rank_share: Annotated[
+        float,
+        Declaration(
+            "Share of a number's additive features that its rank has; 1 is a line, less has more of a curve.",
+            key="model.rank-share",
+            at_least=0,
+            at_most=1,
+            zero="the one that fits the noise",
+            read_by="model",
+        ),
+    ] = 0.0
     learning_rate: LearningRate = 0.0
     preset: Annotated[str, Declaration("Source of the default clip, step, ball and schedule.", choices=PRESETS)] = (
         "practical"

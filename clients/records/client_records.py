@@ -464,6 +464,8 @@ class Records:
     together : bool
         Whether batches of several are asked for, in a simulation: there a made-up record stands in for one that does
         not fit, and :attr:`fits` says which. A real client asks for one record, which then fails.
+    first_read : Records, optional
+        The same records as a ledger knows them, if it does so by another reading; default these.
 
     Notes
     -----
@@ -480,6 +482,7 @@ class Records:
         count: int | None = None,
         prepared: Callable[[Any], Any] | None = None,
         together: bool = False,
+        first_read: Records | None = None,
     ) -> None:
         columns = getattr(items, "columns", None)
         if columns is not None:
@@ -489,6 +492,8 @@ class Records:
         """``row`` for records of a file, ``item`` for records that were handed over."""
         self._items, self._prepared, self._together = items, prepared, together
         self._memory: dict[tuple[str, str], Any] | None = {} if together and prepared is None else None
+        self.first_read: Records = self if first_read is None else first_read
+        """The records as a ledger knows them."""
         self._available = len(items)
         self._length = self._available if count is None else count
         example = next(schema.made_up(1, np.random.Generator(np.random.Philox(key=1))))

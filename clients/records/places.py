@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.errors import ConfigurationError, InvalidRecordError, is_interrupt
+from ...privacy.queries.knots import KNOTS, KnotRows
 from ...privacy.queries.statistics import CountedColumn, StatisticsRows
 from .client_records import Records
 from .schema import OTHER, Column, Label, Schema, number_in, text_of
@@ -66,6 +67,33 @@ def _counted_column(name: str, column: Column) -> CountedColumn:
     if column.kind == "yes/no":
         return CountedColumn(name, values=("no", "yes"))
     return CountedColumn(name, column.bounds, column.kind == "integer")
+
+
+def additive_rows(schema: Schema, knots: int = KNOTS, rank_share: float = 0.0) -> KnotRows:
+    """Return the query of the knots of a table, for an additive model.
+
+    Notes
+    -----
+    **Formal guarantees.** The row of a record, and its features, depend on that record and the schema alone, and on
+    the knots that a server sent.
+
+    Examples
+    --------
+    >>> from murmurfl.clients import Column, Label, Schema
+    >>> age = Column(kind="integer", bounds=(0, 120))
+    >>> schema = Schema(label=Label(column="ill", classes=("no", "yes")), columns={"age": age})
+    >>> additive_rows(schema, knots=4).num_features
+    6
+    """
+    if not schema.columns:
+        raise ConfigurationError(
+            "Expected a schema of a table's columns for an additive model, got one of arrays.",
+            kind="wrong-type",
+            setting="schema",
+        )
+    columns = tuple(_counted_column(name, column) for name, column in schema.columns.items())
+    label = CountedColumn(schema.label.column, schema.label.bounds) if schema.num_classes == 1 else None
+    return KnotRows(columns, knots, rank_share, label)
 
 
 class RecordPlaces:

@@ -188,6 +188,27 @@ class Column(_Said):
     def _codes(self) -> _Codes:
         return _Codes(self)
 
+    @property
+    def num_values(self) -> int:
+        """Number of values that a cell becomes for an additive model."""
+        return {"category": len(self.values) + 1}.get(self.kind, 2)
+
+    def values_of(self, cell: Any) -> list[float]:
+        """Return one cell as an additive model takes it; raise InvalidRecordError if it does not fit.
+
+        A number is itself between its bounds, and 0; a missing one is 0 and 1. Yes and no are (0, 1) and (1, 0), and
+        (0, 0) where they are missing. A category is as in :meth:`encode`.
+        """
+        if self.kind == "category":
+            return self.encode(cell)
+        value = self.value_of(cell)
+        if value is None:
+            return [0.0, float(self.kind != "yes/no")]
+        if self.kind == "yes/no":
+            return [float(value < 0.0), float(value > 0.0)]
+        low, high = self.bounds or (0.0, 1.0)
+        return [min(max(value, low), high), 0.0]
+
 
 class Part(_Said):
     """One array of a record's inputs.
@@ -462,6 +483,9 @@ class Schema(_Said):
     norm : float, optional
         A public bound on the L2 norm of a record's inputs, to which longer ones are scaled down; for columns, and for
         inputs that are numbers.
+    inputs_are : {"scaled", "values"}
+        What the columns of a table become: scaled numbers for linear models, or values for additive ones
+        (:meth:`of_values`).
     separator : str
         Separator of cells in a CSV file.
     decimal : {".", ","}
@@ -495,6 +519,7 @@ class Schema(_Said):
     inputs: tuple[Part, ...] = ()
     owner: str = ""
     norm: float | None = None
+    inputs_are: Literal["scaled", "values"] = "scaled"
     separator: str = ","
     decimal: Literal[".", ","] = "."
     header: tuple[str, ...] = ()
@@ -564,7 +589,7 @@ class Schema(_Said):
     def digest(self) -> str:
         """A digest that clients of one training compare: equal for schemas by which records are read alike."""
         file = dict.fromkeys(("separator", "decimal", "header", "row_names", "encoding"), True)
-        unread: Any = {"reviewed": True, **file, "label": {"majority"}}
+        unread: Any = {"reviewed": True, "inputs_are": True, **file, "label": {"majority"}}
         settings = self.model_dump(mode="json", exclude=unread, exclude_defaults=True)
         settings["columns"] = list(settings.get("columns", {}).items())  # their order settles what a model is given
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
@@ -591,7 +616,9 @@ class Schema(_Said):
     def num_features(self) -> int:
         """Number of values in the inputs of a record."""
         if self.columns:
-            return sum(column.num_features for column in self.columns.values())
+            columns = self.columns.values()
+            scaled = self.inputs_are == "scaled"
+            return sum(column.num_features if scaled else column.num_values for column in columns)
         return sum(math.prod(part.dims) for part in self.inputs)
 
     @property
@@ -629,9 +656,10 @@ class Schema(_Said):
         if self.columns:
             cells, label, owner = self._cells(item)
             made: list[float] = []
+            scaled = self.inputs_are == "scaled"
             for (name, column), cell in zip(self.columns.items(), cells, strict=True):
-                made += _within(name, column.encode, cell, memory)
-            inputs: Any = self._cut([np.array(made, dtype=np.float32)])[0]
+                made += _within(name, column.encode if scaled else column.values_of, cell, memory)
+            inputs: Any = self._cut([np.array(made, dtype=np.float32)])[0] if scaled else np.array(made)
         else:
             values, label, owner = self._parts(item)
             encoded = zip(self.inputs, values, strict=True)
@@ -652,6 +680,20 @@ class Schema(_Said):
         if length <= self.norm:
             return arrays
         return [(array.astype(np.float64) * (self.norm / length)).astype(np.float32) for array in arrays]
+
+    def of_values(self) -> Schema:
+        """Return the schema with which records are read for an additive model: values, and whether they are missing.
+
+        A missing number needs no value in its place then. Values of a record have no common bound, but the features
+        that are made of them have (:attr:`norm_bound`).
+        """
+        if self.norm is not None:
+            raise ConfigurationError(
+                f"Expected a schema without norm for an additive model, whose columns have one each, got {self.norm}.",
+                kind="conflict",
+                setting="norm",
+            )
+        return self.model_copy(update={"inputs_are": "values"})
 
     def bounded(self, bounds: Mapping[str, Bounds]) -> Schema:
         """Return the schema with other bounds of numbers (integers for integers) and missing values moved between."""

@@ -244,7 +244,12 @@ class Query(ABC, Generic[Answer]):
                 kind="missing",
                 setting="clip",
             )
-        return query_policy(*self.bound, mu, **fields)
+        return query_policy(*self._bound(owners=bool(fields.get("samples_per_owner"))), mu, **fields)
+
+    def _bound(self, *, owners: bool) -> tuple[float, ClipUnit]:
+        """Return clip and clip unit of a sample's row, or an owner's, which is clipped and nothing else."""
+        norm, unit = self.bound or (0.0, "sample")
+        return norm, "sample" if owners else unit
 
     def check_policy(self, policy: PrivacyPolicy) -> None:
         """Raise unless :attr:`policy_maker` can have made a policy."""
@@ -254,11 +259,12 @@ class Query(ABC, Generic[Answer]):
                 f"{policy.samples_per_owner}.",
                 kind="conflict",
             )
-        bounded = self.bound is None or (policy.clip_norm, policy.clip_unit) == self.bound
+        bound = self._bound(owners=policy.samples_per_owner > 0)
+        bounded = self.bound is None or (policy.clip_norm, policy.clip_unit) == bound
         if not (bounded and is_query_policy(policy)):
-            bound = "" if self.bound is None else f"clip_norm {self.bound[0]:g}, clip_unit {self.bound[1]!r}, "
+            words = "" if self.bound is None else f"clip_norm {bound[0]:g}, clip_unit {bound[1]!r}, "
             raise ConfigurationError(
-                f"Expected for {self.what} a policy with {bound}batch_selection 'full_batch', max_participations 1, "
+                f"Expected for {self.what} a policy with {words}batch_selection 'full_batch', max_participations 1, "
                 "clipping 'clip', mechanism 'independent' and release_rule 'paper', got another: make it with "
                 f"{self.policy_maker}.",
                 kind="conflict",

@@ -453,6 +453,16 @@ class ColumnStatistics:
         low, high = max(low - beyond, min(first.value, low)), min(high + beyond, max(last.value, high))
         return (low, high) if beyond > 0 else self.column.bounds
 
+    def places_of(self, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the places of a number at which its distribution reaches these orders; its bounds where it is hidden.
+
+        They are places of the public grid, so that a value that many records have is found exactly.
+        """
+        if self.hidden:
+            return np.interp(orders, [0.0, 1.0], self.column.bounds or (0.0, 1.0))
+        at = np.searchsorted(self._shares, orders)
+        return self.column.grid[np.minimum(at, self.column.places - 1)]
+
     @property
     def histogram(self) -> list[tuple[str, float, float]]:
         """Bars: what each is of, how many records it has, noise and all, and the noise's standard deviation."""

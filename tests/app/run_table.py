@@ -45,6 +45,16 @@ CONTRACTIVE = {
     "synthetic_features": 20,
 }
 """Local steps on a model that is convex and smooth."""
+ADDITIVE = RunConfig(
+    task="tests.app.additive_table:Incomes",
+    model="additive",
+    strategy="full-batch",
+    num_clients=5,
+    clients_per_round=5,
+    num_rounds=4,
+    checkpoint=False,
+)
+"""A run whose clients release the counts for its knots first."""
 SHUFFLED = replace(
     BASE,
     batch_size=8,  # it reads none: a release is made from all samples
@@ -184,6 +194,11 @@ RUNS = {
     "full-batch, some clients, skewed": Run("cohort", replace(FULL_BATCH, partition="dirichlet", clients_per_round=7)),
     "full-batch, mlp": Run("cohort", replace(FULL_BATCH, model="mlp", num_rounds=2, training_samples=60), long=True),
     "full-batch, cap": Run("cohort", replace(FULL_BATCH, max_participations=2, allow_exhaustion=True), long=True),
+    "additive": Run("cohort alone workers ray", ADDITIVE),
+    "additive, losses, private evaluation": Run("cohort", replace(ADDITIVE, lost_replies=0.2, private_evaluation=0.1)),
+    "additive, trusted server": Run("cohort", replace(ADDITIVE, strategy="trusted-full-batch")),
+    "additive, mu2": Run("cohort", replace(ADDITIVE, strategy="mu2", batch_size=20)),
+    "additive, sums": Run("alone", replace(ADDITIVE, trust="secure-aggregation", min_cohort=4, colluders=1)),
     "trusted-full-batch": Run("cohort", replace(FULL_BATCH, strategy="trusted-full-batch", lost_replies=0.3)),
     "noisy-sgd": Run("cohort workers", _mu2(strategy="noisy-sgd")),
     "noisy-sgd, mlp": Run("cohort", _mu2(strategy="noisy-sgd", model="mlp"), long=True),

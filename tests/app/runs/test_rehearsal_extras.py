@@ -47,7 +47,7 @@ def test_confusion_and_sites_add_up_to_the_accuracy(several):
 
 
 def test_the_auc_of_several_classes_is_scikit_learns(several):
-    held = several.experiment.data
+    held = several.experiment.seen_by(several.answers).data
     scores = several.model.model.logits(
         [several.model.arrays[name] for name in several.model.model.names], held.test_features
     )

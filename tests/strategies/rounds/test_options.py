@@ -167,7 +167,7 @@ SHARED = {
     "evaluate_every": 2,
     "allow_exhaustion": True,
     "secure_aggregation": SecureAggregation(min_cohort=2),
-    "centre": np.ones(2),
+    "public_inputs": {"centre": np.ones(2)},
     "permit": "a permit",
     "schema": "a digest",
     "callbacks": [Callback()],
@@ -191,7 +191,7 @@ def test_every_constructor_lists_its_parameters_and_documents_each():
 
 NOT_OF_QUERIES = {
     *("clients_per_round", "fraction_train", "min_train_nodes", "quorum", "over_selection", "sampling"),
-    *("evaluate_every", "allow_exhaustion", "centre"),
+    *("evaluate_every", "allow_exhaustion", "public_inputs"),
 }
 
 
