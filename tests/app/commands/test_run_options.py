@@ -15,10 +15,10 @@ from murmurfl.app.commands.run_options import complete_assignment
 from murmurfl.app.fleet.deployment import demo_config
 from murmurfl.app.papers import PAPERS
 from murmurfl.app.settings.catalogue import CATALOGUE, config_schema
-from murmurfl.app.settings.layers import layered, read_settings
+from murmurfl.app.settings.layers import DEFAULT_RUN, FROM_DEFAULT_RUN, layered, read_settings
 from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError, gdp_mu
-from murmurfl.privacy.setting import Setting
+from murmurfl.privacy.setting import Setting, flat
 from typer.testing import CliRunner
 
 from tests.harness.errors import raises
@@ -226,7 +226,14 @@ def test_a_mistyped_key_is_refused_with_the_nearest():
 
 def test_as_toml_it_is_the_table_of_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert tomllib.loads(said("keys", "--toml")) == project["tool"]["flwr"]["app"]["config"]
+    table = flat(project["tool"]["flwr"]["app"]["config"], run_keys())
+    keys = flat(tomllib.loads(said("keys", "--toml")), run_keys())
+    named = {name for name, value in table.items() if value == FROM_DEFAULT_RUN}
+    assert named == {*DEFAULT_RUN}
+    assert {name: value for name, value in table.items() if name not in named} == {
+        name: value for name, value in keys.items() if name not in named
+    }
+    assert table.keys() == keys.keys()
 
 
 def test_as_json_it_is_a_schema_that_says_what_the_configuration_checks():

@@ -161,7 +161,7 @@ def test_zhangs_noise_guarantees_less_undivided_and_the_record_says_how_it_diffe
     for cell, steps in zip(cells, (5, 10), strict=True):
         less = cell["settings"]["mu"] / (steps * lemma_mu(2.0, 1e-3))
         assert f"{less:.2f} times less noise than the paper's" in cell["table"]
-        assert f"have {less:.2f} times less" in text
+        assert f"is {less:.2f} times smaller" in text
     assert "guarantees {} and {}".format(*(rounded_up(epsilon) for epsilon in guaranteed)) in text.replace("\n", " ")
 
 
