@@ -472,8 +472,8 @@ BLOCKS = {
     },
     "docs/tables.md": {
         "tables": lambda: tables.shown(json.loads(tables.DEFAULT.read_text())),
-        "rivals": lambda: rivals.shown(document("rivals")),
-        "rivals-gaps": lambda: rivals.gaps(document("rivals"), [*REGRESSION]),
+        "rivals": lambda: f"{rivals.shown(document('rivals'))}\n\n{rivals.TERMS}",
+        "rivals-gaps": lambda: f"{rivals.gaps(document('rivals'), [*REGRESSION])}\n\n{rivals.TERMS}",
     },
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/tuning.md": {

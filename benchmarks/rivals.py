@@ -384,6 +384,14 @@ def _mean_of(scores: Mapping[str, float]) -> str:
     return f"{fmean(values):.1f}{error}"
 
 
+TERMS = (
+    f"Epsilon at delta = {DELTA:g}, for replacement of one sample of one client, against the server and everybody "
+    "else; noise on each client or, where the server is trusted, of the server, which is then not protected against; "
+    "over all releases of a run. Simulated with seeded keys."
+)
+"""What the epsilons of the table are true of."""
+
+
 def gaps(document: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return the mean gap of every private column to the best of HGB, linear and EBM, over tables of two classes."""
     lines = [

@@ -56,6 +56,7 @@ BY_OTHERS = {
     "make deploy-demo": ("tests/deployment/test_walkthrough.py", '"deploy-demo", "--out"'),
     "flwr run . ours": ("tests/deployment/test_walkthrough.py", '"flwr run . ours" in block'),
     "murmurfl federation": ("tests/deployment/test_federation_page.py", "## The short way"),
+    "python -m benchmarks.rivals": ("tests/test_rivals.py", "rivals.main()"),
     "flwr run . --stream": ("tests/test_readme.py", "FLWR_RUN"),
 }
 

@@ -95,3 +95,14 @@ def test_a_lead_is_over_the_best_private_rival_of_the_same_splits():
     }
     found = rivals.leads({"tables": {"heart": {"scores": scores}}}, ["heart", "Ames"]).splitlines()[2:]
     assert found == ["| heart |  | 2.0 ± 1.0 (diffprivlib) |  |"]
+
+
+def test_the_small_run_shows_what_is_recorded_and_measures_four_tables_anew(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(
+        rivals, "measure", lambda document, names, what: asked.append((names, what.columns, what.epsilons))
+    )
+    monkeypatch.setattr("sys.argv", ["rivals", "--small"])
+    rivals.main()
+    assert asked == [([*rivals.SMALL], [*rivals.PRODUCT], (2.0,))]
+    assert capsys.readouterr().out.startswith("Recorded:\n| table (rows, columns) |")

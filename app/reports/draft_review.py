@@ -73,8 +73,8 @@ def draft_table(draft: Draft) -> Table:
 def _rows(draft: Draft) -> Iterator[Mapping[str, str]]:
     label = draft.schema.label
     if label.names:
-        shown = ", ".join(label.names[:_MOST_SHOWN]) + (", ..." if len(label.names) > _MOST_SHOWN else "")
-        what = {"kind": "classes", "why": f"label: {shown}"}
+        names = ", ".join(label.names[:_MOST_SHOWN]) + (", ..." if len(label.names) > _MOST_SHOWN else "")
+        what = {"kind": "classes", "why": f"label: {names}"}
     else:
         low, high = label.bounds or (0.0, 0.0)
         what = {"kind": "number", "why": f"label: from {low:g} to {high:g}"}

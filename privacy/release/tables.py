@@ -34,7 +34,9 @@ def _mechanisms() -> tuple[str, ...]:
 Mu = Annotated[
     float,
     Declaration(
-        "The privacy wanted, for one sample replaced: mu-GDP, shown as epsilon at delta.", at_least=0, zero="epsilon's"
+        "The privacy wanted, for one sample replaced: mu-GDP, shown as epsilon at delta.",
+        at_least=0,
+        zero="see the key for epsilon",
     ),
 ]
 Epsilon = Annotated[

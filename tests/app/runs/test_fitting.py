@@ -251,7 +251,7 @@ CODES = Schema(
 
 @pytest.mark.more_cases
 def test_centring_is_advised_where_rows_are_mostly_zeros_and_fitted_for_real(tmp_path):
-    options = {"label": "ill", "epsilon": 4, **QUICK}
+    options = {"label": "ill", "epsilon": 4, "model": "softmax", **QUICK}
     plain = fit(codes(2000), schema=CODES, clients=4, **options)
     assert plain.table.better.startswith("--set centring=private: AUC ")
     table = tmp_path / "codes.csv"
@@ -290,7 +290,10 @@ def wide_ages(width):
 @pytest.mark.long
 @pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
 def test_private_statistics_narrow_bounds_that_are_too_wide_within_the_same_epsilon(trust, tmp_path):
-    rows, options = people(2000), {"schema": wide_ages(5000), "clients": 4, "epsilon": 8, "trust": trust}
+    rows, options = (
+        people(2000),
+        {"schema": wide_ages(5000), "clients": 4, "epsilon": 8, "trust": trust, "model": "softmax"},
+    )
     plain, scaled = fit(rows, **options), fit(rows, **options, scale="private")
     assert plain.table.better.startswith("--scale private: AUC 0.9")
     assert not fit(rows, **{**options, "schema": wide_ages(100)}).table.better

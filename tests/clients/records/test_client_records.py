@@ -91,6 +91,7 @@ def test_a_line_of_a_file_changes_no_other_record(line, name, tmp_path):
     others_of(strange, base)
     fits = line in (
         *("another row", "huge", "denormal", "unknown category", "other line ends", "nul", "no owner", "long owner"),
+        "carriage return",  # a text in a column of numbers counts as missing
     )
     assert strange.fits[STRANGE] == fits
     if not fits:
