@@ -36,7 +36,7 @@ Mu = Annotated[
     Declaration(
         "The privacy wanted, for one sample replaced: mu-GDP, shown as epsilon at delta.",
         at_least=0,
-        zero="see the key for epsilon",
+        zero="unset",
     ),
 ]
 Epsilon = Annotated[
