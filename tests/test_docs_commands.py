@@ -133,9 +133,12 @@ def read_before(tmp_path_factory):
     """A folder in which start.md was followed, and the part of deployment.md that is a client's own."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "var/lib/murmurfl").mkdir(parents=True)
-    rows = [f"{20 + i % 70},{('surgery', 'internal')[i % 2]},{('no', 'yes')[i % 3 == 0]},H{i % 7}" for i in range(200)]
+    wards, ends = ("surgery", "internal"), ("no", "yes")
+    rows = [f"{20 + i % 70},${100 + i},{wards[i % 2]},{ends[i % 3 == 0]},H{i % 7}" for i in range(200)]
+    visits = [f"{i // 2},{row}" for i, row in enumerate(rows)]  # two of a person each
     for name in ("patients.csv", "new.csv"):
-        (folder / name).write_text("\n".join(["age,ward,readmitted,hospital", *rows]) + "\n")
+        (folder / name).write_text("\n".join(["age,bill,ward,readmitted,hospital", *rows]) + "\n")
+    (folder / "visits.csv").write_text("\n".join(["patient_id,age,bill,ward,readmitted,hospital", *visits]) + "\n")
     write_files("schema.md", folder)  # what an operator has, for the pages that audit a node
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

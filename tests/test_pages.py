@@ -74,7 +74,7 @@ def test_the_sites_tables_are_those_of_the_declarations():
     reference = reference_tables()
     rows = dict(line.split(" | ", 1) for line in reference.filled("<!-- generated: keys -->").splitlines()[2:])
     assert set(rows) == {f"| `{name}`" for name in run_keys()}
-    assert rows["| `mu`"].startswith("`0` | a number >= 0 (0: epsilon's) | every run | ")
+    assert rows["| `mu`"].startswith("`0` | a number >= 0 (0: unset) | every run | ")
     assert "| `per_round[].refused` | object | " in reference.filled("<!-- generated: result -->")
     assert "| [`gdp_epsilon`](generated/api/murmurfl.privacy.gdp_epsilon.rst) | 0.1 | " in reference.filled(
         "<!-- generated: murmurfl.privacy -->"

@@ -75,7 +75,7 @@ def forget(monkeypatch):
     [
         ({"mu-budget": 3.0}, "Expected known node-config keys, got mu-budget"),
         ({"mu": "4"}, "Expected mu to be a finite number, got '4'"),
-        ({"mu": -1.0}, "Expected mu to be a number >= 0 (0: epsilon's), got -1.0."),
+        ({"mu": -1.0}, "Expected mu to be a number >= 0 (0: unset), got -1.0."),
         ({"clip-norm": 0.0}, "Expected clip-norm to be a number > 0"),
         ({"clip-norm": float("inf")}, "Expected clip-norm to be a finite number"),
         ({"batch-size": 0}, "Expected batch-size to be an integer >= 1"),
