@@ -40,7 +40,7 @@ def own_file():
         yield
     sys.modules.pop(NAME.partition(":")[0], None)
     RUN_QUERIES.clear()
-    RUN_QUERIES.update({name: kind for name, kind in registered.items() if name in ("mean", "evaluation")})
+    RUN_QUERIES.update({name: kind for name, kind in registered.items() if name != "weighted"})
     prepare.cache_clear()
 
 
