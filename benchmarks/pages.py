@@ -61,7 +61,7 @@ from . import (
     tables,
     workers,
 )
-from .judged_tables import REGRESSION
+from .judged_tables import JUDGED, REGRESSION
 from .peers import in_process
 from .peers import run as peers
 from .unmeasured import is_missing, shown
@@ -473,6 +473,7 @@ BLOCKS = {
     "docs/tables.md": {
         "tables": lambda: tables.shown(json.loads(tables.DEFAULT.read_text())),
         "rivals": lambda: f"{rivals.shown(document('rivals'))}\n\n{rivals.TERMS}",
+        "rivals-judged": lambda: f"{rivals.gaps(document('rivals'), [*JUDGED])}\n\n{rivals.TERMS}",
         "rivals-gaps": lambda: f"{rivals.gaps(document('rivals'), [*REGRESSION])}\n\n{rivals.TERMS}",
     },
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
