@@ -9,7 +9,8 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.nodes.journal import Journal, noting
 from murmurfl.app.nodes.node_app import describe
 from murmurfl.app.nodes.node_config import NodeConfig
-from murmurfl.clients import numpy_client_app
+from murmurfl.clients import Column, Label, Schema, numpy_client_app
+from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, RefusedError, SQLiteLedger, protocol
 from murmurfl.privacy.setting import by_key, settings_of
 
@@ -188,3 +189,72 @@ def test_what_is_released_beside_the_training_is_noted_as_what_it_is(tmp_path):
         ("released", None, 1),
         ("released", "evaluation", 1),
     ]
+
+
+# An additive model of a table.
+
+
+def made_of_table(folder, rows=None, **changes):
+    """A node whose samples are a table with ages, of which some are missing, and wards."""
+    lines = [f"{20 + i},{'ab'[i % 2]},{'no' if i % 3 else 'yes'}" for i in range(SAMPLES)]
+    lines[4] = ",a,no"
+    lines = lines if rows is None else [*lines[:7], *rows, *lines[8:]]
+    (folder / "patients.csv").write_text("\n".join(["age,ward,ill", *lines]) + "\n")
+    columns = {"age": Column(kind="number", bounds=(0, 100)), "ward": Column(kind="category", values=("a", "b"))}
+    schema = Schema(columns=columns, label=Label(column="ill", classes=("no", "yes")), reviewed=True)
+    (folder / "schema.toml").write_text(document(schema))
+    values = {**BASE, "model": "additive", "samples": str(folder / "patients.csv")}
+    values |= {
+        "schema": str(folder / "schema.toml"),
+        "num-records": SAMPLES,
+        **by_key(changes, settings_of(NodeConfig)),
+    }
+    for name in ("patients.csv", "schema.toml"):
+        (folder / name).chmod(0o600)
+    if not (folder / "ledger.sqlite").exists():
+        SQLiteLedger.create(folder / "ledger.sqlite", budget_mu=MU, delta=1e-5)
+    (folder / "node.toml").write_text(toml_document(values))
+    return NodeConfig.read(folder / "node.toml")
+
+
+COUNTS = {protocol.RELEASE_OF: protocol.OF_KNOTS}
+KNOTS = np.array([0.3, 10.0, 30.0, 60.0, 90.0])
+ADDITIVE = [np.zeros((2, 9)), np.zeros(2)]
+
+
+def test_an_additive_node_counts_first_and_spends_exactly_the_budget(tmp_path):
+    client = made_of_table(tmp_path, knots=4).make_client()
+    counts, rest = client.parts["knots"].asked.policy, client.privatizer.policy
+    assert (counts.mu, rest.mu) == (pytest.approx(math.sqrt(0.1)), pytest.approx(math.sqrt(0.9)))
+    assert (counts.clip_norm, counts.clip_unit, counts.noise_quality) == (1.0, "nonnegative", "exact")
+    assert client.gradients.shapes == [(2, 4 + 2 + 3), (2,)]
+    assert "is for the counts for the knots of its columns, which it releases first." in describe(client)
+    arrays, examples, _ = client.fit([], training_config(session="k", **COUNTS))
+    assert (arrays[0].shape, examples) == ((client.parts["knots"].query.width,), SAMPLES)
+    knots = {protocol.KNOTS: KNOTS.astype("<f8").tobytes()}
+    for t in (1, 2, 3):
+        assert np.concatenate([part.ravel() for part in client.fit(ADDITIVE, training_config(t, **knots))[0]]).any()
+    assert client.statement("s")["mu-guaranteed"] == pytest.approx(MU)
+    with raises(RefusedError, "refused", code=protocol.BUDGET_EXHAUSTED, match="budget"):
+        client.fit([], training_config(session="again", **COUNTS))
+
+
+def test_the_ledger_of_a_node_knows_records_whichever_model_is_trained(tmp_path):
+    made_of_table(tmp_path, knots=4, mu=0.5).make_client().fit([], training_config(session="k", **COUNTS))
+    made_of_table(tmp_path, model="softmax", mu=0.5)
+    client = NodeConfig.read(tmp_path / "node.toml").make_client()
+    assert client.gradients.shapes == [(2, 4), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [({"strategy": "online", "learning_rate": 0.1}, "model"), ({"centring": "private", "centring_norm": 1.0}, "model")],
+)
+def test_an_additive_model_that_a_strategy_cannot_have_is_refused(changes, setting, tmp_path):
+    with raises(ConfigurationError, "conflict", setting):
+        made_of_table(tmp_path, knots=4, **changes)
+
+
+def test_knots_of_another_model_are_refused(tmp_path):
+    with raises(ConfigurationError, "conflict", "model.knots"):
+        made(tmp_path, knots=4)

@@ -202,6 +202,10 @@ def test_a_table_without_numbers_is_refused_as_are_impossible_settings():
 
 def test_the_policy_of_the_release_has_the_mu_that_was_asked_for():
     mu = gdp_mu(0.5, 1e-5)
+    owners = ROWS.policy(mu, samples_per_owner=3)
+    assert owners.clip_unit == "sample", "a row of an owner is clipped, and nothing else is known of it"
+    ROWS.check_policy(owners)
+    assert owners.plan(ROWS.width).sensitivity == pytest.approx(2.0, rel=1e-3)
     plan = ROWS.policy(mu).plan(ROWS.width)
     assert plan.loss.mu <= mu * (1 + 1e-9)
     assert plan.sensitivity == pytest.approx(math.sqrt(2.0), rel=1e-3)
