@@ -125,6 +125,10 @@ class ClientQuery:
         """Number of values in later requests that come from the answer."""
         return self.query.width
 
+    def made_up_input(self, random: np.random.Generator) -> PublicInput:
+        """Make up values that a later request may bring, for a client that is tried out."""
+        return random.normal(size=self.input_width)
+
     def read_input(self, content: Any) -> PublicInput:
         """Read what a later request brings of the answer (:attr:`Query.gives`), or refuse it."""
         width, name, kind = self.input_width, self.query.gives, np.dtype(self.query.gives_type)
@@ -296,6 +300,10 @@ class Knots(ClientQuery):
     def input_width(self) -> int:
         """Number of values in later requests: the rank share and the knots."""
         return self.asked.input_width
+
+    def made_up_input(self, random: np.random.Generator) -> PublicInput:
+        """Make up knots that are spread evenly between the public bounds, under a share of the rank."""
+        return np.concatenate([random.random(1), self.asked.even[1:]])
 
     def read_input(self, content: Any) -> PublicInput:
         """Read the knots of a later request, or refuse them."""

@@ -18,7 +18,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -396,15 +396,15 @@ def _requests(client: PrivateClient) -> list[_Asked]:
     asked += [_Asked("train", _content(session=one.name, of=one.name), one.name) for one in first]
     policy = client.privatizer.policy
     for k in range(1, policy.max_participations + 1):
-        asked.append(_Asked("train", _content(k, session, points=points.of(k), centre=points.centre), "training"))
+        asked.append(_Asked("train", _content(k, session, points=points.of(k), public=points.public), "training"))
     for one in last:
         model = points.model(client.parts[one.name].asked_at) if one.at_a_model else []
-        content = _content(session=one.name, of=one.name, centre=points.centre, points=model)
+        content = _content(session=one.name, of=one.name, public=points.public, points=model)
         asked.append(_Asked("train", content, one.name))
     after = policy.max_participations + 1
     asked += [
-        _Asked("train", _content(after, session, points=points.of(after), centre=points.centre)),
-        _Asked("train", _content(1, "another", points=points.of(1), centre=points.centre)),
+        _Asked("train", _content(after, session, points=points.of(after), public=points.public)),
+        _Asked("train", _content(1, "another", points=points.of(1), public=points.public)),
         _Asked("train", _content(1, session, points=[[np.full(3, math.nan)]])),
         _Asked("train", _content(1, "of nothing", of="everything")),
         _Asked("evaluate", _content(1, session, points=points.of(1))),
@@ -426,9 +426,10 @@ class _Points:
         self._shapes = [tuple(shape) for shape in client.gradients.shapes]
         self._count = client.query_points
         self._random = np.random.Generator(np.random.Philox(key=97))
-        self.centre = b""
+        self.public: dict[str, bytes] = {}  # what requests bring of the answer to a query
         if client.giver is not None:
-            self.centre = self._random.normal(size=client.giver.query.width).astype("<f4").tobytes()
+            kind, values = client.giver.query, client.giver.asked.made_up_input(self._random)
+            self.public[kind.gives] = values.astype(kind.gives_type).tobytes()
 
     def of(self, k: int) -> list[Point]:
         """Return the points of a request for release k."""
@@ -453,12 +454,12 @@ def _content(
     points: Sequence[Point] = (),
     ask: str = "",
     of: str = "",
-    centre: bytes = b"",
+    public: Mapping[str, bytes] | None = None,
 ) -> RecordDict:
     entries: dict[str, Any] = {protocol.VERSION: protocol.PROTOCOL_VERSION, protocol.SESSION: session}
     entries |= {protocol.ASK: ask} if ask else {protocol.SERVER_ROUND: k, protocol.ACK: k - 1}
     entries |= {protocol.RELEASE_OF: of} if of else {}
-    entries |= {protocol.CENTRE: centre} if centre else {}
+    entries |= public or {}
     content = RecordDict({protocol.CONFIG: ConfigRecord(entries)})
     for name, point in zip((protocol.ARRAYS, protocol.PREVIOUS_ARRAYS), points, strict=False):
         content[name] = ArrayRecord({str(i): Array(values) for i, values in enumerate(point)})

@@ -121,12 +121,13 @@ def test_owners_are_put_elsewhere_have_more_rows_or_fewer_and_nothing_shows(stra
     assert found.unit == "all records of an owner"
 
 
-@pytest.mark.few_cases(2)
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
     ("strategy", "beside"),
     [
         ("mu2", "evaluation"),
         ("full-batch", "centring"),
+        ("full-batch", "additive"),
         pytest.param("mu2", "centring", marks=pytest.mark.long),
         pytest.param("full-batch", "evaluation", marks=pytest.mark.long),
     ],
@@ -135,6 +136,7 @@ def test_a_mean_of_features_and_an_evaluation_show_no_record_either(strategy, be
     parts = {
         "evaluation": {"evaluation.share": 0.3, "evaluation.held-out": 0.25, "evaluation.score-bins": 4},
         "centring": {"centring": "private", "centring.norm": 1.0},
+        "additive": {"model": "additive"},
     }
     settings = {**OF_STRATEGY.get(strategy, BATCHES), "strategy": strategy, **parts[beside]}
     assert_nothing_shows(audited(tmp_path, **settings))
