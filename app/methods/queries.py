@@ -644,7 +644,7 @@ class KnotsOfRun(RunQuery[Knots]):
     """The counts for the knots of an additive model, which clients release before the training."""
 
     name: ClassVar[str] = KNOTS
-    says: ClassVar[str] = "the counts for the knots of the columns"
+    says: ClassVar[str] = "a histogram of each column of numbers, for its knots"
     off: ClassVar[str] = "model=softmax"
     before: ClassVar[bool] = True
 
