@@ -125,9 +125,9 @@ class ClientQuery:
         """Number of values in later requests that come from the answer."""
         return self.query.width
 
-    def made_up_input(self, random: np.random.Generator) -> PublicInput:
-        """Make up values that a later request may bring, for a client that is tried out."""
-        return random.normal(size=self.input_width)
+    def made_up_input(self, normals: NDArray[np.float64]) -> PublicInput:
+        """Make up values that a later request may bring, from normal draws, for a client that is tried out."""
+        return normals
 
     def read_input(self, content: Any) -> PublicInput:
         """Read what a later request brings of the answer (:attr:`Query.gives`), or refuse it."""
@@ -301,9 +301,9 @@ class Knots(ClientQuery):
         """Number of values in later requests: the rank share and the knots."""
         return self.asked.input_width
 
-    def made_up_input(self, random: np.random.Generator) -> PublicInput:
+    def made_up_input(self, normals: NDArray[np.float64]) -> PublicInput:
         """Make up knots that are spread evenly between the public bounds, under a share of the rank."""
-        return np.concatenate([random.random(1), self.asked.even[1:]])
+        return np.concatenate([[np.exp(-(normals[0] ** 2))], self.asked.even[1:]])
 
     def read_input(self, content: Any) -> PublicInput:
         """Read the knots of a later request, or refuse them."""

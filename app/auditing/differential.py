@@ -428,8 +428,9 @@ class _Points:
         self._random = np.random.Generator(np.random.Philox(key=97))
         self.public: dict[str, bytes] = {}  # what requests bring of the answer to a query
         if client.giver is not None:
-            kind, values = client.giver.query, client.giver.asked.made_up_input(self._random)
-            self.public[kind.gives] = values.astype(kind.gives_type).tobytes()
+            asked = client.giver.asked
+            values = asked.made_up_input(self._random.normal(size=asked.input_width))
+            self.public[asked.query.gives] = values.astype(asked.query.gives_type).tobytes()
 
     def of(self, k: int) -> list[Point]:
         """Return the points of a request for release k."""
