@@ -33,10 +33,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from murmurfl.app.runs import fitting
+from murmurfl.app.runs import rehearsal
 from murmurfl.privacy import derived_seed
 
-from murmurfl import load_model
+from murmurfl import fit, load_model
 
 from .judged_tables import MOST_ROWS, REGRESSION, SMALL, TABLES, TableSource
 
@@ -268,12 +268,12 @@ def fitted(train: Path, test: Path, label: str, regression: bool, seed: int, opt
     from sklearn.metrics import r2_score, roc_auc_score
 
     # The rows for the score are apart already: `fit` trains on nearly all of what it is given.
-    fitting.HELD_OUT_SHARE = 0.02
+    rehearsal.HELD_OUT_SHARE = 0.02
     with test.open(newline="") as file:
         rows = list(csv.DictReader(file))
     outcomes = [row.pop(label) for row in rows]
     with tempfile.TemporaryDirectory() as folder:
-        result = fitting.fit(train, label=label, seed=seed, on_progress=lambda _: None, **options)
+        result = fit(train, label=label, seed=seed, on_progress=lambda _: None, **options)
         model = load_model(result.save(Path(folder) / "model"))
         if regression:
             predicted = np.asarray(model.predict(rows), dtype=float)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 from murmurfl.app import fit
-from murmurfl.app.runs.fitting import figure
+from murmurfl.app.runs.fit_summary import figure
 from murmurfl.privacy import derived_seed
 from numpy.typing import NDArray
 

@@ -107,6 +107,7 @@ def fit(
     """Train a private model of a table, as its sites would together: a rehearsal on this computer, unless --real."""
     from ..models.trained_model import MODEL
     from ..runs import fitting
+    from ..runs.fit_summary import fit_lines
     from ..runs.outcome import RESULT_NAME
     from ..runs.result import folder_for, room_kept, write_record
     from ..settings.layers import parse_assignments
@@ -143,7 +144,7 @@ def fit(
             typer.echo(json.dumps({"folder": str(folder), "model": str(model), **result.outcome.document()}))
             return
         if result.table is not None:
-            for line in fitting.fit_lines(result, result.table, path):
+            for line in fit_lines(result, result.table, path):
                 say(line)
 
 

@@ -7,7 +7,7 @@ import pytest
 from murmurfl.app import fit
 from murmurfl.app.commands.main import cli
 from murmurfl.app.data.table_task import ReadTable, held_out, split_rows
-from murmurfl.app.runs.fitting import fit_lines
+from murmurfl.app.runs.fit_summary import fit_lines
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.privacy import ConfigurationError, derived_seed
 from typer.testing import CliRunner

@@ -14,8 +14,8 @@ from murmurfl.app import RunResult, fit, load_model
 from murmurfl.app.commands.main import cli
 from murmurfl.app.data.table_task import ReadTable, held_out
 from murmurfl.app.models.trained_model import TrainedModel
-from murmurfl.app.runs import fitting
-from murmurfl.app.runs.fitting import fit_lines, is_useless
+from murmurfl.app.runs import fit_summary, rehearsal
+from murmurfl.app.runs.fit_summary import fit_lines, is_useless
 from murmurfl.app.runs.model_card import card_text
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.drafting import document
@@ -77,7 +77,7 @@ def test_the_model_learns_who_is_ill(result):
 def test_a_client_alone_that_is_no_worse_is_said_to_be(result, reached, said):
     alone = result.outcome.alone.model_copy(update={"auc": reached})
     outcome = result.outcome.model_copy(update={"alone": alone})
-    assert ("(no worse)" in fitting._beside(outcome, result.table)) == said
+    assert ("(no worse)" in fit_summary._beside(outcome, result.table)) == said
 
 
 def test_models_without_privacy_and_a_client_alone_stand_beside_it(result):
@@ -206,7 +206,7 @@ def test_an_accuracy_below_the_majority_is_said_of_a_model_that_ranks(result, tm
 
 
 def test_sums_are_advised_where_they_were_rehearsed_and_help(tmp_path, monkeypatch):
-    monkeypatch.setattr(fitting, "is_useless", lambda outcome, _: outcome.privacy.trust == "untrusted-server")
+    monkeypatch.setattr(rehearsal, "is_useless", lambda outcome, _: outcome.privacy.trust == "untrusted-server")
     result = fit(people(), label="ill", clients=4)
     assert result.table.better.startswith("--trust secure-aggregation: AUC 0.9")
     assert any(line.startswith("better") for line in fit_lines(result, result.table, tmp_path))

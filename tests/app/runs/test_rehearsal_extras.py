@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from murmurfl.app import fit
-from murmurfl.app.runs.fitting import fit_lines
+from murmurfl.app.runs.fit_summary import fit_lines
 from murmurfl.privacy import ConfigurationError, derived_seed
 from sklearn.metrics import roc_auc_score
 

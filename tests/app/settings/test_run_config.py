@@ -18,7 +18,7 @@ from murmurfl.app.planning.noise_plans import compare_mechanisms
 from murmurfl.app.planning.plan_answers import base_of_run
 from murmurfl.app.planning.plan_lines import plan_lines
 from murmurfl.app.runs.experiment import prepare
-from murmurfl.app.runs.fitting import DEALT
+from murmurfl.app.runs.fit_arguments import DEALT
 from murmurfl.app.settings.keyword_arguments import FitSettings, RunSettings
 from murmurfl.app.settings.layers import (
     DEFAULT_RUN,

@@ -1,0 +1,137 @@
+"""Arguments of :func:`~.fitting.fit` that a rehearsal and a real fit share, and the run-config keys they become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...clients.records.schema import Schema
+from ...privacy.errors import ConfigurationError
+from ...privacy.release.tables import PRIVATE, SHUFFLED
+from ...privacy.setting import Value, by_key
+from ..data.table_task import ReadTable
+from ..settings.layers import layered
+from ..settings.registry import registry
+from ..settings.run_config import run_keys
+from .real_fit import evaluated_privately
+
+if TYPE_CHECKING:
+    from ...clients.records.client_records import Table
+
+SCALING_SHARE = 0.1
+"""Share of mu^2 for the statistics that columns are scaled by."""
+EPSILON = 2.0
+"""Default epsilon of a fit."""
+DEALT = ("task", "partition", "num-clients", "clients-per-round", "partition.alpha")
+"""Keys that the table and its clients decide."""
+_FULL_BATCH, _TRUSTED = "full-batch", "trusted-full-batch"
+
+
+@dataclass(frozen=True)
+class FitArguments:
+    """Arguments of :func:`fit` that a rehearsal and a real fit share."""
+
+    table: Table
+    label: str
+    site: str
+    clients: int
+    owner: str
+    epsilon: float | None
+    schema: Schema | Path | str | None
+    trust: str
+    evaluate: str
+    scale: str
+    header: bool
+    settings: Mapping[str, object]
+
+    def settled(self) -> tuple[ReadTable, dict[str, Value]]:
+        """Read the table's header and its schema; the table, and the run-config keys, checked."""
+        asked = {"label": self.label, "site": self.site, "owner": self.owner, "header": self.header}
+        found = ReadTable.of(self.table, schema=self.schema, **asked)
+        return found, _own_keys(self, found.schema)
+
+
+def _own_keys(asked: FitArguments, schema: Schema) -> dict[str, Value]:
+    """Return the run-config keys that are asked for, checked."""
+    epsilon, trust, evaluate, scale = asked.epsilon, asked.trust, asked.evaluate, asked.scale
+    of_numbers = schema.num_classes == 1
+    given_keys = by_key(asked.settings, run_keys())
+    if "model" in given_keys:
+        additive = registry("model")[str(given_keys["model"])].takes_knots
+    else:
+        additive = not asked.scale and can_be_additive(schema, given_keys)
+    own = {**_usual_keys(schema, trust, additive=additive), **given_keys}
+    if not schema.owner and own.get("samples-per-owner"):
+        raise ConfigurationError(
+            f"Expected a column of owners with samples-per-owner = {own['samples-per-owner']}, got none: name it with "
+            "--owner, or in the schema.",
+            kind="missing",
+            setting="owner",
+        )
+    if schema.owner and (scale or evaluate):
+        option = "scale" if scale else "evaluate"
+        raise ConfigurationError(
+            f"Expected {option} to be empty with an owner, got {PRIVATE!r}: it counts rows, of which a person has "
+            "several. Leave it out.",
+            kind="conflict",
+            setting=option,
+            got=PRIVATE,
+        )
+    if dealt := next((name for name in DEALT if name in own), ""):
+        raise ConfigurationError(
+            f"Expected site or clients in the place of {dealt}, got {own[dealt]!r}: these say where a row is.",
+            kind="conflict",
+        )
+    if epsilon is not None and not epsilon > 0:
+        raise ConfigurationError(
+            f"Expected epsilon > 0, got {epsilon!r}: to train without noise set mechanism = none.",
+            kind="out-of-range",
+            setting="epsilon",
+            got=epsilon,
+        )
+    epsilon = EPSILON if epsilon is None and "mu" not in own else epsilon
+    if evaluate not in ("", PRIVATE) or (evaluate and of_numbers):
+        raise ConfigurationError(
+            f"Expected evaluate to be empty or, of classes, 'private', got {evaluate!r}: numbers are never quite "
+            "right.",
+            kind="unknown-name",
+            setting="evaluate",
+            got=evaluate,
+        )
+    if evaluate:
+        own = {**evaluated_privately(schema), **own}
+    given = {"epsilon": epsilon, "trust": trust}
+    own = layered(own, {name: value for name, value in given.items() if value})
+    if scale and registry("model")[str(own["model"])].takes_knots:
+        raise ConfigurationError(
+            f"Expected no scale with model = {own['model']!r}, whose knots are private quantiles, got {scale!r}: leave "
+            "one of them out.",
+            kind="conflict",
+            setting="scale",
+            got=scale,
+        )
+    if scale not in ("", PRIVATE):
+        raise ConfigurationError(
+            f"Expected scale to be empty or 'private', got {scale!r}.", kind="unknown-name", setting="scale", got=scale
+        )
+    return own
+
+
+def can_be_additive(schema: Schema, given: Mapping[str, Value]) -> bool:
+    """Return True if a table and settings of one's own allow an additive model: what is public decides, and no row."""
+    numbers = any(column.bounds is not None for column in schema.columns.values())
+    strategy = str(given.get("strategy", _FULL_BATCH))
+    other = given.get("centring") == PRIVATE or given.get("batch-selection") == SHUFFLED
+    return numbers and schema.norm is None and strategy in (_FULL_BATCH, _TRUSTED) and not other
+
+
+def _usual_keys(schema: Schema, trust: str, *, additive: bool) -> dict[str, Value]:
+    """Return the strategy and the model of a fit for which none is set."""
+    of_numbers, trusted = schema.num_classes == 1, trust == "trusted-server"
+    if additive or schema.owner:  # `auto` compares strategies for single rows, and linear models
+        strategy = _TRUSTED if trusted else _FULL_BATCH
+    else:  # made-up data of numbers have classes: there is nothing to rehearse
+        strategy = "auto" if trusted or not of_numbers else _FULL_BATCH
+    return {"strategy": strategy, "model": "additive" if additive else "ridge" if of_numbers else "softmax"}

@@ -1,0 +1,282 @@
+"""What a fit shows of its result: the figure that a model is judged by, a verdict, and named lines for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...clients.records.schema import Schema
+from ..data.table_task import FittedTable
+from ..models.trained_model import SCHEMA
+from .fit_arguments import SCALING_SHARE
+from .outcome import Alone, Outcome, Scores
+
+if TYPE_CHECKING:
+    from .result import RunResult
+
+_MOST_NAMED, _MOST_CHECKED, _TWO, _GUESSING = 4, 4, 2, 0.5
+ERRORS = 2.0
+"""Standard errors by which a model must be better than chance."""
+_FAR_BEHIND = 0.05
+"""Distance below the mean from which the worst site's score is shown."""
+
+
+def alone_does(outcome: Outcome, table: FittedTable) -> bool:
+    """Return True if one client alone is no worse than the federation."""
+    alone = outcome.alone
+    return alone is not None and alone.clients > 0 and figure(alone, table) >= figure(outcome, table)
+
+
+def figure(of: Outcome | Alone | Scores, table: FittedTable) -> float:
+    """Return what a model is judged by: the AUC of two classes, the accuracy of several, R^2 of numbers."""
+    if table.schema.num_classes == 1:
+        return math.nan if of.loss is None or not table.variance else 1.0 - of.loss / table.variance
+    found = of.auc if table.schema.num_classes == _TWO else of.accuracy
+    return math.nan if found is None else found
+
+
+def shown_figure(of: Outcome | Alone | Scores, table: FittedTable) -> str:
+    """:func:`figure` for people."""
+    value = figure(of, table)
+    if table.schema.num_classes == 1:
+        return f"R2 {value:.3f}"
+    if table.schema.num_classes == _TWO:
+        return f"AUC {value:.3f} (accuracy {100 * (of.accuracy or 0.0):.1f} %)"
+    rehearsal = of.rehearsal if isinstance(of, Outcome) else None
+    area = None if rehearsal is None else rehearsal.macro_auc
+    return f"{100 * value:.1f} %" + ("" if area is None else f" (macro AUC {area:.3f})")
+
+
+def short_figure(of: Outcome | Alone | Scores, table: FittedTable) -> str:
+    """:func:`figure` for people, without the accuracy and a name."""
+    return shown_figure(of, table).partition(" (")[0].removeprefix("AUC ").removeprefix("R2 ")
+
+
+def is_useless(outcome: Outcome, table: FittedTable) -> bool:
+    """Say whether nothing shows that a fitted model tells more than the usual answer does: twice the error counts."""
+    if table.schema.num_classes == 1:
+        return not figure(outcome, table) > 0.0
+    if table.schema.num_classes == _TWO and figure(outcome, table) > _GUESSING + ERRORS * table.error_of_guessing:
+        return False  # it ranks, even where one class is so rare that nobody is given it
+    return not (outcome.accuracy or 0.0) > table.majority + ERRORS * table.error_of_accuracy
+
+
+def fit_lines(result: RunResult, table: FittedTable, folder: Path | None) -> list[str]:
+    """Return a fitted model, saved in a folder or not yet, in ten to fifteen lines for people."""
+    notes, rows = summary_of_fit(result, table, folder)
+    return [*notes, *_aligned(rows)]
+
+
+def summary_of_fit(
+    result: RunResult, table: FittedTable, folder: Path | None
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return notes that must be read before any figure, and named rows."""
+    outcome = result.outcome
+    if result.deployed:
+        return _real_verdict(result, table.schema), _real_rows(result, table, folder)
+    whose = f"{outcome.num_clients} sites by {table.site!r}" if table.site else f"{outcome.num_clients} clients, dealt"
+    unused = ", ".join(f"{name} ({reason})" for reason, names in table.left_out.items() for name in names[:_MOST_NAMED])
+    public = f"leave only what is public in its {SCHEMA} (drafted from all rows), set reviewed = true, "
+    review = public if table.drafted else ""
+    rows = [
+        ("table", f"{table.name}: {table.rows:,} rows, {table.tested:,} of them held out; {whose}"),
+        *[("persons", _persons(table)) for _ in range(bool(table.owners))],
+        *[("invalid rows", _invalid_records(table.invalid_records)) for _ in range(bool(table.invalid_records))],
+        ("columns", f"{_columns_words(table)}{f'; left out: {unused}' if unused else ''}"),
+        ("label", _label_words(table)),
+        *_to_check(table),
+        ("method", f"{_method(result)}{', chosen by rehearsal' if outcome.chosen_by else ''}"),
+        ("model", f"{shown_figure(outcome, table)} on the rows held out{table.also}"),
+        *_several_rows(outcome, table),
+        *[("private", one.sentence) for one in (outcome.private_evaluation,) if one is not None and one.sentence],
+        ("beside", _beside(outcome, table)),
+        *[("warning", words) for words in outcome.warnings[:1]],
+        *[("better", table.better) for _ in range(bool(table.better))],
+        ("privacy", _privacy(result)),
+        *_saved(folder),
+        ("next", f"for use: {review}fit it --real{_of_owners(table)}, or give each site a node"),
+    ]
+    return _verdict(outcome, table), rows
+
+
+def _several_rows(outcome: Outcome, table: FittedTable) -> list[tuple[str, str]]:
+    """Return the figures of several seeds and of single sites, if there are any."""
+    rehearsal, rows = outcome.rehearsal, []
+    if rehearsal is None:
+        return []
+    named = {"auc": "AUC ", "r2": "R2 "}.get(rehearsal.measure, "accuracy ")
+    several = rehearsal.seeds
+    if several is not None and several.mean is not None:
+        error = "" if several.standard_error is None else f", standard error {several.standard_error:.3f}"
+        rows.append(("seeds", f"{named}{several.mean:.3f} on average of {len(several.seeds)} seeds{error}"))
+    known = [(value, name) for name, one in rehearsal.sites.items() if (value := _of_site(one, table)) is not None]
+    mean = float(np.mean([value for value, _ in known])) if known else 0.0
+    if known and min(known)[0] < mean - _FAR_BEHIND:  # the report has all of them
+        (low, worst), (high, best) = min(known), max(known)
+        rows.append(("by site", f"{named}{mean:.3f} on average, {low:.3f} at {worst!r}, {high:.3f} at {best!r}"))
+    return rows
+
+
+def _of_site(scores: Scores, table: FittedTable) -> float | None:
+    """Return what a model is judged by on a site's rows; None where they are of one class, or alike."""
+    classes = table.schema.num_classes
+    return scores.r2 if classes == 1 else scores.auc if classes == _TWO else scores.accuracy
+
+
+def _persons(table: FittedTable) -> str:
+    """Return who is protected, and how many rows of a person are used."""
+    unused = f": {table.unused:,} of {table.trained:,} rows are not" if table.unused else ""
+    return (
+        f"{table.owners:,} by {table.schema.owner!r}, each protected with all rows; of each up to "
+        f"{table.samples_per_owner} are used for training{unused}"
+    )
+
+
+def _to_check(table: FittedTable) -> list[tuple[str, str]]:
+    """Return what a person should decide about the draft, the first few in words."""
+    more = len(table.to_check) - _MOST_CHECKED
+    rows = [("check", note) for note in table.to_check[:_MOST_CHECKED]]
+    return [*rows, ("", f"{more} more: `murmurfl schema {table.name}` shows all")] if more > 0 else rows
+
+
+def _verdict(outcome: Outcome, table: FittedTable) -> list[str]:
+    """Return what must be known before any figure, if there is something."""
+    numbers = table.schema.num_classes == 1
+    persons = [table.likely_owner] if table.likely_owner else []
+    if is_useless(outcome, table):
+        usual = "their mean" if numbers else f"the usual answer, right in {100 * table.majority:.1f} %"
+        return [
+            *persons,
+            f"Do not use this model: {table.tested:,} rows do not show it to be better than always giving {usual}.",
+        ]
+    accuracy = outcome.accuracy or 0.0
+    if numbers or accuracy > table.majority:
+        return persons
+    return [
+        *persons,
+        f"Accuracy {100 * accuracy:.1f} % is not above the usual answer's {100 * table.majority:.1f} %, but the model "
+        "ranks rows: use the order of its probabilities.",
+    ]
+
+
+def _of_owners(table: FittedTable) -> str:
+    """Return what a real fit of persons is told."""
+    if not table.owners:
+        return ""
+    return f" --owners N (places for persons, public) --set samples-per-owner={table.samples_per_owner}"
+
+
+def _saved(folder: Path | None) -> list[tuple[str, str]]:
+    return [] if folder is None else [("saved", f"{folder}: `murmurfl predict {folder} NEW.csv`")]
+
+
+def _real_rows(result: RunResult, table: FittedTable, folder: Path | None) -> list[tuple[str, str]]:
+    """Return the rows of a real fit, in which is only what was released with noise or is public."""
+    evaluation, schema = result.outcome.private_evaluation, table.schema
+    measured = "none: how far numbers are off is not released; rehearse without --real to see it"
+    rows = f"{table.rows:,} rows, whose number is public"
+    if schema.owner:
+        measured = "none: it would count rows, of which a person has several; rehearse without --real to see one"
+        rows = f"{table.rows:,} places for persons by {schema.owner!r}, of each up to {table.samples_per_owner} rows"
+    elif schema.num_classes > 1:
+        measured = "none was released" if evaluation is None else evaluation.sentence or evaluation.failure
+    spent = table.spent(result.guarantee.delta)
+    notes = [note for note in result.guarantee.notes if note != spent]
+    return [
+        ("table", f"{table.name}: {rows}"),
+        ("columns", _columns_words(table)),
+        ("label", _label_words(table)),
+        ("method", _method(result)),
+        ("figure", f"{measured}"),
+        ("privacy", f"REAL: {replace(result.guarantee, notes=tuple(notes))}"),
+        ("in all", spent),
+        *_saved(folder),
+    ]
+
+
+def _real_verdict(result: RunResult, schema: Schema) -> list[str]:
+    """Whether the released figure shows the model to be of use, by what is released or public alone."""
+    found = result.evaluation
+    if found is None:
+        return []
+    known = schema.label.majority
+    if found.auc_interval is not None and found.auc_interval[0] > _GUESSING:
+        return []
+    if known is not None and found.interval[0] > known:
+        return []
+    usual = "the usual answer" if known is None else f"the usual answer, right in {100 * known:g} %"
+    return [
+        f"The released figure does not show that this model is better than always giving {usual}: it is too uncertain, "
+        "or how often that is right is not public (majority in the schema's label)."
+    ]
+
+
+def _aligned(rows: list[tuple[str, str]]) -> list[str]:
+    wide = max(len(name) for name, _ in rows)
+    return [f"{name:<{wide}}  {value}" for name, value in rows]
+
+
+def _method(result: RunResult) -> str:
+    rounds = result.outcome.rounds
+    return f"{result.experiment.config.strategy}, {rounds} round{'s' * (rounds != 1)}"
+
+
+def _invalid_records(invalid_records: Mapping[str, int]) -> str:
+    """Return how many rows do not fit, and the most frequent reasons."""
+    frequent = sorted(invalid_records.items(), key=lambda one: -one[1])[:_MOST_NAMED]
+    reasons = [f"{reason}: {count:,}" if len(invalid_records) > 1 else reason for reason, count in frequent]
+    return f"{sum(invalid_records.values()):,} rows do not fit and are not used ({'; '.join(reasons)})"
+
+
+def _columns_words(table: FittedTable) -> str:
+    scaled = f", scaled by private statistics ({SCALING_SHARE:.0%} of mu^2)" if table.scaled else ""
+    return f"{len(table.schema.columns)} used{scaled}"
+
+
+def _label_words(table: FittedTable) -> str:
+    label = table.schema.label
+    if table.schema.num_classes == 1:
+        low, high = label.bounds or (-math.inf, math.inf)
+        return f"{label.column}: a number from {low:g} to {high:g}"
+    named = ", ".join(label.names[:_MOST_NAMED]) + (", ..." if len(label.names) > _MOST_NAMED else "")
+    notes = f" ({'; '.join(table.label_notes)})" if table.label_notes else ""
+    return f"{label.column}: {named}{notes}"
+
+
+def _beside(outcome: Outcome, table: FittedTable) -> str:
+    """Return the figures of models without privacy, the best of them first."""
+    found: list[str] = []
+    rehearsal = outcome.rehearsal
+    if rehearsal is not None and (known := rehearsal.baselines) is not None:
+        models = {"trees": known.boosted, "additive": known.additive, "linear": known.linear}
+        scores = {name: one for name, one in models.items() if one is not None}
+        names = sorted(scores, key=lambda name: -figure(scores[name], table))
+        listed = ", ".join(f"{name} {short_figure(scores[name], table)}" for name in names)
+        rows = f" (from {known.rows:,} rows)" if known.rows < table.trained else ""
+        found.append(f"without privacy {listed}{rows}")
+    if outcome.alone is not None and outcome.alone.clients:
+        one = "site" if table.site else "client"
+        no_worse = " (no worse)" if alone_does(outcome, table) else ""
+        average = " on average" if outcome.alone.clients > 1 else ""
+        own = None if rehearsal is None else rehearsal.alone_on_own
+        rows = f" ({short_figure(own, table)} on its own rows)" if own is not None else ""
+        found.append(f"one {one} alone {short_figure(outcome.alone, table)}{average}{no_worse}{rows}")
+    if table.schema.num_classes > 1:
+        found.append(f"usual answer {100 * table.majority:.1f} %")
+    return ", ".join(found)
+
+
+def _privacy(result: RunResult) -> str:
+    if result.outcome.mu is None:
+        return "none: no noise was added"
+    guarantee = result.guarantee
+    # What its parts cost stands in the card, and the words before it say that keys are seeded.
+    return (
+        "REHEARSAL: nobody was protected. With secret keys and a reviewed schema that does not come from the rows it "
+        f"would have {replace(guarantee, notes=())}"
+    )
