@@ -1,4 +1,4 @@
-"""What a fit shows of its result: the figure that a model is judged by, a verdict, and named lines for people."""
+"""Summary of a fit: the figure that a model is judged by, a verdict, and named lines for people."""
 
 from __future__ import annotations
 
