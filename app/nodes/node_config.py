@@ -284,7 +284,7 @@ class NodeConfig(RecordsFile):
     def proposed_policy(self, records: Schema) -> PrivacyPolicy:
         """Return the policy of one run by these settings, before there are records and a ledger; for a look alone."""
         decided = {"mu": self.mu, "delta": self.delta, "budget_mu": self.mu} | self._of_sums(None)
-        of_model = self.method.policy_of_model(self.make_model(records.num_features, records.num_classes))
+        of_model = self.method.policy_of_model(self.make_model(records.num_features, records.num_classes, records))
         enough = self.batch_size * max(self.max_participations, 1)
         return self._policy(enough, decided, **of_model)
 
@@ -370,14 +370,13 @@ class NodeConfig(RecordsFile):
         """Share of mu^2 of what is released before the training."""
         return self.centring_share if self.centred else self.knots_share if self.additive else 0.0
 
-    def _knot_rows(self) -> KnotRows | None:
+    def _knot_rows(self, records: Schema | None = None) -> KnotRows | None:
         """Return the query of the knots, by which additive features are made; None for another model."""
-        return additive_rows(Schema.read_file(Path(self.schema)), self.knots) if self.additive else None
+        return additive_rows(records or Schema.read_file(Path(self.schema)), self.knots) if self.additive else None
 
-    @property
-    def _bound(self) -> float:
+    def _bound(self, records: Schema | None) -> float:
         if self.additive and not self.feature_bound:
-            return math.hypot(Schema.read_file(Path(self.schema)).norm_bound, 1.0)
+            return math.hypot((records or Schema.read_file(Path(self.schema))).norm_bound, 1.0)
         return feature_bound(RunConfig(feature_bound=self.feature_bound))
 
     def queries(self, policy: PrivacyPolicy, model: Model, num_features: int, *, held_out: int) -> list[ClientQuery]:
@@ -397,12 +396,15 @@ class NodeConfig(RecordsFile):
             queries.append(make_evaluation(policy, model, **own))
         return queries
 
-    def make_model(self, num_features: int, num_classes: int) -> Model:
-        """Return the model that a server on the same features has; centred samples have a constant beside them."""
-        rows = self._knot_rows()
+    def make_model(self, num_features: int, num_classes: int, records: Schema | None = None) -> Model:
+        """Return the model that a server on the same features has; centred samples have a constant beside them.
+
+        ``records`` is the schema, if its file is not there yet.
+        """
+        rows = self._knot_rows(records)
         inputs = num_features + self.centred if rows is None else rows.num_features
         constant = self.centred or bool(getattr(registry("features")[self.features], "constant", False))
-        return make_model(self.model, inputs, num_classes, self._bound, constant=constant)
+        return make_model(self.model, inputs, num_classes, self._bound(records), constant=constant)
 
     def _check_model(self, model: PerSampleGradients) -> None:
         """Refuse a model that does not treat each record by itself, on records made up from the schema alone."""

@@ -58,10 +58,7 @@ def _own_keys(asked: FitArguments, schema: Schema) -> dict[str, Value]:
     epsilon, trust, evaluate, scale = asked.epsilon, asked.trust, asked.evaluate, asked.scale
     of_numbers = schema.num_classes == 1
     given_keys = by_key(asked.settings, run_keys())
-    if "model" in given_keys:
-        additive = registry("model")[str(given_keys["model"])].takes_knots
-    else:
-        additive = not asked.scale and can_be_additive(schema, given_keys)
+    additive = chosen_additive(schema, given_keys) and ("model" in given_keys or not asked.scale)
     own = {**_usual_keys(schema, trust, additive=additive), **given_keys}
     if not schema.owner and own.get("samples-per-owner"):
         raise ConfigurationError(
@@ -119,8 +116,13 @@ def _own_keys(asked: FitArguments, schema: Schema) -> dict[str, Value]:
     return own
 
 
-def can_be_additive(schema: Schema, given: Mapping[str, Value]) -> bool:
-    """Return True if a table and settings of one's own allow an additive model: what is public decides, and no row."""
+def chosen_additive(schema: Schema, given: Mapping[str, Value]) -> bool:
+    """Return True if a table's model is additive: as settings say, or else if schema and settings allow it.
+
+    What is public decides, and no row.
+    """
+    if "model" in given:
+        return registry("model")[str(given["model"])].takes_knots
     numbers = any(column.bounds is not None for column in schema.columns.values())
     strategy = str(given.get("strategy", _FULL_BATCH))
     other = given.get("centring") == PRIVATE or given.get("batch-selection") == SHUFFLED

@@ -231,16 +231,20 @@ def edit(folder, rows, edited):
 def trained(site, submit, coordinator):
     site.type(site.said(submit, ""), coordinator, counts=False)
     result = json.loads((site.folder / "out" / "first" / "result.json").read_text())
-    assert (result["rounds"], result["aggregated"]) == (2, 2 * len(CLIENTS))
+    assert (result["rounds"], result["aggregated"], result["config"]["model"]) == (2, 2 * len(CLIENTS), "additive")
     assert result["mu"] == pytest.approx(2.0)
     assert result["mu_local"] == pytest.approx(2.0 * 2**0.5)
     assert (result["accuracy"], result["loss"]) == (None, None)
     assert result["private_evaluation"]["samples"] == sum(len(records_of(number)[1]) for number in range(len(CLIENTS)))
     for member in CLIENTS:
         sessions = read_ledger(site.folder / member / member / "ledger.sqlite").sessions
-        assert sorted(session.releases for session in sessions) == [1, 2]  # of the evaluation, of the training
+        assert sorted(session.releases for session in sessions) == [
+            1,
+            1,
+            2,
+        ]  # of the knots, the evaluation, the training
     for member in HELPERS:
-        assert SQLiteOpeningRecord(site.folder / member / member / "openings.sqlite").sets == 3
+        assert SQLiteOpeningRecord(site.folder / member / member / "openings.sqlite").sets == 4
     wait_until(lambda: "ended: completed" in (coordinator / "log").read_text(), "the run's end was not logged")
     lines = [line for line in (coordinator / "log").read_text().splitlines() if "Round 1 of 2" in line]
     assert lines

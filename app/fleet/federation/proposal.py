@@ -22,12 +22,25 @@ from ...methods.method import AUTO
 from ...nodes.node_config import NodeConfig
 from ...planning import PlanRequest, decide
 from ...runs.experiment import resolve
+from ...runs.fit_arguments import chosen_additive
 from ...runs.real_fit import evaluated_privately
 from ...settings.layers import layered
 from ...settings.run_config import SECURE, RunConfig, run_keys, sum_assumption
 
 SETTINGS: tuple[str, ...] = (
-    *("strategy", "model", "clip-norm", "batch-size", "max-participations", "passes", "mechanism", "mu", "delta"),
+    *(
+        "strategy",
+        "model",
+        "model.knots",
+        "model.knots-share",
+        "clip-norm",
+        "batch-size",
+        "max-participations",
+        "passes",
+        "mechanism",
+        "mu",
+        "delta",
+    ),
     *(
         "clipping",
         "clipping.stability",
@@ -72,10 +85,10 @@ def propose(records: Schema, clients: int, helpers: int, num_records: int, setti
     ConfigurationError
         If no built-in method of real nodes can train by these settings.
     """
-    if records.num_classes == 1:
+    if records.num_classes == 1 and not chosen_additive(records, settings):
         raise ConfigurationError(
-            "Expected a schema whose label has classes, got numbers, which a federation's clients do not scale: "
-            "`murmurfl fit TABLE --schema SCHEMA.toml` trains on numbers.",
+            "Expected a label of classes, or an additive model, whose knots scale a label of numbers, got numbers and "
+            "another model: leave out --set model, or train with `murmurfl fit TABLE --schema SCHEMA.toml`.",
             kind="unsupported",
             setting="schema",
         )
@@ -116,10 +129,12 @@ def propose(records: Schema, clients: int, helpers: int, num_records: int, setti
 
 def _defaults(records: Schema, settings: Mapping[str, Value]) -> dict[str, Value]:
     """Return settings where the coordinator leaves them open."""
-    own: dict[str, Value] = {"strategy": AUTO, "model": "softmax", "mu": 2.0, "delta": 1e-5}
-    strategy = str(settings.get("strategy", AUTO))
+    additive = chosen_additive(records, settings)
+    own: dict[str, Value] = {"strategy": "full-batch" if additive else AUTO, "mu": 2.0, "delta": 1e-5}
+    own["model"] = "additive" if additive else "softmax"
+    strategy = str(settings.get("strategy", own["strategy"]))
     can_evaluate = strategy == AUTO or (strategy in METHODS and METHODS[strategy].evaluates)
-    if not can_evaluate:
+    if not can_evaluate or records.num_classes == 1 or settings.get("evaluation.share") == 0:
         return own
     # A file of records may be sorted by its label, and the last ones would be set aside: all are evaluated on.
     return {

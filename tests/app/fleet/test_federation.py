@@ -328,6 +328,23 @@ class Clients(InProcessGrid):
         )
 
 
+def ready(coordinator, folder, write, count):
+    """Members whose operators have joined, pinned and made a ledger, with tables of so many rows."""
+    members = []
+    for number, name in enumerate(PLACES[:3], 1):
+        members.append(join(Invitation.read(coordinator.folder / "kits" / f"{name}.kit"), folder / name))
+        write(number, folder / name)
+        text = members[-1].file.read_text()
+        for line in ('samples = "patients.csv"', f"num-records = {count}", "budget-mu = 6.0"):
+            text = re.sub(rf"(?m)^{line.split()[0]} = .*$", line, text)
+        members[-1].file.write_text(text)
+    digest = accepted(coordinator, dict(zip(PLACES, members, strict=False))).federation.digest
+    for member in members:
+        member.pin(coordinator.federation, digest)
+        assert member.make_ledger()
+    return members
+
+
 def rows_of(number, count):
     """Rows of a client: a label by the sign of their first value, which is never near 0."""
     random = np.random.Generator(np.random.Philox(key=number))
@@ -340,18 +357,7 @@ def test_run_settings_train_the_members_tables_on_a_server_that_knows_the_schema
     """Keys and noise are the operating system's: in 20 runs all 400 rows were right, the evaluation had 0.98 to 1."""
     write_table(tmp_path, *rows_of(0, 4))
     plain = made(tmp_path / "plain", tmp_path / "schema.toml", helpers=0, mu=6.0, **{"num-rounds": 8})
-    members = []
-    for number, name in enumerate(PLACES[:3], 1):
-        members.append(join(Invitation.read(plain.folder / "kits" / f"{name}.kit"), tmp_path / name))
-        write_table(tmp_path / name, *rows_of(number, 100))
-        text = members[-1].file.read_text()
-        for line in ('samples = "patients.csv"', "num-records = 100", "budget-mu = 6.0"):
-            text = re.sub(rf"(?m)^{line.split()[0]} = .*$", line, text)
-        members[-1].file.write_text(text)
-    digest = accepted(plain, dict(zip(PLACES, members, strict=False))).federation.digest
-    for member in members:
-        member.pin(plain.federation, digest)
-        assert member.make_ledger()
+    members = ready(plain, tmp_path, lambda number, folder: write_table(folder, *rows_of(number, 100)), 100)
     _run(Clients(members), run_config(plain), tmp_path / "first", deployed=True)
     outcome = Outcome.read(tmp_path / "first")
     assert (outcome.mu, outcome.rounds, outcome.aggregated) == (pytest.approx(6.0), 8, 24)
@@ -367,14 +373,29 @@ def test_run_settings_train_the_members_tables_on_a_server_that_knows_the_schema
     assert "the guarantee holds" in card
 
 
-def test_a_federation_for_numbers_is_refused_with_what_trains_on_them(tmp_path):
+def test_a_federation_for_numbers_has_an_additive_model_or_is_refused_with_what_trains_on_them(tmp_path):
+    """Noise is the operating system's: in 12 runs the R2 on rows of nobody was 0.62 to 0.63."""
     schema = Schema(
-        columns={"x": Column(kind="number", bounds=(-1, 1))}, label=Label(column="y", bounds=(0, 9)), reviewed=True
+        columns={"x": Column(kind="number", bounds=(-1, 1))}, label=Label(column="y", bounds=(0, 99)), reviewed=True
     )
     (tmp_path / "schema.toml").write_text(schema_text(schema))
     with raises(ConfigurationError, "unsupported", "schema", match="murmurfl fit"):
-        made(tmp_path / "bad", tmp_path / "schema.toml")
+        made(tmp_path / "bad", tmp_path / "schema.toml", model="ridge")
     assert not (tmp_path / "bad").exists()
+    plain = made(tmp_path / "plain", tmp_path / "schema.toml", helpers=0, mu=6.0)
+
+    def table(number, folder):
+        xs = np.random.Generator(np.random.Philox(key=number)).uniform(-1, 1, 300)
+        (folder / "patients.csv").write_text("\n".join(["x,y", *(f"{x},{abs(x) * 30:.3f}" for x in xs)]) + "\n")
+        (folder / "patients.csv").chmod(0o600)
+
+    members = ready(plain, tmp_path, table, 300)
+    config = RunConfig.from_mapping({**run_config(plain).to_mapping(), "training-samples": 900})
+    _run(Clients(members), config, tmp_path / "first", deployed=True)
+    new = np.linspace(-1, 1, 101)
+    found = load_model(tmp_path / "first").predict([{"x": float(x)} for x in new])
+    truth = np.abs(new) * 30
+    assert 1 - np.mean((found - truth) ** 2) / np.var(truth) > 0.5
 
 
 def test_what_an_operator_writes_into_run_settings_survives_accept_and_leave(coordinator, tmp_path):
