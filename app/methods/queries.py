@@ -41,6 +41,7 @@ from ...strategies.rounds.strategy import ReleaseStrategy
 from ...strategies.sums.secure_aggregation import SecureAggregation
 from ..data.partition import shard_sizes
 from ..data.task import Dataset, Shard
+from ..models.linear import MOSTLY_RANK, RANK_ALONE
 from ..models.model import CENTRE_ARRAY, CONSTANT_ARRAY, KNOTS_ARRAY, Model
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, is_additive, is_centred
@@ -636,10 +637,6 @@ def additive_strength(config: RunConfig, samples_times_mu: float) -> float:
     return samples_times_mu / math.sqrt(columns)
 
 
-_RANK_ALONE, _MOSTLY_RANK = 120.0, 500.0
-"""Samples times mu, over the root of the columns, below which the rank is all, or most, of an additive model."""
-
-
 class KnotsOfRun(RunQuery[Knots]):
     """The counts for the knots of an additive model, which clients release before the training."""
 
@@ -674,7 +671,7 @@ class KnotsOfRun(RunQuery[Knots]):
         if config.rank_share:
             return config.rank_share
         strength = additive_strength(config, self.problem.trained_on * self.problem.sum_mu)
-        return 1.0 if strength < _RANK_ALONE else 0.6 if strength < _MOSTLY_RANK else 0.3
+        return 1.0 if strength < RANK_ALONE else 0.6 if strength < MOSTLY_RANK else 0.3
 
     def seen(self, data: Dataset, answer: Any) -> Dataset:
         """Return data with a test set of additive features, and scaled labels for a regression."""

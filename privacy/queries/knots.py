@@ -27,6 +27,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,7 +36,7 @@ from numpy.typing import NDArray
 from .. import protocol
 from ..errors import ConfigurationError
 from .query import ClipUnit, Query, QuerySum
-from .statistics import CountedColumn, StatisticsRows, TableStatistics
+from .statistics import ColumnStatistics, CountedColumn, StatisticsRows, TableStatistics
 
 KNOTS = 8
 """Default number of knots of a column."""
@@ -44,8 +45,10 @@ KNOTS_SHARE = 0.1
 """The share of mu^2 that the knots are given by default."""
 _OUTERMOST = 0.01
 """Share of the values below the first knot, and above the last."""
-_OUTERMOST_LABEL = 0.02
-"""Share of the labels below the scale of a regression, and above it."""
+_OUTERMOST_LABEL, _FARTHEST_ORDER = 0.02, 0.25
+"""Share of the labels below the scale of a regression, and above it; the most that it is guessed from."""
+_SHARE_OF_LABEL = 0.3
+"""Share of a row's squared length that a label has at least: all of a regression depends on its scale."""
 _FARTHEST_LABEL = 1.5
 """Largest magnitude of a scaled label; labels beyond it are moved there."""
 _DECADES = 9
@@ -165,7 +168,9 @@ class KnotRows(Query[NDArray[np.float64]]):
         """The rows that are added up: counts on the grids of the numbers, and of a regression's label."""
         numbers = [column for column in self.columns if column.bounds is not None]
         counted = [*numbers, *([] if self.label is None else [self.label])]
-        return StatisticsRows(tuple(FineColumn(f"{i}", one.bounds, one.whole) for i, one in enumerate(counted)))
+        share = 0.0 if self.label is None else max(_SHARE_OF_LABEL, 1.0 / len(counted))
+        fine = tuple(FineColumn(f"{i}", one.bounds, one.whole) for i, one in enumerate(counted))
+        return StatisticsRows(fine, last_share=share)
 
     @property
     def _places(self) -> Iterator[tuple[CountedColumn, slice, slice]]:
@@ -229,9 +234,11 @@ class KnotRows(Query[NDArray[np.float64]]):
         statistics: TableStatistics = self._counts.read(found)
         made = [self.rank_share]
         for number, column in enumerate(statistics.columns):
-            of_label = self.label is not None and number == len(statistics.columns) - 1
-            edge, count = (_OUTERMOST_LABEL, 2) if of_label else (_OUTERMOST, self.knots)
-            made += _filled(column.places_of(np.linspace(edge, 1.0 - edge, count)), column.column, count)
+            if self.label is not None and number == len(statistics.columns) - 1:
+                made += _filled(_scale(column), column.column, 2)
+            else:
+                orders = np.linspace(_OUTERMOST, 1.0 - _OUTERMOST, self.knots)
+                made += _filled(column.places_of(orders), column.column, self.knots)
         return np.array(made)
 
     def checked(self, public: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -294,6 +301,21 @@ class KnotRows(Query[NDArray[np.float64]]):
     def settings(self) -> dict[str, Any]:
         """Return what is counted, and the number of knots."""
         return {**self._counts.settings(), "knots": self.knots}
+
+
+def _scale(label: ColumnStatistics) -> NDArray[np.float64]:
+    """Return the ends of the scale of a label: its 2 and 98 % quantiles.
+
+    Where noise hides these they are guessed from quantiles further in, as those of a normal distribution on either
+    side of the median. Where there is nothing but noise they are the public bounds.
+    """
+    order = max(2.0 * label.share_std, _OUTERMOST_LABEL)
+    if order > _FARTHEST_ORDER:
+        return np.array(label.column.bounds)
+    low, middle, high = label.places_of(np.array([order, 0.5, 1.0 - order]))
+    stretch = NormalDist().inv_cdf(_OUTERMOST_LABEL) / NormalDist().inv_cdf(order)
+    ends = np.array([middle - stretch * (middle - low), middle + stretch * (high - middle)])
+    return np.clip(ends, *(label.column.bounds or (low, high)))
 
 
 def _filled(knots: NDArray[np.float64], column: CountedColumn, count: int) -> list[float]:

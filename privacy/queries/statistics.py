@@ -174,9 +174,18 @@ class StatisticsRows(Query["TableStatistics"]):
     not_configured: ClassVar[str] = "this client is not configured for statistics: it releases none beside a training"
 
     columns: tuple[CountedColumn, ...]
+    last_share: float = 0.0
+    """Share of a row's squared length that the last column has; 0: as much as any other."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
+        if not 0.0 <= self.last_share < 1.0:
+            raise ConfigurationError(
+                f"Expected a share of the last column from 0 to below 1, got {self.last_share!r}.",
+                kind="out-of-range",
+                setting="last_share",
+                got=self.last_share,
+            )
         if not self.columns or not all(isinstance(one, CountedColumn) for one in self.columns):
             raise ConfigurationError("Expected at least one column to count, each a CountedColumn.", kind="missing")
         if len({column.name for column in self.columns}) != len(self.columns):
@@ -201,10 +210,13 @@ class StatisticsRows(Query["TableStatistics"]):
         """No row is longer than 1, and none has a negative entry."""
         return 1.0, "nonnegative"
 
-    @property
-    def weight(self) -> float:
-        """The factor 1 / sqrt(d) of every column's part."""
-        return 1.0 / math.sqrt(len(self.columns))
+    @cached_property
+    def weights(self) -> list[float]:
+        """The factor of every column's part, 1 / sqrt(d) or the root of its share; their squares add up to 1."""
+        count = len(self.columns)
+        if not self.last_share or count == 1:
+            return [1.0 / math.sqrt(count)] * count
+        return [math.sqrt((1.0 - self.last_share) / (count - 1))] * (count - 1) + [math.sqrt(self.last_share)]
 
     @property
     def _parts(self) -> Iterator[tuple[CountedColumn, slice]]:
@@ -220,18 +232,18 @@ class StatisticsRows(Query["TableStatistics"]):
         NaN where it has none.
         """
         found = np.zeros((len(measured), self.width))
-        for number, (column, part) in enumerate(self._parts):
+        for number, ((column, part), weight) in enumerate(zip(self._parts, self.weights, strict=True)):
             at = np.asarray(measured[:, number], dtype=np.float64)
             known = np.flatnonzero((at >= 0) & (at <= column.places - 1))
             none = np.setdiff1d(np.arange(len(at)), known)
-            found[none, part.stop - 1] = self.weight
+            found[none, part.stop - 1] = weight
             left = np.floor(at[known]).astype(np.intp)
             share = (at[known] - left)[:, None]
             made = _encoding(column.places, column.bounds is not None).T
             right = np.minimum(left + 1, column.places - 1)
-            rows = made[left] * ((1.0 - share) * self.weight)
+            rows = made[left] * ((1.0 - share) * weight)
             between = np.flatnonzero(share[:, 0])
-            rows[between] += made[right[between]] * (share[between] * self.weight)
+            rows[between] += made[right[between]] * (share[between] * weight)
             found[known, part.start : part.stop - 1] = rows
         return found
 
@@ -247,7 +259,8 @@ class StatisticsRows(Query["TableStatistics"]):
 
     def settings(self) -> dict[str, Any]:
         """Return the number of columns, and a digest of what they are."""
-        digest = hashlib.sha256(repr(self.columns).encode()).hexdigest()[:8]
+        counted = (self.columns, self.last_share) if self.last_share else self.columns
+        digest = hashlib.sha256(repr(counted).encode()).hexdigest()[:8]
         return {"columns": f"{len(self.columns)} ({digest})"}
 
     def counts(self, total: NDArray[np.float64], samples: int, noise_std: float) -> list[PlaceCounts]:
@@ -256,14 +269,14 @@ class StatisticsRows(Query["TableStatistics"]):
         With ``noise_std`` in every value of it.
         """
         found = []
-        for column, part in self._parts:
+        for (column, part), weight in zip(self._parts, self.weights, strict=True):
             decoded, spread = _decoding(column.places, column.bounds is not None)
-            counts = decoded @ total[part] / self.weight
+            counts = decoded @ total[part] / weight
             # All counts add up to a public number: what the noise says otherwise is taken out where it is likeliest.
             pull = spread.sum(axis=1)
             counts += pull * ((samples - counts.sum()) / pull.sum())
             covariance = spread - np.outer(pull, pull) / pull.sum()
-            found.append(PlaceCounts(counts, covariance * (noise_std / self.weight) ** 2))
+            found.append(PlaceCounts(counts, covariance * (noise_std / weight) ** 2))
         return found
 
 
@@ -410,6 +423,14 @@ class ColumnStatistics:
     def sum_std(self) -> float:
         """The standard deviation of the noise in :attr:`sum`."""
         return self._noise_std(self.column.grid)
+
+    @property
+    def share_std(self) -> float:
+        """The largest standard deviation of the noise in the share of a number's values that lie below a place."""
+        if self.column.bounds is None or self.hidden:
+            return math.inf
+        below = np.tril(np.ones((self.column.places, self.column.places))) - 0.5
+        return math.sqrt(max(float(self._variances(below / self.count).max()), 0.0))
 
     def quantile(self, order: float) -> Estimate | None:
         """Return the quantile of a number, 0 < ``order`` < 1; None for a category."""

@@ -178,6 +178,35 @@ def test_the_scale_of_a_label_is_from_its_quantiles():
     assert query.features(values(2)[:, :2], public)[:, -1].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize(("noise", "error"), [(8.0, 0.3), (12.0, 0.3)])
+def test_the_scale_of_a_label_bears_noise_that_hides_its_outer_quantiles(noise, error):
+    """Both ends of 50 scales are off by less than a part of the scale; the 2 % quantile alone is off by more."""
+    query = KnotRows((AGE,), knots=4, label=CountedColumn("price", bounds=(0.0, 1e5)))
+    labels = np.clip(generator(3).normal(20_000.0, 3_000.0, 3000), 0.0, 1e5)
+    total = query.rows((values(3000)[:, :2], labels)).sum(axis=0)
+    exact = np.quantile(labels, [0.02, 0.98])
+    allowed, off, plain = error * (exact[1] - exact[0]), [], []
+    for seed in range(50):
+        found = QuerySum(total + generator(seed).normal(0.0, noise, query.width), 3000, 1, noise)
+        off.append(np.abs(query.read(found)[-2:] - exact).max())
+        plain.append(np.abs(query._counts.read(found).columns[-1].places_of(np.array([0.02, 0.98])) - exact).max())
+    assert max(off) < allowed < max(plain)
+
+
+def test_the_scale_of_a_label_is_that_of_its_bounds_where_there_is_nothing_but_noise():
+    query = KnotRows((AGE,), knots=4, label=CountedColumn("price", bounds=(0.0, 1e5)))
+    total = query.rows((values(300)[:, :2], np.full(300, 5e4))).sum(axis=0)
+    found = QuerySum(total + generator(1).normal(0.0, 60.0, query.width), 300, 1, 60.0)
+    assert query.read(found)[-2:].tolist() == [0.0, 1e5]
+
+
+def test_no_row_with_a_label_is_longer_than_one():
+    query = KnotRows((AGE, INCOME, CITY), knots=5, label=CountedColumn("price", bounds=(0.0, 1e5)))
+    rows = query.rows((STRANGE, np.array([0.0, 1e5, math.nan, 1e300, -math.inf, 3.0])))
+    assert (rows >= 0.0).all()
+    assert np.linalg.norm(rows, axis=1).max() <= 1.0 + 1e-12
+
+
 def test_the_grid_has_equal_steps_and_equal_ratios():
     grid = FineColumn("income", bounds=(-10.0, 1e6)).grid
     assert grid[0] == -10.0

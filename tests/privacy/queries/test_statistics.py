@@ -45,9 +45,11 @@ def largest_move(subject, rows):
     return math.sqrt(squares) * subject.plan.grid.spacing
 
 
-@pytest.mark.parametrize("columns", [(WARD,), (AGE,), (AGE, WARD)], ids=len)
-def test_replacing_a_record_moves_the_sum_by_the_sensitivity(columns):
-    rows = StatisticsRows(columns)
+@pytest.mark.parametrize(
+    ("columns", "share"), [((WARD,), 0.0), ((AGE,), 0.4), ((AGE, WARD), 0.0), ((AGE, WARD), 0.7)], ids=str
+)
+def test_replacing_a_record_moves_the_sum_by_the_sensitivity(columns, share):
+    rows = StatisticsRows(columns, last_share=share)
     made = rows.rows(np.array([*itertools.product(PLACES, repeat=len(columns))]))
     noiseless = client(rows.width, mechanism="none")
     moved = largest_move(noiseless, made)
@@ -73,11 +75,25 @@ def test_a_record_at_places_of_its_own_has_a_row_of_length_one():
     assert np.linalg.norm(rows.rows(every), axis=1) == pytest.approx(1.0, abs=1e-12)
 
 
+def test_a_last_column_with_more_of_a_row_has_less_noise_and_the_others_have_more():
+    rows = StatisticsRows((AGE, WARD), last_share=0.8)
+    age, ward = rows.counts(rows.rows(np.array([[1.0, 2.0], [3.0, math.nan]])).sum(axis=0), 2, 1.0)
+    assert ward.counts == pytest.approx([0, 0, 1, 1], abs=1e-9)
+    assert age.counts == pytest.approx([0, 1, 0, 1, 0], abs=1e-9)
+    equal = StatisticsRows((AGE, WARD)).counts(np.zeros(rows.width), 2, 1.0)
+    assert ward.covariance[0, 0] / equal[1].covariance[0, 0] == pytest.approx(0.5 / 0.8)
+    assert age.covariance[0, 0] / equal[0].covariance[0, 0] == pytest.approx(0.5 / 0.2)
+    assert rows.settings() != StatisticsRows((AGE, WARD)).settings()
+    for share in (-0.1, 1.0, math.nan):
+        with raises(ConfigurationError, "out-of-range", "last_share"):
+            StatisticsRows((AGE, WARD), last_share=share)
+
+
 def test_parts_that_each_had_all_of_the_length_are_cut():
     """The planted bug: without the share of 1 / sqrt(d) two columns would move a sum by 2; the client bounds rows."""
 
     class Longer(StatisticsRows):
-        weight = 1.0
+        weights = (1.0, 1.0)
 
     made = Longer((WARD, AGE)).rows(np.array([*itertools.product((0.0, 1.0, 2.0, math.nan), repeat=2)]))
     assert max(np.linalg.norm(one - other) for one in made for other in made) == pytest.approx(2.0)
