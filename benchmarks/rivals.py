@@ -34,9 +34,10 @@ from typing import Any
 
 import numpy as np
 from murmurfl.app.runs import rehearsal
+from murmurfl.app.runs.fit_arguments import FitArguments
 from murmurfl.privacy import derived_seed
 
-from murmurfl import fit, load_model
+from murmurfl import load_model
 
 from .judged_tables import MOST_ROWS, REGRESSION, SMALL, TABLES, TableSource
 
@@ -273,7 +274,10 @@ def fitted(train: Path, test: Path, label: str, regression: bool, seed: int, opt
         rows = list(csv.DictReader(file))
     outcomes = [row.pop(label) for row in rows]
     with tempfile.TemporaryDirectory() as folder:
-        result = fit(train, label=label, seed=seed, on_progress=lambda _: None, **options)
+        own = {name: options[name] for name in ("trust", "clients", "epsilon")}
+        rest = {name: value for name, value in options.items() if name not in own}
+        asked = FitArguments(train, label=label, **own, settings={**rest, "seed": seed})
+        result = rehearsal.rehearsed(asked, lambda _: None, compared=False)
         model = load_model(result.save(Path(folder) / "model"))
         if regression:
             predicted = np.asarray(model.predict(rows), dtype=float)

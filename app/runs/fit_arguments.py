@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,17 +34,17 @@ class FitArguments:
     """Arguments of :func:`fit` that a rehearsal and a real fit share."""
 
     table: Table
-    label: str
-    site: str
-    clients: int
-    owner: str
-    epsilon: float | None
-    schema: Schema | Path | str | None
-    trust: str
-    evaluate: str
-    scale: str
-    header: bool
-    settings: Mapping[str, object]
+    label: str = ""
+    site: str = ""
+    clients: int = 0
+    owner: str = ""
+    epsilon: float | None = None
+    schema: Schema | Path | str | None = None
+    trust: str = ""
+    evaluate: str = ""
+    scale: str = ""
+    header: bool = True
+    settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def settled(self) -> tuple[ReadTable, dict[str, Value]]:
         """Read the table's header and its schema; the table, and the run-config keys, checked."""

@@ -80,7 +80,7 @@ def rehearsed(
         result = run_cohort(config, on_progress=on_progress or bar_of_rounds(), rehearsed=not of_numbers)
     result = result if scaled is None else with_spent(result, scaled.loss)
     made, described = _described(result, found, read, site, compared=compared)
-    if scale:
+    if scale or not compared:
         return made
     if seeds > 1:
         made = _with_seeds(made, _several_seeds(made, found, own, site, clients, read, seeds))
