@@ -321,7 +321,7 @@ class Label(_Said):
         The names of the classes, or how many there are if they are 0, 1, ... Upper and lower case are read alike where
         no two names differ in them alone.
     bounds : (float, float), optional
-        Bounds of a number that is to be predicted instead of classes.
+        Bounds of a number that is to be predicted instead of classes. A number outside of them becomes the nearer one.
     shape : tuple of int
         Shape of one record's labels, where there are several.
     column : str
@@ -391,7 +391,10 @@ class Label(_Said):
         return np.int64 if self.classes is not None or self.kind == "integer" else np.float32
 
     def encode(self, value: Any) -> NDArray[Any]:
-        """Encode the label of one record as numbers; raise InvalidRecordError if it is no class or out of bounds."""
+        """Encode the label of one record as numbers; raise InvalidRecordError if it is no class or no number.
+
+        A number outside of the bounds becomes the nearer one, as in a :class:`Column`.
+        """
         found = array_of(value)
         if found.shape != self.shape:
             raise InvalidRecordError("a label of another shape")
@@ -403,12 +406,9 @@ class Label(_Said):
             return np.array(numbers, dtype=np.int64).reshape(self.shape)
         if any(map(is_missing, cells)):
             raise InvalidRecordError("a missing label")
-        made = [number_in(cell, self, integer=self.kind == "integer") for cell in cells]
-        low, high = self.bounds or (-math.inf, math.inf)
-        if not all(low <= number <= high for number in made):
-            raise InvalidRecordError("a label out of range")
+        made = np.array([number_in(cell, self, integer=self.kind == "integer") for cell in cells], dtype=np.float64)
         with np.errstate(all="ignore"):
-            values = np.array(made, dtype=np.float64).astype(self.dtype).reshape(self.shape)
+            values = np.clip(made, *(self.bounds or (-math.inf, math.inf))).astype(self.dtype).reshape(self.shape)
         if not np.isfinite(values).all():
             raise InvalidRecordError("a label too large for the type")
         return values

@@ -160,7 +160,9 @@ def test_several_inputs_and_sequences_keep_their_names_and_kinds():
     assert record.inputs["ids"].tolist() == [8, 1, 0, 0]
     assert record.inputs["mask"].tolist() == [True, True, False, False]
     assert (float(record.label), record.label.dtype) == (2.0, np.float32)
-    for wrong in ({"ids": [9]}, {"ids": [1] * 5}, {"ids": [0.5]}, {"mask": [1]}, {"label": 11}, {"label": "x"}):
+    for outside, bound in ((11, 10.0), (-3, 0.0), (1e300, 10.0)):
+        assert float(schema.read({"ids": [8], "mask": [1] * 4, "label": outside}).label) == bound
+    for wrong in ({"ids": [9]}, {"ids": [1] * 5}, {"ids": [0.5]}, {"mask": [1]}, {"label": "x"}, {"label": math.inf}):
         with pytest.raises(InvalidRecordError):
             schema.read({"ids": [1], "mask": [1, 1, 0, 0], "label": 2, **wrong})
 
