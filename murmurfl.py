@@ -12,6 +12,8 @@ __path__ = [str(Path(__file__).parent)]
 
 if TYPE_CHECKING:
     from .app.models.trained_model import load_model as load_model
+    from .app.runs.estimators import PrivateClassifier as PrivateClassifier
+    from .app.runs.estimators import PrivateRegressor as PrivateRegressor
     from .app.runs.fitting import fit as fit
     from .app.runs.simulate import simulate as simulate
     from .app.version import __version__ as __version__

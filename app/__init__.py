@@ -1,7 +1,8 @@
 """The Flower App: server and client app, run configuration, tasks, reproductions and the ``murmurfl`` command.
 
 Public, and listed in docs/api.md, are :func:`fit`, :func:`load_model`, :func:`private_statistics`, :func:`simulate`,
-:class:`RunConfig`, :class:`RunResult` and :func:`record_training`; everything else may change in any release. They are
+:class:`PrivateClassifier`, :class:`PrivateRegressor`, :class:`RunConfig`, :class:`RunResult` and
+:func:`record_training`; everything else may change in any release. They are
 imported when they are first used, because every process of a run imports this package, and most of them need none of
 the engines behind :func:`simulate`.
 """
@@ -14,6 +15,8 @@ from .version import __version__ as __version__
 if TYPE_CHECKING:
     from .models.trained_model import load_model as load_model
     from .reports.own_training import record_training as record_training
+    from .runs.estimators import PrivateClassifier as PrivateClassifier
+    from .runs.estimators import PrivateRegressor as PrivateRegressor
     from .runs.fitting import fit as fit
     from .runs.private_statistics import private_statistics as private_statistics
     from .runs.result import RunResult as RunResult

@@ -43,7 +43,11 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "murmurfl.app.nodes.node_config": ("NodeConfig", "a real node's configuration"),
 }
 """Modules with a page each, what of them is shown (empty: everything), and in words what they are for."""
-FIRST = tuple(name for name in ("fit", "load_model", "simulate") if hasattr(murmurfl, name))
+FIRST = tuple(
+    name
+    for name in ("fit", "PrivateClassifier", "PrivateRegressor", "load_model", "simulate")
+    if hasattr(murmurfl, name)
+)
 """What the package itself has, besides its four parts."""
 CONSTANT_WIDTH = 200
 

@@ -76,7 +76,7 @@ class TrainedModel:
             on.
         """
         if self.schema is not None and KNOTS_ARRAY in self.arrays:
-            features = self._additive.features(_read(rows, self.schema.of_values()), self.arrays[KNOTS_ARRAY])
+            features = self.additive.features(_read(rows, self.schema.of_values()), self.arrays[KNOTS_ARRAY])
         elif self.schema is None:
             features = np.asarray(rows, dtype=np.float32)
         else:
@@ -170,8 +170,8 @@ class TrainedModel:
         return cls(**own, arrays=arrays, schema=schema, card=card)
 
     @cached_property
-    def _additive(self) -> KnotRows:
-        """Query of the knots, with as many of them as it has."""
+    def additive(self) -> KnotRows:
+        """Query of an additive model's knots, with as many of them as it has."""
         if self.schema is None:
             raise ConfigurationError("Expected the schema of an additive model, got none.", kind="missing")
         numbers = sum(column.bounds is not None for column in self.schema.columns.values())
@@ -180,7 +180,7 @@ class TrainedModel:
 
     def _number(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         if KNOTS_ARRAY in self.arrays:
-            return self._additive.unscaled(scores, self.arrays[KNOTS_ARRAY])
+            return self.additive.unscaled(scores, self.arrays[KNOTS_ARRAY])
         if self.schema is None or self.schema.label.bounds is None:
             return scores
         low, high = self.schema.label.bounds

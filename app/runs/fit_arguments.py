@@ -50,10 +50,10 @@ class FitArguments:
         """Read the table's header and its schema; the table, and the run-config keys, checked."""
         asked = {"label": self.label, "site": self.site, "owner": self.owner, "header": self.header}
         found = ReadTable.of(self.table, schema=self.schema, **asked)
-        return found, _own_keys(self, found.schema)
+        return found, own_keys(self, found.schema)
 
 
-def _own_keys(asked: FitArguments, schema: Schema) -> dict[str, Value]:
+def own_keys(asked: FitArguments, schema: Schema) -> dict[str, Value]:
     """Return the run-config keys that are asked for, checked."""
     epsilon, trust, evaluate, scale = asked.epsilon, asked.trust, asked.evaluate, asked.scale
     of_numbers = schema.num_classes == 1

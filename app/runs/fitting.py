@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from ...clients.records.schema import Schema
 from ...privacy.errors import ConfigurationError
 from ...privacy.setting import Value
-from ..data.table_task import FittedTable
+from ..data.table_task import FittedTable, ReadTable
 from .fit_arguments import SCALING_SHARE, FitArguments
 from .progress import Progress
 from .real_fit import LEDGER_ENDING, fit_for_real
@@ -178,10 +178,36 @@ def _for_real(
     _check_places(found.schema, own, owners)
     share = SCALING_SHARE if asked.scale else 0.0
     where = _ledger_of(Path(asked.table).expanduser(), ledger)
-    made = fit_for_real(found, own, where, budget, seal, on_progress, scaling_share=share, owners=owners)
+    return real_result(found, own, where, budget, seal, on_progress, scaling_share=share, owners=owners)
+
+
+def real_result(
+    found: ReadTable,
+    own: dict[str, Value],
+    ledger: Path,
+    budget: float,
+    seal: Seal,
+    on_progress: Callable[[Progress], None] | None,
+    *,
+    scaling_share: float = 0.0,
+    owners: int = 0,
+) -> RunResult:
+    """Return the result of :func:`~.real_fit.fit_for_real`, with what is public of the table.
+
+    Notes
+    -----
+    **Formal guarantees.** Those of :func:`~.real_fit.fit_for_real`.
+    """
+    made = fit_for_real(found, own, ledger, budget, seal, on_progress, scaling_share=scaling_share, owners=owners)
     # What else is of the rows was not released.
     unknown: dict[str, Any] = {"tested": 0, "invalid_records": {}, "majority": 0.0, "variance": 0.0, "left_out": {}}
-    known: dict[str, Any] = {"drafted": False, "rows": made.rows, "trained": made.rows, "site": "", "scaled": share > 0}
+    known: dict[str, Any] = {
+        "drafted": False,
+        "rows": made.rows,
+        "trained": made.rows,
+        "site": "",
+        "scaled": scaling_share > 0,
+    }
     if found.schema.owner:
         known["samples_per_owner"] = made.result.experiment.config.samples_per_owner
     spent: dict[str, Any] = {"spent_mu": made.spent_mu, "budget_mu": made.budget_mu}

@@ -460,7 +460,7 @@ class Dealt:
 
     def __init__(self, rows: Rows, schema: Schema, order: NDArray[np.int64], first_read: Dealt | None = None) -> None:
         self.schema, self._rows, self._order = schema, rows, order
-        self.records = Records(_Ordered(rows, order), schema, count=len(order), together=True)
+        self.records = Records(_Ordered(rows, order, rows.record_kind), schema, count=len(order), together=True)
         self.first_read = self if first_read is None else first_read
         self.fits = self.records.fits
 
@@ -505,7 +505,7 @@ class Places:
 class _Ordered:
     rows: Rows
     order: NDArray[np.int64]
-    record_kind: str = "row"
+    record_kind: str
 
     @property
     def columns(self) -> list[str]:

@@ -108,6 +108,24 @@ def rehearsed(
     return _with(made, outcome, described)
 
 
+def rehearsed_once(
+    found: ReadTable, own: dict[str, Value], site: str, clients: int, *, held_out_share: float
+) -> RunResult:
+    """Return the result of one rehearsal on a table's rows, without others to compare it with.
+
+    Parameters
+    ----------
+    own : dict
+        Run-config keys, without those of data and clients.
+    held_out_share : float
+        Share of the rows that are held out for its figures.
+    """
+    read, config = _settled(found, own, site, clients, share=held_out_share)
+    with _quiet():
+        result = run_cohort(config, rehearsed=found.schema.num_classes > 1)
+    return _described(result, found, read, site, compared=False)[0]
+
+
 def _several_seeds(
     first: RunResult,
     found: ReadTable,
@@ -196,14 +214,19 @@ def _is_better(one: Outcome, of: FittedTable, other: Outcome, table: FittedTable
 
 
 def _settled(
-    found: ReadTable, own: dict[str, Value], site: str, clients: int, read: ReadRows | None = None
+    found: ReadTable,
+    own: dict[str, Value],
+    site: str,
+    clients: int,
+    read: ReadRows | None = None,
+    share: float = HELD_OUT_SHARE,
 ) -> tuple[ReadRows, RunConfig]:
     """Return the rows that fit, ``read`` already or now, and the configuration of a run on them, some held out."""
     schema = read_for(found.schema, own)
     read = replace(found, schema=schema).read(site) if read is None else read
     many = len(read.sites) or clients or CLIENTS
     seed = int(own.get("seed", 1))
-    dataset = held_out(read, schema, HELD_OUT_SHARE, seed)
+    dataset = held_out(read, schema, share, seed)
     usual: dict[str, Value] = {}
     if dataset.owner_of is not None:
         if not own.get("samples-per-owner"):

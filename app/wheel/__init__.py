@@ -9,6 +9,8 @@ from .privacy.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from .app.models.trained_model import load_model as load_model
+    from .app.runs.estimators import PrivateClassifier as PrivateClassifier
+    from .app.runs.estimators import PrivateRegressor as PrivateRegressor
     from .app.runs.fitting import fit as fit
     from .app.runs.simulate import simulate as simulate
     from .app.version import __version__ as __version__

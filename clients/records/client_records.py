@@ -305,12 +305,14 @@ class Frame(Protocol):
     def columns(self) -> object: ...
 
 
-Table = Path | str | Frame | Sequence[Mapping[str, object]]
-"""A file, a DataFrame or a list of rows."""
+Table = Path | str | Frame | Sequence[Mapping[str, object]] | Rows
+"""A file, a DataFrame, a list of rows, or rows that are read already."""
 
 
 def table_rows(table: Any) -> Rows:
     """Read a DataFrame's rows, or those of a list of mappings; refuse another kind of object."""
+    if isinstance(table, Rows):
+        return table
     if hasattr(table, "iloc") and hasattr(table, "columns"):
         return _frame_rows(table)
     rows: Any = table
