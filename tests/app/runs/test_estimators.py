@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from murmurfl import PrivateClassifier, PrivateRegressor
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger
 from sklearn.base import clone
@@ -18,6 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from murmurfl import PrivateClassifier, PrivateRegressor
 from tests.harness.errors import raises
 
 REVIEWED = Schema(
