@@ -256,7 +256,7 @@ BASE = {distribution(line) for line in PROJECT["dependencies"]}
 QUIETLY_USED = "compiled"  # what nobody is told to install: without it the same is done more slowly
 EXTRAS = {
     extra: {distribution(line) for line in PROJECT["optional-dependencies"][extra]}
-    for extra in ("simulation", "reports", "torch", "tables", "partitions", QUIETLY_USED)
+    for extra in ("simulation", "reports", "torch", "tables", "skops", "partitions", QUIETLY_USED)
 }
 
 
@@ -264,8 +264,8 @@ distributions = cache(metadata.packages_distributions)  # reads all that is inst
 
 
 def brought_by(package):
-    """The distribution of an import name, in the environment of these tests."""
-    (found,) = {name.lower().replace("_", "-") for name in distributions()[package]}
+    """The distribution of an import name, in the environment of these tests; of its own name if it is not there."""
+    (found,) = {name.lower().replace("_", "-") for name in distributions().get(package, [package])}
     return found
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.records.schema import OTHER, Column, Schema, number_of, text_of
-from ...privacy.errors import ConfigurationError, InvalidRecordError
+from ...privacy.errors import ConfigurationError, InvalidRecordError, check_installed
 from .model import CENTRE_ARRAY, KNOTS_ARRAY
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 PIPELINE = "pipeline.skops"
 """Name of the pipeline's file in a model's folder."""
-EXTRA = "skops"
 _TOLERANCE = 1e-6
 _TRIED, _MISSING_SHARE, _TWO = 64, 0.1, 2
 _TRUTH = frozenset({"true", "false"})
@@ -221,6 +220,35 @@ def _of_values(
 
 def _knots(public: NDArray[Any], number: int, count: int) -> NDArray[np.float64]:
     return np.unique(np.asarray(public[1 + number * count : 1 + (number + 1) * count], dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class SavedPipeline:
+    """The pipeline of a saved model, and what its card says of it."""
+
+    made: Pipeline | None
+    notes: list[str]
+    """What the pipeline reads otherwise than murmurfl, or why there is none."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the entry of the card."""
+        return {"file": None if self.made is None else PIPELINE, "notes": self.notes}
+
+
+def saved_pipeline(model: TrainedModel) -> SavedPipeline:
+    """Return the pipeline to save next to a model, if skops is installed and the model can be expressed as one.
+
+    Parameters
+    ----------
+    model : TrainedModel
+        Any trained model.
+    """
+    try:
+        check_installed("skops", "skops", PIPELINE)
+        made = public_pipeline(model)
+    except ConfigurationError as error:
+        return SavedPipeline(None, [str(error)])
+    return SavedPipeline(made, pipeline_notes(model.schema) if model.schema is not None else [])
 
 
 def public_pipeline(model: TrainedModel) -> Pipeline:

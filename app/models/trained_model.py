@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.frozen import FrozenEstimator
 
 from ...clients.records.client_records import Rows, Table, table_file, table_rows
 from ...clients.records.drafting import document
@@ -26,6 +27,7 @@ from ...privacy.queries.knots import KnotRows
 from ...privacy.queries.mean_of_features import centred
 from . import make_model
 from .model import CENTRE_ARRAY, CONSTANT_ARRAY, KNOTS_ARRAY, Model
+from .public_pipeline import PIPELINE, SavedPipeline, saved_pipeline
 
 WEIGHTS, SCHEMA, CARD, CARD_TEXT = "weights.npz", "schema.toml", "card.json", "CARD.md"
 MODEL = "model"
@@ -129,15 +131,29 @@ class TrainedModel:
         shares = np.exp(scores - scores.max(axis=1, keepdims=True))
         return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
+    @cached_property
+    def pipeline(self) -> SavedPipeline:
+        """The model as a scikit-learn pipeline that needs no murmurfl, or why there is none."""
+        return saved_pipeline(self)
+
     def save(self, folder: Path | str, text: str = "") -> Path:
-        """Write the model's folder: weights, schema, and the card for programs and, as ``text``, for people."""
+        """Write the model's folder: weights, schema, a pipeline, and the card, as ``text`` for people too.
+
+        The pipeline is one of scikit-learn alone, where the model can be expressed as one and skops is installed;
+        otherwise the card says why there is none.
+        """
         where = Path(folder).expanduser()
         where.mkdir(parents=True, exist_ok=True)
         np.savez(where / WEIGHTS, **self.arrays)  # type: ignore[arg-type]
         if self.schema is not None:
             (where / SCHEMA).write_text(document(self.schema), encoding="utf-8")
+        (where / PIPELINE).unlink(missing_ok=True)
+        if (pipeline := self.pipeline.made) is not None:
+            import skops.io
+
+            skops.io.dump(pipeline, where / PIPELINE)
         own = {name: getattr(self, name) for name in _SAVED}
-        card = {"format": _FORMAT, "model": own, **self.card}
+        card = {"format": _FORMAT, "model": own, **self.card, "pipeline": self.pipeline.document()}
         (where / CARD).write_text(json.dumps(card, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         if text:
             (where / CARD_TEXT).write_text(text, encoding="utf-8")
@@ -191,6 +207,13 @@ def _read(rows: Table | NDArray[Any], schema: Schema) -> NDArray[np.floating]:
     """Rows of a table without a label as numbers; NaN throughout where a row does not fit."""
     found: Rows | list[dict[str, Any]]
     if isinstance(rows, np.ndarray):
+        if rows.ndim != 2 or rows.shape[1] != len(schema.columns):
+            raise ConfigurationError(
+                f"Expected rows of the {len(schema.columns)} columns that the model was trained on, in their order, "
+                f"got an array of shape {rows.shape}.",
+                kind="wrong-shape",
+                setting="rows",
+            )
         found = [dict(zip(schema.columns, row, strict=True)) for row in rows.tolist()]
     elif isinstance(rows, str | Path):
         found = table_file(Path(rows), schema)
@@ -241,6 +264,19 @@ class _Loaded(BaseEstimator):
         """Trained model in the folder."""
         return TrainedModel.read(self.folder)
 
+    @property
+    def n_features_in_(self) -> int:
+        """Number of columns of a row."""
+        schema = self.model.schema
+        return self.model.num_features if schema is None else len(schema.columns)
+
+    @property
+    def feature_names_in_(self) -> NDArray[Any]:
+        """Names of the columns of a row, in the schema's order."""
+        if self.model.schema is None:
+            raise AttributeError("Expected a model of a table, which has names of columns, got one of arrays.")
+        return np.array(list(self.model.schema.columns), dtype=object)
+
     def fit(self, rows: object = None, labels: object = None) -> Self:
         """Leave the model as it is."""
         return self
@@ -270,8 +306,8 @@ class TrainedRegressor(RegressorMixin, _Loaded):
     """A saved model of numbers as a scikit-learn estimator."""
 
 
-def load_model(folder: Path | str) -> TrainedClassifier | TrainedRegressor:
-    """Load a saved model as a scikit-learn estimator.
+def load_model(folder: Path | str) -> FrozenEstimator:
+    """Load a saved model as a frozen scikit-learn estimator: ``fit`` changes nothing, and ``clone`` keeps it.
 
     Parameters
     ----------
@@ -280,8 +316,10 @@ def load_model(folder: Path | str) -> TrainedClassifier | TrainedRegressor:
 
     Returns
     -------
-    TrainedClassifier or TrainedRegressor
-        An estimator with ``predict`` and, if it predicts classes, ``predict_proba`` and ``classes_``.
+    FrozenEstimator
+        Around a :class:`TrainedClassifier` or :class:`TrainedRegressor`, with ``predict``, ``score``,
+        ``n_features_in_`` and, if it predicts classes, ``predict_proba`` and ``classes_``. It takes rows as a file,
+        DataFrame or list of mappings, by name, or as an array in the schema's order.
 
     Raises
     ------
@@ -295,8 +333,11 @@ def load_model(folder: Path | str) -> TrainedClassifier | TrainedRegressor:
     >>> rows = [{"age": float(age), "ill": "yes" if age > 50 else "no"} for age in range(20, 80)]
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     model = load_model(fit(rows, label="ill", clients=2, epsilon=8).save(folder))
-    ...     model.classes_.tolist()
-    ['no', 'yes']
+    >>> model.classes_.tolist(), model.n_features_in_
+    (['no', 'yes'], 1)
     """
     where = str(Path(folder).expanduser())
-    return TrainedRegressor(where) if TrainedModel.read(where).num_classes == 1 else TrainedClassifier(where)
+    model = TrainedModel.read(where)
+    made = TrainedRegressor(where) if model.num_classes == 1 else TrainedClassifier(where)
+    vars(made)["model"] = model  # where its cached property looks first
+    return FrozenEstimator(made)

@@ -352,7 +352,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):
 
     Notes
     -----
-    **Formal guarantees.** A rehearsal has none. A real fit has those of :func:`murmurfl.fit` with ``real=True``, for
+    A rehearsal guarantees nothing. A real fit guarantees what :func:`murmurfl.fit` does with ``real=True``, for
     replacement of one row of X with its label, and rests on the number of rows being public. Rows are protected as they
     are handed over: what was computed from several of them before, such as the mean of a ``StandardScaler`` in the same
     pipeline, is not covered. Nor are scores and predictions on private rows after it.
@@ -481,7 +481,7 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):
 
     Notes
     -----
-    **Formal guarantees.** Those of :class:`PrivateClassifier`.
+    What is guaranteed is as for :class:`PrivateClassifier`.
 
     Examples
     --------

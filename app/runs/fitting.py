@@ -192,12 +192,7 @@ def real_result(
     scaling_share: float = 0.0,
     owners: int = 0,
 ) -> RunResult:
-    """Return the result of :func:`~.real_fit.fit_for_real`, with what is public of the table.
-
-    Notes
-    -----
-    **Formal guarantees.** Those of :func:`~.real_fit.fit_for_real`.
-    """
+    """Return the result of :func:`~.real_fit.fit_for_real`, with what is public of the table."""
     made = fit_for_real(found, own, ledger, budget, seal, on_progress, scaling_share=scaling_share, owners=owners)
     # What else is of the rows was not released.
     unknown: dict[str, Any] = {"tested": 0, "invalid_records": {}, "majority": 0.0, "variance": 0.0, "left_out": {}}

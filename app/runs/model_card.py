@@ -73,6 +73,9 @@ def card_text(entries: Mapping[str, Any]) -> str:
         ("method", str(entries["strategy"])),
         ("made", f"{entries['date']} by murmurfl {entries['murmurfl']}, configuration {entries['configuration']}"),
     ]
+    if (pipeline := entries.get("pipeline")) is not None:
+        what = f"{pipeline['file']}, without murmurfl" if pipeline["file"] else "none"
+        rows.append(("pipeline", f"{what}: {'; '.join(pipeline['notes'])}"))
     lines = ["# Model card", ""]
     for name, value in rows:
         lines += textwrap.wrap(f"* **{name}**: {_plain(value)}", _WIDTH, subsequent_indent="  ", break_long_words=False)

@@ -47,9 +47,11 @@ from .run_summary import draw_accuracy, plot_accuracy, shown, shown_measure
 from .simulated_figures import alone
 
 if TYPE_CHECKING:
+    from sklearn.frozen import FrozenEstimator
+
     from ...clients.records.client_records import Table
     from ..data.table_task import FittedTable
-    from ..models.trained_model import TrainedClassifier, TrainedModel, TrainedRegressor
+    from ..models.trained_model import TrainedModel
 
 logger = logging.getLogger("flwr")
 
@@ -288,16 +290,20 @@ class RunResult:
         return self.model.predict(rows)
 
     def save(self, folder: Path | str) -> Path:
-        """Write the model into a folder: weights, schema and a card of what was promised; no figure without noise."""
+        """Write the model into a folder: weights, schema and a card of what was promised; no figure without noise.
+
+        With skops installed there is also a scikit-learn pipeline, ``pipeline.skops``, which predicts without murmurfl.
+        """
         from .model_card import card_text
 
-        return self.model.save(folder, card_text(self.model.card))
+        entries = {**self.model.card, "pipeline": self.model.pipeline.document()}
+        return self.model.save(folder, card_text(entries))
 
     @staticmethod
-    def load(folder: Path | str) -> TrainedClassifier | TrainedRegressor:
+    def load(folder: Path | str) -> FrozenEstimator:
         """Return a model that :meth:`save` wrote.
 
-        As a scikit-learn estimator with ``predict`` and ``predict_proba``.
+        As a frozen scikit-learn estimator with ``predict`` and ``predict_proba``.
         """
         from ..models.trained_model import load_model
 
