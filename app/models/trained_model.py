@@ -149,7 +149,7 @@ class TrainedModel:
             (where / SCHEMA).write_text(document(self.schema), encoding="utf-8")
         (where / PIPELINE).unlink(missing_ok=True)
         if (pipeline := self.pipeline.made) is not None:
-            import skops.io
+            import skops.io  # pyright: ignore[reportMissingImports]  # of an extra
 
             skops.io.dump(pipeline, where / PIPELINE)
         own = {name: getattr(self, name) for name in _SAVED}

@@ -97,7 +97,7 @@ def test_cells_that_the_pipeline_cannot_read_are_errors_and_not_other_values():
     pipeline = public_pipeline(trained("two", "additive").model)
     row = cells().dropna().head(1)
     for name, cell in (("age", "12 years"), ("code", "ten"), ("smoker", True), ("smoker", 1), ("age", np.inf)):
-        with pytest.raises((TypeError, ValueError), match="(?s)."):
+        with pytest.raises((TypeError, ValueError), match=r"(?s)."):
             pipeline.predict(row.astype(object).assign(**{name: cell}))
 
 
