@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.records.schema import OTHER, Column, Schema, number_of, text_of
 from ...privacy.errors import ConfigurationError, InvalidRecordError, check_installed
-from .model import CENTRE_ARRAY, KNOTS_ARRAY
+from ...privacy.queries.knots import KnotRows
+from .model import CENTRE_ARRAY, KNOTS_ARRAY, Model
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
-
-    from .trained_model import TrainedModel
 
 PIPELINE = "pipeline.skops"
 """Name of the pipeline's file in a model's folder."""
@@ -32,6 +31,35 @@ _TOLERANCE = 1e-6
 _TRIED, _MISSING_SHARE, _TWO = 64, 0.1, 2
 _TRUTH = frozenset({"true", "false"})
 _LINEAR = frozenset({"softmax", "logistic", "additive", "ridge"})
+
+
+class TrainedOnTable(Protocol):
+    """The part of a trained model that a pipeline is made from."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def arrays(self) -> Mapping[str, NDArray[Any]]: ...
+
+    @property
+    def schema(self) -> Schema | None: ...
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def classes(self) -> NDArray[Any]: ...
+
+    @property
+    def additive(self) -> KnotRows: ...
+
+    def predict(self, rows: Any, /) -> NDArray[Any]: ...
+
+    def predict_proba(self, rows: Any, /) -> NDArray[np.float64]: ...
 
 
 @dataclass(frozen=True)
@@ -57,12 +85,12 @@ class _Term:
     constant: NDArray[np.float64]
 
 
-def linear_terms(model: TrainedModel) -> LinearTerms:
+def linear_terms(model: TrainedOnTable) -> LinearTerms:
     """Return the coefficients of a linear or additive model by name.
 
     Parameters
     ----------
-    model : TrainedModel
+    model : TrainedOnTable
         A number has one term, ``age``, scaled from its bounds to [-1, 1]. In an additive model it has one for each pair
         of knots, ``age[40 to 52]``, which rises from 0 to 1 between them: its coefficient is what the score gains
         there; and ``age=missing``. Yes and no are ``smoker=no`` and ``smoker=yes``, a category has a term for each
@@ -93,7 +121,7 @@ def linear_terms(model: TrainedModel) -> LinearTerms:
     return LinearTerms(names, coefficients, intercepts)
 
 
-def _not_linear(model: TrainedModel) -> str:
+def _not_linear(model: TrainedOnTable) -> str:
     """Return why a model has no terms; "" if it has."""
     schema = model.schema
     if schema is None or not schema.columns:
@@ -107,7 +135,7 @@ def _not_linear(model: TrainedModel) -> str:
     return ""
 
 
-def _margins(model: TrainedModel) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _margins(model: TrainedOnTable) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return weights (scores, features) and intercepts: of two classes one score, the difference."""
     arrays = [np.asarray(model.arrays[name], dtype=np.float64) for name in model.model.names]
     weights = np.atleast_2d(arrays[0])
@@ -120,7 +148,7 @@ def _margins(model: TrainedModel) -> tuple[NDArray[np.float64], NDArray[np.float
     return weights / temperature, intercepts / temperature
 
 
-def _range_of(model: TrainedModel, schema: Schema) -> tuple[float, float]:
+def _range_of(model: TrainedOnTable, schema: Schema) -> tuple[float, float]:
     """Return the numbers that scaled predictions of -1 and 1 stand for."""
     knots = model.arrays.get(KNOTS_ARRAY)
     if knots is not None:
@@ -183,7 +211,7 @@ def _are_numbers(column: Column) -> bool:
 
 
 def _of_values(
-    schema: Schema, weights: NDArray[np.float64], public: NDArray[Any], model: TrainedModel
+    schema: Schema, weights: NDArray[np.float64], public: NDArray[Any], model: TrainedOnTable
 ) -> Iterator[_Term]:
     """Yield the terms of an additive model's columns, as :meth:`KnotRows.features` makes them."""
     count, share = model.additive.knots, float(public[0])
@@ -228,19 +256,19 @@ class SavedPipeline:
 
     made: Pipeline | None
     notes: list[str]
-    """What the pipeline reads otherwise than murmurfl, or why there is none."""
+    """Cells that the pipeline reads otherwise than murmurfl, or why there is none."""
 
     def document(self) -> dict[str, Any]:
         """Return the entry of the card."""
         return {"file": None if self.made is None else PIPELINE, "notes": self.notes}
 
 
-def saved_pipeline(model: TrainedModel) -> SavedPipeline:
+def saved_pipeline(model: TrainedOnTable) -> SavedPipeline:
     """Return the pipeline to save next to a model, if skops is installed and the model can be expressed as one.
 
     Parameters
     ----------
-    model : TrainedModel
+    model : TrainedOnTable
         Any trained model.
     """
     try:
@@ -251,12 +279,12 @@ def saved_pipeline(model: TrainedModel) -> SavedPipeline:
     return SavedPipeline(made, pipeline_notes(model.schema) if model.schema is not None else [])
 
 
-def public_pipeline(model: TrainedModel) -> Pipeline:
+def public_pipeline(model: TrainedOnTable) -> Pipeline:
     """Return a model as a fitted scikit-learn ``Pipeline`` of public transformers and a linear estimator.
 
     Parameters
     ----------
-    model : TrainedModel
+    model : TrainedOnTable
         Linear or additive.
 
     Returns
@@ -280,7 +308,7 @@ def public_pipeline(model: TrainedModel) -> Pipeline:
     return made
 
 
-def _transformer(model: TrainedModel, schema: Schema) -> Any:
+def _transformer(model: TrainedOnTable, schema: Schema) -> Any:
     """Return a fitted ColumnTransformer whose columns are the terms."""
     from sklearn.compose import ColumnTransformer
     from sklearn.frozen import FrozenEstimator
@@ -420,7 +448,7 @@ def _category_parts(name: str, column: Column) -> tuple[Any, Any]:
     return make_pipeline(_floats(), *fill, encoder.fit(values[:1, None])), values[0]
 
 
-def _estimator(model: TrainedModel, schema: Schema, terms: LinearTerms) -> Any:
+def _estimator(model: TrainedOnTable, schema: Schema, terms: LinearTerms) -> Any:
     """Return a fitted linear estimator with these coefficients."""
     from sklearn.compose import TransformedTargetRegressor
     from sklearn.linear_model import LinearRegression, LogisticRegression
@@ -447,7 +475,7 @@ def _estimator(model: TrainedModel, schema: Schema, terms: LinearTerms) -> Any:
     return made
 
 
-def _check_equal(model: TrainedModel, schema: Schema, pipeline: Pipeline) -> None:
+def _check_equal(model: TrainedOnTable, schema: Schema, pipeline: Pipeline) -> None:
     """Raise if a pipeline predicts otherwise than its model on made-up rows, with missing values among them."""
     random = np.random.Generator(np.random.Philox(key=_TRIED))
     rows = [*schema.made_up(_TRIED, random), *schema.outliers()]
@@ -476,7 +504,7 @@ def _check_equal(model: TrainedModel, schema: Schema, pipeline: Pipeline) -> Non
         )
 
 
-def _can_be_missing(model: TrainedModel, column: Column) -> bool:
+def _can_be_missing(model: TrainedOnTable, column: Column) -> bool:
     return column.missing is not None or column.kind == "category" or KNOTS_ARRAY in model.arrays
 
 
