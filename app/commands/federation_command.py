@@ -57,12 +57,17 @@ def new(
     address: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where members reach the server.", show_default="this host, 8000")
     ] = "",
+    epsilon: Annotated[
+        float | None, typer.Option(help="Epsilon of a run, at delta (1e-5).", show_default="9.997, which is mu = 2")
+    ] = None,
     assignments: Settings = None,
 ) -> None:
     """Make a federation on its coordinator: certificates, keys of server and owner, and a kit for each member."""
     import socket
 
     from ..fleet.federation.coordinator import RUN_NAME, new_federation
+    from ..fleet.federation.member import cost_of_a_run
+    from ..settings.layers import layered
 
     with failing_clearly():
         made = new_federation(
@@ -71,7 +76,7 @@ def new(
             helpers=helpers,
             schema=schema,
             address=address or f"{socket.getfqdn()}:8000",
-            settings=settings_of(None, assignments),
+            settings=layered(settings_of(None, assignments), {} if epsilon is None else {"epsilon": epsilon}),
             num_records=num_records,
         )
         terms = made.federation.terms
@@ -81,6 +86,7 @@ def new(
         say(f"chosen    {reason}")
     proposed = ", ".join(f"{name} = {value}" for name, value in terms.settings.items())
     say(f"proposed  {proposed}")
+    say(f"a run     {cost_of_a_run(terms)}")
     planned = f"planned for {num_records:,} records a client"
     say(f"run       {made.folder / RUN_NAME}: for `flwr run`, {planned}; yours to edit")
     say(f"kits      {made.folder / 'kits'}: send each member its own; nothing in a kit is secret")

@@ -168,9 +168,12 @@ class FullBatchMethod(Method, algorithm="full-batch"):
 
     def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
         if recipe := self._recipe(config, model, sizes):
-            values = scaled(Scale(recipe.clip, recipe.travel), usual_norm(config, model))
+            bound = usual_norm(config, model)
+            if model.num_classes == 1:  # whose constant is a feature
+                bound = math.hypot(bound, 1.0)
+            values = scaled(Scale(recipe.clip, recipe.travel), bound)
             own = {"sampling": "balanced", "momentum": recipe.momentum}
-            return Descent(values.clip_norm, values.learning_rate, math.inf, **own)
+            return Descent(values.clip_norm, min(values.learning_rate, recipe.steepest), math.inf, **own)
         if not has_table(config):
             found, bound = _scaled(model, self.noise(config, model, sizes)), usual_norm(config, model)
             travel = min(found.travel, _FARTHEST * num_rounds, max(_MOST_TRAVEL, _STEADY * num_rounds))

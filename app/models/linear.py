@@ -332,6 +332,8 @@ class Mean(LinearKind):
 
 
 _STRENGTH_OF_A_ROUND, _FEWEST_ROUNDS, _MOST_ROUNDS = 5.0, 8.0, 24.0
+_STEEPEST_OF_NUMBERS = 0.6
+"""Step at which a constant of its own, whose second moment is 1, does not yet swing."""
 _OF_NUMBERS, _FEWEST_OF_NUMBERS, _MOST_OF_NUMBERS = 3.0, 12.0, 64.0
 RANK_ALONE, MOSTLY_RANK = 120.0, 500.0
 """Samples times mu, over the root of the columns, below which the rank is all, or most, of an additive model."""
@@ -362,7 +364,7 @@ class Additive(ModelKind):
         if num_classes == 1:
             rounds = round(min(max(strength / _OF_NUMBERS, _FEWEST_OF_NUMBERS), _MOST_OF_NUMBERS))
             clip = 0.15 if strength < RANK_ALONE else 0.3 if strength < MOSTLY_RANK else 0.6
-            return Recipe(rounds, clip=clip, travel=2.0 * clip, momentum=0.8)
+            return Recipe(rounds, clip=clip, travel=2.0 * clip, momentum=0.8, steepest=_STEEPEST_OF_NUMBERS)
         rounds = round(min(max(strength / _STRENGTH_OF_A_ROUND, _FEWEST_ROUNDS), _MOST_ROUNDS))
         return Recipe(rounds, clip=0.1 * math.sqrt(2.0), travel=15.0 / math.sqrt(2.0), momentum=0.5)
 

@@ -135,6 +135,8 @@ class Recipe(NamedTuple):
     travel: float
     """eta S R of one round."""
     momentum: float
+    steepest: float = math.inf
+    """Largest eta, whatever R is."""
 
 
 class ModelKind(Named, ABC):

@@ -141,7 +141,8 @@ def _to_check(table: FittedTable) -> list[tuple[str, str]]:
     """Return what a person should decide about the draft, the first few in words."""
     more = len(table.to_check) - _MOST_CHECKED
     rows = [("check", note) for note in table.to_check[:_MOST_CHECKED]]
-    return [*rows, ("", f"{more} more: `murmurfl schema {table.name}` shows all")] if more > 0 else rows
+    asked = f"{table.name} --label {table.schema.label.column}{f' --site {table.site}' if table.site else ''}"
+    return [*rows, ("", f"{more} more: `murmurfl schema {asked}` shows all")] if more > 0 else rows
 
 
 def _verdict(outcome: Outcome, table: FittedTable) -> list[str]:

@@ -256,7 +256,7 @@ def drafted_column(cells: Cells, decimal: str, known: Collection[float] = ()) ->
     judged = numbers.without(codes)
     if _is_of_numbers(judged, cells):
         found = _number_column(cells, judged, codes)
-        return replace(found, warnings=(*found.warnings, *_about_zero(judged)))
+        return replace(found, warnings=(*found.warnings, *_about_zero(judged, codes)))
     return _category_column(cells, numbers)
 
 
@@ -412,7 +412,7 @@ def _about_codes(codes: Sequence[float]) -> tuple[str, ...]:
     )
 
 
-def _about_zero(numbers: Numbers) -> tuple[str, ...]:
+def _about_zero(numbers: Numbers, codes: Sequence[float]) -> tuple[str, ...]:
     """Return a note on zeros far below all other numbers, which may stand for missing values."""
     zeros = numbers.count_of(0.0)
     others = numbers.without([0.0])
@@ -421,7 +421,8 @@ def _about_zero(numbers: Numbers) -> tuple[str, ...]:
     low, high = (float(one) for one in np.quantile(others.all_values, [_EXTREME, 1.0 - _EXTREME]))
     if low < (high - low) / 4:
         return ()
-    return (f"0 stands in {zeros:,} rows, far below the others. If it means missing, set missing_codes = [0].",)
+    named = ", ".join(f"{code:g}" for code in (*codes, 0.0))
+    return (f"0 stands in {zeros:,} rows, far below the others. If it means missing, set missing_codes = [{named}].",)
 
 
 def _lost_words(numbers: Numbers) -> str:

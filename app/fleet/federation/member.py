@@ -17,6 +17,7 @@ from statistics import NormalDist
 import httpx
 
 from ....clients.nodes.roster_files import pinned_digest, read_client_key, read_helper_key
+from ....privacy.accounting.gdp import gdp_epsilon
 from ....privacy.accounting.guarantee import rounded_up
 from ....privacy.errors import ConfigurationError
 from ....privacy.files import create_private, replace_durably, write_private
@@ -326,15 +327,19 @@ def join(kit: Invitation, folder: Path, *, accept_no_noise: bool = False) -> Mem
 
 def cost_of_a_run(terms: Terms) -> str:
     """Return what a run takes of a client's budgets by the proposed settings, in words."""
-    mu = float(terms.settings["mu"])
+    mu, delta = float(terms.settings["mu"]), float(terms.settings["delta"])
+
+    def shown(mu: float) -> str:
+        return f"mu = {rounded_up(mu)} (epsilon = {rounded_up(gdp_epsilon(mu, delta))} at delta = {delta:g})"
+
     if terms.settings.get("trust") == "trusted-server":
-        return f"mu = {rounded_up(mu)} towards all but the server, which sees everything"
+        return f"{shown(mu)} towards all but the server, which sees everything"
     if not terms.sums:
-        return f"mu = {rounded_up(mu)}"
+        return shown(mu)
     honest = int(terms.settings["trust.min-honest"])
     return (
-        f"mu = {rounded_up(mu)} if one helper and {honest} clients of each sum are honest, and mu = "
-        f"{rounded_up(mu * math.sqrt(honest))} in the worst case"
+        f"{shown(mu)} if one helper and {honest} clients of each sum are honest, and {shown(mu * math.sqrt(honest))} "
+        "in the worst case"
     )
 
 

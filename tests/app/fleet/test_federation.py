@@ -374,7 +374,7 @@ def test_run_settings_train_the_members_tables_on_a_server_that_knows_the_schema
 
 
 def test_a_federation_for_numbers_has_an_additive_model_or_is_refused_with_what_trains_on_them(tmp_path):
-    """Noise is the operating system's: in 12 runs the R2 on rows of nobody was 0.62 to 0.63."""
+    """Noise is the operating system's: in 12 runs the R2 on rows of nobody was 0.993 to 0.996."""
     schema = Schema(
         columns={"x": Column(kind="number", bounds=(-1, 1))}, label=Label(column="y", bounds=(0, 99)), reviewed=True
     )
@@ -382,7 +382,7 @@ def test_a_federation_for_numbers_has_an_additive_model_or_is_refused_with_what_
     with raises(ConfigurationError, "unsupported", "schema", match="murmurfl fit"):
         made(tmp_path / "bad", tmp_path / "schema.toml", model="ridge")
     assert not (tmp_path / "bad").exists()
-    plain = made(tmp_path / "plain", tmp_path / "schema.toml", helpers=0, mu=6.0)
+    plain = made(tmp_path / "plain", tmp_path / "schema.toml", helpers=0, mu=6.0, **{"num-rounds": 24})
 
     def table(number, folder):
         xs = np.random.Generator(np.random.Philox(key=number)).uniform(-1, 1, 300)
@@ -395,7 +395,7 @@ def test_a_federation_for_numbers_has_an_additive_model_or_is_refused_with_what_
     new = np.linspace(-1, 1, 101)
     found = load_model(tmp_path / "first").predict([{"x": float(x)} for x in new])
     truth = np.abs(new) * 30
-    assert 1 - np.mean((found - truth) ** 2) / np.var(truth) > 0.5
+    assert 1 - np.mean((found - truth) ** 2) / np.var(truth) > 0.9
 
 
 def test_what_an_operator_writes_into_run_settings_survives_accept_and_leave(coordinator, tmp_path):
