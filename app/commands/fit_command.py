@@ -205,6 +205,46 @@ def predict(
             )
 
 
+def curves(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="The folder of an additive model.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The new picture: .png or .svg.", show_default="print the columns")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
+) -> None:
+    """Show the columns of an additive model by importance, and draw its curves with bands for the noise."""
+    from ..models.curves import OF_NOISE
+    from ..models.trained_model import TrainedModel
+
+    with failing_clearly():
+        if out is not None and out.suffix not in (".png", ".svg"):
+            raise ConfigurationError(
+                f"Expected a picture that ends with .png or .svg, got {out}.", kind="unknown-name", setting="out"
+            )
+        if out is not None and out.exists() and not force:
+            raise ConfigurationError(
+                f"Expected a new file, got {out}, which exists: --force overwrites it.", kind="exists"
+            )
+        trained = TrainedModel.read(model)
+        found = trained.importance()
+        wide = max(map(len, found))
+        for name, value in found.items():
+            say(f"{name:<{wide}}  {value:.3f}")
+        say(OF_NOISE)
+        if out is not None:
+            from ..reports.figures import figure_style
+            from ..reports.plots import curves_picture
+
+            picture = curves_picture(trained)
+            with figure_style():
+                picture.savefig(
+                    out, dpi=150, facecolor="white", metadata={"Date": None} if out.suffix == ".svg" else None
+                )
+            say(f"{out}: {len(found)} curves")
+
+
 def _check_columns_differ(table: Path, columns: Sequence[str]) -> None:
     if twice := [name for name, count in Counter(columns).items() if count > 1]:
         raise ConfigurationError(

@@ -25,7 +25,8 @@ from ...clients.records.schema import Schema
 from ...privacy.errors import ConfigurationError, InvalidRecordError
 from ...privacy.queries.knots import KnotRows
 from ...privacy.queries.mean_of_features import centred
-from . import make_model
+from . import curves, make_model
+from .curves import Coefficient, Curve
 from .model import CENTRE_ARRAY, CONSTANT_ARRAY, KNOTS_ARRAY, Model
 from .public_pipeline import PIPELINE, SavedPipeline, saved_pipeline
 
@@ -136,6 +137,18 @@ class TrainedModel:
         """The model as a scikit-learn pipeline that needs no murmurfl, or why there is none."""
         return saved_pipeline(self)
 
+    def curves(self) -> dict[str, Curve]:
+        """Return :func:`murmurfl.app.models.curves.curves` of an additive model."""
+        return curves.curves(self)
+
+    def importance(self) -> dict[str, float]:
+        """Return :func:`murmurfl.app.models.curves.importance` of an additive model."""
+        return curves.importance(self)
+
+    def coefficients(self) -> list[Coefficient]:
+        """Return :func:`murmurfl.app.models.curves.coefficients` of an additive model."""
+        return curves.coefficients(self)
+
     def save(self, folder: Path | str, text: str = "") -> Path:
         """Write the model's folder: weights, schema, a pipeline, and the card, as ``text`` for people too.
 
@@ -185,7 +198,7 @@ class TrainedModel:
         schema = Schema.read_file(where / SCHEMA) if (where / SCHEMA).exists() else None
         return cls(**own, arrays=arrays, schema=schema, card=card)
 
-    @cached_property
+    @property
     def additive(self) -> KnotRows:
         """Query of an additive model's knots, with as many of them as it has."""
         if self.schema is None:

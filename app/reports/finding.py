@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.accounting.gdp import gdp_epsilon
+from ..models.trained_model import CARD, MODEL, TrainedModel
 from ..runs.outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Outcome, ReportError, read_json, what_is_there
 from ..runs.result import CLIENTS_NAME
 
@@ -37,17 +38,21 @@ class RecordedRun:
         ``result.json``.
     clients : mapping or None
         ``clients.json``; None for a run that wrote none.
+    model : TrainedModel or None
+        The model in its folder; None of a run that saved none there.
     """
 
     name: str
     outcome: Outcome
     clients: Mapping[str, Any] | None
+    model: TrainedModel | None = None
 
     @classmethod
     def read(cls, folder: Path) -> RecordedRun:
         """Read a run's files."""
         outcome, clients = Outcome.read(folder), folder / CLIENTS_NAME
-        return cls(folder.resolve().name, outcome, read_json(clients) if clients.is_file() else None)
+        model = TrainedModel.read(folder / MODEL) if (folder / MODEL / CARD).is_file() else None
+        return cls(folder.resolve().name, outcome, read_json(clients) if clients.is_file() else None, model)
 
     @property
     def rounds(self) -> list[int]:

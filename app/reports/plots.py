@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.accounting.guarantee import rounded_up
+from ..models.model import KNOTS_ARRAY
 from .figures import (
     BLUE,
     GREEN,
@@ -17,8 +18,10 @@ from .figures import (
     PALETTE,
     PINK,
     RED,
+    SIZE,
     SKY,
     Plot,
+    empty_figure,
     figure_style,
     line_style,
     new_figure,
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from ..models.curves import Curve
+    from ..models.trained_model import TrainedModel
     from ..runs.outcome import Round
 
 _WITHOUT = "without noise, not private"
@@ -161,7 +166,8 @@ def run_plots(run: RecordedRun) -> list[Plot]:
     """Draw the figures of one run; those whose data were not recorded are left out."""
     alone = [Group(run.name, [run])]
     measured = [measure_plot(alone, "accuracy"), measure_plot(alone, "loss")]
-    made = [*measured, _epsilon(run), _participation(run), _replies(run), _noise(run)]
+    curves = [] if run.model is None else curve_plots(run.model)
+    made = [*measured, *curves, _epsilon(run), _participation(run), _replies(run), _noise(run)]
     return [plot for plot in made if plot is not None]
 
 
@@ -312,3 +318,99 @@ def _noise(run: RecordedRun) -> Plot | None:
         "dotted: the most that one sample can move a release, in all values together."
     )
     return Plot("noise", "Noise level", caption, figure)
+
+
+_MOST_CURVES, _MOST_CATEGORIES, _PANELS_ACROSS, _SKEWED = 12, 12, 3, 50.0
+"""Curves of a page, and categories of one; panels in a row of a picture; ratio of numbers from which an axis has
+logarithms."""
+
+
+def curve_plots(model: TrainedModel) -> list[Plot]:
+    """Draw the curves of an additive model, the most important columns first; none of other models."""
+    if KNOTS_ARRAY not in model.arrays:
+        return []
+    from ..models.curves import OF_NOISE, effect_name
+
+    found, made = model.curves(), []
+    for number, name in enumerate(list(model.importance())[:_MOST_CURVES]):
+        figure, axes = new_figure(2.8)
+        with figure_style():
+            _draw_curve(axes, found[name], model)
+            axes.set_ylabel(plain_text(effect_name(model)))
+            if len(axes.get_legend_handles_labels()[1]) > 1:
+                figure.legend(loc="outside lower center", ncols=3)
+        title = f"Curve {number + 1} by importance: {_short(name)}"
+        made.append(Plot(f"curve-{number + 1}", title, OF_NOISE, figure))
+    return made
+
+
+def curves_picture(model: TrainedModel) -> Figure:
+    """Return one picture of all curves of an additive model, the most important columns first."""
+    from ..models.curves import OF_NOISE, effect_name
+
+    found, names = model.curves(), list(model.importance())
+    across = min(_PANELS_ACROSS, len(names))
+    down = -(-len(names) // across)
+    with figure_style():
+        figure = empty_figure(0.75 * SIZE[0] * across, 2.6 * down + 0.5)
+        panels = figure.subplots(down, across, squeeze=False).ravel()
+        for place, axes in enumerate(panels):
+            if place >= len(names):
+                axes.set_axis_off()
+                continue
+            _draw_curve(axes, found[names[place]], model)
+            if not place % across:
+                axes.set_ylabel(plain_text(effect_name(model)))
+        if len(panels[0].get_legend_handles_labels()[1]) > 1:
+            figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+        figure.suptitle(OF_NOISE, fontsize=9, x=0.01, ha="left")
+    return figure
+
+
+def _draw_curve(axes: Axes, curve: Curve, model: TrainedModel) -> None:
+    effects, lows, highs = (np.atleast_2d(one) for one in (curve.effect, curve.lower, curve.upper))
+    labels = [str(one) for one in model.classes] if len(effects) > 1 else [""]
+    banded = bool(np.isfinite(lows).all())
+    if curve.is_number:
+        for number, label in enumerate(labels):
+            style = line_style(number)
+            axes.plot(curve.values, effects[number], label=plain_text(_short(label)), linewidth=2, **style)
+            if banded:
+                band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
+                axes.fill_between(curve.values, lows[number], highs[number], **band)
+        axes.axhline(0, color=INK, linewidth=0.8, linestyle=":")
+        _spread_out(axes, np.asarray(curve.values, dtype=np.float64))
+        axes.set_xlabel(plain_text(_short(curve.column) + _missing_words(curve)))
+        return
+    order = np.argsort(-np.abs(effects).max(axis=0))[:_MOST_CATEGORIES]
+    order = order[np.argsort(effects[0, order])]
+    heights = np.arange(len(order), dtype=np.float64)
+    for number, label in enumerate(labels):
+        colour = line_style(number)["color"]
+        at = heights + 0.6 * ((number + 0.5) / len(labels) - 0.5)
+        reach = highs[number, order] - effects[number, order] if banded else None
+        shown = {"fmt": "o", "color": colour, "capsize": 3, "label": plain_text(_short(label))}
+        axes.errorbar(effects[number, order], at, xerr=reach, **shown)
+    axes.axvline(0, color=INK, linewidth=0.8, linestyle=":")
+    axes.set_yticks(heights, [plain_text(_short(str(curve.values[one]))) for one in order], fontsize=8)
+    left_out = len(curve.values) - len(order)
+    axes.set_xlabel(plain_text(_short(curve.column) + (f" ({left_out} more)" if left_out else "")))
+
+
+def _spread_out(axes: Axes, values: NDArray[np.float64]) -> None:
+    """Give numbers from 0 on that span several orders of magnitude a logarithmic axis."""
+    above = values[values > 0]
+    smallest = float(np.quantile(above, 0.02)) if len(above) else 0.0
+    if values[0] >= 0 and smallest and values[-1] > _SKEWED * smallest:
+        axes.set_xscale("symlog", linthresh=smallest)
+
+
+def _missing_words(curve: Curve) -> str:
+    if curve.missing is None or curve.missing.ndim > 1:
+        return ""
+    effect, low, high = curve.missing
+    return f" (missing: {effect:.2g}" + (f", {low:.2g} to {high:.2g})" if np.isfinite(low) else ")")
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"

@@ -5,11 +5,21 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from ...privacy.accounting.noise_forecast import StatedNoise
+from ...strategies.aggregation.noisy import Noisy
+from ...strategies.full_batch import FullBatch
+from ...strategies.rounds.replies import vector_size
+from ...strategies.rounds.rule import Turn
+from ...strategies.rounds.strategy import ReleaseStrategy
+from .client_statements import statement_groups
 from .outcome import Outcome
 
 REHEARSAL = "a rehearsal: its keys are seeded, nobody was protected, and there is no guarantee: do not publish"
@@ -18,7 +28,60 @@ REAL = "real: the guarantee holds of what was released"
 _WIDTH = 100
 
 
-def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any], warnings: Sequence[str] = ()) -> dict[str, Any]:
+def noise_in_model(
+    strategy: ReleaseStrategy[Any], statements: Mapping[str, Mapping[str, Any]], shares: str = ""
+) -> float | None:
+    """Return the standard deviation of the noise in each value of a model of full batches, if gradients do not follow.
+
+    The update rule is run on the noise of every round alone, as strong as clients state it, or the trusted server has
+    it. It is an upper bound of the noise's part where the loss is curved (:mod:`murmurfl.app.models.curves`).
+
+    Parameters
+    ----------
+    strategy : ReleaseStrategy
+        Strategy after its last round.
+    statements : mapping
+        What each client says of itself, by name.
+    shares : str
+        How clients share mu^2 among their releases.
+
+    Returns
+    -------
+    float or None
+        None for other strategies, a clip that follows gradients, and clients whose releases differ in their noise.
+    """
+    if not isinstance(strategy, FullBatch) or strategy.full_batch.quantile:
+        return None
+    rounds = [one for one in strategy.history if one.aggregated and one.samples]
+    size = vector_size(strategy.release_layout)
+    if isinstance(strategy.aggregator, Noisy):
+        stds = [strategy.aggregator.stream.noise_std(size, one.server_round) for one in rounds]
+    else:
+        groups = statement_groups(statements)
+        known = [StatedNoise.read(group.statement) for group in groups]
+        if shares not in ("", "uniform") or not known or any(one is None or not one.alone for one in known):
+            return None
+        variance = np.average(
+            [one.after(1) ** 2 for one in known if one is not None], weights=[group.count for group in groups]
+        )
+        stds = [math.sqrt(one.aggregated * variance) for one in rounds]
+    rule = strategy.full_batch
+    state = rule.init(np.zeros(len(rounds)), [])  # one value for the noise of each round
+    for place, one in enumerate(rounds):
+        noise = np.zeros(len(rounds))
+        noise[place] = stds[place]
+        state = rule.update(state, noise, Turn(one.server_round, one.asked, one.aggregated, one.samples))
+    return float(np.linalg.norm(rule.model(state)))
+
+
+def card(
+    outcome: Outcome,
+    *,
+    deployed: bool,
+    data: Mapping[str, Any],
+    warnings: Sequence[str] = (),
+    noise_std: float | None = None,
+) -> dict[str, Any]:
     """Return the card of a run's model, which was trained on ``data``, on real clients if it was ``deployed``.
 
     Notes
@@ -51,6 +114,7 @@ def card(outcome: Outcome, *, deployed: bool, data: Mapping[str, Any], warnings:
         "would_have": would_have,
         "private_evaluation": None if evaluation is None else evaluation.sentence,
         "warnings": list(warnings),
+        "noise_std": noise_std,
         "configuration": hashlib.sha256(configuration.encode()).hexdigest()[:16],
     }
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from ...clients.records.client_records import Table
     from ..data.table_task import FittedTable
+    from ..models.curves import Coefficient, Curve
     from ..models.trained_model import TrainedModel
 
 logger = logging.getLogger("flwr")
@@ -259,7 +260,7 @@ class RunResult:
     def model(self) -> TrainedModel:
         """The trained model with its card, for predictions and to be saved."""
         from ..models.trained_model import TrainedModel
-        from .model_card import card
+        from .model_card import card, noise_in_model
 
         experiment = self.experiment
         model, config = experiment.model, experiment.config
@@ -275,7 +276,13 @@ class RunResult:
             constant=constant_feature(config) or experiment.is_centred,
             arrays=self.arrays,
             schema=task.schema if self.table is None else self.table.schema,
-            card=card(self.outcome, deployed=self.deployed, data=data, warnings=self._lasting_warnings()),
+            card=card(
+                self.outcome,
+                deployed=self.deployed,
+                data=data,
+                warnings=self._lasting_warnings(),
+                noise_std=noise_in_model(self.strategy, self.statements, config.shares),
+            ),
         )
 
     def predict(self, rows: Table | NDArray[Any]) -> NDArray[Any]:
@@ -288,6 +295,18 @@ class RunResult:
             gives them.
         """
         return self.model.predict(rows)
+
+    def curves(self) -> dict[str, Curve]:
+        """Return each column's curve, with bands for the noise, of an additive model (``model = additive``)."""
+        return self.model.curves()
+
+    def importance(self) -> dict[str, float]:
+        """Return the mean absolute effect of each column of an additive model, the largest first."""
+        return self.model.importance()
+
+    def coefficients(self) -> list[Coefficient]:
+        """Return the coefficients of an additive model by name, each with the standard deviation of its noise."""
+        return self.model.coefficients()
 
     def save(self, folder: Path | str) -> Path:
         """Write the model into a folder: weights, schema and a card of what was promised; no figure without noise.

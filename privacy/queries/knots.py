@@ -173,8 +173,8 @@ class KnotRows(Query[NDArray[np.float64]]):
         return StatisticsRows(fine, last_share=share)
 
     @property
-    def _places(self) -> Iterator[tuple[CountedColumn, slice, slice]]:
-        """Each column with its places among a record's values, and among its features."""
+    def blocks(self) -> Iterator[tuple[CountedColumn, slice, slice]]:
+        """Return each column with its places among a record's values, and among its features."""
         value = feature = 0
         for column in self.columns:
             values, features = (2, self.knots + 2) if column.bounds is not None else (len(column.values),) * 2
@@ -184,12 +184,12 @@ class KnotRows(Query[NDArray[np.float64]]):
     @property
     def num_values(self) -> int:
         """Values of a record as the query takes it: a number and whether it is missing, or one for each category."""
-        return max(values.stop for _, values, _ in self._places)
+        return max(values.stop for _, values, _ in self.blocks)
 
     @property
     def num_features(self) -> int:
         """Features of a record; those of a regression end with a constant, in the place of a bias."""
-        return max(features.stop for *_, features in self._places) + (self.label is not None)
+        return max(features.stop for *_, features in self.blocks) + (self.label is not None)
 
     @property
     def width(self) -> int:
@@ -223,7 +223,7 @@ class KnotRows(Query[NDArray[np.float64]]):
     @property
     def _numbers(self) -> list[int]:
         """Places of the numbers among a record's values."""
-        return [values.start for column, values, _ in self._places if column.bounds is not None]
+        return [values.start for column, values, _ in self.blocks if column.bounds is not None]
 
     def rows_of_owners(self, rows: NDArray[np.float64], present: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the mean of each owner's rows: an owner of many records counts as much as one of few."""
@@ -265,7 +265,7 @@ class KnotRows(Query[NDArray[np.float64]]):
         made = np.ones((*values.shape[:-1], self.num_features))
         number, share = 0, float(public[0])
         levels = np.asarray(public, dtype=np.float64)
-        for column, place, feature in self._places:
+        for column, place, feature in self.blocks:
             there = values[..., place]
             if column.bounds is None:
                 made[..., feature] = there - 1.0 / len(column.values)
