@@ -11,7 +11,7 @@ that grows with u + 1 / u = (1 + beta) sqrt((1 - x) / beta); both that and s fal
 (k + 1) s^k, which is at most (k + 1) beta^{k / 2} <= 1 + beta + ... + beta^k, the means of the same numbers. From x =
 1 to where steps do not converge, 1 + 1 / (1 + 2 beta), the roots have opposite signs and are at most 1, so |h_k| <=
 1. So noise moves parameters most where there is no curvature, which is what
-:attr:`murmurfl.app.models.curves.Curve.lower` and ``upper`` count: it is exact there and no less elsewhere, for a
+:attr:`murmurfl.app.models.curves.ColumnCurve.lower` and ``upper`` count: it is exact there and no less elsewhere, for a
 loss whose curvature stays. A gradient that is cut has none. Averages of iterates and a penalty are counted as the
 update rule has them, because the rule itself is run on noise alone.
 
@@ -90,7 +90,7 @@ class FittedModel(Protocol):
 
 
 @dataclass(frozen=True)
-class Curve:
+class ColumnCurve:
     """Effect of one column on the prediction, with bands for the noise.
 
     Parameters
@@ -114,7 +114,7 @@ class Curve:
     --------
     >>> import numpy as np
     >>> effect = np.array([-0.5, 0.5])
-    >>> curve = Curve("smoker", np.array(["no", "yes"]), effect, effect - 0.1, effect + 0.1, None, 0.5)
+    >>> curve = ColumnCurve("smoker", np.array(["no", "yes"]), effect, effect - 0.1, effect + 0.1, None, 0.5)
     >>> bool(curve.lower[1] > 0)
     True
     """
@@ -147,7 +147,7 @@ class Coefficient(NamedTuple):
     """Standard deviation of its noise, or more; NaN if it is not known."""
 
 
-def curves(model: FittedModel) -> dict[str, Curve]:
+def curves(model: FittedModel) -> dict[str, ColumnCurve]:
     """Return the curve of each column of an additive model, with bands of the noise, by the column's name.
 
     Raises
@@ -277,19 +277,19 @@ class _Weights:
             for place, name in enumerate(numbers)
         }
 
-    def curve(self, name: str, categories: tuple[str, ...], values: slice, features: slice) -> Curve:
+    def curve(self, name: str, categories: tuple[str, ...], values: slice, features: slice) -> ColumnCurve:
         """Return the curve of the column with these places among values and features."""
         if categories:
             wide = np.eye(len(categories))
             effect, lower, upper = self._effects(wide, values, features)
-            return Curve(name, np.array(categories), effect, lower, upper, None, float(np.abs(effect).mean()))
+            return ColumnCurve(name, np.array(categories), effect, lower, upper, None, float(np.abs(effect).mean()))
         knots = self.knots[name]
         grid = np.unique(np.concatenate([knots, np.linspace(knots[0], knots[-1], _POINTS)]))
         effect, lower, upper = self._effects(np.stack([grid, np.zeros_like(grid)], axis=1), values, features)
         missing = np.stack(self._effects(np.array([[0.0, 1.0]]), values, features), axis=-1)[..., 0, :]
         even = np.interp(np.linspace(0.0, len(knots) - 1.0, _RANKS), np.arange(len(knots)), knots)
         spread, _, _ = self._effects(np.stack([even, np.zeros_like(even)], axis=1), values, features)
-        return Curve(name, grid, effect, lower, upper, missing, float(np.abs(spread).mean()))
+        return ColumnCurve(name, grid, effect, lower, upper, missing, float(np.abs(spread).mean()))
 
     def _effects(self, cells: NDArray[np.float64], values: slice, features: slice) -> list[NDArray[np.float64]]:
         """Return the effects of values of one column, and the ends of their bands, each of shape (..., points)."""

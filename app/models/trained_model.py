@@ -26,7 +26,7 @@ from ...privacy.errors import ConfigurationError, InvalidRecordError
 from ...privacy.queries.knots import KnotRows
 from ...privacy.queries.mean_of_features import centred
 from . import curves, make_model
-from .curves import Coefficient, Curve
+from .curves import Coefficient, ColumnCurve
 from .model import CENTRE_ARRAY, CONSTANT_ARRAY, KNOTS_ARRAY, Model
 from .public_pipeline import PIPELINE, SavedPipeline, saved_pipeline
 
@@ -137,7 +137,7 @@ class TrainedModel:
         """The model as a scikit-learn pipeline that needs no murmurfl, or why there is none."""
         return saved_pipeline(self)
 
-    def curves(self) -> dict[str, Curve]:
+    def curves(self) -> dict[str, ColumnCurve]:
         """Return :func:`murmurfl.app.models.curves.curves` of an additive model."""
         return curves.curves(self)
 

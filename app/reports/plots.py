@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..models.curves import Curve
+    from ..models.curves import ColumnCurve
     from ..models.trained_model import TrainedModel
     from ..runs.outcome import Round
 
@@ -367,7 +367,7 @@ def curves_picture(model: TrainedModel) -> Figure:
     return figure
 
 
-def _draw_curve(axes: Axes, curve: Curve, model: TrainedModel) -> None:
+def _draw_curve(axes: Axes, curve: ColumnCurve, model: TrainedModel) -> None:
     effects, lows, highs = (np.atleast_2d(one) for one in (curve.effect, curve.lower, curve.upper))
     labels = [str(one) for one in model.classes] if len(effects) > 1 else [""]
     banded = bool(np.isfinite(lows).all())
@@ -405,7 +405,7 @@ def _spread_out(axes: Axes, values: NDArray[np.float64]) -> None:
         axes.set_xscale("symlog", linthresh=smallest)
 
 
-def _missing_words(curve: Curve) -> str:
+def _missing_words(curve: ColumnCurve) -> str:
     if curve.missing is None or curve.missing.ndim > 1:
         return ""
     effect, low, high = curve.missing

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from ...clients.records.client_records import Table
     from ..data.table_task import FittedTable
-    from ..models.curves import Coefficient, Curve
+    from ..models.curves import Coefficient, ColumnCurve
     from ..models.trained_model import TrainedModel
 
 logger = logging.getLogger("flwr")
@@ -296,7 +296,7 @@ class RunResult:
         """
         return self.model.predict(rows)
 
-    def curves(self) -> dict[str, Curve]:
+    def curves(self) -> dict[str, ColumnCurve]:
         """Return each column's curve, with bands for the noise, of an additive model (``model = additive``)."""
         return self.model.curves()
 
