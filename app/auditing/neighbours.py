@@ -110,7 +110,7 @@ def _strange_cells(schema: Schema, row: Mapping[str, Any]) -> Iterator[tuple[str
 
 _STRANGE_LABELS: tuple[tuple[str, Any], ...] = (
     ("a missing label", None),
-    ("a label out of range", 10**6),
+    ("a label far from all others", 10**6),
     ("a label below all classes", -1),
     ("a label that is a text", "neverseen"),
     ("half a number for a label", 0.5),

@@ -180,9 +180,9 @@ class ForgetfulLedger(MemoryLedger):
     def account(self):
         return self._books.get(self._session, Account())
 
-    def stream(self, session):
+    def asked_for(self, session):
+        """Take the session of a request, which alone says whose books are looked at: accounts are read first."""
         self._session = session
-        return super().stream(session)
 
     def commit(self, session, stream, account):
         super().commit(session, stream, account)
@@ -203,8 +203,18 @@ class GullibleClient(Mu2Client):
 def forgetful_nodes(folder, count):
     clients = [make_client(folder, f"node-{i}") for i in range(count)]
     for client in clients:
-        client.privatizer._ledgers = JoinedLedgers([ForgetfulLedger()])
+        ledger = ForgetfulLedger()
+        client.privatizer._ledgers = JoinedLedgers([ledger])
+        client.privatizer.release = _noting(client.privatizer.release, ledger)
     return clients
+
+
+def _noting(release, ledger):
+    def noted(session, *rest, **named):
+        ledger.asked_for(session)
+        return release(session, *rest, **named)
+
+    return noted
 
 
 def from_the_first_sample(client, session, release):

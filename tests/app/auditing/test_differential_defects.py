@@ -161,8 +161,8 @@ class Planted:
     ("defect", "record", "differs"),
     [
         (Planted.types_of_the_column, "half a number for a label", ""),
-        (Planted.verdict_of_the_first_record, "a label out of range", "does not start: ConfigurationError"),
-        (Planted.label_out_of_range_refused, "a label out of range", "does not start: ConfigurationError"),
+        (Planted.verdict_of_the_first_record, "a label far from all others", "does not start: ConfigurationError"),
+        (Planted.label_out_of_range_refused, "a label far from all others", "does not start: ConfigurationError"),
         (Planted.scale_of_the_data, "zero everywhere", ""),
         (Planted.count_in_a_reply, "not a number", "fit of reply"),
         (Planted.half_the_noise, "a record at the ends of its bounds", ""),
@@ -199,7 +199,7 @@ def test_samples_that_are_refused_because_of_a_record_are_found(tmp_path, monkey
     monkeypatch.setattr(differential, "items_of", picky)
     found = {one.record: one for one in audit_app(f"refused_{tmp_path.name}:app").found}
     assert found["inputs too long"].differs == ("does not start: ConfigurationError: Expected inputs of one length.",)
-    assert not found["a label out of range"].refutes
+    assert not found["a label far from all others"].refutes
 
 
 PROJECT = """
