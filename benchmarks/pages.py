@@ -472,7 +472,9 @@ BLOCKS = {
     },
     "docs/tables.md": {
         "tables": lambda: tables.shown(json.loads(tables.DEFAULT.read_text())),
-        "rivals": lambda: f"{rivals.shown(document('rivals'))}\n\n{rivals.TERMS}",
+        "rivals": lambda: f"{rivals.shown(document('rivals'), [*REGRESSION])}\n\n{rivals.TERMS}",
+        "rivals-judged-all": lambda: f"{rivals.shown(document('rivals'), [*JUDGED])}\n\n{rivals.TERMS}",
+        "rivals-judged-leads": lambda: f"{rivals.leads(document('rivals'), [*JUDGED])}\n\n{rivals.TERMS}",
         "rivals-judged": lambda: f"{rivals.gaps(document('rivals'), [*JUDGED])}\n\n{rivals.TERMS}",
         "rivals-gaps": lambda: f"{rivals.gaps(document('rivals'), [*REGRESSION])}\n\n{rivals.TERMS}",
     },
