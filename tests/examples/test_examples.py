@@ -19,6 +19,7 @@ from murmurfl.privacy import (
     read_ledger,
 )
 from murmurfl.privacy.accounting.loss import Loss
+from murmurfl.privacy.setting import flat
 from typer.testing import CliRunner
 
 from tests.harness.packages import EXAMPLES, accuracy
@@ -202,6 +203,7 @@ def test_secure_aggregation_over_real_nodes(tmp_path, project):
         nodes = {}
         for number in range(hospitals.HOSPITALS):
             settings = tomllib.loads(hospitals.CLIENT.format(number=number, rows=150, digest=""))
+            settings = flat(settings, NodeConfig.settings())
             name = settings.pop("client")
             own = {key: str(tmp_path / "operators" / name / settings[key]) for key in ("samples", "schema")}
             own |= {"budget-mu": 4.0, "delta": 1e-5}
