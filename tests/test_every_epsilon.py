@@ -133,7 +133,6 @@ ABOUT_KEYS = (  # who takes part, who may ask, what a record is and what a model
     *("roster key", "roster make", "roster show", "roster check"),
     *("owner key", "owner permit", "owner public", "owner login", "owner show", "owner bundle"),
     *(
-        "federation new",
         "federation accept",
         "federation leave",
         "federation renew",
@@ -142,10 +141,12 @@ ABOUT_KEYS = (  # who takes part, who may ask, what a record is and what a model
     ),
     "schema",
     "predict",
+    "curves",
 )
 NAMING = ("keys", "names")  # what there is, before there is any figure
-# The first starts a federation: below, by the lines it prints. The others show mu, and epsilon as `node --check`.
-IN_PARTS = ("deploy-demo", "federation join", "federation start", "federation status")
+# The first starts a federation: below, by the lines it prints. `new` and `join` say what a run takes and if whom one
+# trusts: tests/app/commands/test_federation_command.py. The last shows mu, and epsilon as `node --check`.
+IN_PARTS = ("deploy-demo", "federation new", "federation join", "federation start", "federation status")
 
 
 def test_every_command_is_walked():

@@ -6,8 +6,11 @@ a missing value. What it reads otherwise than the schema does stands in :func:`p
 
 from __future__ import annotations
 
+import io
 import math
+import re
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -191,6 +194,39 @@ def _missing_names(name: str) -> list[str]:
 def _sign(column: Column) -> float:
     """Return what yes or no in the place of a missing value becomes."""
     return column.encode(None)[0]
+
+
+_IDS, _FILES = re.compile(r'("__id__": )(\d+)'), re.compile(r'("file": ")(\d+)(\.npy")')
+_SKOPS_SCHEMA, _NO_DATE = "schema.json", (1980, 1, 1, 0, 0, 0)
+
+
+def pipeline_file(pipeline: Pipeline) -> bytes:
+    """Return a pipeline's file as skops writes it, without the time and the addresses of objects.
+
+    Notes
+    -----
+    **Formal guarantees.** The bytes follow from the pipeline alone. What skops writes has addresses in this process's
+    memory, which may depend on anything that was read before, such as rows.
+    """
+    import skops.io  # pyright: ignore[reportMissingImports]  # of an extra
+
+    with zipfile.ZipFile(io.BytesIO(skops.io.dumps(pipeline))) as dumped:
+        content = {name: dumped.read(name) for name in dumped.namelist()}
+    schema = content.pop(_SKOPS_SCHEMA).decode()
+    numbers: dict[str, int] = {}
+    for found in _IDS.finditer(schema):
+        numbers.setdefault(found[2], len(numbers))
+
+    def numbered(found: re.Match[str]) -> str:
+        return f"{found[1]}{numbers[found[2]]}{found[3] if found.re is _FILES else ''}"
+
+    named = {f"{numbers[name.removesuffix('.npy')]}.npy": data for name, data in content.items()}
+    named[_SKOPS_SCHEMA] = _FILES.sub(numbered, _IDS.sub(numbered, schema)).encode()
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as file:
+        for name in sorted(named):
+            file.writestr(zipfile.ZipInfo(name, _NO_DATE), named[name])
+    return made.getvalue()
 
 
 def _instead(column: Column) -> str | None:

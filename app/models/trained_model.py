@@ -28,7 +28,7 @@ from ...privacy.queries.mean_of_features import centred
 from . import curves, make_model
 from .curves import Coefficient, ColumnCurve
 from .model import CENTRE_ARRAY, CONSTANT_ARRAY, KNOTS_ARRAY, Model
-from .public_pipeline import PIPELINE, SavedPipeline, saved_pipeline
+from .public_pipeline import PIPELINE, SavedPipeline, pipeline_file, saved_pipeline
 
 WEIGHTS, SCHEMA, CARD, CARD_TEXT = "weights.npz", "schema.toml", "card.json", "CARD.md"
 MODEL = "model"
@@ -162,9 +162,7 @@ class TrainedModel:
             (where / SCHEMA).write_text(document(self.schema), encoding="utf-8")
         (where / PIPELINE).unlink(missing_ok=True)
         if (pipeline := self.pipeline.made) is not None:
-            import skops.io  # pyright: ignore[reportMissingImports]  # of an extra
-
-            skops.io.dump(pipeline, where / PIPELINE)
+            (where / PIPELINE).write_bytes(pipeline_file(pipeline))
         own = {name: getattr(self, name) for name in _SAVED}
         card = {"format": _FORMAT, "model": own, **self.card, "pipeline": self.pipeline.document()}
         (where / CARD).write_text(json.dumps(card, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -327,13 +327,18 @@ if PLAN.get("bug") == "commits after sending":
     @contextmanager
     def lazy(self):
         with exclusive(self) as page:
-            page.commit = lambda *record: kept.append((self, record))
+
+            def commit(session, stream, account):
+                kept.append((self, (session, stream, account)))
+                page.account = lambda: account  # what this transaction has committed it reads again
+
+            page.commit = commit
             yield page
 
     def push_and_commit(client, message, context):
         noted_push(client, message, context)
         while kept:
-            ledger, record = kept.pop()
+            ledger, record = kept.pop(0)
             with exclusive(ledger) as page:
                 page.commit(*record)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -13,7 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from murmurfl.app import RunResult
-from murmurfl.app.models.public_pipeline import linear_terms, pipeline_notes, public_pipeline
+from murmurfl.app.models.public_pipeline import PIPELINE, linear_terms, pipeline_notes, public_pipeline
+from murmurfl.app.models.trained_model import TrainedModel
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.privacy import ConfigurationError
 from sklearn.base import clone
@@ -162,3 +164,15 @@ def test_loaded_model_is_frozen_and_predicts_rows_with_gaps(tmp_path):
     assert (loaded.n_features_in_, loaded.feature_names_in_.tolist()) == (5, list(COLUMNS))
     with raises(ConfigurationError, "wrong-shape", "rows"):
         loaded.predict(np.zeros((2, 4)))
+
+
+def test_a_pipelines_file_follows_from_the_model_alone(tmp_path):
+    """No time, and no address of an object, which depends on what a process did before."""
+    pytest.importorskip("skops")
+    rows = [{"age": float(age), "ward": "ab"[age % 2], "ill": "yes" if age > 50 else "no"} for age in range(20, 80)]
+    model = fit(rows, label="ill", clients=2, epsilon=8).model
+    first = (model.save(tmp_path / "first") / PIPELINE).read_bytes()
+    kept = [bytearray(number) for number in range(1, 2000)]  # addresses are others from here on
+    again = TrainedModel.read(tmp_path / "first")
+    assert (again.save(tmp_path / "again") / PIPELINE).read_bytes() == first, len(kept)
+    assert not re.search(rb"\d{12,}\.npy", first)

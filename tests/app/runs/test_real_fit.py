@@ -18,6 +18,7 @@ import tomllib
 import traceback
 import types
 import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,8 @@ def files_of(folder, *, released):
         elif path.suffix == ".npz":
             with np.load(path) as arrays:
                 found[name] = {key: arrays[key].tobytes() if released else arrays[key].shape for key in arrays.files}
+        elif path.suffix == ".skops" and not released:  # coefficients are of the released model
+            found[name] = zipfile.ZipFile(path).namelist()
         elif path.name == "CARD.md":
             text = path.read_text().partition("* **made**")[0]
             found[name] = text if released else text.partition("* **measured**")[0] + text.partition("* **data**")[2]
