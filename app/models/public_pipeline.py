@@ -203,10 +203,8 @@ _SKOPS_SCHEMA, _NO_DATE = "schema.json", (1980, 1, 1, 0, 0, 0)
 def pipeline_file(pipeline: Pipeline) -> bytes:
     """Return a pipeline's file as skops writes it, without the time and the addresses of objects.
 
-    Notes
-    -----
-    **Formal guarantees.** The bytes follow from the pipeline alone. What skops writes has addresses in this process's
-    memory, which may depend on anything that was read before, such as rows.
+    The bytes follow from the pipeline alone. What skops writes has addresses in this process's memory, which may depend
+    on anything that was read before, such as rows.
     """
     import skops.io  # pyright: ignore[reportMissingImports]  # of an extra
 
