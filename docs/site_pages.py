@@ -16,6 +16,7 @@ from typing import Any
 import click
 import typer
 from murmurfl.app.commands.main import cli
+from sklearn.base import BaseEstimator
 
 import murmurfl
 
@@ -79,7 +80,10 @@ def reference_page(package: str, name: str, thing: Any) -> str:
     if issubclass(thing, BaseException):
         return text + f".. autoexception:: {package}.{name}\n   :members:\n   :show-inheritance:\n"
     members = "no-members" if name == "RunConfig" else "members"  # the page of keys has its fields
-    return text + f".. autoclass:: {package}.{name}\n   :{members}:\n   :show-inheritance:\n"
+    text += f".. autoclass:: {package}.{name}\n   :{members}:\n   :show-inheritance:\n"
+    if issubclass(thing, BaseEstimator):  # scikit-learn's own methods, whose texts lead to its own pages
+        text += "   :exclude-members: set_fit_request, set_score_request, set_predict_request\n"
+    return text + ("   :no-index:\n" if name in FIRST and package != "murmurfl" else "")
 
 
 def module_page(name: str) -> str:

@@ -389,8 +389,8 @@ def _draw_curve(axes: Axes, curve: ColumnCurve, model: TrainedModel) -> None:
         colour = line_style(number)["color"]
         at = heights + 0.6 * ((number + 0.5) / len(labels) - 0.5)
         reach = highs[number, order] - effects[number, order] if banded else None
-        shown = {"fmt": "o", "color": colour, "capsize": 3, "label": plain_text(_short(label))}
-        axes.errorbar(effects[number, order], at, xerr=reach, **shown)
+        marks = {"fmt": "o", "color": colour, "capsize": 3, "label": plain_text(_short(label))}
+        axes.errorbar(effects[number, order], at, xerr=reach, **marks)
     axes.axvline(0, color=INK, linewidth=0.8, linestyle=":")
     axes.set_yticks(heights, [plain_text(_short(str(curve.values[one]))) for one in order], fontsize=8)
     left_out = len(curve.values) - len(order)
