@@ -69,8 +69,9 @@ def test_the_noise_is_that_of_its_sensitivity_and_its_mu(mu, fields):
     assert ROOT_OF_TWO / mu < plan.noise_std * share < 1.01 * ROOT_OF_TWO / mu
 
 
-def test_a_record_at_places_of_its_own_has_a_row_of_length_one():
-    rows = StatisticsRows((HEIGHT, AGE, WARD))
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.6])
+def test_a_record_at_places_of_its_own_has_a_row_of_length_one(share):
+    rows = StatisticsRows((HEIGHT, AGE, WARD), last_share=share)
     every = np.array([*itertools.product(range(0, 256, 17), range(4), (0, 1, 2, math.nan))])
     assert np.linalg.norm(rows.rows(every), axis=1) == pytest.approx(1.0, abs=1e-12)
 
