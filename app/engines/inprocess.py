@@ -27,9 +27,15 @@ _UNCHANGEABLE = frozenset((bool, int, float, str, bytes))
 
 
 class InProcessGrid(Grid):
-    """Nodes of a ClientApp in this process: a node's ``partition-id`` is its number, ``run_config`` what it sees."""
+    """Nodes of a ClientApp in this process: a node's ``partition-id`` is its number, ``run_config`` what it sees.
 
-    def __init__(self, client_app: ClientApp, num_nodes: int, run_config: Mapping[str, Any]) -> None:
+    ``simulated`` is False where the one client is real, with keys and a ledger of its own.
+    """
+
+    def __init__(
+        self, client_app: ClientApp, num_nodes: int, run_config: Mapping[str, Any], *, simulated: bool = True
+    ) -> None:
+        self.simulated = simulated
         self._client_app = client_app
         self._run = Run.create_empty(run_id=uuid.uuid4().int >> 65)
         self._run.override_config = dict(run_config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -39,7 +40,7 @@ Samples = NDArray[Any] | Frame | Sequence[Sequence[object]]
 """Rows of features: an array of shape (rows, features), a DataFrame, or a list of lists."""
 
 
-class _PrivateEstimator(BaseEstimator):
+class _PrivateEstimator(BaseEstimator, ABC):
     """Parameters and rows of both estimators."""
 
     classes_: NDArray[Any]
@@ -212,11 +213,13 @@ class _PrivateEstimator(BaseEstimator):
             settings={**given, **(self.settings or {})},
         )
 
+    @abstractmethod
     def _checked_targets(self, y: ArrayLike) -> NDArray[Any]:
-        raise NotImplementedError
+        """Return the targets of a rehearsal, checked."""
 
+    @abstractmethod
     def _drafted_label(self, name: str, targets: NDArray[Any]) -> tuple[Label, list[Any]]:
-        raise NotImplementedError
+        """Return the label that targets make, and its cells."""
 
     def _take_classes(self) -> None:
         """Note the classes of a given schema."""

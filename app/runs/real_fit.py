@@ -164,7 +164,7 @@ def fit_for_real(
     client = _client(experiment, rows, policy, kept, found.name)
     _check_unchanged(client.privatizer)
     present = [client]
-    grid = InProcessGrid(numpy_client_app(lambda _: present[0]), 1, {})
+    grid = InProcessGrid(numpy_client_app(lambda _: present[0]), 1, {}, simulated=False)
 
     def shown(progress: Progress) -> None:
         if on_progress is not None:
@@ -428,7 +428,7 @@ def _bounds(client: StatisticsClient, schema: Schema) -> dict[str, tuple[float, 
     **Formal guarantees.** The bounds are mu-GDP for replacement of one row, for the mu of the client's plan.
     """
     _check_unchanged(client.privatizer)
-    grid = InProcessGrid(numpy_client_app(lambda _: client), 1, {})
+    grid = InProcessGrid(numpy_client_app(lambda _: client), 1, {}, simulated=False)
     return Statistics(columns=statistics_columns(schema), num_clients=1).collect(grid).bounds
 
 

@@ -129,7 +129,7 @@ class PrivateClientApp(ClientApp):
         known = self.schema or self.model.schema
         if known is None and not self._inferred:
             self._inferred = True
-            logger.info(
+            logger.warning(
                 "What a record is was inferred from all data of simulated clients. A real node needs a schema: "
                 "`murmurfl schema FILE` drafts one."
             )

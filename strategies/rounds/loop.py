@@ -291,6 +291,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         self.summary()
         self.clients.several_on_a_node = simulated
         self.simulated = simulated or isinstance(grid, DirectReplies) or is_simulation(grid)
+        self.simulated |= bool(getattr(grid, "simulated", False))  # nodes in this process
         self._ensure_state(initial_arrays)
         if not isinstance(grid, DirectReplies):
             self._grid = grid = guarded(grid)

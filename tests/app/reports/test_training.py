@@ -45,14 +45,15 @@ def trained():
     """A training of four clients, and what they state after it."""
 
     def train(nodes=4, summed=None, folder=None, simulated=False, **policy):
-        grid = InProcessGrid(app_with(clip_norm=1.0, mu=1.0, max_participations=3, **policy), nodes, {})
+        grid = InProcessGrid(
+            app_with(clip_norm=1.0, mu=1.0, max_participations=3, **policy), nodes, {}, simulated=simulated
+        )
         strategy = CorrelatedFedAvg(num_clients=4, secure_aggregation=summed, callbacks=[ResultFolder(folder)])
         result = strategy.start(
             grid,
             ArrayRecord([np.zeros(5)]),
             num_rounds=3,
             evaluate_fn=lambda number, _: MetricRecord({"accuracy": 0.2 * number, "of-rows": [1, 2]}),
-            simulated=simulated,
         )
         return strategy, result, strategy.ask_privacy(grid)
 
