@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
+import secrets
 import warnings
 from typing import Any
 
@@ -146,6 +148,42 @@ def test_real_fit_reads_arrays_and_frames_alike_row_by_row(rows, tmp_path):
     strange = features.astype(object)
     strange[3, 1], strange[4, 0] = {"no": "number"}, "far"
     assert real(tmp_path, "strange").fit(strange, state).score(features, state) > 0.6
+
+
+class Unprintable:
+    """A cell on which everything fails."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("5551234")
+
+    __repr__ = __float__ = __str__
+
+
+@pytest.mark.parametrize("in_frame", [False, True])
+@pytest.mark.parametrize(
+    ("cell", "label"),
+    [(Unprintable(), "ill"), (1.0, Unprintable()), (1.0, "5551234"), (b"\xff", None), (1.0, 5551234.5)],
+)
+def test_strange_record_shows_in_nothing_that_a_real_fit_leaves(
+    rows, tmp_path, monkeypatch, recwarn, capfd, cell, label, in_frame
+):
+    """With the same key, all of it is what is left where that row has no label: both records count as zero."""
+    drawn = iter(())
+    monkeypatch.setattr(
+        secrets, "token_bytes", lambda size: hashlib.blake2b(b"%d" % next(drawn), digest_size=size).digest()
+    )
+    left = []
+    for name, (value, target) in {"missing": (1.0, None), "strange": (cell, label)}.items():
+        drawn = iter(range(10_000))
+        features, state = rows[0].astype(object), list(rows[1])
+        features[3, 1], state[3] = value, target
+        given = pd.DataFrame(features, columns=list("abc")) if in_frame else features
+        model = real(tmp_path, name).fit(given, state)
+        card = {key: entry for key, entry in model.model_.card.items() if key != "date"}
+        arrays = {key: array.tobytes() for key, array in model.model_.arrays.items()}
+        left.append((card, arrays, repr(model).replace(f"{name}.ledger", ""), capfd.readouterr(), len(recwarn.list)))
+        assert "5551234" not in str(left[-1])
+    assert left[0] == left[1]
 
 
 def test_real_fit_of_other_rows_is_refused_and_books_nothing(rows, tmp_path):
