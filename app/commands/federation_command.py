@@ -58,7 +58,7 @@ def new(
         str, typer.Option(metavar="HOST:PORT", help="Where members reach the server.", show_default="this host, 8000")
     ] = "",
     epsilon: Annotated[
-        float | None, typer.Option(help="Epsilon of a run, at delta (1e-5).", show_default="9.997, which is mu = 2")
+        float | None, typer.Option(help="Epsilon of a run, at delta (1e-5).", show_default="9.998, which is mu = 2")
     ] = None,
     assignments: Settings = None,
 ) -> None:
