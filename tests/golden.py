@@ -316,7 +316,10 @@ def _grid(app: Any, experiment: Any, fault: Fault, recording: Recording) -> Any:
                 recording.note("no answer", True)
                 return None
             reply = super().handle(message, identifier)
-            name, turn = str(asked.get("client")), asked.get("server-round")
+            name, turn = (
+                str(asked.get("client", asked.get("machine"))),
+                asked.get("server-round"),
+            )  # machine: before 0.2
             if training and name in fault.wrong.get(turn, ()) and not reply.has_error():
                 reply.content["arrays"] = self._wrong(reply.content["arrays"])
             if reply.has_error():
@@ -395,8 +398,11 @@ def _ending(lines: list[Any]) -> str:
 
 
 @cache
-def _renamed(table: str) -> dict[str, str]:
-    """Return the names, or the words within names and texts, that changed on purpose: the new one by the old one."""
+def _renamed(table: str) -> dict[str, Any]:
+    """Return names, or words within names and texts, that changed on purpose: the new by the old one.
+
+    ``added`` has what a recording without these names means by it.
+    """
     return tomllib.loads(RENAMED.read_text(encoding="utf-8"))[table] if RENAMED.exists() else {}
 
 
@@ -429,6 +435,8 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
             one, other = (side.get(name, "(absent)") for side in (old, new))
             if name in _RANDOM_LISTS and isinstance(one, list) and isinstance(other, list):
                 one, other = len(one), len(other)
+            if one == "(absent)" and name in _renamed("added"):
+                one = _renamed("added")[name]
             yield from differences(one, other, f"{where}/{name}")
     elif isinstance(old, list) and isinstance(new, list):
         for number, (one, other) in enumerate(zip_longest(old, new, fillvalue="(absent)")):
