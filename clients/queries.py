@@ -344,15 +344,17 @@ class Evaluation(ClientQuery):
         Share of the evaluation's mu^2 spent on the scores.
     held_out : int
         How many of the client's samples, the last ones, are set aside: they are evaluated on, and nothing else is
-        made from them. 0: the evaluation is of all samples, those that the model was trained on.
+        made from them. 0: the evaluation is of all samples, those that the model was trained on. On a client of owners
+        these are places for owners, each of whom is trained on or set aside with all samples.
     shapes : sequence of tuple of int, optional
         Shapes of the model's arrays; by default those of the client's gradients.
 
     Notes
     -----
-    **Formal guarantees.** Under the trust of its policy the release is mu-GDP for replacement of one sample, whatever
-    model a server sends and whatever ``measure`` makes of it, provided row i of it depends on sample i alone. The
-    number of samples it is of is public.
+    **Formal guarantees.** Under the trust of its policy the release is mu-GDP for replacement of one sample (of all
+    samples of one owner by others, where the policy has samples_per_owner), whatever model a server sends and whatever
+    ``measure`` makes of it, provided row i of it depends on sample i alone. The number of samples it is of, or of
+    places for owners, is public.
     Proof: docs/proofs/sensitivities.md.
 
     Examples
@@ -398,7 +400,7 @@ class Evaluation(ClientQuery):
     @property
     def query(self) -> EvaluationRows:
         """Query that is asked."""
-        return EvaluationRows(self.bins, self.scores_share)
+        return EvaluationRows(self.bins, self.scores_share, of_owners=self.policy.samples_per_owner > 0)
 
     def measured(self, model: Sequence[NDArray[Any]], batch: Any) -> Measured:
         """Return what the model makes of each sample."""
@@ -488,7 +490,7 @@ class QueryPart:
         self.asked_at: list[tuple[int, ...]] | None = [tuple(one) for one in model] if query.at_a_model else None
         """Shapes of the model that a request brings; None where it brings none."""
         self.first = count - asked.held_out if asked.held_out else 0
-        """The first sample that has a row."""
+        """The first sample, or place for owners, that has a row."""
         # A simulation whose releases are from all samples asks for the same ones again and again.
         self._keeps = self.privatizer.simulated and beside.sums_samples
         self._public: PublicInput | None = None
@@ -496,7 +498,7 @@ class QueryPart:
 
     @property
     def samples(self) -> int:
-        """Number of samples that the answer is of, a public number."""
+        """Number of samples, or of places for owners, that the answer is of, a public number."""
         return self.privatizer.num_samples - self.first
 
     @property
@@ -511,12 +513,13 @@ class QueryPart:
         """
         model = request.query_points[0] if self.query.at_a_model else []
         seen = batch if self.query.at_a_model else self._batch
+        first = self.privatizer.rows_before(self.first)
 
         def rows(chosen: slice) -> NDArray[np.float64]:
-            if not self.first:
+            if not first:
                 return self._rows(model, seen(chosen))
             found = np.zeros((chosen.stop - chosen.start, self.query.width))
-            start = max(chosen.start, self.first)
+            start = max(chosen.start, first)
             if start < chosen.stop:
                 found[start - chosen.start :] = self._rows(model, seen(slice(start, chosen.stop)))
             return found
@@ -670,7 +673,9 @@ def held_out_samples(samples: int, share: float) -> int:
     return min(max(math.floor(share * samples), 1), samples - 1)
 
 
-_KEPT = (*("budget_mu", "delta", "mechanism", "noise_quality", "trust", "sums", "budget_local_mu"),)
+_KEPT = (
+    *("budget_mu", "delta", "mechanism", "noise_quality", "trust", "sums", "budget_local_mu", "samples_per_owner"),
+)
 
 
 @dataclass(frozen=True)

@@ -75,9 +75,10 @@ MIN_HONEST = "min-honest"
 MIN_COHORT = "min-cohort"
 RECOVERED = "recovered"  # 1 if a release also takes out the noise of those whose sums were skipped
 CLIENT_LEVEL = "client-level"
-NOISE_STD = "noise-std"  # of an evaluation or statistics; the next two only of an evaluation
+NOISE_STD = "noise-std"  # of an evaluation or statistics; the next three only of an evaluation
 HELD_OUT = "held-out"
 SCORES_SHARE = "scores-share"
+OF_OWNERS = "of-owners"  # 1 if a row is the mean over an owner's samples
 
 # Of a masked release (:mod:`~murmurfl.privacy.sums.masking`), in the ConfigRecord of its reply beside CLIENT; its
 # ArrayRecord has the model's shapes in uint64.

@@ -220,10 +220,10 @@ class NodeConfig(RecordsFile):
             usual = (self.knots, self.knots_share) == (KNOTS, KNOTS_SHARE)
             self._check("knots", usual, "unset, like model.knots-share, unless model = 'additive'")
         if self.samples_per_owner:
-            able, beside = "samples-per-owner" in method.keys, self.centred or self.private_evaluation > 0
+            able = "samples-per-owner" in method.keys
             clips = f"0 with strategy = {self.strategy!r}, which does not clip by owner"
             self._check("samples_per_owner", able, clips)
-            self._check("samples_per_owner", not beside, "0 with centring or evaluation.share, which count samples")
+            self._check("samples_per_owner", not self.centred, "0 with centring, which counts samples")
         able = method.centres and not self.shuffled_batches
         self._check("centring", self.centring in (CENTRINGS if able else CENTRINGS[:2]), "'none' or empty here")
         if not self.centred:

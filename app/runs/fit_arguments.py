@@ -67,14 +67,13 @@ def own_keys(asked: FitArguments, schema: Schema) -> dict[str, Value]:
             kind="missing",
             setting="owner",
         )
-    if schema.owner and (scale or evaluate):
-        option = "scale" if scale else "evaluate"
+    if schema.owner and scale:
         raise ConfigurationError(
-            f"Expected {option} to be empty with an owner, got {PRIVATE!r}: it counts rows, of which a person has "
-            "several. Leave it out.",
+            f"Expected scale to be empty with an owner, got {scale!r}: it counts rows, of which a person has several. "
+            "Leave it out.",
             kind="conflict",
-            setting=option,
-            got=PRIVATE,
+            setting="scale",
+            got=scale,
         )
     if dealt := next((name for name in DEALT if name in own), ""):
         raise ConfigurationError(

@@ -182,9 +182,8 @@ def _real_rows(result: RunResult, table: FittedTable, folder: Path | None) -> li
     measured = "none: how far numbers are off is not released; rehearse without --real to see it"
     rows = f"{table.rows:,} rows, whose number is public"
     if schema.owner:
-        measured = "none: it would count rows, of which a person has several; rehearse without --real to see one"
         rows = f"{table.rows:,} places for persons by {schema.owner!r}, of each up to {table.samples_per_owner} rows"
-    elif schema.num_classes > 1:
+    if schema.num_classes > 1:
         measured = "none was released" if evaluation is None else evaluation.sentence or evaluation.failure
     spent = table.spent(result.guarantee.delta)
     notes = [note for note in result.guarantee.notes if note != spent]

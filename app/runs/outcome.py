@@ -194,7 +194,8 @@ class EvaluationFigures(_Part):
         f"95 % interval of the area, {_BOTH}; null without `evaluation.score-bins`."
     )
     auc_noise_interval: list[float] | None = _or_null(f"95 % interval of the area, {_ALONE}; null without bins.")
-    samples: int | None = _or_null("Samples that were evaluated, as clients say.")
+    samples: int | None = _or_null("Samples that were evaluated, or places for owners, as clients say.")
+    owners: float | None = _or_null("Owners that were evaluated, with noise; null where samples count.")
     clients: int | None = _or_null("Clients whose replies are counted.")
     held_out: bool | None = _or_null("Whether nobody trained on these samples.")
     noise_std: float | None = _or_null("Standard deviation of the noise in the accuracy.")

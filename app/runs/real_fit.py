@@ -191,7 +191,7 @@ def figure_forecast(config: RunConfig, schema: Schema, rows: int) -> str:
     schema : Schema
         Its schema, of which the declared majority counts.
     rows : int
-        Number of rows, which is public.
+        Number of rows, which is public; with owners the places for them, each of which is taken to have one.
     """
     width = _half_width(config, schema, rows)
     if not width > _USEFUL:
@@ -208,11 +208,13 @@ def figure_forecast(config: RunConfig, schema: Schema, rows: int) -> str:
         for option, changed in changes.items()
         if (other := _half_width(changed, schema, rows)) < _HELPFUL * width
     ]
+    counted = f"{held_out_samples(rows, config.held_out):,} rows"
+    if config.samples_per_owner:
+        counted = f"the persons in {held_out_samples(rows, config.held_out):,} places"
     ways = " or ".join([*helpful, "--set evaluation.share=0 (no figure, and a better model)"])
     return (
-        f"Forecast of the figure, from public numbers: it will count {held_out_samples(rows, config.held_out):,} rows, "
-        f"and its 95 % interval will be about {100 * width:.0f} points to each side, too wide to be of use. What "
-        f"helps: {ways}."
+        f"Forecast of the figure, from public numbers: it will count {counted}, and its 95 % interval will be "
+        f"about {100 * width:.0f} points to each side, too wide to be of use. What helps: {ways}."
     )
 
 
@@ -228,8 +230,11 @@ def _half_width(config: RunConfig, schema: Schema, rows: int) -> float:
     count = held_out_samples(rows, config.held_out)
     noise = math.sqrt(2.0) / divided_mu(config.mu, config.private_evaluation)[0]
     right = max(schema.label.majority or 0.0, _USUALLY_RIGHT) * count
-    std = EvaluationRows(bins=config.score_bins).right_std(noise)
-    low, high = EvaluationResult(right, std, count, clients=1, held_out=True).interval
+    query, owners = EvaluationRows(bins=config.score_bins), None
+    std = query.right_std(noise)
+    if config.samples_per_owner:
+        std, owners = math.sqrt(2.0) * noise / query.right_weight, float(count)
+    low, high = EvaluationResult(right, std, count, clients=1, held_out=True, owners=owners).interval
     return (high - low) / 2.0
 
 
@@ -440,9 +445,9 @@ def _unmeasured(progress: Progress) -> Progress:
 def evaluated_privately(schema: Schema) -> dict[str, Value]:
     """Return settings of a private evaluation on rows that clients set aside.
 
-    None of numbers, of which nothing is right, nor with owners: it counts rows.
+    None of numbers, of which nothing is right.
     """
-    if schema.num_classes == 1 or schema.owner:
+    if schema.num_classes == 1:
         return {}
     bins: dict[str, Value] = {"evaluation.score-bins": _BINS} if schema.num_classes == _TWO else {}
     return {"evaluation.share": EVALUATION_SHARE, "evaluation.held-out": _HELD_OUT, **bins}

@@ -154,7 +154,9 @@ def _private_accuracy_rows(outcome: Outcome) -> list[tuple[str, str]]:
     samples = ""
     if evaluation.accuracy is not None:
         part = "" if evaluation.mu is None else f", {100 * evaluation.share:.4g} % of mu^2"  # type: ignore[operator]
-        samples = f", {evaluation.samples:,} {'held-out' if evaluation.held_out else 'trained-on'} samples{part}"
+        kind, owners = "held-out" if evaluation.held_out else "trained-on", evaluation.owners
+        counted = f"{evaluation.samples:,} {kind} samples" if owners is None else f"about {owners:,.0f} {kind} owners"
+        samples = f", {counted}{part}"
     return [("private accuracy", f"{shown_evaluation(evaluation)}{samples}")]
 
 

@@ -462,8 +462,6 @@ def _check_evaluation(config: RunConfig) -> None:
             f"0 with strategy = {config.strategy!r}, whose epochs go through all samples (strategies with a private "
             f"evaluation: {able})"
         )
-    elif config.samples_per_owner:
-        expected = "0 with samples-per-owner: an evaluation counts samples"
     elif config.shuffled_batches:
         expected = "0 with batch-selection = 'shuffled': the evaluation shows every sample"
     elif before + config.private_evaluation >= 1:

@@ -32,12 +32,12 @@ from ..nodes.client_file import SampleNode
 from ..nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from ..private_client import PrivateClient, handled
 from ..queries import EvaluationShare, Measure
-from ..records.client_records import Items, OwnerGradients, Records, file_items, items_of
+from ..records.client_records import Items, OwnedSamples, OwnerGradients, Records, file_items, items_of
 from ..records.drafting import inferred
 from ..records.schema import Schema
 from ..simulation.simulated_clients import SimulatedSums, simulated_client
 from .client_model import ClientModel, statistics_model
-from .per_sample_gradients import GRADIENT_MEMORY_MIB
+from .per_sample_gradients import GRADIENT_MEMORY_MIB, PerSampleGradients
 
 logger = logging.getLogger(__name__)
 SamplesOf = Callable[[Context], Any]
@@ -251,15 +251,16 @@ class PrivateClientApp(ClientApp):
                 setting="samples_per_owner",
                 got=policy.samples_per_owner,
             )
+        samples: Records | OwnedSamples = records
+        gradients: PerSampleGradients = self.model.gradients
+        if policy.samples_per_owner:
+            secret = made["ledger"].secret_of_owners(made["keys"])
+            samples = records.by_owner(policy.samples_per_owner, places=places, secret=secret)
+            gradients = OwnerGradients(gradients, one_by_one=places is not None)
         if evaluation is not None:
-            made["queries"] = [evaluation.evaluation(policy, self._measure, records)]
+            made["queries"] = [evaluation.evaluation(policy, self._measure, samples)]
             policy = evaluation.training(policy)
-        if not policy.samples_per_owner:
-            return self.method.client(self.model.gradients, records, policy, masking=masking, **made)
-        secret = made["ledger"].secret_of_owners(made["keys"])
-        owned = records.by_owner(policy.samples_per_owner, places=places, secret=secret)
-        gradients = OwnerGradients(self.model.gradients, one_by_one=places is not None)
-        return self.method.client(gradients, owned, policy, masking=masking, **made)
+        return self.method.client(gradients, samples, policy, masking=masking, **made)
 
     def _kept_records(self, context: Context) -> Records:
         """Return a simulated client's records, of which a worker keeps the latest."""

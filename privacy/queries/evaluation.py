@@ -15,8 +15,13 @@ second part is left out. No entry is negative and no row is longer than 1.
 (``clip_unit="nonnegative"``), and two rows without negative entries have no negative product. So replacing one sample
 moves the sum by at most sqrt(2), and by that much where a right prediction becomes a wrong one.
 
+**Owners.** Where all samples of an owner are protected as one, the owner's row is the mean of the rows of its samples,
+no longer than the longest of them. The client cuts it to 1, so replacing an owner moves the sum by at most 2. Every
+owner counts once, however many samples there are of it.
+
 **What is read from it.** The number of samples n is public, so the number of right predictions is (n + (first - second)
 / sqrt(1 - q)) / 2: the two values of a sample add up to a constant, and half of the noise in each is left out.
+The number of owners is not public: it is (first + second) / sqrt(1 - q), with noise.
 
 Each figure has a 95 % interval that counts the noise.
 
@@ -26,13 +31,19 @@ z = 1.96, and the interval has every p for which it does: Wilson's interval, wit
 sampling it is a +- z s, for these very samples. Where clients draw from different sources, p (1 - p) / n is more than
 the variance, so that the interval is not too short.
 
+**Accuracy of owners.** F = first / sqrt(1 - q) and n = (first + second) / sqrt(1 - q) both have noise, of F - p n with
+the variance s^2 ((1 - p)^2 + p^2), s that of F. The interval has every p with (F - p n)^2 <= z^2 (n p (1 - p) + s^2
+((1 - p)^2 + p^2)): Fieller's interval for a ratio, with the sampling of owners, whose shares from 0 to 1 have a
+variance of at most p (1 - p). If the noise hides n, it is all of 0 to 1.
+
 **AUC.** Scores are known in bins, and two scores in one bin count half. With the classes' noisy counts C_0 and C_1
 
     A = sum_b C_1[b] (C_0[0] + ... + C_0[b - 1] + C_0[b] / 2) / (|C_0| |C_1|),
 
 whose noise follows from its derivatives with respect to each count, and from what products of two noises add to the
 numerator. The variance of the sampling is at most A (1 - A) / min(|C_0|, |C_1|) (van Dantzig 1951), ties or not, which
-is what is counted.
+is what is counted. With owners |C_0| and |C_1| are sums of shares, and the bound is the same: an owner's part is a mean
+over its samples, and the square of a mean is at most the mean of the squares.
 
 A private count is the simpler query: for how many of a client's samples something holds. A sample's row is 1/2 or
 -1/2, so replacing one moves the sum by 1 and no more. Half the public number of samples is added where it is read.
@@ -53,7 +64,7 @@ from ..errors import ConfigurationError
 from ..release.ledgered_privatizer import Release
 from ..release.policy import PrivacyPolicy
 from ..release.prefix_sums import Privatizer
-from .query import ClipUnit, Query, QuerySum, query_policy
+from .query import ClipUnit, Query, QuerySum, mean_over_owners, query_policy
 
 
 def counting_policy(mu: float = 0.0, **fields: Any) -> PrivacyPolicy:
@@ -140,7 +151,8 @@ class EvaluationRows(Query["EvaluationResult"]):
     """The query of a private evaluation: the rows that it adds up, and the figures read from their sum.
 
     ``bins`` is B, bins of scores for each of two classes, 0 where scores are not counted; ``scores_share`` is q, the
-    scores' share of mu^2.
+    scores' share of mu^2. ``of_owners`` says on a client whether a row is an owner's, and a client's reply tells it to
+    the server.
 
     Notes
     -----
@@ -163,9 +175,11 @@ class EvaluationRows(Query["EvaluationResult"]):
     of_client_if_trusted: ClassVar[str] = "how good a model is on its samples after them"
     not_configured: ClassVar[str] = "this client is not configured for private evaluation: it releases no count"
     at_a_model: ClassVar[bool] = True
+    per_owner: ClassVar[bool] = True
 
     bins: int = 0
     scores_share: float = SCORES_SHARE
+    of_owners: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.bins, bool) or not isinstance(self.bins, int) or not 0 <= self.bins <= MOST_BINS:
@@ -231,34 +245,47 @@ class EvaluationRows(Query["EvaluationResult"]):
             rows[np.flatnonzero(known), columns[known]] = self.score_weight
         return rows
 
+    def rows_of_owners(self, rows: NDArray[np.float64], present: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the mean of each owner's rows."""
+        return mean_over_owners(rows, present)
+
     def read(self, found: QuerySum) -> EvaluationResult:
         """Return the figures of a model."""
+        common: dict[str, Any] = {
+            "samples": found.samples,
+            "clients": found.clients,
+            "held_out": all(held_out for _, held_out, _ in found.facts),
+            "histograms": self.histograms(found.total) if self.bins else None,
+            "histogram_std": self.histogram_std(found.noise_std) if self.bins else 0.0,
+        }
+        if any(of_owners for *_, of_owners in found.facts):  # read like this, a client of samples counts right too
+            std = found.noise_std / self.right_weight
+            right, wrong = (float(one) / self.right_weight for one in found.total[:2])
+            return EvaluationResult(right, std, owners=right + wrong, **common)
         return EvaluationResult(
-            right=self.right(found.total, found.samples),
-            right_std=self.right_std(found.noise_std),
-            samples=found.samples,
-            clients=found.clients,
-            held_out=all(held_out for _, held_out in found.facts),
-            histograms=self.histograms(found.total) if self.bins else None,
-            histogram_std=self.histogram_std(found.noise_std) if self.bins else 0.0,
+            self.right(found.total, found.samples),
+            self.right_std(found.noise_std),
             silent=self.silent(found.total, found.samples),
             silent_std=self.silent_std(found.noise_std),
+            **common,
         )
 
     def entries(self, noise_std: float, *, held_out: bool) -> dict[str, Any]:
-        """Return a client's noise, whether it set samples aside, and the share of the scores where there are some."""
+        """Return a client's noise, whether it set samples aside, the share of the scores, and whether owners count."""
         shares = {protocol.SCORES_SHARE: float(self.scores_share)} if self.bins else {}
-        return {**super().entries(noise_std, held_out=held_out), protocol.HELD_OUT: int(held_out), **shares}
+        owners = {protocol.OF_OWNERS: 1} if self.of_owners else {}
+        return {**super().entries(noise_std, held_out=held_out), protocol.HELD_OUT: int(held_out), **shares, **owners}
 
     def facts(self, entries: Mapping[str, Any]) -> list[float] | None:
-        """Return a client's noise, and whether it set samples aside; None where its entries make no sense."""
+        """Return a client's noise, whether it set samples aside, and whether owners count; None for what is wrong."""
         noise, held_out = super().facts(entries), entries.get(protocol.HELD_OUT)
-        if noise is None or held_out not in (0, 1):
+        of_owners = entries.get(protocol.OF_OWNERS, 0)
+        if noise is None or held_out not in (0, 1) or of_owners not in (0, 1):
             return None
         share = entries.get(protocol.SCORES_SHARE)
         if self.bins and not (isinstance(share, float) and abs(share - self.scores_share) <= _ROUNDING):
             return None
-        return [*noise, float(held_out)]
+        return [*noise, float(held_out), float(of_owners)]
 
     def settings(self) -> dict[str, Any]:
         """Bins of scores, and their share of mu^2."""
@@ -297,9 +324,9 @@ def evaluation_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) ->
 
     Notes
     -----
-    **Formal guarantees.** The one release of a session is mu-GDP for replacement of one sample of this client, and
-    whatever the session is called, another one takes the same from the budget again. It stands alone and takes every
-    sample of the client.
+    **Formal guarantees.** The one release of a session is mu-GDP for replacement of one sample of this client (of all
+    samples of one owner by others, where ``fields`` has samples_per_owner), and whatever the session is called, another
+    one takes the same from the budget again. It stands alone and takes every sample of the client.
     Proof: docs/proofs/sensitivities.md.
 
     Examples
@@ -308,7 +335,7 @@ def evaluation_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) ->
     >>> policy.mu, policy.max_participations, policy.clip_unit
     (0.5, 1, 'nonnegative')
     """
-    return query_policy(1.0, "nonnegative", mu, mechanism=mechanism, **fields)
+    return EvaluationRows().policy(mu, mechanism=mechanism, **fields)
 
 
 Z_95 = 1.959963984540054
@@ -319,7 +346,7 @@ _SURELY = 4.0
 
 EVALUATION_FIGURES = (
     *("accuracy", "interval", "noise_interval", "auc", "auc_interval", "auc_noise_interval"),
-    *("samples", "clients", "held_out", "noise_std", "sentence"),
+    *("samples", "owners", "clients", "held_out", "noise_std", "sentence"),
 )
 """The names of an evaluation's figures as plain values."""
 
@@ -337,7 +364,7 @@ class EvaluationResult:
     right_std : float
         The standard deviation of that noise.
     samples : int
-        n, samples in the sum.
+        n, samples in the sum; with owners, the places for them.
     clients : int
         Clients in the sum.
     held_out : bool
@@ -348,6 +375,8 @@ class EvaluationResult:
         The standard deviation of the noise in each of these.
     silent, silent_std : float
         Samples without a prediction, noise and all, and the noise's standard deviation. Each counts as half right.
+    owners : float, optional
+        The number of owners with a prediction, noise and all, where each counts once; None where samples are counted.
 
     Examples
     --------
@@ -367,25 +396,36 @@ class EvaluationResult:
     histogram_std: float = 0.0
     silent: float = 0.0
     silent_std: float = 0.0
+    owners: float | None = None
+
+    @property
+    def counted(self) -> float:
+        """Number of samples or owners that :attr:`accuracy` is a share of; of owners at least 1, whatever the noise."""
+        return self.samples if self.owners is None else max(self.owners, 1.0)
 
     @property
     def accuracy(self) -> float:
-        """The share of right predictions, from 0 to 1."""
-        return min(max(self.right / self.samples, 0.0), 1.0)
+        """The share of right predictions, from 0 to 1; with owners, the mean over them of each one's share."""
+        return min(max(self.right / self.counted, 0.0), 1.0)
 
     @property
     def noise_std(self) -> float:
         """The standard deviation of the noise in :attr:`accuracy`."""
-        return self.right_std / self.samples
+        own = 1.0 if self.owners is None else math.hypot(self.accuracy, 1.0 - self.accuracy)
+        return own * self.right_std / self.counted
 
     @property
     def noise_interval(self) -> Interval:
         """95 % interval of the accuracy on these very samples, for the noise alone."""
+        if self.owners is not None:
+            return noisy_ratio_interval(self.right, self.owners, self.right_std, sampled=False)
         return _around(self.accuracy, self.noise_std)
 
     @property
     def interval(self) -> Interval:
         """95 % interval of the accuracy in the population, for noise and sampling."""
+        if self.owners is not None:
+            return noisy_ratio_interval(self.right, self.owners, self.right_std)
         return noisy_share_interval(self.right / self.samples, self.samples, self.noise_std)
 
     @property
@@ -429,7 +469,10 @@ class EvaluationResult:
             parts.append("no AUC: the noise hides one of the classes")
         if self.silent > max(_SURELY * self.silent_std, 0.5):
             of += f"; about {self.silent:,.0f} of them could not be evaluated, and count as half right"
-        return f"{', '.join(parts)}, on {self.samples:,} samples of {clients} {of}"
+        what = f"{self.samples:,} samples"
+        if self.owners is not None:
+            what = f"about {self.counted:,.0f} owners (each counted once)"
+        return f"{', '.join(parts)}, on {what} of {clients} {of}"
 
     @property
     def document(self) -> dict[str, Any]:
@@ -439,7 +482,7 @@ class EvaluationResult:
         accuracy, alone, auc, auc_alone = plain
         values = (
             *(self.accuracy, accuracy, alone, self.auc, auc, auc_alone),
-            *(self.samples, self.clients, self.held_out, self.noise_std, self.sentence),
+            *(self.samples, self.owners, self.clients, self.held_out, self.noise_std, self.sentence),
         )
         return dict(zip(EVALUATION_FIGURES, values, strict=True))
 
@@ -454,6 +497,43 @@ def noisy_share_interval(share: float, samples: int, noise_std: float, z: float 
     middle = share + drawn / 2.0
     reach = math.sqrt(middle * middle - (1.0 + drawn) * (share * share - (z * noise_std) ** 2))
     return _within((middle - reach) / (1.0 + drawn), (middle + reach) / (1.0 + drawn))
+
+
+def noisy_ratio_interval(
+    right: float, count: float, noise_std: float, z: float = Z_95, *, sampled: bool = True
+) -> Interval:
+    """Fieller's interval for a share of a number that is as noisy as the share's.
+
+    It has every p within 0 and 1 with (right - p count)^2 <= z^2 (count p (1 - p) + noise_std^2 ((1 - p)^2 + p^2)).
+
+    Parameters
+    ----------
+    right, count : float
+        Noisy numbers of right predictions and of all; what is left, ``count`` - ``right``, has noise of its own.
+    noise_std : float
+        Standard deviation of the noise in either.
+    sampled : bool
+        Whether the sampling counts, the first term; otherwise it is of these very owners.
+
+    Examples
+    --------
+    >>> [round(end, 3) for end in noisy_ratio_interval(right=80.0, count=100.0, noise_std=2.0)]
+    [0.706, 0.874]
+    >>> noisy_ratio_interval(right=3.0, count=4.0, noise_std=5.0)
+    (0.0, 1.0)
+    """
+    noise = (z * noise_std) ** 2
+    if count * count <= 2.0 * noise:
+        return 0.0, 1.0
+    right = min(max(right, 0.0), count)  # noise carries it out
+    drawn = z * z * count if sampled else 0.0
+    square, linear, constant = (
+        count * count + drawn - 2 * noise,
+        2 * right * count + drawn - 2 * noise,
+        right**2 - noise,
+    )
+    reach = math.sqrt(max(linear * linear - 4 * square * constant, 0.0))
+    return _within((linear - reach) / (2 * square), (linear + reach) / (2 * square))
 
 
 def noisy_auc(histograms: NDArray[np.float64], noise_std: float, z: float = Z_95) -> tuple[float, float, float] | None:

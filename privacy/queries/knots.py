@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from .. import protocol
 from ..errors import ConfigurationError
-from .query import ClipUnit, Query, QuerySum
+from .query import ClipUnit, Query, QuerySum, mean_over_owners
 from .statistics import ColumnStatistics, CountedColumn, StatisticsRows, TableStatistics
 
 KNOTS = 8
@@ -226,8 +226,8 @@ class KnotRows(Query[NDArray[np.float64]]):
         return [values.start for column, values, _ in self.blocks if column.bounds is not None]
 
     def rows_of_owners(self, rows: NDArray[np.float64], present: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the mean of each owner's rows: an owner of many records counts as much as one of few."""
-        return super().rows_of_owners(rows, present) / np.maximum(present.sum(axis=1), 1)[:, None]
+        """Return the mean of each owner's rows."""
+        return mean_over_owners(rows, present)
 
     def read(self, found: QuerySum) -> NDArray[np.float64]:
         """Return the rank share, the knots of every number, and for a regression the scale of its label."""

@@ -95,6 +95,22 @@ def query_policy(
     return PrivacyPolicy(**{**fields, **settled})
 
 
+def mean_over_owners(rows: NDArray[np.float64], present: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the mean of each owner's rows, shape (owners, width).
+
+    An owner of many samples counts as much as one of few.
+
+    Parameters
+    ----------
+    rows : ndarray of shape (owners, most, width)
+        Rows of samples.
+    present : ndarray of shape (owners, most)
+        Which samples there are. An owner without any has a row of zeros.
+    """
+    counts = present.astype(np.float64)
+    return np.einsum("ijk,ij->ik", rows, counts) / np.maximum(counts.sum(axis=1), 1.0)[:, None]
+
+
 def is_query_policy(policy: PrivacyPolicy) -> bool:
     """Return True if :func:`query_policy` can have made a policy."""
     alone = policy.release_rule == "paper" and (policy.mechanism == NO_NOISE or noise_is_memoryless(policy.mechanism))

@@ -484,9 +484,9 @@ class Privatizer(LedgeredPrivatizer):
         last bit, and never fails: then a real client's sums over all samples are computed together, too."""
         # None where every row has a place of its own.
         self._owners = data if isinstance(data, Owners) and data.marks is not None else None
-        if self._owners is not None and self._owners.num_places != num_samples:
+        if self._owners is not None and self._owners.num_places < num_samples:  # the places behind are set aside
             raise ConfigurationError(
-                f"Expected num_samples = {self._owners.num_places}, the places of owners, got {num_samples}.",
+                f"Expected num_samples <= {self._owners.num_places}, the places of owners, got {num_samples}.",
                 kind="mismatch",
                 setting="num_samples",
                 got=num_samples,
@@ -496,6 +496,10 @@ class Privatizer(LedgeredPrivatizer):
     def in_blocks(self) -> bool:
         """Whether it has a row for each of its samples, or places: only then it may be one of a block."""
         return self._owners is None
+
+    def rows_before(self, sample: int) -> int:
+        """Return the number of rows before a sample or, as secret as who they are, of owners before a place."""
+        return sample if self._owners is None else self._owners.in_places(slice(0, sample)).stop
 
     @cached_property
     def release_rule(self) -> ReleaseRule:

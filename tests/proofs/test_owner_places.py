@@ -9,17 +9,22 @@ from itertools import product
 
 import numpy as np
 import pytest
+from murmurfl.clients import Evaluation, FullBatchClient, OwnedSamples, OwnerGradients
 from murmurfl.privacy import (
     MECHANISMS,
+    EvaluationRows,
+    Measured,
     Owners,
     PrivacyPolicy,
     Privatizer,
     SimulatedKeys,
     SystemKeys,
+    evaluation_policy,
     make_mechanism,
+    protocol,
 )
 
-from tests.harness.clients import DurableLedger
+from tests.harness.clients import DurableLedger, training_config
 
 OWNERS, PLACES, BATCH, MOST, D = 60, 48, 2, 3, 2
 BATCHES = PLACES // BATCH
@@ -377,3 +382,101 @@ def test_real_clients_move_as_far_as_that_and_no_further(clipping):
         assert np.flatnonzero(moved.any(axis=1)).tolist() in ([], [moved.any(axis=1).argmax()])
         worst = max(worst, float(np.linalg.norm(plan.mechanism.materialize() @ moved)) / plan.noise_std)
     assert 0.5 * plan.mu < worst <= plan.mu * ROUNDING
+
+
+AHEAD, HELD = 3, 5
+"""Places that are trained on, and places behind them that are set aside."""
+
+
+class _Values:
+    """The gradient is the value itself; a model is right where the value is positive."""
+
+    shapes = ((1,),)
+
+    def __call__(self, parameters, samples):
+        return np.asarray(samples[0], dtype=np.float64)
+
+
+def _measured(parameters, samples):
+    values = np.asarray(samples[0])[:, 0]
+    return Measured(values > 0, np.abs(values) / 4, np.sign(values) > 0)
+
+
+def evaluated(file, most, keys):
+    """What a client makes of a file before noise: its training and its evaluation, and the owners' places."""
+    names, values = zip(*file, strict=True)
+    owners = Owners.of(names, most, secret=SECRET, places=AHEAD + HELD)
+    samples = OwnedSamples((np.array(values)[:, None], np.zeros(len(values))), owners)
+    own = {"mu": 1.0, "budget_mu": 2.0, "samples_per_owner": most, "noise_quality": "exact"}
+    full = {"batch_selection": "full_batch", "mechanism": "independent", "release_rule": "paper"}
+    training = PrivacyPolicy(1.0, 1, 3, **own, **full)
+    asked = [Evaluation(evaluation_policy(**own), _measured, bins=2, held_out=HELD)]
+    client = FullBatchClient(
+        OwnerGradients(_Values(), one_by_one=True), samples, training, DurableLedger(), keys, name="m", queries=asked
+    )
+    part, found = client.parts["evaluation"], {}
+    for name, privatizer in (("training", client.privatizer), ("evaluation", part.privatizer)):
+        whole = privatizer._contribution_counts
+
+        def kept(*arguments, name=name, whole=whole):
+            found[name] = whole(*arguments)
+            return found[name].copy()  # noise is added to it
+
+        privatizer._contribution_counts = kept
+    client.fit([np.zeros(1)], training_config())
+    entries = training_config(session="e", **{protocol.RELEASE_OF: protocol.OF_EVALUATION})
+    _, count, metrics = client.fit([np.zeros(1)], entries)
+    assert (count, metrics[protocol.OF_OWNERS]) == (HELD, 1)
+    made = {
+        name: privatizer.plan.grid.values(found[name])
+        for name, privatizer in (("training", client.privatizer), ("evaluation", part.privatizer))
+    }
+    place = dict(zip(sorted(set(names)), (_place_of(name) for name in sorted(set(names))), strict=True))
+    return made, place, part.privatizer.plan
+
+
+def _place_of(name):
+    return int(Owners.of([name], 1, secret=SECRET, places=AHEAD + HELD)._place[0])
+
+
+NAMED = sorted("abcdefghijklmnop", key=_place_of)
+TRAINED = [name for name in NAMED if _place_of(name) < AHEAD]
+ASIDE = [name for name in NAMED if _place_of(name) >= AHEAD]
+
+
+@pytest.mark.parametrize("keys", [SystemKeys(b"k" * 32), SimulatedKeys(1, "m")], ids=["real", "simulated"])
+@pytest.mark.parametrize("whose", ["trained on", "set aside"])
+def test_an_owner_shows_in_the_training_or_in_the_evaluation_and_in_no_more_than_one_row(whose, keys):
+    """All files of up to three rows of one owner among those of others: one release moves, by 2 at the very most."""
+    strange, other = (TRAINED[0], ASIDE[0]) if whose == "trained on" else (ASIDE[1], TRAINED[0])
+    others = ((other, 3.0), (ASIDE[0], -1.0), (TRAINED[1], 1.0), (ASIDE[0], 3.0))
+    still, moves, plan = ("evaluation", "training") if whose == "trained on" else ("training", "evaluation"), [], None
+    for most, count in product((1, 2), range(1, 4)):
+        for values in product((*VALUES, math.nan), repeat=count):
+            own = tuple((strange, value) for value in values)
+            made, place, plan = evaluated(own[:1] + others + own[1:], most, keys)
+            assert place[strange] < AHEAD if whose == "trained on" else place[strange] >= AHEAD
+            moves.append((made[still[0]], made[still[1]], most))
+    for most in (1, 2):
+        assert len({one.tobytes() for one, _, used in moves if used == most}) == 1
+        seen = np.array([row for _, row, one in moves if one == most])
+        apart = np.linalg.norm(seen[:, None] - seen[None], axis=2).max()
+        expected = 2.0 if whose == "trained on" else math.sqrt(2.0)  # rows of an evaluation have no negative entry
+        assert apart == pytest.approx(expected, abs=1e-3)
+    assert plan.sensitivity == pytest.approx(2.0, rel=3e-3)
+
+
+def test_places_that_are_set_aside_hold_the_owners_behind_them():
+    """The evaluation is the sum of mean rows of exactly the owners in the last places, wherever their rows are."""
+    generator = chance(9)
+    file = tuple((NAMED[int(one)], float(generator.choice(VALUES))) for one in generator.integers(0, len(NAMED), 60))
+    made, place, _ = evaluated(file, 3, SystemKeys(b"k" * 32))
+    expected = np.zeros(6)
+    for name in ASIDE:
+        first = np.array([value for owner, value in file if owner == name][:3])
+        expected += EvaluationRows(2).rows(_measured([], (first[:, None],))).mean(axis=0)
+    assert made["evaluation"] == pytest.approx(expected, abs=1e-3)
+    assert made["training"] == pytest.approx(
+        sum(np.clip(np.mean([v for o, v in file if o == name][:3]), -1, 1) for name in TRAINED), abs=1e-3
+    )
+    assert min(place.values()) < AHEAD <= max(place.values())

@@ -22,7 +22,12 @@ from murmurfl.privacy import (
     evaluation_policy,
     protocol,
 )
-from murmurfl.privacy.queries.evaluation import EVALUATION_FIGURES, noisy_auc, noisy_share_interval
+from murmurfl.privacy.queries.evaluation import (
+    EVALUATION_FIGURES,
+    noisy_auc,
+    noisy_ratio_interval,
+    noisy_share_interval,
+)
 from murmurfl.privacy.sums.masking import Masking
 from murmurfl.privacy.sums.roster import ClientKey, Roster
 from murmurfl.strategies import (
@@ -75,6 +80,46 @@ def test_an_interval_that_leaves_the_noise_out_is_caught():
     shares = draw.binomial(400, p, DRAWS) / 400 + 0.05 * draw.normal(size=DRAWS)
     planted = [low <= p <= high for low, high in (noisy_share_interval(share, 400, 0.0) for share in shares)]
     assert np.mean(planted) < 0.6
+
+
+def owners_drawn(draw, owners, std):
+    """Noisy numbers of right predictions and of owners, each of whom has one to four samples."""
+    samples = draw.integers(1, 5, (DRAWS, owners))
+    right = (draw.binomial(samples, 0.8) / samples).sum(axis=1)
+    wrong = owners - right + std * draw.normal(size=DRAWS)
+    right = right + std * draw.normal(size=DRAWS)
+    return right, right + wrong
+
+
+@pytest.mark.parametrize("std", [0.0, 10.0, 60.0, 300.0])
+def test_the_interval_of_owners_has_their_accuracy_in_95_of_100_cases(std):
+    """Shares of several samples vary less than is counted; without noise 92 % of 4000 draws is far below."""
+    right, count = owners_drawn(generator(23), 400, std)
+    within = [low <= 0.8 <= high for low, high in map(partial(noisy_ratio_interval, noise_std=std), right, count)]
+    assert np.mean(within) > 0.92
+    alone = [noisy_ratio_interval(320.0 + a, 400.0 + a + b, std, sampled=False) for a, b in noise_of(std)]
+    assert np.mean([low - 1e-9 <= 0.8 <= high + 1e-9 for low, high in alone]) > 0.92
+
+
+def noise_of(std):
+    return std * generator(24).normal(size=(DRAWS, 2))
+
+
+def test_an_interval_of_owners_that_counts_the_noise_of_right_ones_alone_is_caught():
+    """The bug that would be: the derivative of right / (right + wrong) with respect to the first number alone."""
+    right, count = owners_drawn(generator(25), 400, 60.0)
+    planted = [noisy_share_interval(a / n, 400, 60.0 * 0.2 / 400) for a, n in zip(right, count, strict=True)]
+    assert np.mean([low <= 0.8 <= high for low, high in planted]) < 0.9
+
+
+def test_owners_whom_noise_hides_have_any_accuracy():
+    hidden = EvaluationResult(5.0, 4.0, 100, 1, held_out=True, owners=6.0)
+    assert hidden.interval == hidden.noise_interval == (0.0, 1.0)
+    assert EvaluationResult(-5.0, 4.0, 100, 1, owners=-3.0).accuracy == 0.0
+    sure = EvaluationResult(80.0, 0.0, 1000, 1, owners=100.0)
+    assert sure.noise_interval == (pytest.approx(0.8), pytest.approx(0.8))
+    assert sure.interval == (pytest.approx(noisy_share_interval(0.8, 100, 0.0)[0]), pytest.approx(0.8666, abs=1e-4))
+    assert "on about 100 owners (each counted once) of 1 client" in sure.sentence
 
 
 def test_without_noise_it_is_wilson_s():

@@ -1,6 +1,7 @@
 """A real client whose operator says whose its samples are."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from murmurfl.app.nodes.node_app import describe
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.clients.messages import statement_entries
 from murmurfl.clients.records.client_records import OwnedSamples
-from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, read_ledger
+from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, protocol, read_ledger
 from murmurfl.privacy.setting import by_key, settings_of
 
 from tests.harness.clients import training_config
@@ -143,9 +144,8 @@ def test_added_missing_and_moved_owners_change_no_message(tmp_path):
         ),
         (
             {"centring": "private", "centring.norm": 1.0},
-            "Expected samples-per-owner to be 0 with centring or evaluation.share",
+            "Expected samples-per-owner to be 0 with centring, which counts samples",
         ),
-        ({"evaluation.share": 0.1}, "Expected samples-per-owner to be 0 with centring or evaluation.share"),
     ],
 )
 def test_what_would_count_samples_is_refused_beside_owners(tmp_path, changes, complaint):
@@ -176,6 +176,23 @@ def test_a_ledger_that_was_used_with_samples_is_not_used_with_owners(tmp_path):
         ):
             made(tmp_path, samples_per_owner=most)
     assert ledger_guarantee(read_ledger(tmp_path / "ledger.sqlite")).unit == "sample"
+
+
+def test_a_node_sets_places_aside_for_its_evaluation(tmp_path):
+    write_samples(tmp_path, COUNTS)
+    full = {"strategy": "full-batch", "batch_size": 1, "max_participations": 2}
+    client = made(tmp_path, **full, private_evaluation=0.2, held_out=0.25)
+    part = client.parts["evaluation"]
+    assert (client.privatizer.num_samples, part.samples, part.privatizer.num_samples) == (9, 3, OWNERS)
+    assert part.privatizer.policy.samples_per_owner == 3
+    assert math.hypot(part.privatizer.plan.mu, client.privatizer.plan.mu) == pytest.approx(1.0)
+    point = [np.zeros((2, FEATURES)), np.zeros(2)]
+    _, examples, _ = client.fit(point, training_config())
+    assert examples == 9
+    asked = {protocol.RELEASE_OF: protocol.OF_EVALUATION}
+    _, examples, sent = client.fit(point, training_config(session="e", **asked))
+    assert (examples, sent[protocol.OF_OWNERS], sent[protocol.HELD_OUT]) == (3, 1, 1)
+    assert ledger_guarantee(read_ledger(tmp_path / "ledger.sqlite")).unit == "owner"
 
 
 def test_full_batches_are_sums_over_owners(tmp_path):

@@ -134,7 +134,6 @@ OTHER = Schema(
         ({"owner": "age", "schema": OTHER}, "conflict", "owner"),
         ({"owner": "patient_nbr", "schema": OTHER.model_copy(update={"owner": "hospital"})}, "mismatch", "owner"),
         ({"owner": "patient_nbr", "site": "patient_nbr"}, "conflict", "site"),
-        ({"owner": "patient_nbr", "evaluate": "private"}, "conflict", "evaluate"),
         ({"owner": "patient_nbr", "scale": "private"}, "conflict", "scale"),
         ({"owner": "patient_nbr", "clients": 500}, "out-of-range", "clients"),
         ({"owner": "patient_nbr", "owners": 100}, "conflict", "owners"),

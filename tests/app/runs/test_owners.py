@@ -18,6 +18,7 @@ from murmurfl.app.planning.plan_answers import base_of_numbers, base_of_run
 from murmurfl.app.planning.plan_lines import persons_table, plan_lines
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.run_guarantees import configured_figures, run_guarantee
+from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import ConfigurationError, Guarantee, rounded_up
 from typer.testing import CliRunner
@@ -40,13 +41,14 @@ CONFIGS = {
     "full-batch": FULL,
     "secret order": replace(BASE, strategy="noisy-sgd", batch_selection="shuffled"),
     "sums": replace(BASE, trust="secure-aggregation"),
+    "evaluated": replace(FULL, private_evaluation=0.1, score_bins=0),
 }
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        pytest.param(config, id=name, marks=[] if name == "full-batch" else [pytest.mark.long])
+        pytest.param(config, id=name, marks=[] if name in ("full-batch", "evaluated") else [pytest.mark.long])
         for name, config in CONFIGS.items()
     ],
 )
@@ -54,6 +56,32 @@ def test_the_model_is_the_same_on_every_engine(config):
     together, alone = run_cohort(config), run_in_process(config)
     for ours, theirs in zip(together.parameters, alone.parameters, strict=True):
         assert np.array_equal(ours, theirs)
+    assert together.evaluation == alone.evaluation
+
+
+def held_out_shares(result):
+    """Each owner's share of right predictions, of those whom clients set aside."""
+    experiment, shares = result.experiment, []
+    for shard, trained in zip(experiment.shards, experiment.sizes, strict=True):
+        features, labels, present = shard[trained : len(shard)]
+        scores = np.asarray(experiment.model.logits(result.parameters, features.reshape(-1, features.shape[-1])))
+        right = scores.argmax(axis=1).reshape(labels.shape) == labels
+        shares += ((right & present).sum(axis=1) / present.sum(axis=1)).tolist()
+    return shares
+
+
+def test_an_evaluation_is_the_mean_over_owners_who_were_set_aside():
+    result = run_cohort(replace(CONFIGS["evaluated"], mechanism="none"))
+    shares, found = held_out_shares(result), result.evaluation
+    assert found.held_out
+    assert found.owners == pytest.approx(len(shares), abs=1e-3)
+    assert found.accuracy == pytest.approx(np.mean(shares), abs=1e-5)
+    assert len(set(shares)) > 2  # some owners are right in part
+    assert sum(result.experiment.sizes) + len(shares) == sum(map(len, result.experiment.shards))
+    assert result.strategy.history[0].samples == sum(result.experiment.sizes[:6]), "six of ten are asked"
+    outcome = result.outcome
+    assert outcome.private_evaluation.owners == found.owners
+    assert f"about {found.owners:,.0f} held-out owners" in " ".join(summary_lines(outcome, Path()))
 
 
 def test_a_result_says_that_owners_are_protected():
@@ -90,7 +118,6 @@ def test_data_that_say_whose_samples_are_are_grouped_so_on_each_client():
             "Expected samples-per-owner to be left at 0 with strategy = 'auto'",
         ),
         ({"centring": "private"}, "with samples-per-owner: the mean is one of samples, got 'private'"),
-        ({"private_evaluation": 0.1}, "0 with samples-per-owner: an evaluation counts samples, got 0.1"),
         ({"batch_size": 60}, "Expected batch-size <= 48, the owners of the smallest client, got 60"),
     ],
 )

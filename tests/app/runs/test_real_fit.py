@@ -152,7 +152,8 @@ def files_of(folder, *, released):
             document = json.loads(path.read_text())
             document.pop("date", None)
             if not released and isinstance(document.get("private_evaluation"), dict):
-                document["private_evaluation"] |= dict.fromkeys(NOISY)
+                noisy = NOISY if document["private_evaluation"]["owners"] is None else (*NOISY, "owners", "noise_std")
+                document["private_evaluation"] |= dict.fromkeys(noisy)
             elif not released and "private_evaluation" in document:
                 document["private_evaluation"] = "noisy"
             found[name] = document
@@ -258,7 +259,11 @@ OF_OWNERS = ("--owners", "16", "--set", "samples-per-owner=2")
 
 @pytest.mark.few_cases(1)
 @pytest.mark.parametrize(
-    "rows", [["p3,1e308,a,0"], ["p3,33,a,1"] * 9, ["p3,text,a,1", f"p3,33,{SECRET},x", ",33,a,1", "p3,5,a,0"]]
+    "rows",
+    [
+        *(["p3,1e308,a,0"], ["p3,33,a,1"] * 9, ["p3,text,a,1", f"p3,33,{SECRET},x", ",33,a,1", "p3,5,a,0"]),
+        *(["p3,-1e308,b,1", "p3,1e308,,0"] * 300, ["p3,1e999,a,2"] * 2),
+    ],
 )
 def test_all_rows_of_an_owner_and_their_number_show_in_released_figures_alone(rows, tmp_path, same_noise, capfd):
     left = []
@@ -272,6 +277,8 @@ def test_all_rows_of_an_owner_and_their_number_show_in_released_figures_alone(ro
     assert card["unit"] == "owner"
     assert card["data"]["places for owners"] == 16
     assert "rows" not in card["data"]
+    sessions = [one.session for one in read_ledger(tmp_path / "others" / "people.csv.ledger").sessions]
+    assert len(sessions) == 3, "knots, training and evaluation"
 
 
 def test_owners_of_a_real_fit_are_in_its_ledger_and_may_get_more_rows(tmp_path):
@@ -298,11 +305,14 @@ def test_a_real_fit_of_owners_needs_both_public_numbers(options, tmp_path):
     assert left["beside"] == ["people.csv", "schema.toml"]
 
 
+@pytest.mark.parametrize("owners", [False, True])
 @pytest.mark.parametrize(("rows", "epsilon"), [(920, 2.0), (3000, 4.0), (20000, 2.0)])
-def test_forecast_of_the_figure_is_the_interval_that_follows(rows, epsilon, tmp_path):
+def test_forecast_of_the_figure_is_the_interval_that_follows(rows, epsilon, owners, tmp_path):
     """And it is said only where half of the interval is more than ten points."""
     schema = Schema.model_validate(tomllib.loads(SCHEMA))
     evaluated = {**evaluated_privately(schema), "epsilon": epsilon}
+    if owners:
+        evaluated |= {"samples-per-owner": 3, "strategy": "full-batch"}
     config = RunConfig.from_mapping(evaluated)
     said = figure_forecast(config, schema, rows)
     count = rows // 10
@@ -311,14 +321,16 @@ def test_forecast_of_the_figure_is_the_interval_that_follows(rows, epsilon, tmp_
     for _ in range(200):
         query = EvaluationRows(bins=config.score_bins)
         total = query.rows(Measured(random.random(count) < 0.8)).sum(axis=0)
-        std = math.sqrt(2) / divided_mu(config.mu, config.private_evaluation)[0]
-        found = query.read(QuerySum(total + std * random.normal(size=len(total)), count, 1, std, ((std, 1.0),)))
+        std = (2 if owners else math.sqrt(2)) / divided_mu(config.mu, config.private_evaluation)[0]
+        found = query.read(
+            QuerySum(total + std * random.normal(size=len(total)), count, 1, std, ((std, 1.0, float(owners)),))
+        )
         halves.append((found.interval[1] - found.interval[0]) / 2)
     assert bool(said) == (np.mean(halves) > 0.1)
     if said:
         shown = float(re.search(r"about (\d+) points", said)[1]) / 100
         assert shown == pytest.approx(np.mean(halves), rel=0.25)
-        assert f"it will count {count:,} rows" in said
+        assert f"it will count {f'the persons in {count:,} places' if owners else f'{count:,} rows'}" in said
 
 
 def test_a_figure_that_would_be_useless_can_be_left_out(tmp_path):

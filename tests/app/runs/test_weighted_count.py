@@ -18,9 +18,7 @@ from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.run_summary import summary_lines
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Cohort
-from murmurfl.privacy import ConfigurationError, MemoryLedger, RefusedError
-
-from tests.harness.errors import raises
+from murmurfl.privacy import MemoryLedger, RefusedError
 
 from ..weighted_count import LABEL, MOST, NAME, SHARE, weight_of
 
@@ -145,11 +143,6 @@ def test_an_owner_s_records_weigh_at_most_as_much_as_one():
     owners = sum(len(shard) for shard in result.experiment.shards)
     assert 0 < result.answers["weighted"].answer.value <= owners * MOST
     assert LABEL in result.experiment.data.train_labels
-
-
-def test_a_query_of_records_is_refused_beside_owners():
-    with raises(ConfigurationError, "conflict", "evaluation.share", match="samples-per-owner"):
-        config(samples_per_owner=4, private_evaluation=0.1)
 
 
 @pytest.mark.long
