@@ -207,8 +207,8 @@ class PrivateClient(NumPyClient):
         context = QueryContext(self.privatizer, samples, ledger, keys, known, shapes)
         self.parts: dict[str, QueryPart] = {one.query.name: one.part(context) for one in queries}
         """The parts that answer queries beside the training, by the names of these in requests."""
-        self.beside: list[LedgeredPrivatizer] = [part.privatizer for part in self.parts.values()]
-        """Privatizers of these parts."""
+        self.beside: list[LedgeredPrivatizer] = [part.privatizer for part in self.parts.values() if part.asked.releases]
+        """Privatizers of the parts that release something."""
         self.giver = next((part for part in self.parts.values() if part.query.gives), None)
         """The part whose answer later requests bring back, such as a centre."""
         self._set_fits(policy, keys)

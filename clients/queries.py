@@ -90,6 +90,8 @@ class ClientQuery:
     """Name of it in configuration."""
     unable: ClassVar[str] = "it releases nothing beside its training"
     """Reason for which some kinds of clients cannot answer."""
+    releases: bool = True
+    """Whether it is answered; otherwise later requests bring something that is public anyway, and nothing is spent."""
     rows_unmixed: ClassVar[bool] = False
     """Whether no bit of a sample that :meth:`seen` returns depends on the others of its batch, and it never fails."""
     counts_invalid_records: ClassVar[bool] = False
@@ -295,6 +297,11 @@ class Knots(ClientQuery):
     def query(self) -> KnotRows:
         """Query that is asked."""
         return self.asked
+
+    @property
+    def releases(self) -> bool:  # type: ignore[override]
+        """Whether the client releases counts: not where its schema has knots."""
+        return not self.asked.given
 
     @property
     def input_width(self) -> int:
@@ -647,7 +654,7 @@ def _read_name(config: Mapping[str, Any], parts: Mapping[str, QueryPart]) -> str
     name = config.get(protocol.RELEASE_OF)
     if name is not None and (not isinstance(name, str) or (name not in QUERIES and name not in parts)):
         raise malformed(f"{protocol.RELEASE_OF} is something this client does not release")
-    if name is not None and name not in parts:
+    if name is not None and (name not in parts or not parts[name].asked.releases):
         raise RefusedError(protocol.NOT_CONFIGURED, QUERIES[name].not_configured)
     return name or GRADIENTS
 

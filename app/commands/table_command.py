@@ -46,6 +46,24 @@ def schema(
         ),
     ] = None,
     digest: Annotated[bool, typer.Option("--digest", help="Print the digest of FILE, a schema.")] = False,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Complete --schema, a declared one, by releases with noise that FILE's ledger pays for once.",
+            show_default=False,
+        ),
+    ] = None,
+    budget: Annotated[
+        float,
+        typer.Option(
+            help="With --epsilon, for a new ledger: epsilon of all calls.", show_default="this call's epsilon"
+        ),
+    ] = 0.0,
+    ledger: Annotated[Path | None, typer.Option(help="With --epsilon: its file.", show_default="FILE.ledger")] = None,
+    private_log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --epsilon: as for murmurfl fit.", show_default="nowhere"),
+    ] = None,
 ) -> None:
     """Draft what a record is from a file of records, for a person to review."""
     from ...clients.records.client_records import Records, file_items
@@ -54,6 +72,16 @@ def schema(
     from ..reports.draft_review import draft_page
 
     with failing_clearly():
+        if epsilon is not None or budget or ledger or private_log:
+            if against is None or epsilon is None or label or owner or site or no_header or html or digest:
+                raise ConfigurationError(
+                    "Expected --epsilon with --schema, a declared schema, and of other options --out, --force, "
+                    "--budget, --ledger and --private-log alone, got others.",
+                    kind="conflict",
+                    setting="epsilon",
+                )
+            _pay(file, against, out, force=force, epsilon=epsilon, budget=budget, ledger=ledger, log=private_log)
+            return
         drafts = bool(label or owner or site or no_header or out or html or force)
         if drafts + (against is not None) + digest > 1:
             raise ConfigurationError(
@@ -65,11 +93,7 @@ def schema(
             known = Schema.read_file(against)
             say(Records(file_items(file, known), known).report())
         else:
-            for new in (out, html):
-                if new is not None and new.exists() and not force:
-                    raise ConfigurationError(
-                        f"Expected a new file, got {new}, which exists: --force overwrites it.", kind="exists"
-                    )
+            _check_new(out, html, force=force)
             apart = [site] if site else []
             found = draft(file, label=label, owner=owner, apart=apart, header=not no_header)
             text = document(found.schema, _heading(file, found))
@@ -84,6 +108,45 @@ def schema(
                 say(f"schema    {out}: a draft from all rows; leave only what is public, then set reviewed = true")
             if html is not None:
                 say(f"page      {html}: shows something of the rows, so keep it where they are", err=out is None)
+
+
+def _check_new(*files: Path | None, force: bool) -> None:
+    """Raise if a file that is to be made is there already."""
+    for new in files:
+        if new is not None and new.exists() and not force:
+            raise ConfigurationError(
+                f"Expected a new file, got {new}, which exists: --force overwrites it.", kind="exists"
+            )
+
+
+def _pay(
+    file: Path,
+    declared: Path,
+    out: Path | None,
+    *,
+    force: bool,
+    epsilon: float,
+    budget: float,
+    ledger: Path | None,
+    log: Path | None,
+) -> None:
+    """Complete a declared schema, paid from the ledger of its table, and print it or write it."""
+    from ...clients.records.drafting import document
+    from ..runs.paid_schema import paid_schema
+
+    _check_new(out, force=force)
+    made = paid_schema(file, declared, epsilon=epsilon, budget=budget, ledger=ledger, private_log=log)
+    text = document(made.schema, [PAID, *made.sentences])
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text, encoding="utf-8")
+        say(f"schema    {out}: for murmurfl fit --schema {out} --real")
+    for line in made.sentences:
+        say(line, err=out is None)
+
+
+PAID = "Declared by a person, and completed by releases with noise: released names what came from them."
 
 
 def _review(found: Draft, *, err: bool) -> None:

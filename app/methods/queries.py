@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ...clients.queries import Centring, ClientQuery, Evaluation, Knots, held_out_samples
 from ...clients.records.places import additive_rows
-from ...privacy.accounting.loss import Loss
+from ...privacy.accounting.loss import NO_LOSS, Loss
 from ...privacy.accounting.noise_plan import NoisePlan
 from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.noise import SimulatedKeys
@@ -99,6 +99,11 @@ def shares(config: RunConfig) -> dict[str, float]:
     """Return the share of mu^2 of each query that a run asks, by its name, in the order in which clients answer."""
     found = {name: kind.share_of(config) for name, kind in RUN_QUERIES.items()}
     return {name: share for name, share in found.items() if share}
+
+
+def queries_in(config: RunConfig) -> list[str]:
+    """Return the names of the queries of a run, in the order in which clients answer, with those that cost nothing."""
+    return [name for name, kind in RUN_QUERIES.items() if kind.is_in(config)]
 
 
 def trained_config(config: RunConfig) -> RunConfig:
@@ -213,7 +218,8 @@ def make_knots(policy: PrivacyPolicy, rows: KnotRows, *, mu: float, share: float
     **Formal guarantees.** Under the trust of its policy the release of the counts is mu-GDP for replacement of one
     sample (of all samples of an owner, where the policy has samples_per_owner); it takes every sample.
     """
-    return Knots(rows.policy(divided_mu(mu, share)[0], **fields_beside(policy)), rows)
+    own = mu if rows.given else divided_mu(mu, share)[0]  # of given knots nothing is released
+    return Knots(rows.policy(own, **fields_beside(policy)), rows)
 
 
 def make_evaluation(
@@ -377,6 +383,11 @@ class RunQuery(ABC, Generic[Asked]):
     @abstractmethod
     def share_of(config: RunConfig) -> float:
         """Return the share of mu^2 that a configuration gives it; 0 where a run does not ask it."""
+
+    @classmethod
+    def is_in(cls, config: RunConfig) -> bool:
+        """Return True if a run has it: it is asked, or its answer is public anyway."""
+        return cls.share_of(config) > 0
 
     @staticmethod
     def node_settings(config: RunConfig) -> dict[str, Any]:  # noqa: ARG004 - for queries that operators' files know
@@ -637,6 +648,9 @@ def additive_strength(config: RunConfig, samples_times_mu: float) -> float:
     return samples_times_mu / math.sqrt(columns)
 
 
+_GIVEN = "The knots of its curves are the schema's, and no part of it is for them."
+
+
 class KnotsOfRun(RunQuery[Knots]):
     """The counts for the knots of an additive model, which clients release before the training."""
 
@@ -647,8 +661,14 @@ class KnotsOfRun(RunQuery[Knots]):
 
     @staticmethod
     def share_of(config: RunConfig) -> float:
-        """Return the share of mu^2 of an additive model's knots."""
-        return config.knots_share if is_additive(config) else 0.0
+        """Return the share of mu^2 of an additive model's knots; none if the schema has them."""
+        rows = knot_rows(config)
+        return 0.0 if rows is None or rows.given else config.knots_share
+
+    @classmethod
+    def is_in(cls, config: RunConfig) -> bool:
+        """Return True if the model needs knots, released or given."""
+        return is_additive(config)
 
     @staticmethod
     def node_settings(config: RunConfig) -> dict[str, Any]:
@@ -673,6 +693,29 @@ class KnotsOfRun(RunQuery[Knots]):
         strength = additive_strength(config, self.problem.trained_on * self.problem.sum_mu)
         return 1.0 if strength < RANK_ALONE else 0.6 if strength < MOSTLY_RANK else 0.3
 
+    @property
+    def given(self) -> bool:
+        """Whether the schema has the knots."""
+        return bool(self.largest.asked.given)
+
+    @cached_property
+    def loss(self) -> Loss:
+        """Loss of the release; none if the schema has the knots."""
+        return NO_LOSS if self.given else super().loss
+
+    @property
+    def included(self) -> str:
+        """Sentence of the query in the guarantee of real clients."""
+        return _GIVEN if self.given else super().included
+
+    def included_share(self, mu: str) -> str:
+        """Return the query's sentence in the guarantee of a simulation."""
+        return _GIVEN if self.given else super().included_share(mu)
+
+    def ask(self, grid: Grid | DirectReplies, checkpoint: Path | None, **options: Any) -> QueryOutcome:
+        """Ask all clients, or nobody if the schema has the knots."""
+        return QueryOutcome(self.largest.asked.public) if self.given else super().ask(grid, checkpoint, **options)
+
     def seen(self, data: Dataset, answer: Any) -> Dataset:
         """Return data with a test set of additive features, and scaled labels for a regression."""
         rows, data = self.largest.asked, super().seen(data, answer)
@@ -689,7 +732,7 @@ class KnotsOfRun(RunQuery[Knots]):
 
     def figures(self, outcome: QueryOutcome) -> dict[str, Any]:
         """Return what a result says of the knots; its mu is by the run configuration."""
-        counts = {name: getattr(outcome.report, name) for name in ("asked", "aggregated", "samples")}
+        counts = {name: getattr(outcome.report, name, None) for name in ("asked", "aggregated", "samples")}
         return {**self.recorded, "answer": np.asarray(outcome.answer).tolist(), **counts, "failure": None}
 
 

@@ -291,7 +291,9 @@ class NodeConfig(RecordsFile):
     def _policy(self, num_samples: int, terms: dict[str, Any], **of_model: Any) -> PrivacyPolicy:
         """Return the policy for so many samples, and for a mu, delta and budget that were decided (:meth:`terms`)."""
         separation = num_samples // self.batch_size
-        shares = self._share_before + self.private_evaluation
+        rows = self._knot_rows()
+        before = 0.0 if rows is not None and rows.given else self._share_before
+        shares = before + self.private_evaluation
         if shares:
             terms["mu"] = divided_mu(terms["mu"], shares)[1]
         with named_by_key(self.settings().values()):

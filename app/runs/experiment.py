@@ -43,6 +43,7 @@ from ..methods.queries import (
     RunQuery,
     beside_queries,
     knot_rows,
+    queries_in,
     session_options,
     shares,
     trained_config,
@@ -121,7 +122,7 @@ class Experiment(ResolvedRun):
     @cached_property
     def queries(self) -> list[RunQuery]:
         """Queries that clients answer in addition to the training, in the order in which they answer."""
-        return [RUN_QUERIES[name](self, self.policy) for name in shares(self.config)]
+        return [RUN_QUERIES[name](self, self.policy) for name in queries_in(self.config)]
 
     def query(self, name: str) -> RunQuery:
         """Return a query of the run by its name."""

@@ -177,7 +177,7 @@ def _for_real(
     found, own = asked.settled()
     _check_places(found.schema, own, owners)
     share = SCALING_SHARE if asked.scale else 0.0
-    where = _ledger_of(Path(asked.table).expanduser(), ledger)
+    where = ledger_of(Path(asked.table).expanduser(), ledger)
     return real_result(found, own, where, budget, seal, on_progress, scaling_share=share, owners=owners)
 
 
@@ -228,7 +228,7 @@ def _check_places(schema: Schema, own: Mapping[str, Value], owners: int) -> None
         )
 
 
-def _ledger_of(table: Path, ledger: Path | str | None) -> Path:
+def ledger_of(table: Path, ledger: Path | str | None) -> Path:
     """Return the ledger of a real fit: the table's own if it has one, whatever name the table is called by."""
     own = Path(f"{table.resolve()}{LEDGER_ENDING}")
     where = Path(ledger).expanduser() if ledger else own

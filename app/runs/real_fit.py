@@ -26,9 +26,9 @@ from ...clients.private_client import numpy_client_app
 from ...clients.queries import check_beside, held_out_samples
 from ...clients.records.client_records import OwnedSamples, OwnerGradients, Records, Rows
 from ...clients.records.places import RecordPlaces, TableRows, statistics_columns
-from ...clients.records.schema import Schema
+from ...clients.records.schema import Column, Label, Schema, number_in, text_of
 from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
-from ...privacy.accounting.guarantee import rounded_up
+from ...privacy.accounting.guarantee import PAID_ROW, rounded_up
 from ...privacy.accounting.loss import NO_LOSS, Loss
 from ...privacy.errors import ConfigurationError, InvalidRecordError, LedgerError
 from ...privacy.ledger.sqlite import SQLiteLedger
@@ -55,7 +55,7 @@ from .sealed import ChangedRowsError, Seal
 from .training_run import check_deployed, run_experiment
 
 LEDGER_ENDING = ".ledger"
-_HELD_OUT, _BINS, _TWO = 0.1, 20, 2
+_HELD_OUT, _BINS, _TWO, _LONGEST_KNOWN = 0.1, 20, 2, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -143,16 +143,19 @@ def fit_for_real(
     config = experiment.config
     check_deployed(config)
     kept, policy = _opened(ledger, experiment, schema, mu, scaling_mu, budget, found.name)
-    order = np.empty(0, np.int64) if schema.owner else _order_on(kept, found.name, count)
+    order = np.empty(0, np.int64) if schema.owner else order_on(kept, found.name, count)
     if forecast := figure_forecast(config, schema, count):
         seal.show(lambda: sys.stderr.write(forecast + "\n"))
+
+    sealed = bool(schema.seal) and kept.has_sealed(schema.sealed_text(), schema.seal)
 
     seal.begin_rows()
     rows: Dealt | OwnedSamples
     if schema.owner:
         rows = _owned(found.rows, read, policy, kept, count, seal)
     else:
-        rows = Dealt(found.rows, schema, order)
+        known = DeclaredRows(found.rows, schema, order) if schema.is_completed else None
+        rows = Dealt(found.rows, schema, order, known, PAID_ROW if sealed else "")
         rows = rows if read is schema else rows.read_by(read)
         seal.note(rows.records.report())
     spent = NO_LOSS
@@ -162,7 +165,7 @@ def fit_for_real(
         schema = schema.bounded(bounds)
         rows = rows.read_by(schema)
     client = _client(experiment, rows, policy, kept, found.name)
-    _check_unchanged(client.privatizer)
+    check_unchanged(client.privatizer)
     present = [client]
     grid = InProcessGrid(numpy_client_app(lambda _: present[0]), 1, {}, simulated=False)
 
@@ -279,7 +282,7 @@ def _opened(
     whole = gdp_mu(budget, delta) if budget else mu
     if kept is not None:
         whole = float(kept.budget_mu or 0.0)
-        _check_room(kept, mu, whole, delta)
+        check_room(kept, mu, whole, delta)
     elif mu > whole * (1 + ROUNDING):
         wanted, given = rounded_up(gdp_epsilon(mu, delta)), rounded_up(gdp_epsilon(whole, delta))
         raise ConfigurationError(
@@ -303,12 +306,12 @@ def _opened(
             nobody = OwnedSamples((experiment.data.train_features, experiment.data.train_labels), places)
         _client(experiment, nobody, policy, trial, name)
     if kept is None:
-        text = name if policy.samples_per_owner else _data_text(name, [count])
+        text = name if policy.samples_per_owner else data_text(name, [count])
         kept = SQLiteLedger.create(path, budget_mu=whole, delta=delta, data=text)
     return kept, policy
 
 
-def _check_room(ledger: SQLiteLedger, mu: float, budget: float, delta: float) -> None:
+def check_room(ledger: SQLiteLedger, mu: float, budget: float, delta: float) -> None:
     """Raise if a ledger has no room for everything that a call releases, before it releases anything."""
     with ledger.exclusive() as page:
         before = page.account().spent.mu
@@ -324,7 +327,7 @@ def _check_room(ledger: SQLiteLedger, mu: float, budget: float, delta: float) ->
     )
 
 
-def _check_unchanged(privatizer: LedgeredPrivatizer) -> None:
+def check_unchanged(privatizer: LedgeredPrivatizer) -> None:
     """Raise, in a fixed text, if the rows are not those that the ledger was used with."""
     try:
         privatizer.check_data()
@@ -335,7 +338,7 @@ def _check_unchanged(privatizer: LedgeredPrivatizer) -> None:
 _ROWS_DEALT = "; rows dealt: "
 
 
-def _data_text(name: str, counts: Sequence[int]) -> str:
+def data_text(name: str, counts: Sequence[int]) -> str:
     """Return what a ledger calls a table.
 
     Its name, and how many rows it had at each call that found more than before.
@@ -349,7 +352,7 @@ def _counts_of(text: str) -> list[int]:
     return [] if found is None else [int(one) for one in found.group(1).split()]
 
 
-def _order_on(ledger: SQLiteLedger, name: str, count: int) -> NDArray[np.int64]:
+def order_on(ledger: SQLiteLedger, name: str, count: int) -> NDArray[np.int64]:
     """Return the order of ``count`` rows in which those that a ledger was used with keep their places.
 
     It follows from numbers of rows alone, which are public: those of earlier calls, which the ledger has, and this one.
@@ -368,7 +371,7 @@ def _order_on(ledger: SQLiteLedger, name: str, count: int) -> NDArray[np.int64]:
     if not counts or counts[-1] < count:
         counts.append(count)
     if counts != known:
-        ledger.call_data(_data_text(name, counts))
+        ledger.call_data(data_text(name, counts))
     return dealt_order(counts)
 
 
@@ -432,7 +435,7 @@ def _bounds(client: StatisticsClient, schema: Schema) -> dict[str, tuple[float, 
     -----
     **Formal guarantees.** The bounds are mu-GDP for replacement of one row, for the mu of the client's plan.
     """
-    _check_unchanged(client.privatizer)
+    check_unchanged(client.privatizer)
     grid = InProcessGrid(numpy_client_app(lambda _: client), 1, {}, simulated=False)
     return Statistics(columns=statistics_columns(schema), num_clients=1).collect(grid).bounds
 
@@ -463,15 +466,23 @@ class Dealt:
 
     stands_in = True
 
-    def __init__(self, rows: Rows, schema: Schema, order: NDArray[np.int64], first_read: Dealt | None = None) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        schema: Schema,
+        order: NDArray[np.int64],
+        first_read: Dealt | DeclaredRows | None = None,
+        record_kind: str = "",
+    ) -> None:
         self.schema, self._rows, self._order = schema, rows, order
+        self._record_kind = record_kind or rows.record_kind
         self.records = Records(_Ordered(rows, order, rows.record_kind), schema, count=len(order), together=True)
-        self.first_read = self if first_read is None else first_read
+        self.first_read: Dealt | DeclaredRows = self if first_read is None else first_read
         self.fits = self.records.fits
 
     def read_by(self, schema: Schema) -> Dealt:
         """Return the same rows, read by the schema with other bounds."""
-        return Dealt(self._rows, schema, self._order, self.first_read)
+        return Dealt(self._rows, schema, self._order, self.first_read, self._record_kind)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -485,25 +496,62 @@ class Dealt:
     @property
     def record_kind(self) -> str:
         """Name of a record."""
-        return self.records.record_kind
+        return self._record_kind
+
+
+class DeclaredRows:
+    """A table's rows as a ledger knows them under a schema that a release completes.
+
+    A row is its cells, one by one: the number in a cell of numbers, and the text of any other. So it is the same before
+    and after the release, whatever bounds and values the schema has by then.
+
+    Parameters
+    ----------
+    rows : Rows
+        The table's.
+    schema : Schema
+        Declared or completed.
+    order : ndarray of int64
+        The rows' public order (:func:`dealt_order`).
+    """
+
+    def __init__(self, rows: Rows, schema: Schema, order: NDArray[np.int64]) -> None:
+        self._rows, self._schema = _Ordered(rows, order, rows.record_kind), schema
+        self._kinds = [*schema.columns.values(), schema.label]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, chosen: slice, /) -> list[list[str]]:
+        numbers = range(*chosen.indices(len(self)))
+        return [list(map(_known_as, self._schema.cells(self._rows[i]), self._kinds)) for i in numbers]
+
+
+def _known_as(cell: Any, kind: Column | Label) -> str:
+    """Return a text by which a cell is known: that of its number, if it has one, or its own."""
+    try:
+        return repr(number_in(cell, kind)) if kind.bounds is not None else text_of(cell)
+    except InvalidRecordError:
+        return repr(cell)[:_LONGEST_KNOWN]
 
 
 class Places:
     """A table's rows as their places in the columns that are counted, in the order of :class:`Dealt`."""
 
-    def __init__(self, rows: Dealt) -> None:
-        self.first_read, self._places = rows.first_read, RecordPlaces(rows.schema)
+    def __init__(self, rows: Dealt, places: RecordPlaces | None = None) -> None:
+        self.first_read, self._rows = rows.first_read, rows
+        self._places = RecordPlaces(rows.schema) if places is None else places
 
     def __len__(self) -> int:
-        return len(self.first_read)
+        return len(self._rows)
 
     def __getitem__(self, chosen: slice, /) -> NDArray[np.float64]:
-        return self._places.batch(self.first_read.records, chosen)
+        return self._places.batch(self._rows.records, chosen)
 
     @property
     def record_kind(self) -> str:
         """Name of a record."""
-        return self.first_read.record_kind
+        return self._rows.record_kind
 
 
 @dataclass(frozen=True)

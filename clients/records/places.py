@@ -8,13 +8,14 @@ value the schema has in its place, and a cell that does not fit costs the record
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.errors import ConfigurationError, InvalidRecordError, is_interrupt
-from ...privacy.queries.knots import KNOTS, KnotRows
+from ...privacy.queries.knots import KNOTS, FineColumn, KnotRows, LogColumn
 from ...privacy.queries.statistics import CountedColumn, StatisticsRows
 from .client_records import Records
 from .schema import OTHER, Column, Label, Schema, number_in, text_of
@@ -70,7 +71,7 @@ def _counted_column(name: str, column: Column) -> CountedColumn:
 
 
 def additive_rows(schema: Schema, knots: int = KNOTS, rank_share: float = 0.0) -> KnotRows:
-    """Return the query of the knots of a table, for an additive model.
+    """Return the query of the knots of a table, for an additive model; with the schema's knots if it has some.
 
     Notes
     -----
@@ -93,11 +94,41 @@ def additive_rows(schema: Schema, knots: int = KNOTS, rank_share: float = 0.0) -
         )
     columns = tuple(_counted_column(name, column) for name, column in schema.columns.items())
     label = CountedColumn(schema.label.column, schema.label.bounds) if schema.num_classes == 1 else None
-    return KnotRows(columns, knots, rank_share, label)
+    if schema.knots:
+        count = next(len(column.knots) for column in schema.columns.values() if column.knots)
+        if knots not in (KNOTS, count):
+            raise ConfigurationError(
+                f"Expected as many knots as the schema has of each number, {count}, got {knots}: leave model.knots "
+                "out.",
+                kind="conflict",
+                setting="model.knots",
+                got=knots,
+            )
+        knots = count
+    return KnotRows(columns, knots, rank_share, label, given=schema.knots)
+
+
+def open_columns(schema: Schema) -> dict[str, CountedColumn]:
+    """Return the numbers of a declared schema whose bounds are open, the label last, on a grid that needs none."""
+    whole = {name: column.kind == "integer" for name, column in schema.columns.items() if "bounds" in column.released}
+    label = {schema.label.column: schema.label.kind == "integer"} if schema.label.released else {}
+    return {name: LogColumn.widest(name, whole=one) for name, one in {**whole, **label}.items()}
+
+
+def knot_columns(schema: Schema) -> dict[str, CountedColumn]:
+    """Return all numbers of a schema on the grids that knots are read from, the label of a regression last."""
+    numbers: dict[str, Column | Label] = {
+        name: column for name, column in schema.columns.items() if column.bounds is not None
+    }
+    if schema.num_classes == 1:
+        numbers[schema.label.column] = schema.label
+    return {name: FineColumn(name, one.bounds, one.kind == "integer") for name, one in numbers.items()}
 
 
 class RecordPlaces:
     """The places of records of a schema: one number a column, NaN where a cell is missing or does not fit.
+
+    ``numbers`` are columns to be counted in the place of all, on grids of their own, by the names of the schema's.
 
     Notes
     -----
@@ -105,16 +136,20 @@ class RecordPlaces:
     that cannot be read has no place in any column.
     """
 
-    def __init__(self, schema: Schema) -> None:
-        self.columns = statistics_columns(schema)
-        self._schema, self._kinds = schema, [kind for _, kind in _counted(schema)]
+    def __init__(self, schema: Schema, numbers: Mapping[str, CountedColumn] | None = None) -> None:
+        counted = statistics_columns(schema)
+        kinds = [kind for _, kind in _counted(schema)]
+        known = {one.name: (place, one, kind) for place, (one, kind) in enumerate(zip(counted, kinds, strict=True))}
+        if numbers is not None:
+            known = {name: (known[name][0], column, known[name][2]) for name, column in numbers.items()}
+        self.columns = tuple(column for _, column, _ in known.values())
+        self._schema, self._parts = schema, tuple(known.values())
 
     def of(self, item: Any) -> NDArray[np.float64]:
         """Return the places of one record as it was handed over, shape (d,)."""
         try:
-            cells = self._schema.cells(item)
-            pairs = zip(self.columns, self._kinds, cells, strict=False)  # a label without bounds has no column
-            return np.array([_place(*pair) for pair in pairs])
+            cells = self._schema.cells(item)  # the label's last, which has no column without bounds
+            return np.array([_place(column, kind, cells[place]) for place, column, kind in self._parts])
         except BaseException as error:
             if is_interrupt(error):
                 raise
@@ -169,10 +204,10 @@ class TableRows:
     ([[1.0, 0.0]], True)
     """
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, places: RecordPlaces | None = None, last_share: float = 0.0) -> None:
         self.schema = schema
-        self.places = RecordPlaces(schema)
-        self.rows = StatisticsRows(self.places.columns)
+        self.places = RecordPlaces(schema) if places is None else places
+        self.rows = StatisticsRows(self.places.columns, last_share=last_share)
         self.shapes: list[tuple[int, ...]] = [(self.rows.width,)]
 
     def __call__(self, parameters: Any, samples: Any) -> NDArray[np.float64]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import date, time
 from decimal import Decimal
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 from uuid import UUID
@@ -43,6 +44,9 @@ _FREE = 1e30  # a made-up outlier of a part without bounds
 Bounds = tuple[float, float]
 Thousands = Literal["", ",", ".", " ", "'"]
 _GROUPS = {sign: re.compile(rf"[+-]?\d{{1,3}}(?:{re.escape(sign)}\d{{3}})+(?:[.,]\d+)?") for sign in ",. '"}
+WIDEST: Bounds = (-1e12, 1e12)
+"""Bounds in the place of those that a declared schema leaves to a paid release: what lies outside counts as these."""
+_MOST_KNOTS = 64
 _UNIT_LIKE_NUMBER = re.compile(r"[\d+.,-]")
 
 
@@ -50,6 +54,10 @@ class _Said(BaseModel):
     """A part of a schema; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    def changed(self, **changes: Any) -> Self:
+        """Return it with other values of some fields, checked anew."""
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
 
 
 def _checked_bounds(bounds: Bounds | None) -> None:
@@ -85,6 +93,10 @@ class Column(_Said):
         Unit that may stand before or behind a number, such as ``CC`` or ``$``. A number with another unit is none.
     thousands : {"", ",", ".", " ", "'"}
         Sign that may stand between groups of three digits.
+    knots : tuple of float
+        Public knots of a number's curve in an additive model. Default they are private quantiles of each training.
+    released : tuple of {"bounds", "missing"}
+        Which of these were declared by nobody, and come from a release with noise (:meth:`Schema.declared`).
 
     Notes
     -----
@@ -104,6 +116,8 @@ class Column(_Said):
     missing_codes: tuple[float | str, ...] = ()
     unit: str = ""
     thousands: Thousands = ""
+    knots: tuple[float, ...] = ()
+    released: tuple[Literal["bounds", "missing"], ...] = ()
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -119,7 +133,26 @@ class Column(_Said):
             raise ValueError(f"Expected missing_codes that are none of the values, got {list(self.missing_codes)}.")
         if self.missing is not None and not self._has_value(self.missing):
             raise ValueError(f"Expected missing to be a value of the column, got {self.missing!r}.")
+        if self.knots or self.released:
+            self._check_released()
         return self
+
+    def _check_released(self) -> None:
+        """Raise if knots or what was released cannot be a number's."""
+        low, high = self.bounds or (math.inf, -math.inf)
+        rising = all(one <= other for one, other in pairwise(self.knots))
+        if self.knots and not (rising and 2 <= len(self.knots) <= _MOST_KNOTS and low <= self.knots[0]):
+            raise ValueError(f"Expected 2 to {_MOST_KNOTS} rising knots of a number between its bounds, got others.")
+        if self.knots and not self.knots[0] < self.knots[-1] <= high:
+            raise ValueError("Expected knots of a number that differ and lie between its bounds, got others.")
+        if self.bounds is None:
+            raise ValueError(f"Expected released of a number only, got {list(self.released)}.")
+
+    def declared(self) -> Column:
+        """Return the column as it was declared, with :data:`WIDEST` in the place of bounds that were released."""
+        own = {"bounds": WIDEST} if "bounds" in self.released else {}
+        missing = None if "missing" in self.released else self.missing
+        return self.changed(**own, missing=missing, knots=()) if self.released or self.knots else self
 
     @property
     def num_features(self) -> int:
@@ -332,6 +365,10 @@ class Label(_Said):
         Cells that count as a missing label.
     unit, thousands : str
         How numbers are written, as in a :class:`Column`.
+    scale : (float, float), optional
+        Public ends of the scale of a number in an additive model, between the bounds.
+    released : tuple of {"bounds"}
+        ``bounds`` if they come from a release with noise, as in a :class:`Column`.
     majority : float, optional
         The share of records that the most frequent class is publicly known to have; the others are taken as equal. No
         record is read by it: forecasts are of data like these.
@@ -350,12 +387,20 @@ class Label(_Said):
     missing_codes: tuple[float | str, ...] = ()
     unit: str = ""
     thousands: Thousands = ""
+    scale: Bounds | None = None
+    released: tuple[Literal["bounds"], ...] = ()
     majority: float | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         _checked_bounds(self.bounds)
+        _checked_bounds(self.scale)
         _check_writing(self)
+        low, high = self.bounds or (math.inf, -math.inf)
+        if self.scale is not None and not low <= self.scale[0] < self.scale[1] <= high:
+            raise ValueError(f"Expected scale between the bounds of a number, got {list(self.scale)}.")
+        if self.released and self.bounds is None:
+            raise ValueError(f"Expected released of a number only, got {list(self.released)}.")
         if (self.classes is None) == (self.bounds is None and not self.kind):
             raise ValueError("Expected a label with classes or with bounds, one of them.")
         if self.classes is not None and (len(self.names) < 2 or len(set(self.names)) != len(self.names)):
@@ -363,6 +408,10 @@ class Label(_Said):
         if self.majority is not None:
             check_majority(self.majority, len(self.names))
         return self
+
+    def declared(self) -> Label:
+        """Return the label as it was declared (:meth:`Column.declared`)."""
+        return self.changed(scale=None, **({"bounds": WIDEST} if self.released else {}))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -499,6 +548,8 @@ class Schema(_Said):
         Encoding of a CSV file; ``cp1252`` is Windows' and includes Latin-1.
     reviewed : bool
         Whether a person has read it and vouches that what it says is public. Real nodes take no other.
+    seal : str
+        Mark of a ledger on a schema whose open parts it has paid for (:meth:`sealed_text`); empty for others.
 
     Notes
     -----
@@ -526,6 +577,7 @@ class Schema(_Said):
     row_names: bool = False
     encoding: Literal["utf-8", "cp1252"] = "utf-8"
     reviewed: bool = False
+    seal: str = ""
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -585,11 +637,91 @@ class Schema(_Said):
                 setting="schema",
             ) from error
 
+    @classmethod
+    def read_declared(cls, path: Path) -> Schema:
+        """Read a schema whose numbers may lack bounds and values for empty cells, which a release is to give them.
+
+        Returns
+        -------
+        Schema
+            With :data:`WIDEST` in the place of bounds that are open, and each column's ``released`` naming what is
+            open: it equals its own :meth:`declared`.
+
+        Raises
+        ------
+        ConfigurationError
+            If it cannot be read, is completed already, or leaves open what no release gives.
+        """
+        try:
+            settings = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"Expected a schema in TOML at {path}, got: {error}.", kind="unreadable", setting="schema"
+            ) from error
+        columns, label = settings.get("columns", {}), settings.get("label", {})
+        tables = columns if isinstance(columns, dict) else {}
+        parts = [one for one in (label, *tables.values()) if isinstance(one, dict)]
+        if any("released" in one or "knots" in one or "scale" in one for one in parts) or "seal" in settings:
+            raise ConfigurationError(
+                f"Expected a declared schema at {path}, got one that is completed: `murmurfl fit --schema` takes it.",
+                kind="exists",
+                setting="schema",
+            )
+        for name, one in tables.items():
+            if isinstance(one, dict) and one.get("kind") == "category" and not one.get("values"):
+                raise ConfigurationError(
+                    f"Expected values of the category {name!r}, got none: write down those that are publicly known, or "
+                    "leave the column out.",
+                    kind="missing",
+                    setting="values",
+                )
+            if isinstance(one, dict) and one.get("kind") in ("number", "integer"):
+                one["released"] = [part for part in ("bounds", "missing") if part not in one]
+                one.setdefault("bounds", list(WIDEST))
+        if isinstance(label, dict) and not {"classes", "bounds"} & label.keys() and label.get("kind"):
+            label |= {"bounds": list(WIDEST), "released": ["bounds"]}
+        try:
+            return cls(**settings)
+        except ConfigurationError as error:
+            raise error.reworded(f"{path}: {error}") from None
+        except TypeError as error:
+            raise ConfigurationError(
+                f"Expected a schema in TOML at {path}, got: {error}.", kind="unreadable", setting="schema"
+            ) from error
+
+    def declared(self) -> Schema:
+        """Return the schema as it was declared, without anything that was released.
+
+        A ledger knows rows by it, so it knows them before and after the schema was completed.
+        """
+        columns = {name: column.declared() for name, column in self.columns.items()}
+        return self.changed(columns=columns, label=self.label.declared(), seal="")
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether any of it was released."""
+        return any(column.released for column in self.columns.values()) or bool(self.label.released)
+
+    @property
+    def knots(self) -> tuple[float, ...]:
+        """Public knots of all numbers, and the scale of a label, in the order of an additive model; else empty."""
+        numbers = [column.knots for column in self.columns.values() if column.bounds is not None]
+        regression = self.num_classes == 1
+        if not numbers or not all(numbers) or len(set(map(len, numbers))) > 1 or (regression and not self.label.scale):
+            return ()
+        return (*(knot for knots in numbers for knot in knots), *(self.label.scale or () if regression else ()))
+
+    def sealed_text(self) -> bytes:
+        """Return everything that a ledger's seal is of: the whole schema, without the seal and the review."""
+        settings = self.model_dump(mode="json", exclude={"seal", "reviewed", "inputs_are"})
+        settings["columns"] = list(settings["columns"].items())
+        return json.dumps(settings, sort_keys=True).encode()
+
     @cached_property
     def digest(self) -> str:
         """A digest that clients of one training compare: equal for schemas by which records are read alike."""
         file = dict.fromkeys(("separator", "decimal", "header", "row_names", "encoding"), True)
-        unread: Any = {"reviewed": True, "inputs_are": True, **file, "label": {"majority"}}
+        unread: Any = {"reviewed": True, "seal": True, "inputs_are": True, **file, "label": {"majority"}}
         settings = self.model_dump(mode="json", exclude=unread, exclude_defaults=True)
         settings["columns"] = list(settings.get("columns", {}).items())  # their order settles what a model is given
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
@@ -705,8 +837,8 @@ class Schema(_Said):
             if column.kind == "integer":
                 low, high = float(math.floor(low)), float(math.ceil(high))
             missing = column.missing if column.missing is None else min(max(float(column.missing), low), high)
-            columns[name] = Column(**{**dict(column), "bounds": (low, high), "missing": missing})
-        return Schema(**{name: getattr(self, name) for name in type(self).model_fields} | {"columns": columns})
+            columns[name] = column.changed(bounds=(low, high), missing=missing, knots=())
+        return self.changed(columns=columns)
 
     def cells(self, item: Any) -> list[Any]:
         """Return a record's cells as handed over, the label's last; raise InvalidRecordError if they are others."""

@@ -446,6 +446,20 @@ class SQLiteLedger(Ledger):
         # private files.
         return hmac.digest(bytes.fromhex(self._header.name), b"murmurfl places of owners", hashlib.sha256)
 
+    def seal_of(self, content: bytes) -> str:
+        """Return a mark by which this ledger, and no other, knows again what it has released.
+
+        Notes
+        -----
+        **Formal guarantees.** To whoever has not read the ledger it is indistinguishable from random, as far as
+        HMAC-SHA-256 is, and says nothing about the data. It stays the same when the noise key is exchanged.
+        """
+        return hmac.digest(bytes.fromhex(self._header.name), b"murmurfl released " + content, hashlib.sha256).hex()
+
+    def has_sealed(self, content: bytes, seal: str) -> bool:
+        """Return True if a mark is this ledger's (:meth:`seal_of`)."""
+        return hmac.compare_digest(self.seal_of(content).encode(), seal.encode(errors="replace"))
+
     @contextmanager
     def exclusive(self) -> Iterator[SQLiteTransaction]:
         with self._store.exclusive(self._header) as file:

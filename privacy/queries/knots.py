@@ -53,6 +53,8 @@ _FARTHEST_LABEL = 1.5
 """Largest magnitude of a scaled label; labels beyond it are moved there."""
 _DECADES = 9
 _RATIOS = 256
+_SMALLEST_DECADE, _LARGEST_DECADE, _A_DECADE = -6, 12, 24
+"""Decades of a grid for numbers of unknown magnitude, and places of each."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,48 @@ class FineColumn(CountedColumn):
 
 
 @dataclass(frozen=True)
+class LogColumn(CountedColumn):
+    """A number of unknown magnitude, counted on a grid with places at equal ratios on both sides of 0.
+
+    Examples
+    --------
+    >>> column = LogColumn.widest("income")
+    >>> column.places, column.grid[0], column.place(0.0)
+    (867, -1000000000000.0, 433.0)
+    """
+
+    @classmethod
+    def widest(cls, name: str, *, whole: bool = False) -> LogColumn:
+        """Return a column with places from -1e12 to 1e12, the smallest next to 0 at 1e-6."""
+        return cls(name, (-(10.0**_LARGEST_DECADE), 10.0**_LARGEST_DECADE), whole)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every value has a place of its own."""
+        return False
+
+    @property
+    def places(self) -> int:
+        """Number of places for values."""
+        return len(self.grid)
+
+    @property
+    def grid(self) -> NDArray[np.float64]:
+        """The places of the number, increasing."""
+        return self._grid
+
+    @cached_property
+    def _grid(self) -> NDArray[np.float64]:
+        decades = np.linspace(_SMALLEST_DECADE, _LARGEST_DECADE, (_LARGEST_DECADE - _SMALLEST_DECADE) * _A_DECADE + 1)
+        ratios = 10.0**decades
+        return np.concatenate([-ratios[::-1], [0.0], ratios])
+
+    def place(self, value: float) -> float:
+        """Return the place of a finite number, from 0 to ``places`` - 1; between two of them a fraction."""
+        return float(np.interp(value, self.grid, np.arange(self.places)))
+
+
+@dataclass(frozen=True)
 class KnotRows(Query[NDArray[np.float64]]):
     """The query of the knots of a table's numbers, and the additive features that they give.
 
@@ -107,6 +151,8 @@ class KnotRows(Query[NDArray[np.float64]]):
         l, the share of a number's features that its rank has; a server states it with the knots.
     label : CountedColumn, optional
         The label of a regression: its scale is from private quantiles as well.
+    given : tuple of float
+        Knots of every number, and the scale of the label, where a schema has them: then nothing is released for them.
 
     Notes
     -----
@@ -140,6 +186,7 @@ class KnotRows(Query[NDArray[np.float64]]):
     knots: int = KNOTS
     rank_share: float = 0.3
     label: CountedColumn | None = None
+    given: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not any(column.bounds is not None for column in self.columns):
@@ -168,7 +215,7 @@ class KnotRows(Query[NDArray[np.float64]]):
         """The rows that are added up: counts on the grids of the numbers, and of a regression's label."""
         numbers = [column for column in self.columns if column.bounds is not None]
         counted = [*numbers, *([] if self.label is None else [self.label])]
-        share = 0.0 if self.label is None else max(_SHARE_OF_LABEL, 1.0 / len(counted))
+        share = 0.0 if self.label is None else share_of_label(len(counted))
         fine = tuple(FineColumn(f"{i}", one.bounds, one.whole) for i, one in enumerate(counted))
         return StatisticsRows(fine, last_share=share)
 
@@ -235,11 +282,17 @@ class KnotRows(Query[NDArray[np.float64]]):
         made = [self.rank_share]
         for number, column in enumerate(statistics.columns):
             if self.label is not None and number == len(statistics.columns) - 1:
-                made += _filled(_scale(column), column.column, 2)
+                made += scale_of(column)
             else:
-                orders = np.linspace(_OUTERMOST, 1.0 - _OUTERMOST, self.knots)
-                made += _filled(column.places_of(orders), column.column, self.knots)
+                made += knots_of(column, self.knots)
         return np.array(made)
+
+    @property
+    def public(self) -> NDArray[np.float64]:
+        """What :meth:`read` returns where the knots are given."""
+        made = np.array([self.rank_share, *self.given])
+        self.checked(made)
+        return made
 
     def checked(self, public: NDArray[np.floating]) -> NDArray[np.floating]:
         """Return what a server sent in the place of :meth:`read`; raise ConfigurationError if that cannot be it.
@@ -301,6 +354,32 @@ class KnotRows(Query[NDArray[np.float64]]):
     def settings(self) -> dict[str, Any]:
         """Return what is counted, and the number of knots."""
         return {**self._counts.settings(), "knots": self.knots}
+
+
+def share_of_label(columns: int) -> float:
+    """Return the share of a row's squared length that a regression's label has, the last of so many columns."""
+    return max(_SHARE_OF_LABEL, 1.0 / columns)
+
+
+def knots_of(column: ColumnStatistics, count: int) -> list[float]:
+    """Return ``count`` knots of a number from its released statistics; its bounds where noise hides it.
+
+    Notes
+    -----
+    **Formal guarantees.** Post-processing of the release.
+    """
+    orders = np.linspace(_OUTERMOST, 1.0 - _OUTERMOST, count)
+    return _filled(column.places_of(orders), column.column, count)
+
+
+def scale_of(label: ColumnStatistics) -> list[float]:
+    """Return the ends of the scale of a regression's label from its released statistics.
+
+    Notes
+    -----
+    **Formal guarantees.** Post-processing of the release.
+    """
+    return _filled(_scale(label), label.column, 2)
 
 
 def _scale(label: ColumnStatistics) -> NDArray[np.float64]:

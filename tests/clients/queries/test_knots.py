@@ -1,6 +1,7 @@
 """A client with an additive model against a server that lies: one count a session, one budget, harmless knots."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +62,17 @@ def client(values=VALUES, rows=ROWS, *, real=False, queries=True, **policy):
     ledger, keys = (DurableLedger(), FixedNonces()) if real else (MemoryLedger(), SimulatedKeys(1, "1"))
     data, own = Labelled(values, DATA.labels), {"queries": [asked]} if queries else {}
     return FullBatchClient(MODEL, data, rest, ledger, keys, name="1", **own)
+
+
+def test_a_client_whose_schema_has_knots_releases_no_counts_for_them():
+    given = replace(ROWS, given=tuple(KNOTS[1:].tolist()))
+    one = client(rows=given)
+    with raises(RefusedError, "refused", code=protocol.NOT_CONFIGURED):
+        one.fit(*counts_request())
+    release, _, _ = one.fit(*gradient_request())
+    assert release[0].any()
+    assert one.statement("rest")["mu-guaranteed"] == pytest.approx(REST_MU)  # and not that of the counts as well
+    assert given.public.tolist() == KNOTS.tolist()
 
 
 def counts_request(session="counts"):

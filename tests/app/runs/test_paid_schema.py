@@ -1,0 +1,290 @@
+"""A declared schema that is completed by releases: paid once, known to the ledger, and nothing else leaves."""
+
+import json
+import math
+import re
+import tomllib
+
+import numpy as np
+import pytest
+from murmurfl.app import fit
+from murmurfl.app.commands.main import cli
+from murmurfl.app.runs import paid_schema as paid_schemas
+from murmurfl.app.runs.paid_schema import PaidSchema, paid_schema
+from murmurfl.app.runs.sealed import SealedError
+from murmurfl.clients import Schema
+from murmurfl.clients.records.schema import WIDEST
+from murmurfl.privacy import ConfigurationError, LedgerError, gdp_mu
+from murmurfl.privacy.accounting.guarantee import PAID_ROW, RECORDS
+from murmurfl.privacy.ledger.ledger_history import read_ledger
+from murmurfl.privacy.queries.knots import LogColumn
+from murmurfl.privacy.queries.statistics import StatisticsRows
+from typer.testing import CliRunner
+
+from tests.harness.errors import raises
+
+ROWS = 600
+DECLARED = """reviewed = true
+[label]
+column = "ill"
+classes = ["no", "yes"]
+[columns.age]
+kind = "integer"
+[columns.income]
+kind = "number"
+unit = "$"
+[columns.ward]
+kind = "category"
+values = ["a", "b"]
+"""
+
+
+def rows_of(count=ROWS, seed=5):
+    random = np.random.Generator(np.random.Philox(key=seed))
+    for _ in range(count):
+        age, income = int(random.integers(18, 90)), math.exp(random.normal(10.0, 1.0))
+        yield f"{age},${income:.2f},{'ab'[random.integers(2)]},{'yes' if age > 50 else 'no'}"
+
+
+def table(home, rows, declared=DECLARED):
+    home.mkdir(exist_ok=True)
+    (home / "declared.toml").write_text(declared)
+    lines = [row if isinstance(row, bytes) else row.encode() for row in rows]
+    (home / "people.csv").write_bytes(b"age,income,ward,ill\n" + b"\n".join(lines) + b"\n")
+    return home / "people.csv"
+
+
+def pay(path, epsilon=4.0, **options) -> PaidSchema:
+    return paid_schema(path, path.parent / "declared.toml", epsilon=epsilon, **options)
+
+
+def spent(path):
+    return read_ledger(f"{path}.ledger")
+
+
+def murmurfl(*arguments):
+    return CliRunner().invoke(cli, [*map(str, arguments)])
+
+
+def written(made, path):
+    """The file of a completed schema, which reads as it was made."""
+    from murmurfl.clients.records.drafting import document
+
+    path.write_text(document(made.schema))
+    assert Schema.read_file(path) == made.schema
+    return path
+
+
+def test_bounds_fills_and_knots_are_near_those_of_the_rows(tmp_path):
+    path = table(tmp_path / "home", rows_of(4000))
+    made = pay(path, epsilon=8.0).schema
+    ages, incomes = zip(*((int(row.split(",")[0]), float(row.split(",")[1][1:])) for row in rows_of(4000)), strict=True)
+    for name, values in (("age", ages), ("income", incomes)):
+        column = made.columns[name]
+        low, high = column.bounds
+        ends = np.quantile(values, [0.005, 0.995])
+        assert low <= np.quantile(values, 0.03)
+        assert np.quantile(values, 0.97) <= high
+        assert ends[0] - low < 0.5 * (ends[1] - ends[0])
+        assert high - ends[1] < 0.5 * (ends[1] - ends[0])
+        assert np.mean(np.asarray(values) <= column.missing) == pytest.approx(0.5, abs=0.06)
+        shares = [np.mean(np.asarray(values) <= knot) for knot in column.knots]
+        assert shares == pytest.approx(np.linspace(0.01, 0.99, 8), abs=0.06)
+    assert made.columns["ward"].values == ("a", "b")
+    assert made.columns["ward"].released == ()
+
+
+def test_a_label_of_numbers_gets_bounds_and_a_scale(tmp_path):
+    declared = DECLARED.replace('classes = ["no", "yes"]', 'kind = "number"')
+    rows = [",".join([*row.split(",")[:3], row.split(",")[0]]) for row in rows_of()]
+    label = pay(table(tmp_path / "home", rows, declared), epsilon=8.0).schema.label
+    assert label.bounds[0] <= label.scale[0] < 40
+    assert 70 < label.scale[1] <= label.bounds[1] < 200
+
+
+def test_both_releases_together_cost_what_was_asked_for_and_are_paid_for_once(tmp_path):
+    path = table(tmp_path / "home", rows_of())
+    first = pay(path, epsilon=0.5, budget=3.0)
+    assert first.mu == pytest.approx(gdp_mu(0.5, 1e-5)) == pytest.approx(spent(path).spent.mu)
+    before = spent(path)
+    again = pay(path, epsilon=2.0)
+    assert again.again
+    assert not first.again
+    assert again.schema == first.schema
+    assert spent(path).commits == before.commits
+    assert again.mu == first.mu
+    with raises(ConfigurationError, "mismatch", "schema"):
+        (path.parent / "declared.toml").write_text(DECLARED.replace('unit = "$"', 'unit = "$"\nmissing_codes = [-9]'))
+        pay(path)
+    assert spent(path).commits == before.commits
+
+
+def test_a_fit_counts_what_the_schema_cost_and_pays_for_no_knots(tmp_path):
+    path = table(tmp_path / "home", rows_of())
+    schema = written(pay(path, epsilon=0.5, budget=6.0), tmp_path / "schema.toml")
+    result = fit(path, schema=schema, real=True, epsilon=2, num_rounds=2)
+    whole = gdp_mu(2.0, 1e-5)
+    evaluation = next(one.loss.mu for one in spent(path).sessions if one.releases == 1 and "schema" not in one.session)
+    training = next(one.loss.mu for one in spent(path).sessions if one.releases == 2)
+    assert math.hypot(training, evaluation) == pytest.approx(whole)  # nothing of it is for knots
+    assert result.table.spent_mu == pytest.approx(math.hypot(whole, gdp_mu(0.5, 1e-5)))
+    assert RECORDS[PAID_ROW] in result.guarantee.notes
+    assert RECORDS["row"] not in result.guarantee.notes
+    given = Schema.read_file(schema).knots
+    assert result.answers["knots"].answer[1:].tolist() == list(given)
+
+
+def test_an_edited_schema_is_read_but_its_guarantee_keeps_the_condition_on_drafts(tmp_path):
+    path = table(tmp_path / "home", rows_of())
+    schema = written(pay(path, epsilon=0.5, budget=6.0), tmp_path / "schema.toml")
+    schema.write_text(re.sub(r"bounds = \[\d+, (\d+)\]", r"bounds = [0, \1]", schema.read_text(), count=1))
+    text = schema.read_text()
+    schema.write_text(text.replace("missing = ", "missing = 1", 1))
+    result = fit(path, schema=schema, real=True, epsilon=1, num_rounds=2)
+    assert RECORDS["row"] in result.guarantee.notes
+    assert RECORDS[PAID_ROW] not in result.guarantee.notes
+    other = table(tmp_path / "other", rows_of(seed=6))
+    schema.write_text(text)
+    result = fit(other, schema=schema, real=True, epsilon=1, num_rounds=2)  # its ledger has released no schema
+    assert RECORDS["row"] in result.guarantee.notes
+
+
+def test_a_call_that_was_interrupted_stays_booked_and_is_never_paid_for_again(tmp_path, monkeypatch):
+    path = table(tmp_path / "home", rows_of())
+
+    def interrupted(*_):
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(paid_schemas, "_store", interrupted)
+        with raises(SealedError, "failed"):
+            pay(path, epsilon=0.5, budget=3.0)
+    before = spent(path)
+    assert before.spent.mu == pytest.approx(gdp_mu(0.5, 1e-5))
+    with raises(ConfigurationError, "exhausted", "ledger"):
+        pay(path, epsilon=0.5)
+    assert spent(path) == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "setting"),
+    [
+        ("reviewed = true", "reviewed = false", "missing", "reviewed"),
+        ("reviewed = true", 'reviewed = true\nowner = "patient"', "conflict", "owner"),
+        ("reviewed = true", "reviewed = true\nnorm = 1.0", "conflict", "norm"),
+        ('values = ["a", "b"]', "", "missing", "values"),
+        ('kind = "integer"', 'kind = "integer"\nbounds = [0, 100]\nknots = [1, 2]', "exists", "schema"),
+        ('classes = ["no", "yes"]', "", "invalid", "label"),
+    ],
+)
+def test_what_cannot_be_completed_is_refused_before_a_ledger_is_made(tmp_path, old, new, kind, setting):
+    rows = [f"{row},{number}" for number, row in enumerate(rows_of(20))]
+    path = table(tmp_path / "home", rows, DECLARED.replace(old, new))
+    path.write_text(path.read_text().replace("ill\n", "ill,patient\n", 1))
+    with raises(ConfigurationError, kind, setting):
+        pay(path)
+    assert sorted(one.name for one in path.parent.iterdir()) == ["declared.toml", "people.csv"]
+
+
+def test_no_budget_is_exceeded(tmp_path):
+    path = table(tmp_path / "home", rows_of())
+    with raises(ConfigurationError, "out-of-range", "budget"):
+        pay(path, epsilon=2.0, budget=1.0)
+    pay(path, epsilon=1.0)
+    schema = written(pay(path), tmp_path / "schema.toml")
+    with raises(ConfigurationError, "exhausted", "budget"):
+        fit(path, schema=schema, real=True, epsilon=1, num_rounds=2)
+
+
+def test_rows_of_the_grid_of_all_magnitudes_are_bounded_and_not_negative():
+    columns = (LogColumn.widest("a"), LogColumn.widest("b", whole=True))
+    query = StatisticsRows(columns)
+    values = [0.0, -0.0, 1.0, -1e-300, 5e-324, 1e308, -1e308, 3.7e-7, -2.5e11, 1e12, math.pi]
+    at = np.array([[column.place(value) for column in columns] for value in values])
+    rows = query.rows(np.concatenate([at, [[math.nan, math.nan]]]))
+    assert (rows >= 0.0).all()
+    assert np.linalg.norm(rows, axis=1).max() <= 1.0 + 1e-12
+    assert (np.linalg.norm(rows, axis=1) > 0.6).all()  # every record is counted
+    assert columns[0].place(1e308) == columns[0].places - 1
+    assert columns[0].place(0.0) == columns[0].places // 2
+
+
+STRANGE = [
+    *("33,$10,a,yes", "nan,$nan,a,yes", "inf,$-inf,b,no", "1e308,$1e308,a,yes", "-1e308,$-1e308,a,no", ",,,", ""),
+    *("9" * 401 + ",$1,a,no", "x" * 100_000 + ",$1,b,no", "5551234,$5551234,5551234,5551234", '"33,$1,a,yes'),
+    *(b"\xff,\xfe,\xfd,\xfc", b"\x00,\x00,\x00,\x00", b"\xed\xa0\x80,$1,a,yes", "%s,{0},<b>,\x1b[2J"),
+]
+
+
+def test_one_strange_row_shows_in_nothing_but_the_figures_that_were_released(tmp_path):
+    """The folder, the texts and the exit code are the same whatever one row says, but for released figures."""
+    seen = []
+    for number, line in enumerate(STRANGE):
+        rows = list(rows_of(300))
+        rows[7] = line
+        home = tmp_path / f"home{number}"
+        path = table(home, rows)
+        found = murmurfl(
+            *("schema", path, "--schema", home / "declared.toml", "--epsilon", 4, "--budget", 8),
+            *("--out", home / "schema.toml"),
+        )
+        text = (home / "schema.toml").read_text()
+        figures = re.sub(r"(?m)^(bounds|missing|knots|seal) = .*$", r"\1", text).replace(str(home), "HOME")
+        again = murmurfl("schema", path, "--schema", home / "declared.toml", "--epsilon", 4)
+        assert again.exit_code == 0
+        assert "5551234" not in text + found.output + again.output
+        assert len(tomllib.loads(text)["columns"]["age"]["knots"]) == 8
+        files = sorted((one.name, one.stat().st_mode) for one in home.iterdir())
+        seen.append((found.exit_code, found.output.replace(str(home), "HOME"), figures, files))
+    assert all(one == seen[0] for one in seen)
+    assert seen[0][0] == 0
+
+
+def test_a_changed_row_is_noticed_before_and_after_the_schema_was_completed(tmp_path):
+    path = table(tmp_path / "home", rows_of())
+    schema = written(pay(path, epsilon=0.5, budget=6.0), tmp_path / "schema.toml")
+    rows = list(rows_of())
+    rows[3] = rows[3].replace("$", "$1", 1)
+    table(path.parent, rows)
+    before = spent(path).spent
+    with raises(LedgerError, "mismatch"):
+        fit(path, schema=schema, real=True, epsilon=1, num_rounds=2)
+    assert spent(path).spent == before
+    table(path.parent, [*rows_of(), "44,$3,a,no"])  # new rows at the end may be added
+    fit(path, schema=schema, real=True, epsilon=1, num_rounds=2)
+
+
+def test_a_schema_declared_with_everything_pays_for_knots_alone(tmp_path):
+    declared = DECLARED.replace('"integer"', '"integer"\nbounds = [0, 120]\nmissing = 50').replace(
+        'unit = "$"', 'unit = "$"\nbounds = [0, 1000000]\nmissing = 0'
+    )
+    path = table(tmp_path / "home", rows_of(), declared)
+    made = pay(path).schema
+    assert [one.session for one in spent(path).sessions] == ["schema: knots"]
+    assert made.columns["age"].bounds == (0, 120)
+    assert made.columns["age"].missing == 50
+    assert not made.is_completed
+    assert made.declared().columns["age"].bounds == (0, 120)
+    assert len(made.columns["age"].knots) == 8
+
+
+def test_the_declared_schema_of_a_completed_one_is_the_one_that_was_declared(tmp_path):
+    path = table(tmp_path / "home", rows_of())
+    declared = Schema.read_declared(path.parent / "declared.toml")
+    made = pay(path).schema
+    assert declared.columns["income"].bounds == WIDEST
+    assert made.columns["income"].bounds != WIDEST
+    assert made.declared() == declared
+    assert declared.declared() == declared
+    assert json.loads(made.sealed_text()) != json.loads(declared.sealed_text())
+
+
+def test_the_command_prints_the_schema_and_refuses_other_options(tmp_path):
+    path = table(tmp_path / "home", rows_of())
+    declared = path.parent / "declared.toml"
+    for options in (["--label", "ill"], ["--digest"], ["--html", tmp_path / "a.html"]):
+        assert murmurfl("schema", path, "--schema", declared, "--epsilon", 1, *options).exit_code == 1
+    assert murmurfl("schema", path, "--epsilon", 1).exit_code == 1
+    assert murmurfl("schema", path, "--schema", declared, "--budget", 1).exit_code == 1
+    found = murmurfl("schema", path, "--schema", declared, "--epsilon", 1)
+    assert tomllib.loads(found.stdout)["columns"]["age"]["released"] == ["bounds", "missing"]
