@@ -47,6 +47,8 @@ _BOUNDS, _KNOTS, _STORED = f"{SESSION}: bounds", f"{SESSION}: knots", 0
 _DIGITS, _KNOT_DIGITS = 4, 6
 _OUTERMOST, _FARTHEST_ORDER = 0.005, 0.25
 """Share of the values that open bounds leave out at each end, and the order up to which noise may hide quantiles."""
+_SURELY = 3.0
+"""Standard deviations of the noise in a share of the values that no share in a long empty tail is likely to exceed."""
 
 
 @dataclass(frozen=True)
@@ -343,7 +345,7 @@ def _bounds(column: ColumnStatistics) -> Bounds | None:
     They leave out half a percent of the values at each end. In a long empty tail noise passes for values, so they lie
     no further out than half of the range between quantiles that noise does not move.
     """
-    sure = 2.0 * column.share_std
+    sure = _SURELY * column.share_std
     if sure > _FARTHEST_ORDER:
         return None
     orders = np.array([_OUTERMOST, max(sure, _OUTERMOST)])
