@@ -289,7 +289,7 @@ class KnotRows(Query[NDArray[np.float64]]):
 
     @property
     def public(self) -> NDArray[np.float64]:
-        """What :meth:`read` returns where the knots are given."""
+        """The rank share and the given knots, as :meth:`read` returns them."""
         made = np.array([self.rank_share, *self.given])
         self.checked(made)
         return made
