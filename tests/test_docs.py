@@ -220,6 +220,10 @@ def test_configurations_are_read(block, tmp_path):
             path.write_text(block.text)
             path.chmod(0o600)
             (NodeConfig if "batch-size" in values else UpdateNode).read(path)
+        elif block.text.startswith("# declared.toml"):
+            path = tmp_path / "declared.toml"
+            path.write_text(block.text)
+            Schema.read_declared(path).check_for_real_nodes()
         elif "label" in values:
             Schema(**values).check_for_real_nodes()
 

@@ -102,8 +102,8 @@ class LogColumn(CountedColumn):
     Examples
     --------
     >>> column = LogColumn.widest("income")
-    >>> column.places, column.grid[0], column.place(0.0)
-    (867, -1000000000000.0, 433.0)
+    >>> column.places, column.bounds, column.place(0.0)
+    (867, (-1000000000000.0, 1000000000000.0), 433.0)
     """
 
     @classmethod
