@@ -331,7 +331,7 @@ class Mean(LinearKind):
         return config.learning_rate <= _LARGEST_RATE_TOGETHER  # products of 1 - eta are divisors
 
 
-_STRENGTH_OF_A_ROUND, _FEWEST_ROUNDS, _MOST_ROUNDS = 5.0, 8.0, 24.0
+_FEWEST_ROUNDS, _USUAL_ROUNDS, _MOST_ROUNDS = 8.0, 24.0, 48.0
 _STEEPEST_OF_NUMBERS = 0.6
 """Step at which a constant of its own, whose second moment is 1, does not yet swing."""
 _OF_NUMBERS, _FEWEST_OF_NUMBERS, _MOST_OF_NUMBERS = 3.0, 12.0, 64.0
@@ -343,7 +343,7 @@ class Additive(ModelKind):
     """One curve for each column of a table: a linear model of additive features, whose knots are private quantiles.
 
     Its constants for full batches were chosen on the tables of docs/tuning.md. The classes' are those of a logistic
-    regression with S = R / 10 and steps of 15 / (S R), written for the two scores of a softmax. Numbers are trained by
+    regression with S = R / 10, or R / 5, and steps of 15 / (S R), written for the two scores of a softmax. Numbers are trained by
     steps of 2 / R^2. Nesterov's momentum allows these for a squared error if no direction has more than 0.35 R^2 of the
     features' second moment; gradients that are cut allow more.
     """
@@ -365,8 +365,11 @@ class Additive(ModelKind):
             rounds = round(min(max(strength / _OF_NUMBERS, _FEWEST_OF_NUMBERS), _MOST_OF_NUMBERS))
             clip = 0.15 if strength < RANK_ALONE else 0.3 if strength < MOSTLY_RANK else 0.6
             return Recipe(rounds, clip=clip, travel=2.0 * clip, momentum=0.8, steepest=_STEEPEST_OF_NUMBERS)
-        rounds = round(min(max(strength / _STRENGTH_OF_A_ROUND, _FEWEST_ROUNDS), _MOST_ROUNDS))
-        return Recipe(rounds, clip=0.1 * math.sqrt(2.0), travel=15.0 / math.sqrt(2.0), momentum=0.5)
+        if strength < RANK_ALONE:
+            rounds = round(min(max(strength / 5.0, _FEWEST_ROUNDS), _USUAL_ROUNDS))
+            return Recipe(rounds, clip=0.1 * math.sqrt(2.0), travel=15.0 / math.sqrt(2.0), momentum=0.5)
+        rounds = round(min(max(strength / 10.0, _USUAL_ROUNDS), _MOST_ROUNDS))
+        return Recipe(rounds, clip=0.2 * math.sqrt(2.0), travel=15.0 / math.sqrt(2.0), momentum=0.8)
 
 
 _NONCONVEX = "logistic regression with a regulariser that is not convex, sum_j w_j^2 / (1 + w_j^2)"

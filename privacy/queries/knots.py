@@ -368,8 +368,7 @@ def knots_of(column: ColumnStatistics, count: int) -> list[float]:
     -----
     **Formal guarantees.** Post-processing of the release.
     """
-    orders = np.linspace(_OUTERMOST, 1.0 - _OUTERMOST, count)
-    return _filled(column.places_of(orders), column.column, count)
+    return _filled(column.spread_places(count, _OUTERMOST), column.column, count)
 
 
 def scale_of(label: ColumnStatistics) -> list[float]:

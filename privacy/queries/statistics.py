@@ -325,7 +325,9 @@ def statistics_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) ->
 
 
 _SURELY = 4.0
-"""Standard deviations of its noise that a number of records must exceed."""
+"""Standard deviations of its noise that a number or a share of records must exceed."""
+_SETTLED = 0.999
+"""Ratio of two values with which a search for one ends."""
 ORDERS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Orders of the quantiles that are shown."""
 MOST_BARS = 16
@@ -483,6 +485,34 @@ class ColumnStatistics:
             return np.interp(orders, [0.0, 1.0], self.column.bounds or (0.0, 1.0))
         at = np.searchsorted(self._shares, orders)
         return self.column.grid[np.minimum(at, self.column.places - 1)]
+
+    def spread_places(self, count: int, outermost: float) -> NDArray[np.float64]:
+        """Return quantiles of a number at ``count`` even orders, of which a value that many records have takes one.
+
+        A place with more than a ``count``-th of what all places count for counts as so much, and places beside it have
+        the other quantiles. What lies between two such places counts if it is clearly more than noise.
+
+        Parameters
+        ----------
+        count : int
+            At least 2. Fewer places differ where fewer have values.
+        outermost : float
+            Order of the first quantile, and of the last one from above.
+        """
+        orders = np.linspace(outermost, 1.0 - outermost, count)
+        if self.hidden:
+            return self.places_of(orders)
+        shares, clear = np.diff(self._shares, prepend=0.0), _SURELY * self.share_std
+        counted, most = shares, 1.0
+        while (smaller := max(float(counted.sum()) / count, clear)) < most * _SETTLED:
+            most = smaller
+            frequent = shares > most
+            between = np.cumsum(frequent)
+            rest = np.where(frequent, 0.0, shares)
+            clearly = np.bincount(between, rest) > clear
+            counted = np.where(frequent, most, rest * clearly[between])
+        risen = np.cumsum(counted)
+        return self.column.grid[np.minimum(np.searchsorted(risen, orders * risen[-1]), self.column.places - 1)]
 
     @property
     def histogram(self) -> list[tuple[str, float, float]]:
