@@ -343,9 +343,9 @@ class Additive(ModelKind):
     """One curve for each column of a table: a linear model of additive features, whose knots are private quantiles.
 
     Its constants for full batches were chosen on the tables of docs/tuning.md. The classes' are those of a logistic
-    regression with S = R / 10, or R / 5, and steps of 15 / (S R), written for the two scores of a softmax. Numbers are trained by
-    steps of 2 / R^2. Nesterov's momentum allows these for a squared error if no direction has more than 0.35 R^2 of the
-    features' second moment; gradients that are cut allow more.
+    regression with S = R / 10, or R / 5, and steps of 15 / (S R), written for the two scores of a softmax. Numbers
+    are trained by steps of 2 / R^2. Nesterov's momentum allows these for a squared error if no direction has more
+    than 0.35 R^2 of the features' second moment; gradients that are cut allow more.
     """
 
     name = "additive"
