@@ -5,7 +5,7 @@ it reports once (its partition id, say). Clients are ordered by name.
 
 Waiting ends at once where it is certain to be pointless. The nodes of a simulation are all there from its start, and
 run the same ClientApp. More real nodes may come, and others may be mended; there the deadline decides, unless none of
-the connected nodes runs murmurfl.
+the connected nodes runs murmurfl, or none of those that do is configured to answer.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ _ANSWERS_WITHIN_S = 30.0  # a node that is there, where the training waits for w
 _ALL_MADE_WITHIN_S = 2.0  # the nodes of a simulation, after the last of them was made
 _SAY_AGAIN_S = 30.0
 _OTHER_SCHEMA = "another schema of records than this training's"
+_NOT_CONFIGURED = protocol.REFUSAL_NAMES[protocol.NOT_CONFIGURED]
 _SEVERAL_NAMES = "more names than one, which a real node may not have"
 
 
@@ -109,7 +110,8 @@ class NodesUnavailableError(MurmurflError):
     """Too few clients were connected when the deadline passed, or it is certain that there will be too few.
 
     Its kind is ``unreachable`` where more nodes may come, ``unsupported`` where the ClientApp of those that are there
-    does not know murmurfl, and ``conflict`` where server and nodes were started with settings that do not fit.
+    does not know murmurfl, ``refused`` where they answer that they are not configured, and ``conflict`` where server and
+    nodes were started with settings that do not fit.
 
     Examples
     --------
@@ -220,7 +222,7 @@ class ClientRegistry:
         self._nonces: dict[int, str] = {}
         self._greeted: dict[int, tuple[str, float]] = {}
         self._warned: set[str] = set()
-        self._failures: Counter[str] = Counter()
+        self._failures: dict[int, str] = {}
         self._strangers: dict[int, str] = {}
         self._nodes, self._nodes_since = 0, math.inf
         self._last_said = ("", 0.0)
@@ -312,6 +314,7 @@ class ClientRegistry:
             doubles=self._repeated(),
             strangers=Counter(self._strangers.values()),
             others=self._said(),
+            unconfigured=sum(reason == _NOT_CONFIGURED for reason in self._failures.values()),
             # A simulation makes its nodes one after the other, while its server runs already.
             simulated=simulated and time.monotonic() - self._nodes_since >= _ALL_MADE_WITHIN_S,
         )
@@ -341,6 +344,7 @@ class ClientRegistry:
             self._nodes, self._nodes_since = len(connected), now
         self._hosted = {node_id: met for node_id, met in self._hosted.items() if node_id in connected}
         self._strangers = {node_id: kind for node_id, kind in self._strangers.items() if node_id in connected}
+        self._failures = {node_id: reason for node_id, reason in self._failures.items() if node_id in connected}
         self._greet(grid, connected, now)
         self._take_answers(grid)
         grid.node_names.update({node_id: ", ".join(met.names) for node_id, met in self._hosted.items()})
@@ -385,19 +389,20 @@ class ClientRegistry:
         if met is not None and met.clients and self.schema and met.schema != self.schema:
             logger.warning("Node %d has %s and is not asked.", node_id, _OTHER_SCHEMA)
             self._greeted[node_id] = ("", self._greeted[node_id][1])
-            self._failures[_OTHER_SCHEMA] += 1
+            self._failures[node_id] = _OTHER_SCHEMA
             return
         if met is not None and (several == 1 or self.several_on_a_node):
             self._hosted[node_id] = met
             del self._greeted[node_id]
             self._strangers.pop(node_id, None)
+            self._failures.pop(node_id, None)
             return
         self._greeted[node_id] = ("", self._greeted[node_id][1])
         if met is None:
-            self._failures[failure(reply)] += 1
+            self._failures[node_id] = failure(reply)
             return
         logger.warning("Node %d says that it is %d clients and is not asked: it may be one.", node_id, several)
-        self._failures[_SEVERAL_NAMES] += 1
+        self._failures[node_id] = _SEVERAL_NAMES
 
     def _report_schemas(self) -> None:
         """Warn once of clients with different schemas, whose releases do not belong together."""
@@ -440,7 +445,7 @@ class ClientRegistry:
 
     def _said(self) -> str:
         """Return the answers of nodes that could not be met."""
-        return "".join(f"; {count} answered with {reason}" for reason, count in self._failures.items())
+        return "".join(f"; {count} answered with {reason}" for reason, count in Counter(self._failures.values()).items())
 
 
 # Codes of an exception that left the ClientApp, as none leaves murmurfl's.
@@ -555,6 +560,7 @@ class Attending:
     doubles: Sequence[str] = ()  # names that several nodes report
     strangers: Mapping[str, int] = field(default_factory=dict)  # how many nodes of each kind (:func:`unknown_node`)
     others: str = ""  # answers of other nodes
+    unconfigured: int = 0  # of these, those that are not configured to answer
     simulated: bool = False  # whether no more nodes will come
 
 
@@ -577,8 +583,9 @@ def pointless(needed: Needed, seen: Attending) -> NodesUnavailableError | None:
     """Return the error if there is no point in waiting; None where there may be."""
     strangers = sum(seen.strangers.values())
     if not seen.simulated:
-        nobody = not (seen.silent or seen.clients or seen.helpers)
-        return _foreign(needed, seen) if strangers >= needed.clients and nobody else None
+        if seen.silent or seen.clients or seen.helpers or strangers + seen.unconfigured < needed.clients:
+            return None
+        return shortage(needed, seen)
     if seen.nodes < needed.nodes:
         return _small(needed, seen)
     if seen.nodes - strangers < needed.nodes and strangers:
@@ -610,6 +617,8 @@ def shortage(needed: Needed, seen: Attending, deadline_s: float | None = None) -
             kind="conflict",
             setting="secure_aggregation",
         )
+    if seen.unconfigured and len(seen.clients) + seen.unconfigured >= needed.clients:
+        return _unconfigured(text, seen)
     if deadline_s is None:
         return NodesUnavailableError(f"{text} The log above has what the nodes say of it.")
     why = " Nodes that answered so say in their own logs what is wrong." if seen.others else ""
@@ -678,6 +687,21 @@ def _foreign(needed: Needed, seen: Attending) -> NodesUnavailableError:
         f"Expected ClientApps that speak murmurfl's protocol, got {there} whose ClientApp does not: {lacks}. No model "
         f"was sent to them. Write {needed.client}.{raised}{real}",
         kind="unsupported",
+    )
+
+
+def _unconfigured(text: str, seen: Attending) -> NodesUnavailableError:
+    """Return the error of nodes that answer, and refuse because of their own configuration, which no data decide."""
+    where = (
+        "The first error above, of a node, says which and how to mend it."
+        if seen.simulated
+        else "Each node's own log says which and how to mend it; then restart the nodes. `murmurfl node CONFIG --check` "
+        "checks a real node alone. In a simulation, the log of this process has it."
+    )
+    return NodesUnavailableError(
+        f"{text} These nodes are connected, and cannot answer with the model, the schema or the settings that their "
+        f"ClientApp or operator's file names; more nodes of the same kind do not help. {where}",
+        kind="refused",
     )
 
 

@@ -6,10 +6,21 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from murmurfl.clients import CorrelatedNoiseMod, FullBatchClient, Label, Part, Schema, UpdatePolicy, numpy_client_app
+from murmurfl.clients import (
+    CorrelatedNoiseMod,
+    FullBatchClient,
+    Label,
+    Part,
+    Schema,
+    UpdatePolicy,
+    numpy_client_app,
+    private_client_app,
+    trainable_arrays,
+)
 from murmurfl.privacy import ConfigurationError, SQLiteLedger, SumAssumption, protocol
 from murmurfl.strategies import (
     CorrelatedFedAvg,
@@ -196,8 +207,45 @@ def test_a_mod_without_masks_and_a_strategy_with_them_are_told_at_once():
         NodesUnavailableError, "conflict", "secure_aggregation", match=r"2 of the nodes are helpers.*SecureAggregation"
     ):
         start(with_mod(**SUMS), 6, num_clients=6)
-    with raises(NodesUnavailableError, "unreachable", match="4 answered with not-configured"):
+    with raises(NodesUnavailableError, "refused", match="4 answered with not-configured"):
         start(project(CorrelatedNoiseMod()), 4)
+
+
+class Remembering(torch.nn.Linear):
+    """A layer that keeps the last sample, which no name of a layer shows."""
+
+    def forward(self, rows):
+        self.last = rows.detach().clone()
+        return super().forward(rows)
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_nodes_that_are_all_not_configured_end_the_wait(simulated, request):
+    """A module that remembers passes the making of an app without a schema, and is refused on every node."""
+    if simulated:
+        request.getfixturevalue("simulation")
+    app = private_client_app(
+        Remembering(3, 2), samples=lambda context: (np.ones((8, 3)), np.arange(8) % 2), mu=2.0, rounds=2
+    )
+    strategy, started = FullBatch(num_clients=4, learning_rate=0.1, node_deadline_s=FOR_EVER), time.monotonic()
+    with raises(NodesUnavailableError, "refused", match="4 answered with not-configured") as ended:
+        strategy.start(NodesGrid(app, 4), trainable_arrays(torch.nn.Linear(3, 2)), num_rounds=2)
+    assert time.monotonic() - started < 20.0
+    assert "start more nodes" not in str(ended.value)
+
+
+def test_nodes_that_are_not_configured_are_counted_once(monkeypatch):
+    """They are greeted again from time to time, and other nodes may still come."""
+    monkeypatch.setattr(clients, "_GREET_AGAIN_S", 0.0)
+
+    def partly(message, context, call_next):
+        return (CorrelatedNoiseMod() if context.node_config["partition-id"] < 2 else mod)(message, context, call_next)
+
+    mod = CorrelatedNoiseMod(simulation=policy())
+    with raises(NodesUnavailableError, "unreachable", match=r"within 1 s, got 2; 2 answered with not-configured"):
+        start(project(partly), 4, num_clients=5, node_deadline_s=1.0)
+    with raises(NodesUnavailableError, "refused", match=r"got 2; 2 answered with not-configured"):
+        start(project(partly), 4, node_deadline_s=0.5)
 
 
 @pytest.mark.usefixtures("simulation")
@@ -245,6 +293,11 @@ SIMULATED = {"nodes": 4, "silent": 0, "clients": ["0", "1", "2", "3"], "simulate
         ({"silent": 1, "clients": [], "strangers": {"without": 3}, "simulated": False}, False),
         ({"nodes": 5, "clients": ["0"], "strangers": {"without": 4}, "simulated": False}, False),
         ({"nodes": 2, "clients": [], "strangers": {"without": 2}, "simulated": False}, False),
+        ({"clients": [], "unconfigured": 4, "simulated": False}, True),
+        ({"clients": [], "strangers": {"without": 2}, "unconfigured": 2, "simulated": False}, True),
+        ({"silent": 1, "clients": [], "unconfigured": 4, "simulated": False}, False),
+        ({"nodes": 3, "clients": [], "unconfigured": 3, "simulated": False}, False),
+        ({"clients": ["0"], "unconfigured": 4, "simulated": False}, False),
     ],
 )
 def test_waiting_ends_early_only_where_it_is_certain_to_be_in_vain(seen, sure):
