@@ -259,6 +259,8 @@ def _check_below_one(name: str, value: float) -> None:
         )
 
 
+_RUNNING_STATISTICS = ("running_mean", "running_var")
+"""Names of PyTorch's buffers of a normalisation that tracks its statistics."""
 _UNITS: dict[Any, Unit] = {0: "sample", 1: "client"}
 _MECHANISM = "noise on each client, by its own account"
 _UNCHECKED = "It is what the clients say of themselves, which a server cannot check."
@@ -440,8 +442,9 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
     Notes
     -----
-    The model may hold arrays of integers and booleans (such as batch norm's ``num_batches_tracked``): they are sent
-    along and published as they came in ``initial_arrays``, never changed. Floating-point arrays of any width are kept
+    The model may hold arrays of integers and booleans (such as masks): they are sent
+    along and published as they came in ``initial_arrays``, never changed. Running statistics of a batch norm
+    (``running_mean``, ``running_var``) are refused, because noise makes variances negative. Floating-point arrays of any width are kept
     in float64 here and cast to their own dtype when they are sent.
 
     A round from which nothing came, or which stayed closed under secure aggregation, changes nothing, the optimiser's
@@ -641,6 +644,7 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
             self._order = list(arrays)
             self._fixed = {name: array for name, array in arrays.items() if array.numpy().dtype.kind in "iub"}
             trained = {name: array for name, array in arrays.items() if name not in self._fixed}
+            _check_running_statistics(trained)
             arrays = ArrayRecord(trained) if trained else arrays  # else refused, with what is in it
         return super()._ensure_state(arrays)
 
@@ -651,6 +655,19 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     def _record(self, vector: Vector) -> ArrayRecord:
         arrays = {**self._fixed, **super()._record(vector)}
         return ArrayRecord({name: arrays[name] for name in self._order})
+
+
+def _check_running_statistics(names: Iterable[str]) -> None:
+    """Refuse the running statistics of a normalisation, whose variances noise makes negative."""
+    found = [name for name in names if name.rsplit(".", 1)[-1] in _RUNNING_STATISTICS]
+    if found:
+        raise ConfigurationError(
+            f"Expected arrays to which noise can be added, got the running statistics {found[0]!r} of a batch or "
+            "instance norm: noise makes variances negative, and the model then computes NaN. Use torch.nn.GroupNorm or "
+            "LayerNorm; or freeze the layer, and send and return trainable_arrays(module) in place of its state_dict.",
+            kind="unsupported",
+            setting="module",
+        )
 
 
 def _guarantee(unit: Unit, delta: float, honest: int, mu: float, local: float) -> Guarantee:

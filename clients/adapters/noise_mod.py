@@ -244,7 +244,7 @@ class CorrelatedNoiseMod:
 
     **What leaves.** For a training request: the release, in float64; its number, the acknowledgement it is built on,
     the client's name, and what it guarantees. Everything else the ClientApp returns (loss, accuracy, the number of
-    examples) stays. Results of ``evaluate`` are refused unless the client's own configuration allows them, and are
+    examples) stays, and the client's log says so once. Results of ``evaluate`` are refused unless the client's own configuration allows them, and are
     then marked ``not-private``: no epsilon covers them. Queries are answered here or refused.
 
     **Arrays.** The update is taken of all floating-point arrays of the model, float buffers included, in float64.
@@ -284,6 +284,7 @@ class CorrelatedNoiseMod:
         secure = simulation is not None and simulation.trust == "secure-aggregation"
         self._sums = SimulatedSums(helpers, seed) if secure else None
         self._own = None if node is None else _real(node, {})
+        self._said_dropped = False
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a message; Flower calls this."""
@@ -303,10 +304,21 @@ class CorrelatedNoiseMod:
             return _asked(client, config)
         kind = message.metadata.message_type.split(".")[0]
         if kind == MessageType.TRAIN:
+            self._report_dropped()
             return _train(client, key, config, message, context, call_next)
         if kind == MessageType.EVALUATE:
             return _evaluate(client, message, context, call_next)
         raise malformed("the query is not one this client answers")
+
+    def _report_dropped(self) -> None:
+        """Say once, before any training, what becomes of its metrics: whether and what it returns may depend on data."""
+        if not self._said_dropped:
+            self._said_dropped = True
+            logger.info(
+                "Metrics that the ClientApp's training returns (a loss, a number of examples) stay on the client: they "
+                "have no noise. Measure the model on public data (evaluate_fn), or with a private evaluation.",
+                extra=PUBLIC,
+            )
 
     def _client(self, context: Context) -> _Node:
         if self._own is not None:

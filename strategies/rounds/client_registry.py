@@ -280,7 +280,9 @@ class ClientRegistry:
         while True:
             self.refresh(grid)
             if not self.names and self._complete():
-                self.names = self._known()[: self.num_clients]
+                known = self._known()
+                self.names = known[: self.num_clients]
+                self._report_unused(len(known))
             connected = sum(name not in awaited.without for name in self.node_map())
             late = time.monotonic() >= deadline
             enough = bool(self.names) and connected >= (fewest if late else needed)
@@ -411,6 +413,16 @@ class ClientRegistry:
             self._warned.add(_OTHER_SCHEMA)
             logger.warning(
                 "Clients state %d schemas of records: have their operators compare schema files.", len(digests)
+            )
+
+    def _report_unused(self, known: int) -> None:
+        """Say how many clients are connected, if the training does not use all of them."""
+        connected = known if self.several_on_a_node else max(known, self._nodes - len(self.helpers()))
+        if self.num_clients is not None and connected > self.num_clients:
+            logger.warning(
+                "%d nodes are connected, and this training uses %d of them, because num_clients = %d: raise it, or "
+                "leave it out to use all.",
+                *(connected, self.num_clients, self.num_clients),
             )
 
     def _report_repeated(self) -> None:

@@ -415,12 +415,12 @@ def test_training_holds_no_ledger_lock(node, tmp_path):
 
 
 class Mixed(torch.nn.Module):
-    """Batch norm with its integer counter, a mask, and a layer in half precision."""
+    """An integer counter, a mask, and a layer in half precision."""
 
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(3, 2)
-        self.norm = torch.nn.BatchNorm1d(2)
+        self.register_buffer("batches", torch.tensor(0))
         self.small = torch.nn.Parameter(torch.ones(4, dtype=torch.float16))
         self.register_buffer("mask", torch.tensor([True, False]))
 
@@ -429,7 +429,7 @@ def test_integer_arrays_stay_as_they_are_and_others_keep_their_dtype():
     torch.manual_seed(1)
     module = Mixed()
     with torch.no_grad():
-        module.norm.num_batches_tracked += 3
+        module.batches += 3
     seen = []
     app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy())])
 
@@ -438,10 +438,10 @@ def test_integer_arrays_stay_as_they_are_and_others_keep_their_dtype():
         own = Mixed()
         own.load_state_dict(message.content["arrays"].to_torch_state_dict())
         seen.append({name: values.dtype for name, values in own.state_dict().items()})
-        assert own.norm.num_batches_tracked == 3
+        assert own.batches == 3
         with torch.no_grad():
             own.small += 1.0
-            own.norm.num_batches_tracked += 100
+            own.batches += 100
             own.mask[:] = True
         return Message(RecordDict({"arrays": ArrayRecord(own.state_dict())}), reply_to=message)
 
@@ -449,10 +449,50 @@ def test_integer_arrays_stay_as_they_are_and_others_keep_their_dtype():
     final, start = result.arrays.to_torch_state_dict(), module.state_dict()
     assert list(final) == list(start)
     assert {name: values.dtype for name, values in final.items()} == seen[0]
-    assert final["norm.num_batches_tracked"] == 3
+    assert final["batches"] == 3
     assert final["mask"].tolist() == [True, False]
     assert not torch.equal(final["small"], start["small"])
     assert final["small"].dtype == torch.float16
+
+
+@pytest.mark.parametrize("norm", [torch.nn.BatchNorm1d(2), torch.nn.InstanceNorm1d(2, track_running_stats=True)])
+def test_running_statistics_are_refused_before_anything_is_spent(norm):
+    """Noise would make a variance negative, and every prediction NaN; frozen layers have them as well."""
+    app, asked = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy())]), []
+
+    @app.train()
+    def never(message, context):
+        asked.append(message)
+
+    for module in (torch.nn.Sequential(torch.nn.Linear(3, 2), norm), torch.nn.Sequential(norm).eval()):
+        with raises(ConfigurationError, "unsupported", "module"):
+            train(app, start=ArrayRecord(module.state_dict()), rounds=1)
+    assert not asked
+    app = adding(nothing, simulation=policy())
+    for module in (torch.nn.BatchNorm1d(2, track_running_stats=False), torch.nn.GroupNorm(1, 2)):
+        _, result = train(app, start=ArrayRecord(module.state_dict()), rounds=1)
+        assert np.isfinite(result.arrays["weight"].numpy()).all()
+
+
+def test_a_client_says_once_that_a_trainings_metrics_stay_there(node, caplog):
+    """The line is the same whatever a training returns, and where it fails: that may depend on the data."""
+
+    def fails(partition, server_round):
+        raise ValueError(SECRET)
+
+    apps = [adding(update, simulation=policy()) for update in (nothing, fails)]
+    said = []
+    for app in apps:
+        caplog.clear()
+        with caplog.at_level("INFO", logger="flwr"):
+            for server_round in (1, 2):
+                content = request(**{protocol.SERVER_ROUND: server_round, protocol.SESSION: f"s{len(said)}"})
+                ask_real_node(app, content, **node)
+        said.append([record for record in caplog.records if "stay on the client" in record.getMessage()])
+    assert [len(lines) for lines in said] == [1, 1]
+    assert said[0][0].getMessage() == said[1][0].getMessage()
+    assert "train-loss" not in said[0][0].getMessage()
+    assert all(record.public for lines in said for record in lines)
 
 
 def test_a_model_in_bfloat16_travels_in_float32():

@@ -234,6 +234,20 @@ def test_nodes_that_are_all_not_configured_end_the_wait(simulated, request):
     assert "start more nodes" not in str(ended.value)
 
 
+@pytest.mark.parametrize(("nodes", "num_clients", "lines"), [(6, 4, 1), (4, 4, 0), (6, None, 0)])
+def test_a_training_that_leaves_nodes_unused_says_how_many(nodes, num_clients, lines, caplog):
+    with caplog.at_level("INFO", logger="flwr"):
+        start(with_mod(), nodes, num_clients=num_clients)
+    said = [message for message in caplog.messages if "nodes are connected" in message]
+    assert len(said) == lines
+    assert all("6 nodes are connected, and this training uses 4 of them" in message for message in said)
+
+
+def test_helpers_are_not_unused_nodes(caplog):
+    start(with_mod(**SUMS), 6, secure=True)
+    assert "nodes are connected" not in caplog.text
+
+
 def test_nodes_that_are_not_configured_are_counted_once(monkeypatch):
     """They are greeted again from time to time, and other nodes may still come."""
     monkeypatch.setattr(clients, "_GREET_AGAIN_S", 0.0)
