@@ -7,6 +7,7 @@ name, client and the policy's own fields from here. A run's other half, such as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -41,6 +42,8 @@ FULL_BATCH = Scale(0.1, 120.0)
 """Scale of full batches with a momentum of :data:`MOMENTUM`; the travel is that of all rounds together."""
 
 MOMENTUM = 0.9
+LONGEST_STEP = 0.2
+"""eta S of full batches of a network, over the norm of its untrained parameters."""
 MU2 = Scale(0.15, 10.0)
 """Scale of mu^2-SGD, in up to eight rounds."""
 
@@ -124,13 +127,26 @@ class Algorithm:
         check_own_noise(policy)
         self.client.check_policy(policy)
 
-    def steps(self, clip_norm: float, bound: float, rounds: int) -> dict[str, float]:
-        """Return options of its strategy for records of length R and a clip."""
+    def steps(self, clip_norm: float, bound: float, rounds: int, *, norm: float = math.inf) -> dict[str, float]:
+        """Return options of its strategy for records of length R and a clip.
+
+        ``norm`` is that of a network's untrained parameters, and infinite for a linear model.
+        """
         if self.scale is None:
             return {}
+        if self.scale is not FULL_BATCH and math.isfinite(norm):
+            raise ConfigurationError(
+                f"Expected a linear model, or method 'full-batch', for suggested steps, got a network with "
+                f"{self.name!r}: choose a learning_rate on public data, beginning with a small one.",
+                kind="unsupported",
+                setting="method",
+                got=self.name,
+            )
         slower = {MU2: max(rounds / MU2_ROUNDS, 1.0) ** 2, FULL_BATCH: float(rounds)}.get(self.scale, 1.0)
         step = self.scale.step(clip_norm, bound, slower=slower)
-        return {"learning_rate": step, "momentum": MOMENTUM} if self.scale is FULL_BATCH else {"learning_rate": step}
+        if self.scale is not FULL_BATCH:
+            return {"learning_rate": step}
+        return {"learning_rate": min(step, LONGEST_STEP * norm / clip_norm), "momentum": MOMENTUM}
 
 
 _INDEPENDENT = ("independent",)

@@ -161,6 +161,8 @@ class NoisySGD(ReleaseStrategy[NoisySGDState]):
     0.1
     """
 
+    divergence_remedy: ClassVar[str] = "Lower learning_rate, to a third for instance."
+
     def __init__(
         self,
         *,

@@ -442,10 +442,10 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
 
     Notes
     -----
-    The model may hold arrays of integers and booleans (such as masks): they are sent
-    along and published as they came in ``initial_arrays``, never changed. Running statistics of a batch norm
-    (``running_mean``, ``running_var``) are refused, because noise makes variances negative. Floating-point arrays of any width are kept
-    in float64 here and cast to their own dtype when they are sent.
+    The model may hold arrays of integers and booleans (such as masks): they are sent along and published as they came
+    in ``initial_arrays``, never changed. Running statistics of a batch norm (``running_mean``, ``running_var``) are
+    refused, because noise makes variances negative. Other floating-point arrays of any width are kept in float64 here
+    and cast to their own dtype when they are sent.
 
     A round from which nothing came, or which stayed closed under secure aggregation, changes nothing, the optimiser's
     moments neither; what clients carry over comes with a later average. Noise that cancels between a client's
@@ -462,6 +462,9 @@ class CorrelatedFedAvg(ReleaseStrategy[AverageState]):
     'AverageRule'
     """
 
+    divergence_remedy: ClassVar[str] = (
+        "Lower the learning rate of the clients' training, or that of the strategy, to a third for instance."
+    )
     # A ClientApp that has only `@app.train` hands no other message to its mods.
     message_type_of_queries: ClassVar[str] = MessageType.TRAIN
     client_line: ClassVar[str] = (

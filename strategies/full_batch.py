@@ -336,6 +336,7 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
     """
 
     late_answers: ClassVar[LateAnswers] = "dropped"  # a gradient at a model that is gone
+    divergence_remedy: ClassVar[str] = "Lower learning_rate, to a third for instance."
 
     def __init__(
         self,

@@ -32,6 +32,9 @@ class ClientModel:
     bound: Callable[[Schema], float] = field(default=lambda _: math.inf)
     """R of the presets: how long a record is with what stands beside it; infinite where nothing says so."""
     schema: Schema | None = None  # what a record is, where the model says it itself: for simulations
+    norm: float = math.inf
+    """Norm of the untrained parameters of a network, which bounds its steps; infinite where scores are linear in what
+    is trained."""
 
 
 def measured_bound(gradients: PerSampleGradients, start: Sequence[NDArray[Any]], schema: Schema) -> float:

@@ -244,8 +244,9 @@ class CorrelatedNoiseMod:
 
     **What leaves.** For a training request: the release, in float64; its number, the acknowledgement it is built on,
     the client's name, and what it guarantees. Everything else the ClientApp returns (loss, accuracy, the number of
-    examples) stays, and the client's log says so once. Results of ``evaluate`` are refused unless the client's own configuration allows them, and are
-    then marked ``not-private``: no epsilon covers them. Queries are answered here or refused.
+    examples) stays, and the client's log says so once. Results of ``evaluate`` are refused unless the client's own
+    configuration allows them, and are then marked ``not-private``: no epsilon covers them. Queries are answered here or
+    refused.
 
     **Arrays.** The update is taken of all floating-point arrays of the model, float buffers included, in float64.
     Arrays of integers and booleans are handed to the ClientApp as they came; what it makes of them is dropped. Other
@@ -311,7 +312,7 @@ class CorrelatedNoiseMod:
         raise malformed("the query is not one this client answers")
 
     def _report_dropped(self) -> None:
-        """Say once, before any training, what becomes of its metrics: whether and what it returns may depend on data."""
+        """Say once what becomes of a training's metrics, before it: what it returns may depend on data."""
         if not self._said_dropped:
             self._said_dropped = True
             logger.info(

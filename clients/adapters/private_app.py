@@ -98,6 +98,14 @@ class PrivateClientApp(ClientApp):
 
         They go with the clip of the app's policy, and follow from the schema and the model as that does
         (docs/tuning.md). Real clients whose operators set other clips need other steps.
+
+        The rule is that of linear models. A network's step has a second limit, a share of the norm of its untrained
+        parameters, which was measured for full batches; the other methods have no rule for networks.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no schema with bounds, or no rule for the model and the method.
         """
         if math.isinf(self._bound):
             raise ConfigurationError(
@@ -106,7 +114,9 @@ class PrivateClientApp(ClientApp):
                 kind="missing",
                 setting="schema",
             )
-        return self.method.steps(self.policy.clip_norm, self._bound, self.policy.max_participations)
+        return self.method.steps(
+            self.policy.clip_norm, self._bound, self.policy.max_participations, norm=self.model.norm
+        )
 
     def records(
         self, context: Context, schema: Schema, items: Items | None = None, *, count: int, evaluated: bool

@@ -10,6 +10,7 @@ What is tried is made up: no sample of any client is looked at. A module that pa
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -489,7 +490,19 @@ def torch_client_model(
         arrays = [part.detach().float().cpu().numpy() for part in trainable_parameters(module).values()]
         return measured_bound(gradients, arrays, schema)
 
-    return ClientModel(gradients, tuple(gradients.names), check, partial(ModuleMeasure, gradients), bound)
+    measure = partial(ModuleMeasure, gradients)
+    return ClientModel(gradients, tuple(gradients.names), check, measure, bound, norm=network_norm(module))
+
+
+def network_norm(module: torch.nn.Module) -> float:
+    """Return the norm of a network's trained parameters as they are now; infinite for a module of one weight matrix.
+
+    Scores are linear in one matrix, so steps of any length scale them. Several matrices are multiplied with each other.
+    """
+    parameters = [part.detach().double() for part in trainable_parameters(module).values()]
+    if sum(part.ndim > 1 for part in parameters) < 2:
+        return math.inf
+    return math.sqrt(sum(float(part.square().sum()) for part in parameters)) or math.inf
 
 
 def made_module(model: Any, seed: int) -> torch.nn.Module:

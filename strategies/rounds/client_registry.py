@@ -110,8 +110,8 @@ class NodesUnavailableError(MurmurflError):
     """Too few clients were connected when the deadline passed, or it is certain that there will be too few.
 
     Its kind is ``unreachable`` where more nodes may come, ``unsupported`` where the ClientApp of those that are there
-    does not know murmurfl, ``refused`` where they answer that they are not configured, and ``conflict`` where server and
-    nodes were started with settings that do not fit.
+    does not know murmurfl, ``refused`` where they answer that they are not configured, and ``conflict`` where server
+    and nodes were started with settings that do not fit.
 
     Examples
     --------
@@ -457,7 +457,9 @@ class ClientRegistry:
 
     def _said(self) -> str:
         """Return the answers of nodes that could not be met."""
-        return "".join(f"; {count} answered with {reason}" for reason, count in Counter(self._failures.values()).items())
+        return "".join(
+            f"; {count} answered with {reason}" for reason, count in Counter(self._failures.values()).items()
+        )
 
 
 # Codes of an exception that left the ClientApp, as none leaves murmurfl's.
@@ -707,8 +709,8 @@ def _unconfigured(text: str, seen: Attending) -> NodesUnavailableError:
     where = (
         "The first error above, of a node, says which and how to mend it."
         if seen.simulated
-        else "Each node's own log says which and how to mend it; then restart the nodes. `murmurfl node CONFIG --check` "
-        "checks a real node alone. In a simulation, the log of this process has it."
+        else "Each node's own log (in a simulation, that of this process) says which and how to mend it. `murmurfl "
+        "node CONFIG --check` checks a real node. Then restart the nodes."
     )
     return NodesUnavailableError(
         f"{text} These nodes are connected, and cannot answer with the model, the schema or the settings that their "

@@ -36,7 +36,7 @@ from .exchange import RoundExchange
 from .exhaustion import ExhaustionSchedule, check_rounds
 from .guarded_grid import ReplyBounds, guarded
 from .in_flight import InFlightRequests
-from .observed import PATIENCE, ClippingWatch, log_forecast, no_progress, require_progress
+from .observed import PATIENCE, ClippingWatch, DivergenceWatch, log_forecast, no_progress, require_progress
 from .options import RoundOptions, input_entries, refuse_sums, session_of
 from .participation import LateAnswers
 from .preflight import (
@@ -99,6 +99,9 @@ class TrainingLoop(Strategy, Generic[StateT]):
     supports_forecast: ClassVar[bool] = True
     """Whether the noise in the model is forecast; not where the rounds make no model."""
 
+    divergence_remedy: ClassVar[str] = ""
+    """Remedy for a model that diverges; empty where releases of different rounds cannot be compared."""
+
     options: RoundOptions
     """Options of every strategy."""
     message_type_of_queries: ClassVar[str] = MessageType.QUERY
@@ -147,6 +150,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         self._clipping = ClippingWatch()
         self.training: dict[int, TrainingFigures] = self._clipping.rounds
         """Effects of clipping in each round; of simulated clients only, and not private."""
+        self._divergence = DivergenceWatch(self.divergence_remedy) if self.divergence_remedy else None
         self.checkpoint = None if taken.checkpoint is None else Path(taken.checkpoint)
         self.secure_aggregation = taken.secure_aggregation
         strategy = type(self).__name__

@@ -7,15 +7,19 @@ leave of the model? Afterwards: does anything come from them, and does clipping 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from scipy.special import betaincinv
 
 from ...privacy import protocol
 from ...privacy.accounting.noise_forecast import Forecast
 from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.forecast_text import forecast_advice, forecast_banner, forecast_basis, forecast_sentence
 from ...privacy.release.clipping import FAR_BEYOND, TrainingFigures, times
-from .replies import RoundReport
+from .replies import RoundReport, Vector
 
 logger = logging.getLogger("flwr")
 
@@ -168,11 +172,72 @@ class ClippingWatch:
         if of_round.median_ratio > max(FAR_BEYOND, 2 * self._warned_of_ratio):
             self._warned_of_ratio = of_round.median_ratio
             name, worst = max(figures.items(), key=lambda item: item[1].largest_ratio)
+            first = next(iter(self.rounds.values())).median_ratio
+            remedy = (
+                f"In the first round it was {times(first)}, so the model diverges: lower learning_rate, to a third say."
+                if FAR_BEYOND * first < of_round.median_ratio
+                else "Scale the model or its inputs, train less at a time, or raise clip_norm."
+            )
             logger.warning(
                 "Round %d, in simulation: half of the contributions were over %s the clip norm%s: next to "
-                "nothing is left of them. Scale the model or its inputs, train less at a time, or raise clip_norm.",
+                "nothing is left of them. %s",
                 *(server_round, times(of_round.median_ratio)),
                 ""
                 if name == ALL_CLIENTS
                 else f", the update of client {name} was {times(worst.largest_ratio)} the clip",
+                remedy,
+            )
+
+
+_GROWN_MODEL, _GROWN_UPDATES = 3.0, 2.0
+_ROUNDS_LOOKED_AT = 3
+_FALSE_ALARMS = 1e-6
+"""Probability of a warning from one round of updates of noise alone."""
+
+
+class DivergenceWatch:
+    """Warns once of a training that diverges, from the model and the noised sums of its rounds.
+
+    A model that moves far away should leave less to learn. It diverges if it is three times as long as the initial
+    one while the updates are twice as long as the first, in the mean of three rounds. Their noise has the same length
+    in all rounds.
+
+    Notes
+    -----
+    **Formal guarantees.** It reads the model and releases, whose noise is in them already: it costs no privacy.
+    Proof: docs/proofs/release-rule.md.
+    """
+
+    def __init__(self, remedy: str) -> None:
+        self._remedy = remedy
+        self._start = math.nan
+        self._squares: list[float] = []
+        self._warned = False
+
+    def begin(self, start: Vector) -> None:
+        """Note the model before the first step."""
+        if math.isnan(self._start):
+            self._start = float(np.linalg.norm(start))
+
+    def take(self, server_round: int, total: Vector, aggregated: int, model: Vector) -> None:
+        """Look at a round's noised sum of ``aggregated`` releases and the model after its step."""
+        if self._warned or not aggregated:
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._squares.append(float(np.dot(total, total)) / aggregated)
+            length = float(np.linalg.norm(model))
+        first, last = self._squares[0], self._squares[1:][-_ROUNDS_LOOKED_AT:]
+        if len(last) < _ROUNDS_LOOKED_AT or length <= _GROWN_MODEL * self._start:
+            return
+        # Of noise alone the ratio has the F distribution, which is wide for a small model.
+        below = float(betaincinv(_ROUNDS_LOOKED_AT * len(total) / 2, len(total) / 2, 1 - _FALSE_ALARMS))
+        chance = below / (1 - below) / _ROUNDS_LOOKED_AT
+        grown = float(np.mean(last)) / first
+        if grown > max(_GROWN_UPDATES**2, chance):
+            self._warned = True
+            logger.warning(
+                "Round %d: the model diverges. It is %s as long as the initial one, and the updates, noise included, "
+                "are %s as long as the first. %s",
+                *(server_round, times(length / self._start) if self._start else "infinitely", times(math.sqrt(grown))),
+                self._remedy,
             )

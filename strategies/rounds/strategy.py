@@ -249,7 +249,10 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             total = np.zeros(vector_size(self.release_layout)) if total is None else total
             counts = {"aggregated": report.aggregated, "samples": report.samples}
             turn = Turn(self._turn(report.server_round), self.clients_per_round, **counts, layout=self._layout)
-            self.state = self.rule.update(self.state, total, turn)
+            before, self.state = self.state, self.rule.update(self.state, total, turn)
+            if self._divergence is not None:
+                self._divergence.begin(self.rule.model(before))
+                self._divergence.take(report.server_round, total, report.aggregated, self.rule.model(self.state))
         self.history.append(report)
         return report
 

@@ -424,6 +424,53 @@ def test_the_clip_of_a_module_follows_from_gradients_for_made_up_records_and_not
     assert 0.05 < normal.policy.clip_norm < 0.5  # extremes of 1e30 do not count
 
 
+NETWORK = Schema(inputs=(Part(shape=(3,), bounds=(-1, 1)),), label=Label(classes=2))
+
+
+@pytest.mark.parametrize("rounds", [2, 20])
+def test_steps_of_a_network_are_a_share_of_its_untrained_parameters(rounds):
+    """eta S is at most a fifth of their norm; one weight matrix has no such limit, nor has a frozen layer."""
+
+    def step(module):
+        app = private_client_app(module, samples=lambda context: (), mu=2.0, rounds=rounds, schema=NETWORK)
+        return app.steps()["learning_rate"] * app.policy.clip_norm, 12.0 / (app.policy.clip_norm * rounds)
+
+    torch.manual_seed(4)
+    deep = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    with torch.no_grad():
+        for parameter in deep.parameters():
+            parameter *= 0.1
+    norm = float(torch.cat([parameter.detach().flatten() for parameter in deep.parameters()]).norm())
+    length, linear = step(deep)
+    assert length == pytest.approx(min(0.2 * norm, linear))
+    if rounds == 2:
+        assert length < linear / 2
+        deep[0].requires_grad_(False)
+        length, linear = step(deep)
+    else:
+        length, linear = step(torch.nn.Linear(3, 2))
+    assert length == pytest.approx(linear)
+
+
+@pytest.mark.parametrize(("method", "batch_size"), [("mu2", 4), ("noisy-sgd", 4), ("fedavg", None)])
+def test_methods_without_a_rule_for_networks_suggest_no_steps(method, batch_size):
+    for module, fits in ((torch.nn.Linear(3, 2), True), (make_module(), False)):
+        app = private_client_app(
+            module,
+            samples=lambda context: (),
+            mu=2.0,
+            rounds=4,
+            schema=NETWORK,
+            method=method,
+            batch_size=batch_size,
+        )
+        if fits:
+            assert app.steps()["learning_rate"] > 0
+        else:
+            with raises(ConfigurationError, "unsupported", "method"):
+                app.steps()
+
+
 def test_a_network_learns_with_the_clip_and_steps_of_its_schema():
     generator = np.random.Generator(np.random.Philox(key=19))
     labels = np.arange(800) % 2

@@ -1,4 +1,4 @@
-"""What a server says of a training before it begins."""
+"""What a server says of a training before it begins, and of one that diverges."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy
+from murmurfl.clients import CorrelatedNoiseMod, UpdatePolicy, private_client_app, trainable_arrays
 from murmurfl.privacy import SumAssumption
 from murmurfl.privacy.forecast_text import forecast_basis, forecast_sentence
-from murmurfl.strategies import CorrelatedFedAvg, SecureAggregation
+from murmurfl.privacy.release.clipping import TrainingFigures
+from murmurfl.strategies import CorrelatedFedAvg, FullBatch, SecureAggregation
 from murmurfl.strategies.rounds import loop
+from murmurfl.strategies.rounds.observed import ClippingWatch, DivergenceWatch
 
 from tests.harness.grid import NodesGrid
 
@@ -142,3 +145,63 @@ def test_where_simulated_clients_may_run_dry_a_hundred_of_many_are_asked():
     strategy.start(Counting(app, 150), ArrayRecord({"w": Array(np.zeros(2))}), num_rounds=1, simulated=True)
     assert 50 <= asked.count("privacy") <= 100
     assert strategy.forecast.clients == 150
+
+
+def made_up(context):
+    """A client's share of three classes that overlap."""
+    labels = np.arange(100) % 3
+    random = np.random.Generator(np.random.Philox(key=int(context.node_config["partition-id"])))
+    return (np.eye(3)[labels] + random.normal(size=(100, 3))).astype(np.float32), labels
+
+
+def make_network():
+    torch.manual_seed(5)
+    sizes = zip((3, 20, 20), (20, 20, 20), strict=True)
+    hidden = [layer for size in sizes for layer in (torch.nn.Linear(*size), torch.nn.ReLU())]
+    return torch.nn.Sequential(*hidden, torch.nn.Linear(20, 3))
+
+
+@pytest.mark.parametrize(("rate", "mu", "lines"), [(100.0, 30.0, 1), (10.0, 30.0, 0), (100.0, 0.01, 0)])
+def test_a_learning_rate_that_is_far_too_high_is_named_once(rate, mu, lines, caplog):
+    """A good one is not, and neither is one whose updates are noise, which carries the model as far."""
+    app = private_client_app(make_network, samples=made_up, mu=mu, rounds=12, clip_norm=0.3)
+    strategy = FullBatch(learning_rate=rate, momentum=0.9, num_clients=4, seed=1, session="s")
+    strategy.start(NodesGrid(app, 4), trainable_arrays(make_network()), num_rounds=12)
+    said = [message for message in caplog.messages if "diverges" in message and "noise included" in message]
+    assert len(said) == lines
+    assert all("Lower learning_rate" in message for message in said)
+
+
+@pytest.mark.parametrize("size", [3, 100])
+def test_noise_alone_is_never_called_divergence(size, caplog):
+    """100 trainings of 50 rounds of noise, whose model grows: at 1e-6 a round, one in 200 runs of this test warns."""
+    random = np.random.Generator(np.random.Philox(key=11))
+    for _ in range(100):
+        watch = DivergenceWatch("Lower it.")
+        watch.begin(np.full(size, 1e-9))
+        for server_round, total in enumerate(random.normal(size=(50, size)), 1):
+            watch.take(server_round, total, 4, np.ones(size))
+    assert not caplog.messages
+    for server_round in range(51, 54):
+        watch.take(server_round, np.full(size, 1e4), 4, np.ones(size))
+    assert len(caplog.messages) == 1
+
+
+def test_updates_that_shrink_while_the_model_grows_are_learning(caplog):
+    watch = DivergenceWatch("Lower it.")
+    watch.begin(np.zeros(100))
+    for server_round in range(1, 20):
+        watch.take(server_round, np.full(100, 1.0 / server_round), 4, np.full(100, float(server_round)))
+    assert not caplog.messages
+
+
+def test_a_clip_that_only_later_rounds_exceed_is_a_learning_rate_that_is_too_high(caplog):
+    """In a simulation, where the lengths of gradients are known; a clip too short from the start is named as before."""
+    for ratios, remedy in (([0.8, 5.0, 40.0], "lower learning_rate"), ([40.0], "raise clip_norm")):
+        caplog.clear()
+        watch = ClippingWatch()
+        for server_round, ratio in enumerate(ratios, 1):
+            figures = TrainingFigures(rows=10, clipped=10, median_ratio=ratio, largest_ratio=ratio)
+            watch.take(server_round, {"0": figures})
+        (said,) = caplog.messages
+        assert remedy in said
