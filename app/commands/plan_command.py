@@ -67,6 +67,9 @@ def plan(
         int | None,
         typer.Option("--try", help="Train the first so many ways in simulation, for accuracy.", show_default="0"),
     ] = None,
+    code: Annotated[
+        bool, typer.Option("--code", help="Print the Python of a project of your own in place of the command.")
+    ] = False,
     details: Details = False,
     config_file: ConfigFile = None,
     assignments: Assignments = None,
@@ -82,6 +85,8 @@ def plan(
     given = {name: known[name] for name in (*_KEYS, *_SIZES) if known.get(name) is not None}
     of_run = config_file is not None or assignments is not None
     with failing_clearly():
+        if code and as_json:
+            fail("Expected --code or --json, got both: leave one out.", MISUSED)
         if unit != "sample":
             _show_updates(unit, given, of_run=of_run, as_json=as_json)
             return
@@ -89,7 +94,7 @@ def plan(
         whole = details or as_json or bool(try_out) or any(name in given for name in _DETAILED)
         with working("planning"):
             found = _answer(settings, given, try_out or 0, (person_clients, person_samples), whole)
-        _show(found, as_json=as_json, details=whole)
+        _show(found, as_json=as_json, details=whole, code=code)
 
 
 def _answer(
@@ -121,14 +126,14 @@ def _answer(
     return answer(choice, request, settings or {}, tries=tries, person=person, details=details)
 
 
-def _show(found: PlanResult, *, as_json: bool, details: bool) -> None:
+def _show(found: PlanResult, *, as_json: bool, details: bool, code: bool) -> None:
     from ..planning.plan_document import result_document
     from ..planning.plan_lines import answer_parts
 
     if as_json:
         typer.echo(json.dumps(result_document(found), indent=2, allow_nan=False))
         return
-    for part in answer_parts(found, details=details):
+    for part in answer_parts(found, details=details, code=code):
         _say(part)
 
 

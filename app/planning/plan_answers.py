@@ -350,10 +350,10 @@ def answer(
     if not details:
         return replace(result, persons=losses_of_persons(guarantee, values, *person)) if any(person) else result
     strategy = settings.get("strategy", AUTO)
-    named = strategy not in (AUTO, DEFAULT_RUN["strategy"])
+    is_chosen_by_user = strategy not in (AUTO, DEFAULT_RUN["strategy"])
     left = {"strategy": DEFAULT_RUN["strategy"] if strategy == AUTO else strategy}  # where nobody decides
     default = result.asked if result.made_up else with_defaults({**result.asked, **settings, **left})
-    ways = variations_of(result, default, mark=AS_SET if named else DEFAULT)
+    ways = variations_of(result, default, mark=AS_SET if is_chosen_by_user else DEFAULT)
     noise = None if base is None else compare_mechanisms(base)
     result = replace(result, noise=noise)
     if noise is not None and protects_owners(result):

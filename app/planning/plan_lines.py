@@ -6,9 +6,11 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from ...clients.algorithms import ALGORITHMS, APP_METHODS
 from ...privacy.accounting.gdp import gdp_epsilon
 from ...privacy.accounting.guarantee import Guarantee, rounded_up
 from ...privacy.accounting.loss import Loss
+from ...privacy.errors import ConfigurationError
 from ...privacy.forecast_text import forecast_lines, rounded_count, shortest
 from ..methods import METHODS
 from ..reports.table import Column, Table
@@ -128,8 +130,11 @@ def persons_table(guarantee: Guarantee, losses: Mapping[tuple[int, int], Loss]) 
     return Table("All samples of one person together", columns, rows, guarantee.sentence)
 
 
-def answer_parts(result: PlanResult, *, details: bool) -> Iterator[str | Table]:
-    """Yield what to take, what it keeps, guarantees and costs, and the command; with details all that was compared."""
+def answer_parts(result: PlanResult, *, details: bool, code: bool = False) -> Iterator[str | Table]:
+    """Yield what to take, what it keeps, guarantees and costs, and the command; with details all that was compared.
+
+    With ``code`` the lines of a project of one's own are in the place of the command.
+    """
     chosen, guarantee = result.chosen, guarantee_of(result)
     often = "every sample in each" if chosen.uses == chosen.rounds else f"each sample in {chosen.uses} releases"
     worth, clip = worth_lines(chosen), chosen.problem.values.clip_norm
@@ -143,9 +148,13 @@ def answer_parts(result: PlanResult, *, details: bool) -> Iterator[str | Table]:
     if details and protects_owners(result):
         yield "What to take was decided for samples by themselves; the table of mechanisms is of owners."
     yield from [persons_table(guarantee_for_persons(result), result.persons)] if result.persons else []
-    yield from ("Run it:", f"    {command_of_result(result)}")
-    if result.made_up:
+    if code:
+        yield from ("In a project of your own (docs/private-client-app.md):", *code_lines(result))
+    else:
+        yield from ("Run it:", f"    {command_of_result(result)}")
+    if result.made_up and not code:
         yield "It has made-up data of these sizes; --set task=package.module:make_task has yours."
+        yield "For a PyTorch or Flower project of your own, --code prints the lines of Python."
     if not details:
         yield "More, with --details: other ways to run it, every mechanism, other trust."
         return
@@ -155,6 +164,50 @@ def answer_parts(result: PlanResult, *, details: bool) -> Iterator[str | Table]:
     if result.noise is not None:
         before, after = plan_lines(result.noise)
         yield from ("", *before, plan_table(result.noise), *after, compared_table(result.noise))
+
+
+def code_lines(result: PlanResult) -> list[str]:
+    """Return the lines of a project of one's own with the chosen settings: its ClientApp, its strategy and the start.
+
+    Raises
+    ------
+    ConfigurationError
+        If neither the choice nor any other candidate is a method of :func:`~murmurfl.clients.private_client_app`.
+    """
+    taken = next((one for one in (result.chosen, *result.others) if one.strategy in APP_METHODS), None)
+    if taken is None:
+        raise ConfigurationError(
+            f"Expected a strategy for private_client_app, one of {', '.join(APP_METHODS)}, got {result.chosen.strategy}"
+            ", for which there is none: leave --code out.",
+            kind="unsupported",
+            setting="strategy",
+            got=result.chosen.strategy,
+        )
+    config, method = taken.config, ALGORITHMS[taken.strategy]
+    helpers = config.to_mapping()["trust.helpers"]
+    epsilon = result.asked.get("epsilon")
+    spent = f"epsilon={epsilon!r}" if epsilon else f"mu={config.mu!r}"
+    app = [f"method={taken.strategy!r}", spent, f"delta={config.delta!r}", f"rounds={taken.rounds}"]
+    app += [] if taken.whole else [f"batch_size={taken.batch}"]
+    server = [f"num_clients={config.num_clients}", f"clients_per_round={config.asked_per_round}"]
+    if config.trust_model == SECURE:
+        app += [f"trust={SECURE!r}", f"sums={config.sums}", f"helpers={helpers}"]
+        masked = f"SecureAggregation(min_cohort={config.sums.min_cohort}, helpers={helpers})"
+        server.append(f"secure_aggregation={masked}")
+    strategies = ", ".join([method.strategy, *(["SecureAggregation"] if config.trust_model == SECURE else [])])
+    note = [] if taken is result.chosen else [f"# {result.chosen.strategy} is for runs of murmurfl alone."]
+    note += ["# All of mu is for gradients: the clip norm follows from the schema."] if config.quantile else []
+    return [
+        *note,
+        "from murmurfl.clients import private_client_app, trainable_arrays",
+        *(["from murmurfl.privacy import SumAssumption"] if config.trust_model == SECURE else []),
+        f"from murmurfl.strategies import {strategies}",
+        "",
+        "# make_model, loss, samples and schema are the project's own.",
+        f"app = private_client_app(make_model, loss, samples, schema=schema, {', '.join(app)})",
+        f"strategy = {method.strategy}({', '.join(server)}, **app.steps())",
+        f"result = strategy.start(grid, trainable_arrays(make_model()), num_rounds={taken.rounds})",
+    ]
 
 
 def worth_lines(chosen: Candidate) -> list[str]:

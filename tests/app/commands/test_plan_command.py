@@ -1,8 +1,12 @@
 """`murmurfl plan`: what it prints of the noise, the trust models and the updates of whole clients."""
 
+import numpy as np
 import pytest
 from murmurfl.app.commands.main import cli
+from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.planning import rehearsal
+from murmurfl.clients import Label, Part, Schema
+from murmurfl.privacy import gdp_mu
 from typer.testing import CliRunner
 
 PLANS = {
@@ -23,3 +27,45 @@ def test_plan_prints(name, not_rehearsed, check_output):
     planned = CliRunner().invoke(cli, ["plan", *PLANS[name]])
     assert planned.exit_code == 0, planned.output
     check_output(planned.stdout)
+
+
+FEW = ["--clients=6", "--samples=40", "--parameters=8", "--epsilon=3", "--rounds=3"]
+
+
+@pytest.mark.usefixtures("no_result_folder")
+@pytest.mark.parametrize(
+    ("options", "helpers"),
+    [([], 0), (["--trust=secure-aggregation"], 2), (["--sample-uses=once"], 0), (["--per-round=3"], 0)],
+)
+def test_the_code_of_a_plan_runs_and_has_its_settings(options, helpers, not_rehearsed):
+    """It is executed next to a project's own model, loss, samples and schema."""
+    torch = pytest.importorskip("torch")
+    planned = CliRunner().invoke(cli, ["plan", *FEW, *options, "--code"])
+    assert planned.exit_code == 0, planned.output
+    assert "murmurfl run" not in planned.stdout
+    code = planned.stdout[planned.stdout.index("from murmurfl") :].partition("More, with --details")[0]
+
+    def samples(context):
+        random = np.random.Generator(np.random.Philox(key=int(context.node_config["partition-id"])))
+        return random.uniform(-1, 1, size=(40, 3)).astype(np.float32), random.integers(0, 2, 40)
+
+    project = {
+        "make_model": lambda: torch.nn.Linear(3, 2),
+        "loss": torch.nn.functional.cross_entropy,
+        "samples": samples,
+        "schema": Schema(inputs=(Part(shape=(3,), bounds=(-1, 1)),), label=Label(classes=2)),
+    }
+    before, _, after = code.partition("result = ")
+    exec(compile(before, "plan", "exec"), project)
+    project["grid"] = InProcessGrid(project["app"], 6 + helpers, {})
+    exec(compile(f"result = {after}", "plan", "exec"), project)
+    policy, strategy = project["app"].policy, project["strategy"]
+    assert policy.mu == pytest.approx(gdp_mu(3.0, 1e-5))
+    assert (strategy.num_clients, strategy.clients_per_round) == (6, 3 if "--per-round=3" in options else 6)
+    assert len(strategy.history) <= 3
+    assert sum(report.aggregated for report in strategy.history) > 0
+    assert (strategy.secure_aggregation is not None) == bool(helpers)
+
+
+def test_code_and_json_exclude_each_other():
+    assert CliRunner().invoke(cli, ["plan", *FEW, "--code", "--json"]).exit_code == 2
