@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,16 @@ def begun(document, *beginnings):
 
 RUN, REPORT, PLAN, AUDIT = begun("docs/start.md", "murmurfl run", "murmurfl report", "murmurfl plan", "murmurfl audit")
 (REPRODUCE,) = begun("docs/running.md", "murmurfl reproduce reshef-levy-2025 --set")
+
+
+def test_links_and_the_picture_work_on_pypi():
+    """PyPI shows this page under an address of its own; that the files are there tests/test_house.py sees."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    targets = re.findall(r"\]\(([^)]+)\)", (ROOT / project["readme"]).read_text())
+    assert len(targets) > 10
+    assert [target for target in targets if not target.startswith("https://")] == []
+    (picture,) = re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / project["readme"]).read_text())
+    assert picture.startswith(project["urls"]["Repository"].replace("github.com", "raw.githubusercontent.com"))
 
 
 def test_ci_runs_the_two_commands():
