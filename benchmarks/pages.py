@@ -44,6 +44,7 @@ from . import (
     engines,
     fleet,
     footprint,
+    forecast,
     glance,
     large,
     masks,
@@ -465,6 +466,10 @@ BLOCKS = {
         "peers": other_frameworks,
     },
     "docs/errors.md": {"kinds": error_kinds},
+    "docs/swap-in.md": {
+        "clients-needed": forecast.needed,
+        "forecast": lambda: forecast.table(json.loads(forecast.DEFAULT.read_text())),
+    },
     "docs/accuracy.md": {"secret-orders": in_secret_orders},
     "docs/which.md": {
         "portions": lambda: drift.table(json.loads(drift.DEFAULT.read_text()), moving=False),

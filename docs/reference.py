@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,7 +14,6 @@ from murmurfl.app.settings.run_config import run_keys
 from murmurfl.clients import UpdateNode
 from murmurfl.clients.nodes.client_file import SampleNode
 
-from benchmarks import forecast
 from docs import site_pages
 
 
@@ -68,8 +66,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "keys": key_table,
     "result": result_table,
     "files": file_table,
-    "forecast": lambda: forecast.table(json.loads(forecast.DEFAULT.read_text("utf-8"))),
-    "clients-needed": forecast.needed,
     "commands": site_pages.command_table,
     "modules": site_pages.module_table,
     **{package: lambda package=package: site_pages.name_table(package) for package in site_pages.PUBLIC},

@@ -226,7 +226,8 @@ class CorrelatedNoiseMod:
         ``MURMURFL_NODE_CONFIG`` or ``flower-supernode --node-config 'murmurfl-config="..."'``. Without a file the
         client refuses.
     seed : int
-        Seed of the simulated clients' keys: the same run gives the same model.
+        Seed of the simulated clients' keys. A simulation repeats if the strategy has a ``seed`` and a ``session`` of
+        its own as well.
     helpers : int
         How many of a simulation's nodes, the last ones, are helpers, under secure aggregation. The ClientApp is told of
         the others only, as ``num-partitions``.

@@ -345,7 +345,8 @@ def private_client_app(
     helpers : int
         How many of a simulation's nodes, the last ones, are helpers, under ``secure-aggregation``.
     seed : int
-        Seed of the simulated clients' keys: the same run gives the same model.
+        Seed of the simulated clients' keys and of the module that ``model`` makes. A simulation repeats if the strategy
+        has a ``seed`` and a ``session`` of its own as well.
     chunk : int, optional
         The most samples whose gradients are computed together; default 128.
     gradient_memory_mib : float

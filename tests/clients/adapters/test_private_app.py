@@ -424,6 +424,19 @@ def test_the_clip_of_a_module_follows_from_gradients_for_made_up_records_and_not
     assert 0.05 < normal.policy.clip_norm < 0.5  # extremes of 1e30 do not count
 
 
+@pytest.mark.parametrize(("options", "same"), [({"seed": 1, "session": "s"}, True), ({"seed": 1}, False)])
+def test_a_simulation_repeats_with_a_seed_and_a_session(options, same):
+    """As the pages say: the session names the noise, and is random by default."""
+
+    def trained():
+        app = private_client_app(make_module, samples=load, mu=2.0, rounds=2, clip_norm=1.0)
+        strategy = FullBatch(learning_rate=0.1, num_clients=CLIENTS, **options)
+        return strategy.start(NodesGrid(app, CLIENTS), trainable_arrays(make_module()), num_rounds=2).arrays
+
+    first, second = (np.concatenate([a.numpy().ravel() for a in trained().values()]) for _ in range(2))
+    assert (first == second).all() == same
+
+
 NETWORK = Schema(inputs=(Part(shape=(3,), bounds=(-1, 1)),), label=Label(classes=2))
 
 
