@@ -305,7 +305,7 @@ def measure(document: dict[str, Any], names: Sequence[str], asked: Asked) -> Non
             ours = [one for one in product_jobs(source.is_regression) if _is_open(made, one[0], seed, asked)]
             if not (jobs or ours):
                 continue
-            python = asked.python() if jobs else None
+            python = asked.python() if jobs or ":" in source.source else None  # a package of that environment has it
             with tempfile.TemporaryDirectory() as temporary:
                 folder = Path(temporary)
                 try:
@@ -316,7 +316,7 @@ def measure(document: dict[str, Any], names: Sequence[str], asked: Asked) -> Non
                 with path.open() as file:
                     made["rows"], made["columns"] = sum(1 for _ in file) - 1, len(kinds)
                 train, test = split_files(path, source, seed, folder)
-                if python:
+                if python and jobs:
                     for one in answers(python, _job(source, kinds, train, test, seed, jobs)):
                         _note(made, one["name"], seed, one.get("score"), one["seconds"], one.get("missing", ""))
                         asked.save(document)
