@@ -290,7 +290,10 @@ class _Releases:
         seal: Seal,
     ) -> None:
         self.found, self.order, self.ledger, self.delta, self.seal = found, order, ledger, delta, seal
-        self.known = DeclaredRows(found.rows, schema, order)
+        # What a fit without these releases would know rows by, where all of the schema but knots was declared.
+        self.known: Dealt | DeclaredRows = Dealt(found.rows, schema, order)
+        if schema.is_completed:
+            self.known = DeclaredRows(found.rows, schema, order)
         self._rows: Dealt | None = None
 
     def counts(

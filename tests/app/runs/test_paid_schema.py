@@ -254,18 +254,23 @@ def test_a_changed_row_is_noticed_before_and_after_the_schema_was_completed(tmp_
     fit(path, schema=schema, real=True, epsilon=1, num_rounds=2)
 
 
-def test_a_schema_declared_with_everything_pays_for_knots_alone(tmp_path):
+@pytest.mark.parametrize("fitted_before", [False, True])
+def test_a_schema_declared_with_everything_pays_for_knots_alone(tmp_path, fitted_before):
     declared = DECLARED.replace('"integer"', '"integer"\nbounds = [0, 120]\nmissing = 50').replace(
         'unit = "$"', 'unit = "$"\nbounds = [0, 1000000]\nmissing = 0'
     )
     path = table(tmp_path / "home", rows_of(), declared)
-    made = pay(path).schema
-    assert [one.session for one in spent(path).sessions] == ["schema: knots"]
+    if fitted_before:
+        fit(path, schema=path.parent / "declared.toml", real=True, epsilon=1, budget=9, num_rounds=2)
+    made = pay(path, **({} if fitted_before else {"budget": 9.0})).schema
+    assert [one.session for one in spent(path).sessions if "schema" in one.session] == ["schema: knots"]
     assert made.columns["age"].bounds == (0, 120)
     assert made.columns["age"].missing == 50
     assert not made.is_completed
     assert made.declared().columns["age"].bounds == (0, 120)
     assert len(made.columns["age"].knots) == 8
+    result = fit(path, schema=written(pay(path), tmp_path / "schema.toml"), real=True, epsilon=1, num_rounds=2)
+    assert RECORDS[PAID_ROW] in result.guarantee.notes
 
 
 def test_the_declared_schema_of_a_completed_one_is_the_one_that_was_declared(tmp_path):
