@@ -6,10 +6,10 @@ import csv
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from warnings import catch_warnings
 
 import typer
@@ -19,6 +19,7 @@ from .run_options import AsJson, Assignments
 from .terminal import fail, failing_clearly, say, working
 
 if TYPE_CHECKING:
+    from ...clients.records.schema import Schema
     from ..runs.progress import Progress
 
 _SUMS = "secure-aggregation"
@@ -68,8 +69,8 @@ def fit(
         str,
         typer.Option(
             metavar="private",
-            help="Release with noise, too, how often the model is right; --real always does.",
-            show_default=False,
+            help="Release with noise, too, how often the model is right, out of the same epsilon.",
+            show_default="with --real, if rows are enough for a useful figure",
         ),
     ] = "",
     scale: Annotated[
@@ -83,7 +84,9 @@ def fit(
     real: Annotated[
         bool,
         typer.Option(
-            "--real", help="For a model to be used: this computer as a trusted curator, with --schema and a ledger."
+            "--real",
+            help="For a model to be used: this computer has all rows and is trusted, as --trust trusted-server "
+            "rehearses; with --schema and a ledger.",
         ),
     ] = False,
     budget: Annotated[
@@ -185,7 +188,7 @@ def predict(
             texts = [[value, f"{share:.4f}"] for value, share in zip(found, shares, strict=True)]
             added.append(f"probability_{trained.classes[1]}")
         separator = trained.schema.separator if isinstance(rows, CsvLines) else ","
-        left, unread = sum(map(_is_missing, found)), 0
+        left, unread, lost = sum(map(_is_missing, found)), 0, _LostCells(trained.schema)
         with target.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, delimiter=separator)
             writer.writerow([*rows.columns, *added])
@@ -196,6 +199,7 @@ def predict(
                     unread += 1
                 else:
                     predicted = [""] * len(text) if _is_missing(text[0]) else text
+                    lost.count(row)
                     writer.writerow([*(row[name] for name in rows.columns), *predicted])
         say(f"{target}: {len(rows) - unread:,} rows with {' and '.join(added)}")
         if left:
@@ -203,6 +207,11 @@ def predict(
                 f"{left:,} rows do not fit the model's schema: {unread:,} are no rows of it and were left out, the "
                 "others have no prediction."
             )
+        for line in lost.lines():
+            say(line)
+        known = {*trained.schema.columns, trained.schema.label.column}
+        if unused := [name for name in rows.columns if name not in known]:
+            say(f"not used by the model: {_few(unused)}")
 
 
 def curves(
@@ -243,6 +252,43 @@ def curves(
                     out, dpi=150, facecolor="white", metadata={"Date": None} if out.suffix == ".svg" else None
                 )
             say(f"{out}: {len(found)} curves")
+
+
+class _LostCells:
+    """Cells of rows that a model does not read as what they say, counted by column."""
+
+    _WORDS: ClassVar = {
+        "clipped": "outside the schema's bounds, clipped to the nearer one",
+        "other": "not among the model's categories, read as other",
+        "missing": "not readable, read as missing",
+    }
+
+    def __init__(self, schema: Schema) -> None:
+        self._columns = schema.columns
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def count(self, row: Mapping[str, Any]) -> None:
+        """Count the cells of a row."""
+        for name, column in self._columns.items():
+            if how := column.lost(row[name]):
+                self._counts[how, name] += 1
+
+    def lines(self) -> list[str]:
+        """Return a line for each way in which cells are lost, with the columns that lose the most."""
+        found = []
+        for how, words in self._WORDS.items():
+            of = [(name, count) for (one, name), count in self._counts.most_common() if one == how]
+            if of:
+                found.append(f"cells {words}: {_few([f'{name} {count:,}' for name, count in of])}")
+        return found
+
+
+_MOST_NAMED = 6
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _check_columns_differ(table: Path, columns: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -153,9 +154,17 @@ def _review(found: Draft, *, err: bool) -> None:
     """Print a draft of a table as columns, kinds, reasons and losses, then what a person should decide."""
     from ..reports.draft_review import draft_table
 
-    if not found.columns:
+    rows = draft_table(found).texts() if found.columns else []
+    _print_review(rows, err=err)
+    for note in found.notes:
+        for line in textwrap.wrap(f"check     {note}", _TERMINAL, subsequent_indent=" " * 10):
+            typer.echo(line, err=err)
+
+
+def _print_review(rows: Sequence[Mapping[str, str]], *, err: bool) -> None:
+    """Print a draft's columns, kinds, reasons and losses."""
+    if not rows:
         return
-    rows = draft_table(found).texts()
     names = list(rows[0])
     wide = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names[:2]}
     wide = {names[0]: min(wide[names[0]], _WIDEST_NAME), names[1]: wide[names[1]]}
@@ -167,9 +176,6 @@ def _review(found: Draft, *, err: bool) -> None:
         room = {"width": _TERMINAL, "initial_indent": f"{first}{kind:<{wide[names[1]]}}  ", "subsequent_indent": indent}
         for line in textwrap.wrap(words, **room):  # type: ignore[arg-type]
             typer.echo(line.rstrip(), err=err)
-    for note in found.notes:
-        for line in textwrap.wrap(f"check     {note}", _TERMINAL, subsequent_indent=" " * 10):
-            typer.echo(line, err=err)
 
 
 def _heading(file: Path, found: Draft) -> list[str]:

@@ -37,7 +37,7 @@ class ReadTable:
     schema: Schema
     drafted: bool
     left_out: Mapping[str, list[str]]
-    """Columns that the draft left out, by the reason."""
+    """Columns of the table that are no features, by the reason."""
     label_notes: Sequence[str] = ()
     """Notes for a person on the classes of the label."""
     to_check: Sequence[str] = ()
@@ -100,9 +100,8 @@ class ReadTable:
                 setting="site",
                 got=site,
             )
-        columns = [one for one in made.columns if one.column is not None]
-        notes = [f"{one.name}: {note}" for one in columns for note in (*one.warnings, *[one.lost][: bool(one.lost)])]
-        return cls(name, rows, used, found is None, made.left_out, made.label_notes, [*made.warnings, *notes])
+        left_out = {**made.left_out, **_set_apart(rows.columns, used, site, drafted=found is None)}
+        return cls(name, rows, used, found is None, left_out, made.label_notes, made.notes_on_used)
 
     def read(self, site: str = "") -> ReadRows:
         """Read the rows that fit as arrays, with the site and the owner of each."""
@@ -155,6 +154,19 @@ class ReadTable:
             if persons >= _FEWEST_PERSONS and _FEWEST_ROWS_EACH * persons <= len(cells) <= _MOST_ROWS_EACH * persons:
                 return name, persons
         return "", 0
+
+
+def _set_apart(columns: Sequence[str], schema: Schema, site: str, *, drafted: bool) -> dict[str, list[str]]:
+    """Return columns that are no features, by what they say, and those that a given schema does not name."""
+    found = {}
+    if site:
+        found["the sites"] = [site]
+    if schema.owner:
+        found["whose a row is"] = [schema.owner]
+    named = {*schema.columns, schema.label.column, schema.owner, site}
+    if not drafted and (others := [name for name in columns if name not in named]):
+        found["not in the schema"] = others
+    return found
 
 
 def _with_owner(schema: Schema, owner: str) -> Schema:

@@ -13,7 +13,7 @@ from ...clients.adapters.noise_mod import privatizer_behind
 from ...clients.adapters.update_policy import UpdatePolicy
 from ...clients.nodes.client_file import UpdateNode
 from ...clients.private_client import PrivateClient
-from ...privacy.accounting.guarantee import SAME_OWNER, SESSION, Guarantee, Unit, rounded_up
+from ...privacy.accounting.guarantee import CURATED, CURATED_NOISE, SAME_OWNER, SESSION, Guarantee, Unit, rounded_up
 from ...privacy.accounting.loss import NO_LOSS, Loss, Profile
 from ...privacy.ledger.ledger_history import LedgerHistory, LedgerSummary, ReleaseLine, SessionSummary
 from ...privacy.ledger.repair import rotate_key
@@ -49,12 +49,13 @@ def ledger_document(summary: LedgerSummary, path: Path) -> dict[str, Any]:
         "mark": summary.mark,
         "problem": summary.mark_problem,
         "key_file": summary.key_file,
-        "sessions": [_session_document(session, summary.delta) for session in summary.sessions],
+        "sessions": [_session_document(session, summary) for session in summary.sessions],
     }
 
 
-def _session_document(session: SessionSummary, delta: float) -> dict[str, Any]:
-    guarantee = session_guarantee(session, delta)
+def _session_document(session: SessionSummary, summary: LedgerSummary) -> dict[str, Any]:
+    delta = summary.delta
+    guarantee = session_guarantee(session, delta, curated=summary.curated)
     return {
         "session": session.session,
         "trust": guarantee.trust,
@@ -83,13 +84,14 @@ def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
     -----
     **Formal guarantees.** Mu is what all sessions on the ledger reserved together, under the trust that it names, for
     replacement of one sample (of one owner's samples, if every session protects owners). Once a session was under a
-    trusted server it holds against everybody but that one.
+    trusted server it holds against everybody but that one. Where one computer with all rows trained, it holds against
+    everybody but that computer.
     """
-    made = [session_guarantee(session, summary.delta) for session in summary.sessions]
+    made = [session_guarantee(session, summary.delta, curated=summary.curated) for session in summary.sessions]
     words = "; ".join(dict.fromkeys(guarantee.mechanism for guarantee in made)) or "nothing released yet"
     covers = "over all releases of all sessions on this ledger"
     both = len({_unit([session]) for session in summary.sessions}) > 1
-    notes = (SAME_OWNER,) if both else ()
+    notes = (*([SAME_OWNER] if both else []), *([CURATED] if summary.curated else []))
     unit = _unit(summary.sessions)
     loss = summary.spent
     local = Guarantee(loss.unconditional(), summary.delta, words, covers=covers, unit=unit, notes=notes)
@@ -102,8 +104,10 @@ def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
     return replace(local, loss=loss, trust=trust, min_honest=least)
 
 
-def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
+def session_guarantee(session: SessionSummary, delta: float, *, curated: bool = False) -> Guarantee:
     """Guarantee of one session on a ledger, at the ledger's delta, by the terms it was opened with.
+
+    ``curated`` says that one computer with all rows trained.
 
     Notes
     -----
@@ -118,6 +122,9 @@ def session_guarantee(session: SessionSummary, delta: float) -> Guarantee:
     options = (terms.get("schedule"), *terms.get("mechanism_options", {}).values())
     named = ", ".join(str(value) for value in options if value)
     words = f"{terms.get('mechanism', 'unknown')}{f' ({named})' if named else ''} noise on this client"
+    if curated:
+        words = CURATED_NOISE.format(mechanisms=str(terms.get("mechanism", "unknown")))
+        return Guarantee(session.loss, delta, words, covers=SESSION, unit=unit, notes=(CURATED,))
     if not session.loss.conditional:
         return Guarantee(session.loss, delta, words, covers=SESSION, unit=unit)
     local = Guarantee(session.loss.unconditional(), delta, f"{words}, under masks", covers=SESSION, unit=unit)
@@ -169,24 +176,34 @@ def _local_lines(summary: LedgerSummary, amount: Callable[[Profile], str]) -> li
     ]
 
 
-def session_rows(summary: LedgerSummary) -> list[dict[str, str]]:
-    """Return a ledger's sessions, each a row of texts."""
+def session_rows(summary: LedgerSummary, *, short: bool = False) -> list[dict[str, str]]:
+    """Return a ledger's sessions, each a row of texts.
+
+    ``short`` cuts their names as far as they stay distinct.
+    """
+    names = [session.session for session in summary.sessions]
+    shortened = _shortened(names) if short else {}
     return [
         {
-            "session": session.session,
+            "session": shortened.get(session.session, session.session),
             "opened, UTC": _when(session.first_release),
             "last, UTC": _when(session.last_release),
             "releases": f"{session.releases} of {session.terms.get('max_participations', '?')}",
             "mu": rounded_up(session_guarantee(session, summary.delta).mu),
             "epsilon": rounded_up(session_guarantee(session, summary.delta).epsilon),
             **(_local_cells(session, summary.delta) if summary.summed else {}),
-            "clip": f"{session.terms.get('clip_norm', '?')} a {session.terms.get('clip_unit', '?')}",
+            "clip": f"{_clip(session)} a {session.terms.get('clip_unit', '?')}",
             "batch": str(session.terms.get("batch_size", "?")),
             "noise": _noise(session),
             "state": _state(session),
         }
         for session in summary.sessions
     ]
+
+
+def _clip(session: SessionSummary) -> str:
+    clip = session.terms.get("clip_norm", "?")
+    return str(round(clip, 4) if isinstance(clip, float) else clip)
 
 
 def _state(session: SessionSummary) -> str:

@@ -79,6 +79,8 @@ def _rows(draft: Draft) -> Iterator[Mapping[str, str]]:
         low, high = label.bounds or (0.0, 0.0)
         what = {"kind": "number", "why": f"label: from {low:g} to {high:g}"}
     yield {"column": label.column, **what, "lost": "; ".join(draft.label_notes)}
+    for name, says in draft.apart.items():
+        yield {"column": name, "kind": "left out", "why": says, "lost": ""}
     for one in draft.columns:
         yield {"column": one.name or "(no name)", "kind": one.kind, "why": one.reason, "lost": one.lost}
 
@@ -86,7 +88,7 @@ def _rows(draft: Draft) -> Iterator[Mapping[str, str]]:
 def draft_page(name: str, draft: Draft) -> str:
     """Return a draft as an HTML page; ``name`` is the file's."""
     table = draft_table(draft)
-    warnings = [(), *(one.warnings for one in draft.columns)]
+    warnings = [(), *[()] * len(draft.apart), *(one.warnings for one in draft.columns)]
     rows = list(zip(table.texts(), warnings, strict=True))
     notes = [*draft.label_notes, *draft.notes]
     return rendered(_PAGE, "a page of a draft", name=name, table=table, rows=rows, notes=notes)

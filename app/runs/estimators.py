@@ -16,7 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_y, check_is_fitted, validate_data
 
 from ...clients.records.client_records import Frame, Rows, check_columns, table_rows
-from ...clients.records.drafting import Draft, draft_of_rows
+from ...clients.records.drafting import Draft, about_copies, draft_of_rows
 from ...clients.records.schema import Column, Label, Schema
 from ...privacy.errors import ConfigurationError
 from ..data.table_task import ReadTable
@@ -335,6 +335,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):
         Share of the rows of a rehearsal that are set aside for the figures of ``result_``.
     settings : mapping, optional
         Further run-config keys of :func:`murmurfl.fit`, with underscores for hyphens, such as ``{"knots": 5}``.
+        ``{"evaluation.share": 0.1}`` asks a real fit for its accuracy where rows are too few for a figure of use.
     random_state : int, RandomState or None
         Seed of a rehearsal. It never seeds the noise of a real fit, whose keys are the operating system's.
 
@@ -616,7 +617,12 @@ def _draft(X: NDArray[Any], table: Rows, label: Label | None, *, apart: str) -> 
         raise ConfigurationError("Expected a label, got none.", kind="missing", setting="y")
     if X.dtype.kind in "biuf":
         columns = dict(zip(table.columns, map(_drafted_number, X.T.astype(np.float64)), strict=False))
-        return Draft(Schema(columns=columns, label=label))
+        rows = zip(
+            (row.tobytes() for row in np.ascontiguousarray(X)),
+            (table[number][label.column] for number in range(len(X))),
+            strict=True,
+        )
+        return Draft(Schema(columns=columns, label=label), warnings=about_copies(rows))
     made = draft_of_rows(table, "X", label=label.column, apart=[apart] if apart else [])
     return Draft(made.schema.model_copy(update={"label": label}), made.columns, (), made.warnings)
 

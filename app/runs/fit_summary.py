@@ -15,6 +15,7 @@ from ..data.table_task import FittedTable
 from ..models.trained_model import SCHEMA
 from .fit_arguments import SCALING_SHARE
 from .outcome import Alone, Outcome, Scores
+from .real_fit import FIGURE_OPTION, why_no_figure
 
 if TYPE_CHECKING:
     from .result import RunResult
@@ -58,7 +59,7 @@ def short_figure(of: Outcome | Alone | Scores, table: FittedTable) -> str:
 
 
 def is_useless(outcome: Outcome, table: FittedTable) -> bool:
-    """Say whether nothing shows that a fitted model tells more than the usual answer does: twice the error counts."""
+    """Say whether nothing shows that a model tells more than the commonest class does: twice the error counts."""
     if table.schema.num_classes == 1:
         return not figure(outcome, table) > 0.0
     if table.schema.num_classes == _TWO and figure(outcome, table) > _GUESSING + ERRORS * table.error_of_guessing:
@@ -80,26 +81,25 @@ def summary_of_fit(
     if result.deployed:
         return _real_verdict(result, table.schema), _real_rows(result, table, folder)
     whose = f"{outcome.num_clients} sites by {table.site!r}" if table.site else f"{outcome.num_clients} clients, dealt"
-    unused = ", ".join(f"{name} ({reason})" for reason, names in table.left_out.items() for name in names[:_MOST_NAMED])
-    public = f"leave only what is public in its {SCHEMA} (drafted from all rows), set reviewed = true, "
+    public = f"leave only what is public in its {SCHEMA} (drafted from all rows) and set reviewed = true, then "
     review = public if table.drafted else ""
     rows = [
         ("table", f"{table.name}: {table.rows:,} rows, {table.tested:,} of them held out; {whose}"),
         *[("persons", _persons(table)) for _ in range(bool(table.owners))],
         *[("invalid rows", _invalid_records(table.invalid_records)) for _ in range(bool(table.invalid_records))],
-        ("columns", f"{_columns_words(table)}{f'; left out: {unused}' if unused else ''}"),
+        ("columns", _columns_words(table)),
         ("label", _label_words(table)),
         *_to_check(table),
         ("method", f"{_method(result)}{', chosen by rehearsal' if outcome.chosen_by else ''}"),
-        ("model", f"{shown_figure(outcome, table)} on the rows held out{table.also}"),
+        ("model", f"{shown_figure(outcome, table)} on the rows held out{_of_seed(outcome)}{table.also}"),
         *_several_rows(outcome, table),
         *[("private", one.sentence) for one in (outcome.private_evaluation,) if one is not None and one.sentence],
-        ("beside", _beside(outcome, table)),
+        ("compare", _compared(outcome, table)),
         *[("warning", words) for words in outcome.warnings[:1]],
         *[("better", table.better) for _ in range(bool(table.better))],
         ("privacy", _privacy(result)),
         *_saved(folder),
-        ("next", f"for use: {review}fit it --real{_of_owners(table)}, or give each site a node"),
+        ("next", f"for use: {review}{_ways_to_use(outcome, table)}"),
     ]
     return _verdict(outcome, table), rows
 
@@ -113,13 +113,23 @@ def _several_rows(outcome: Outcome, table: FittedTable) -> list[tuple[str, str]]
     several = rehearsal.seeds
     if several is not None and several.mean is not None:
         error = "" if several.standard_error is None else f", standard error {several.standard_error:.3f}"
-        rows.append(("seeds", f"{named}{several.mean:.3f} on average of {len(several.seeds)} seeds{error}"))
+        each = ", ".join(
+            f"{'none' if one is None else f'{one:.3f}'} of seed {seed}"
+            for seed, one in zip(several.seeds, several.figures, strict=True)
+        )
+        rows.append(("seeds", f"{named}{several.mean:.3f} on average of {len(several.seeds)} seeds{error}: {each}"))
     known = [(value, name) for name, one in rehearsal.sites.items() if (value := _of_site(one, table)) is not None]
     mean = float(np.mean([value for value, _ in known])) if known else 0.0
     if known and min(known)[0] < mean - _FAR_BEHIND:  # the report has all of them
         (low, worst), (high, best) = min(known), max(known)
         rows.append(("by site", f"{named}{mean:.3f} on average, {low:.3f} at {worst!r}, {high:.3f} at {best!r}"))
     return rows
+
+
+def _of_seed(outcome: Outcome) -> str:
+    """Return which of several seeds a figure is of; empty for one alone."""
+    several = None if outcome.rehearsal is None else outcome.rehearsal.seeds
+    return "" if several is None else f" by seed {several.seeds[0]}, whose model this is"
 
 
 def _of_site(scores: Scores, table: FittedTable) -> float | None:
@@ -150,18 +160,18 @@ def _verdict(outcome: Outcome, table: FittedTable) -> list[str]:
     numbers = table.schema.num_classes == 1
     persons = [table.likely_owner] if table.likely_owner else []
     if is_useless(outcome, table):
-        usual = "their mean" if numbers else f"the usual answer, right in {100 * table.majority:.1f} %"
+        usual = "their mean" if numbers else f"the commonest class (accuracy {100 * table.majority:.1f} %)"
         return [
             *persons,
-            f"Do not use this model: {table.tested:,} rows do not show it to be better than always giving {usual}.",
+            f"Do not use this model: {table.tested:,} rows do not show it to be better than always predicting {usual}.",
         ]
     accuracy = outcome.accuracy or 0.0
     if numbers or accuracy > table.majority:
         return persons
     return [
         *persons,
-        f"Accuracy {100 * accuracy:.1f} % is not above the usual answer's {100 * table.majority:.1f} %, but the model "
-        "ranks rows: use the order of its probabilities.",
+        f"Accuracy {100 * accuracy:.1f} % is not above that of always predicting the commonest class, "
+        f"{100 * table.majority:.1f} %, but the model ranks rows: use the order of its probabilities.",
     ]
 
 
@@ -170,6 +180,27 @@ def _of_owners(table: FittedTable) -> str:
     if not table.owners:
         return ""
     return f" --owners N (places for persons, public) --set samples-per-owner={table.samples_per_owner}"
+
+
+REHEARSED = (
+    "No epsilon covers what a rehearsal prints: it is for a person who may see the rows anyway, and nothing from it "
+    "may leave."
+)
+"""Sentence on rehearsals with private rows, in the output and on the pages."""
+_TRUSTED = "trusted-server"
+
+
+def _ways_to_use(outcome: Outcome, table: FittedTable) -> str:
+    """Return the two ways to a model for use, and the trust under which each is rehearsed."""
+    if getattr(outcome.privacy, "trust", "") == _TRUSTED:
+        return (
+            f"fit it --real{_of_owners(table)}, with all rows on this computer, which is the trusted server, or give "
+            "each site a node"
+        )
+    return (
+        f"give each site a node, as rehearsed here, or fit it --real{_of_owners(table)}, with all rows on this "
+        f"computer, which --trust {_TRUSTED} rehearses"
+    )
 
 
 def _saved(folder: Path | None) -> list[tuple[str, str]]:
@@ -184,7 +215,7 @@ def _real_rows(result: RunResult, table: FittedTable, folder: Path | None) -> li
     if schema.owner:
         rows = f"{table.rows:,} places for persons by {schema.owner!r}, of each up to {table.samples_per_owner} rows"
     if schema.num_classes > 1:
-        measured = "none was released" if evaluation is None else evaluation.sentence or evaluation.failure
+        measured = _no_figure(result, table) if evaluation is None else evaluation.sentence or evaluation.failure
     spent = table.spent(result.guarantee.delta)
     notes = [note for note in result.guarantee.notes if note != spent]
     return [
@@ -199,6 +230,12 @@ def _real_rows(result: RunResult, table: FittedTable, folder: Path | None) -> li
     ]
 
 
+def _no_figure(result: RunResult, table: FittedTable) -> str:
+    """Return that no accuracy was released, why, and how to ask for it."""
+    why = why_no_figure(result.experiment.config, table.schema, table.rows)
+    return f"none was released: {why}. {FIGURE_OPTION}" if why else "none was released"
+
+
 def _real_verdict(result: RunResult, schema: Schema) -> list[str]:
     """Whether the released figure shows the model to be of use, by what is released or public alone."""
     found = result.evaluation
@@ -209,10 +246,10 @@ def _real_verdict(result: RunResult, schema: Schema) -> list[str]:
         return []
     if known is not None and found.interval[0] > known:
         return []
-    usual = "the usual answer" if known is None else f"the usual answer, right in {100 * known:g} %"
+    usual = "the commonest class" if known is None else f"the commonest class (accuracy {100 * known:g} %)"
     return [
-        f"The released figure does not show that this model is better than always giving {usual}: it is too uncertain, "
-        "or how often that is right is not public (majority in the schema's label)."
+        f"The released figure does not show that this model is better than always predicting {usual}: it is too "
+        "uncertain, or the share of that class is not public (majority in the schema's label)."
     ]
 
 
@@ -235,7 +272,12 @@ def _invalid_records(invalid_records: Mapping[str, int]) -> str:
 
 def _columns_words(table: FittedTable) -> str:
     scaled = f", scaled by private statistics ({SCALING_SHARE:.0%} of mu^2)" if table.scaled else ""
-    return f"{len(table.schema.columns)} used{scaled}"
+    unused = ", ".join(
+        f"{name} ({reason})" if number < _MOST_NAMED else f"{len(names) - _MOST_NAMED} more ({reason})"
+        for reason, names in table.left_out.items()
+        for number, name in enumerate(names[: _MOST_NAMED + 1])
+    )
+    return f"{len(table.schema.columns)} used{scaled}{f'; not used: {unused}' if unused else ''}"
 
 
 def _label_words(table: FittedTable) -> str:
@@ -248,7 +290,7 @@ def _label_words(table: FittedTable) -> str:
     return f"{label.column}: {named}{notes}"
 
 
-def _beside(outcome: Outcome, table: FittedTable) -> str:
+def _compared(outcome: Outcome, table: FittedTable) -> str:
     """Return the figures of models without privacy, the best of them first."""
     found: list[str] = []
     rehearsal = outcome.rehearsal
@@ -267,8 +309,9 @@ def _beside(outcome: Outcome, table: FittedTable) -> str:
         rows = f" ({short_figure(own, table)} on its own rows)" if own is not None else ""
         found.append(f"one {one} alone {short_figure(outcome.alone, table)}{average}{no_worse}{rows}")
     if table.schema.num_classes > 1:
-        found.append(f"usual answer {100 * table.majority:.1f} %")
-    return ", ".join(found)
+        found.append(f"majority-class baseline: accuracy {100 * table.majority:.1f} %")
+    several = None if rehearsal is None else rehearsal.seeds
+    return f"{'' if several is None else f'with seed {several.seeds[0]}: '}{'; '.join(found)}"
 
 
 def _privacy(result: RunResult) -> str:
@@ -277,6 +320,6 @@ def _privacy(result: RunResult) -> str:
     guarantee = result.guarantee
     # What its parts cost stands in the card, and the words before it say that keys are seeded.
     return (
-        "REHEARSAL: nobody was protected. With secret keys and a reviewed schema that does not come from the rows it "
-        f"would have {replace(guarantee, notes=())}"
+        f"REHEARSAL: nobody was protected. {REHEARSED} With secret keys and a reviewed schema that does not come from "
+        f"the rows it would have {replace(guarantee, notes=())}"
     )

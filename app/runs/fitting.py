@@ -74,13 +74,15 @@ def fit(
     trust : {"untrusted-server", "secure-aggregation", "trusted-server"}
     evaluate : {"", "private"}
         ``private``: clients also release with noise, out of the same epsilon, how often the model is right on rows
-        that they set aside. A real fit of classes always does.
+        that they set aside. A real fit of classes does so by default if the number of rows, mu and the schema allow a
+        figure of use; otherwise it says that the figure is left out.
     scale : {"", "private"}
         ``private``: clients release statistics of the columns first, for a tenth of mu^2, and numbers are scaled by
         these instead of the schema's bounds. It helps where bounds are far too wide, and costs a little where not.
     real : bool
         Whether the model may be used: this computer takes the place of a trusted curator, and only what is released
-        with noise is shown. It needs a file and a reviewed schema; ``site``, ``clients`` and ``trust`` stay out.
+        with noise is shown. It needs a file and a reviewed schema; ``site``, ``clients`` and ``trust`` stay out. Its
+        rehearsal is a fit with ``trust="trusted-server"``.
     budget : float
         With ``real``: epsilon of everything that is ever released of these rows, for a new ledger; default this call's.
     ledger : path, optional
@@ -195,13 +197,14 @@ def real_result(
     """Return the result of :func:`~.real_fit.fit_for_real`, with what is public of the table."""
     made = fit_for_real(found, own, ledger, budget, seal, on_progress, scaling_share=scaling_share, owners=owners)
     # What else is of the rows was not released.
-    unknown: dict[str, Any] = {"tested": 0, "invalid_records": {}, "majority": 0.0, "variance": 0.0, "left_out": {}}
+    unknown: dict[str, Any] = {"tested": 0, "invalid_records": {}, "majority": 0.0, "variance": 0.0}
     known: dict[str, Any] = {
         "drafted": False,
         "rows": made.rows,
         "trained": made.rows,
         "site": "",
         "scaled": scaling_share > 0,
+        "left_out": found.left_out,  # names of the header, by the schema
     }
     if found.schema.owner:
         known["samples_per_owner"] = made.result.experiment.config.samples_per_owner

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
 from ...privacy.accounting.guarantee import PAID_ROW, rounded_up
 from ...privacy.accounting.loss import NO_LOSS, Loss
 from ...privacy.errors import ConfigurationError, InvalidRecordError, LedgerError
+from ...privacy.ledger.ledger_history import ALL_ROWS, ROWS_DEALT
 from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.noise import derived_seed
 from ...privacy.queries.evaluation import EVALUATION_SHARE, EvaluationResult, EvaluationRows
@@ -128,7 +128,6 @@ def fit_for_real(
         )
     if schema.owner:  # from here on the number of rows, which an owner's rows change, is no public number
         count = owners
-    evaluated = {} if settings.get("evaluation.share") == 0 else evaluated_privately(schema)
     read = read_for(schema, settings)
     inputs = read.num_features + (read is schema and schema.num_classes == 1)
     nobody = of_nobody(count, inputs, schema.num_classes)
@@ -136,16 +135,30 @@ def fit_for_real(
         nobody = replace(nobody, owner_of=np.arange(count))
     task = TableTask(read, nobody, is_tested=False)
     fixed: dict[str, Value] = {"task": task.name, "partition": "iid", "num-clients": 1, "clients-per-round": 1}
-    whole = RunConfig.from_mapping({**evaluated, **settings, **fixed})
-    mu, scaling_mu = whole.mu, whole.mu * math.sqrt(scaling_share)
+    usual = {} if settings.get("evaluation.share") == 0 else evaluated_privately(schema)
+    if asked := any(name.startswith("evaluation.") for name in settings):
+        settings = {**usual, **settings}
+    mu = RunConfig.from_mapping({**settings, **fixed}).mu
+    scaling_mu = mu * math.sqrt(scaling_share)
     rest: dict[str, Value] = {"mu": mu * math.sqrt(1.0 - scaling_share)} if scaling_share else {}
-    experiment = prepare(RunConfig.from_mapping(layered({**evaluated, **settings, **fixed}, rest)))
+    trained = layered({**settings, **fixed}, rest)
+    if not asked and not why_no_figure(RunConfig.from_mapping(trained), schema, count):
+        trained = {**usual, **trained}
+    experiment = prepare(RunConfig.from_mapping(trained))
     config = experiment.config
     check_deployed(config)
     kept, policy = _opened(ledger, experiment, schema, mu, scaling_mu, budget, found.name)
     order = np.empty(0, np.int64) if schema.owner else order_on(kept, found.name, count)
-    if forecast := figure_forecast(config, schema, count):
-        seal.show(lambda: sys.stderr.write(forecast + "\n"))
+    unit = f"{count:,} places for persons in" if schema.owner else f"{count:,} rows of"
+    rounds = experiment.num_rounds
+    seal.tell(
+        f"Training for real on {unit} {found.name}, {rounds} round{'s' * (rounds != 1)}. Until it ends, nothing is "
+        "shown that depends on a row."
+    )
+    if not config.private_evaluation and (why := why_no_figure(config, schema, count)):
+        seal.tell(f"The accuracy is left out: {why}. {FIGURE_OPTION}.")
+    elif forecast := figure_forecast(config, schema, count):
+        seal.tell(forecast)
 
     sealed = bool(schema.seal) and kept.has_sealed(schema.sealed_text(), schema.seal)
 
@@ -211,16 +224,50 @@ def figure_forecast(config: RunConfig, schema: Schema, rows: int) -> str:
         for option, changed in changes.items()
         if (other := _half_width(changed, schema, rows)) < _HELPFUL * width
     ]
-    counted = f"{held_out_samples(rows, config.held_out):,} rows"
-    if config.samples_per_owner:
-        counted = f"the persons in {held_out_samples(rows, config.held_out):,} places"
-    ways = " or ".join([*helpful, "--set evaluation.share=0 (no figure, and a better model)"])
+    counted = _counted(config, rows)
+    ways = " or ".join([*helpful, "no figure, which is the default here (a better model)"])
     return (
         f"Forecast of the figure, from public numbers: it will count {counted}, and its 95 % interval will be "
         f"about {100 * width:.0f} points to each side, too wide to be of use. What helps: {ways}."
     )
 
 
+def _counted(config: RunConfig, rows: int) -> str:
+    """Return what a private evaluation counts."""
+    held = held_out_samples(rows, config.held_out)
+    return f"the persons in {held:,} places" if config.samples_per_owner else f"{held:,} rows"
+
+
+def why_no_figure(config: RunConfig, schema: Schema, rows: int) -> str:
+    """Return why a real fit with a private evaluation by default would have a figure of no use; empty if of use.
+
+    It follows from its arguments alone, which are public.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Configuration of a real fit, whose own evaluation does not count.
+    schema : Schema
+        Its schema.
+    rows : int
+        Number of rows, which is public; with owners the places for them.
+    """
+    usual = evaluated_privately(schema)
+    if not usual:
+        return ""
+    bins = int(usual.get("evaluation.score-bins", 0))
+    asked = replace(config, private_evaluation=EVALUATION_SHARE, held_out=_HELD_OUT, score_bins=bins)
+    width = _half_width(asked, schema, rows)
+    if not width > _USEFUL:
+        return ""
+    return (
+        f"{_counted(asked, rows)} that are held out would give a 95 % interval of about "
+        f"{100 * width:.0f} points to each side, so the model has all rows and all of epsilon"
+    )
+
+
+FIGURE_OPTION = '--evaluate private (evaluate="private") releases it'
+"""Option that asks for the accuracy of a real fit that leaves it out."""
 _USEFUL, _HELPFUL, _MORE_SHARE, _MORE_HELD, _USUALLY_RIGHT = 0.1, 0.8, 0.3, 0.3, 0.8
 """Half a 95 % interval up to which a figure is of use; how much narrower a change makes it if it is named; larger
 shares of mu^2 and of the rows; and an accuracy at which intervals are forecast."""
@@ -306,7 +353,7 @@ def _opened(
             nobody = OwnedSamples((experiment.data.train_features, experiment.data.train_labels), places)
         _client(experiment, nobody, policy, trial, name)
     if kept is None:
-        text = name if policy.samples_per_owner else data_text(name, [count])
+        text = f"{name}{ALL_ROWS}" if policy.samples_per_owner else data_text(name, [count])
         kept = SQLiteLedger.create(path, budget_mu=whole, delta=delta, data=text)
     return kept, policy
 
@@ -335,20 +382,17 @@ def check_unchanged(privatizer: LedgeredPrivatizer) -> None:
         raise ChangedRowsError from None
 
 
-_ROWS_DEALT = "; rows dealt: "
-
-
 def data_text(name: str, counts: Sequence[int]) -> str:
     """Return what a ledger calls a table.
 
     Its name, and how many rows it had at each call that found more than before.
     """
-    return f"{name}{_ROWS_DEALT}{' '.join(map(str, counts))}"
+    return f"{name}{ROWS_DEALT}{' '.join(map(str, counts))}"
 
 
 def _counts_of(text: str) -> list[int]:
     """Return the numbers of rows in a ledger's text; none if it has no such text."""
-    found = re.search(re.escape(_ROWS_DEALT) + r"(\d+(?: \d+)*)$", text)
+    found = re.search(re.escape(ROWS_DEALT) + r"(\d+(?: \d+)*)$", text)
     return [] if found is None else [int(one) for one in found.group(1).split()]
 
 

@@ -15,6 +15,7 @@ from ...privacy import protocol
 from ...privacy.accounting.gdp import gdp_epsilon
 from ...privacy.accounting.guarantee import (
     CURATED,
+    CURATED_NOISE,
     RECORDS,
     SAME_OWNER,
     SIMULATED,
@@ -140,7 +141,7 @@ def run_guarantee(
 
 def _noise_words(mechanisms: list[str], masked: bool, curated: bool) -> str:
     if curated and any(mechanisms):
-        return f"{' or '.join(sorted(set(mechanisms)))} noise of that computer"
+        return CURATED_NOISE.format(mechanisms=" or ".join(sorted(set(mechanisms))))
     return stated_words(mechanisms, masked=masked)
 
 

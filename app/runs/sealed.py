@@ -17,7 +17,9 @@ import ctypes
 import gc
 import logging
 import os
+import shutil
 import sys
+import textwrap
 import threading
 import traceback
 import warnings
@@ -99,6 +101,16 @@ class Seal:
         finally:
             self.shown_by = 0
             self._close()
+
+    def tell(self, text: str) -> None:
+        """Show a text for people on standard error, wrapped to their terminal; its caller vouches for it."""
+
+        def write() -> None:
+            known = os.environ.get("COLUMNS", "").isdigit() or sys.stderr.isatty()
+            lines = textwrap.wrap(text, shutil.get_terminal_size().columns) if known else [text]
+            sys.stderr.write("\n".join(lines) + "\n")
+
+        self.show(write)
 
     def note(self, text: str) -> None:
         """Write a text into the private log, if there is one."""

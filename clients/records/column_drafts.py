@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,8 @@ class ColumnDraft:
     lost: str = ""
     """Cells that are not read as what they say."""
     warnings: tuple[str, ...] = ()
+    num_lost: int = 0
+    """Number of these cells that are read as missing or as other."""
 
     @property
     def kind(self) -> str:
@@ -285,13 +288,13 @@ def _number_column(cells: Cells, numbers: Numbers, codes: Sequence[float]) -> Co
     written = bool(numbers.unit or numbers.thousands)
     if reason := _why_an_id(cells, name, len(distinct), numbers.total) if numbers.whole and not written else "":
         return _left_out_as(reason, cells)
-    lost = _lost_words(numbers)
     keys: dict[str, Any] = {"missing_codes": tuple(codes), "unit": numbers.unit, "thousands": numbers.thousands}
     warnings = _about_codes(codes)
     if set(distinct.tolist()) == {0.0, 1.0} and not written:
         usual = "yes" if numbers.count_of(1.0) > numbers.total / 2 else "no"
         column = Column(kind="yes/no", missing=usual, missing_codes=tuple(codes))
-        return ColumnDraft(cells.name, column, "0 and 1", lost, warnings)
+        lost, num_lost = _lost(cells, numbers, codes)
+        return ColumnDraft(cells.name, column, "0 and 1", lost, warnings, num_lost)
     if _are_codes(cells, name, len(distinct)):
         return _category_column(cells, numbers)
     bounds = bounds_of(numbers.all_values)
@@ -301,7 +304,8 @@ def _number_column(cells: Cells, numbers: Numbers, codes: Sequence[float]) -> Co
     if numbers.whole:
         missing = round(missing)
     column = Column(kind="integer" if numbers.whole else "number", bounds=bounds, missing=missing, **keys)
-    return ColumnDraft(cells.name, column, _why_a_number(numbers), lost, warnings)
+    lost, num_lost = _lost(cells, numbers, codes, bounds)
+    return ColumnDraft(cells.name, column, _why_a_number(numbers), lost, warnings, num_lost)
 
 
 def _why_a_number(numbers: Numbers) -> str:
@@ -425,9 +429,22 @@ def _about_zero(numbers: Numbers, codes: Sequence[float]) -> tuple[str, ...]:
     return (f"0 stands in {zeros:,} rows, far below the others. If it means missing, set missing_codes = [{named}].",)
 
 
-def _lost_words(numbers: Numbers) -> str:
-    count = numbers.words.total()
-    return f"{count:,} cell{'s' * (count != 1)} that are no such numbers count as missing" if count else ""
+def _lost(
+    cells: Cells, numbers: Numbers, codes: Sequence[float], bounds: tuple[float, float] | None = None
+) -> tuple[str, int]:
+    """Return what is lost of a column of numbers, and how many cells are read as missing."""
+    words = numbers.words.total()
+    coded = max(cells.num_present - numbers.total - words, 0)
+    outside = 0
+    if bounds is not None:
+        outside = int(numbers.counts[(numbers.values < bounds[0]) | (numbers.values > bounds[1])].sum())
+    codes_named = " or ".join(f"{code:g}" for code in codes)
+    missing = [f"{coded:,} with {codes_named}"] if coded else []
+    missing += [f"{words:,} that are no such numbers"] if words else []
+    found = [f"read as missing: {', '.join(missing)}"] if missing else []
+    if outside and bounds is not None:
+        found.append(f"clipped: {outside:,} outside {bounds[0]:g} to {bounds[1]:g}")
+    return "; ".join(found), coded + words
 
 
 def words_named(words: Counter[str]) -> str:
@@ -469,12 +486,102 @@ def _categories(cells: Cells, named: Counter[str], numbers: Numbers) -> ColumnDr
     lost = f"{len(rare):,} rare values ({rare.total():,} rows) count as other" if rare else ""
     warnings = []
     if rare.total() > _MAINLY * named.total():
-        warnings.append(f"{name}: most rows count as other. Group the values, or leave the column out.")
+        warnings.append("most rows count as other. Group the values, or leave the column out.")
     for word in frequent:
         if word.casefold() in _NOTHING | {"unknown"}:
             warnings.append(f"{word!r} is a category of its own. If it means missing, move it to missing_codes.")
     why = "codes" if numbers.total else f"{len(named):,} different texts"
-    return ColumnDraft(name, Column(kind="category", values=tuple(frequent)), why, lost, tuple(warnings))
+    column = Column(kind="category", values=tuple(frequent))
+    return ColumnDraft(name, column, why, lost, tuple(warnings), rare.total())
+
+
+_AFTER = "If it is known only after the label, leave it out."
+_COPY = "a copy of the label, perhaps under other names. Leave it out: a model would learn nothing else."
+_DETERMINES = f"each value has one label. {_AFTER}"
+_BY_PRESENCE = f"only rows of one label have a value. {_AFTER}"
+_SEPARATES = f"its numbers separate the classes without an error. {_AFTER}"
+_LINEAR = "the label in another unit, it seems. If so, leave it out."
+ABOUT_LABEL = frozenset({_COPY, _DETERMINES, _BY_PRESENCE, _SEPARATES, _LINEAR})
+"""Warnings of columns that tell the label."""
+_FEWEST_TOLD, _FEWEST_OTHERS, _FEWEST_EACH, _TRIED_TOLD = 30, 10, 5, 200
+"""Rows, rows that are not of the most frequent label, and rows of each value from which on a column may tell the label;
+and rows that are tried first."""
+_ALL_LINEAR = 1.0 - 1e-9
+
+
+def about_label(cells: Sequence[Any], labels: Sequence[Any]) -> tuple[str, ...]:
+    """Return a warning if a column tells the label of every row; nothing otherwise.
+
+    It is a copy, determines the label by values that repeat or by having one at all, separates classes as a number, or
+    is a linear function of a number.
+    """
+    step = max(len(cells) // _TRIED_TOLD, 1)
+    if not _may_tell(_labelled(cells[::step], labels[::step])):
+        return ()
+    rows = _labelled(cells, labels)
+    present = [(cell, label) for cell, label in rows if cell is not None]
+    counts = Counter(label for _, label in rows)
+    if counts.total() - max(counts.values(), default=0) < _FEWEST_OTHERS or len(rows) < _FEWEST_TOLD:
+        return ()
+    found = _told_by_presence(rows) if len({label for _, label in present}) < 2 else _told(present)
+    return (found,) if found else ()
+
+
+def _labelled(cells: Sequence[Any], labels: Sequence[Any]) -> list[tuple[str | None, str]]:
+    """Return the text of each cell, None for a missing one, and of the label, in rows with a label."""
+    return [
+        (None if is_missing(cell) else str(cell).strip(), str(label).strip().casefold())
+        for cell, label in zip(cells, labels, strict=True)
+        if not is_missing(label)
+    ]
+
+
+def _may_tell(rows: Sequence[tuple[str | None, str]]) -> bool:
+    """Return True if no value but a missing one stands next to two labels."""
+    by_value: dict[str, str] = {}
+    return all(cell is None or by_value.setdefault(cell, label) == label for cell, label in rows)
+
+
+def _told_by_presence(rows: Sequence[tuple[str | None, str]]) -> str:
+    """Return whether rows with a value have one label and all others another one."""
+    by_presence = {
+        is_present: {label for cell, label in rows if (cell is not None) == is_present} for is_present in (True, False)
+    }
+    alone = all(len(labels) == 1 for labels in by_presence.values())
+    return _BY_PRESENCE if alone and by_presence[True] != by_presence[False] else ""
+
+
+def _told(present: Sequence[tuple[str | None, str]]) -> str:
+    """Return how a column tells the label in rows in which it has a value; empty if it does not."""
+    rows = [(cell, label) for cell, label in present if cell is not None]
+    if len(rows) < _FEWEST_TOLD or not _may_tell(rows):
+        return ""
+    pairs, labels = {(cell.casefold(), label) for cell, label in rows}, {label for _, label in rows}
+    repeated = len(rows) >= _FEWEST_EACH * len(pairs)
+    if all(cell == label for cell, label in pairs) or (repeated and len(pairs) == len(labels)):
+        return _COPY
+    return _DETERMINES if repeated else _told_by_number(rows, len(labels))
+
+
+def _told_by_number(rows: Sequence[tuple[str, str]], num_classes: int) -> str:
+    """Return how numbers that hardly repeat tell the label; empty if they do not."""
+    try:
+        values = np.array([float(cell) for cell, _ in rows])
+    except ValueError:
+        return ""
+    order = np.argsort(values, kind="stable")
+    labels = [label for _, label in rows]
+    changes = sum(labels[a] != labels[b] for a, b in pairwise(order))
+    if changes == num_classes - 1 and num_classes <= MOST_CLASSES:
+        return _SEPARATES
+    try:
+        numbers = np.array([float(label) for label in labels])
+    except ValueError:
+        return ""
+    if num_classes <= MOST_CLASSES or not (np.isfinite(values).all() and np.isfinite(numbers).all()):
+        return ""
+    with np.errstate(all="ignore"):
+        return _LINEAR if abs(np.corrcoef(values, numbers)[0, 1]) > _ALL_LINEAR else ""
 
 
 def drafted_label(cells: Cells, decimal: str, known: Collection[float] = ()) -> tuple[Label, list[str]]:

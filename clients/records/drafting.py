@@ -12,9 +12,9 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -24,10 +24,19 @@ from numpy.typing import NDArray
 
 from ...privacy.errors import ConfigurationError, InvalidRecordError
 from .client_records import CsvLines, Items, Rows, cells_of, check_ending, npz_rows, parquet_rows
-from .column_drafts import Cells, ColumnDraft, bounds_of, drafted_column, drafted_label, missing_codes
+from .column_drafts import (
+    ABOUT_LABEL,
+    Cells,
+    ColumnDraft,
+    about_label,
+    bounds_of,
+    drafted_column,
+    drafted_label,
+    missing_codes,
+)
 from .schema import Label, Part, Schema, array_of, is_missing, text_of
 
-_MOST_SAID = 12  # columns that a message names
+_MOST_SAID, _MOST_LOSING = 12, 6  # columns that a message names
 _NUMBER = re.compile(r"\s*[+-]?\d*[.,]?\d+\s*")
 _COMMAS = re.compile(r"[+-]?\d+(,\d+)?")
 _DOTS_AND_COMMAS = re.compile(r"[+-]?\d{1,3}(\.\d{3})*(,\d+)?")
@@ -48,20 +57,34 @@ class Draft:
     """Rows without a label, other spellings of the classes, rare classes: not for others to see."""
     warnings: Sequence[str] = ()
     """Notes on the whole table."""
+    apart: Mapping[str, str] = field(default_factory=dict)
+    """Columns that are no features, with what they say: the site's and the owner's."""
 
     @property
     def left_out(self) -> dict[str, list[str]]:
         """Columns that are left out, by the reason."""
-        found: dict[str, list[str]] = {}
-        for one in self.columns:
-            if one.column is None:
-                found.setdefault(one.reason, []).append(one.name)
-        return found
+        return _by_text((one.reason, one.name) for one in self.columns if one.column is None)
 
     @property
     def notes(self) -> list[str]:
-        """Everything that a person should decide, the whole table's first."""
-        return [*self.warnings, *(f"{one.name}: {note}" for one in self.columns for note in one.warnings)]
+        """Everything that a person should decide: the whole table's, columns that tell the label, then the others."""
+        return [*self.warnings, *_column_notes(self.columns, of_label=True), *_column_notes(self.columns)]
+
+    @property
+    def notes_on_used(self) -> list[str]:
+        """Everything of :attr:`notes` but on columns that are left out, and how many cells of which column are lost."""
+        used = [one for one in self.columns if one.column is not None]
+        losing = sorted((one for one in used if one.num_lost), key=lambda one: -one.num_lost)
+        named = ", ".join(f"{one.name} {one.num_lost:,}" for one in losing[:_MOST_LOSING])
+        more = f" and {len(losing) - _MOST_LOSING} more" if len(losing) > _MOST_LOSING else ""
+        lost = [f"cells read as missing or as other: {named}{more}"] if losing else []
+        return [*self.warnings, *_column_notes(used, of_label=True), *lost, *_column_notes(used)]
+
+
+def _column_notes(columns: Sequence[ColumnDraft], *, of_label: bool = False) -> list[str]:
+    """Return the warnings of columns that tell the label, or all others, each once with the columns that it is of."""
+    noted = ((note, one.name) for one in columns for note in one.warnings if (note in ABOUT_LABEL) == of_label)
+    return [f"{', '.join(names)}: {note}" for note, names in _by_text(noted).items()]
 
 
 def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str] = (), header: bool = True) -> Draft:
@@ -94,7 +117,11 @@ def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str
                 kind="conflict",
                 setting="label",
             )
-        return Draft(_of_arrays(npz_rows(path, owners=bool(owner)), owner))
+        arrays = npz_rows(path, owners=bool(owner))
+        return Draft(
+            _of_arrays(arrays, owner),
+            warnings=about_copies(map(_bytes_of, map(arrays.__getitem__, range(len(arrays))))),
+        )
     if path.suffix in (".parquet", ".pq"):
         return draft_of_rows(parquet_rows(path), str(path), label=label, owner=owner, apart=apart)
     written = _written(path, header=header)
@@ -123,9 +150,13 @@ def draft_of_rows(
     if isinstance(rows, CsvLines) and not written.get("header"):
         _check_header(rows.columns, cells, table)
     label = label or rows.columns[-1]
+    copies = about_copies(
+        rows.lines if isinstance(rows, CsvLines) else zip(*map(_comparable, cells.values()), strict=True)
+    )
     for name in [label, *([owner] if owner else []), *apart]:
         _check_column(name, rows.columns, table)
     counted = {name: Cells(name, found) for name, found in cells.items() if name not in ({owner, *apart} - {"", label})}
+    telling = {name: about_label(cells[name], cells[label]) for name in counted if name != label}
     del cells
     decimal = _decimal(counted.values(), written.get("separator", ","))
     codes = {code for one in counted.values() for code in missing_codes(one.numbers(decimal))}
@@ -134,6 +165,9 @@ def draft_of_rows(
         drafted_column(one, decimal, codes) if rows.columns.count(name) == 1 else ColumnDraft(name, None, twice)
         for name, one in counted.items()
         if name != label
+    ]
+    columns = [
+        replace(one, warnings=(*telling[one.name], *one.warnings)) if one.column is not None else one for one in columns
     ]
     kept = {one.name: one.column for one in columns if one.column is not None}
     if not kept:
@@ -145,25 +179,58 @@ def draft_of_rows(
         )
     target, notes = drafted_label(counted[label], decimal, codes)
     schema = Schema(columns=kept, label=target, owner=owner, decimal=decimal, **written)
-    return Draft(schema, columns, notes, _table_warnings(rows, schema))
+    set_apart = {**dict.fromkeys(apart, _OF_SITE), **({owner: _OF_OWNER} if owner else {})}
+    return Draft(schema, columns, notes, [*_about_file(schema), *copies], set_apart)
 
 
-def _table_warnings(rows: Rows, schema: Schema) -> list[str]:
-    """Return what a person must know of the file as a whole."""
+_OF_SITE, _OF_OWNER = "says the site, no feature", "says whose a row is, no feature"
+
+
+def _by_text(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the names that have each text."""
+    found: dict[str, list[str]] = {}
+    for text, name in pairs:
+        found.setdefault(text, []).append(name)
+    return found
+
+
+def _about_file(schema: Schema) -> list[str]:
+    """Return what a person must know of how the file is written."""
     found = []
     if schema.encoding != "utf-8":
         found.append("The file is not in UTF-8 and is read as Windows-1252, which includes Latin-1: check the letters.")
     if schema.header:
         found.append("The file has no header: columns are called column-1, column-2, ... Rename them in header.")
-    if isinstance(rows, CsvLines) and (copies := len(rows) - len(set(rows.lines))) >= _FEWEST_COPIES:
-        found.append(
-            f"{copies:,} rows are copies of other rows. If rows were copied on purpose, remove the copies: a score on "
-            "rows held out would be computed on copies of rows trained on."
-        )
     return found
 
 
 _FEWEST_COPIES = 20
+
+
+def about_copies(rows: Iterable[Hashable]) -> list[str]:
+    """Return a note on rows that are copies of other rows; nothing where they are few.
+
+    It looks at all rows. Each is given as whatever is equal for copies alone.
+    """
+    counted = Counter(rows)
+    if (copies := counted.total() - len(counted)) < _FEWEST_COPIES:
+        return []
+    return [
+        f"{copies:,} rows are copies of other rows. If rows were copied on purpose, remove the copies: a score on "
+        "rows held out would be computed on copies of rows trained on."
+    ]
+
+
+def _comparable(cells: Sequence[Any]) -> Sequence[Hashable]:
+    """Return cells that are equal where their values are, as NaN is not."""
+    kinds = set(map(type, cells))
+    if kinds <= {str, int, bool, type(None)}:
+        return cells
+    return [None if is_missing(cell) else cell if isinstance(cell, Hashable) else repr(cell) for cell in cells]
+
+
+def _bytes_of(record: Any) -> bytes:
+    return b"".join(np.ascontiguousarray(one).tobytes() for one in record)
 
 
 def _read_cells(rows: Rows, table: str) -> dict[str, Sequence[Any]]:

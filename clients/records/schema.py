@@ -191,6 +191,31 @@ class Column(_Said):
         """Return True if a cell has no value, or is one of the column's codes for that."""
         return is_missing(cell) or self._codes.holds(cell)
 
+    def lost(self, cell: Any) -> str:
+        """Return how a cell that has a value is not read as what it says; empty if it is read so, or has none.
+
+        Returns
+        -------
+        str
+            ``clipped`` for a number outside the bounds, ``other`` for a value that is no category of the column, and
+            ``missing`` for a cell that holds no such value.
+
+        Examples
+        --------
+        >>> column = Column(kind="number", bounds=(0, 120), missing=40)
+        >>> [column.lost(cell) for cell in ("75", "130", "old", "")]
+        ['', 'clipped', 'missing', '']
+        """
+        if self.is_missing(cell):
+            return ""
+        try:
+            if self.kind == "category":
+                return "" if text_of(cell) in self.values else "other"
+            value = self._value(cell)
+        except InvalidRecordError:
+            return "missing"
+        return "clipped" if self.bounds is not None and not self.bounds[0] <= value <= self.bounds[1] else ""
+
     def _value(self, cell: Any) -> float:
         if self.kind == "yes/no":
             return 1.0 if _is_yes(cell) else -1.0

@@ -124,6 +124,8 @@ AGAINST: dict[Trust, str] = {
 
 CURATED = "The computer that trained sees every row; everybody else is given only what it released."
 """Note where one computer with all rows, a trusted curator, takes the place of the clients: there is no server."""
+CURATED_NOISE = "{mechanisms} noise of that computer"
+"""Noise next to :data:`CURATED`, by its mechanisms."""
 AGAINST_OTHERS = "against everybody but the computer that trained, a trusted curator"
 _OTHERS = "everybody but the computer that trained, even if they know"
 

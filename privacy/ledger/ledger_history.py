@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -98,6 +99,11 @@ class SessionSummary:
         return self.terms.get("min_honest") if self.loss.conditional else None
 
 
+ROWS_DEALT, ALL_ROWS = "; rows dealt: ", "; all rows on one computer"
+"""Ends of the name of the data in the ledger of a real fit: with the numbers of rows, or with owners."""
+_CURATED = re.compile(rf"{re.escape(ROWS_DEALT)}\d+( \d+)*$|{re.escape(ALL_ROWS)}$")
+
+
 @dataclass(frozen=True)
 class LedgerSummary:
     """The contents of a ledger, for its operator.
@@ -130,6 +136,12 @@ class LedgerSummary:
     """Path of the noise key; empty if it is in the ledger."""
     sessions: tuple[SessionSummary, ...]
     """Sessions in the order in which they were opened."""
+
+    @property
+    def curated(self) -> bool:
+        """Whether one computer with all rows trained, a trusted curator, by the name that a real fit gives the data."""
+        others = any(one.trusted or one.loss.conditional for one in self.sessions)
+        return _CURATED.search(self.data) is not None and not others
 
     @property
     def summed(self) -> bool:

@@ -144,6 +144,14 @@ def test_a_header_in_quotes_and_another_separator(separator, tmp_path):
     assert list(drafted.columns) == ["a", "b, c"]
 
 
+def test_columns_of_sites_and_owners_stand_in_the_draft_as_no_features(table, tmp_path):
+    shown = said(table, "--site", "race", "--owner", "id", "--out", tmp_path / "schema.toml").splitlines()
+    rows = {words[0]: " ".join(words[1:]) for line in shown if (words := line.split())}
+    assert rows["race"].startswith("left out says the site")
+    assert rows["id"].startswith("left out says whose a row is")
+    assert rows["country"].startswith("left out a single value")
+
+
 def test_owner_and_label_are_no_inputs(table):
     drafted = Schema(**tomllib.loads(said(table, "--owner", "id", "--label", "sex")))
     assert drafted.owner == "id"

@@ -15,7 +15,7 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.data.table_task import ReadTable, held_out
 from murmurfl.app.models.trained_model import TrainedModel
 from murmurfl.app.runs import fit_summary, rehearsal
-from murmurfl.app.runs.fit_summary import fit_lines, is_useless
+from murmurfl.app.runs.fit_summary import REHEARSED, fit_lines, is_useless
 from murmurfl.app.runs.model_card import card_text
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.drafting import document
@@ -61,7 +61,7 @@ def saved(result, tmp_path_factory):
 def test_sites_are_clients_and_no_feature(result):
     assert result.num_clients == 4
     assert list(result.table.schema.columns) == ["age", "ward"]
-    assert result.table.left_out == {"names: of persons, it seems": ["name"]}
+    assert result.table.left_out == {"names: of persons, it seems": ["name"], "the sites": ["hospital"]}
 
 
 def test_epsilon_is_what_was_asked_for(result):
@@ -77,7 +77,7 @@ def test_the_model_learns_who_is_ill(result):
 def test_a_client_alone_that_is_no_worse_is_said_to_be(result, reached, said):
     alone = result.outcome.alone.model_copy(update={"auc": reached})
     outcome = result.outcome.model_copy(update={"alone": alone})
-    assert ("(no worse)" in fit_summary._beside(outcome, result.table)) == said
+    assert ("(no worse)" in fit_summary._compared(outcome, result.table)) == said
 
 
 def test_models_without_privacy_and_a_client_alone_stand_beside_it(result):
@@ -85,7 +85,7 @@ def test_models_without_privacy_and_a_client_alone_stand_beside_it(result):
     assert min(found.linear.auc, found.additive.auc, found.boosted.auc) > 0.9
     assert found.rows == result.table.trained
     assert result.outcome.alone.clients == 4
-    (said,) = [line for line in fit_lines(result, result.table, None) if line.startswith("beside")]
+    (said,) = [line for line in fit_lines(result, result.table, None) if line.startswith("compare")]
     assert all(name in said for name in ("without privacy", "trees 0.9", "linear 0.9", "one site alone 0.9"))
 
 
@@ -176,9 +176,46 @@ def test_schema_of_the_folder_is_not_reviewed(saved):
 def test_lines_are_few_and_say_that_nobody_was_protected(result):
     lines = fit_lines(result, result.table, Path("runs/people/model"))
     assert len(lines) <= 11
-    assert sum(len(textwrap.wrap(line, 80)) for line in lines) <= 15
+    assert sum(len(textwrap.wrap(line, 80)) for line in lines) <= 23
     assert "REHEARSAL" in "\n".join(lines)
     assert "epsilon = 8 at delta = 1e-05" in "\n".join(lines)
+
+
+def row(result, name):
+    (line,) = [line for line in fit_lines(result, result.table, None) if line.startswith(f"{name} ")]
+    return line
+
+
+def test_columns_that_a_model_does_not_use_are_named_with_the_reason(result, reviewed):
+    assert "not used: name (names: of persons, it seems), hospital (the sites)" in row(result, "columns")
+    constant = fit([{**one, "country": "US"} for one in people(100)], label="ill", clients=2, epsilon=8, **QUICK)
+    assert "country (a single value)" in row(constant, "columns")
+    table, schema = reviewed
+    table.write_text("\n".join(f"{line},{'ward' if not i else 3}" for i, line in enumerate(table.read_text().split())))
+    given = fit(table, schema=schema, epsilon=8, **QUICK)
+    assert "not used: ward (not in the schema)" in row(given, "columns")
+
+
+def test_a_rehearsal_says_what_it_is_for_as_the_pages_do(result):
+    assert REHEARSED in row(result, "privacy")
+    for page in ("tables.md", "sharp-edges.md"):
+        text = (Path(__file__).parents[3] / "docs" / page).read_text()
+        assert REHEARSED in " ".join(text.split())
+
+
+@pytest.mark.parametrize("trust", ["untrusted-server", "trusted-server"])
+def test_a_rehearsal_says_under_which_trust_a_real_fit_runs(trust, result):
+    made = (
+        result if trust == "untrusted-server" else fit(people(100), label="ill", trust=trust, epsilon=8, num_rounds=2)
+    )
+    assert made.guarantee.trust == trust
+    assert "--real, with all rows on this computer, which " in row(made, "next")
+    assert ("--trust trusted-server rehearses" in row(made, "next")) == (trust == "untrusted-server")
+    assert ("which is the trusted server" in row(made, "next")) == (trust == "trusted-server")
+
+
+def test_the_baseline_of_the_commonest_class_is_named_with_its_measure(result):
+    assert f"majority-class baseline: accuracy {100 * result.table.majority:.1f} %" in row(result, "compare")
 
 
 def test_a_useless_model_is_said_in_the_first_line(tmp_path):
@@ -203,7 +240,9 @@ def test_an_accuracy_below_the_majority_is_said_of_a_model_that_ranks(result, tm
     rare = replace(result.table, majority=0.99, tested=2000, differing=4)
     made = replace(result, table=rare)
     vars(made)["outcome"] = result.outcome.model_copy(update={"auc": 0.7, "accuracy": 0.989})
-    assert fit_lines(made, rare, tmp_path)[0].startswith("Accuracy 98.9 % is not above the usual answer's 99.0 %")
+    assert fit_lines(made, rare, tmp_path)[0].startswith(
+        "Accuracy 98.9 % is not above that of always predicting the commonest class, 99.0 %"
+    )
 
 
 def test_sums_are_advised_where_they_were_rehearsed_and_help(tmp_path, monkeypatch):
@@ -341,7 +380,7 @@ def test_rows_that_do_not_fit_are_said_with_their_reason(tmp_path):
 
 def test_no_released_figure_passes_for_more_than_it_shows(reviewed, tmp_path):
     table, schema = reviewed
-    result = fit(table, schema=schema, real=True, epsilon=0.1, **QUICK)
+    result = fit(table, schema=schema, real=True, epsilon=0.1, evaluate="private", **QUICK)
     assert fit_lines(result, result.table, tmp_path)[0].startswith("The released figure does not show")
 
 
@@ -439,7 +478,7 @@ def reviewed(tmp_path):
 def test_a_real_fit_shows_nothing_that_was_not_released(reviewed, tmp_path):
     table, schema = reviewed
     rounds = []
-    result = fit(table, schema=schema, real=True, epsilon=40, on_progress=rounds.append, **QUICK)
+    result = fit(table, schema=schema, real=True, epsilon=40, evaluate="private", on_progress=rounds.append, **QUICK)
     assert len(rounds) == result.rounds
     assert all(one.accuracy is one.loss is one.auc is None for one in rounds)
     assert result.deployed
@@ -496,7 +535,8 @@ def far_too_wide(reviewed):
 def fitted_for_real(far_too_wide, cell, **options):
     table, schema = far_too_wide(cell)
     ledger = table.with_name(f"{cell or 'blank'}.ledger")
-    return fit(table, schema=schema, real=True, scale="private", epsilon=6, **QUICK, ledger=ledger, **options), ledger
+    asked = {"scale": "private", "evaluate": "private", "epsilon": 6, **QUICK, **options}
+    return fit(table, schema=schema, real=True, ledger=ledger, **asked), ledger
 
 
 def test_a_real_fit_scales_by_statistics_out_of_the_same_epsilon(far_too_wide, tmp_path, hushed_noise):
@@ -635,6 +675,23 @@ def test_commands_fit_and_predict(tmp_path):
     assert len(rows) == 400
     assert {row["predicted_ill"] for row in rows} == {"yes", "no"}
     assert all(0 <= float(row["probability_yes"]) <= 1 for row in rows)
+
+
+def test_predict_counts_the_cells_that_a_model_does_not_read_as_they_stand(result, saved, tmp_path):
+    low, high = result.table.schema.columns["age"].bounds
+    rows = [{"age": "40", "ward": "a", "colour": "red"} for _ in range(8)]
+    for number, cell in enumerate((high + 1, low - 1, high, "old", "")):
+        rows[number]["age"] = cell
+    rows[7]["ward"] = "z"
+    path = tmp_path / "new.csv"
+    path.write_text("\n".join(["age,ward,colour", *(",".join(map(str, one.values())) for one in rows)]) + "\n")
+    said = command("predict", saved, path)
+    assert "clipped to the nearer one: age 2\n" in said
+    assert "read as missing: age 1\n" in said
+    assert "read as other: ward 1\n" in said
+    assert "not used by the model: colour\n" in said
+    path.write_text("age,ward\n40,a\n")
+    assert len(command("predict", saved, path, "--force").splitlines()) == 1
 
 
 @pytest.mark.parametrize(

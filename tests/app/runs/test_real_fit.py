@@ -67,9 +67,12 @@ values = ["a", "b"]
 SECRET = "5551234"
 """Part of a strange row: it must be found in nothing that leaves."""
 QUICK = ("--set", "strategy=full-batch", "--set", "num-rounds=2", "--epsilon", "2")
+EVALUATED = ("--evaluate", "private")
+"""The figure of so few rows is left out unless it is asked for."""
+BEGUN = "Training for real on 40 rows of people.csv, 2 rounds. Until it ends, nothing is shown that depends on a row.\n"
 FORECAST = (
-    "Forecast of the figure, from public numbers: it will count 4 rows, and its 95 % interval will be about 50 points "
-    "to each side, too wide to be of use. What helps: --set evaluation.share=0 (no figure, and a better model).\n"
+    f"{BEGUN}Forecast of the figure, from public numbers: it will count 4 rows, and its 95 % interval will be about 50 "
+    "points to each side, too wide to be of use. What helps: no figure, which is the default here (a better model).\n"
 )
 """What a fit of so few rows says before it reads one."""
 NOISY = ("accuracy", "interval", "noise_interval", "auc", "auc_interval", "auc_noise_interval", "sentence")
@@ -170,7 +173,7 @@ def files_of(folder, *, released):
     return found
 
 
-def left_by(home, *arguments, released=True, capfd=None):
+def left_by(home, *arguments, released=True, evaluated=True, capfd=None):
     """Everything that leaves a fit of the table in a folder."""
     asked = [
         "fit",
@@ -183,6 +186,7 @@ def left_by(home, *arguments, released=True, capfd=None):
         "--name",
         "run",
         *QUICK,
+        *(EVALUATED if evaluated else ()),
     ]
     done = CliRunner().invoke(cli, [str(one) for one in [*asked, *arguments]])
     texts = [done.stdout, done.stderr, *([] if capfd is None else capfd.readouterr())]
@@ -287,6 +291,7 @@ def test_owners_of_a_real_fit_are_in_its_ledger_and_may_get_more_rows(tmp_path):
     table = tmp_path / "a" / "people.csv"
     summary = read_ledger(Path(f"{table}.ledger"))
     assert ledger_guarantee(summary).unit == "owner"
+    assert "the computer that trained" in ledger_guarantee(summary).against
     table.write_text(table.read_text() + "p3,41,b,1\nnobody before,50,a,0\n")
     again = left_by(tmp_path / "a", *OF_OWNERS, "--name", "again")
     assert again["code"] == 0, again["texts"]
@@ -333,14 +338,50 @@ def test_forecast_of_the_figure_is_the_interval_that_follows(rows, epsilon, owne
         assert f"it will count {f'the persons in {count:,} places' if owners else f'{count:,} rows'}" in said
 
 
-def test_a_figure_that_would_be_useless_can_be_left_out(tmp_path):
+@pytest.mark.parametrize("options", [(), ("--set", "evaluation.share=0")])
+def test_a_useless_figure_is_left_out_and_all_of_epsilon_trains_the_model(options, tmp_path):
     table_of(tmp_path / "a", "33,a,1")
-    left = left_by(tmp_path / "a", "--set", "evaluation.share=0")
-    assert (left["code"], left["texts"][1]) == (0, "")
+    left = left_by(tmp_path / "a", *options, evaluated=False)
+    assert left["code"] == 0, left["texts"]
+    begun, said = left["texts"][1].removesuffix("\n").split("\n")
+    assert begun + "\n" == BEGUN
+    assert "4 rows that are held out" in said
+    assert said.endswith(real_fit.FIGURE_OPTION + ".")
     assert left["files"]["result.json"]["private_evaluation"] is None
-    sessions = [one.session for one in read_ledger(tmp_path / "a" / "people.csv.ledger").sessions]
-    assert len(sessions) == 2, "knots and training, and no evaluation"
-    assert not any(one.endswith("evaluation") for one in sessions)
+    knots, training = read_ledger(tmp_path / "a" / "people.csv.ledger").sessions
+    assert not any(one.session.endswith("evaluation") for one in (knots, training))
+    assert training.loss.mu == pytest.approx(math.sqrt(0.9) * gdp_mu(2, 1e-5))
+    assert training.terms["max_participations"] == 2
+
+
+@pytest.mark.parametrize("asked", [EVALUATED, ("--set", "evaluation.held-out=0.3"), ("--set", "evaluation.share=0.2")])
+def test_a_useless_figure_is_released_and_paid_for_where_somebody_asks(asked, tmp_path):
+    table_of(tmp_path / "a", "33,a,1")
+    left = left_by(tmp_path / "a", *asked, evaluated=False)
+    assert left["files"]["result.json"]["private_evaluation"] is not None
+    sessions = read_ledger(tmp_path / "a" / "people.csv.ledger").sessions
+    assert len(sessions) == 3
+    assert math.hypot(*(one.loss.mu for one in sessions)) == pytest.approx(gdp_mu(2, 1e-5))
+
+
+def test_whether_the_figure_is_left_out_follows_from_public_numbers_alone(tmp_path):
+    """A row of another label, or one that does not fit, changes nothing: the table of either is left alike."""
+    schema = Schema.model_validate(tomllib.loads(SCHEMA))
+    found = {
+        (rows, epsilon): bool(real_fit.why_no_figure(RunConfig.from_mapping({"epsilon": epsilon}), schema, rows))
+        for rows in (920, 3000, 20000)
+        for epsilon in (2.0, 8.0)
+    }
+    assert found == {
+        (920, 2.0): True,
+        (920, 8.0): True,
+        (3000, 2.0): False,
+        (3000, 8.0): False,
+        (20000, 2.0): False,
+        (20000, 8.0): False,
+    }
+    numbers = schema.model_copy(update={"label": Label(column="ill", bounds=(0, 1))})
+    assert not real_fit.why_no_figure(RunConfig.from_mapping({"epsilon": 2.0}), numbers, 920), "numbers have none"
 
 
 def test_real_fits_write_no_time(tmp_path, same_noise):
@@ -654,7 +695,7 @@ def test_a_process_of_its_own_says_what_one_in_this_process_says(tmp_path, same_
     home = tmp_path / "strange"
     asked = ["fit", home / "people.csv", "--schema", home / "schema.toml", "--real", "--out", home, "--name", "run"]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *map(str, asked), *QUICK],
+        [sys.executable, "-c", SCRIPT, *map(str, asked), *QUICK, *EVALUATED],
         capture_output=True,
         text=True,
         check=False,
@@ -758,6 +799,10 @@ def test_output_and_card_have_what_all_calls_spent_and_the_condition(tmp_path):
     one, both = gdp_mu(2, 1e-5), np.sqrt(2) * gdp_mu(2, 1e-5)
     spent = f"have spent mu = {rounded_up(both)}, epsilon = {rounded_up(gdp_epsilon(both, 1e-5))} at delta = 1e-05 on"
     condition = "given a schema that does not come from these rows"
+    ledger = CliRunner().invoke(cli, ["ledger", "show", str(tmp_path / "a" / "people.csv.ledger")]).stdout
+    (said,) = [line for line in ledger.splitlines() if line.startswith("that is")]
+    assert "against everybody but the computer that trained, a trusted curator; independent noise of that" in said
+    assert "the server" not in said
     folder = max(tmp_path.glob("fit-people-*"), key=lambda path: path.name)
     outcome = Outcome.read(folder)
     assert outcome.mu == pytest.approx(one)

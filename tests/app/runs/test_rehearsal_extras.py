@@ -68,6 +68,11 @@ def test_seeds_have_a_mean_and_its_standard_error(several):
     assert found.mean == pytest.approx(np.mean(found.figures))
     assert found.standard_error == pytest.approx(np.std(found.figures, ddof=1) / np.sqrt(3))
     assert f"{found.mean:.3f} on average of 3 seeds, standard error {found.standard_error:.3f}" in row(several, "seeds")
+    for seed, one in zip(found.seeds, found.figures, strict=True):
+        assert f"{one:.3f} of seed {seed}" in row(several, "seeds")
+    assert f"{100 * found.figures[0]:.1f} %" in row(several, "model")
+    assert "by seed 1, whose model this is" in row(several, "model")
+    assert "with seed 1: " in row(several, "compare")
 
 
 def test_the_worst_and_the_best_site_are_named():

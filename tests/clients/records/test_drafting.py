@@ -35,8 +35,89 @@ def test_texts_among_numbers_become_missing_and_are_counted():
     cells[::50] = ["> 89"] * 20
     one = column_of(drafted(cells))
     assert one.column.kind == "integer"
-    assert one.lost == "20 cells that are no such numbers count as missing"
+    assert (one.lost, one.num_lost) == ("read as missing: 20 that are no such numbers", 20)
     assert one.column.encode("> 89") == one.column.encode("") == one.column.encode(one.column.missing)
+
+
+def test_codes_words_and_clipped_cells_are_counted_by_column():
+    cells = values()
+    cells[:30], cells[30:35], cells[35:37] = ["-9"] * 30, ["old"] * 5, ["100000"] * 2
+    one = column_of(drafted(cells))
+    low, high = one.column.bounds
+    assert (
+        one.lost == f"read as missing: 30 with -9, 5 that are no such numbers; clipped: 2 outside {low:g} to {high:g}"
+    )
+    assert one.num_lost == 35 == sum(one.column.lost(cell) == "missing" or cell == "-9" for cell in cells)
+    assert "cells read as missing or as other: x 35" in drafted(cells).notes_on_used
+
+
+def test_a_warning_that_several_columns_have_stands_once():
+    rows = [{"a": cell, "b": cell, "y": n % 2} for n, cell in enumerate([*values()[:900], *["-9"] * 100])]
+    notes = draft_of_rows(table_rows(rows), "the table", label="y").notes
+    assert [note.partition(" is read")[0] for note in notes if "-9" in note] == ["a, b: -9"]
+
+
+_random = np.random.default_rng(4)
+LABELS = ["yes" if one else "no" for one in _random.integers(0, 2, ROWS)]
+NUMBERS = [float(one) for one in _random.normal(size=ROWS)]
+OWN = list(map(str, _random.permutation(10 * ROWS)[:ROWS]))
+
+
+@pytest.mark.parametrize(
+    ("cells", "label", "expected"),
+    [
+        (LABELS, LABELS, "a copy of the label"),
+        ([{"yes": "ill", "no": "well"}[one] for one in LABELS], LABELS, "a copy of the label"),
+        (
+            [f"{one}{number % 3}" for number, one in enumerate(LABELS)],
+            LABELS,
+            "each value has one label",
+        ),
+        (
+            [own if one == "yes" else "" for own, one in zip(OWN, LABELS, strict=True)],
+            LABELS,
+            "only rows of one label have a value",
+        ),
+        (
+            [str(float(own) + (1e6 + 0.25 if one == "yes" else 0)) for own, one in zip(OWN, LABELS, strict=True)],
+            LABELS,
+            "its numbers separate the classes",
+        ),
+        ([str(3.7 * one + 20) for one in NUMBERS], NUMBERS, "the label in another unit"),
+        (NUMBERS, NUMBERS, "a copy of the label"),
+    ],
+)
+@pytest.mark.parametrize("order", ["as they come", "sorted by the label"])
+def test_a_column_that_tells_the_label_is_named_first(cells, label, expected, order):
+    if order == "sorted by the label":
+        label, cells = zip(*sorted(zip(label, cells, strict=True)), strict=True)
+    found = drafted(list(cells), label=list(label))
+    (first, *_) = column_of(found).warnings
+    assert first.startswith(expected)
+    assert found.notes[len(found.warnings)] == f"x: {first}"
+    assert column_of(found).column is not None, "a person decides"
+
+
+@pytest.mark.parametrize(
+    ("cells", "label"),
+    [
+        (
+            [*["ill" if one == "yes" else "well" for one in LABELS[:-1]], "ill" if LABELS[-1] == "no" else "well"],
+            LABELS,
+        ),
+        (OWN, LABELS),
+        (
+            [own if one == "yes" or i % 9 == 0 else "" for i, (own, one) in enumerate(zip(OWN, LABELS, strict=True))],
+            LABELS,
+        ),
+        ([str(3.7 * one + 0.01 * abs(one)) for one in NUMBERS], NUMBERS),
+        (["a" if i > 6 else "b" for i in range(60)], ["no" if i > 6 else "yes" for i in range(60)]),
+    ],
+    ids=["but for one row", "a name of each row", "nearly always there", "not linear", "few rows of a class"],
+)
+def test_a_column_that_nearly_tells_the_label_is_not_named(cells, label):
+    found = drafted(cells, label=label)
+    assert not [note for note in found.notes if "label" in note]
 
 
 def test_numbers_with_many_words_are_numbers_and_few_numbers_are_categories():
@@ -131,7 +212,7 @@ def test_a_second_unit_is_missing_and_counted():
     cells = [f"{cell} {'km/kg' if i % 100 == 0 else 'kmpl'}" for i, cell in enumerate(values())]
     one = column_of(drafted(cells))
     assert one.column.unit == "kmpl"
-    assert one.lost.startswith("10 cells")
+    assert one.num_lost == 10
 
 
 def test_a_unit_is_read_with_decimal_commas_and_before_a_sign(tmp_path):
@@ -198,7 +279,7 @@ def test_an_id_with_several_rows_is_named_as_a_possible_owner():
     assert one.column is None
     assert one.lost.endswith("values in 1,000 rows")
     assert "--owner patient_nbr" in one.warnings[0]
-    assert found.notes == [f"patient_nbr: {one.warnings[0]}"]
+    assert f"patient_nbr: {one.warnings[0]}" in found.notes
 
 
 @pytest.mark.parametrize(
@@ -312,6 +393,27 @@ def test_copied_rows_are_named(tmp_path):
     found = draft(written(path, [*lines, *lines[1:101]]))
     assert found.warnings[0].startswith("100 rows are copies of other rows.")
     assert "score" in found.warnings[0]
+
+
+@pytest.mark.parametrize("kind", ["mappings", "parquet", "npz"])
+def test_copied_rows_are_named_whatever_the_table_is_kept_in(kind, tmp_path):
+    def found(copied):
+        rows = [(float(i), None if i % 9 == 0 else i / 7, i % 2) for i in range(200)]
+        rows += rows[: 100 * copied]
+        if kind == "npz":
+            arrays = np.array([[age, dose or 0.0] for age, dose, _ in rows])
+            np.savez(tmp_path / "p.npz", features=arrays, labels=np.array([ill for _, _, ill in rows]))
+            return draft(tmp_path / "p.npz")
+        named = [dict(zip(("age", "dose", "ill"), row, strict=True)) for row in rows]
+        if kind == "mappings":
+            return draft_of_rows(table_rows(named), "the table", label="ill")
+        pandas = pytest.importorskip("pandas")
+        pytest.importorskip("pyarrow")
+        pandas.DataFrame(named).to_parquet(tmp_path / "p.parquet")
+        return draft(tmp_path / "p.parquet")
+
+    assert not found(copied=False).warnings
+    assert found(copied=True).warnings[0].startswith("100 rows are copies of other rows.")
 
 
 STRANGE = ["", "NA", "-9", "> 89", "5 kg", "5 lb", "1,234", "1e308", "nan", "inf", "\x00", "9" * 500, "٣", "5_0", " 7 "]
