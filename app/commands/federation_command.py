@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...privacy.accounting.guarantee import rounded_up
+from ...privacy.accounting.guarantee import added_words, rounded_up
 from ...privacy.accounting.loss import Gaussian, Profile
 from ...privacy.errors import ConfigurationError
 from ...privacy.files import create_private
@@ -391,7 +391,7 @@ def _reserved(seen: Seen) -> str:
 
 
 def _spent(spent: Profile, budget: Profile) -> str:
-    words = f"mu {rounded_up(spent.mu)}"
+    words = f"mu {rounded_up(spent.mu)}{added_words(spent)}"
     return f"{words} of {budget.mu:g}" if math.isfinite(budget.mu) else words
 
 

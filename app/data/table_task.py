@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ...clients.records.client_records import Records, Rows, check_columns, table_file, table_rows
 from ...clients.records.drafting import Draft, draft, draft_of_rows
 from ...clients.records.schema import Schema, is_missing, text_of
-from ...privacy.accounting.gdp import gdp_epsilon
-from ...privacy.accounting.guarantee import rounded_up
+from ...privacy.accounting.guarantee import added_words, rounded_up
+from ...privacy.accounting.loss import Gaussian
 from ...privacy.errors import ConfigurationError, InvalidRecordError
 from ...privacy.noise import derived_seed
 from ..settings.registry import registry
@@ -289,6 +289,8 @@ class FittedTable:
     """Mu that all calls with the ledger of a real fit have spent on these rows so far; 0 for a rehearsal."""
     budget_mu: float = 0.0
     """The ledger's budget; 0 for a rehearsal."""
+    spent_delta: float = 0.0
+    """Added delta of all calls with the ledger of a real fit."""
 
     @property
     def error_of_accuracy(self) -> float:
@@ -306,8 +308,10 @@ class FittedTable:
         """Return what all calls with a real fit's ledger spent on these rows, as a sentence; "" for a rehearsal."""
         if not self.spent_mu:
             return ""
-        epsilon, budget = (rounded_up(gdp_epsilon(mu, delta)) for mu in (self.spent_mu, self.budget_mu))
-        return SPENT.format(mu=rounded_up(self.spent_mu), epsilon=epsilon, delta=delta, budget=budget)
+        spent = Gaussian(self.spent_mu, self.spent_delta)
+        epsilon, budget = (rounded_up(one.epsilon(delta)) for one in (spent, Gaussian(self.budget_mu)))
+        mu = f"{rounded_up(spent.mu)}{added_words(spent)}"
+        return SPENT.format(mu=mu, epsilon=epsilon, delta=delta, budget=budget)
 
     def notes(self, delta: float) -> tuple[str, ...]:
         """Sentences on what a guarantee for the table includes, and what else was released on it."""

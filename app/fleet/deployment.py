@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...clients.nodes.roster_files import write_roster
-from ...privacy.accounting.guarantee import rounded_up
+from ...privacy.accounting.guarantee import added_words, rounded_up
 from ...privacy.accounting.loss import Profile
 from ...privacy.errors import ConfigurationError, LedgerError
 from ...privacy.files import write_private
@@ -294,7 +294,7 @@ def ledger_line(client: str, ledger: LedgerSummary) -> str:
 
 
 def _of_budget(spent: Profile, budget: Profile) -> str:
-    return f"{rounded_up(spent.mu)} of {rounded_up(budget.mu)}"
+    return f"{rounded_up(spent.mu)}{added_words(spent)} of {rounded_up(budget.mu)}"
 
 
 def record_line(helper: str, sets: int) -> str:

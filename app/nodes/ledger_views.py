@@ -13,7 +13,16 @@ from ...clients.adapters.noise_mod import privatizer_behind
 from ...clients.adapters.update_policy import UpdatePolicy
 from ...clients.nodes.client_file import UpdateNode
 from ...clients.private_client import PrivateClient
-from ...privacy.accounting.guarantee import CURATED, CURATED_NOISE, SAME_OWNER, SESSION, Guarantee, Unit, rounded_up
+from ...privacy.accounting.guarantee import (
+    CURATED,
+    CURATED_NOISE,
+    SAME_OWNER,
+    SESSION,
+    Guarantee,
+    Unit,
+    added_words,
+    rounded_up,
+)
 from ...privacy.accounting.loss import NO_LOSS, Loss, Profile
 from ...privacy.ledger.ledger_history import LedgerHistory, LedgerSummary, ReleaseLine, SessionSummary
 from ...privacy.ledger.repair import rotate_key
@@ -74,7 +83,8 @@ def _session_document(session: SessionSummary, summary: LedgerSummary) -> dict[s
 def _amount(profile: Profile, delta: float) -> dict[str, float | None]:
     """Return mu and epsilon of one side of a loss; None if infinite."""
     both = {"mu": profile.mu, "epsilon": profile.epsilon(delta)}
-    return {name: value if math.isfinite(value) else None for name, value in both.items()}
+    figures = {name: value if math.isfinite(value) else None for name, value in both.items()}
+    return {**figures, "added_delta": profile.added_delta} if profile.added_delta else figures
 
 
 def ledger_guarantee(summary: LedgerSummary) -> Guarantee:
@@ -144,11 +154,11 @@ def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
     """Return a ledger in lines for people."""
 
     def amount(side: Profile) -> str:
-        if math.isinf(side.mu):
+        if math.isinf(side.epsilon(summary.delta)):
             return "no bound"
         # One rounding for all three, so that a budget and what is spent of it read alike when they are equal.
         epsilon = rounded_up(side.epsilon(summary.delta))
-        return f"epsilon {epsilon} at delta {summary.delta:g} (mu {rounded_up(side.mu)})"
+        return f"epsilon {epsilon} at delta {summary.delta:g} (mu {rounded_up(side.mu)}{added_words(side)})"
 
     return [
         f"ledger    {path}",
@@ -285,6 +295,10 @@ def releases_notes(history: LedgerHistory, summary: LedgerSummary, *, local_show
     if summary.summed:
         same = "the same two if no other client and no helper is honest."
         notes.append(f"in the worst case: {same}" if local_shown else f"A wider window, or --json, also shows {same}")
+    if added := summary.spent.added_delta:
+        notes.append(
+            f"All of them hold with an added delta of {rounded_up(added)}, that of sessions which name values."
+        )
     if summary.trusted_a_server:
         notes.append("Of a session under a trusted server they hold against everybody but that server.")
     if history.whole:

@@ -67,8 +67,8 @@ class RealFit:
     """The schema by which rows were read, with released bounds if there are any."""
     rows: int
     """Rows of the table, whose number is public; with owners the places for them."""
-    spent_mu: float
-    """Mu of everything that calls with this ledger have released on these rows so far."""
+    spent: Loss
+    """Loss of everything that calls with this ledger have released on these rows so far."""
     budget_mu: float
 
 
@@ -191,7 +191,7 @@ def fit_for_real(
     # How long rounds took depends on what stands in rows.
     result = replace(result, progress=[_unmeasured(one) for one in result.progress], seconds=None)
     with kept.exclusive() as page:
-        all_calls = page.account().spent.mu
+        all_calls = page.account().spent
     return RealFit(with_spent(result, spent), schema, count, all_calls, float(kept.budget_mu or mu))
 
 
@@ -358,13 +358,15 @@ def _opened(
     return kept, policy
 
 
-def check_room(ledger: SQLiteLedger, mu: float, budget: float, delta: float) -> None:
+def check_room(ledger: SQLiteLedger, mu: float, budget: float, delta: float, added_delta: float = 0.0) -> None:
     """Raise if a ledger has no room for everything that a call releases, before it releases anything."""
     with ledger.exclusive() as page:
-        before = page.account().spent.mu
-    if math.hypot(before, mu) <= budget * (1 + ROUNDING):
+        before = page.account().spent
+    whole_loss, asked = Loss.of(budget), Loss.of(mu).with_added(added_delta)
+    after = before.compose(asked)
+    if after.mu <= whole_loss.less_added(after.added_delta, delta).mu * (1 + ROUNDING):
         return
-    wanted, spent, whole = (rounded_up(gdp_epsilon(one, delta)) for one in (mu, before, budget))
+    wanted, spent, whole = (rounded_up(one.assumed.epsilon(delta)) for one in (asked, before, whole_loss))
     raise ConfigurationError(
         f"Expected a budget with room for epsilon = {wanted}, got {spent} spent of {whole} in the ledger {ledger.path} "
         "and released nothing. Ask for less: what all calls may spend is fixed by the first one (--budget).",

@@ -68,20 +68,23 @@ def plain_meaning(
         return ""
     guessed, known = _GUESSED[unit]
     meaning = (
-        f"The best guess {guessed} is right at most {right_at_most(loss.mu)} of the time; tossing a coin is right 50 % "
+        f"The best guess {guessed} is right at most {right_at_most(loss.mu, loss.added_delta)} of the time; tossing a coin is right 50 % "
         f"of the time. This holds for {_GUESSERS[trust]} {known}"
     )
     if not loss.conditional or min_honest is None:
         return f"{meaning}."
     worst = loss.worst_case.mu
-    local = f"at most {right_at_most(worst)}" if math.isfinite(worst) else "nothing is promised"
+    local = f"at most {right_at_most(worst, loss.added_delta)}" if math.isfinite(worst) else "nothing is promised"
     honest = f"{min_honest} client{'s' * (min_honest != 1)}"
     return f"{meaning}, if one helper and {honest} of each sum are honest; if not, {local}."
 
 
-def right_at_most(mu: float) -> str:
-    """Return how often the best guess is right at most, rounded up."""
-    return f"{math.ceil(1000 * gdp_best_guess(mu) - 1e-9) / 10:g} %"
+def right_at_most(mu: float, added_delta: float = 0.0) -> str:
+    """Return how often the best guess is right at most, rounded up.
+
+    An added delta is a distance in total variation, of which a guess between two gains half.
+    """
+    return f"{min(math.ceil(1000 * (gdp_best_guess(mu) + added_delta / 2) - 1e-9) / 10, 100.0):g} %"
 
 
 def rounded_up(value: float, digits: int = 4, *, places: int | None = None) -> str:
@@ -373,7 +376,21 @@ def _figures(profile: Profile, delta: float, of_mu: str = "") -> str:
     if math.isinf(profile.epsilon(delta)):
         return ""
     epsilon = f"epsilon = {rounded_up(profile.epsilon(delta))}"
-    return epsilon if math.isinf(profile.mu) else f"mu = {rounded_up(profile.mu)}{of_mu}, {epsilon}"
+    if math.isinf(profile.mu):
+        return epsilon
+    return f"mu = {rounded_up(profile.mu)}{of_mu}{added_words(profile)}, {epsilon}"
+
+
+def added_words(profile: Profile) -> str:
+    """Return the added delta of a profile in words, to follow its mu; empty if it has none.
+
+    Examples
+    --------
+    >>> from murmurfl.privacy import Gaussian
+    >>> added_words(Gaussian(1.0, added_delta=1.2345e-6))
+    ' with an added delta of 1.235e-06'
+    """
+    return f" with an added delta of {rounded_up(profile.added_delta)}" if profile.added_delta else ""
 
 
 def policy_guarantee(

@@ -6,7 +6,8 @@ compared and printed together, so they are one value, a :class:`Loss`. Wherever 
 sides are the same profile, and the loss is not ``conditional``.
 
 Each side is a *privacy profile*: the smallest known delta for every epsilon. A :class:`Gaussian` one is exact and has
-one number, mu. A :class:`Curve` is any upper bound on delta, such as that of a secret order
+one number, mu. It may have an *added delta* as well: the probability with which a release shows something that mu does
+not cover, such as the name of a value that a single record has. A :class:`Curve` is any upper bound on delta, such as that of a secret order
 (:func:`~murmurfl.privacy.accounting.amplification.allocation_profile`). Every profile also has a ``mu``, a Gaussian
 that bounds it. It is infinite where none is known, so whatever counts in mu alone, as ledgers do, fails closed.
 
@@ -14,11 +15,13 @@ Formal guarantees
 -----------------
 Of profiles that bound what they are of, every result here is a bound again, for the same neighbouring relation:
 
-* Composition is exact for Gaussians (Dong, Roth and Su 2022, corollary 3.3). Of curves it is the basic one: if the i-th
+* Composition is exact for Gaussians (Dong, Roth and Su 2022, corollary 3.3). Added deltas add up: each is the distance
+  in total variation to a mechanism that mu covers (docs/proofs/sensitivities.md, 2j). Of curves it is the basic one: if the i-th
   of n mechanisms is (epsilon_i, delta / n)-DP, all together are (sum of epsilon_i, delta)-DP, also if each is chosen
   from the results of those before (Dwork, Kenthapadi et al. 2006). The smaller of both bounds counts.
 * A search for an epsilon or a delta returns the end of its interval at which the bound was found to hold.
-* A multiple, a maximum and what is left of a budget are those of the Gaussians that bound both sides.
+* A multiple, a maximum and what is left of a budget are those of the Gaussians that bound both sides. Of a multiple of
+  a profile with an added delta nothing is said: it has no bound.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from typing import Any, Protocol
 
 from .. import protocol
 from ..errors import ConfigurationError
-from .gdp import compose_gdp, gdp_delta, gdp_epsilon
+from .gdp import compose_gdp, gdp_delta, gdp_epsilon, gdp_mu
 
 MOST_SUMMED = 2**11
 """Clients whose releases may be in one sum: each count stays below 2^52, so an int64 cannot wrap around."""
@@ -86,7 +89,12 @@ class Profile(Protocol):
 
     @property
     def mu(self) -> float:
-        """A mu for which it is mu-GDP; infinite if none is known."""
+        """A mu for which it is mu-GDP, but for the added delta; infinite if none is known."""
+        ...
+
+    @property
+    def added_delta(self) -> float:
+        """Delta at every epsilon in addition to that of mu."""
         ...
 
     def epsilon(self, delta: float) -> float:
@@ -100,23 +108,40 @@ class Profile(Protocol):
 
 @dataclass(frozen=True)
 class Gaussian:
-    """The profile of mu-GDP; with an infinite mu nothing is guaranteed.
+    """The profile of mu-GDP, with an added delta where there is one; with an infinite mu nothing is guaranteed.
+
+    Parameters
+    ----------
+    mu : float
+        The parameter of Gaussian DP.
+    added_delta : float
+        Delta at every epsilon in addition to that of mu.
 
     Examples
     --------
-    >>> round(Gaussian(1.0).epsilon(1e-5), 3)
-    4.377
+    >>> round(Gaussian(1.0).epsilon(1e-5), 3), round(Gaussian(1.0, added_delta=9e-6).epsilon(1e-5), 3)
+    (4.377, 4.887)
+    >>> Gaussian(1.0, added_delta=1e-5).epsilon(1e-5)  # all of this delta is taken
+    inf
     """
 
     mu: float
+    added_delta: float = 0.0
+
+    def __repr__(self) -> str:
+        added = f", added_delta={self.added_delta!r}" if self.added_delta else ""
+        return f"Gaussian(mu={self.mu!r}{added})"
 
     def epsilon(self, delta: float) -> float:
-        """Return the exact epsilon at a delta."""
-        return gdp_epsilon(self.mu, delta)
+        """Return the exact epsilon at what the added delta leaves of a delta; infinite if it leaves nothing."""
+        if self.added_delta == 0.0:
+            return gdp_epsilon(self.mu, delta)
+        left = math.nextafter(delta - self.added_delta, 0.0)  # rounding must not leave more
+        return gdp_epsilon(self.mu, left) if left > 0.0 else math.inf
 
     def delta(self, epsilon: float) -> float:
         """Return the exact delta at an epsilon."""
-        return gdp_delta(self.mu, epsilon)
+        return min(gdp_delta(self.mu, epsilon) + self.added_delta, 1.0)
 
 
 @dataclass(frozen=True)
@@ -140,6 +165,11 @@ class Curve:
 
     bound: Callable[[float], float]
     mu: float = math.inf
+
+    @property
+    def added_delta(self) -> float:
+        """None: the bound is of all of delta."""
+        return 0.0
 
     def epsilon(self, delta: float) -> float:
         """Return an epsilon at which the bound was found to be at most delta."""
@@ -167,16 +197,24 @@ class _Composed:
     def mu(self) -> float:
         return math.hypot(*(part.mu for part in self.parts))
 
+    @property
+    def added_delta(self) -> float:
+        return math.fsum(part.added_delta for part in self.parts)
+
+    @property
+    def _gaussian(self) -> Gaussian:
+        return Gaussian(self.mu, self.added_delta)
+
     def epsilon(self, delta: float) -> float:
         each = math.fsum(part.epsilon(delta / len(self.parts)) for part in self.parts)
-        return min(each, gdp_epsilon(self.mu, delta))
+        return min(each, self._gaussian.epsilon(delta))
 
     def delta(self, epsilon: float) -> float:
         low, high = math.log(_SMALLEST_DELTA), math.log(0.5)
         if self.epsilon(math.exp(high)) > epsilon:
-            return gdp_delta(self.mu, epsilon)
+            return self._gaussian.delta(epsilon)
         least = _least(low, high, lambda logarithm: self.epsilon(math.exp(logarithm)) <= epsilon)
-        return min(math.exp(least), gdp_delta(self.mu, epsilon))
+        return min(math.exp(least), self._gaussian.delta(epsilon))
 
 
 def _least(low: float, high: float, holds: Callable[[float], bool]) -> float:
@@ -197,18 +235,18 @@ def compose_profiles(profiles: Iterable[Profile]) -> Profile:
     >>> compose_profiles([Gaussian(3.0), Gaussian(4.0)])
     Gaussian(mu=5.0)
     """
-    gaussian: list[float] = []
+    gaussian: list[Gaussian] = []
     others: list[Profile] = []
     for profile in profiles:
         for part in profile.parts if isinstance(profile, _Composed) else (profile,):
             if isinstance(part, Gaussian):
-                gaussian.append(part.mu)
+                gaussian.append(part)
             else:
                 others.append(part)
-    exact = Gaussian(math.hypot(*gaussian))
+    exact = Gaussian(math.hypot(*(one.mu for one in gaussian)), math.fsum(one.added_delta for one in gaussian))
     if not others:
         return exact
-    parts = (exact, *others) if exact.mu else tuple(others)
+    parts = (exact, *others) if exact.mu or exact.added_delta else tuple(others)
     return parts[0] if len(parts) == 1 else _Composed(parts)
 
 
@@ -254,14 +292,28 @@ class Loss:
         return cls.of(float(statement[protocol.MU_GUARANTEED]), None if local is None else float(local))
 
     def statement(self) -> dict[str, float]:
-        """Return the entries that a client states; what holds in the worst case only if it is another figure."""
+        """Return the entries that a client states; what holds in the worst case only if it is another figure.
+
+        They are of mu alone, so one with an added delta states an infinite one.
+        """
+        if self.added_delta:
+            return self.times(1.0).statement()
         local = {protocol.MU_LOCAL: self.worst_case.mu} if self.conditional else {}
         return {protocol.MU_GUARANTEED: self.assumed.mu, **local}
 
+    def with_added(self, delta: float) -> Loss:
+        """Return the loss with this much more added delta on both sides."""
+        return self._each(lambda side: Gaussian(side.mu, side.added_delta + delta)) if delta else self
+
     @property
     def mu(self) -> float:
-        """Mu under the assumptions; infinite where no mu holds."""
+        """Mu under the assumptions, but for the added delta; infinite where no mu holds."""
         return self.assumed.mu
+
+    @property
+    def added_delta(self) -> float:
+        """Delta at every epsilon in addition to that of mu."""
+        return self.assumed.added_delta
 
     @property
     def mus(self) -> tuple[float, float | None]:
@@ -283,11 +335,43 @@ class Loss:
 
     def times(self, factor: float) -> Loss:
         """Return a multiple, such as that of a group of several neighbours' units."""
-        return self._each(lambda side: Gaussian(side.mu * factor))
+        return self._each(lambda side: Gaussian(math.inf if side.added_delta else side.mu * factor))
 
-    def left_of(self, spent: Loss) -> Loss:
-        """Return what is left of this budget, on each side: what composed with ``spent`` gives the budget again."""
-        return self._each(lambda budget, used: Gaussian(_left_of(budget.mu, used.mu)), spent)
+    def less_added(self, added_delta: float, delta: float) -> Loss:
+        """Return this budget, which fixes an epsilon at ``delta``, as mus that keep to it with an added delta.
+
+        Notes
+        -----
+        **Formal guarantees.** What stays within the result, and has this added delta in addition, has an epsilon at
+        ``delta`` within the budget's. Nothing stays within it if the added delta is the whole delta.
+
+        Examples
+        --------
+        >>> budget = Loss.of(1.0)
+        >>> left = budget.less_added(1e-6, 1e-5).with_added(1e-6)
+        >>> round(left.mu, 4), abs(left.assumed.epsilon(1e-5) - budget.assumed.epsilon(1e-5)) < 1e-9
+        (0.9952, True)
+        """
+        if not added_delta:
+            return self
+        rest = math.nextafter(delta - added_delta, 0.0)
+
+        def within(side: Profile) -> Gaussian:
+            if math.isinf(side.mu):
+                return Gaussian(side.mu)
+            return Gaussian(gdp_mu(gdp_epsilon(side.mu, delta), rest) if rest > 0.0 else 0.0)
+
+        return self._each(within)
+
+    def left_of(self, spent: Loss, delta: float | None = None) -> Loss:
+        """Return what is left of this budget, on each side: what composed with ``spent`` gives the budget again.
+
+        The budget fixes an epsilon at ``delta``, which must be given where ``spent`` has an added delta.
+        """
+        if spent.added_delta and delta is None:
+            raise ConfigurationError("Expected a delta with an added one, got none.", kind="missing", setting="delta")
+        budget = self.less_added(spent.added_delta, delta or 0.0)
+        return budget._each(lambda side, used: Gaussian(_left_of(side.mu, used.mu)), spent)
 
     def tightened(self) -> Loss:
         """Return the loss with what holds in the worst case on both sides, if that is less: it always holds."""
@@ -295,7 +379,7 @@ class Loss:
 
     def under_weaker(self, factor: float) -> Loss:
         """Return the loss under a weaker assumption, under which mu is a multiple; in the worst case it is the same."""
-        return Loss(Gaussian(self.mu * factor), self.worst_case, self.conditional).tightened()
+        return Loss(Gaussian(self.mu * factor, self.added_delta), self.worst_case, self.conditional).tightened()
 
     def unconditional(self) -> Loss:
         """Return what is left of it if nothing is assumed of others."""
@@ -326,7 +410,8 @@ def total_loss(losses: Iterable[Loss]) -> Loss:
     """
     every = list(losses)
     local = compose_gdp(loss.worst_case.mu for loss in every) if any(loss.conditional for loss in every) else None
-    return Loss.of(compose_gdp(loss.assumed.mu for loss in every), local)
+    made = Loss.of(compose_gdp(loss.assumed.mu for loss in every), local)
+    return made.with_added(math.fsum(loss.added_delta for loss in every))
 
 
 def weakest_loss(losses: Iterable[Loss]) -> Loss:
@@ -335,7 +420,8 @@ def weakest_loss(losses: Iterable[Loss]) -> Loss:
     if not every:
         raise ConfigurationError("Expected at least one loss, got none.", kind="out-of-range", setting="losses")
     local = max(loss.worst_case.mu for loss in every) if any(loss.conditional for loss in every) else None
-    return Loss.of(max(loss.assumed.mu for loss in every), local)
+    made = Loss.of(max(loss.assumed.mu for loss in every), local)
+    return made.with_added(max(loss.added_delta for loss in every))
 
 
 def _left_of(budget_mu: float, spent_mu: float) -> float:

@@ -14,7 +14,7 @@ import sqlite3
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
@@ -59,6 +59,11 @@ CREATE TABLE releases (
 ) WITHOUT ROWID;
 """
 
+ADDED = """
+CREATE TABLE IF NOT EXISTS reserved_delta (session TEXT PRIMARY KEY, delta REAL NOT NULL);
+"""
+"""A table that a ledger has from its first session with an added delta on."""
+
 
 @dataclass(frozen=True)
 class Header:
@@ -80,6 +85,12 @@ class Header:
 def read_reserved(connection: sqlite3.Connection) -> Iterator[tuple[str, float, float | None]]:
     """Yield the sessions in the order in which they were opened: name, mu reserved, and mu_local or None."""
     return connection.execute("SELECT session, mu, local FROM reserved ORDER BY rowid")
+
+
+def read_added(connection: sqlite3.Connection) -> dict[str, float]:
+    """Return the added delta of every session that has one."""
+    (there,) = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'reserved_delta'").fetchone()
+    return dict(connection.execute("SELECT session, delta FROM reserved_delta")) if there else {}
 
 
 def write_key(connection: sqlite3.Connection, key: bytes, key_file: Path | None) -> None:
@@ -107,11 +118,13 @@ class SessionState:
     """Digest of the session's whole stream; empty if it has none."""
     local: float | None = None
     """Reserved for the worst case under secure aggregation; None otherwise."""
+    delta: float = 0.0
+    """Added delta."""
 
     @property
     def loss(self) -> Loss:
         """Reserved loss; in the worst case, for the case that nobody else is honest."""
-        return Loss.of(abs(self.mu), self.local)
+        return Loss.of(abs(self.mu), self.local).with_added(self.delta)
 
 
 @dataclass(frozen=True)
@@ -173,6 +186,9 @@ class LedgerState:
             for name in ("local", "budget_local_mu"):
                 if name in values and values[name] is None:
                     del values[name]
+        for values in document["sessions"].values():
+            if not values["delta"]:  # what is not there is not sealed
+                del values["delta"]
         return document
 
 
@@ -211,17 +227,21 @@ def budget_left(mark: Path) -> BudgetLeft:
     """
     state = LEDGER_MARK.load(mark)
     budget, sessions = Loss.of(state.budget_mu, state.budget_local_mu), state.sessions.values()
-    left = budget.left_of(total_loss(session.loss for session in sessions))
+    left = budget.left_of(total_loss(session.loss for session in sessions), state.delta)
     return BudgetLeft(budget, left, state.delta, len(sessions))
 
 
 def unsealed_state(connection: sqlite3.Connection, header: Header) -> LedgerState:
     """Read how far the ledger has come, as its tables say."""
     counter, samples_used, data = connection.execute("SELECT counter, samples_used, data FROM state").fetchone()
-    sessions = {name: SessionState(mu, 0, local=local) for name, mu, local in read_reserved(connection)}
+    added = read_added(connection)
+    sessions = {
+        name: SessionState(mu, 0, local=local, delta=added.pop(name, 0.0))
+        for name, mu, local in read_reserved(connection)
+    }
+    sessions |= {name: SessionState(delta=delta) for name, delta in added.items()}
     for name, release, digest in connection.execute("SELECT session, release, digest FROM streams"):
-        before = sessions.get(name, SessionState(0.0, 0))
-        sessions[name] = SessionState(before.mu, release, digest, before.local)
+        sessions[name] = replace(sessions.get(name, SessionState()), releases=release, digest=digest)
     terms = header.budget_mu, header.delta
     key = header.key_check.hex() if header.rotations else ""
     return LedgerState(header.name, *terms, counter, samples_used, sessions, data, header.budget_local_mu, key)

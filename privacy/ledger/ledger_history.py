@@ -42,7 +42,7 @@ from ..errors import LedgerError, MurmurflError
 from ..noise import NOISE_VERSION
 from ..release.policy import PrivacyPolicy, read_fields
 from ..release.shuffled_privatizer import ShuffledPolicy
-from .ledger_file import CLOSED, LedgerFile, LedgerStore, read_reserved
+from .ledger_file import CLOSED, LedgerFile, LedgerStore, read_added, read_reserved
 from .ledger_records import no_bound
 
 _ATTEMPTS = 50
@@ -156,7 +156,7 @@ class LedgerSummary:
     @property
     def left(self) -> Loss:
         """Loss that new sessions may still reserve."""
-        return self.budget.left_of(self.spent)
+        return self.budget.left_of(self.spent, self.delta)
 
     @property
     def trusted_a_server(self) -> bool:
@@ -255,7 +255,11 @@ def _read(path: Path) -> LedgerSummary:
 
 def session_summaries(connection: sqlite3.Connection) -> Iterator[SessionSummary]:
     """Yield the sessions of an open ledger, in the order in which they were opened."""
-    losses = {session: Loss.of(abs(mu), local) for session, mu, local in read_reserved(connection)}
+    added = read_added(connection)
+    losses = {
+        session: Loss.of(abs(mu), local).with_added(added.get(session, 0.0))
+        for session, mu, local in read_reserved(connection)
+    }
     for session, mu, fingerprint, releases, ack, terms, first, last in connection.execute(
         "SELECT s.session, r.mu, s.fingerprint, s.release, s.ack, s.terms, min(l.time), max(l.time) "
         "FROM streams s JOIN reserved r USING (session) LEFT JOIN releases l USING (session) "
@@ -404,6 +408,8 @@ def first_releases(plan: NoisePlan, session: SessionSummary, releases: int) -> L
     session's. Proof: docs/proofs/release-rule.md, step 8.
     """
     whole = whole_of(session)
+    if whole.added_delta:  # of a part of it nothing is known
+        return whole
     alone = plan.sensitivity * plan.mechanism.sensitivity(n=releases, **plan.pattern) / plan.noise_std
     every = plan.sensitivity * plan.mechanism.sensitivity(**plan.pattern) / plan.noise_std
     # The part of the worst case that is not the noise's is the normals' resolution: it is charged whole.

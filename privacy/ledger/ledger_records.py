@@ -96,6 +96,8 @@ class Account:
     reserved_local: Mapping[str, float] = field(default_factory=dict)
     """Loss that sessions under secure aggregation reserved in the worst case. For all others
     that is what they reserved."""
+    reserved_delta: Mapping[str, float] = field(default_factory=dict)
+    """Added delta of sessions that have one (:class:`~murmurfl.privacy.accounting.loss.Gaussian`)."""
 
     @property
     def spent(self) -> Loss:
@@ -103,7 +105,10 @@ class Account:
 
         In the worst case it is as if every release had been seen by itself.
         """
-        return total_loss(Loss.of(abs(mu), self.reserved_local.get(name)) for name, mu in self.reserved.items())
+        return total_loss(
+            Loss.of(abs(mu), self.reserved_local.get(name)).with_added(self.reserved_delta.get(name, 0.0))
+            for name, mu in self.reserved.items()
+        )
 
     @property
     def unbounded(self) -> bool:
@@ -126,7 +131,13 @@ class Account:
         """Return the account with one more session; ``trusted`` if its loss is a trusted server's word."""
         mu, local = loss.mus
         reserved_local = self.reserved_local if local is None else {**self.reserved_local, session: local}
-        return replace(self, reserved={**self.reserved, session: -mu if trusted else mu}, reserved_local=reserved_local)
+        added = loss.added_delta
+        return replace(
+            self,
+            reserved={**self.reserved, session: -mu if trusted else mu},
+            reserved_local=reserved_local,
+            reserved_delta={**self.reserved_delta, session: added} if added else self.reserved_delta,
+        )
 
 
 def no_bound(mu: float) -> bool:
@@ -329,11 +340,13 @@ class AccountBlock(_Block):
     reserved: list[Mapping[str, float]]
     data: list[str]
     reserved_local: list[Mapping[str, float]]
+    reserved_delta: list[Mapping[str, float]]
 
     @classmethod
     def empty(cls, clients: int) -> AccountBlock:
         """Return a block of so many clients that have spent nothing."""
-        return cls(np.zeros(clients, np.int64), [NOTHING] * clients, [""] * clients, [NOTHING] * clients)
+        none = [[NOTHING] * clients for _ in range(3)]
+        return cls(np.zeros(clients, np.int64), none[0], [""] * clients, *none[1:])
 
     @classmethod
     def of(cls, account: Account) -> AccountBlock:
@@ -343,7 +356,8 @@ class AccountBlock(_Block):
         return block
 
     def record(self, row: int) -> Account:
-        return Account(int(self.samples_used[row]), self.reserved[row], self.data[row], self.reserved_local[row])
+        of_row = self.reserved[row], self.data[row], self.reserved_local[row], self.reserved_delta[row]
+        return Account(int(self.samples_used[row]), *of_row)
 
     def set(self, row: int, account: Account) -> None:
         for entry in fields(Account):

@@ -29,6 +29,7 @@ from ..files import check_private
 from ..mechanisms import State
 from ..noise import KEY_BYTES, NoiseKeys, SystemKeys
 from .ledger_file import (
+    ADDED,
     CLOSED,
     LARGE_BYTES,
     UNDECIDED,
@@ -47,6 +48,7 @@ from .ledger_file import (
     digest_of,
     key_check,
     of,
+    read_added,
     read_reserved,
     unsealed_state,
     write_key,
@@ -82,10 +84,10 @@ class SQLiteTransaction(LedgerTransaction):
 
     def account(self) -> Account:
         with self._errors():
-            rows = list(read_reserved(self._connection))
+            rows, added = list(read_reserved(self._connection)), read_added(self._connection)
         reserved = {session: mu for session, mu, _ in rows}
         reserved_local = {session: local for session, _, local in rows if local is not None}
-        return Account(self.state.samples_used, reserved, self.state.data, reserved_local)
+        return Account(self.state.samples_used, reserved, self.state.data, reserved_local, added)
 
     def stream(self, session: str) -> StreamRecord | None:
         with self._errors():
@@ -119,7 +121,7 @@ class SQLiteTransaction(LedgerTransaction):
             before = self.state.sessions.get(session, SessionState())
             self._check_forward(session, before, stream, account)
             self._write_stream(session, stream)
-            self._reserve(account.reserved, account.reserved_local)
+            self._reserve(account.reserved, account.reserved_local, account.reserved_delta)
             if stream.release > before.releases:
                 line = (session, stream.release, time.time(), account.samples_used)
                 self._connection.execute("INSERT INTO releases VALUES (?, ?, ?, ?)", line)
@@ -134,6 +136,7 @@ class SQLiteTransaction(LedgerTransaction):
             self._reserve(
                 {name: _larger(ours.mu, theirs.mu) for name, (ours, theirs) in pairs.items()},
                 {name: max(s.loss.worst_case.mu for s in both) for name, both in pairs.items() if _summed(*both)},
+                {name: added for name, both in pairs.items() if (added := max(s.delta for s in both))},
             )
             for name, (ours, theirs) in pairs.items():
                 self._close(name, max(ours.releases, theirs.releases))
@@ -181,7 +184,15 @@ class SQLiteTransaction(LedgerTransaction):
             self._connection.execute("UPDATE ledger SET budget_local_mu = ?", (budget_local_mu,))
             self._read_header()
 
-    def _reserve(self, reserved: Mapping[str, float], reserved_local: Mapping[str, float]) -> None:
+    def _reserve(
+        self,
+        reserved: Mapping[str, float],
+        reserved_local: Mapping[str, float],
+        reserved_delta: Mapping[str, float],
+    ) -> None:
+        if reserved_delta:
+            self._connection.execute(ADDED)
+            self._connection.executemany("INSERT OR REPLACE INTO reserved_delta VALUES (?, ?)", reserved_delta.items())
         self._connection.executemany(
             "INSERT INTO reserved VALUES (?, ?, ?) ON CONFLICT (session) DO UPDATE SET mu = excluded.mu, "
             "local = excluded.local",
@@ -196,6 +207,7 @@ class SQLiteTransaction(LedgerTransaction):
             or stream.release < before.releases
             or any(_forgets(account.reserved.get(name, 0.0), state.mu) for name, state in past.items())
             or any(name not in local or local[name] < mu for name, mu in summed.items())
+            or any(account.reserved_delta.get(name, 0.0) < state.delta for name, state in past.items())
             # Without its name a release cannot be shown to be what the next one is built on.
             or (session in local and not stream.ids.keys() >= stream.pending.keys())
         ):

@@ -158,7 +158,8 @@ class AdmissionRule:
     -----
     **Formal guarantees.** Admits at most K releases of a session, takes every sample at most as often as the policy
     says, ``min_separation`` releases apart, reserves a session's whole mu with its first release, and admits no session
-    that would take the sum of all reserved mus (in squares) beyond the budget's, assumed or in the worst case.
+    that would take the sum of all reserved mus (in squares) beyond the budget's, assumed or in the worst case. With
+    added deltas the budget is less, so that epsilon at the policy's delta stays within its own.
     Samples in a secret order are in no other session, before or after it. Of a block every row is
     decided by its own ledger and request alone. Those of :class:`~murmurfl.privacy.Privatizer` rest on this,
     provided that what is admitted is recorded before anything leaves.
@@ -242,7 +243,7 @@ class AdmissionRule:
         reserved: dict[tuple[int, int], Account] = {}  # clients that have spent the same share what they reserve
         for row in [row for row, fingerprint in enumerate(streams.fingerprint) if not fingerprint]:
             account = accounts.record(row)
-            alike = id(account.reserved), id(account.reserved_local)
+            alike = id(account.reserved), id(account.reserved_local)  # and so their added deltas
             try:
                 self._check_alone(clients, row, account)
                 if alike not in reserved:
@@ -252,6 +253,7 @@ class AdmissionRule:
                 continue
             accounts.reserved[row] = reserved[alike].reserved
             accounts.reserved_local[row] = reserved[alike].reserved_local
+            accounts.reserved_delta[row] = reserved[alike].reserved_delta
             streams.fingerprint[row] = clients.fingerprints[row]
             streams.terms[row] = self._terms
 
@@ -357,11 +359,13 @@ class AdmissionRule:
         # Without noise of its own the client's plan guarantees nothing; what counts is what the server has to keep.
         loss = Loss.of(self.policy.mu) if trusted else self.plan.loss
         reserved = account.reserve(session, loss, trusted=trusted)
-        if reserved.spent.assumed.mu > self.budget.assumed.mu * (1 + ROUNDING):
+        spent = reserved.spent
+        budget = self.budget.less_added(spent.added_delta, self.policy.delta)
+        if spent.assumed.mu > budget.assumed.mu * (1 + ROUNDING):
             raise RefusedError(protocol.BUDGET_EXHAUSTED, "the privacy budget of this client does not allow a session")
         # A simulated client's may be infinite; a real one's is refused before it comes here.
         bounded = math.isfinite(loss.worst_case.mu)
-        if bounded and reserved.spent.worst_case.mu > self.budget.worst_case.mu * (1 + ROUNDING):
+        if bounded and spent.worst_case.mu > budget.worst_case.mu * (1 + ROUNDING):
             raise RefusedError(
                 protocol.BUDGET_EXHAUSTED,
                 "the budget for what holds without anybody's honesty does not allow a session on this client",

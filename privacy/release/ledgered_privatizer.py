@@ -509,7 +509,8 @@ class LedgeredPrivatizer:
         if account.reserved_local and not summed:
             # What sums told rests on others' honesty. Who was not promised it can count on the other budget alone.
             budget = self.admission.budget.worst_case.mu
-        unbounded = not self.policy.adds_noise or account.unbounded
+        # No mu is true of everything where a session has an added delta.
+        unbounded = not self.policy.adds_noise or account.unbounded or bool(account.reserved_delta)
         return PrivacyStatement(
             releases=releases,
             mu_spent=spent,
