@@ -208,11 +208,8 @@ def real_result(
     }
     if found.schema.owner:
         known["samples_per_owner"] = made.result.experiment.config.samples_per_owner
-    spent: dict[str, Any] = {
-        "spent_mu": made.spent.mu,
-        "spent_delta": made.spent.added_delta,
-        "budget_mu": made.budget_mu,
-    }
+    spent: dict[str, Any] = {"spent_mu": made.spent.mu, "spent_delta": made.spent.added_delta}
+    spent["budget_mu"] = made.budget_mu
     return fitted(made.result, FittedTable(found.name, made.schema, **known, **unknown, **spent))
 
 

@@ -1,9 +1,10 @@
-"""A declared schema completed by releases with noise: bounds, values for empty cells and knots, paid from a ledger.
+"""A declared schema completed by releases with noise: bounds, categories, fills and knots, paid from a ledger.
 
 A person declares which columns there are, what kind each is, its unit and its codes for missing values, without looking
-at the rows. Two releases give the rest. The first counts the numbers whose bounds are open on a grid of all
-magnitudes. The second counts all numbers between their bounds and gives knots and medians. Both are sessions of the
-table's ledger with names of their own, so that each is paid for once, and every later fit counts them.
+at the rows. Up to three releases give the rest. One names the frequent values of categories whose values are open. One
+counts the numbers whose bounds are open on a grid of all magnitudes. The last counts all numbers between their bounds
+and gives knots and medians. All are sessions of the table's ledger with names of their own, so that each is paid for
+once, and every later fit counts them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from numpy.typing import NDArray
 from ...clients.messages import Request
 from ...clients.one_shot_client import StatisticsClient
 from ...clients.records.places import RecordPlaces, TableRows, knot_columns, open_columns
-from ...clients.records.schema import Bounds, Column, Schema
-from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
-from ...privacy.accounting.guarantee import rounded_up
+from ...clients.records.schema import NONE_NAMED, OTHER, Bounds, Column, Schema
+from ...privacy.accounting.gdp import gdp_mu
+from ...privacy.accounting.guarantee import added_words, rounded_up
+from ...privacy.accounting.loss import Loss
 from ...privacy.errors import ConfigurationError
 from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.queries.knots import KNOTS, knots_of, scale_of, share_of_label
-from ...privacy.queries.query import QuerySum, divided_mu
+from ...privacy.queries.query import QuerySum, divided_mu, query_policy
 from ...privacy.queries.statistics import (
     ColumnStatistics,
     CountedColumn,
@@ -34,6 +36,8 @@ from ...privacy.queries.statistics import (
     TableStatistics,
     statistics_policy,
 )
+from ...privacy.release.known_samples import row_bytes
+from ...privacy.release.named_values import NamedValues
 from ..data.table_task import ReadTable
 from .fitting import ledger_of
 from .real_fit import Dealt, DeclaredRows, Places, check_room, check_unchanged, data_text, order_on
@@ -41,9 +45,14 @@ from .sealed import Seal, run_sealed
 
 SESSION = "schema"
 """Name of the releases in a ledger, before what each is of."""
-BOUNDS_SHARE = 0.3
-"""Share of mu^2 for open bounds; the rest is for knots and values of empty cells."""
-_BOUNDS, _KNOTS, _STORED = f"{SESSION}: bounds", f"{SESSION}: knots", 0
+VALUES_SHARE, BOUNDS_SHARE = 0.4, 0.3
+"""Shares of mu^2 for the names of categories and, of what they leave, for open bounds; the rest is for knots."""
+ADDED_SHARE = 0.1
+"""Share of delta that is the probability of naming a value of a single record."""
+_VALUES, _BOUNDS, _KNOTS = f"{SESSION}: values", f"{SESSION}: bounds", f"{SESSION}: knots"
+_SESSIONS = _VALUES, _BOUNDS, _KNOTS
+_LONGEST_NAME = 200
+"""Characters of a value that may be named; longer ones count as other."""
 _DIGITS, _KNOT_DIGITS = 4, 6
 _OUTERMOST, _FARTHEST_ORDER = 0.005, 0.25
 """Share of the values that open bounds leave out at each end, and the order up to which noise may hide quantiles."""
@@ -63,13 +72,13 @@ class PaidSchema:
 
     schema: Schema
     hidden: tuple[str, ...]
-    """Columns of numbers of which the noise hides everything."""
+    """Columns of which the noise hides everything."""
     again: bool
     """Whether it was paid for by an earlier call, so that this one spent nothing."""
-    mu: float
-    """Mu of both releases together."""
-    spent_mu: float
-    """Mu of everything that calls with this ledger have released on these rows so far."""
+    loss: Loss
+    """Loss of its releases together."""
+    spent: Loss
+    """Loss of everything that calls with this ledger have released on these rows so far."""
     budget_mu: float
     delta: float
     ledger: Path
@@ -77,16 +86,18 @@ class PaidSchema:
     @property
     def sentences(self) -> list[str]:
         """Lines for people on what it cost, and on what noise hides."""
-        costs, spent, budget = (
-            f"{rounded_up(gdp_epsilon(mu, self.delta))}" for mu in (self.mu, self.spent_mu, self.budget_mu)
-        )
+        losses = self.loss, self.spent, Loss.of(self.budget_mu)
+        costs, spent, budget = (rounded_up(one.assumed.epsilon(self.delta)) for one in losses)
         first = "was paid for by an earlier call, and this one spent nothing" if self.again else "is paid for"
         lines = [
-            f"The schema {first}: epsilon = {costs} at delta = {self.delta:g}. All calls with the ledger {self.ledger} "
+            f"The schema {first}: epsilon = {costs} at delta = {self.delta:g}"
+            f"{added_words(self.loss.assumed).replace(' with', ', with')}. All calls with the ledger {self.ledger} "
             f"have spent epsilon = {spent} of {budget}."
         ]
         if self.hidden:
-            lines.append(f"The noise hides {', '.join(self.hidden)}: leave them out of a fit, or declare their bounds.")
+            lines.append(
+                f"The noise hides {', '.join(self.hidden)}: leave them out of a fit, or declare bounds or values."
+            )
         return lines
 
 
@@ -107,9 +118,12 @@ def paid_schema(
     table : path
         ``.csv``, ``.csv.gz`` or ``.parquet``.
     declared : path
-        A schema in TOML, reviewed, whose numbers may lack ``bounds`` and ``missing``.
+        A schema in TOML, reviewed, whose numbers may lack ``bounds`` and ``missing``, and whose categories may lack
+        ``values``.
     epsilon : float
-        Of both releases together, at ``delta``.
+        Of all its releases together, at ``delta``.
+    delta : float
+        For a new ledger; one that is there has its own.
     ledger : path, optional
         The ledger's file; default the table's with ``.ledger`` behind it. Made if it is not there.
     budget : float
@@ -126,11 +140,12 @@ def paid_schema(
 
     Notes
     -----
-    **Formal guarantees.** What is returned is mu-GDP for replacement of one row of the table, with the mu that epsilon
-    and delta stand for: both releases together, of which the second is about columns that the first one chose. It
-    rests on this computer, on a declared schema that does not come from these rows, and on the number of rows being
-    public. The ledger has both releases before anything is returned. Nothing else that depends on a row leaves
-    (:func:`~.sealed.run_sealed`). Proof: docs/proofs/sensitivities.md.
+    **Formal guarantees.** What is returned is (epsilon, delta)-DP for replacement of one row of the table: all releases
+    together, of which the last is about bounds that the one before it chose. They are mu-GDP, but for an added delta
+    where values are named, a tenth of delta. The ledger counts both, and has all releases before anything is returned.
+    It rests on this computer, on a declared schema that does not come from these rows, and on the number of rows being
+    public. Nothing else that depends on a row leaves (:func:`~.sealed.run_sealed`).
+    Proof: docs/proofs/sensitivities.md.
     """
     schema = Schema.read_declared(Path(declared))
     return run_sealed(
@@ -144,30 +159,77 @@ def _completed(
 ) -> PaidSchema:
     found = ReadTable.of(table, schema=schema)
     count = _checked(found, epsilon)
-    mu = gdp_mu(epsilon, delta)
-    _check_plans(schema, mu, delta)
-    kept = _opened(ledger_of(table, ledger), mu, budget, delta, found.name, count)
-    delta = float(kept.delta or delta)
-    paid = partial(_paid, mu=mu, delta=delta, ledger=kept)
+    path = ledger_of(table, ledger)
+    delta = float(SQLiteLedger(path).delta or delta) if path.exists() else delta
+    prices = _Prices.of(schema, epsilon, delta)
+    prices.check_plans(schema, count)
+    kept = _opened(path, epsilon, budget, delta, found.name, count)
     if (stored := _stored(kept, schema)) is not None:
-        return paid(stored, hidden=(), again=True)
-    check_room(kept, mu, float(kept.budget_mu or 0.0), delta)
+        return _paid(stored, kept, delta, hidden=(), again=True)
+    check_room(kept, prices.mu, float(kept.budget_mu or 0.0), delta, prices.added_delta)
     order = order_on(kept, found.name, count)
-    table_rows = _Releases(found, schema, order, kept, delta, seal)
     seal.begin_rows()
-    made, hidden = _released(table_rows, schema, mu)
+    made, hidden = _released(_Releases(found, schema, order, kept, delta, seal), schema, prices)
     made = made.changed(seal=kept.seal_of(made.sealed_text()))
     _store(kept, made)
-    return paid(made, hidden=hidden, again=False)
+    return _paid(made, kept, delta, hidden=hidden, again=False)
 
 
-def _paid(
-    schema: Schema, *, mu: float, delta: float, ledger: SQLiteLedger, hidden: tuple[str, ...], again: bool
-) -> PaidSchema:
+def _paid(schema: Schema, ledger: SQLiteLedger, delta: float, *, hidden: tuple[str, ...], again: bool) -> PaidSchema:
     with ledger.exclusive() as page:
         account = page.account()
-    costs = math.hypot(*(abs(account.reserved.get(name, 0.0)) for name in (_BOUNDS, _KNOTS)))
-    return PaidSchema(schema, hidden, again, costs, account.spent.mu, float(ledger.budget_mu or mu), delta, ledger.path)
+    others = replace(account, reserved={name: mu for name, mu in account.reserved.items() if name in _SESSIONS})
+    return PaidSchema(
+        schema, hidden, again, others.spent, account.spent, float(ledger.budget_mu or 0.0), delta, ledger.path
+    )
+
+
+@dataclass(frozen=True)
+class _Prices:
+    """Mu of each release, 0 for one that is not made, and the added delta of the one that names values."""
+
+    values: float
+    bounds: float
+    knots: float
+    added_delta: float
+
+    @classmethod
+    def of(cls, schema: Schema, epsilon: float, delta: float) -> _Prices:
+        """Return prices that are together (epsilon, delta)-DP."""
+        added = ADDED_SHARE * delta if open_values(schema) else 0.0
+        mu = gdp_mu(epsilon, math.nextafter(delta - added, 0.0) if added else delta)
+        values = bounds = 0.0
+        if added and not knot_columns(schema):
+            return cls(mu, 0.0, 0.0, added)
+        if added:
+            values, mu = divided_mu(mu, VALUES_SHARE)
+        if open_columns(schema):
+            bounds, mu = divided_mu(mu, BOUNDS_SHARE)
+        return cls(values, bounds, mu, added)
+
+    @property
+    def mu(self) -> float:
+        """Mu of all of them together."""
+        return math.hypot(self.values, self.bounds, self.knots)
+
+    def check_plans(self, schema: Schema, count: int) -> None:
+        """Raise if columns are too many or the noise cannot serve a mu, before a ledger is made."""
+        plans = [
+            statistics_policy(mu, noise_quality="exact").plan(StatisticsRows(tuple(columns.values())).width)
+            for mu, columns in ((self.bounds, open_columns(schema)), (self.knots, knot_columns(schema)))
+            if mu
+        ]
+        if self.values:
+            texts = len(open_values(schema))
+            policy = query_policy(math.sqrt(texts), "nonnegative", self.values, noise_quality="exact")
+            plans.append(policy.plan(texts * count))
+        if problem := next((plan.problem for plan in plans if plan.problem), ""):
+            raise ConfigurationError(problem, kind="out-of-range", setting="epsilon")
+
+
+def open_values(schema: Schema) -> list[str]:
+    """Return the categories of a declared schema whose values are open."""
+    return [name for name, column in schema.columns.items() if "values" in column.released]
 
 
 def _checked(found: ReadTable, epsilon: float) -> int:
@@ -193,9 +255,9 @@ def _checked(found: ReadTable, epsilon: float) -> int:
             kind="conflict",
             setting="norm",
         )
-    if not schema.columns or not knot_columns(schema):
+    if not schema.columns or not (knot_columns(schema) or open_values(schema)):
         raise ConfigurationError(
-            "Expected a table with a column of numbers, got none: there is nothing to release for its schema.",
+            "Expected a table with a number, or a category without values, got none: there is nothing to release.",
             kind="missing",
             setting="schema",
         )
@@ -210,15 +272,7 @@ def _checked(found: ReadTable, epsilon: float) -> int:
     return count
 
 
-def _check_plans(schema: Schema, mu: float, delta: float) -> None:
-    """Raise if columns are too many or the noise cannot serve mu, before a ledger is made."""
-    for columns in filter(None, (open_columns(schema), knot_columns(schema))):
-        width = StatisticsRows(tuple(columns.values())).width
-        if problem := statistics_policy(mu, delta=delta, noise_quality="exact").plan(width).problem:
-            raise ConfigurationError(problem, kind="out-of-range", setting="epsilon")
-
-
-def _opened(path: Path, mu: float, budget: float, delta: float, name: str, count: int) -> SQLiteLedger:
+def _opened(path: Path, epsilon: float, budget: float, delta: float, name: str, count: int) -> SQLiteLedger:
     """Return the table's ledger, a new one with its budget if there is none."""
     if path.exists():
         if budget:
@@ -230,32 +284,32 @@ def _opened(path: Path, mu: float, budget: float, delta: float, name: str, count
                 got=budget,
             )
         return SQLiteLedger(path)
-    whole = gdp_mu(budget, delta) if budget else mu
-    if mu > whole:
+    if budget and budget < epsilon:
         raise ConfigurationError(
             f"Expected a budget that covers this call's epsilon, got {budget:g}: raise it, or leave it out.",
             kind="out-of-range",
             setting="budget",
             got=budget,
         )
+    whole = gdp_mu(budget or epsilon, delta)
     return SQLiteLedger.create(path, budget_mu=whole, delta=delta, data=data_text(name, [count]))
 
 
 def _stored(ledger: SQLiteLedger, declared: Schema) -> Schema | None:
     """Return the schema that an earlier call has paid for and stored; None if nothing was paid for yet."""
     with ledger.exclusive() as page:
-        streams = {name: page.stream(name) for name in (_BOUNDS, _KNOTS)}
-    if not any(streams.values()):
+        streams = [stream for name in _SESSIONS if (stream := page.stream(name)) is not None]
+    if not streams:
         return None
-    stream = streams[_KNOTS]
-    if stream is None or not stream.noted:
+    notes = [stream.noted for stream in streams if stream.noted]
+    if not notes:
         raise ConfigurationError(
             f"Expected a ledger without a schema that was paid for and lost, got {ledger.path}: a call was interrupted "
             "after it was booked. It stays booked and is not paid for again: declare what is open.",
             kind="exhausted",
             setting="ledger",
         )
-    stored = Schema.read_text(stream.noted[_STORED].tobytes().decode(), str(ledger.path))
+    stored = Schema.read_text(notes[-1][0].tobytes().decode(), str(ledger.path))
     if stored.declared().sealed_text() != declared.sealed_text():
         raise ConfigurationError(
             f"Expected the declared schema that the ledger {ledger.path} has paid for, got another: a table's "
@@ -272,9 +326,9 @@ def _store(ledger: SQLiteLedger, schema: Schema) -> None:
 
     text = np.frombuffer(document(schema).encode(), np.uint8)
     with ledger.exclusive() as page:
-        stream = page.stream(_KNOTS)
-        if stream is not None:
-            page.commit(_KNOTS, replace(stream, noted=(text,)), page.account())
+        made = [(name, stream) for name in _SESSIONS if (stream := page.stream(name)) is not None]
+        name, stream = made[-1]
+        page.commit(name, replace(stream, noted=(text,)), page.account())
 
 
 class _Releases:
@@ -290,10 +344,9 @@ class _Releases:
         seal: Seal,
     ) -> None:
         self.found, self.order, self.ledger, self.delta, self.seal = found, order, ledger, delta, seal
+        self._schema, self._declared = schema, DeclaredRows(found.rows, schema, order)
         # What a fit without these releases would know rows by, where all of the schema but knots was declared.
-        self.known: Dealt | DeclaredRows = Dealt(found.rows, schema, order)
-        if schema.is_completed:
-            self.known = DeclaredRows(found.rows, schema, order)
+        self.known = self._declared if schema.is_completed else Dealt(found.rows, schema, order)
         self._rows: Dealt | None = None
 
     def counts(
@@ -313,33 +366,68 @@ class _Releases:
         std = client.privatizer.plan.noise_std
         return rows.rows.read(QuerySum(release.values, release.samples, 1, std))
 
+    def names(self, session: str, columns: list[str], mu: float, added_delta: float) -> dict[str, tuple[str, ...]]:
+        """Release the frequent values of some categories."""
+        own = [
+            (place, self._schema.columns[name]) for place, name in enumerate(self._schema.columns) if name in columns
+        ]
 
-def _released(rows: _Releases, schema: Schema, mu: float) -> tuple[Schema, tuple[str, ...]]:
-    """Return the schema completed by both releases, and the columns that noise hides.
+        def texts(row: int) -> list[str | None]:
+            cells = self._declared[row : row + 1][0]
+            return [_name_in(cells[place], column) for place, column in own]
+
+        ledger = self.ledger
+        privatizer = NamedValues(
+            *(len(columns), mu, added_delta, len(self.known), ledger, ledger.keys()),
+            delta=self.delta,
+            budget_mu=ledger.budget_mu,
+            data=row_bytes(self.known),
+        )
+        check_unchanged(privatizer)
+        return dict(zip(columns, privatizer.release(session, texts), strict=True))
+
+
+def _released(rows: _Releases, schema: Schema, prices: _Prices) -> tuple[Schema, tuple[str, ...]]:
+    """Return the schema completed by its releases, and the columns that noise hides.
 
     Notes
     -----
-    **Formal guarantees.** Post-processing of two releases that are together mu-GDP for replacement of one row.
+    **Formal guarantees.** Post-processing of releases that cost the prices together, for replacement of one row.
     """
     hidden: set[str] = set()
-    if opened := open_columns(schema):
-        for_bounds, mu = divided_mu(mu, BOUNDS_SHARE)
-        statistics = rows.counts(_BOUNDS, schema, opened, for_bounds)
+    if prices.values:
+        named = rows.names(_VALUES, open_values(schema), prices.values, prices.added_delta)
+        hidden |= {name for name, values in named.items() if not values}
+        columns = {
+            name: column.changed(values=named[name] or (NONE_NAMED,)) if name in named else column
+            for name, column in schema.columns.items()
+        }
+        schema = schema.changed(columns=columns)
+    if prices.bounds:
+        statistics = rows.counts(_BOUNDS, schema, open_columns(schema), prices.bounds)
         bounds = {column.name: _bounds(column) for column in statistics.columns}
         hidden |= {name for name, found in bounds.items() if found is None}
         schema = _bounded(schema, {name: found or (-1.0, 1.0) for name, found in bounds.items()})
-    columns = knot_columns(schema)
-    regression = schema.num_classes == 1
-    share = share_of_label(len(columns)) if regression else 0.0
-    found = {one.name: one for one in rows.counts(_KNOTS, schema, columns, mu, share).columns}
-    made = {
-        name: _with_knots(column, found[name]) if name in found else column for name, column in schema.columns.items()
-    }
-    label = schema.label
-    if regression:
-        label = label.changed(scale=tuple(scale_of(found[label.column])))
-    hidden |= {name for name, one in found.items() if one.hidden}
-    return schema.changed(columns=made, label=label), tuple(sorted(hidden))
+    if prices.knots:
+        counted = knot_columns(schema)
+        regression = schema.num_classes == 1
+        share = share_of_label(len(counted)) if regression else 0.0
+        found = {one.name: one for one in rows.counts(_KNOTS, schema, counted, prices.knots, share).columns}
+        hidden |= {name for name, one in found.items() if one.hidden}
+        label = schema.label
+        if regression:
+            label = label.changed(scale=tuple(scale_of(found[label.column])))
+        columns = {
+            name: _with_knots(column, found[name]) if name in found else column
+            for name, column in schema.columns.items()
+        }
+        schema = schema.changed(columns=columns, label=label)
+    return schema, tuple(sorted(hidden))
+
+
+def _name_in(text: str, column: Column) -> str | None:
+    """Return the value of a category that a text may be named as; None if it is missing, or counts as other."""
+    return None if column.is_missing(text) or text == OTHER or len(text) > _LONGEST_NAME else text
 
 
 def _bounds(column: ColumnStatistics) -> Bounds | None:

@@ -46,6 +46,8 @@ Thousands = Literal["", ",", ".", " ", "'"]
 _GROUPS = {sign: re.compile(rf"[+-]?\d{{1,3}}(?:{re.escape(sign)}\d{{3}})+(?:[.,]\d+)?") for sign in ",. '"}
 WIDEST: Bounds = (-1e12, 1e12)
 """Bounds in the place of those that a declared schema leaves to a paid release: what lies outside counts as these."""
+NONE_NAMED = "none named"
+"""The one value of a category of which a release has named none, or not yet."""
 _MOST_KNOTS = 64
 _UNIT_LIKE_NUMBER = re.compile(r"[\d+.,-]")
 
@@ -95,7 +97,7 @@ class Column(_Said):
         Sign that may stand between groups of three digits.
     knots : tuple of float
         Public knots of a number's curve in an additive model. Default they are private quantiles of each training.
-    released : tuple of {"bounds", "missing"}
+    released : tuple of {"bounds", "missing", "values"}
         Which of these were declared by nobody, and come from a release with noise (:meth:`Schema.declared`).
 
     Notes
@@ -117,7 +119,7 @@ class Column(_Said):
     unit: str = ""
     thousands: Thousands = ""
     knots: tuple[float, ...] = ()
-    released: tuple[Literal["bounds", "missing"], ...] = ()
+    released: tuple[Literal["bounds", "missing", "values"], ...] = ()
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -145,12 +147,14 @@ class Column(_Said):
             raise ValueError(f"Expected 2 to {_MOST_KNOTS} rising knots of a number between its bounds, got others.")
         if self.knots and not self.knots[0] < self.knots[-1] <= high:
             raise ValueError("Expected knots of a number that differ and lie between its bounds, got others.")
-        if self.bounds is None:
-            raise ValueError(f"Expected released of a number only, got {list(self.released)}.")
+        able = {"values"} if self.kind == "category" else {"bounds", "missing"} if self.bounds is not None else set()
+        if not able.issuperset(self.released):
+            raise ValueError(f"Expected released of {sorted(able)} of such a column, got {list(self.released)}.")
 
     def declared(self) -> Column:
-        """Return the column as it was declared, with :data:`WIDEST` in the place of bounds that were released."""
-        own = {"bounds": WIDEST} if "bounds" in self.released else {}
+        """Return the column as it was declared: :data:`WIDEST` for bounds, :data:`NONE_NAMED` for values."""
+        own: dict[str, Any] = {"bounds": WIDEST} if "bounds" in self.released else {}
+        own |= {"values": (NONE_NAMED,)} if "values" in self.released else {}
         missing = None if "missing" in self.released else self.missing
         return self.changed(**own, missing=missing, knots=()) if self.released or self.knots else self
 
@@ -664,13 +668,13 @@ class Schema(_Said):
 
     @classmethod
     def read_declared(cls, path: Path) -> Schema:
-        """Read a schema whose numbers may lack bounds and values for empty cells, which a release is to give them.
+        """Read a schema whose numbers may lack bounds and values for empty cells, and whose categories may lack values.
 
         Returns
         -------
         Schema
-            With :data:`WIDEST` in the place of bounds that are open, and each column's ``released`` naming what is
-            open: it equals its own :meth:`declared`.
+            With :data:`WIDEST` and :data:`NONE_NAMED` in the place of bounds and values that are open, and each
+            column's ``released`` naming what is open: it equals its own :meth:`declared`.
 
         Raises
         ------
@@ -692,14 +696,9 @@ class Schema(_Said):
                 kind="exists",
                 setting="schema",
             )
-        for name, one in tables.items():
-            if isinstance(one, dict) and one.get("kind") == "category" and not one.get("values"):
-                raise ConfigurationError(
-                    f"Expected values of the category {name!r}, got none: write down those that are publicly known, or "
-                    "leave the column out.",
-                    kind="missing",
-                    setting="values",
-                )
+        for one in tables.values():
+            if isinstance(one, dict) and one.get("kind") == "category" and "values" not in one:
+                one |= {"released": ["values"], "values": [NONE_NAMED]}
             if isinstance(one, dict) and one.get("kind") in ("number", "integer"):
                 one["released"] = [part for part in ("bounds", "missing") if part not in one]
                 one.setdefault("bounds", list(WIDEST))

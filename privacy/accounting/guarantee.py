@@ -68,8 +68,8 @@ def plain_meaning(
         return ""
     guessed, known = _GUESSED[unit]
     meaning = (
-        f"The best guess {guessed} is right at most {right_at_most(loss.mu, loss.added_delta)} of the time; tossing a coin is right 50 % "
-        f"of the time. This holds for {_GUESSERS[trust]} {known}"
+        f"The best guess {guessed} is right at most {right_at_most(loss.mu, loss.added_delta)} of the time; tossing a "
+        f"coin is right 50 % of the time. This holds for {_GUESSERS[trust]} {known}"
     )
     if not loss.conditional or min_honest is None:
         return f"{meaning}."

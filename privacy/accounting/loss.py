@@ -7,18 +7,19 @@ sides are the same profile, and the loss is not ``conditional``.
 
 Each side is a *privacy profile*: the smallest known delta for every epsilon. A :class:`Gaussian` one is exact and has
 one number, mu. It may have an *added delta* as well: the probability with which a release shows something that mu does
-not cover, such as the name of a value that a single record has. A :class:`Curve` is any upper bound on delta, such as that of a secret order
-(:func:`~murmurfl.privacy.accounting.amplification.allocation_profile`). Every profile also has a ``mu``, a Gaussian
-that bounds it. It is infinite where none is known, so whatever counts in mu alone, as ledgers do, fails closed.
+not cover, such as the name of a value that a single record has. A :class:`Curve` is any upper bound on delta, such as
+that of a secret order (:func:`~murmurfl.privacy.accounting.amplification.allocation_profile`). Every profile also has a
+``mu``, a Gaussian that bounds it. It is infinite where none is known, so whatever counts in mu alone fails closed.
 
 Formal guarantees
 -----------------
 Of profiles that bound what they are of, every result here is a bound again, for the same neighbouring relation:
 
-* Composition is exact for Gaussians (Dong, Roth and Su 2022, corollary 3.3). Added deltas add up: each is the distance
-  in total variation to a mechanism that mu covers (docs/proofs/sensitivities.md, 2j). Of curves it is the basic one: if the i-th
+* Composition is exact for Gaussians (Dong, Roth and Su 2022, corollary 3.3). Of curves it is the basic one: if the i-th
   of n mechanisms is (epsilon_i, delta / n)-DP, all together are (sum of epsilon_i, delta)-DP, also if each is chosen
   from the results of those before (Dwork, Kenthapadi et al. 2006). The smaller of both bounds counts.
+* Added deltas add up. Each is a distance in total variation to a mechanism that mu covers
+  (docs/proofs/sensitivities.md, 2j).
 * A search for an epsilon or a delta returns the end of its interval at which the bound was found to hold.
 * A multiple, a maximum and what is left of a budget are those of the Gaussians that bound both sides. Of a multiple of
   a profile with an added delta nothing is said: it has no bound.
