@@ -13,8 +13,8 @@ from murmurfl.app.runs import paid_schema as paid_schemas
 from murmurfl.app.runs.paid_schema import PaidSchema, paid_schema
 from murmurfl.app.runs.sealed import SealedError
 from murmurfl.clients import Schema
-from murmurfl.clients.records.schema import WIDEST
-from murmurfl.privacy import ConfigurationError, LedgerError, gdp_mu
+from murmurfl.clients.records.schema import NONE_NAMED, WIDEST
+from murmurfl.privacy import ConfigurationError, LedgerError, gdp_epsilon, gdp_mu, rounded_up
 from murmurfl.privacy.accounting.guarantee import PAID_ROW, RECORDS
 from murmurfl.privacy.ledger.ledger_history import read_ledger
 from murmurfl.privacy.queries.knots import LogColumn
@@ -37,6 +37,8 @@ unit = "$"
 kind = "category"
 values = ["a", "b"]
 """
+OPEN = DECLARED.replace('values = ["a", "b"]\n', "").replace("unit", "missing_codes = [-9]\nunit", 1)
+"""The same with a category whose values are open."""
 
 
 def rows_of(count=ROWS, seed=5):
@@ -209,6 +211,7 @@ def test_rows_of_the_grid_of_all_magnitudes_are_bounded_and_not_negative():
 
 
 STRANGE = [
+    *("33,$10,Nobody else's,yes", "33,$10,,no", "33,$10,none named,no", "33,$10,other,no"),
     *("33,$10,a,yes", "nan,$nan,a,yes", "inf,$-inf,b,no", "1e308,$1e308,a,yes", "-1e308,$-1e308,a,no", ",,,", ""),
     *("9" * 401 + ",$1,a,no", "x" * 100_000 + ",$1,b,no", "5551234,$5551234,5551234,5551234", '"33,$1,a,yes'),
     *(b"\xff,\xfe,\xfd,\xfc", b"\x00,\x00,\x00,\x00", b"\xed\xa0\x80,$1,a,yes", "%s,{0},<b>,\x1b[2J"),
@@ -219,16 +222,17 @@ def test_one_strange_row_shows_in_nothing_but_the_figures_that_were_released(tmp
     """The folder, the texts and the exit code are the same whatever one row says, but for released figures."""
     seen = []
     for number, line in enumerate(STRANGE):
-        rows = list(rows_of(300))
+        rows = list(rows_of())
         rows[7] = line
         home = tmp_path / f"home{number}"
-        path = table(home, rows)
+        path = table(home, rows, OPEN)
         found = murmurfl(
             *("schema", path, "--schema", home / "declared.toml", "--epsilon", 4, "--budget", 8),
             *("--out", home / "schema.toml"),
         )
         text = (home / "schema.toml").read_text()
-        figures = re.sub(r"(?m)^(bounds|missing|knots|seal) = .*$", r"\1", text).replace(str(home), "HOME")
+        assert tomllib.loads(text)["columns"]["ward"]["values"] in (["a", "b"], ["b", "a"])
+        figures = re.sub(r"(?m)^(bounds|missing|knots|seal|values) = .*$", r"\1", text).replace(str(home), "HOME")
         again = murmurfl("schema", path, "--schema", home / "declared.toml", "--epsilon", 4)
         assert again.exit_code == 0
         assert "5551234" not in text + found.output + again.output
@@ -237,6 +241,45 @@ def test_one_strange_row_shows_in_nothing_but_the_figures_that_were_released(tmp
         seen.append((found.exit_code, found.output.replace(str(home), "HOME"), figures, files))
     assert all(one == seen[0] for one in seen)
     assert seen[0][0] == 0
+
+
+def test_open_categories_are_named_if_frequent_and_the_ledger_books_their_delta(tmp_path):
+    rows = [row.replace(",b,", f",rare {i},") if i % 3 == 0 else row for i, row in enumerate(rows_of(1500))]
+    path = table(tmp_path / "home", rows, OPEN)
+    made = pay(path, epsilon=1.0, budget=6.0)
+    ward = made.schema.columns["ward"]
+    assert (sorted(ward.values), ward.released) == (["a", "b"], ("values",))
+    assert made.loss.added_delta == pytest.approx(1e-6)
+    assert made.loss.assumed.epsilon(1e-5) == pytest.approx(1.0)
+    assert [one.session for one in spent(path).sessions] == ["schema: values", "schema: bounds", "schema: knots"]
+    schema = written(made, tmp_path / "schema.toml")
+    result = fit(path, schema=schema, real=True, epsilon=2, num_rounds=2)
+    total = spent(path).spent
+    assert total.mu == pytest.approx(math.hypot(made.loss.mu, gdp_mu(2.0, 1e-5)))
+    epsilon = gdp_epsilon(total.mu, 9e-6)
+    assert f"added delta of 1e-06, epsilon = {rounded_up(epsilon)} at delta = 1e-05" in result.table.spent(1e-5)
+    assert result.table.spent(1e-5) in result.outcome.guarantee  # the card names the total
+    assert RECORDS[PAID_ROW] in result.guarantee.notes
+    assert total.assumed.epsilon(1e-5) == pytest.approx(epsilon, rel=1e-9)
+    assert sorted(set(result.predict([{"age": 30, "income": "$1", "ward": "rare 3"}]))) in (["no"], ["yes"])
+
+
+def test_a_table_of_categories_alone_pays_for_their_names(tmp_path):
+    declared = re.sub(r"\[columns\.(age|income)\]\n(?:\w.*\n)*", "", OPEN)
+    path = table(tmp_path / "home", rows_of(), declared)
+    made = pay(path, epsilon=1.0)
+    assert sorted(made.schema.columns["ward"].values) == ["a", "b"]
+    assert [one.session for one in spent(path).sessions] == ["schema: values"]
+    assert pay(path).schema == made.schema
+
+
+def test_a_column_of_rare_values_is_hidden_and_stays_readable(tmp_path):
+    rows = [re.sub(",[ab],", f",rare {i},", row) for i, row in enumerate(rows_of())]
+    made = pay(table(tmp_path / "home", rows, OPEN))
+    assert made.hidden == ("ward",)
+    assert made.schema.columns["ward"].values == (NONE_NAMED,)
+    assert written(made, tmp_path / "schema.toml")
+    assert "ward" in made.sentences[1]
 
 
 def test_a_changed_row_is_noticed_before_and_after_the_schema_was_completed(tmp_path):
