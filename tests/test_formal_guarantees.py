@@ -48,7 +48,7 @@ PARTS = {
         "Opener",
         "LocalExecutor",
     ),
-    *("Release", "MaskedRelease", "Opening"),
+    *("Release", "MaskedRelease", "Opening", "PaidSchema"),
     # What it may be, and by what rule.
     *("PrivacyPolicy", "UpdatePolicy", "NoisePlan", "Guarantee", "Loss", "Curve", "Amplification"),
     *("AdmissionRule", "ReleaseRule"),
@@ -72,6 +72,7 @@ DOORS = {
     "privacy/noise.py",
     "privacy/release/known_samples.py",
     "app/nodes/supernode.py",
+    "app/runs/paid_schema.py",
     "app/runs/real_fit.py",
     "app/runs/sealed.py",
 }

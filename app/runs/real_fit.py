@@ -359,7 +359,13 @@ def _opened(
 
 
 def check_room(ledger: SQLiteLedger, mu: float, budget: float, delta: float, added_delta: float = 0.0) -> None:
-    """Raise if a ledger has no room for everything that a call releases, before it releases anything."""
+    """Raise if a ledger has no room for everything that a call releases, before it releases anything.
+
+    Notes
+    -----
+    **Formal guarantees.** Nothing is released. What has room keeps the ledger's epsilon at ``delta`` within that of its
+    budget.
+    """
     with ledger.exclusive() as page:
         before = page.account().spent
     whole_loss, asked = Loss.of(budget), Loss.of(mu).with_added(added_delta)
@@ -377,7 +383,12 @@ def check_room(ledger: SQLiteLedger, mu: float, budget: float, delta: float, add
 
 
 def check_unchanged(privatizer: LedgeredPrivatizer) -> None:
-    """Raise, in a fixed text, if the rows are not those that the ledger was used with."""
+    """Raise, in a fixed text, if the rows are not those that the ledger was used with.
+
+    Notes
+    -----
+    **Formal guarantees.** Nothing is released. Of the rows the refusal says that they differ, and nothing else.
+    """
     try:
         privatizer.check_data()
     except LedgerError:
@@ -401,7 +412,10 @@ def _counts_of(text: str) -> list[int]:
 def order_on(ledger: SQLiteLedger, name: str, count: int) -> NDArray[np.int64]:
     """Return the order of ``count`` rows in which those that a ledger was used with keep their places.
 
-    It follows from numbers of rows alone, which are public: those of earlier calls, which the ledger has, and this one.
+    Notes
+    -----
+    **Formal guarantees.** It follows from numbers of rows alone, which are public: those of earlier calls, which the
+    ledger has, and this one.
     """
     with ledger.exclusive() as page:
         used = page.account().samples_used

@@ -362,22 +362,12 @@ def share_of_label(columns: int) -> float:
 
 
 def knots_of(column: ColumnStatistics, count: int) -> list[float]:
-    """Return ``count`` knots of a number from its released statistics; its bounds where noise hides it.
-
-    Notes
-    -----
-    **Formal guarantees.** Post-processing of the release.
-    """
+    """Return ``count`` knots of a number from its released statistics; its bounds where noise hides it."""
     return _filled(column.spread_places(count, _OUTERMOST), column.column, count)
 
 
 def scale_of(label: ColumnStatistics) -> list[float]:
-    """Return the ends of the scale of a regression's label from its released statistics.
-
-    Notes
-    -----
-    **Formal guarantees.** Post-processing of the release.
-    """
+    """Return the ends of the scale of a regression's label from its released statistics."""
     return _filled(_scale(label), label.column, 2)
 
 

@@ -58,10 +58,8 @@ def value_threshold(noise_std: float, spacing: float, columns: int, added_delta:
     added_delta : float
         Q, for all columns together.
 
-    Notes
-    -----
-    **Formal guarantees.** Count and noise are rounded by at most half the spacing each, which the threshold covers.
-    Proof: docs/proofs/sensitivities.md, 2j.
+    Count and noise are rounded by at most half the spacing each, which the threshold covers
+    (docs/proofs/sensitivities.md, 2j).
 
     Examples
     --------
