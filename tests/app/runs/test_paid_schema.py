@@ -124,7 +124,7 @@ def test_both_releases_together_cost_what_was_asked_for_and_are_paid_for_once(tm
 def test_a_fit_counts_what_the_schema_cost_and_pays_for_no_knots(tmp_path):
     path = table(tmp_path / "home", rows_of())
     schema = written(pay(path, epsilon=0.5, budget=6.0), tmp_path / "schema.toml")
-    result = fit(path, schema=schema, real=True, epsilon=2, num_rounds=2)
+    result = fit(path, schema=schema, real=True, epsilon=2, evaluate="private", num_rounds=2)
     whole = gdp_mu(2.0, 1e-5)
     evaluation = next(one.loss.mu for one in spent(path).sessions if one.releases == 1 and "schema" not in one.session)
     training = next(one.loss.mu for one in spent(path).sessions if one.releases == 2)
