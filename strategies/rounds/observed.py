@@ -17,7 +17,7 @@ from scipy.special import betaincinv
 from ...privacy import protocol
 from ...privacy.accounting.noise_forecast import Forecast
 from ...privacy.errors import ConfigurationError, MurmurflError
-from ...privacy.forecast_text import forecast_advice, forecast_banner, forecast_basis, forecast_sentence
+from ...privacy.forecast_text import forecast_banner, forecast_lines
 from ...privacy.release.clipping import FAR_BEYOND, TrainingFigures, times
 from .replies import RoundReport, Vector
 
@@ -125,7 +125,7 @@ _WIDTH = 64
 
 
 def log_forecast(forecast: Forecast | None, failed_sums: int = 0) -> None:
-    """Log a forecast: as a banner where the model will be noise, else in a line or a few.
+    """Log a forecast, in lines for 80 columns: as a banner where the model will be noise.
 
     Under secure aggregation a training ends after ``failed_sums`` wrong sums.
     """
@@ -135,8 +135,7 @@ def log_forecast(forecast: Forecast | None, failed_sums: int = 0) -> None:
     if forecast.is_warning:
         level, lines = logging.WARNING, forecast_banner(forecast, _WIDTH)
     else:
-        sentences = f"{forecast_sentence(forecast)} {forecast_basis(forecast)}"
-        level, lines = logging.INFO, [sentences, *forecast_advice(forecast)]
+        level, lines = logging.INFO, forecast_lines(forecast, _WIDTH)
     for line in lines:
         logger.log(level, "%s", line)
     if failed_sums and not forecast.alone:
