@@ -14,6 +14,7 @@ import inspect
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -368,6 +369,22 @@ def error_kinds() -> str:
     return "\n".join(["| kind | what is wrong |", "|---|---|", *(f"| `{kind}` | {words} |" for kind, words in kinds)])
 
 
+def error_sections() -> str:
+    """Return the sections of docs/errors.md from docs/errors.toml, with the message and the kind of each error."""
+    made = tomllib.loads((ROOT / "docs" / "errors.toml").read_text())
+
+    def shown_error(name: re.Match[str]) -> str:
+        error = made["error"][name[1]]
+        text = f"<!-- error: {name[1]} -->\n```text\n{error['message'].strip()}\n```"
+        return f"{text}\n\nIts [kind](#what-programs-read) is `{error['kind']}`." if "kind" in error else text
+
+    sections = (
+        f"## {one['title']}\n\n{re.sub(r'^{([a-z-]+)}$', shown_error, one['body'].strip(), flags=re.MULTILINE)}"
+        for one in made["section"]
+    )
+    return "\n" + "\n\n".join(sections) + "\n"
+
+
 def part(name: str, table: Callable[[Any], str]) -> Callable[[], str]:
     """Return a table of docs/performance.md."""
     return lambda: shown(document("performance").get(name), table)
@@ -465,7 +482,7 @@ BLOCKS = {
         "masks": part("masks", masks.table),
         "peers": other_frameworks,
     },
-    "docs/errors.md": {"kinds": error_kinds},
+    "docs/errors.md": {"sections": error_sections, "kinds": error_kinds},
     "docs/swap-in.md": {
         "clients-needed": forecast.needed,
         "forecast": lambda: forecast.table(json.loads(forecast.DEFAULT.read_text())),

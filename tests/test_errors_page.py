@@ -1,8 +1,11 @@
 """Every error of docs/errors.md is provoked here, says what the page says, and is gone once the page was followed."""
 
 import importlib.metadata
+import os
 import re
+import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +43,7 @@ from typer.testing import CliRunner
 from tests.harness.grid import NodesGrid
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
+SOURCE = tomllib.loads((PAGE.parent / "errors.toml").read_text())
 SHOWN = dict(re.findall(r"<!-- error: (\S+) -->\n```text\n(.*?)\n```", PAGE.read_text(), flags=re.DOTALL))
 FOREIGN_MODEL = ArrayRecord([np.zeros(3)])
 WITH_MOD = [CorrelatedNoiseMod(simulation=UpdatePolicy(clip_norm=1.0, mu=4.0, max_participations=5))]
@@ -152,6 +156,14 @@ class World:
         self.simulation()
         strategy = lambda: CorrelatedFedAvg(num_clients=4)  # noqa: E731
         return error(lambda: foreign(strategy(), [], 4)), error(lambda: foreign(strategy(), WITH_MOD, 4))
+
+    def not_configured(self):
+        self.simulation()
+
+        def training(mods):
+            return error(lambda: foreign(CorrelatedFedAvg(num_clients=4), mods, 4))
+
+        return training([CorrelatedNoiseMod()]), training(WITH_MOD)
 
     def legacy_client(self):
         self.simulation()
@@ -286,18 +298,63 @@ def world(tmp_path, monkeypatch):
     return World(tmp_path, monkeypatch)
 
 
+@pytest.fixture
+def made(monkeypatch):
+    """Messages of all errors that are made, with their kinds."""
+    kinds, init = {}, MurmurflError.__init__
+
+    def noted(self, *arguments, **options):
+        init(self, *arguments, **options)
+        kinds[str(self)] = self.kind
+
+    monkeypatch.setattr(MurmurflError, "__init__", noted)
+    return kinds
+
+
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", SHOWN)
-def test_the_text_is_the_one_shown_and_following_the_page_mends_it(name, world):
+def test_the_text_is_the_one_shown_and_following_the_page_mends_it(name, world, made):
     said, recovered = getattr(world, name.replace("-", "_"))()
+    kinds = {kind for message, kind in made.items() if message and message[:30] in said}
+    assert kinds == {SOURCE["error"][name]["kind"]} if "kind" in SOURCE["error"][name] else not kinds
     said, shown = said.replace(str(world.folder), "PATH"), SHOWN[name]
     # The page leaves out the way out that the line itself has.
     assert said.startswith(shown.removesuffix("...")) if shown.endswith(" ...") else said == shown
     assert recovered == ""
 
 
+def test_sections_are_those_of_the_data_file():
+    """The page's sections are written from it (tests/test_pages.py compares), and each of its errors is in one."""
+    shown = [name for section in SOURCE["section"] for name in re.findall(r"^{([a-z-]+)}$", section["body"], re.M)]
+    assert sorted(shown) == sorted(SOURCE["error"]) == sorted(SHOWN)
+    assert {error["kind"] for error in SOURCE["error"].values() if "kind" in error} <= set(get_args(ErrorKind))
+
+
+WITHOUT_RAY = """
+import importlib.util
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
+importlib.util.find_spec = lambda name, package=None: None
+run_simulation(ServerApp(), ClientApp(), num_supernodes=2)
+"""
+
+
+def test_flower_names_its_extra_where_ray_is_missing():
+    """The page quotes Flower, which ends a run, and its process, before any code of ours."""
+    (section,) = [section["body"] for section in SOURCE["section"] if section["title"] == "Ray is missing"]
+    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0"}
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RAY], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 1
+    assert re.search(r"```text\n(.*?)\n```", section)[1] in ran.stdout + ran.stderr
+    project = tomllib.loads((PAGE.parents[1] / "pyproject.toml").read_text())["project"]
+    assert any("[simulation]" in one for one in project["optional-dependencies"]["simulation"])
+
+
 def test_every_block_of_the_page_belongs_to_an_error_that_is_provoked():
-    assert PAGE.read_text().count("```text") == len(SHOWN)
+    assert PAGE.read_text().count("```text") == len(SHOWN) + 1  # Flower's own
     assert {name.replace("-", "_") for name in SHOWN} <= set(dir(World))
 
 
