@@ -162,6 +162,12 @@ class FullBatchMethod(Method, algorithm="full-batch"):
         rounds = _row(self.noise_mu(config, sizes) * math.sqrt(ratio)).rounds
         return round(rounds * (_UNCENTRED_ROUNDS if in_unit_range(config) else 1.0))
 
+    def usual_temperature(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> float:
+        recipe = self._recipe(config, model, sizes)
+        if recipe is None or num_rounds < recipe.fewest_rounds or config.quantile or config.clipping == "automatic":
+            return 1.0
+        return recipe.temperature
+
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
         """1: every round goes through all samples."""
         return 1

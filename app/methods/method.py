@@ -187,6 +187,10 @@ class Method(ABC):
         """:meth:`preset` for clients of so many samples; public, too."""
         return self.preset(config, num_rounds, model)
 
+    def usual_temperature(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> float:
+        """Return the temperature of a model that is trained with the clip and step of :meth:`settled`; public, too."""
+        return 1.0
+
     def usual_rounds(self, config: RunConfig, sizes: Sequence[int], model: Model) -> int:
         """T where the run configuration leaves it open: so many passes over all samples."""
         return config.passes * self.rounds_of_a_pass(config, sizes)

@@ -250,9 +250,10 @@ class _Weights:
             )
         self.rows: KnotRows = model.additive
         self.public = np.asarray(model.arrays[KNOTS_ARRAY], dtype=np.float64)
-        arrays = [np.asarray(model.arrays[name], dtype=np.float64) for name in model.model.names]
+        temperature = model.model.temperature
+        arrays = [np.asarray(model.arrays[name], dtype=np.float64) / temperature for name in model.model.names]
         std = model.card.get(NOISE_STD)
-        own = math.nan if std is None else float(std)
+        own = math.nan if std is None else float(std) / temperature
         self.labels = [""]
         if model.num_classes == 1:
             low, high = self.public[-2:]

@@ -78,7 +78,8 @@ class SoftmaxRegression(Model):
 
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
         weight, *bias = (np.asarray(values, dtype=features.dtype) for values in parameters)
-        return features @ weight.T + bias[0] if self.bias else features @ weight.T
+        scores = features @ weight.T + bias[0] if self.bias else features @ weight.T
+        return scores if self.temperature == 1.0 else scores / self.temperature
 
 
 class Softmax(ModelKind):
@@ -332,6 +333,7 @@ class Mean(LinearKind):
 
 
 _FEWEST_ROUNDS, _USUAL_ROUNDS, _MOST_ROUNDS = 8.0, 24.0, 48.0
+_TEMPERATURE = 2.0
 _STEEPEST_OF_NUMBERS = 0.6
 """Step at which a constant of its own, whose second moment is 1, does not yet swing."""
 _OF_NUMBERS, _FEWEST_OF_NUMBERS, _MOST_OF_NUMBERS = 3.0, 12.0, 64.0
@@ -365,11 +367,13 @@ class Additive(ModelKind):
             rounds = round(min(max(strength / _OF_NUMBERS, _FEWEST_OF_NUMBERS), _MOST_OF_NUMBERS))
             clip = 0.15 if strength < RANK_ALONE else 0.3 if strength < MOSTLY_RANK else 0.6
             return Recipe(rounds, clip=clip, travel=2.0 * clip, momentum=0.8, steepest=_STEEPEST_OF_NUMBERS)
+        # Clipping cuts the gradients of rows that the model is unsure of, so that scores grow too large.
+        calibrated = {"temperature": _TEMPERATURE, "fewest_rounds": int(_FEWEST_ROUNDS)}
         if strength < RANK_ALONE:
             rounds = round(min(max(strength / 5.0, _FEWEST_ROUNDS), _USUAL_ROUNDS))
-            return Recipe(rounds, clip=0.1 * math.sqrt(2.0), travel=15.0 / math.sqrt(2.0), momentum=0.5)
+            return Recipe(rounds, clip=0.1 * math.sqrt(2.0), travel=15.0 / math.sqrt(2.0), momentum=0.5, **calibrated)
         rounds = round(min(max(strength / 10.0, _USUAL_ROUNDS), _MOST_ROUNDS))
-        return Recipe(rounds, clip=0.2 * math.sqrt(2.0), travel=15.0 / math.sqrt(2.0), momentum=0.8)
+        return Recipe(rounds, clip=0.2 * math.sqrt(2.0), travel=15.0 / math.sqrt(2.0), momentum=0.8, **calibrated)
 
 
 _NONCONVEX = "logistic regression with a regulariser that is not convex, sum_j w_j^2 / (1 + w_j^2)"

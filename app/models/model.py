@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from copy import copy
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,8 @@ CENTRE_ARRAY, CONSTANT_ARRAY = "centring.centre", "centring.constant"
 """Names of the centre and the constant in a saved model (:func:`murmurfl.privacy.centred`)."""
 KNOTS_ARRAY = "additive.knots"
 """Name of the rank share and the knots in a saved model (:meth:`murmurfl.privacy.KnotRows.read`)."""
+TEMPERATURE_ARRAY = "temperature"
+"""Name of the temperature in a saved model, where it is not 1 (:attr:`Model.temperature`)."""
 
 SAMPLES_AT_A_TIME = 128
 """Samples whose gradients are in memory at a time, when all are averaged."""
@@ -52,12 +55,16 @@ class Model(ABC):
     rows_unmixed : bool
         Whether a row of gradients depends on its own sample and on how many others are beside it alone, to the last
         bit, and computing it never fails (:func:`~murmurfl.clients.adapters.per_sample_gradients.rows_unmixed`).
+    temperature : float
+        Public number by which scores are divided before they are read as logarithms of probabilities. Gradients do not
+        depend on it.
     """
 
     most_samples: int | None = None
     gradient_memory_mib: float = GRADIENT_MEMORY_MIB
     rows_stand_alone: bool = False
     rows_unmixed: bool = False
+    temperature: float = 1.0
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         self.num_features = num_features
@@ -73,6 +80,14 @@ class Model(ABC):
     def set_gradient_memory(self, memory_mib: float) -> None:
         """Set the memory for gradients of several samples, in MiB."""
         self.gradient_memory_mib = memory_mib
+
+    def with_temperature(self, temperature: float) -> Self:
+        """Return this model with another temperature; the model itself, which may be cached, if it has that one."""
+        if temperature == self.temperature:
+            return self
+        made = copy(self)
+        made.temperature = temperature
+        return made
 
     @abstractmethod
     def initial_parameters(self, seed: int) -> list[NDArray[Any]]:
@@ -137,6 +152,10 @@ class Recipe(NamedTuple):
     momentum: float
     steepest: float = math.inf
     """Largest eta, whatever R is."""
+    temperature: float = 1.0
+    """Temperature of a model that these constants trained (:attr:`Model.temperature`)."""
+    fewest_rounds: int = 1
+    """Rounds from which the temperature holds."""
 
 
 class ModelKind(Named, ABC):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ...clients.records.schema import OTHER, Column, Schema, number_of, text_of
 from ...privacy.errors import ConfigurationError, InvalidRecordError, check_installed
 from ...privacy.queries.knots import KnotRows
-from .model import CENTRE_ARRAY, KNOTS_ARRAY, Model
+from .model import CENTRE_ARRAY, KNOTS_ARRAY, TEMPERATURE_ARRAY, Model
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
@@ -147,7 +147,7 @@ def _margins(model: TrainedOnTable) -> tuple[NDArray[np.float64], NDArray[np.flo
         weights, intercepts = weights[1:] - weights[:1], intercepts[1:] - intercepts[:1]
     if model.num_classes == 1:  # its constant stands last
         weights, intercepts = weights[:, :-1], intercepts + weights[:, -1]
-    temperature = float(model.arrays.get("temperature", 1.0))
+    temperature = float(model.arrays.get(TEMPERATURE_ARRAY, 1.0))
     return weights / temperature, intercepts / temperature
 
 

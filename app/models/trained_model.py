@@ -27,7 +27,7 @@ from ...privacy.queries.knots import KnotRows
 from ...privacy.queries.mean_of_features import centred
 from . import curves, make_model
 from .curves import Coefficient, ColumnCurve
-from .model import CENTRE_ARRAY, CONSTANT_ARRAY, KNOTS_ARRAY, Model
+from .model import CENTRE_ARRAY, CONSTANT_ARRAY, KNOTS_ARRAY, TEMPERATURE_ARRAY, Model
 from .public_pipeline import PIPELINE, SavedPipeline, pipeline_file, saved_pipeline
 
 WEIGHTS, SCHEMA, CARD, CARD_TEXT = "weights.npz", "schema.toml", "card.json", "CARD.md"
@@ -57,7 +57,9 @@ class TrainedModel:
     @property
     def model(self) -> Model:
         """The model without its parameters."""
-        return make_model(self.kind, self.num_features, self.num_classes, self.feature_bound, constant=self.constant)
+        own = self.num_features, self.num_classes, self.feature_bound
+        made = make_model(self.kind, *own, constant=self.constant)
+        return made.with_temperature(float(self.arrays.get(TEMPERATURE_ARRAY, 1.0)))
 
     @property
     def classes(self) -> NDArray[Any]:

@@ -167,8 +167,37 @@ def run_plots(run: RecordedRun) -> list[Plot]:
     alone = [Group(run.name, [run])]
     measured = [measure_plot(alone, "accuracy"), measure_plot(alone, "loss")]
     curves = [] if run.model is None else curve_plots(run.model)
-    made = [*measured, *curves, _epsilon(run), _participation(run), _replies(run), _noise(run)]
+    made = [*measured, _reliability(run), *curves, _epsilon(run), _participation(run), _replies(run), _noise(run)]
     return [plot for plot in made if plot is not None]
+
+
+def _reliability(run: RecordedRun) -> Plot | None:
+    """Draw how often predictions of a rehearsal come true, against their probability."""
+    rehearsal = run.outcome.rehearsal
+    if rehearsal is None or not rehearsal.reliability:
+        return None
+    bins = rehearsal.reliability
+    what = f"probability of {rehearsal.classes[1]}" if len(rehearsal.classes) == 2 else "probability of the prediction"
+    figure, axes = new_figure()
+    with figure_style():
+        axes.plot([0, 1], [0, 1], color=INK, linestyle="--", linewidth=1, label="calibrated")
+        axes.plot([one.predicted for one in bins], [one.observed for one in bins], color=BLUE, linewidth=1.5)
+        most = max(one.rows for one in bins)
+        axes.scatter(
+            [one.predicted for one in bins],
+            [one.observed for one in bins],
+            s=[12 + 80 * one.rows / most for one in bins],
+            color=BLUE,
+            label="held-out rows by tenths, larger for more rows",
+        )
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+        axes.set_xlabel(plain_text(what))
+        axes.set_ylabel("share that came true")
+        figure.legend(loc="outside lower center", ncols=2)
+    loss = "" if rehearsal.log_loss is None else f" Log loss {rehearsal.log_loss:.3f}."
+    caption = f"Of a rehearsal, whose rows were seen: not private. Points on the dashed line are calibrated.{loss}"
+    return Plot("reliability", "Reliability of probabilities", caption, figure)
 
 
 def _epsilon(run: RecordedRun) -> Plot | None:

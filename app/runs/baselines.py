@@ -17,7 +17,7 @@ from ...privacy.noise import derived_seed
 from ..data.task import Dataset
 from ..models.fitted_linear import ridge
 from ..models.model import area_under_curve
-from .outcome import Baselines, Scores
+from .outcome import Baselines, ReliabilityBin, Scores
 from .simulated_figures import NOTE
 
 MOST_ROWS = 20_000
@@ -31,7 +31,7 @@ _TREES, _STOPPED_FROM = 200, 500
 """Boosted trees at most, and training rows from which they stop early."""
 _LARGE, _LARGE_STEP, _SMALL_STEP = 5_000, 0.2, 0.1
 """Training rows from which trees take larger steps, which costs nothing there and is as good, and both steps."""
-_TWO, _MOST_SITES = 2, 20
+_TWO, _MOST_SITES, _TENTHS = 2, 20, 10
 
 Predict = Callable[[NDArray[Any]], NDArray[np.float64]]
 
@@ -84,6 +84,33 @@ def one_against_others(predicted: NDArray[Any], labels: NDArray[Any]) -> float |
     areas = [area_under_curve(shares[:, one], (labels == one).astype(np.int64)) for one in which]
     known = [area for area in areas if math.isfinite(area)]
     return float(np.mean(known)) if known else None
+
+
+def reliability(scores: NDArray[Any], labels: NDArray[Any]) -> list[ReliabilityBin]:
+    """Return how often predictions come true, by their probability in tenths; tenths without rows are left out.
+
+    Parameters
+    ----------
+    scores : ndarray of shape (rows, classes)
+        Logarithms of probabilities, up to a constant in each row.
+    labels : ndarray of shape (rows,)
+        Classes. Of two the probability is that of class 1, of more that of the most likely class.
+    """
+    finite = np.isfinite(scores).all(axis=1)
+    scores, labels = np.asarray(scores[finite], dtype=np.float64), labels[finite]
+    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    of = np.ones(len(labels), np.int64) if shares.shape[1] == _TWO else shares.argmax(axis=1)
+    predicted, right = shares[np.arange(len(labels)), of], labels == of
+    tenth = np.minimum(predicted * _TENTHS, _TENTHS - 1).astype(np.int64)
+    return [
+        ReliabilityBin(
+            predicted=float(predicted[tenth == one].mean()),
+            observed=float(right[tenth == one].mean()),
+            rows=int((tenth == one).sum()),
+        )
+        for one in np.unique(tenth).tolist()
+    ]
 
 
 def _standardised(rows: NDArray[Any], expand: Predict = np.asarray) -> Predict:

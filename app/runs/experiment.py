@@ -361,6 +361,10 @@ def plan_request_of(config: RunConfig) -> PlanRequest:
     return PlanRequest(config, sizes, data.num_features, data.num_classes, resolve)
 
 
+_ROUNDED = 0.01
+"""Relative difference of a clip that was rounded for people."""
+
+
 def model_of(config: RunConfig, data: Dataset) -> Model:
     """Return the model of a run configuration for its data, cached in this process."""
     centred = is_centred(config)  # a constant stands beside the features that are seen from their mean
@@ -393,7 +397,11 @@ def resolve(config: RunConfig, data: Dataset, shards: Sequence[Any], *, deployed
             f"batch-size = {per_round}.",
             kind="out-of-range",
         )
-    values = method.settled(trained_config(config), num_rounds, model, sizes).overridden(config)
+    usual = method.settled(trained_config(config), num_rounds, model, sizes)
+    values = usual.overridden(config)
+    rounded = math.isclose(values.clip_norm, usual.clip_norm, rel_tol=_ROUNDED)  # as in operators' files
+    if rounded and replace(values, clip_norm=usual.clip_norm) == usual:  # others have another effect on scores
+        model = model.with_temperature(method.usual_temperature(config, num_rounds, model, sizes))
     as_stated = deployed and "batch-size" in method.keys
     fewest = config.batch_size * max(config.max_participations, num_rounds) if as_stated else 0
     return Experiment(config, data, shards, model, num_rounds, values, fewest)

@@ -74,6 +74,12 @@ def noise_in_model(
     return float(np.linalg.norm(rule.model(state)))
 
 
+PROBABILITIES = (
+    "scores are divided by {temperature:g} before they become probabilities. This temperature follows from how the "
+    "model was trained and from no row; how well probabilities fit these rows was not released."
+)
+
+
 def card(
     outcome: Outcome,
     *,
@@ -81,6 +87,7 @@ def card(
     data: Mapping[str, Any],
     warnings: Sequence[str] = (),
     noise_std: float | None = None,
+    temperature: float = 1.0,
 ) -> dict[str, Any]:
     """Return the card of a run's model, which was trained on ``data``, on real clients if it was ``deployed``.
 
@@ -115,6 +122,7 @@ def card(
         "private_evaluation": None if evaluation is None else evaluation.sentence,
         "warnings": list(warnings),
         "noise_std": noise_std,
+        "probabilities": None if temperature == 1.0 else PROBABILITIES.format(temperature=temperature),
         "configuration": hashlib.sha256(configuration.encode()).hexdigest()[:16],
     }
 
@@ -130,6 +138,8 @@ def card_text(entries: Mapping[str, Any]) -> str:
         rows.append(("privacy", str(entries["sentence"])))
     if entries["private_evaluation"]:
         rows.append(("measured", str(entries["private_evaluation"])))
+    if entries.get("probabilities"):
+        rows.append(("probabilities", str(entries["probabilities"])))
     rows += [("warning", words) for words in entries.get("warnings", ())]
     rows += [
         ("data", ", ".join(f"{name} {value}" for name, value in data.items() if value not in ("", None))),

@@ -266,6 +266,14 @@ class SeveralSeeds(_Part):
     standard_error: float | None = _or_null("Standard error of the mean: it is too small, because they share rows.")
 
 
+class ReliabilityBin(_Part):
+    """Held-out rows of a rehearsal with probabilities from one tenth to the next: not private."""
+
+    predicted: float = _said("Mean of their probabilities.")
+    observed: float = _said("Share of them for which what had this probability is true.")
+    rows: int = _count("Number of these rows.")
+
+
 class Rehearsal(_Part):
     """Further figures of a rehearsal of `murmurfl fit`, from rows that it saw: not private. Left out of other runs."""
 
@@ -283,6 +291,12 @@ class Rehearsal(_Part):
     macro_auc: float | None = _or_null(
         "Of more than two classes, the mean over classes of the AUC of one against all others; else null."
     )
+    reliability: list[ReliabilityBin] = _said(
+        "Held-out rows by the probability of the second of two classes, or of the class that is predicted of several; "
+        "empty of numbers.",
+        default=[],
+    )
+    log_loss: float | None = _or_null("Mean of -log of the probability of a held-out row's class; null of numbers.")
 
 
 class Online(_Part):

@@ -23,7 +23,7 @@ from ..data.task import Dataset
 from ..engines.start import run_cohort
 from ..settings.layers import layered
 from ..settings.run_config import RunConfig
-from .baselines import baselines, one_against_others, scores_of, site_alone_on_own
+from .baselines import baselines, one_against_others, reliability, scores_of, site_alone_on_own
 from .fit_arguments import SCALING_SHARE, FitArguments
 from .fit_summary import ERRORS, figure, is_useless, short_figure, shown_figure, summary_of_fit
 from .outcome import Outcome, Rehearsal, Scores, SeveralSeeds
@@ -339,6 +339,10 @@ def _rehearsal(result: RunResult, found: ReadTable, read: ReadRows, site: str) -
         confusion=confusion.tolist() if classes > 1 else None,
         classes=[str(one) for one in found.schema.label.names] if classes > 1 else [],
         macro_auc=one_against_others(predicted, labels) if classes > _TWO else None,
+        reliability=reliability(predicted, labels) if classes > 1 else [],
+        log_loss=float(experiment.model.evaluate(result.parameters, (data.test_features, labels))[0])
+        if classes > 1
+        else None,
         note=NOTE,
         measure="r2" if classes == 1 else "auc" if classes == _TWO else "accuracy",
         baselines=baselines(dataset),

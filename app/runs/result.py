@@ -37,6 +37,7 @@ from ...strategies.rounds.strategy import ReleaseStrategy
 from ..data.partition import shard_sizes
 from ..methods.presets import constant_feature, feature_bound, the_task
 from ..methods.queries import QueryOutcome
+from ..models.model import TEMPERATURE_ARRAY
 from ..settings.run_config import check_run_name
 from .client_statements import Participation, is_named, releases_made, stated, statement_groups
 from .experiment import Experiment
@@ -56,7 +57,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flwr")
 
-UNCALIBRATED = "Probabilities of this model are not calibrated: rely on their order and not on their values."
+UNCALIBRATED = (
+    "Probabilities of this model are not calibrated: on the test set they were worse than equal ones. Rely on their "
+    "order and not on their values."
+)
 _WIDTH = 100
 
 WORKED_OUT = (
@@ -252,6 +256,8 @@ class RunResult:
     def arrays(self) -> dict[str, Any]:
         """The model's arrays by name, with the centre of its inputs: the contents of ``model.npz``."""
         arrays: dict[str, Any] = dict(zip(self.experiment.model.names, self.parameters, strict=True))
+        if (temperature := self.experiment.model.temperature) != 1.0:
+            arrays[TEMPERATURE_ARRAY] = np.float64(temperature)
         for name, outcome in self.answers.items():  # without which nobody could use the model
             arrays |= self.experiment.query(name).arrays(outcome.answer)
         return arrays
@@ -282,6 +288,7 @@ class RunResult:
                 data=data,
                 warnings=self._lasting_warnings(),
                 noise_std=noise_in_model(self.strategy, self.statements, config.shares),
+                temperature=model.temperature,
             ),
         )
 

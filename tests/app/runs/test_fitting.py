@@ -15,6 +15,7 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.data.table_task import ReadTable, held_out
 from murmurfl.app.models.trained_model import TrainedModel
 from murmurfl.app.runs import fit_summary, rehearsal
+from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.fit_summary import REHEARSED, fit_lines, is_useless
 from murmurfl.app.runs.model_card import card_text
 from murmurfl.clients import Column, Label, Schema
@@ -22,6 +23,7 @@ from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, LedgerError, derived_seed, gdp_mu
 from murmurfl.privacy.ledger.ledger_history import read_ledger
 from sklearn.base import clone
+from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from typer.testing import CliRunner
 
@@ -127,6 +129,56 @@ def test_folder_is_an_estimator_of_scikit_learn(saved):
     assert make_pipeline(found).predict(rows).tolist() == found.predict(rows).tolist()
     assert found.score(rows, [row["ill"] for row in rows]) > 0.8
     assert list(found.classes_) == ["no", "yes"]
+
+
+def noisy(count):
+    random = np.random.Generator(np.random.Philox(key=derived_seed("noisy")))
+    ages = random.uniform(20, 80, count)
+    return [
+        {"age": round(age, 2), "ill": "yes" if age + step > 50 else "no"}
+        for age, step in zip(ages.tolist(), random.normal(0, 20, count).tolist(), strict=True)
+    ]
+
+
+def test_probabilities_are_scores_over_the_temperature_wherever_they_come_from(tmp_path):
+    """In the result's loss, the saved model, its pipeline, curves and coefficients; what ranks rows stays."""
+    rows, new = noisy(1200), [{"age": 25.0}, {"age": 48.0}, {"age": 75.0}]
+    result = fit(rows, label="ill", clients=2, epsilon=8)
+    assert float(result.model.arrays["temperature"]) == result.experiment.model.temperature == 2.0
+    config, clip = result.experiment.config, result.experiment.values.clip_norm
+    assert prepare(replace(config, clip_norm=1.001 * clip)).model.temperature == 2.0, "as operators' files round it"
+    assert prepare(replace(config, clip_norm=1.1 * clip)).model.temperature == 1.0
+    held = result.experiment.seen_by(result.answers).data
+    weight, bias = (np.asarray(one) for one in result.parameters)
+    raw = held.test_features @ weight.T + bias
+    raw = raw[:, 1] - raw[:, 0]
+    labels = held.test_labels
+    loss = float(np.logaddexp(0.0, np.where(labels == 1, -raw, raw) / 2.0).mean())
+    assert result.outcome.loss == pytest.approx(loss) == pytest.approx(result.outcome.rehearsal.log_loss)
+    assert loss < float(np.logaddexp(0.0, np.where(labels == 1, -raw, raw)).mean()), "scores by themselves are too sure"
+    assert result.outcome.auc == pytest.approx(roc_auc_score(labels, raw))
+    folder = result.save(tmp_path / "model")
+    shares = load_model(folder).predict_proba(new)
+    assert np.allclose(shares, result.model.predict_proba(new))
+    odds = np.log(shares[:, 1] / shares[:, 0])
+    features = result.model.inputs(new)
+    assert odds == pytest.approx((features @ (weight[1] - weight[0]) + bias[1] - bias[0]) / 2.0, abs=1e-6)
+    pd, sio = pytest.importorskip("pandas"), pytest.importorskip("skops.io")
+    pipeline = sio.load(folder / "pipeline.skops")
+    assert np.allclose(pipeline.predict_proba(pd.DataFrame(new)), shares)
+    curve = result.curves()["age"]
+    there = np.interp([25.0, 75.0], curve.values, curve.effect)
+    assert there[1] - there[0] == pytest.approx(odds[2] - odds[0], rel=0.02)
+    assert "divided by 2 " in (folder / "CARD.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"learning_rate": 1.0}, {"clip_norm": 3.0}, {"num_rounds": 4}, {"clipping": "automatic"}]
+)
+def test_other_constants_than_the_rules_have_no_temperature(changes):
+    result = fit(noisy(300), label="ill", clients=2, epsilon=8, **{"num_rounds": 8, **changes})
+    assert result.experiment.model.temperature == 1.0
+    assert "temperature" not in result.model.arrays
 
 
 def test_uncalibrated_probabilities_are_said_by_result_card_and_prediction(tmp_path):

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from murmurfl.app import fit
+from murmurfl.app.runs.baselines import reliability
 from murmurfl.app.runs.fit_summary import fit_lines
 from murmurfl.privacy import ConfigurationError, derived_seed
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import log_loss, roc_auc_score
 
 from tests.harness.errors import raises
 
@@ -57,6 +58,20 @@ def test_the_auc_of_several_classes_is_scikit_learns(several):
     assert f"macro AUC {expected:.3f}" in row(several, "model")
 
 
+def test_reliability_compares_probabilities_with_what_came_true(several):
+    held, found = several.experiment.seen_by(several.answers).data, several.outcome.rehearsal
+    scores = several.experiment.model.logits(several.parameters, held.test_features)
+    shares = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    sure, right = shares.max(axis=1), shares.argmax(axis=1) == held.test_labels
+    assert found.log_loss == pytest.approx(log_loss(held.test_labels, shares))
+    assert sum(one.rows for one in found.reliability) == len(sure)
+    for one in found.reliability:
+        tenth = np.floor(sure * 10) == np.floor(one.predicted * 10)
+        assert (one.rows, one.predicted) == (tenth.sum(), pytest.approx(sure[tenth].mean()))
+        assert one.observed == pytest.approx(right[tenth].mean())
+    assert reliability(np.array([[0.0, np.inf], [0.0, 1.0]]), np.array([1, 1]))[0].rows == 1  # one is no number
+
+
 def test_seeds_have_a_mean_and_its_standard_error(several):
     found = several.outcome.rehearsal.seeds
     assert found.seeds == [1, 2, 3]
@@ -88,6 +103,7 @@ def test_numbers_have_no_classes_but_sites():
     rows = [{**one, "ill": one["age"] * 2.5} for one in ill()]
     found = fit(rows, label="ill", site="hospital", epsilon=8, **QUICK).outcome.rehearsal
     assert (found.confusion, found.classes, found.macro_auc, found.measure) == (None, [], None, "r2")
+    assert (found.reliability, found.log_loss) == ([], None)
     assert all(one.r2 is not None for one in found.sites.values())
 
 
