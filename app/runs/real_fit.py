@@ -136,13 +136,13 @@ def fit_for_real(
     task = TableTask(read, nobody, is_tested=False)
     fixed: dict[str, Value] = {"task": task.name, "partition": "iid", "num-clients": 1, "clients-per-round": 1}
     usual = {} if settings.get("evaluation.share") == 0 else evaluated_privately(schema)
-    if asked := any(name.startswith("evaluation.") for name in settings):
+    if any(name.startswith("evaluation.") for name in settings):  # somebody asks for the accuracy, or for none
         settings = {**usual, **settings}
     mu = RunConfig.from_mapping({**settings, **fixed}).mu
     scaling_mu = mu * math.sqrt(scaling_share)
     rest: dict[str, Value] = {"mu": mu * math.sqrt(1.0 - scaling_share)} if scaling_share else {}
     trained = layered({**settings, **fixed}, rest)
-    if not asked and not why_no_figure(RunConfig.from_mapping(trained), schema, count):
+    if not why_no_figure(RunConfig.from_mapping(trained), schema, count):
         trained = {**usual, **trained}
     experiment = prepare(RunConfig.from_mapping(trained))
     config = experiment.config
