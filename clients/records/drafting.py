@@ -226,6 +226,8 @@ def _comparable(cells: Sequence[Any]) -> Sequence[Hashable]:
     kinds = set(map(type, cells))
     if kinds <= {str, int, bool, type(None)}:
         return cells
+    if kinds <= {float, int, bool, type(None)}:
+        return [cell if cell == cell else None for cell in cells]  # quick, because tables are large
     return [None if is_missing(cell) else cell if isinstance(cell, Hashable) else repr(cell) for cell in cells]
 
 
