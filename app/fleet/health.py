@@ -142,7 +142,7 @@ class Endpoint:
     def _serve(self) -> None:
         try:
             self._loop.run_until_complete(self._listen())
-        except Exception:
+        except Exception:  # a thread of its own, whose end nobody else would see
             logger.exception("The address %s answers no more.", self.address)
         finally:
             self._started.set()
@@ -216,7 +216,7 @@ class Endpoint:
         else:
             try:
                 answer = make()
-            except Exception:
+            except Exception:  # one page that fails must not end the others
                 logger.exception("What is shown at %s could not be made.", self.address)
                 answer = _fixed(HTTPStatus.INTERNAL_SERVER_ERROR)
         lines = (

@@ -323,6 +323,12 @@ class LinearKind(ModelKind):
         return made.smoothness
 
 
+class Ridge(LinearKind):
+    """Ridge regression, whose predictions are numbers."""
+
+    predicts_numbers = True
+
+
 class Mean(LinearKind):
     """The mean of the samples."""
 
@@ -381,6 +387,6 @@ LINEAR = (
     Additive(),
     LinearKind("logistic", "logistic regression of two classes without bias", LogisticRegression, scores=True),
     LinearKind("nonconvex-logistic", _NONCONVEX, NonconvexLogistic, scores=True, convex=False),
-    LinearKind("ridge", "least squares, (<w, a> - y)^2", RidgeRegression),
+    Ridge("ridge", "least squares, (<w, a> - y)^2", RidgeRegression),
     Mean("mean", "the mean of the samples, half the squared distance to each", lambda size, _: MeanEstimation(size)),
 )

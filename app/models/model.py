@@ -169,6 +169,8 @@ class ModelKind(Named, ABC):
         Whether its loss is known to be convex.
     scores : bool
         Whether its predictions follow linear scores of the features, one a class.
+    predicts_numbers : bool
+        Whether its predictions are one linear score of the features, a number.
     takes_knots : bool
         Whether it is trained on additive features of a table's columns (:class:`murmurfl.privacy.KnotRows`).
     """
@@ -176,6 +178,7 @@ class ModelKind(Named, ABC):
     paper_constants: bool = False
     convex: bool = False
     scores: bool = False
+    predicts_numbers: bool = False
     takes_knots: bool = False
 
     def recipe(self, num_classes: int, strength: float) -> Recipe | None:

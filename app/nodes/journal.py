@@ -128,7 +128,7 @@ class Journal:
             for listener in self._listeners:
                 try:
                     listener(entry)
-                except Exception:
+                except Exception:  # a listener is somebody else's code, and must not keep an answer from leaving
                     logger.exception("What happened could not be shown to everybody.")
 
 
@@ -148,7 +148,7 @@ def noting(app: Answers, journal: Journal) -> Answers:
             if event == "released" and _is_repeated(facts, made):
                 event = "repeated"
             journal.note(event, **facts)
-        except Exception:
+        except Exception:  # the answer leaves whether it was noted or not
             logger.exception("An answer could not be noted.")
         return reply
 

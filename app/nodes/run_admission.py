@@ -231,7 +231,7 @@ def _why_not(runs: RunAdmissionPolicy, message: Message, context: Context, now: 
 
     try:
         return runs.why_not(message, bundle, now)
-    except Exception:
+    except Exception:  # of a message that anybody wrote, and which fails in ways of its own: it is refused
         logger.exception("Whether a run is taken could not be told.")
         return "the request cannot be read"
 

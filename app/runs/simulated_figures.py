@@ -186,7 +186,8 @@ def _measured(config: RunConfig) -> Alone:
     if (rows := knot_rows(config, _RANK_SHARE)) is not None:
         data = _additive(data, rows)
     classes = data.num_classes
-    if not (registry("model")[config.model].scores or config.model == "ridge" or rows is not None):
+    kind = registry("model")[config.model]
+    if not (kind.scores or kind.predicts_numbers or rows is not None):
         return Alone(note=NOTE, reason=_NO_LINEAR_MODEL)
     parts = Parts.together(registry("partition")[config.partition].parts(data, config))
     usual = min(int(np.median(parts.sizes)), _MOST_SAMPLES)

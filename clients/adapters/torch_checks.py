@@ -204,7 +204,7 @@ class SampleTrials:
         for number, example in enumerate(examples):
             try:
                 made = self._gradient(example)
-            except Exception:
+            except Exception:  # a user's module raises what it likes; an extreme record may fail, as a client's own
                 if number < ordinary:
                     raise
             else:
@@ -336,7 +336,7 @@ class SampleTrials:
 
         try:
             return _flat(torch.func.grad(batch_loss)(trained))
-        except Exception:
+        except Exception:  # a user's module that takes no batches raises what it likes
             return None
 
     def _guilty_layer(self, inputs: Any) -> str:
@@ -361,7 +361,7 @@ class SampleTrials:
                 for some in (inputs, picked(inputs, slice(0, 1))):
                     arguments, named = called_with(some)
                     module(*arguments, **named)
-        except Exception:
+        except Exception:  # a user's module raises what it likes; the refusal then names no layer
             return ""
         finally:
             for hook in hooks:

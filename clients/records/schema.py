@@ -978,7 +978,7 @@ def is_missing(cell: Any) -> bool:
         return True
     try:
         return bool(cell != cell)  # NaN and NaT; pandas' NA refuses to say
-    except Exception:
+    except Exception:  # a cell may be of any class, whose comparison raises what it likes
         return type(cell).__name__ in ("NAType", "NaTType")
 
 
