@@ -201,10 +201,7 @@ class DivergenceWatch:
     one while the updates are twice as long as the first, in the mean of three rounds. Their noise has the same length
     in all rounds.
 
-    Notes
-    -----
-    **Formal guarantees.** It reads the model and releases, whose noise is in them already: it costs no privacy.
-    Proof: docs/proofs/release-rule.md.
+    It reads the model and releases, whose noise is in them already, so it costs no privacy.
     """
 
     def __init__(self, remedy: str) -> None:
