@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from ...clients.messages import Request
 from ...clients.one_shot_client import StatisticsClient
 from ...clients.records.places import RecordPlaces, TableRows, knot_columns, open_columns
-from ...clients.records.schema import NONE_NAMED, OTHER, Bounds, Column, Schema
+from ...clients.records.schema import NONE_NAMED, OTHER, Bounds, Column, Schema, text_of
 from ...privacy.accounting.gdp import gdp_mu
 from ...privacy.accounting.guarantee import added_words, rounded_up
 from ...privacy.accounting.loss import Loss
-from ...privacy.errors import ConfigurationError
+from ...privacy.errors import ConfigurationError, InvalidRecordError
 from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.queries.knots import KNOTS, knots_of, scale_of, share_of_label
 from ...privacy.queries.query import QuerySum, divided_mu, query_policy
@@ -40,16 +40,24 @@ from ...privacy.release.known_samples import row_bytes
 from ...privacy.release.named_values import NamedValues
 from ..data.table_task import ReadTable
 from .fitting import ledger_of
-from .real_fit import Dealt, DeclaredRows, Places, check_room, check_unchanged, data_text, order_on
+from .real_fit import (
+    SCHEMA_SESSION,
+    Dealt,
+    Places,
+    RowCells,
+    check_room,
+    check_unchanged,
+    data_text,
+    knows_cells,
+    order_on,
+)
 from .sealed import Seal, run_sealed
 
-SESSION = "schema"
-"""Name of the releases in a ledger, before what each is of."""
 VALUES_SHARE, BOUNDS_SHARE = 0.4, 0.3
 """Shares of mu^2 for the names of categories and, of what they leave, for open bounds; the rest is for knots."""
 ADDED_SHARE = 0.1
 """Share of delta that is the probability of naming a value of a single record."""
-_VALUES, _BOUNDS, _KNOTS = f"{SESSION}: values", f"{SESSION}: bounds", f"{SESSION}: knots"
+_VALUES, _BOUNDS, _KNOTS = (f"{SCHEMA_SESSION}{of}" for of in ("values", "bounds", "knots"))
 _SESSIONS = _VALUES, _BOUNDS, _KNOTS
 _LONGEST_NAME = 200
 """Characters of a value that may be named; longer ones count as other."""
@@ -305,7 +313,7 @@ def _stored(ledger: SQLiteLedger, declared: Schema) -> Schema | None:
     if not notes:
         raise ConfigurationError(
             f"Expected a ledger without a schema that was paid for and lost, got {ledger.path}: a call was interrupted "
-            "after it was booked. It stays booked and is not paid for again: declare what is open.",
+            "after it was booked. It stays booked and is not paid for again: declare what is open, and fit with that.",
             kind="exhausted",
             setting="ledger",
         )
@@ -344,9 +352,9 @@ class _Releases:
         seal: Seal,
     ) -> None:
         self.found, self.order, self.ledger, self.delta, self.seal = found, order, ledger, delta, seal
-        self._schema, self._declared = schema, DeclaredRows(found.rows, schema, order)
-        # What a fit without these releases would know rows by, where all of the schema but knots was declared.
-        self.known = self._declared if schema.is_completed else Dealt(found.rows, schema, order)
+        self._schema, self._cells = schema, RowCells(found.rows, order)
+        # A ledger that a fit began knows rows by the schema of that fit.
+        self.known = self._cells if knows_cells(ledger, new=True) else Dealt(found.rows, schema, order)
         self._rows: Dealt | None = None
 
     def counts(
@@ -373,12 +381,12 @@ class _Releases:
         ]
 
         def texts(row: int) -> list[str | None]:
-            cells = self._declared[row : row + 1][0]
+            cells = self._schema.cells(self._cells.item(row))
             return [_name_in(cells[place], column) for place, column in own]
 
         ledger = self.ledger
         privatizer = NamedValues(
-            *(len(columns), mu, added_delta, len(self.known), ledger, ledger.keys()),
+            *(len(columns), mu, added_delta, len(self._cells), ledger, ledger.keys()),
             delta=self.delta,
             budget_mu=ledger.budget_mu,
             data=row_bytes(self.known),
@@ -425,8 +433,12 @@ def _released(rows: _Releases, schema: Schema, prices: _Prices) -> tuple[Schema,
     return schema, tuple(sorted(hidden))
 
 
-def _name_in(text: str, column: Column) -> str | None:
-    """Return the value of a category that a text may be named as; None if it is missing, or counts as other."""
+def _name_in(cell: Any, column: Column) -> str | None:
+    """Return the value of a category that a cell may be named as; None if it is missing, or counts as other."""
+    try:
+        text = text_of(cell)
+    except InvalidRecordError:
+        return None
     return None if column.is_missing(text) or text == OTHER or len(text) > _LONGEST_NAME else text
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from ...clients.private_client import numpy_client_app
 from ...clients.queries import check_beside, held_out_samples
 from ...clients.records.client_records import OwnedSamples, OwnerGradients, Records, Rows
 from ...clients.records.places import RecordPlaces, TableRows, statistics_columns
-from ...clients.records.schema import Column, Label, Schema, number_in, text_of
+from ...clients.records.schema import Schema, number_of, text_of
 from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
 from ...privacy.accounting.guarantee import PAID_ROW, rounded_up
 from ...privacy.accounting.loss import NO_LOSS, Loss
@@ -167,7 +168,7 @@ def fit_for_real(
     if schema.owner:
         rows = _owned(found.rows, read, policy, kept, count, seal)
     else:
-        known = DeclaredRows(found.rows, schema, order) if schema.is_completed else None
+        known = RowCells(found.rows, order) if knows_cells(kept) else None
         rows = Dealt(found.rows, schema, order, known, PAID_ROW if sealed else "")
         rows = rows if read is schema else rows.read_by(read)
         seal.note(rows.records.report())
@@ -531,13 +532,13 @@ class Dealt:
         rows: Rows,
         schema: Schema,
         order: NDArray[np.int64],
-        first_read: Dealt | DeclaredRows | None = None,
+        first_read: Dealt | RowCells | None = None,
         record_kind: str = "",
     ) -> None:
         self.schema, self._rows, self._order = schema, rows, order
         self._record_kind = record_kind or rows.record_kind
         self.records = Records(_Ordered(rows, order, rows.record_kind), schema, count=len(order), together=True)
-        self.first_read: Dealt | DeclaredRows = self if first_read is None else first_read
+        self.first_read: Dealt | RowCells = self if first_read is None else first_read
         self.fits = self.records.fits
 
     def read_by(self, schema: Schema) -> Dealt:
@@ -559,40 +560,54 @@ class Dealt:
         return self._record_kind
 
 
-class DeclaredRows:
-    """A table's rows as a ledger knows them under a schema that a release completes.
+class RowCells:
+    """A table's rows as a ledger knows them that has paid for a schema: by their cells, whatever schema reads them.
 
-    A row is its cells, one by one: the number in a cell of numbers, and the text of any other. So it is the same before
-    and after the release, whatever bounds and values the schema has by then.
+    So a row is the same before and after the schema was completed, and a schema that was paid for may be edited.
 
     Parameters
     ----------
     rows : Rows
         The table's.
-    schema : Schema
-        Declared or completed.
     order : ndarray of int64
         The rows' public order (:func:`dealt_order`).
     """
 
-    def __init__(self, rows: Rows, schema: Schema, order: NDArray[np.int64]) -> None:
-        self._rows, self._schema = _Ordered(rows, order, rows.record_kind), schema
-        self._kinds = [*schema.columns.values(), schema.label]
+    def __init__(self, rows: Rows, order: NDArray[np.int64]) -> None:
+        self._rows = _Ordered(rows, order, rows.record_kind)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, chosen: slice, /) -> list[list[str]]:
-        numbers = range(*chosen.indices(len(self)))
-        return [list(map(_known_as, self._schema.cells(self._rows[i]), self._kinds)) for i in numbers]
+        items = [self.item(number) for number in range(*chosen.indices(len(self)))]
+        return [list(map(_known_as, item.values() if isinstance(item, Mapping) else item)) for item in items]
+
+    def item(self, number: int) -> Any:
+        """Return a row as it was handed over."""
+        return self._rows[number]
 
 
-def _known_as(cell: Any, kind: Column | Label) -> str:
-    """Return a text by which a cell is known: that of its number, if it has one, or its own."""
-    try:
-        return repr(number_in(cell, kind)) if kind.bounds is not None else text_of(cell)
-    except InvalidRecordError:
-        return repr(cell)[:_LONGEST_KNOWN]
+def _known_as(cell: Any) -> str:
+    """Return a text by which a cell is known: that of its number, if it is one, or its own."""
+    for read in (lambda: repr(number_of(cell)), lambda: text_of(cell)):
+        with suppress(InvalidRecordError):
+            return read()
+    return repr(cell)[:_LONGEST_KNOWN]
+
+
+SCHEMA_SESSION = "schema: "
+"""Beginning of the names of sessions that pay for a schema."""
+
+
+def knows_cells(ledger: SQLiteLedger, *, new: bool = False) -> bool:
+    """Return True if a ledger knows rows by their cells: its first session has paid for a schema.
+
+    Of a ledger without sessions, ``new`` is returned.
+    """
+    with ledger.exclusive() as page:
+        first = next(iter(page.account().reserved), None)
+    return new if first is None else first.startswith(SCHEMA_SESSION)
 
 
 class Places:

@@ -714,17 +714,9 @@ class Schema(_Said):
             ) from error
 
     def declared(self) -> Schema:
-        """Return the schema as it was declared, without anything that was released.
-
-        A ledger knows rows by it, so it knows them before and after the schema was completed.
-        """
+        """Return the schema as it was declared, without anything that was released."""
         columns = {name: column.declared() for name, column in self.columns.items()}
         return self.changed(columns=columns, label=self.label.declared(), seal="")
-
-    @property
-    def is_completed(self) -> bool:
-        """Whether any of it was released."""
-        return any(column.released for column in self.columns.values()) or bool(self.label.released)
 
     @property
     def knots(self) -> tuple[float, ...]:

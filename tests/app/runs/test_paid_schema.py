@@ -145,6 +145,9 @@ def test_an_edited_schema_is_read_but_its_guarantee_keeps_the_condition_on_draft
     result = fit(path, schema=schema, real=True, epsilon=1, num_rounds=2)
     assert RECORDS["row"] in result.guarantee.notes
     assert RECORDS[PAID_ROW] not in result.guarantee.notes
+    left_out = re.sub(r"\[columns\.income\]\n(?:\w.*\n)*", "", text)
+    schema.write_text(left_out)
+    fit(path, schema=schema, real=True, epsilon=1, num_rounds=2)  # a column may be left out
     other = table(tmp_path / "other", rows_of(seed=6))
     schema.write_text(text)
     result = fit(other, schema=schema, real=True, epsilon=1, num_rounds=2)  # its ledger has released no schema
@@ -166,6 +169,12 @@ def test_a_call_that_was_interrupted_stays_booked_and_is_never_paid_for_again(tm
     with raises(ConfigurationError, "exhausted", "ledger"):
         pay(path, epsilon=0.5)
     assert spent(path) == before
+    whole = path.parent / "whole.toml"  # what was open is declared
+    whole.write_text(
+        DECLARED.replace('"integer"', '"integer"\nbounds = [0, 120]').replace('"number"', '"number"\nbounds = [0, 1e6]')
+    )
+    result = fit(path, schema=whole, real=True, epsilon=1, num_rounds=2)
+    assert RECORDS["row"] in result.guarantee.notes
 
 
 @pytest.mark.parametrize(
@@ -308,7 +317,7 @@ def test_a_schema_declared_with_everything_pays_for_knots_alone(tmp_path, fitted
     assert [one.session for one in spent(path).sessions if "schema" in one.session] == ["schema: knots"]
     assert made.columns["age"].bounds == (0, 120)
     assert made.columns["age"].missing == 50
-    assert not made.is_completed
+    assert all(column.released == () for column in made.columns.values())
     assert made.declared().columns["age"].bounds == (0, 120)
     assert len(made.columns["age"].knots) == 8
     result = fit(path, schema=written(pay(path), tmp_path / "schema.toml"), real=True, epsilon=1, num_rounds=2)
