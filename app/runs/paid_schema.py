@@ -94,18 +94,16 @@ class PaidSchema:
     @property
     def sentences(self) -> list[str]:
         """Lines for people on what it cost, and on what noise hides."""
-        losses = self.loss, self.spent, Loss.of(self.budget_mu)
+        losses, hidden = (self.loss, self.spent, Loss.of(self.budget_mu)), ", ".join(map(repr, self.hidden))
         costs, spent, budget = (rounded_up(one.assumed.epsilon(self.delta)) for one in losses)
         first = "was paid for by an earlier call, and this one spent nothing" if self.again else "is paid for"
         lines = [
             f"The schema {first}: epsilon = {costs} at delta = {self.delta:g}"
-            f"{added_words(self.loss.assumed).replace(' with', ', with')}. All calls with the ledger {self.ledger} "
-            f"have spent epsilon = {spent} of {budget}."
+            f"{added_words(self.loss.assumed).replace(' with', ', with')}. All calls with the ledger "
+            f"{self.ledger.name} have spent epsilon = {spent} of {budget}."
         ]
         if self.hidden:
-            lines.append(
-                f"The noise hides {', '.join(self.hidden)}: leave them out of a fit, or declare bounds or values."
-            )
+            lines.append(f"The noise hides {hidden}: leave them out of a fit, or declare bounds or values.")
         return lines
 
 

@@ -47,7 +47,7 @@ class Ending(Enum):
     """Everything that may be said of a failure once a row was read, or that nobody expected."""
 
     FAILED = (
-        "The fit failed. Why is not said, because it may depend on rows; --private-log FILE (private_log) keeps it "
+        "This call failed. Why is not said, because it may depend on rows; --private-log FILE (private_log) keeps it "
         "where only you can read it. The ledger says what was released, and without one nothing was."
     )
     CHANGED = (

@@ -642,7 +642,7 @@ def test_nothing_reaches_handlers_hooks_or_streams_of_the_program(capfd):
 
 
 def test_seal_is_opened_again_after_an_error(capfd):
-    with raises(SealedError, "failed", match="The fit failed"):
+    with raises(SealedError, "failed", match="This call failed"):
         run_sealed(lambda seal: (seal.begin_rows(), raised(ConfigurationError(SECRET))))
     with raises(ConfigurationError, "invalid", match="of settings"):
         run_sealed(lambda _: (_ for _ in ()).throw(ConfigurationError("of settings")))
