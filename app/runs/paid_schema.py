@@ -24,7 +24,7 @@ from ...clients.records.places import RecordPlaces, TableRows, knot_columns, ope
 from ...clients.records.schema import NONE_NAMED, OTHER, Bounds, Column, Schema, text_of
 from ...privacy.accounting.gdp import gdp_mu
 from ...privacy.accounting.guarantee import added_words, rounded_up
-from ...privacy.accounting.loss import Loss
+from ...privacy.accounting.loss import Gaussian, Loss
 from ...privacy.errors import ConfigurationError, InvalidRecordError
 from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.queries.knots import KNOTS, knots_of, scale_of, share_of_label
@@ -37,7 +37,7 @@ from ...privacy.queries.statistics import (
     statistics_policy,
 )
 from ...privacy.release.known_samples import row_bytes
-from ...privacy.release.named_values import NamedValues
+from ...privacy.release.named_values import NamedValues, value_threshold
 from ..data.table_task import ReadTable
 from .fitting import ledger_of
 from .real_fit import (
@@ -64,8 +64,9 @@ _LONGEST_NAME = 200
 _DIGITS, _KNOT_DIGITS = 4, 6
 _OUTERMOST, _FARTHEST_ORDER = 0.005, 0.25
 """Share of the values that open bounds leave out at each end, and the order up to which noise may hide quantiles."""
-_SURELY = 3.0
-"""Standard deviations of the noise in a share of the values that no share in a long empty tail is likely to exceed."""
+_SURELY, _LITTLE_NOISE = 3.0, 1e-3
+"""Standard deviations of the noise in a share of the values that no share in a long empty tail is likely to exceed, and
+noise that hides no record, for a factor from noise to such a deviation."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +167,15 @@ def _completed(
     found = ReadTable.of(table, schema=schema)
     count = _checked(found, epsilon)
     path = ledger_of(table, ledger)
-    delta = float(SQLiteLedger(path).delta or delta) if path.exists() else delta
+    if path.exists():
+        kept = SQLiteLedger(path)
+        delta = float(kept.delta or delta)
+        if (stored := _stored(kept, schema)) is not None:
+            return _paid(stored, kept, delta, hidden=(), again=True)
     prices = _Prices.of(schema, epsilon, delta)
     prices.check_plans(schema, count)
+    prices.check_useful(schema, count, epsilon, delta)
     kept = _opened(path, epsilon, budget, delta, found.name, count)
-    if (stored := _stored(kept, schema)) is not None:
-        return _paid(stored, kept, delta, hidden=(), again=True)
     check_room(kept, prices.mu, float(kept.budget_mu or 0.0), delta, prices.added_delta)
     order = order_on(kept, found.name, count)
     seal.begin_rows()
@@ -231,6 +235,32 @@ class _Prices:
             plans.append(policy.plan(texts * count))
         if problem := next((plan.problem for plan in plans if plan.problem), ""):
             raise ConfigurationError(problem, kind="out-of-range", setting="epsilon")
+
+    def check_useful(self, schema: Schema, count: int, epsilon: float, delta: float) -> None:
+        """Raise if noise would hide all bounds or all names, whatever the rows say; it follows from public numbers."""
+        short = 1.0
+        if self.bounds:
+            columns = open_columns(schema)
+            policy = statistics_policy(self.bounds, noise_quality="exact")
+            std = policy.plan(StatisticsRows(tuple(columns.values())).width).noise_std * math.sqrt(len(columns))
+            one = StatisticsRows((next(iter(columns.values())),))
+            of_all = one.read(QuerySum(one.rows(np.zeros((1, 1)))[0], 1, 1, _LITTLE_NOISE)).columns[0]
+            short = max(short, _SURELY * of_all.share_std / _LITTLE_NOISE * std / count / _FARTHEST_ORDER)
+        if self.values:
+            texts = len(open_values(schema))
+            policy = query_policy(math.sqrt(texts), "nonnegative", self.values, noise_quality="exact")
+            plan = policy.plan(texts * count)
+            threshold = value_threshold(plan.noise_std, plan.grid.spacing, texts, self.added_delta)
+            short = max(short, threshold / (count / 2.0))
+        if short > 1.0:
+            enough = Gaussian(self.mu * short, self.added_delta).epsilon(delta)
+            raise ConfigurationError(
+                f"Expected an epsilon at which noise does not hide everything in {count:,} rows, got {epsilon:g}: it "
+                f"takes at least epsilon = {rounded_up(enough)}. Raise it, or declare bounds and values.",
+                kind="out-of-range",
+                setting="epsilon",
+                got=epsilon,
+            )
 
 
 def open_values(schema: Schema) -> list[str]:

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from tests.harness.errors import raises
 
-ROWS = 600
+ROWS = 1200
 DECLARED = """reviewed = true
 [label]
 column = "ill"
@@ -87,8 +87,8 @@ def test_bounds_fills_and_knots_are_near_those_of_the_rows(tmp_path):
         ends = np.quantile(values, [0.005, 0.995])
         assert low <= np.quantile(values, 0.03)
         assert np.quantile(values, 0.97) <= high
-        assert ends[0] - low < 0.5 * (ends[1] - ends[0])
-        assert high - ends[1] < 0.5 * (ends[1] - ends[0])
+        assert ends[0] - low < 0.75 * (ends[1] - ends[0])
+        assert high - ends[1] < 0.75 * (ends[1] - ends[0])
         assert np.mean(np.asarray(values) <= column.missing) == pytest.approx(0.5, abs=0.06)
         shares = [np.mean(np.asarray(values) <= knot) for knot in column.knots]
         assert shares == pytest.approx(np.linspace(0.01, 0.99, 8), abs=0.06)
@@ -194,6 +194,18 @@ def test_what_cannot_be_completed_is_refused_before_a_ledger_is_made(tmp_path, o
     with raises(ConfigurationError, kind, setting):
         pay(path)
     assert sorted(one.name for one in path.parent.iterdir()) == ["declared.toml", "people.csv"]
+
+
+@pytest.mark.parametrize("declared", [DECLARED, OPEN])
+def test_an_epsilon_at_which_noise_hides_everything_is_refused_before_anything_is_made(tmp_path, declared):
+    path = table(tmp_path / "home", rows_of(60), declared)
+    with raises(ConfigurationError, "out-of-range", "epsilon", got=0.1) as caught:
+        pay(path, epsilon=0.1)
+    assert not (path.parent / "people.csv.ledger").exists()
+    enough = float(re.search(r"epsilon = ([\d.]+\d)", str(caught.value))[1])
+    with raises(ConfigurationError, "out-of-range", "epsilon"):
+        pay(path, epsilon=0.9 * enough)
+    assert pay(path, epsilon=enough).schema  # figures are rounded up
 
 
 def test_no_budget_is_exceeded(tmp_path):
