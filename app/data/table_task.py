@@ -346,7 +346,7 @@ class TableTask(Task):
         for array in (dataset.train_features, dataset.train_labels, dataset.test_features, dataset.client_of):
             digest.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
         self.name = f"table:{digest.hexdigest()[:12]}"
-        self.schema = schema if schema.inputs_are == "values" else None
+        self.schema, self.class_weights = schema if schema.inputs_are == "values" else None, schema.label.class_weights
         self.constant = schema.num_classes == 1 and self.schema is None
         self.feature_bound = float(np.hypot(schema.norm_bound, 1.0)) if self.constant else schema.norm_bound
         self._dataset, self.is_tested = dataset, is_tested
@@ -378,7 +378,7 @@ class SchemaTask(Task):
         self.name = name or f"schema:{schema.digest}"
         self.schema = self._records = schema
         self.feature_bound = schema.norm_bound if math.isfinite(schema.norm_bound) else 0.0
-        self.majority = schema.label.majority or 0.0
+        self.majority, self.class_weights = schema.label.majority or 0.0, schema.label.class_weights
         if not name:
             registry("task").give(self.name, self)
 

@@ -132,6 +132,8 @@ class Task(Named, ABC):
     majority : float
         The most frequent class's share, which forecasts rehearse; 0 where none is declared: then classes are taken as
         equal. Public knowledge likewise.
+    class_weights : tuple of float
+        Weights of the classes' gradients (:class:`murmurfl.clients.Label`); empty for equal ones. Public likewise.
     has_records : bool
         Whether it has records, for training and for the test; otherwise only real clients have some.
     is_tested : bool
@@ -153,6 +155,7 @@ class Task(Named, ABC):
     constant: bool = False
     feature_bound: float = 0.0
     majority: float = 0.0
+    class_weights: tuple[float, ...] = ()
     has_records: bool = True
     is_tested: bool = True
     schema: Schema | None = None
@@ -273,6 +276,7 @@ class FunctionTask(Task):
         majority = 0.0 if schema is None else schema.label.majority or 0.0
         self.feature_bound = float(getattr(function, "feature_bound", bound))
         self.majority = float(getattr(function, "majority", majority))
+        self.class_weights = () if schema is None else schema.label.class_weights
         self.sentence = "data of your own"
         self._function = function
 

@@ -162,6 +162,10 @@ class FullBatchMethod(Method, algorithm="full-batch"):
         rounds = _row(self.noise_mu(config, sizes) * math.sqrt(ratio)).rounds
         return round(rounds * (_UNCENTRED_ROUNDS if in_unit_range(config) else 1.0))
 
+    @property
+    def weighs_classes(self) -> bool:
+        return True
+
     def usual_temperature(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> float:
         recipe = self._recipe(config, model, sizes)
         if recipe is None or num_rounds < recipe.fewest_rounds or config.quantile or config.clipping == "automatic":

@@ -187,6 +187,11 @@ class Method(ABC):
         """:meth:`preset` for clients of so many samples; public, too."""
         return self.preset(config, num_rounds, model)
 
+    @property
+    def weighs_classes(self) -> bool:
+        """Whether a model may have gradients that are weighted by class."""
+        return False
+
     def usual_temperature(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> float:
         """Return the temperature of a model that is trained with the clip and step of :meth:`settled`; public, too."""
         return 1.0

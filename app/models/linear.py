@@ -26,6 +26,7 @@ class SoftmaxRegression(Model):
     """
 
     rows_unmixed = True
+    weighs_classes = True
 
     def __init__(self, num_features: int, num_classes: int, *, bias: bool = True) -> None:
         super().__init__(num_features, num_classes)
@@ -66,7 +67,7 @@ class SoftmaxRegression(Model):
         return OuterProducts(residuals, features, bias=self.bias)
 
     def _residuals(self, parameters: Parameters, features: NDArray[np.float64], labels: NDArray[Any]) -> NDArray[Any]:
-        """Softmax minus one-hot label, shape (samples, classes)."""
+        """Softmax minus one-hot label, times the weight of that class, shape (samples, classes)."""
         residuals = features @ np.asarray(parameters[0], dtype=np.float64).T
         if self.bias:
             residuals += parameters[1]
@@ -74,6 +75,8 @@ class SoftmaxRegression(Model):
         np.exp(residuals, out=residuals)
         residuals /= np.add.reduce(residuals, axis=1, keepdims=True)
         residuals[np.arange(len(labels)), labels] -= 1.0
+        if self.class_weights is not None:
+            residuals *= self.class_weights[labels, None]
         return residuals
 
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:

@@ -55,6 +55,10 @@ class Model(ABC):
     rows_unmixed : bool
         Whether a row of gradients depends on its own sample and on how many others are beside it alone, to the last
         bit, and computing it never fails (:func:`~murmurfl.clients.adapters.per_sample_gradients.rows_unmixed`).
+    weighs_classes : bool
+        Whether gradients can be weighted by class.
+    class_weights : ndarray of shape (num_classes,), optional
+        Public factors, at most 1, of the gradients of each class's samples; None for equal ones.
     temperature : float
         Public number by which scores are divided before they are read as logarithms of probabilities. Gradients do not
         depend on it.
@@ -65,6 +69,8 @@ class Model(ABC):
     rows_stand_alone: bool = False
     rows_unmixed: bool = False
     temperature: float = 1.0
+    weighs_classes: bool = False
+    class_weights: NDArray[np.float64] | None = None
 
     def __init__(self, num_features: int, num_classes: int) -> None:
         self.num_features = num_features
@@ -87,6 +93,24 @@ class Model(ABC):
             return self
         made = copy(self)
         made.temperature = temperature
+        return made
+
+    def with_class_weights(self, weights: Sequence[float]) -> Self:
+        """Return this model with gradients that are weighted by class, the largest weight as 1; itself without weights.
+
+        Raises ConfigurationError if this model has no such gradients.
+        """
+        if not weights:
+            return self
+        if not self.weighs_classes:
+            raise ConfigurationError(
+                "Expected a schema without class_weights for this model, got some: model = 'additive' and 'softmax' "
+                "have them.",
+                kind="unsupported",
+                setting="class_weights",
+            )
+        made = copy(self)
+        made.class_weights = np.array(weights, dtype=np.float64) / max(weights)
         return made
 
     @abstractmethod

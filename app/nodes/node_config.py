@@ -406,7 +406,14 @@ class NodeConfig(RecordsFile):
         rows = self._knot_rows(records)
         inputs = num_features + self.centred if rows is None else rows.num_features
         constant = self.centred or bool(getattr(registry("features")[self.features], "constant", False))
-        return make_model(self.model, inputs, num_classes, self._bound(records), constant=constant)
+        made = make_model(self.model, inputs, num_classes, self._bound(records), constant=constant)
+        if not self.schema:
+            return made
+        weights = (records or Schema.read_file(Path(self.schema))).label.class_weights
+        self._check(
+            "strategy", not weights or self.method.weighs_classes, "full-batch with class_weights in the schema"
+        )
+        return made.with_class_weights(weights)
 
     def _check_model(self, model: PerSampleGradients) -> None:
         """Refuse a model that does not treat each record by itself, on records made up from the schema alone."""

@@ -25,6 +25,7 @@ from ...privacy.ledger.ledger_records import Ledger
 from ...privacy.noise import SimulatedKeys, derived_seed
 from ...privacy.release.policy import PrivacyPolicy, check_federation
 from ...privacy.release.prefix_sums import RowCache
+from ...privacy.setting import refusal
 from ...privacy.sums.masking import Masking
 from ...privacy.sums.roster import ClientKey
 from ...strategies.callbacks.result_folder import ResultFolder
@@ -361,6 +362,15 @@ def plan_request_of(config: RunConfig) -> PlanRequest:
     return PlanRequest(config, sizes, data.num_features, data.num_classes, resolve)
 
 
+def _weighted(config: RunConfig, model: Model) -> Model:
+    """Return the model with the class weights of the task's schema; refuse them where they would not be used."""
+    weights = the_task(config).class_weights
+    if weights and not METHODS[config.strategy].weighs_classes:
+        able = ", ".join(name for name, one in METHODS.items() if one.weighs_classes)
+        raise refusal("strategy", f"one of {able} with class_weights in the schema", config.strategy)
+    return model.with_class_weights(weights)
+
+
 _ROUNDED = 0.01
 """Relative difference of a clip that was rounded for people."""
 
@@ -379,7 +389,7 @@ def model_of(config: RunConfig, data: Dataset) -> Model:
 def resolve(config: RunConfig, data: Dataset, shards: Sequence[Any], *, deployed: bool = False) -> Experiment:
     """Work out a run configuration on data that are there; of them only sizes and shapes are looked at."""
     method = METHODS[config.strategy]
-    model = model_of(config, data)
+    model = _weighted(config, model_of(config, data))
     per_round = config.asked_per_round * config.batch_size
     check_classes(config, data.num_classes)
     sizes = shard_sizes(shards, partial(trained_samples, config))

@@ -131,7 +131,7 @@ def chosen_additive(schema: Schema, given: Mapping[str, Value]) -> bool:
 def _usual_keys(schema: Schema, trust: str, *, additive: bool) -> dict[str, Value]:
     """Return the strategy and the model of a fit for which none is set."""
     of_numbers, trusted = schema.num_classes == 1, trust == "trusted-server"
-    if additive or schema.owner:  # `auto` compares strategies for single rows, and linear models
+    if additive or schema.owner or schema.label.class_weights:  # `auto` compares single rows, and linear models
         strategy = _TRUSTED if trusted else _FULL_BATCH
     else:  # made-up data of numbers have classes: there is nothing to rehearse
         strategy = "auto" if trusted or not of_numbers else _FULL_BATCH

@@ -261,6 +261,12 @@ class PrivateClientApp(ClientApp):
                 setting="samples_per_owner",
                 got=policy.samples_per_owner,
             )
+        if records.schema.label.class_weights:
+            raise ConfigurationError(
+                "Expected a schema without class_weights for your own model, got some: let its loss weigh classes.",
+                kind="unsupported",
+                setting="class_weights",
+            )
         samples: Records | OwnedSamples = records
         gradients: PerSampleGradients = self.model.gradients
         if policy.samples_per_owner:

@@ -401,6 +401,10 @@ class Label(_Said):
     majority : float, optional
         The share of records that the most frequent class is publicly known to have; the others are taken as equal. No
         record is read by it: forecasts are of data like these.
+    class_weights : tuple of float
+        Public weights of the classes, in their order: the gradient of a record is multiplied by the weight of its class
+        over the largest one, before it is clipped. Empty where all count the same. Never compute them from private
+        records.
 
     Examples
     --------
@@ -419,6 +423,7 @@ class Label(_Said):
     scale: Bounds | None = None
     released: tuple[Literal["bounds"], ...] = ()
     majority: float | None = None
+    class_weights: tuple[float, ...] = ()
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -436,6 +441,12 @@ class Label(_Said):
             raise ValueError(f"Expected at least two classes, all different, got {self.classes!r}.")
         if self.majority is not None:
             check_majority(self.majority, len(self.names))
+        positive = all(math.isfinite(weight) and weight > 0 for weight in self.class_weights)
+        if self.class_weights and not (positive and len(self.class_weights) == len(self.names)):
+            raise ValueError(
+                f"Expected class_weights, a positive number for each of {len(self.names)} classes, got "
+                f"{list(self.class_weights)}."
+            )
         return self
 
     def declared(self) -> Label:

@@ -156,3 +156,25 @@ def test_application_and_test_models_agree(kind, length):
     for name in ("smoothness", "gradient_bound", "clips_contractively"):
         assert getattr(model, name) == getattr(other, name)
     assert declares_itself_convex(model) == declares_itself_convex(other) == (kind != "nonconvex-logistic")
+
+
+@pytest.mark.parametrize("kind", ["softmax", "additive"])
+def test_class_weights_multiply_each_gradient_by_the_weight_of_its_own_class(kind):
+    """The largest counts as 1, so no gradient grows; and gradients of several points are added up alike."""
+    random = np.random.Generator(np.random.Philox(key=11))
+    samples = random.normal(size=(6, 4)), np.array([0, 1, 2, 2, 1, 0])
+    plain = make_model(kind, 4, 3, 1.0)
+    weighted = plain.with_class_weights((1.0, 4.0, 2.0))
+    point = [random.normal(size=shape) for shape in plain.shapes]
+    factors = np.array([0.25, 1.0, 0.5])[samples[1]]
+    assert np.allclose(weighted(point, samples), plain(point, samples) * factors[:, None], rtol=1e-12)
+    rows = weighted.stacked([point, point], [0.5, 0.5], samples)
+    assert np.allclose(rows.norms(), np.linalg.norm(weighted(point, samples), axis=1))
+    assert (weighted.logits(point, samples[0]) == plain.logits(point, samples[0])).all()
+    assert plain.class_weights is None, "a cached model stays as it is"
+    assert plain.with_class_weights(()) is plain
+
+
+def test_models_without_weighted_gradients_refuse_class_weights():
+    with raises(ConfigurationError, "unsupported", "class_weights"):
+        make_model("logistic", 4, 2, 1.0).with_class_weights((1.0, 2.0))

@@ -57,6 +57,7 @@ def made(folder, **changes):
     return NodeConfig.read(folder / "node.toml").make_client()
 
 
+FULL = {"strategy": "full-batch", "batch_size": 1, "max_participations": 2}
 COUNTS = [2, 1, 5, 3, 9, 1, 1, 2, 3, 3, 4, 1]
 
 
@@ -180,8 +181,7 @@ def test_a_ledger_that_was_used_with_samples_is_not_used_with_owners(tmp_path):
 
 def test_a_node_sets_places_aside_for_its_evaluation(tmp_path):
     write_samples(tmp_path, COUNTS)
-    full = {"strategy": "full-batch", "batch_size": 1, "max_participations": 2}
-    client = made(tmp_path, **full, private_evaluation=0.2, held_out=0.25)
+    client = made(tmp_path, **FULL, private_evaluation=0.2, held_out=0.25)
     part = client.parts["evaluation"]
     assert (client.privatizer.num_samples, part.samples, part.privatizer.num_samples) == (9, 3, OWNERS)
     assert part.privatizer.policy.samples_per_owner == 3
@@ -193,6 +193,20 @@ def test_a_node_sets_places_aside_for_its_evaluation(tmp_path):
     _, examples, sent = client.fit(point, training_config(session="e", **asked))
     assert (examples, sent[protocol.OF_OWNERS], sent[protocol.HELD_OUT]) == (3, 1, 1)
     assert ledger_guarantee(read_ledger(tmp_path / "ledger.sqlite")).unit == "owner"
+
+
+def test_a_node_weighs_gradients_as_its_schema_says_or_refuses(tmp_path):
+    write_samples(tmp_path, COUNTS)
+    made(tmp_path, **FULL)
+    schema = tmp_path / "schema.toml"
+    schema.write_text(schema.read_text().replace("[label]", "[label]\nclass_weights = [1, 4]"))
+    config = NodeConfig.read(tmp_path / "node.toml")
+    assert config.make_model(FEATURES, 2).class_weights.tolist() == [0.25, 1.0]
+    assert config.make_client().privatizer.plan == made(tmp_path, **FULL).privatizer.plan, "the bound is the same"
+    schema.write_text(schema.read_text().replace("[label]", "[label]\nclass_weights = [1, 4]"))
+    (tmp_path / "node.toml").write_text(toml_document(BASE))
+    with raises(ConfigurationError, "conflict", "strategy", match="class_weights"):
+        NodeConfig.read(tmp_path / "node.toml").make_client()
 
 
 def test_full_batches_are_sums_over_owners(tmp_path):

@@ -181,6 +181,48 @@ def test_other_constants_than_the_rules_have_no_temperature(changes):
     assert "temperature" not in result.model.arrays
 
 
+def rare(count=3000):
+    """One in twenty is ill, and nobody surely."""
+    random = np.random.Generator(np.random.Philox(key=derived_seed("rare")))
+    ages = random.uniform(20, 80, count)
+    return [
+        {"age": round(age, 2), "ill": "yes" if age + step > 85 else "no"}
+        for age, step in zip(ages.tolist(), random.normal(0, 10, count).tolist(), strict=True)
+    ]
+
+
+RARE = Schema(
+    columns={"age": Column(kind="number", bounds=(0, 100))},
+    label=Label(column="ill", classes=("no", "yes"), class_weights=(1, 15)),
+)
+
+
+def test_weights_of_the_schema_let_a_rare_class_be_predicted():
+    rows = rare()
+    equal = RARE.model_copy(update={"label": RARE.label.model_copy(update={"class_weights": ()})})
+    found = {}
+    for name, schema in (("equal", equal), ("weighted", RARE)):
+        result = fit(rows, schema=schema, clients=2, epsilon=8, model="additive", strategy="full-batch")
+        confusion = np.array(result.outcome.rehearsal.confusion)
+        found[name] = (np.diag(confusion) / confusion.sum(axis=1)).mean()
+    assert found["weighted"] > found["equal"] + 0.1
+    assert result.experiment.model.class_weights.tolist() == [1 / 15, 1.0]
+    assert fit(rows[:300], schema=RARE, clients=2).experiment.config.strategy == "full-batch"
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "setting"),
+    [
+        ({"strategy": "mu2"}, "conflict", "strategy"),
+        ({"strategy": "one-shot"}, "conflict", "strategy"),
+        ({"model": "logistic", "strategy": "full-batch"}, "unsupported", "class_weights"),
+    ],
+)
+def test_weights_that_would_not_be_used_are_refused(settings, kind, setting):
+    with raises(ConfigurationError, kind, setting, match="class_weights"):
+        fit(rare(200), schema=RARE, clients=2, **{"model": "softmax", **settings})
+
+
 def test_uncalibrated_probabilities_are_said_by_result_card_and_prediction(tmp_path):
     rows = [{"age": float(age), "ill": "yes" if age > 50 else "no"} for age in np.linspace(20, 80, 200)]
     result = fit(rows, label="ill", clients=2, epsilon=0.05)

@@ -207,6 +207,11 @@ def test_any_cell_anywhere_fits_or_does_not_and_nothing_else_happens(cell):
             ({"inputs": [{}], "label": {"classes": 2, "majority": share}}, "majority, the most frequent class's share")
             for share in (0.4, 1.0, -1.0, math.nan)
         ),
+        *(
+            ({"inputs": [{}], "label": {"classes": 2, "class_weights": weights}}, "class_weights, a positive number")
+            for weights in ([1.0], [1.0, 0.0], [1.0, -1.0], [1.0, math.inf], [1.0, math.nan], [1.0, 1.0, 1.0])
+        ),
+        ({"inputs": [{}], "label": {"bounds": [0, 1], "class_weights": [1.0]}}, "class_weights, a positive number"),
         (
             {"inputs": [{}], "label": {"bounds": [0, 1], "majority": 0.5}},
             "Expected a label with|of two classes or more",
@@ -229,6 +234,8 @@ def test_the_digest_is_of_what_a_record_is_and_of_nothing_else():
     unread = {"reviewed": True, "separator": ";", "label": Label(column="ill", classes=("no", "yes"), majority=0.9)}
     assert Schema(**{**TABLE.model_dump(), **unread}).digest == TABLE.digest
     assert Schema(**{**TABLE.model_dump(), "norm": 1.0}).digest != TABLE.digest
+    weighted = Label(column="ill", classes=("no", "yes"), class_weights=(1, 3))
+    assert Schema(**{**TABLE.model_dump(), "label": weighted}).digest != TABLE.digest, "all clients have the same"
 
 
 def test_inputs_longer_than_the_declared_norm_are_scaled_down_to_it_together():
@@ -244,7 +251,10 @@ def test_inputs_longer_than_the_declared_norm_are_scaled_down_to_it_together():
 
 
 DECLARED = Schema(
-    columns=TABLE.columns, label=Label(column="ill", classes=("no", "yes"), majority=0.75), owner="who", norm=1.5
+    columns=TABLE.columns,
+    label=Label(column="ill", classes=("no", "yes"), majority=0.75, class_weights=(1.0, 2.5)),
+    owner="who",
+    norm=1.5,
 )
 
 
