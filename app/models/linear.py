@@ -348,13 +348,15 @@ _STEEPEST_OF_NUMBERS = 0.6
 _OF_NUMBERS, _FEWEST_OF_NUMBERS, _MOST_OF_NUMBERS = 3.0, 12.0, 64.0
 RANK_ALONE, MOSTLY_RANK = 120.0, 500.0
 """Samples times mu, over the root of the columns, below which the rank is all, or most, of an additive model."""
+FAR_FROM_NOISE = 600.0
+"""Samples times mu, over the root of the columns, from which classes are trained with longer gradients."""
 
 
 class Additive(ModelKind):
     """One curve for each column of a table: a linear model of additive features, whose knots are private quantiles.
 
     Its constants for full batches were chosen on the tables of docs/tuning.md. The classes' are those of a logistic
-    regression with S = R / 10, or R / 5, and steps of 15 / (S R), written for the two scores of a softmax. Numbers
+    regression with S = R / 10 to R / 5, and steps of 15 / (S R), written for the two scores of a softmax. Numbers
     are trained by steps of 2 / R^2. Nesterov's momentum allows these for a squared error if no direction has more
     than 0.35 R^2 of the features' second moment; gradients that are cut allow more.
     """
@@ -381,8 +383,9 @@ class Additive(ModelKind):
         if strength < RANK_ALONE:
             rounds = round(min(max(strength / 5.0, _FEWEST_ROUNDS), _USUAL_ROUNDS))
             return Recipe(rounds, clip=0.1 * math.sqrt(2.0), travel=15.0 / math.sqrt(2.0), momentum=0.5, **calibrated)
-        rounds = round(min(max(strength / 10.0, _USUAL_ROUNDS), _MOST_ROUNDS))
-        return Recipe(rounds, clip=0.2 * math.sqrt(2.0), travel=15.0 / math.sqrt(2.0), momentum=0.8, **calibrated)
+        rounds = round(min(max(strength / 14.0, _USUAL_ROUNDS), _MOST_ROUNDS))
+        clip, momentum = (0.2, 0.65) if strength < FAR_FROM_NOISE else (0.28, 0.8)
+        return Recipe(rounds, clip=clip, travel=15.0 / math.sqrt(2.0), momentum=momentum)
 
 
 _NONCONVEX = "logistic regression with a regulariser that is not convex, sum_j w_j^2 / (1 + w_j^2)"
