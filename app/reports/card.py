@@ -16,6 +16,7 @@ from ...privacy.accounting.gdp import gdp_epsilon
 from ...privacy.accounting.guarantee import (
     AGAINST_OTHERS,
     CURATED,
+    GIVEN_DECLARATIONS,
     GIVEN_SCHEMA,
     REHEARSED,
     UNIT_WORDS,
@@ -250,6 +251,8 @@ def _honest(outcome: Outcome) -> str:
 def _given(outcome: Outcome) -> str:
     """Return the condition on the schema by which records were read; empty where records were not read by one."""
     notes = " ".join(outcome.privacy.notes) if outcome.privacy is not None else ""
+    if GIVEN_DECLARATIONS in notes:
+        return GIVEN_DECLARATIONS
     known = (GIVEN_SCHEMA.format(records=records) for records in ("rows", "items"))
     return next((f"{one}; a reviewed draft shows something of them" for one in known if one in notes), "")
 

@@ -115,10 +115,11 @@ def fit_for_real(
     **Formal guarantees.** Everything that leaves the client, the statistics, the model and the private evaluation, is
     together mu-GDP for replacement of one row of the table, for the mu that was asked for, and all calls with one
     ledger stay within its budget. Bounds that columns are scaled by are made from the released statistics alone. It
-    rests on this computer, which sees the rows, on a public schema that does not come from these rows, and on the
-    number of rows being public: of a CSV file the lines behind the header that end with a line break, whatever stands
-    in them. With owners it is for replacement of all rows of one owner by others of that owner, and rests on N and on
-    the set of owners' names being public in the place of the number of rows. Proofs: docs/proofs/release-rule.md,
+    rests on this computer, which sees the rows, on a public schema that does not come from these rows, or of which this
+    ledger has paid for what does (:mod:`.paid_schema`), and on the number of rows being public: of a CSV file the lines
+    behind the header that end with a line break, whatever stands in them. With owners it is for replacement of all rows
+    of one owner by others of that owner, and rests on N and on the set of owners' names being public in the place of
+    the number of rows. Proofs: docs/proofs/release-rule.md,
     docs/proofs/owners.md.
     """
     schema = found.schema

@@ -142,13 +142,17 @@ NOT_PRIVATE = "Not private: for comparison only."
 NOTHING_SPENT = "No private sample was used: nothing is spent."
 GIVEN_SCHEMA = "a schema that does not come from these {records}"
 """Condition of every guarantee for records that are read by a schema: nobody can check where a schema came from."""
+GIVEN_DECLARATIONS = (
+    "declarations that do not come from these rows; the rest of the schema was released with noise, and the ledger "
+    "counts it"
+)
+"""The condition where a ledger has paid for everything in the schema that nobody declared."""
 PAID_ROW = "row of a paid schema"
 """Kind of a record that is read by a schema of which nothing else comes from the rows than releases in the ledger."""
 RECORDS = {
     "row": "A sample is one row of a client's file. The guarantee holds given "
     f"{GIVEN_SCHEMA.format(records='rows')}: a reviewed draft shows something of them.",
-    PAID_ROW: "A sample is one row of a client's file. The guarantee holds given declarations that do not come from "
-    "these rows; the rest of the schema was released with noise, and the ledger counts it.",
+    PAID_ROW: f"A sample is one row of a client's file. The guarantee holds given {GIVEN_DECLARATIONS}.",
     "item": "A sample is one item as a client's code handed it over, if what made the items treats each by itself. "
     f"The guarantee holds given {GIVEN_SCHEMA.format(records='items')}: a reviewed draft shows something of them.",
 }

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 from murmurfl.app import fit
 from murmurfl.app.commands.main import cli
+from murmurfl.app.reports.card import card
+from murmurfl.app.reports.finding import RecordedRun
+from murmurfl.app.reports.groups import Group
 from murmurfl.app.runs import paid_schema as paid_schemas
 from murmurfl.app.runs.paid_schema import PaidSchema, paid_schema
 from murmurfl.app.runs.sealed import SealedError
 from murmurfl.clients import Schema
 from murmurfl.clients.records.schema import NONE_NAMED, WIDEST
 from murmurfl.privacy import ConfigurationError, LedgerError, gdp_epsilon, gdp_mu, rounded_up
-from murmurfl.privacy.accounting.guarantee import PAID_ROW, RECORDS
+from murmurfl.privacy.accounting.guarantee import GIVEN_DECLARATIONS, PAID_ROW, RECORDS
 from murmurfl.privacy.ledger.ledger_history import read_ledger
 from murmurfl.privacy.queries.knots import LogColumn
 from murmurfl.privacy.queries.statistics import StatisticsRows
@@ -279,7 +282,10 @@ def test_open_categories_are_named_if_frequent_and_the_ledger_books_their_delta(
     assert total.mu == pytest.approx(math.hypot(made.loss.mu, gdp_mu(2.0, 1e-5)))
     epsilon = gdp_epsilon(total.mu, 9e-6)
     assert f"added delta of 1e-06, epsilon = {rounded_up(epsilon)} at delta = 1e-05" in result.table.spent(1e-5)
-    assert result.table.spent(1e-5) in result.outcome.guarantee  # the card names the total
+    assert result.table.spent(1e-5) in result.outcome.guarantee
+    shown = card([Group("run", [RecordedRun("run", result.outcome, None)])])  # the officer's, with total and condition
+    assert result.table.spent(1e-5) in shown["full"][0][0]
+    assert shown["who"]["Given"][0][0] == GIVEN_DECLARATIONS
     assert RECORDS[PAID_ROW] in result.guarantee.notes
     assert total.assumed.epsilon(1e-5) == pytest.approx(epsilon, rel=1e-9)
     assert sorted(set(result.predict([{"age": 30, "income": "$1", "ward": "rare 3"}]))) in (["no"], ["yes"])
