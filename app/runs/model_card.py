@@ -80,6 +80,12 @@ PROBABILITIES = (
 )
 
 
+WEIGHTED = (
+    "Probabilities are those among rows in which classes count by the schema's class_weights, and not among rows as "
+    "they are."
+)
+
+
 def card(
     outcome: Outcome,
     *,
@@ -88,6 +94,7 @@ def card(
     warnings: Sequence[str] = (),
     noise_std: float | None = None,
     temperature: float = 1.0,
+    weighted: bool = False,
 ) -> dict[str, Any]:
     """Return the card of a run's model, which was trained on ``data``, on real clients if it was ``deployed``.
 
@@ -107,6 +114,8 @@ def card(
             "sentence": outcome.guarantee,
         }
         promised, would_have = (figures, None) if deployed else (promised, figures)
+    said = [PROBABILITIES.format(temperature=temperature)] if temperature != 1.0 else []
+    said += [WEIGHTED] if weighted else []
     kind = REAL if deployed else NOT_PRIVATE if outcome.mu is None else REHEARSAL
     evaluation = outcome.private_evaluation if deployed else None
     configuration = json.dumps(outcome.config, sort_keys=True, default=str)
@@ -122,7 +131,7 @@ def card(
         "private_evaluation": None if evaluation is None else evaluation.sentence,
         "warnings": list(warnings),
         "noise_std": noise_std,
-        "probabilities": None if temperature == 1.0 else PROBABILITIES.format(temperature=temperature),
+        "probabilities": " ".join(said) or None,
         "configuration": hashlib.sha256(configuration.encode()).hexdigest()[:16],
     }
 

@@ -289,6 +289,7 @@ class RunResult:
                 warnings=self._lasting_warnings(),
                 noise_std=noise_in_model(self.strategy, self.statements, config.shares),
                 temperature=model.temperature,
+                weighted=model.class_weights is not None,
             ),
         )
 

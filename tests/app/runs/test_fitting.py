@@ -207,6 +207,7 @@ def test_weights_of_the_schema_let_a_rare_class_be_predicted():
         found[name] = (np.diag(confusion) / confusion.sum(axis=1)).mean()
     assert found["weighted"] > found["equal"] + 0.1
     assert result.experiment.model.class_weights.tolist() == [1 / 15, 1.0]
+    assert "class_weights" in result.model.card["probabilities"]
     assert fit(rows[:300], schema=RARE, clients=2).experiment.config.strategy == "full-batch"
 
 
