@@ -102,9 +102,13 @@ def test_bounds_fills_and_knots_are_near_those_of_the_rows(tmp_path):
 def test_a_label_of_numbers_gets_bounds_and_a_scale(tmp_path):
     declared = DECLARED.replace('classes = ["no", "yes"]', 'kind = "number"')
     rows = [",".join([*row.split(",")[:3], row.split(",")[0]]) for row in rows_of()]
-    label = pay(table(tmp_path / "home", rows, declared), epsilon=8.0).schema.label
+    path = table(tmp_path / "home", rows, declared)
+    made = pay(path, epsilon=8.0, budget=20.0)
+    label = made.schema.label
     assert label.bounds[0] <= label.scale[0] < 40
     assert 70 < label.scale[1] <= label.bounds[1] < 200
+    result = fit(path, schema=written(made, tmp_path / "schema.toml"), real=True, epsilon=4, num_rounds=2)
+    assert result.answers["knots"].answer[-2:].tolist() == list(label.scale)
 
 
 def test_both_releases_together_cost_what_was_asked_for_and_are_paid_for_once(tmp_path):
