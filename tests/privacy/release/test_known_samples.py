@@ -333,8 +333,10 @@ def test_a_real_client_has_no_owners_in_an_order_of_their_own():
     for data in (Owners.in_turn(80, 2), Owners.one_each(np.arange(40), 2, secret=SECRET), row_bytes(range(40))):
         with raises(ConfigurationError, "mismatch", "data"):
             Privatizer(policy, 1, 40, DurableLedger(), SystemKeys.generate(), data=data)
-    with raises(ConfigurationError, "mismatch", "num_samples", match="50, the places of owners, got 40"):
-        Privatizer(policy, 1, 40, DurableLedger(), SystemKeys.generate(), data=grouped(np.arange(40), 2))
+    placed = grouped(np.arange(40), 2)
+    Privatizer(policy, 1, 40, DurableLedger(), SystemKeys.generate(), data=placed)  # the places behind are set aside
+    with raises(ConfigurationError, "mismatch", "num_samples", match="50, the places of owners, got 51"):
+        Privatizer(policy, 1, 51, DurableLedger(), SystemKeys.generate(), data=placed)
 
 
 def test_clients_of_owners_in_places_are_in_no_block():
