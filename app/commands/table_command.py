@@ -17,6 +17,7 @@ from .terminal import aligned, failing_clearly, say
 
 if TYPE_CHECKING:
     from ...clients.records.drafting import Draft
+    from ...clients.records.schema import Schema
     from ...strategies.queries import ColumnStatistics, TableStatistics
 
 
@@ -67,7 +68,6 @@ def schema(
     ] = None,
 ) -> None:
     """Draft what a record is from a file of records, for a person to review."""
-    from ...clients.records.client_records import Records, file_items
     from ...clients.records.drafting import document, draft
     from ...clients.records.schema import Schema
     from ..reports.draft_review import draft_page
@@ -92,7 +92,7 @@ def schema(
             say(Schema.read_file(file).digest)
         elif against is not None:
             known = Schema.read_file(against)
-            say(Records(file_items(file, known), known).report())
+            _say_fitting(file, known)
         else:
             _check_new(out, html, force=force)
             apart = [site] if site else []
@@ -109,6 +109,20 @@ def schema(
                 say(f"schema    {out}: a draft from all rows; leave only what is public, then set reviewed = true")
             if html is not None:
                 say(f"page      {html}: shows something of the rows, so keep it where they are", err=out is None)
+
+
+def _say_fitting(file: Path, known: Schema) -> None:
+    """Print how many records fit a schema, by the kind of model where kinds read them differently."""
+    from ...clients.records.client_records import Records, file_items
+
+    found = Records(file_items(file, known), known)
+    read = known.of_values() if known.columns and known.norm is None else known
+    additive = Records(file_items(file, read), read)
+    if found.fits.sum() == additive.fits.sum():
+        say(found.report())
+        return
+    say(f"An additive model, which reads missing values: {additive.report()}")
+    say(f"Any other model, which needs `missing` in each column: {found.report()}")
 
 
 def _check_new(*files: Path | None, force: bool) -> None:

@@ -478,6 +478,37 @@ def model_inputs(features: NDArray[np.floating], schema: Schema) -> NDArray[Any]
     return np.concatenate([features, np.ones((len(features), 1), np.float32)], axis=1)
 
 
+def with_gaps(features: NDArray[np.floating], schema: Schema) -> NDArray[np.float64]:
+    """Return values of columns with NaN where a cell is missing, for models that know missing values.
+
+    Parameters
+    ----------
+    features : ndarray of shape (rows, :attr:`Schema.num_features` of :meth:`Schema.of_values`)
+        Values of columns, as an additive model takes them.
+    schema : Schema
+
+    Returns
+    -------
+    ndarray of shape (rows, columns)
+        For a number its value, for yes and no 1 and 0, each followed by 1 where it is missing and else 0; for a
+        category a column for each value.
+    """
+    made: list[NDArray[Any]] = []
+    place = 0
+    for column in schema.columns.values():
+        cells = features[:, place : place + column.num_values].astype(np.float64)
+        place += column.num_values
+        if column.kind == "category":
+            made.append(cells)
+            continue
+        if column.kind == "yes/no":
+            values, missing = cells[:, 1], cells.sum(axis=1) == 0.0
+        else:
+            values, missing = cells[:, 0], cells[:, 1] == 1.0
+        made.append(np.stack([np.where(missing, np.nan, values), missing], axis=1))
+    return np.concatenate(made, axis=1)
+
+
 def scaled_labels(labels: NDArray[Any], schema: Schema) -> NDArray[Any]:
     """Class numbers as they are; a regression's numbers from the schema's bounds to [-1, 1], unless for knots."""
     if schema.num_classes > 1 or schema.inputs_are == "values":

@@ -93,7 +93,9 @@ def _named(runs: list[RecordedRun]) -> list[RecordedRun]:
 def _beside(outcome: Outcome) -> list[tuple[str, str]]:
     """Return the scores of the model, of the same without noise, and of one client alone."""
     evaluation, twin, alone = outcome.private_evaluation, outcome.without_noise, outcome.alone
-    tiles = [] if outcome.accuracy is None and not _has_loss(outcome) else [("this model", shown_accuracy(outcome))]
+    unreleased = outcome.engine is not None and not outcome.tested and evaluation is None
+    measured = outcome.accuracy is not None or _has_loss(outcome)
+    tiles = [("this model", shown_accuracy(outcome))] if measured or unreleased else []
     if evaluation is not None:
         tiles.append(("this model, counted by clients with noise", shown_evaluation(evaluation)))
     if twin is not None:

@@ -121,8 +121,7 @@ def record_training(
     )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if any(one.accuracy is not None or one.loss is not None for one in outcome.per_round):
-        draw_accuracy(outcome, folder / "accuracy.png")
+    draw_accuracy(outcome, folder / "accuracy.png")
     write_outcome(outcome, folder)
     return outcome.document()
 

@@ -39,7 +39,8 @@ Predict = Callable[[NDArray[Any]], NDArray[np.float64]]
 def baselines(data: Dataset) -> Baselines | None:
     """Return the scores of three models on a data set's test rows; None if its training rows are of one class.
 
-    Each model is trained on all training rows, or on :data:`MOST_ROWS` of them. Penalties are the best of four by
+    Each model is trained on all training rows, or on :data:`MOST_ROWS` of them. A missing value is NaN: linear models
+    put the mean in its place, and trees choose a side for it. Penalties are the best of four by
     cross-validation on training rows.
     """
     from threadpoolctl import threadpool_limits
@@ -114,11 +115,11 @@ def reliability(scores: NDArray[Any], labels: NDArray[Any]) -> list[ReliabilityB
 
 
 def _standardised(rows: NDArray[Any], expand: Predict = np.asarray) -> Predict:
-    """Return a map of rows to columns of mean zero and variance one on these rows."""
-    expanded = expand(rows).astype(np.float64)
-    mean, scale = expanded.mean(axis=0), expanded.std(axis=0)
+    """Return a map of rows to columns of mean zero and variance one on these rows; missing values become the mean."""
+    expanded = np.ma.masked_invalid(expand(rows).astype(np.float64))
+    mean, scale = expanded.mean(axis=0).filled(0.0), expanded.std(axis=0).filled(0.0)
     scale[scale < 1e-9 * (1.0 + np.abs(mean))] = np.inf  # a constant column says nothing
-    return lambda seen: (expand(seen) - mean) / scale
+    return lambda seen: np.nan_to_num((expand(seen) - mean) / scale)
 
 
 def _curves(rows: NDArray[Any]) -> Predict:
@@ -136,6 +137,7 @@ def _curves(rows: NDArray[Any]) -> Predict:
 
 
 def _knots(values: NDArray[Any]) -> NDArray[np.float64]:
+    values = values[~np.isnan(values)]
     if len(np.unique(values)) < _FEWEST_VALUES:
         return np.empty(0)
     return np.unique(np.quantile(values.astype(np.float64), np.linspace(0.01, 0.99, _KNOTS)))

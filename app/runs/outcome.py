@@ -512,8 +512,15 @@ class Outcome(_Part):
 
     @property
     def tested(self) -> bool:
-        """Whether the server had a test set."""
-        return not registry("task").is_file(str(self.config.get("task", "")))
+        """Whether there was a test set: records of a schema have none, nor has a real fit of a table."""
+        task = str(self.config.get("task", ""))
+        of_table = self.engine == "real-nodes" and task.startswith("table:")
+        return not (of_table or registry("task").is_file(task))
+
+    @property
+    def has_curve(self) -> bool:
+        """Whether a round has an accuracy or a loss."""
+        return any(one.accuracy is not None or one.loss is not None for one in self.per_round)
 
     @property
     def terms(self) -> Guarantee | None:

@@ -18,7 +18,7 @@ from ...privacy.errors import ConfigurationError
 from ...privacy.noise import derived_seed
 from ...privacy.release.tables import PRIVATE
 from ...privacy.setting import Value
-from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out, read_for, split_rows
+from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out, read_for, split_rows, with_gaps
 from ..data.task import Dataset
 from ..engines.start import run_cohort
 from ..settings.layers import layered
@@ -312,16 +312,17 @@ def _described(
     if not compared:
         return made, described
     with _quiet():
-        figures: dict[str, Any] = {"alone": made.alone, "rehearsal": _rehearsal(result, found, read, site)}
+        figures: dict[str, Any] = {"alone": made.alone, "rehearsal": _rehearsal(result, found, read)}
     return _with(made, made.outcome.model_copy(update=figures), described), described
 
 
-def _rehearsal(result: RunResult, found: ReadTable, read: ReadRows, site: str) -> Rehearsal:
+def _rehearsal(result: RunResult, found: ReadTable, read: ReadRows) -> Rehearsal:
     """Return what models without privacy reach on a rehearsal's rows, and what else follows from seeing them."""
     experiment = result.experiment.seen_by(result.answers)
     seed, classes = experiment.config.seed, found.schema.num_classes
-    scaled = found.read(site) if experiment.trains_on_values else read  # as linear models take rows
-    dataset = held_out(scaled, found.schema, HELD_OUT_SHARE, seed)
+    # Models without privacy see the very rows of the model, of which an additive one takes rows with missing cells.
+    seen = replace(read, features=with_gaps(read.features, found.schema)) if experiment.trains_on_values else read
+    dataset = held_out(seen, found.schema, HELD_OUT_SHARE, seed)
     _, test = split_rows(read, HELD_OUT_SHARE, seed)
     test_sites = None if read.client_of is None else read.client_of[test]
     data = experiment.data  # as the model takes them

@@ -213,13 +213,15 @@ class RunResult:
         return "\n".join(part for line, rest in lines for part in textwrap.wrap(line, _WIDTH, subsequent_indent=rest))
 
     def _repr_html_(self) -> str:
-        """Return a small table and a plot for notebooks, with the words of the text."""
-        picture = io.BytesIO()
-        plot_accuracy(self.outcome, picture)
+        """Return a small table for notebooks, with a plot if a round has an accuracy or a loss."""
         notes, named = self._summary()
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in named)
         paragraphs = "".join(f"<p>{escape(note)}</p>" for note in notes)
-        plot = f'<img alt="" width="480" src="data:image/png;base64,{b64encode(picture.getvalue()).decode()}">'
+        plot = ""
+        if self.outcome.has_curve:
+            picture = io.BytesIO()
+            plot_accuracy(self.outcome, picture)
+            plot = f'<img alt="" width="480" src="data:image/png;base64,{b64encode(picture.getvalue()).decode()}">'
         return f"<b>{escape(self._heading)}</b>{paragraphs}<table>{rows}</table>{plot}"
 
     @property

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 UNTESTED = "none: the server has no records"
 """Text in the place of a test's score where there was no test."""
+UNRELEASED = "accuracy and loss were not released"
+"""The same for a real fit, whose computer has records."""
 
 
 def shown(value: float | None) -> str:
@@ -41,7 +43,9 @@ def loss_text(loss: float | None) -> str:
 def shown_accuracy(of: Outcome | Twin | Alone | Scores) -> str:
     """Return a run's accuracy for people, with the AUC where there are two classes; its loss where it has neither."""
     if of.accuracy is None and isinstance(of, Outcome) and not of.tested:
-        return UNTESTED
+        if registry("task").is_file(str(of.config.get("task", ""))):
+            return UNTESTED
+        return UNRELEASED if of.private_evaluation is None else shown_evaluation(of.private_evaluation)
     if of.accuracy is None:
         return f"none; loss {loss_text(of.loss)}"
     return f"{100 * of.accuracy:.1f} %{'' if of.auc is None else f', AUC {of.auc:.3f}'}"
@@ -259,7 +263,9 @@ def closing_lines(outcome: Outcome) -> list[str]:
 
 
 def draw_accuracy(outcome: Outcome, path: Path) -> None:
-    """Write the picture that every run leaves, or log which extra would draw it."""
+    """Write the picture of a run with an accuracy or a loss, or log which extra would draw it."""
+    if not outcome.has_curve:
+        return
     try:
         plot_accuracy(outcome, path)
     except ConfigurationError as error:

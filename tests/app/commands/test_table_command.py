@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.clients import Schema
+from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError
 from typer.testing import CliRunner
 
@@ -215,6 +216,21 @@ def test_a_file_is_read_back_by_a_schema(table, tmp_path):
     report = said(broken, "--schema", out)
     assert report.startswith(f"{ROWS - 1} of {ROWS + 1} records fit")
     assert "reoffended: a label that is none of the classes" in report
+
+
+def test_records_with_missing_cells_fit_an_additive_model_alone(table, tmp_path):
+    """Numbers of a schema without `missing`: an additive model reads their empty cells."""
+    out = tmp_path / "schema.toml"
+    said(table, "--out", out)
+    found = Schema.read_file(out)
+    columns = {**found.columns, "age": found.columns["age"].changed(missing=None)}
+    out.write_text(document(found.changed(columns=columns)))
+    with table.open() as file:
+        empty = sum(not row["age"].strip() for row in csv.DictReader(file))
+    assert empty
+    additive, other = said(table, "--schema", out).split("Any other model")
+    assert f"{ROWS} of {ROWS} records fit" in " ".join(additive.split())
+    assert f"{ROWS - empty} of {ROWS} records fit" in " ".join(other.split())
 
 
 @pytest.mark.parametrize(

@@ -91,3 +91,14 @@ def test_a_site_alone_is_judged_on_rows_of_its_own():
     assert site_alone_on_own(turned, test_sites).auc > 0.98
     assert site_alone_on_own(turned, 1 - test_sites).auc < 0.02, "sites that are exchanged show"
     assert baselines(turned).linear.auc < 0.7
+
+
+def test_missing_values_are_the_mean_for_linear_models_and_no_knot():
+    data = dataset(curve)
+    gaps = data.train_features.copy(), data.test_features.copy()
+    for rows in gaps:
+        rows[::5, 0] = np.nan
+    found = baselines(replace(data, train_features=gaps[0], test_features=gaps[1]))
+    aucs = {name: getattr(found, name).auc for name in ("linear", "additive", "boosted")}
+    assert min(aucs["additive"], aucs["boosted"]) > 0.85
+    assert aucs["linear"] < 0.7

@@ -91,6 +91,24 @@ def test_models_without_privacy_and_a_client_alone_stand_beside_it(result):
     assert all(name in said for name in ("without privacy", "trees 0.9", "linear 0.9", "one site alone 0.9"))
 
 
+def test_baselines_see_the_rows_that_an_additive_model_sees():
+    """A schema may leave out `missing`, which additive models do not need."""
+    columns = {
+        "age": Column(kind="integer", bounds=(18, 90)),
+        "male": Column(kind="yes/no"),
+        "ward": Column(kind="category", values=("a", "b")),
+    }
+    schema = Schema(label=Label(column="ill", classes=("no", "yes")), columns=columns, reviewed=True)
+    rows = [{**row, "male": ("", "yes", "no")[number % 3]} for number, row in enumerate(people())]
+    made = fit(rows, schema=schema, site="hospital", epsilon=8, trust="trusted-server", **QUICK)
+    found, table = made.outcome.rehearsal, made.table
+    assert (table.trained + table.tested, table.invalid_records) == (400, {})
+    assert found.baselines.rows == table.trained
+    assert {one.rows for one in (found.baselines.linear, found.baselines.boosted)} == {table.tested}
+    assert found.alone_on_own.rows == table.tested
+    assert min(one.auc for one in (found.baselines.linear, found.baselines.additive, found.baselines.boosted)) > 0.8
+
+
 def test_a_row_that_does_not_fit_has_no_prediction(result):
     found = result.predict([{"age": 80, "ward": "a" * 10**6}, {"age": 80, "ward": "a"}])
     assert found.tolist() == [None, "yes"]

@@ -32,10 +32,12 @@ from murmurfl.app.nodes.ledger_views import ledger_guarantee
 from murmurfl.app.reports.card import card
 from murmurfl.app.reports.finding import RecordedRun
 from murmurfl.app.reports.groups import Group
+from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs import real_fit
 from murmurfl.app.runs import result as result_files
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.real_fit import Dealt, dealt_order, evaluated_privately, figure_forecast
+from murmurfl.app.runs.run_summary import UNRELEASED, shown_accuracy
 from murmurfl.app.runs.sealed import PRIVATE_FIRST_LINE, Ending, SealedError, run_sealed
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Column, Label, Schema
@@ -352,6 +354,21 @@ def test_a_useless_figure_is_left_out_and_all_of_epsilon_trains_the_model(option
     assert not any(one.session.endswith("evaluation") for one in (knots, training))
     assert training.loss.mu == pytest.approx(math.sqrt(0.9) * gdp_mu(2, 1e-5))
     assert training.terms["max_participations"] == 2
+
+
+def test_a_real_fit_without_a_figure_is_not_said_to_have_diverged(tmp_path):
+    table_of(tmp_path, "33,a,1")
+    settings = {"strategy": "full-batch", "num_rounds": 2, "epsilon": 2}
+    result = fit(tmp_path / "people.csv", schema=tmp_path / "schema.toml", real=True, **settings)
+    result_files.write_record(result, tmp_path / "run")
+    assert result.outcome.private_evaluation is None
+    assert not (tmp_path / "run" / "accuracy.png").exists()
+    assert "<img" not in result._repr_html_()
+    page = make_report([tmp_path / "run"], tmp_path / "report").read_text()
+    assert UNRELEASED in page
+    assert "diverged" not in page
+    simulated = result.outcome.model_copy(update={"engine": "cohort"})
+    assert "diverged" in shown_accuracy(simulated), "a simulation has a test set"
 
 
 @pytest.mark.parametrize("asked", [EVALUATED, ("--set", "evaluation.held-out=0.3"), ("--set", "evaluation.share=0.2")])
