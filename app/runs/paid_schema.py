@@ -30,6 +30,7 @@ from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.queries.knots import KNOTS, knots_of, scale_of, share_of_label
 from ...privacy.queries.query import QuerySum, divided_mu, query_policy
 from ...privacy.queries.statistics import (
+    HIDDEN_BELOW,
     ColumnStatistics,
     CountedColumn,
     StatisticsRows,
@@ -67,6 +68,9 @@ _OUTERMOST, _FARTHEST_ORDER = 0.005, 0.25
 _SURELY, _LITTLE_NOISE = 3.0, 1e-3
 """Standard deviations of the noise in a share of the values that no share in a long empty tail is likely to exceed, and
 noise that hides no record, for a factor from noise to such a deviation."""
+_TYPICAL, _FREQUENT, _ALMOST_CERTAINLY = 0.75, 0.25, 3.5
+"""Share of its cells in which a typical column has a value, share of the rows with the most frequent value of a typical
+category, and standard deviations of noise in a count for which there is room where neither is likely to be hidden."""
 
 
 @dataclass(frozen=True)
@@ -237,30 +241,52 @@ class _Prices:
             raise ConfigurationError(problem, kind="out-of-range", setting="epsilon")
 
     def check_useful(self, schema: Schema, count: int, epsilon: float, delta: float) -> None:
-        """Raise if noise would hide all bounds or all names, whatever the rows say; it follows from public numbers."""
-        short = 1.0
-        if self.bounds:
-            columns = open_columns(schema)
-            policy = statistics_policy(self.bounds, noise_quality="exact")
-            std = policy.plan(StatisticsRows(tuple(columns.values())).width).noise_std * math.sqrt(len(columns))
-            one = StatisticsRows((next(iter(columns.values())),))
-            of_all = one.read(QuerySum(one.rows(np.zeros((1, 1)))[0], 1, 1, _LITTLE_NOISE)).columns[0]
-            short = max(short, _SURELY * of_all.share_std / _LITTLE_NOISE * std / count / _FARTHEST_ORDER)
-        if self.values:
-            texts = len(open_values(schema))
-            policy = query_policy(math.sqrt(texts), "nonnegative", self.values, noise_quality="exact")
-            plan = policy.plan(texts * count)
-            threshold = value_threshold(plan.noise_std, plan.grid.spacing, texts, self.added_delta)
-            short = max(short, threshold / (count / 2.0))
+        """Raise if noise is likely to hide a typical column; it follows from public numbers alone."""
+        short = max(self._short_of_bounds(schema, count), self._short_of_knots(schema, count))
+        short = max(short, self._short_of_names(schema, count))
         if short > 1.0:
             enough = Gaussian(self.mu * short, self.added_delta).epsilon(delta)
             raise ConfigurationError(
-                f"Expected an epsilon at which noise does not hide everything in {count:,} rows, got {epsilon:g}: it "
-                f"takes at least epsilon = {rounded_up(enough)}. Raise it, or declare bounds and values.",
+                f"Expected an epsilon at which noise hides no typical column of {count:,} rows, got {epsilon:g}: "
+                f"epsilon = {rounded_up(enough)} is enough. Raise it, or declare bounds and values, which is free.",
                 kind="out-of-range",
                 setting="epsilon",
                 got=epsilon,
             )
+
+    def _short_of_bounds(self, schema: Schema, count: int) -> float:
+        """Return by which factor mu is too small for the bounds of a typical column."""
+        if not self.bounds:
+            return 0.0
+        query = StatisticsRows(tuple(open_columns(schema).values()))
+        one = StatisticsRows(query.columns[:1])
+        of_all = one.read(QuerySum(one.rows(np.zeros((1, 1)))[0], 1, 1, _LITTLE_NOISE)).columns[0]
+        needed = _SURELY * of_all.share_std / _LITTLE_NOISE / _FARTHEST_ORDER + _ALMOST_CERTAINLY
+        return needed * _count_std(query, self.bounds) / (_TYPICAL * count)
+
+    def _short_of_knots(self, schema: Schema, count: int) -> float:
+        """Return by which factor mu is too small for the knots of a typical column."""
+        if not self.knots:
+            return 0.0
+        columns = tuple(knot_columns(schema).values())
+        query = StatisticsRows(columns, share_of_label(len(columns)) if schema.num_classes == 1 else 0.0)
+        return (HIDDEN_BELOW + _ALMOST_CERTAINLY) * _count_std(query, self.knots) / (_TYPICAL * count)
+
+    def _short_of_names(self, schema: Schema, count: int) -> float:
+        """Return by which factor mu is too small for the most frequent value of a typical category."""
+        if not self.values:
+            return 0.0
+        texts = len(open_values(schema))
+        policy = query_policy(math.sqrt(texts), "nonnegative", self.values, noise_quality="exact")
+        plan = policy.plan(texts * count)
+        threshold = value_threshold(plan.noise_std, plan.grid.spacing, texts, self.added_delta)
+        return (threshold + _ALMOST_CERTAINLY * plan.noise_std) / (_FREQUENT * count)
+
+
+def _count_std(query: StatisticsRows, mu: float) -> float:
+    """Return the largest standard deviation of noise in the number of records of a column that have a value."""
+    plan = statistics_policy(mu, noise_quality="exact").plan(query.width)
+    return plan.noise_std / min(query.weights)
 
 
 def open_values(schema: Schema) -> list[str]:

@@ -324,7 +324,7 @@ def statistics_policy(mu: float = 0.0, *, mechanism: str = "", **fields: Any) ->
     return query_policy(1.0, "nonnegative", mu, mechanism=mechanism, **fields)
 
 
-_SURELY = 4.0
+HIDDEN_BELOW = 4.0
 """Standard deviations of its noise that a number or a share of records must exceed."""
 _SETTLED = 0.999
 """Ratio of two values with which a search for one ends."""
@@ -401,7 +401,7 @@ class ColumnStatistics:
     @property
     def hidden(self) -> bool:
         """Whether the noise hides how many records have a value: then there are no other figures."""
-        return self.count <= max(_SURELY * self.count_std, 0.5)
+        return self.count <= max(HIDDEN_BELOW * self.count_std, 0.5)
 
     @property
     def mean(self) -> Estimate | None:
@@ -502,7 +502,7 @@ class ColumnStatistics:
         orders = np.linspace(outermost, 1.0 - outermost, count)
         if self.hidden:
             return self.places_of(orders)
-        shares, clear = np.diff(self._shares, prepend=0.0), _SURELY * self.share_std
+        shares, clear = np.diff(self._shares, prepend=0.0), HIDDEN_BELOW * self.share_std
         counted, most = shares, 1.0
         while (smaller := max(float(counted.sum()) / count, clear)) < most * _SETTLED:
             most = smaller
@@ -645,7 +645,7 @@ def _sentence(column: ColumnStatistics) -> str:
     if column.hidden:
         return f"{column.name}: the noise hides how many records have a value"
     missing = ""
-    if column.missing > max(_SURELY * column.count_std, 0.5):
+    if column.missing > max(HIDDEN_BELOW * column.count_std, 0.5):
         missing = f"; {100 * column.missing / (column.count + column.missing):.1f} % without a value"
     mean = column.mean
     if mean is None:

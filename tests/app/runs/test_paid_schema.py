@@ -113,8 +113,8 @@ def test_a_label_of_numbers_gets_bounds_and_a_scale(tmp_path):
 
 def test_both_releases_together_cost_what_was_asked_for_and_are_paid_for_once(tmp_path):
     path = table(tmp_path / "home", rows_of())
-    first = pay(path, epsilon=0.5, budget=3.0)
-    assert first.loss.mu == pytest.approx(gdp_mu(0.5, 1e-5)) == pytest.approx(spent(path).spent.mu)
+    first = pay(path, epsilon=0.8, budget=3.0)
+    assert first.loss.mu == pytest.approx(gdp_mu(0.8, 1e-5)) == pytest.approx(spent(path).spent.mu)
     before = spent(path)
     again = pay(path, epsilon=2.0)
     assert again.again
@@ -130,13 +130,13 @@ def test_both_releases_together_cost_what_was_asked_for_and_are_paid_for_once(tm
 
 def test_a_fit_counts_what_the_schema_cost_and_pays_for_no_knots(tmp_path):
     path = table(tmp_path / "home", rows_of())
-    schema = written(pay(path, epsilon=0.5, budget=6.0), tmp_path / "schema.toml")
+    schema = written(pay(path, epsilon=0.8, budget=6.0), tmp_path / "schema.toml")
     result = fit(path, schema=schema, real=True, epsilon=2, evaluate="private", num_rounds=2)
     whole = gdp_mu(2.0, 1e-5)
     evaluation = next(one.loss.mu for one in spent(path).sessions if one.releases == 1 and "schema" not in one.session)
     training = next(one.loss.mu for one in spent(path).sessions if one.releases == 2)
     assert math.hypot(training, evaluation) == pytest.approx(whole)  # nothing of it is for knots
-    assert result.table.spent_mu == pytest.approx(math.hypot(whole, gdp_mu(0.5, 1e-5)))
+    assert result.table.spent_mu == pytest.approx(math.hypot(whole, gdp_mu(0.8, 1e-5)))
     assert RECORDS[PAID_ROW] in result.guarantee.notes
     assert RECORDS["row"] not in result.guarantee.notes
     given = Schema.read_file(schema).knots
@@ -145,7 +145,7 @@ def test_a_fit_counts_what_the_schema_cost_and_pays_for_no_knots(tmp_path):
 
 def test_an_edited_schema_is_read_but_its_guarantee_keeps_the_condition_on_drafts(tmp_path):
     path = table(tmp_path / "home", rows_of())
-    schema = written(pay(path, epsilon=0.5, budget=6.0), tmp_path / "schema.toml")
+    schema = written(pay(path, epsilon=0.8, budget=6.0), tmp_path / "schema.toml")
     schema.write_text(re.sub(r"bounds = \[\d+, (\d+)\]", r"bounds = [0, \1]", schema.read_text(), count=1))
     text = schema.read_text()
     schema.write_text(text.replace("missing = ", "missing = 1", 1))
@@ -170,11 +170,11 @@ def test_a_call_that_was_interrupted_stays_booked_and_is_never_paid_for_again(tm
     with monkeypatch.context() as patched:
         patched.setattr(paid_schemas, "_store", interrupted)
         with raises(SealedError, "failed"):
-            pay(path, epsilon=0.5, budget=3.0)
+            pay(path, epsilon=0.8, budget=3.0)
     before = spent(path)
-    assert before.spent.mu == pytest.approx(gdp_mu(0.5, 1e-5))
+    assert before.spent.mu == pytest.approx(gdp_mu(0.8, 1e-5))
     with raises(ConfigurationError, "exhausted", "ledger"):
-        pay(path, epsilon=0.5)
+        pay(path, epsilon=0.8)
     assert spent(path) == before
     whole = path.parent / "whole.toml"  # what was open is declared
     whole.write_text(
@@ -203,16 +203,26 @@ def test_what_cannot_be_completed_is_refused_before_a_ledger_is_made(tmp_path, o
     assert sorted(one.name for one in path.parent.iterdir()) == ["declared.toml", "people.csv"]
 
 
-@pytest.mark.parametrize("declared", [DECLARED, OPEN])
-def test_an_epsilon_at_which_noise_hides_everything_is_refused_before_anything_is_made(tmp_path, declared):
-    path = table(tmp_path / "home", rows_of(60), declared)
-    with raises(ConfigurationError, "out-of-range", "epsilon", got=0.1) as caught:
-        pay(path, epsilon=0.1)
+COUNTED = DECLARED.replace('"integer"', '"integer"\nbounds = [0, 120]').replace(
+    '"number"', '"number"\nbounds = [0, 1e6]'
+)
+"""The same with bounds: only values for empty cells and knots are open."""
+
+
+@pytest.mark.parametrize("declared", [DECLARED, OPEN, COUNTED])
+def test_an_epsilon_is_refused_unless_it_is_enough_for_columns_with_empty_cells(tmp_path, declared):
+    """A column without a sixth of its values is hidden with a probability of less than 1e-4 at what is called enough."""
+    rows = [f",,{row.split(',', 2)[2]}" if i % 6 == 0 else row for i, row in enumerate(rows_of(300))]
+    path = table(tmp_path / "home", rows, declared)
+    with raises(ConfigurationError, "out-of-range", "epsilon", got=0.01) as caught:
+        pay(path, epsilon=0.01)
     assert not (path.parent / "people.csv.ledger").exists()
     enough = float(re.search(r"epsilon = ([\d.]+\d)", str(caught.value))[1])
     with raises(ConfigurationError, "out-of-range", "epsilon"):
-        pay(path, epsilon=0.9 * enough)
-    assert pay(path, epsilon=enough).schema  # figures are rounded up
+        pay(path, epsilon=0.98 * enough)
+    for seed in range(20):  # each a call with a new key
+        made = pay(path, epsilon=enough, ledger=tmp_path / f"{seed}.ledger")  # figures are rounded up
+        assert made.hidden == ()
 
 
 def test_no_budget_is_exceeded(tmp_path):
@@ -315,7 +325,7 @@ def test_a_column_of_rare_values_is_hidden_and_stays_readable(tmp_path):
 
 def test_a_changed_row_is_noticed_before_and_after_the_schema_was_completed(tmp_path):
     path = table(tmp_path / "home", rows_of())
-    schema = written(pay(path, epsilon=0.5, budget=6.0), tmp_path / "schema.toml")
+    schema = written(pay(path, epsilon=0.8, budget=6.0), tmp_path / "schema.toml")
     rows = list(rows_of())
     rows[3] = rows[3].replace("$", "$1", 1)
     table(path.parent, rows)
