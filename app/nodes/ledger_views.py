@@ -21,6 +21,7 @@ from ...privacy.accounting.guarantee import (
     Guarantee,
     Unit,
     added_words,
+    rounded_down,
     rounded_up,
 )
 from ...privacy.accounting.loss import NO_LOSS, Loss, Profile
@@ -153,19 +154,19 @@ def _unit(sessions: Iterable[SessionSummary]) -> Unit:
 def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
     """Return a ledger in lines for people."""
 
-    def amount(side: Profile) -> str:
+    def amount(side: Profile, rounded: Callable[[float], str] = rounded_up) -> str:
         if math.isinf(side.epsilon(summary.delta)):
             return "no bound"
-        # One rounding for all three, so that a budget and what is spent of it read alike when they are equal.
-        epsilon = rounded_up(side.epsilon(summary.delta))
-        return f"epsilon {epsilon} at delta {summary.delta:g} (mu {rounded_up(side.mu)}{added_words(side)})"
+        # One rounding for a budget and what is spent of it, so that they read alike when they are equal.
+        epsilon = rounded(side.epsilon(summary.delta))
+        return f"epsilon {epsilon} at delta {summary.delta:g} (mu {rounded(side.mu)}{added_words(side)})"
 
     return [
         f"ledger    {path}",
         f"data      {summary.data or '(no name)'}; {summary.samples_used} {_unit(summary.sessions)}s used up",
         f"budget    {amount(summary.budget.assumed)}",
         f"spent     {amount(summary.spent.assumed)}: all releases the sessions below may make",
-        f"left      {amount(summary.left.assumed)}: for new sessions"
+        f"left      {amount(summary.left.assumed, rounded_down)}: for new sessions"
         f"{_ONLY_TRUSTED if summary.trusted_a_server else ''}",
         *(_local_lines(summary, amount) if summary.summed else []),
         f"that is   {ledger_guarantee(summary).sentence}",
@@ -174,9 +175,10 @@ def ledger_lines(summary: LedgerSummary, path: Path) -> list[str]:
     ]
 
 
-def _local_lines(summary: LedgerSummary, amount: Callable[[Profile], str]) -> list[str]:
+def _local_lines(summary: LedgerSummary, amount: Callable[..., str]) -> list[str]:
     """Lines on budget, spent and left that hold whatever other clients and helpers do."""
-    budget, spent, left = (amount(loss.worst_case) for loss in (summary.budget, summary.spent, summary.left))
+    budget, spent = (amount(loss.worst_case) for loss in (summary.budget, summary.spent))
+    left = amount(summary.left.worst_case, rounded_down)
     decided = "" if summary.budget.conditional else ", for none was decided (`murmurfl ledger set-local-budget`)"
     return [
         "and in the worst case, if nobody else is honest:",

@@ -50,6 +50,7 @@ from .real_fit import (
     check_unchanged,
     data_text,
     knows_cells,
+    left_words,
     order_on,
 )
 from .sealed import Seal, run_sealed
@@ -105,7 +106,8 @@ class PaidSchema:
         lines = [
             f"The schema {first}: epsilon = {costs} at delta = {self.delta:g}"
             f"{added_words(self.loss.assumed).replace(' with', ', with')}. All calls with the ledger "
-            f"{self.ledger.name} have spent epsilon = {spent} of {budget}."
+            f"{self.ledger.name} have spent epsilon = {spent} of {budget}. "
+            f"{left_words(Loss.of(self.budget_mu).left_of(self.spent, self.delta), self.delta)}"
         ]
         if self.hidden:
             lines.append(f"The noise hides {hidden}: leave them out of a fit, or declare bounds or values.")

@@ -28,7 +28,7 @@ from ...clients.records.client_records import OwnedSamples, OwnerGradients, Reco
 from ...clients.records.places import RecordPlaces, TableRows, statistics_columns
 from ...clients.records.schema import Schema, number_of, text_of
 from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
-from ...privacy.accounting.guarantee import PAID_ROW, rounded_up
+from ...privacy.accounting.guarantee import PAID_ROW, rounded_down, rounded_up
 from ...privacy.accounting.loss import NO_LOSS, Loss
 from ...privacy.errors import ConfigurationError, InvalidRecordError, LedgerError
 from ...privacy.ledger.ledger_history import ALL_ROWS, ROWS_DEALT
@@ -375,13 +375,23 @@ def check_room(ledger: SQLiteLedger, mu: float, budget: float, delta: float, add
     if after.mu <= whole_loss.less_added(after.added_delta, delta).mu * (1 + ROUNDING):
         return
     wanted, spent, whole = (rounded_up(one.assumed.epsilon(delta)) for one in (asked, before, whole_loss))
+    left = whole_loss.left_of(before.compose(NO_LOSS.with_added(added_delta)), delta).with_added(added_delta)
     raise ConfigurationError(
         f"Expected a budget with room for epsilon = {wanted}, got {spent} spent of {whole} in the ledger {ledger.path} "
-        "and released nothing. Ask for less: what all calls may spend is fixed by the first one (--budget).",
+        f"and released nothing. {left_words(left, delta)} What all calls may spend is fixed by the first one "
+        "(--budget).",
         kind="exhausted",
         setting="budget",
         got=spent,
     )
+
+
+def left_words(left: Loss, delta: float) -> str:
+    """Return a sentence on the largest epsilon that a ledger has room for."""
+    epsilon = left.assumed.epsilon(delta)
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        return "Nothing is left."
+    return f"epsilon = {rounded_down(epsilon)} is left: epsilons do not subtract."
 
 
 def check_unchanged(privatizer: LedgeredPrivatizer) -> None:

@@ -158,7 +158,8 @@ def run_sealed(work: Callable[[Seal], ResultT], private_log: Path | None = None)
     work : callable
         Given the :class:`Seal`; whatever it returns must be released or public.
     private_log : Path, optional
-        New file of mode 600 for everything that does not leave; default nowhere.
+        New file of mode 600 for everything that does not leave; default nowhere. It is removed again if no row was
+        read and nothing failed that the error does not say.
 
     Raises
     ------
@@ -198,6 +199,9 @@ def run_sealed(work: Callable[[Seal], ResultT], private_log: Path | None = None)
                     if not seal.rows_are_read:
                         known = _of_settings(error)
                 gc.collect()  # what is finalised with an error is finalised here
+            unexplained = ending is Ending.FAILED and result is None and known is None
+            if private_log is not None and not (seal.rows_are_read or unexplained):  # so that a retry may make it
+                Path(private_log).expanduser().unlink(missing_ok=True)
     except KeyboardInterrupt:  # while an error was noted, or rows were freed: it has that error as its context
         result, known, ending = None, None, Ending.INTERRUPTED
     finally:

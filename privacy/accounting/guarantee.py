@@ -105,6 +105,22 @@ def rounded_up(value: float, digits: int = 4, *, places: int | None = None) -> s
     return f"{float(rounded):.{digits}g}" if places is None else f"{rounded:.{places}f}"
 
 
+def rounded_down(value: float, digits: int = 4) -> str:
+    """Return what is left of a mu or an epsilon for people, never above what it is, in significant ``digits``.
+
+    Examples
+    --------
+    >>> rounded_down(1.7677), rounded_down(4.0), rounded_down(0.0), rounded_down(float("inf"))
+    ('1.767', '4', '0', 'infinite')
+    """
+    if math.isinf(value):
+        return "infinite"
+    rounded = Decimal(f"{value:.{digits - 1}e}")
+    if float(rounded) > value * (1 + 1e-9):  # beyond what rounding in float64 may have taken
+        rounded -= Decimal((0, (1,), rounded.adjusted() - digits + 1))
+    return f"{float(rounded):.{digits}g}"
+
+
 Unit = Literal["sample", "owner", "client"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 Relation = Literal["replacement"]

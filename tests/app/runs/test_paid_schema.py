@@ -17,7 +17,7 @@ from murmurfl.app.runs.paid_schema import PaidSchema, paid_schema
 from murmurfl.app.runs.sealed import SealedError
 from murmurfl.clients import Schema
 from murmurfl.clients.records.schema import NONE_NAMED, WIDEST
-from murmurfl.privacy import ConfigurationError, LedgerError, gdp_epsilon, gdp_mu, rounded_up
+from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, gdp_epsilon, gdp_mu, rounded_up
 from murmurfl.privacy.accounting.guarantee import GIVEN_DECLARATIONS, PAID_ROW, RECORDS
 from murmurfl.privacy.ledger.ledger_history import read_ledger
 from murmurfl.privacy.queries.knots import LogColumn
@@ -211,7 +211,7 @@ COUNTED = DECLARED.replace('"integer"', '"integer"\nbounds = [0, 120]').replace(
 
 @pytest.mark.parametrize("declared", [DECLARED, OPEN, COUNTED])
 def test_an_epsilon_is_refused_unless_it_is_enough_for_columns_with_empty_cells(tmp_path, declared):
-    """A column without a sixth of its values is hidden with a probability of less than 1e-4 at what is called enough."""
+    """At what is called enough, a column without a sixth of its values is hidden with a probability below 1e-4."""
     rows = [f",,{row.split(',', 2)[2]}" if i % 6 == 0 else row for i, row in enumerate(rows_of(300))]
     path = table(tmp_path / "home", rows, declared)
     with raises(ConfigurationError, "out-of-range", "epsilon", got=0.01) as caught:
@@ -303,6 +303,32 @@ def test_open_categories_are_named_if_frequent_and_the_ledger_books_their_delta(
     assert RECORDS[PAID_ROW] in result.guarantee.notes
     assert total.assumed.epsilon(1e-5) == pytest.approx(epsilon, rel=1e-9)
     assert sorted(set(result.predict([{"age": 30, "income": "$1", "ward": "rare 3"}]))) in (["no"], ["yes"])
+
+
+def left_in(text):
+    """The largest epsilon that a text says is left."""
+    return float(re.search(r"epsilon = ([\d.]+) is left", text)[1])
+
+
+@pytest.mark.parametrize("declared", [DECLARED, OPEN])
+def test_what_a_schema_leaves_is_named_and_can_be_spent(tmp_path, declared):
+    path = table(tmp_path / "home", rows_of(), declared)
+    made = pay(path, epsilon=1.0, budget=3.0)
+    schema, left = written(made, tmp_path / "schema.toml"), left_in(made.sentences[0])
+    with raises(ConfigurationError, "exhausted", "budget") as caught:
+        fit(path, schema=schema, real=True, epsilon=1.001 * left, num_rounds=2)
+    assert left_in(str(caught.value)) == left
+    fit(path, schema=schema, real=True, epsilon=left, num_rounds=2)
+
+
+def test_what_is_left_for_a_schema_that_names_values_is_named_and_can_be_spent(tmp_path):
+    path = table(tmp_path / "home", rows_of(), OPEN)
+    SQLiteLedger.create(f"{path}.ledger", budget_mu=gdp_mu(2.0, 1e-5), delta=1e-5)
+    for more in (3.0, 2.01):
+        with raises(ConfigurationError, "exhausted", "budget") as caught:
+            pay(path, epsilon=more)
+        assert left_in(str(caught.value)) == 2.0
+    assert pay(path, epsilon=2.0).sentences[0].endswith("Nothing is left.")
 
 
 def test_a_table_of_categories_alone_pays_for_their_names(tmp_path):

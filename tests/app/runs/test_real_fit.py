@@ -613,6 +613,20 @@ def test_private_log_keeps_why_a_fit_failed(tmp_path, monkeypatch):
     assert f"UserWarning: {SECRET}" in kept
 
 
+def test_a_refused_fit_leaves_no_private_log_so_that_a_retry_may_make_it(tmp_path):
+    log = tmp_path / "private.log"
+    table_of(tmp_path / "a", "33,a,1")
+    for _ in range(2):
+        with raises(ConfigurationError, "out-of-range", "budget"):
+            fitted(tmp_path / "a", private_log=log, budget=1)
+        assert not log.exists()
+    fitted(tmp_path / "a", private_log=log)
+    assert log.read_text().startswith(PRIVATE_FIRST_LINE)
+    with raises(ConfigurationError, "exists"):
+        fitted(tmp_path / "a", private_log=log)
+    assert log.exists()
+
+
 class Kept(logging.Handler):
     """A handler of a program's own."""
 
@@ -805,6 +819,22 @@ def test_another_ledger_is_refused_while_the_tables_own_is_there(tmp_path):
         fit(alias, schema=tmp_path / "a" / "schema.toml", real=True, epsilon=2)
     assert read_ledger(other).spent.mu == 0.0
     assert not (tmp_path / "new.ledger").exists()
+
+
+def test_a_refusal_and_the_ledger_name_an_epsilon_that_is_left_and_can_be_spent(tmp_path):
+    """A budget of 2 of which 0.5 are spent has room for 1.8877: rounded up, it would be refused."""
+    path = table_of(tmp_path / "a", "33,a,1")
+    fitted(tmp_path / "a", epsilon=0.5, budget=2)
+    shown = CliRunner().invoke(cli, ["ledger", "show", f"{path}.ledger"]).stdout
+    listed = float(re.search(r"left +epsilon ([\d.]+\d)", shown)[1])
+    with raises(ConfigurationError, "exhausted", "budget") as caught:
+        fitted(tmp_path / "a", epsilon=2)
+    named = float(re.search(r"epsilon = ([\d.]+\d) is left", str(caught.value))[1])
+    exact = read_ledger(f"{path}.ledger").left.assumed.epsilon(1e-5)
+    assert 0.999 * exact < named == listed <= exact
+    fitted(tmp_path / "a", epsilon=named)
+    with raises(ConfigurationError, "exhausted", "budget"):
+        fitted(tmp_path / "a", epsilon=0.1)
 
 
 def test_output_and_card_have_what_all_calls_spent_and_the_condition(tmp_path):

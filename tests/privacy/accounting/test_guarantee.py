@@ -29,7 +29,7 @@ from murmurfl.privacy import (
 )
 from murmurfl.privacy.accounting import guarantee, noise_plan
 from murmurfl.privacy.accounting.amplification import allocation_delta
-from murmurfl.privacy.accounting.guarantee import plain_meaning, stated_guarantee
+from murmurfl.privacy.accounting.guarantee import plain_meaning, rounded_down, stated_guarantee
 from murmurfl.privacy.accounting.loss import Curve, Loss
 
 from tests.harness.errors import raises
@@ -72,6 +72,13 @@ def test_shown_epsilon_is_rounded_up_closely(mu, shown):
     epsilon = gdp_epsilon(mu, 1e-5)
     read = float(rounded_up(epsilon, **shown))
     assert epsilon * (1 - 1e-9) <= read <= epsilon * 1.011 + 0.01
+
+
+@pytest.mark.parametrize("mu", [0.1, 0.25, 1.0, 3.0, 4.0, 7.77, 16.0, 123.0])
+def test_an_epsilon_that_is_left_is_rounded_down_closely(mu):
+    epsilon = gdp_epsilon(mu, 1e-5)
+    assert epsilon * 0.999 <= float(rounded_down(epsilon)) <= epsilon * (1 + 1e-9)
+    assert rounded_down(math.sqrt(3.0) ** 2) == "3"  # float64 has less
 
 
 def test_what_float64_may_have_added_is_not_rounded_up():
