@@ -258,9 +258,9 @@ class _LostCells:
     """Cells of rows that a model does not read as what they say, counted by column."""
 
     _WORDS: ClassVar = {
-        "clipped": "outside the schema's bounds, clipped to the nearer one",
-        "other": "not among the model's categories, read as other",
-        "missing": "not readable, read as missing",
+        "clipped": "cells outside the schema's bounds, clipped to the nearer one",
+        "other": "cells not among the model's categories, read as other",
+        "missing": "cells not readable, read as missing",
     }
 
     def __init__(self, schema: Schema) -> None:
@@ -279,7 +279,9 @@ class _LostCells:
         for how, words in self._WORDS.items():
             of = [(name, count) for (one, name), count in self._counts.most_common() if one == how]
             if of:
-                found.append(f"cells {words}: {_few([f'{name} {count:,}' for name, count in of])}")
+                (name, count), *others = of
+                first = f"{count:,} cell{'s' * (count != 1)} of {name}"
+                found.append(f"{words}: {_few([first, *(f'{count:,} of {name}' for name, count in others)])}")
         return found
 
 

@@ -260,7 +260,8 @@ def _given(outcome: Outcome) -> str:
 def _word(outcome: Outcome) -> str:
     """Return on whose word privacy and accuracy stand."""
     if outcome.engine in ENGINES:
-        return "a simulation's: epsilon by its policy, accuracy by its test set"
+        by = "rows held out, which are private" if outcome.of_table else "its test set"
+        return f"a simulation's: epsilon by its policy, accuracy by {by}"
     if _is_curated(outcome):
         return "that of the computer that trained: epsilon by its ledger, accuracy by rows it set aside, with noise"
     if getattr(outcome.privacy, "trust", "") == "trusted-server":

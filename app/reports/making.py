@@ -111,7 +111,7 @@ def _beside(outcome: Outcome) -> list[tuple[str, str]]:
 def _rehearsed(rehearsal: Rehearsal) -> list[tuple[str, str]]:
     """Return the scores of models without privacy, and of other options, on the rows of a rehearsal."""
     known = rehearsal.baselines
-    found = {"one site alone, on its own rows, not private": rehearsal.alone_on_own}
+    found = {"each site's own model on its own rows, on average, not private": rehearsal.alone_on_own}
     if known is not None:
         rows = f"of {known.rows:,} rows, not private"
         found |= {f"boosted trees {rows}": known.boosted, f"an additive model {rows}": known.additive}
@@ -314,7 +314,21 @@ def _clients(run: RecordedRun) -> Table:
     else:
         lines = [(name, run.statements.get(name)) for name in run.names]
     rows = [_client(name, statement, delta) for name, statement in lines[:_MOST_CLIENTS]]
+    if run.outcome.mu is not None:
+        rows = [_of_trusted_server(row, statement) for row, (_, statement) in zip(rows, lines, strict=False)]
     return Table("Clients", _CLIENTS, rows)
+
+
+SERVERS_NOISE = "none on the client: the server adds the noise"
+"""Mechanism of a client that leaves the noise to a trusted server."""
+
+
+def _of_trusted_server(row: Row, statement: Row | None) -> Row:
+    """Return the row of a client that leaves the noise to a trusted server, and guarantees nothing itself."""
+    if statement is None or statement.get("trust") != "trusted-server" or statement["mu-guaranteed"] is not None:
+        return row
+    figures = ("noise std", *(f"{one} {what}" for one in "με" for what in ("of its releases", "guaranteed")))
+    return {**row, **dict.fromkeys(figures), "mechanism": SERVERS_NOISE}
 
 
 def _client(name: str, statement: Row | None, delta: float) -> Row:

@@ -89,6 +89,10 @@ def measure_plot(groups: Sequence[Group], measure: str) -> Plot | None:
 
 def _measure_caption(groups: Sequence[Group], *, dotted: bool) -> str:
     sentences = ["Of the published model, on the test set, which is public."]
+    if any(group.outcome.of_table for group in groups):
+        sentences = [
+            "Of the published model, on rows held out from a table: they are private, and no epsilon covers the curve."
+        ]
     sentences += ["Bands: one standard deviation over seeds."] if any(len(group.runs) > 1 for group in groups) else []
     sentences += ["Dotted: where the same run ended without noise; of a simulation, and not private."] if dotted else []
     return " ".join(sentences)

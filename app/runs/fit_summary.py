@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from ...clients.records.schema import Schema
 from ..data.table_task import FittedTable
 from ..models.trained_model import SCHEMA
 from .fit_arguments import SCALING_SHARE
-from .outcome import Alone, Outcome, Scores
+from .outcome import Alone, Outcome, Rehearsal, Scores
 from .real_fit import FIGURE_OPTION, why_no_figure
 
 if TYPE_CHECKING:
@@ -119,11 +119,27 @@ def _several_rows(outcome: Outcome, table: FittedTable) -> list[tuple[str, str]]
         )
         rows.append(("seeds", f"{named}{several.mean:.3f} on average of {len(several.seeds)} seeds{error}: {each}"))
     known = [(value, name) for name, one in rehearsal.sites.items() if (value := _of_site(one, table)) is not None]
-    mean = float(np.mean([value for value, _ in known])) if known else 0.0
-    if known and min(known)[0] < mean - _FAR_BEHIND:  # the report has all of them
-        (low, worst), (high, best) = min(known), max(known)
-        rows.append(("by site", f"{named}{mean:.3f} on average, {low:.3f} at {worst!r}, {high:.3f} at {best!r}"))
+    if known:
+        rows += _by_site(rehearsal, table, named, known)
     return rows
+
+
+def _by_site(
+    rehearsal: Rehearsal, table: FittedTable, named: str, known: Sequence[tuple[float, str]]
+) -> list[tuple[str, str]]:
+    """Return the common model's mean over sites next to that of each site's own model, on the same rows."""
+    mean, own = float(np.mean([value for value, _ in known])), rehearsal.alone_on_own
+    alone = None if own is None else _of_site(own, table)
+    far = min(known)[0] < mean - _FAR_BEHIND
+    if alone is None and not far:
+        return []
+    (low, worst), (high, best) = min(known), max(known)  # the report has all of them
+    extremes = f" ({low:.3f} at {worst!r}, {high:.3f} at {best!r})" if far else ""
+    words = f"common model {named}{mean:.3f} on average{extremes}"
+    if own is not None and alone is not None:
+        fewer = own.rows < sum(one.rows for one in rehearsal.sites.values())
+        words += f", each site's own model {alone:.3f}{' (some sites alone)' if fewer else ''}"
+    return [("by site", words)]
 
 
 def _of_seed(outcome: Outcome) -> str:
@@ -303,11 +319,10 @@ def _compared(outcome: Outcome, table: FittedTable) -> str:
         found.append(f"without privacy {listed}{rows}")
     if outcome.alone is not None and outcome.alone.clients:
         one = "site" if table.site else "client"
-        no_worse = " (no worse)" if alone_does(outcome, table) else ""
-        average = " on average" if outcome.alone.clients > 1 else ""
-        own = None if rehearsal is None else rehearsal.alone_on_own
-        rows = f" ({short_figure(own, table)} on its own rows)" if own is not None else ""
-        found.append(f"one {one} alone {short_figure(outcome.alone, table)}{average}{no_worse}{rows}")
+        alone, average = short_figure(outcome.alone, table), " on average" if outcome.alone.clients > 1 else ""
+        same = alone == short_figure(outcome, table)
+        better = f", {'as good as' if same else 'better than'} this model" if alone_does(outcome, table) else ""
+        found.append(f"one {one} alone {alone}{average}{better}")
     if table.schema.num_classes > 1:
         found.append(f"majority-class baseline: accuracy {100 * table.majority:.1f} %")
     several = None if rehearsal is None else rehearsal.seeds

@@ -513,9 +513,14 @@ class Outcome(_Part):
     @property
     def tested(self) -> bool:
         """Whether there was a test set: records of a schema have none, nor has a real fit of a table."""
-        task = str(self.config.get("task", ""))
-        of_table = self.engine == "real-nodes" and task.startswith("table:")
-        return not (of_table or registry("task").is_file(task))
+        if self.of_table and self.engine == "real-nodes":
+            return False
+        return not registry("task").is_file(str(self.config.get("task", "")))
+
+    @property
+    def of_table(self) -> bool:
+        """Whether the run was on a table in this process: a rehearsal or a real fit of `murmurfl fit`."""
+        return str(self.config.get("task", "")).startswith("table:")
 
     @property
     def has_curve(self) -> bool:

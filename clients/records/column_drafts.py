@@ -10,7 +10,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -42,6 +42,7 @@ _FINE = 200
 """Least number of steps of a missing value between the bounds."""
 _MOST_READ = 4
 _YES_NO = ({"yes", "no"}, {"true", "false"}, {"y", "n"}, {"t", "f"}, {"0", "1"})
+_NO_CODES: Mapping[float, int] = {}
 _NOTHING = frozenset(
     {"not available", "not applicable", "not known", "not recorded", "missing", "n.a.", "#n/a", "refused"}
 )
@@ -252,8 +253,8 @@ def _is_name(cell: Any) -> bool:
     return isinstance(cell, str) and cell.strip().lower() in MISSING_WORDS
 
 
-def drafted_column(cells: Cells, decimal: str, known: Collection[float] = ()) -> ColumnDraft:
-    """Judge a column; ``known`` are codes for missing values that other columns of the table have."""
+def drafted_column(cells: Cells, decimal: str, known: Mapping[float, int] = _NO_CODES) -> ColumnDraft:
+    """Judge a column; ``known`` are codes for missing values, each with the number of columns that have it."""
     numbers = cells.numbers(decimal)
     codes = missing_codes(numbers, known)
     judged = numbers.without(codes)
@@ -348,10 +349,11 @@ def _left_out_as(reason: str, cells: Cells) -> ColumnDraft:
     return ColumnDraft(cells.name, None, reason, many, (proposal,) if several else ())
 
 
-def missing_codes(numbers: Numbers, known: Collection[float] = ()) -> list[float]:
+def missing_codes(numbers: Numbers, known: Mapping[float, int] = _NO_CODES) -> list[float]:
     """Return frequent constants far outside of the other numbers, which seem to stand for a missing value.
 
-    Zero is never one of them, because many columns have mostly zeros.
+    Zero is never one of them, because many columns have mostly zeros. A code that several columns have (``known``)
+    need not be frequent in this one.
     """
     found: list[float] = []
     rest = numbers
@@ -373,11 +375,12 @@ def _ends(numbers: Numbers, *, low: bool) -> Iterator[list[float]]:
             yield [float(one) for one in values[:count]]
 
 
-def _are_missing_codes(ends: Sequence[float], numbers: Numbers, known: Collection[float]) -> bool:
+def _are_missing_codes(ends: Sequence[float], numbers: Numbers, known: Mapping[float, int]) -> bool:
     """Return True if numbers at one end of a column seem to be codes for a missing value."""
     counts = [numbers.count_of(one) for one in ends]
     often = max(_FREQUENT * numbers.total, 3)
-    if 0.0 in ends or sum(counts) < often or min(counts) < 3:
+    shared = len(ends) == 1 and known.get(ends[0], 0) > 1
+    if 0.0 in ends or (not shared and (sum(counts) < often or min(counts) < 3)):
         return False
     if len(ends) > 1 and not all(map(_is_usual_code, ends)):
         return False
@@ -527,6 +530,16 @@ def about_label(cells: Sequence[Any], labels: Sequence[Any]) -> tuple[str, ...]:
     return (found,) if found else ()
 
 
+_SITE = re.compile(r"(?:site|hospital|centre|center|clinic)s?(?:[ _-]?(?:id|name|nr|no|number|code))?")
+
+
+def about_site(name: str) -> tuple[str, ...]:
+    """Return a note on a column that seems to say on which site a row is, by its name."""
+    if not _SITE.fullmatch(_plain_name(name)):
+        return ()
+    return (f"if it says on which site a row is, use --site {name}: then each site is a client, and it is no feature.",)
+
+
 def _labelled(cells: Sequence[Any], labels: Sequence[Any]) -> list[tuple[str | None, str]]:
     """Return the text of each cell, None for a missing one, and of the label, in rows with a label."""
     return [
@@ -584,7 +597,7 @@ def _told_by_number(rows: Sequence[tuple[str, str]], num_classes: int) -> str:
         return _LINEAR if abs(np.corrcoef(values, numbers)[0, 1]) > _ALL_LINEAR else ""
 
 
-def drafted_label(cells: Cells, decimal: str, known: Collection[float] = ()) -> tuple[Label, list[str]]:
+def drafted_label(cells: Cells, decimal: str, known: Mapping[float, int] = _NO_CODES) -> tuple[Label, list[str]]:
     """Infer the label, and what a person must know of its classes or of rows without a label."""
     numbers = cells.numbers(decimal)
     codes = missing_codes(numbers, known)

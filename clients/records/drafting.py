@@ -29,6 +29,7 @@ from .column_drafts import (
     Cells,
     ColumnDraft,
     about_label,
+    about_site,
     bounds_of,
     drafted_column,
     drafted_label,
@@ -159,7 +160,7 @@ def draft_of_rows(
     telling = {name: about_label(cells[name], cells[label]) for name in counted if name != label}
     del cells
     decimal = _decimal(counted.values(), written.get("separator", ","))
-    codes = {code for one in counted.values() for code in missing_codes(one.numbers(decimal))}
+    codes = Counter(code for one in counted.values() for code in missing_codes(one.numbers(decimal)))
     twice = "a name that stands twice"
     columns = [
         drafted_column(one, decimal, codes) if rows.columns.count(name) == 1 else ColumnDraft(name, None, twice)
@@ -169,6 +170,8 @@ def draft_of_rows(
     columns = [
         replace(one, warnings=(*telling[one.name], *one.warnings)) if one.column is not None else one for one in columns
     ]
+    if not apart:
+        columns = [replace(one, warnings=(*one.warnings, *about_site(one.name))) for one in columns]
     kept = {one.name: one.column for one in columns if one.column is not None}
     if not kept:
         why = "; ".join(f"{one.name}: {one.reason}" for one in columns[:_MOST_SAID]) or "no other"

@@ -14,10 +14,12 @@ from murmurfl.app import RunResult, fit, load_model
 from murmurfl.app.commands.main import cli
 from murmurfl.app.data.table_task import ReadTable, held_out
 from murmurfl.app.models.trained_model import TrainedModel
-from murmurfl.app.runs import fit_summary, rehearsal
+from murmurfl.app.reports.making import SERVERS_NOISE, make_report
+from murmurfl.app.runs import rehearsal
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.fit_summary import REHEARSED, fit_lines, is_useless
 from murmurfl.app.runs.model_card import card_text
+from murmurfl.app.runs.result import write_record
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.drafting import document
 from murmurfl.privacy import ConfigurationError, LedgerError, derived_seed, gdp_mu
@@ -75,11 +77,40 @@ def test_the_model_learns_who_is_ill(result):
     assert result.predict([{"age": 30, "ward": "a"}, {"age": 80, "ward": ""}]).tolist() == ["no", "yes"]
 
 
-@pytest.mark.parametrize(("reached", "said"), [(1.0, True), (0.6, False)])
-def test_a_client_alone_that_is_no_worse_is_said_to_be(result, reached, said):
-    alone = result.outcome.alone.model_copy(update={"auc": reached})
-    outcome = result.outcome.model_copy(update={"alone": alone})
-    assert ("(no worse)" in fit_summary._compared(outcome, result.table)) == said
+@pytest.mark.parametrize(("better", "words"), [(0.01, "better than"), (0.0, "as good as"), (-0.01, "")])
+def test_a_site_alone_that_is_no_worse_than_the_model_is_said_to_be(result, better, words):
+    alone = result.outcome.alone.model_copy(update={"auc": result.outcome.auc + better})
+    found = replace(result, table=result.table)
+    vars(found)["outcome"] = result.outcome.model_copy(update={"alone": alone})
+    (said,) = [line for line in fit_lines(found, result.table, None) if line.startswith("compare")]
+    assert ("this model" in said) == bool(words)
+    assert f"{words} this model" in said or not words
+
+
+def test_each_sites_own_model_stands_next_to_the_common_one_on_the_same_rows(result):
+    found = result.outcome.rehearsal
+    mean = np.mean([one.auc for one in found.sites.values()])
+    (said,) = [line for line in fit_lines(result, result.table, None) if line.startswith("by site")]
+    assert f"common model AUC {mean:.3f} on average" in said
+    assert said.endswith(f"each site's own model {found.alone_on_own.auc:.3f}")
+    fewer = found.model_copy(update={"alone_on_own": found.alone_on_own.model_copy(update={"rows": 1})})
+    other = replace(result, table=result.table)
+    vars(other)["outcome"] = result.outcome.model_copy(update={"rehearsal": fewer})
+    assert any("some sites alone" in line for line in fit_lines(other, result.table, None))
+
+
+def test_report_of_a_trusted_servers_rehearsal_names_whose_noise_protects(tmp_path):
+    made = fit(people(), label="ill", site="hospital", epsilon=2, trust="trusted-server", **QUICK)
+    write_record(made, tmp_path / "run", picture=False)
+    page = make_report([tmp_path / "run"], tmp_path / "report").read_text()
+    assert page.count(SERVERS_NOISE) == made.num_clients
+    assert "infinite" not in page
+    assert "test set, which is public" not in page
+    plain = fit(people(), label="ill", clients=2, epsilon=8, trust="trusted-server", mechanism="none", **QUICK)
+    write_record(plain, tmp_path / "plain", picture=False)
+    page = make_report([tmp_path / "plain"], tmp_path / "report").read_text()
+    assert "infinite" in page, "without any noise nothing is guaranteed"
+    assert SERVERS_NOISE not in page
 
 
 def test_models_without_privacy_and_a_client_alone_stand_beside_it(result):
@@ -289,7 +320,7 @@ def test_schema_of_the_folder_is_not_reviewed(saved):
 def test_lines_are_few_and_say_that_nobody_was_protected(result):
     lines = fit_lines(result, result.table, Path("runs/people/model"))
     assert len(lines) <= 11
-    assert sum(len(textwrap.wrap(line, 80)) for line in lines) <= 23
+    assert sum(len(textwrap.wrap(line, 80)) for line in lines) <= 24
     assert "REHEARSAL" in "\n".join(lines)
     assert "epsilon = 8 at delta = 1e-05" in "\n".join(lines)
 
@@ -799,9 +830,9 @@ def test_predict_counts_the_cells_that_a_model_does_not_read_as_they_stand(resul
     path = tmp_path / "new.csv"
     path.write_text("\n".join(["age,ward,colour", *(",".join(map(str, one.values())) for one in rows)]) + "\n")
     said = command("predict", saved, path)
-    assert "clipped to the nearer one: age 2\n" in said
-    assert "read as missing: age 1\n" in said
-    assert "read as other: ward 1\n" in said
+    assert "clipped to the nearer one: 2 cells of age\n" in said
+    assert "read as missing: 1 cell of age\n" in said
+    assert "read as other: 1 cell of ward\n" in said
     assert "not used by the model: colour\n" in said
     path.write_text("age,ward\n40,a\n")
     assert len(command("predict", saved, path, "--force").splitlines()) == 1

@@ -180,6 +180,35 @@ def test_a_code_of_other_columns_is_one_where_it_is_less_far_outside():
     assert [one.column.missing_codes for one in found.columns] == [(-200.0,), (-200.0,)]
 
 
+def test_a_code_of_several_columns_is_one_where_it_is_rare():
+    """-9 stands twice in the last column, which is too seldom for a column alone."""
+    often = ["-9" if i % 10 == 0 else str(i % 4) for i in range(ROWS)]
+    rare = ["-9" if i < 2 else str(i % 3) for i in range(ROWS)]
+    near = ["-9" if i < 2 else str(i % 100 - 8) for i in range(ROWS)]
+    for first, expected in ((often, (-9.0,)), (values(), ())):
+        columns = zip(often, first, rare, near, strict=True)
+        rows = [{"a": a, "b": b, "rare": c, "near": d, "y": i % 2} for i, (a, b, c, d) in enumerate(columns)]
+        found = {one.name: one.column for one in draft_of_rows(table_rows(rows), "the table").columns}
+        assert found["rare"].missing_codes == expected
+        assert found["near"].missing_codes == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "apart", "noted"),
+    [
+        ("site", [], True),
+        ("Hospital", [], True),
+        ("clinic_id", [], True),
+        ("centre", ["centre"], False),
+        ("siteless", [], False),
+    ],
+)
+def test_a_column_that_names_sites_is_noted_with_the_option(name, apart, noted):
+    rows = [{name: "abc"[i % 3], "x": i % 50, "y": i % 2} for i in range(ROWS)]
+    notes = draft_of_rows(table_rows(rows), "the table", apart=apart).notes
+    assert any(f"--site {name}" in note for note in notes) == noted
+
+
 def test_zeros_far_below_all_others_are_named_and_stay_values():
     cells = ["0" if i % 20 == 0 else cell for i, cell in enumerate(values(low=150, high=300))]
     one = column_of(drafted(cells))
