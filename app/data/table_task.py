@@ -18,7 +18,7 @@ from ...clients.records.client_records import Records, Rows, check_columns, tabl
 from ...clients.records.drafting import Draft, draft, draft_of_rows
 from ...clients.records.schema import Schema, is_missing, text_of
 from ...privacy.accounting.guarantee import added_words, rounded_up
-from ...privacy.accounting.loss import Gaussian
+from ...privacy.accounting.loss import Gaussian, Loss
 from ...privacy.errors import ConfigurationError, InvalidRecordError
 from ...privacy.noise import derived_seed
 from ..settings.registry import registry
@@ -303,6 +303,11 @@ class FittedTable:
         frequent = self.majority * self.tested
         pairs = frequent * (self.tested - frequent)
         return math.sqrt((self.tested + 1) / (12 * pairs)) if pairs else math.inf
+
+    @property
+    def all_calls(self) -> Loss:
+        """Loss of all calls with a real fit's ledger on these rows so far; none for a rehearsal."""
+        return Loss.of(self.spent_mu).with_added(self.spent_delta)
 
     def spent(self, delta: float) -> str:
         """Return what all calls with a real fit's ledger spent on these rows, as a sentence; "" for a rehearsal."""

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -49,6 +50,8 @@ _WHOSE = {
     "owner": ("one owner on one client", "one owner on {} clients"),
     "client": ("one client", "a person with records on {} clients"),
 }
+OF_ALL_CALLS = "for, by all calls with the ledger"
+"""Heading of figures that include earlier calls on the same rows."""
 _DIGITS = 16
 _IN_SENTENCES = 2
 """Runs whose guarantees stand in whole sentences."""
@@ -151,13 +154,18 @@ def persons(outcome: Outcome) -> list[tuple[int, Loss]]:
     -----
     **Formal guarantees.** Each loss bounds what anybody against whom the guarantee holds can tell of one person whose
     records or samples are all replaced, if the releases are made as the guarantee says
-    (:func:`~murmurfl.privacy.person_loss`).
+    (:func:`~murmurfl.privacy.person_loss`). Of a real fit all calls with its ledger count.
     """
     if (terms := outcome.terms) is None or not math.isfinite(terms.mu):
         return []
     statements = [*(outcome.clients or {}).values(), *(one.statement for one in outcome.client_groups or ())]
+    added = 0.0
+    if outcome.all_calls is not None:
+        terms, added = replace(terms, loss=Loss.of(outcome.all_calls.mu)), outcome.all_calls.added_delta
     releases = max((int(one.get("max-participations", 0)) for one in statements), default=0) or outcome.rounds
     values = max(outcome.num_parameters * releases, 1)
+    if added:  # nothing is known of several records
+        return [(1, loss_of_person(terms, values).with_added(added))]
     if terms.unit == "sample":
         return [(count, loss_of_person(terms, values, samples=count)) for count in _PEOPLE]
     return [(count, loss_of_person(terms, values, clients=count)) for count in _PEOPLE if count <= outcome.num_clients]
@@ -166,13 +174,14 @@ def persons(outcome: Outcome) -> list[tuple[int, Loss]]:
 def _figures(outcome: Outcome) -> list[list[str]]:
     """Return a row for each number of a person's records, under a heading; nothing where nothing is guaranteed."""
     would = " would be" if status(outcome)[0] == REHEARSAL else ""
+    of = "for" if outcome.all_calls is None else OF_ALL_CALLS
     rows = []
     for count, loss in persons(outcome):
         one, several = _WHOSE["sample" if outcome.terms is None else outcome.terms.unit]
         row = {
-            "for": several.format(count) if count > 1 else one,
-            "ε" + would: rounded_up(gdp_epsilon(loss.mu, outcome.delta)),
-            "best guess right at most": right_at_most(loss.mu),
+            of: several.format(count) if count > 1 else one,
+            "ε" + would: rounded_up(loss.assumed.epsilon(outcome.delta)),
+            "best guess right at most": right_at_most(loss.mu, loss.added_delta),
         }
         if loss.conditional:
             worst = loss.worst_case.mu

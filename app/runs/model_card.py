@@ -95,8 +95,11 @@ def card(
     noise_std: float | None = None,
     temperature: float = 1.0,
     weighted: bool = False,
+    all_calls: str = "",
 ) -> dict[str, Any]:
     """Return the card of a run's model, which was trained on ``data``, on real clients if it was ``deployed``.
+
+    ``all_calls`` says what all calls with the ledger of a real fit have spent; it stands first where that is more.
 
     Notes
     -----
@@ -127,6 +130,7 @@ def card(
         "clients": outcome.num_clients,
         "strategy": outcome.config["strategy"],
         **promised,
+        "all_calls": all_calls if outcome.all_calls is not None else None,
         "would_have": would_have,
         "private_evaluation": None if evaluation is None else evaluation.sentence,
         "warnings": list(warnings),
@@ -144,7 +148,12 @@ def card_text(entries: Mapping[str, Any]) -> str:
         condition = "with secret keys and a reviewed schema that does not come from the rows it would have"
         rows.append(("for real", f"{condition}: {would['sentence']}"))
     if entries["epsilon"] is not None:
-        rows.append(("privacy", str(entries["sentence"])))
+        sentence = str(entries["sentence"])
+        if all_calls := entries.get("all_calls"):
+            rows.append(("privacy", str(all_calls)))
+            rows.append(("this call", sentence.removesuffix(all_calls).rstrip()))
+        else:
+            rows.append(("privacy", sentence))
     if entries["private_evaluation"]:
         rows.append(("measured", str(entries["private_evaluation"])))
     if entries.get("probabilities"):

@@ -113,6 +113,19 @@ class Privacy(_Part):
         return Loss.of(infinite(self.mu), None if self.min_honest is None else infinite(self.mu_local))
 
 
+class AllCalls(_Part):
+    """Of a real fit, what all calls with its ledger have released on the rows; absent where it was this call alone."""
+
+    mu: float = _said("Gaussian-DP parameter of all of it.")
+    added_delta: float = _said("Added delta of schemas that named values.", default=0.0)
+    meaning: str = _said("What this mu means in plain words.")
+
+    @property
+    def loss(self) -> Loss:
+        """Privacy loss of all calls."""
+        return Loss.of(self.mu).with_added(self.added_delta)
+
+
 class Round(_Part):
     """One round."""
 
@@ -383,6 +396,7 @@ class Outcome(_Part):
     delta: float = _said("Delta at which epsilon is shown.")
     guarantee: str = _said("What mu and epsilon are true of, in one sentence.")
     privacy: Privacy | None = None
+    all_calls: AllCalls | None = None
     forecast: Foreseen | None = None
     rounds: int = _count("Rounds that were made.")
     num_clients: int = _count("Clients in all.")
@@ -507,7 +521,7 @@ class Outcome(_Part):
 
     def document(self) -> dict[str, Any]:
         """Return the contents of ``result.json``: plain values."""
-        absent = {name for name in ("queries", "rehearsal") if not getattr(self, name)}
+        absent = {name for name in ("queries", "rehearsal", "all_calls") if not getattr(self, name)}
         return self.model_dump(by_alias=True, exclude=absent or None)
 
     @property

@@ -22,11 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...privacy.accounting.guarantee import Guarantee
+from ...privacy.accounting.loss import NO_LOSS
 from ...privacy.accounting.noise_forecast import Forecast
 from ...privacy.errors import ConfigurationError, MurmurflError
 from ...privacy.files import not_written, replace_durably
 from ...privacy.forecast_text import forecast_document
 from ...privacy.queries.evaluation import EvaluationRows
+from ...privacy.release.admission import ROUNDING
 from ...privacy.release.clipping import TrainingFigures
 from ...privacy.release.tables import NONE, PRIVATE
 from ...strategies.full_batch import FullBatch
@@ -41,7 +43,7 @@ from ..models.model import TEMPERATURE_ARRAY
 from ..settings.run_config import check_run_name
 from .client_statements import Participation, is_named, releases_made, stated, statement_groups
 from .experiment import Experiment
-from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, Alone, Outcome, Round
+from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, AllCalls, Alone, Outcome, Round
 from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
 from .run_summary import draw_accuracy, plot_accuracy, shown, shown_measure
@@ -291,6 +293,7 @@ class RunResult:
                 warnings=self._lasting_warnings(),
                 noise_std=noise_in_model(self.strategy, self.statements, config.shares),
                 temperature=model.temperature,
+                all_calls="" if self.table is None else self.table.spent(self.delta),
                 weighted=model.class_weights is not None,
             ),
         )
@@ -417,6 +420,7 @@ class RunResult:
             },
             asked={name: config.to_mapping()[name] for name in WORKED_OUT},
             **self._answers(),
+            all_calls=self._all_calls(),
             warnings=self._warnings(),
             clip=self._clip(),
             online=self.online,
@@ -424,6 +428,14 @@ class RunResult:
             training=self._training(),
             **stated(self.statements),
         )
+
+    def _all_calls(self) -> AllCalls | None:
+        """Return what all calls with a real fit's ledger released, if that is more than this call did."""
+        total = NO_LOSS if self.table is None else self.table.all_calls
+        if not (total.mu > self.mu * (1 + ROUNDING) or total.added_delta):
+            return None
+        meaning = replace(self.guarantee, loss=total).meaning
+        return AllCalls(mu=total.mu, added_delta=total.added_delta, meaning=meaning)
 
     def _plain_loss(self) -> float:
         """Return the last loss on the test set, without the penalty that the strategy adds."""

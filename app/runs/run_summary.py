@@ -77,16 +77,19 @@ def _interval(interval: Sequence[float] | None, times: int, digits: int) -> str:
 
 
 def plain_words(outcome: Outcome) -> str:
-    """Return the meaning of a result's mu in plain words; empty where nothing is guaranteed or recorded."""
+    """Return the meaning of mu, of all calls if there were several, in plain words; empty if nothing is guaranteed."""
     if (privacy := outcome.privacy) is None:  # of a murmurfl that did not write its parts
         return ""
+    if outcome.all_calls is not None:
+        return outcome.all_calls.meaning
     return privacy.meaning or plain_meaning(privacy.loss, privacy.unit, privacy.trust, privacy.min_honest)
 
 
 def meaning_lines(outcome: Outcome) -> list[str]:
     """Return the line that says what its mu means, if anything is guaranteed."""
     meaning, note = plain_words(outcome), noise_note(outcome.config["noise-quality"])
-    return [f"mu = {shown(outcome.mu)} means{note}: {meaning[0].lower()}{meaning[1:]}"] if meaning else []
+    mu = outcome.mu if outcome.all_calls is None else outcome.all_calls.mu
+    return [f"mu = {shown(mu)} means{note}: {meaning[0].lower()}{meaning[1:]}"] if meaning else []
 
 
 def summary_lines(outcome: Outcome, folder: Path) -> list[str]:

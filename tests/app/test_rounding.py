@@ -14,6 +14,7 @@ from murmurfl.app.reports.table import spread
 from murmurfl.app.runs.progress import RoundLine
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import gdp_epsilon, gdp_mu, rounded_up, row_bytes
+from murmurfl.privacy.accounting.guarantee import rounded_down
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +48,11 @@ def test_a_budget_reads_like_the_session_that_spends_all_of_it(mu, tmp_path):
             re.findall(r"^(budget|spent|left) +epsilon (\S+) .*", command("ledger", "show", path), re.MULTILINE)
         )
 
-    assert amounts() == {"budget": rounded_up(gdp_epsilon(mu, DELTA)), "spent": "0", "left": amounts()["budget"]}
+    assert amounts() == {
+        "budget": rounded_up(gdp_epsilon(mu, DELTA)),
+        "spent": "0",
+        "left": rounded_down(gdp_epsilon(mu, DELTA)),
+    }
     ledger = SQLiteLedger(path)
     policy = PrivacyPolicy(clip_norm=1.0, batch_size=1, max_participations=2, mu=mu)
     Privatizer(policy, 3, 9, ledger, ledger.keys(), data=row_bytes(range(9))).release(

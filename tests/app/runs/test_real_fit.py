@@ -29,7 +29,7 @@ from murmurfl.app import fit
 from murmurfl.app.commands.main import cli
 from murmurfl.app.models.linear import SoftmaxRegression
 from murmurfl.app.nodes.ledger_views import ledger_guarantee
-from murmurfl.app.reports.card import card
+from murmurfl.app.reports.card import OF_ALL_CALLS, card
 from murmurfl.app.reports.finding import RecordedRun
 from murmurfl.app.reports.groups import Group
 from murmurfl.app.reports.making import make_report
@@ -43,6 +43,7 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import Column, Label, Schema
 from murmurfl.clients.records.client_records import CsvLines, Records, Rows
 from murmurfl.privacy import ConfigurationError, LedgerError, SQLiteLedger, gdp_epsilon, gdp_mu, rounded_up
+from murmurfl.privacy.accounting.guarantee import right_at_most
 from murmurfl.privacy.ledger.ledger_history import read_ledger
 from murmurfl.privacy.queries.evaluation import EvaluationRows, Measured
 from murmurfl.privacy.queries.query import QuerySum, divided_mu
@@ -860,7 +861,14 @@ def test_output_and_card_have_what_all_calls_spent_and_the_condition(tmp_path):
         assert condition in text
         assert "the server" not in text, "there is none"
         assert "against everybody but the computer that trained, a trusted curator; independent noise of that" in text
-    assert spent in " ".join((folder / "model" / "CARD.md").read_text().split())
+    words = " ".join((folder / "model" / "CARD.md").read_text().split())
+    assert words.count(spent) == 1
+    assert words.index(spent) < words.index(f"mu = {rounded_up(one)} Gaussian DP")  # the total comes first
+    head, first, *_ = shown["figures"]
+    assert first[1:] == [rounded_up(gdp_epsilon(both, 1e-5)), right_at_most(both)]
+    assert head[0] == OF_ALL_CALLS
+    assert right_at_most(both) in shown["plain"][0][0]
+    assert right_at_most(one) not in shown["plain"][0][0]
     assert shown["who"]["Given"][0][0].startswith("a schema that does not come from")
     assert shown["who"]["From whom"][0][0] == "everybody but the computer that trained, a trusted curator"
     assert "server" not in json.dumps([shown["who"], shown["whence"], outcome.privacy.meaning])
