@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import typer
 
 from ...privacy.errors import ConfigurationError
 from .run_options import AsJson, Assignments
-from .terminal import fail, failing_clearly, say, working
+from .terminal import aligned, fail, failing_clearly, say, working
 
 if TYPE_CHECKING:
     from ...clients.records.schema import Schema
@@ -238,9 +239,14 @@ def curves(
             )
         trained = TrainedModel.read(model)
         found = trained.importance()
-        wide = max(map(len, found))
-        for name, value in found.items():
-            say(f"{name:<{wide}}  {value:.3f}")
+        bands = {name: curve.half_width for name, curve in trained.curves().items()}
+        rows = [
+            {"column": name, "importance": f"{value:.3f}", "noise": _shown_band(bands[name])}
+            for name, value in found.items()
+        ]
+        for line in aligned(rows, list(rows[0]), list(rows[0])[1:]):
+            typer.echo(line)
+        say("Importance is the mean absolute effect. The noise is half the width of the band where it is widest.")
         say(OF_NOISE)
         if out is not None:
             from ..reports.figures import figure_style
@@ -252,6 +258,10 @@ def curves(
                     out, dpi=150, facecolor="white", metadata={"Date": None} if out.suffix == ".svg" else None
                 )
             say(f"{out}: {len(found)} curves")
+
+
+def _shown_band(half_width: float) -> str:
+    return "not known" if math.isnan(half_width) else f"{half_width:.3f}"
 
 
 class _LostCells:

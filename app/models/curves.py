@@ -128,6 +128,11 @@ class ColumnCurve:
     importance: float
 
     @property
+    def half_width(self) -> float:
+        """Half of the width of the band where it is widest; NaN if the amount of noise is not known."""
+        return float(np.max(self.upper - self.lower)) / 2.0
+
+    @property
     def is_number(self) -> bool:
         """Whether it is a column of numbers."""
         return self.values.dtype.kind == "f"

@@ -161,11 +161,12 @@ class _PrivateEstimator(BaseEstimator, ABC):
                 setting="schema",
             )
         if sites is not None or self.trust:
+            given = "trust" if sites is None else "sites"
             raise ConfigurationError(
-                "Expected no sites or trust in a real fit, in which this computer has all rows, got some: leave them "
-                "out, or give each site a node (docs/deployment.md).",
+                f"Expected no {given} in a real fit, in which this computer has all rows, got some: leave {given} out, "
+                "or give each site a node (docs/deployment.md).",
                 kind="conflict",
-                setting="sites",
+                setting=given,
             )
         schema = Schema.read_file(Path(self.schema)) if isinstance(self.schema, str | Path) else self.schema
         schema.check_for_real_nodes()

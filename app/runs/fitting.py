@@ -163,12 +163,15 @@ def _for_real(
     seal: Seal,
     on_progress: Callable[[Progress], None] | None,
 ) -> RunResult:
-    if asked.site or asked.clients or asked.trust:
-        raise ConfigurationError(
-            "Expected no site, clients or trust in a real fit, in which this computer has all rows, got some: leave "
-            "them out, or give each site a node (docs/deployment.md).",
-            kind="conflict",
-        )
+    for option in ("site", "clients", "trust"):
+        if got := getattr(asked, option):
+            raise ConfigurationError(
+                f"Expected no {option} (--{option}) in a real fit, in which this computer has all rows, got {got!r}: "
+                "leave it out, or give each site a node (docs/deployment.md).",
+                kind="conflict",
+                setting=option,
+                got=got,
+            )
     if asked.schema is None or not isinstance(asked.table, str | Path):
         raise ConfigurationError(
             "Expected a file and a reviewed schema for a real fit, got a drafted one or no file: a draft shows "

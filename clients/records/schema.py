@@ -49,6 +49,7 @@ WIDEST: Bounds = (-1e12, 1e12)
 NONE_NAMED = "none named"
 """The one value of a category of which a release has named none, or not yet."""
 _MOST_KNOTS = 64
+_COMPLETE = "declare them, or complete the schema with `murmurfl schema FILE --schema SCHEMA.toml --epsilon E`."
 _UNIT_LIKE_NUMBER = re.compile(r"[\d+.,-]")
 
 
@@ -126,9 +127,11 @@ class Column(_Said):
         _checked_bounds(self.bounds)
         _check_writing(self)
         if (self.bounds is not None) != (self.kind in ("number", "integer")):
-            raise ValueError(f"Expected bounds of a number or an integer and of nothing else, got {self.bounds}.")
+            got = f"got none: {_COMPLETE}" if self.bounds is None else f"got {self.bounds}."
+            raise ValueError(f"Expected bounds of a number or an integer and of nothing else, {got}")
         if bool(self.values) != (self.kind == "category"):
-            raise ValueError(f"Expected values of a category and of nothing else, got {list(self.values)}.")
+            got = f"got {list(self.values)}." if self.values else f"got none: {_COMPLETE}"
+            raise ValueError(f"Expected values of a category and of nothing else, {got}")
         if len(set(self.values)) != len(self.values) or OTHER in self.values:
             raise ValueError(f"Expected values that are all different and none of them {OTHER!r}.")
         if any(map(self._codes.holds, self.values)):

@@ -166,7 +166,14 @@ def test_the_command_lists_columns_and_draws_them(model, tmp_path):
     folder, picture = model.save(tmp_path / "model"), tmp_path / "curves.png"
     found = CliRunner().invoke(cli, ["curves", str(folder), "--out", str(picture)])
     assert found.exit_code == 0
-    assert [line.split()[0] for line in found.output.splitlines()[: len(SCHEMA.columns)]] == list(model.importance())
+    head, *lines = found.output.splitlines()
+    assert head.split() == ["column", "importance", "noise"]
+    shown = [line.split() for line in lines[: len(SCHEMA.columns)]]
+    assert [(name, value) for name, value, _ in shown] == [(n, f"{v:.3f}") for n, v in model.importance().items()]
+    for name, _, noise in shown:
+        curve = model.curves()[name]
+        assert float(noise) == pytest.approx((curve.upper - curve.lower).max() / 2, abs=1e-3)
+        assert float(noise) > 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     again = CliRunner().invoke(cli, ["curves", str(folder), "--out", str(picture)])
     assert again.exit_code != 0, "files are not overwritten"

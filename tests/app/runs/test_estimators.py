@@ -202,7 +202,7 @@ def test_real_fit_of_other_rows_is_refused_and_books_nothing(rows, tmp_path):
     [
         ({"schema": None}, "missing", "schema"),
         ({"schema": REVIEWED.model_copy(update={"reviewed": False})}, "missing", "reviewed"),
-        ({"trust": "trusted-server"}, "conflict", "sites"),
+        ({"trust": "trusted-server"}, "conflict", "trust"),
         ({"schema": REVIEWED.model_copy(update={"owner": "who"})}, "mismatch", "columns"),
     ],
 )

@@ -225,6 +225,14 @@ def test_an_epsilon_is_refused_unless_it_is_enough_for_columns_with_empty_cells(
         assert made.hidden == ()
 
 
+@pytest.mark.parametrize("declared", [DECLARED, COUNTED.replace('values = ["a", "b"]\n', "")])
+def test_a_declared_schema_that_is_open_says_how_it_is_completed(tmp_path, declared):
+    path = table(tmp_path / "home", rows_of(20), declared)
+    found = murmurfl("schema", path, "--schema", path.parent / "declared.toml")
+    assert found.exit_code == 1
+    assert "`murmurfl schema FILE --schema SCHEMA.toml --epsilon E`" in found.stderr
+
+
 def test_no_budget_is_exceeded(tmp_path):
     path = table(tmp_path / "home", rows_of())
     with raises(ConfigurationError, "out-of-range", "budget"):

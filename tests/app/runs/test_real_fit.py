@@ -806,6 +806,14 @@ def test_a_monitors_file_has_no_times_of_a_real_fit(tmp_path, monkeypatch):
     assert os.environ[FIGURES_VARIABLE] == str(tmp_path / "monitor")
 
 
+@pytest.mark.parametrize("option", [{"site": "ward"}, {"clients": 3}, {"trust": "trusted-server"}])
+def test_a_real_fit_names_the_option_of_a_rehearsal_that_it_refuses(option, tmp_path):
+    table_of(tmp_path / "a", "33,a,1")
+    ((name, value),) = option.items()
+    with raises(ConfigurationError, "conflict", name, got=value):
+        fitted(tmp_path / "a", **option)
+
+
 def test_another_ledger_is_refused_while_the_tables_own_is_there(tmp_path):
     table = table_of(tmp_path / "a", "33,a,1")
     other = tmp_path / "other.ledger"
