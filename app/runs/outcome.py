@@ -114,7 +114,7 @@ class Privacy(_Part):
 
 
 class AllCalls(_Part):
-    """Of a real fit, what all calls with its ledger have released on the rows; absent where it was this call alone."""
+    """Loss of all calls with the ledger of a real fit; absent where this call was the only one."""
 
     mu: float = _said("Gaussian-DP parameter of all of it.")
     added_delta: float = _said("Added delta of schemas that named values.", default=0.0)
