@@ -39,6 +39,7 @@ from .torch_model import (
 if TYPE_CHECKING:
     import torch
 
+    from .torch_state import ModuleState
 
 logger = logging.getLogger(__name__)
 ORDINARY = 4
@@ -197,19 +198,22 @@ class SampleTrials:
 
     def _try_alone(self, examples: Sequence[tuple[Any, Any]], ordinary: int) -> None:
         """Try examples one by one, without putting anything back: what a sample leaves behind shows afterwards."""
+        self._gradients.state.keep()  # so that the first call can be repeated as the first
         self._gradient(examples[0])  # what is made at the first call and kept from then on is no sample's
-        self._check_draws()
+        self._check_draws(partial(self._gradient, examples[0]))
         self._gradients.state.keep()
         first = []
         for number, example in enumerate(examples):
+            failed = None
             try:
                 made = self._gradient(example)
-            except Exception:  # a user's module raises what it likes; an extreme record may fail, as a client's own
+            except Exception as error:  # a user's module raises what it likes; an extreme record may fail, as any may
                 if number < ordinary:
                     raise
+                failed = error
             else:
                 first += [made] if number < ordinary else []
-            self._check_state()
+            self._check_state(partial(self._gradient, example), failed)
         for made, example in zip(first, examples[:ordinary], strict=True):
             if _apart(self._gradient(example), made) > self._repeated:
                 raise ConfigurationError(
@@ -224,11 +228,13 @@ class SampleTrials:
         """Try an evaluation on each example, before which it puts everything back itself."""
         arrays = [values.float().cpu().numpy() for values in self._trained.values()]
         for number, example in enumerate([examples[0], *examples]):
+            failed = None
             try:
                 measure(arrays, example)
             except ConfigurationError:
                 raise
             except Exception as error:
+                failed = error
                 if number <= ordinary:
                     raise ConfigurationError(
                         "Expected right(output, target) to give a value from 0 to 1 for each sample of a batch, got "
@@ -237,12 +243,12 @@ class SampleTrials:
                         setting="right",
                     ) from error
             if number == 0:
-                self._check_draws()
+                self._check_draws(partial(measure, arrays, example), failed)
                 self._gradients.state.keep()
             else:
-                self._check_state()
+                self._check_state(partial(measure, arrays, example), failed)
 
-    def _check_state(self) -> None:
+    def _check_state(self, compute: Callable[[], Any], failed: Exception | None) -> None:
         self._gradients.check_constants()
         place = self._gradients.state.changed()
         if place is not None:
@@ -251,11 +257,18 @@ class SampleTrials:
                 "would reach the next. Leave it out, or compute it anew in every call.",
                 kind="unsupported",
             )
-        self._check_draws()
+        self._check_draws(compute, failed)
 
-    def _check_draws(self) -> None:
-        if self._gradients.state.has_drawn():
+    def _check_draws(self, compute: Callable[[], Any], failed: Exception | None = None) -> None:
+        """Refuse a computation that was just made, and that drew from a random generator."""
+        state = self._gradients.state
+        if not state.has_drawn():
+            return
+        before = state.noted
+        if draws_itself(state, compute, failed):
+            state.noted = before
             raise _drawing()
+        state.note_draws()  # what other threads drew is not put back
 
     def _gradient(self, example: Any) -> torch.Tensor:
         """Return the gradient of one example."""
@@ -391,6 +404,81 @@ class SampleTrials:
     def _repeated(self) -> float:
         """Largest distance of the same gradient computed again: on a processor next to nothing."""
         return 1e-3 * self._tolerance if self._gradients.device.type == "cpu" else self._tolerance
+
+
+_MOST_REPEATS = 20
+"""Runs of a computation after which a step that always changed a generator is the computation's own draw."""
+
+
+def draws_itself(state: ModuleState, compute: Callable[[], Any], failed: Exception | None = None) -> bool:
+    """Return True if a computation draws from the random generators that other threads of the process share.
+
+    ``failed`` is what the computation raised before, if it failed.
+
+    Notes
+    -----
+    Up to its own first draw, a computation takes the same steps in every run. The step of this draw therefore changes a
+    generator in every run, whereas another thread's draws fall into a short step only sometimes. A step is what runs
+    between two of PyTorch's operations, or an operation that may draw. An operation that cannot draw is no step, as
+    long as it may take: whatever changes meanwhile was drawn by another thread. A computation that can no longer be
+    repeated counts as one that draws.
+    """
+    always: set[int] | None = None
+    for _ in range(_MOST_REPEATS):
+        state.restore(values=True)
+        changed, raised = _changing_steps(state, compute)
+        if type(raised) is not type(failed):
+            return True
+        always = changed if always is None else always & changed
+        if not always:
+            return False
+    return True
+
+
+def _changing_steps(state: ModuleState, compute: Callable[[], Any]) -> tuple[set[int], Exception | None]:
+    """Return the numbers of the steps in which a random generator changed, and what the computation raised."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    changed: set[int] = set()
+    number = 0
+
+    def end_step() -> None:
+        nonlocal number
+        if state.has_drawn():
+            changed.add(number)
+        number += 1
+        state.note_draws()
+
+    class Steps(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            end_step()
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                if _may_draw(func, types):
+                    end_step()
+                else:
+                    state.note_draws()
+
+    raised = None
+    state.note_draws()
+    try:
+        with Steps():
+            compute()
+    except Exception as error:  # a user's module raises what it likes
+        raised = error
+    end_step()
+    return changed, raised
+
+
+def _may_draw(operation: Any, types: Any) -> bool:
+    """Return False if one of PyTorch's operations draws nothing at random, by its tag and on tensors of its own."""
+    import torch
+
+    plain = all(kind in (torch.Tensor, torch.nn.Parameter) for kind in types)
+    if not plain or operation.namespace != "aten" or torch.Tag.nondeterministic_seeded in operation.tags:
+        return True
+    return any("drop" in one.name or one.name == "generator" for one in operation._schema.arguments)
 
 
 def _mixing(seen: str, guilty: str) -> ConfigurationError:

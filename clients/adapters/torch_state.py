@@ -109,6 +109,15 @@ class _Value(NamedTuple):
     put_back: Callable[[], Any]
 
 
+class NotedDraws(NamedTuple):
+    """States of the random generators that all threads of a process share."""
+
+    torch: tuple[torch.Tensor, ...]
+    python: Any
+    numpy: dict[str, Any]
+    numpy_bits: bytes
+
+
 class _Names:
     """The values of some of a module's names."""
 
@@ -212,23 +221,22 @@ class ModuleState:
 
     def note_draws(self) -> None:
         """Note the states of the random generators that :meth:`restore` puts back."""
-        self._torch_drawn = [one.get_state() for one in self._generators]
-        self._python_drawn = random.getstate()
         drawn = np.random.get_state(legacy=False)  # noqa: NPY002 - what others draw from
         # Without the stored normal, whose use would leave no trace in the bits.
-        self._numpy_drawn = {**drawn, "has_gauss": 0, "gauss": 0.0}
-        np.random.set_state(self._numpy_drawn)  # noqa: NPY002
-        self._numpy_bits = _numpy_bits()
+        drawn = {**drawn, "has_gauss": 0, "gauss": 0.0}
+        np.random.set_state(drawn)  # noqa: NPY002
+        states = tuple(one.get_state() for one in self._generators)
+        self.noted = NotedDraws(states, random.getstate(), drawn, _numpy_bits())
 
     def has_drawn(self) -> bool:
-        """Return True if something was drawn from a random generator since :meth:`note_draws`."""
+        """Return True if this thread or another drew from a random generator since :meth:`note_draws`."""
         import torch
 
-        states = zip(self._generators, self._torch_drawn, strict=True)
+        states = zip(self._generators, self.noted.torch, strict=True)
         return (
             any(not torch.equal(one.get_state(), state) for one, state in states)
-            or _numpy_bits() != self._numpy_bits
-            or random.getstate() != self._python_drawn
+            or _numpy_bits() != self.noted.numpy_bits
+            or random.getstate() != self.noted.python
         )
 
     def written_constants(self) -> list[str] | None:
@@ -272,11 +280,11 @@ class ModuleState:
 
     def restore_draws(self) -> None:
         """Put the random generators back to their noted states (:meth:`note_draws`)."""
-        for generator, state in zip(self._generators, self._torch_drawn, strict=True):
+        for generator, state in zip(self._generators, self.noted.torch, strict=True):
             generator.set_state(state)
-        random.setstate(self._python_drawn)
-        if _numpy_bits() != self._numpy_bits:
-            np.random.set_state(self._numpy_drawn)  # noqa: NPY002
+        random.setstate(self.noted.python)
+        if _numpy_bits() != self.noted.numpy_bits:
+            np.random.set_state(self.noted.numpy)  # noqa: NPY002
 
     def _restore_tensors(self, *, values: bool) -> None:
         import torch
@@ -316,6 +324,8 @@ class ModuleState:
         import torch
 
         kind = type(found)
+        if any(found is one for one in (*self._generators, *_shared_generators())):
+            return  # other threads draw from it: has_drawn and restore_draws see to it
         if issubclass(kind, types.ModuleType):
             if not _is_library(found.__name__):
                 self._modules[found.__name__] = found, place
@@ -561,6 +571,12 @@ def _access(found: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]] | None
     if isinstance(found, io.StringIO | io.BytesIO):
         return found.__getstate__, found.__setstate__  # type: ignore[attr-defined]
     return None
+
+
+def _shared_generators() -> tuple[Any, ...]:
+    """Return the generators of Python and NumPy that all threads share."""
+    shared = np.random.mtrand._rand  # pyright: ignore[reportAttributeAccessIssue]
+    return getattr(random.random, "__self__", None), shared, shared._bit_generator
 
 
 def _numpy_bits() -> bytes:

@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import itertools
 import logging
+import random
 import re
 import threading
 import types
@@ -359,6 +360,79 @@ def test_a_trial_leaves_random_generators_where_they_were():
         SampleTrials(gradients_of("draws from PyTorch", always))([*ORDINARY, OUTLIER])
     assert torch.equal(torch.get_rng_state(), states[0])
     assert np.random.get_state()[2] == states[1][1]  # noqa: NPY002
+
+
+@pytest.fixture
+def drawing_thread():
+    """Another thread of the process, which draws from every shared generator each few milliseconds."""
+    over = threading.Event()
+
+    def draw():
+        while not over.wait(0.003):
+            random.random()
+            np.random.random()  # noqa: NPY002
+            torch.rand(1)
+
+    with torch.random.fork_rng(devices=[]):
+        thread = threading.Thread(target=draw)
+        thread.start()
+        yield
+        over.set()
+        thread.join()
+
+
+WIDE = Schema(inputs=(Part(shape=(2, 24, 24), bounds=(-9, 9)),), label=Label(classes=3))
+
+
+def tried_wide(draw):
+    """Try a network of which one gradient takes longer than the other thread waits."""
+
+    def drawing(self, values):
+        draw()
+        return values
+
+    own = type("Own", (nn.Module,), {"forward": drawing})
+    convolutions = nn.Sequential(nn.Conv2d(2, 64, 5), own(), nn.Conv2d(64, 64, 5))
+    module = nn.Sequential(convolutions, nn.Flatten(), nn.Linear(64 * 256, 3))
+    SampleTrials(ModuleGradients(module, cross_entropy))(WIDE.examples())
+
+
+def test_draws_of_another_thread_refuse_no_model(drawing_thread):
+    tried_wide(lambda: None)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        random.random,
+        np.random.standard_normal,
+        lambda: torch.rand(1),
+        lambda: nn.functional.dropout(torch.ones(3)),
+        lambda: next(map(random.randrange, [3])),  # called by no Python code
+        lambda: random.random() < 0.5 and torch.relu(torch.zeros(1)),  # takes other steps after its draw
+    ],
+)
+def test_a_model_that_draws_is_refused_while_another_thread_draws(draw, drawing_thread):
+    with raises(ConfigurationError, "unsupported", match="draws nothing"):
+        tried_wide(draw)
+
+
+def test_a_draw_at_the_first_call_is_refused_while_another_thread_draws(drawing_thread):
+    kept = []
+    with raises(ConfigurationError, "unsupported", match="draws nothing"):
+        tried_wide(lambda: kept or kept.append(random.random()))
+
+
+def test_a_draw_within_a_tensor_of_the_models_own_kind_is_refused_while_another_thread_draws(drawing_thread):
+    class Drawing(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            random.random()
+            return torch.zeros(1)
+
+    drawing = torch.zeros(1).as_subclass(Drawing)
+    with raises(ConfigurationError, "unsupported", match="draws nothing"):
+        tried_wide(lambda: torch.relu(drawing))
 
 
 def test_a_place_is_named_as_people_write_it():
