@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -109,7 +110,7 @@ def fit(
     as_json: AsJson = False,
 ) -> None:
     """Train a private model of a table, as its sites would together: a rehearsal on this computer, unless --real."""
-    from ..models.trained_model import MODEL
+    from ..models.trained_model import MODEL, SCHEMA
     from ..runs import fitting
     from ..runs.fit_summary import fit_lines
     from ..runs.outcome import RESULT_NAME
@@ -148,7 +149,13 @@ def fit(
             typer.echo(json.dumps({"folder": str(folder), "model": str(model), **result.outcome.document()}))
             return
         if result.table is not None:
-            for line in fit_lines(result, result.table, path):
+            by = path / SCHEMA if schema is None else schema
+            words = ["murmurfl", "fit", str(table), "--schema", str(by), "--real"]
+            words += [] if "mu" in settings else ["--epsilon", f"{epsilon:g}"]
+            words += [part for name in ("evaluate", "scale") if options[name] for part in (f"--{name}", options[name])]
+            kept = [one for one in assignments or [] if not one.startswith(_OF_A_REHEARSAL)]
+            words += [part for one in kept for part in ("--set", one)]
+            for line in fit_lines(result, result.table, path, shlex.join(words)):
                 say(line)
 
 
@@ -258,6 +265,10 @@ def curves(
                     out, dpi=150, facecolor="white", metadata={"Date": None} if out.suffix == ".svg" else None
                 )
             say(f"{out}: {len(found)} curves")
+
+
+_OF_A_REHEARSAL = ("trust", "samples-per-owner")
+"""Settings that a real fit does not take from a rehearsal, or that its summary proposes."""
 
 
 def _shown_band(half_width: float) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...strategies.queries import ColumnStatistics, TableStatistics
 
 
-_WIDTH, _TERMINAL, _WIDEST_NAME = 100, 80, 24
+_TERMINAL, _WIDEST_NAME = 80, 24
 
 
 def schema(
@@ -151,7 +151,7 @@ def _pay(
 
     _check_new(out, force=force)
     made = paid_schema(file, declared, epsilon=epsilon, budget=budget, ledger=ledger, private_log=log)
-    text = document(made.schema, [PAID, *made.sentences])
+    text = document(made.schema, _comments([PAID, *made.sentences]))
     if out is None:
         typer.echo(text, nl=False)
     else:
@@ -202,7 +202,13 @@ def _heading(file: Path, found: Draft) -> list[str]:
         "label's of so few do not fit.",
         *_left_out(found),
     ]
-    return [line for one in sentences for line in textwrap.wrap(one, _WIDTH, break_long_words=False)]
+    return _comments(sentences)
+
+
+def _comments(sentences: Sequence[str]) -> list[str]:
+    """Return sentences as lines that fit a terminal behind the sign of a comment."""
+    room = _TERMINAL - len("# ")
+    return [line for one in sentences for line in textwrap.wrap(one, room, break_long_words=False)]
 
 
 def _left_out(found: Draft) -> list[str]:

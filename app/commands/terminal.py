@@ -140,6 +140,7 @@ _BETWEEN, _AROUND = 3, 1  # a table's border and padding: " | " between columns,
 _BETWEEN_BARE = 2  # spaces between the columns of a table without a border
 # A name and two or more spaces; the value behind them continues below itself.
 _NAMED = re.compile(r"\s*\S+(?: \S+){0,2}? {2,}(?=\S)")
+_COMMAND = re.compile(r"`[^`]+`")
 _WIDEST_LABEL = 24
 
 
@@ -151,15 +152,20 @@ def width(*, err: bool = False) -> int | None:
 
 
 def wrapped(line: str, columns: int | None) -> str:
-    """Return a line as several if it must be: a value continues below itself. Words, such as paths, stay whole."""
+    """Return a line as several if it must be: a value continues below itself.
+
+    Words, such as paths, and commands in backticks stay whole.
+    """
     if columns is None or len(line) <= columns:
         return line
     named = _NAMED.match(line)
     indent = named.end() if named else len(line) - len(line.lstrip())
     if named and max(map(len, line[indent:].split())) > columns - indent:
         indent = min(indent, 4)  # a path has more room on a line of its own
-    parts = textwrap.wrap(line, columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(part.rstrip() for part in parts)
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), line)
+    room = {"subsequent_indent": " " * indent, "break_long_words": False, "break_on_hyphens": False}
+    parts = textwrap.wrap(whole, columns, **room)  # type: ignore[arg-type]
+    return "\n".join(part.rstrip().replace("\0", " ") for part in parts)
 
 
 def say(text: str, *, err: bool = False) -> None:

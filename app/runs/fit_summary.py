@@ -67,14 +67,17 @@ def is_useless(outcome: Outcome, table: FittedTable) -> bool:
     return not (outcome.accuracy or 0.0) > table.majority + ERRORS * table.error_of_accuracy
 
 
-def fit_lines(result: RunResult, table: FittedTable, folder: Path | None) -> list[str]:
-    """Return a fitted model, saved in a folder or not yet, in ten to fifteen lines for people."""
-    notes, rows = summary_of_fit(result, table, folder)
+def fit_lines(result: RunResult, table: FittedTable, folder: Path | None, real: str = "") -> list[str]:
+    """Return a fitted model, saved in a folder or not yet, in ten to fifteen lines for people.
+
+    ``real`` is the command of a real fit without the places for persons, to be shown after a rehearsal.
+    """
+    notes, rows = summary_of_fit(result, table, folder, real)
     return [*notes, *_aligned(rows)]
 
 
 def summary_of_fit(
-    result: RunResult, table: FittedTable, folder: Path | None
+    result: RunResult, table: FittedTable, folder: Path | None, real: str = ""
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """Return notes that must be read before any figure, and named rows."""
     outcome = result.outcome
@@ -99,7 +102,7 @@ def summary_of_fit(
         *[("better", table.better) for _ in range(bool(table.better))],
         ("privacy", _privacy(result)),
         *_saved(folder),
-        ("next", f"for use: {review}{_ways_to_use(outcome, table)}"),
+        ("next", f"for use: {review}{_ways_to_use(outcome, table, real)}"),
     ]
     return _verdict(outcome, table), rows
 
@@ -206,16 +209,15 @@ REHEARSED = (
 _TRUSTED = "trusted-server"
 
 
-def _ways_to_use(outcome: Outcome, table: FittedTable) -> str:
+def _ways_to_use(outcome: Outcome, table: FittedTable, real: str) -> str:
     """Return the two ways to a model for use, and the trust under which each is rehearsed."""
+    command = f": `{real}{_of_owners(table)}`" if real else ""
+    way = "fit it for real" if real else f"fit it --real{_of_owners(table)}"
     if getattr(outcome.privacy, "trust", "") == _TRUSTED:
-        return (
-            f"fit it --real{_of_owners(table)}, with all rows on this computer, which is the trusted server, or give "
-            "each site a node"
-        )
+        return f"give each site a node, or {way}, with all rows on this computer, which is the trusted server{command}"
     return (
-        f"give each site a node, as rehearsed here, or fit it --real{_of_owners(table)}, with all rows on this "
-        f"computer, which --trust {_TRUSTED} rehearses"
+        f"give each site a node, as rehearsed here, or {way}, with all rows on this computer, which --trust {_TRUSTED} "
+        f"rehearses{command}"
     )
 
 

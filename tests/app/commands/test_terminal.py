@@ -231,6 +231,7 @@ def test_what_is_cut_is_all_there(monkeypatch, capsys):
         ("  said one two three four five", "  said one two three\n  four five"),
         ("see /a/very/long/path/that/stays/whole", "see\n/a/very/long/path/that/stays/whole"),
         ("  files     /a/very/long/path", "  files\n    /a/very/long/path"),
+        ("then `murmurfl fit FILE --real` it", "then\n`murmurfl fit FILE --real`\nit"),
     ],
 )
 def test_lines_are_wrapped_below_what_they_say_and_paths_stay_whole(line, expected):

@@ -410,3 +410,4 @@ def test_the_command_prints_the_schema_and_refuses_other_options(tmp_path):
     assert murmurfl("schema", path, "--schema", declared, "--budget", 1).exit_code == 1
     found = murmurfl("schema", path, "--schema", declared, "--epsilon", 1)
     assert tomllib.loads(found.stdout)["columns"]["age"]["released"] == ["bounds", "missing"]
+    assert max(len(line) for line in found.stdout.splitlines() if line.startswith("#")) <= 80

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import secrets
+import shlex
 import subprocess
 import sys
 import threading
@@ -812,6 +813,27 @@ def test_a_real_fit_names_the_option_of_a_rehearsal_that_it_refuses(option, tmp_
     ((name, value),) = option.items()
     with raises(ConfigurationError, "conflict", name, got=value):
         fitted(tmp_path / "a", **option)
+
+
+def test_a_rehearsal_prints_the_command_of_a_real_fit_which_works(tmp_path):
+    table = tmp_path / "a table.csv"
+    table.write_text(
+        "age,ward,ill\n" + "".join(f"{20 + i % 60},{'ab'[i % 2]},{int(i % 60 > 30)}\n" for i in range(400))
+    )
+    asked = ["fit", str(table), "--site", "ward", "--epsilon", "3", "--out", str(tmp_path / "runs"), "--name", "one"]
+    settings = ["--set", "num-rounds=2", "--set", "trust=untrusted-server"]
+    done = CliRunner().invoke(cli, [*asked, *settings])
+    assert done.exit_code == 0, done.stderr
+    (command,) = re.findall(r"`murmurfl (fit [^`]+)`", done.stdout)
+    words = shlex.split(command)
+    assert "--site" not in words
+    assert words[words.index("--epsilon") + 1] == "3"
+    assert words[words.index("--set") + 1 :] == ["num-rounds=2"]
+    schema = Path(words[words.index("--schema") + 1])
+    schema.write_text(schema.read_text().replace("reviewed = false", "reviewed = true"))
+    done = CliRunner().invoke(cli, [*words, "--out", str(tmp_path / "runs")])
+    assert done.exit_code == 0, done.stderr
+    assert read_ledger(f"{table}.ledger").spent.assumed.epsilon(1e-5) == pytest.approx(3.0)
 
 
 def test_another_ledger_is_refused_while_the_tables_own_is_there(tmp_path):
