@@ -88,7 +88,7 @@ def plan(
         if code and as_json:
             fail("Expected --code or --json, got both: leave one out.", MISUSED)
         if unit != "sample":
-            _show_updates(unit, given, of_run=of_run, as_json=as_json)
+            _show_updates(unit, given, of_run=of_run, as_json=as_json, code=code)
             return
         settings = settings_of(config_file, assignments) if of_run else None
         whole = details or as_json or bool(try_out) or any(name in given for name in _DETAILED)
@@ -137,10 +137,16 @@ def _show(found: PlanResult, *, as_json: bool, details: bool, code: bool) -> Non
         _say(part)
 
 
-def _show_updates(unit: str, given: Mapping[str, Any], *, of_run: bool, as_json: bool) -> None:
+def _show_updates(unit: str, given: Mapping[str, Any], *, of_run: bool, as_json: bool, code: bool) -> None:
     """Print the forecast for updates of a project of one's own, where all data of a client are protected."""
     if unit != "client":
         fail(f"Expected --unit to be sample or client, got {unit!r}.", MISUSED)
+    if code:
+        fail(
+            "Expected --code with --unit sample, which has code to print, got --unit client. Leave --code out; the "
+            "lines of the mod are in docs/swap-in.md, All data of a client.",
+            MISUSED,
+        )
     if of_run:
         fail("Expected --unit client without a run's configuration: what a run protects is one sample.", MISUSED)
     unread = [f"--{name.replace('_', '-')}" for name in given if name not in _OF_UPDATES]

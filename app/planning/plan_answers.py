@@ -21,7 +21,7 @@ from ..methods import METHODS
 from ..methods.method import AUTO
 from ..nodes.flower_internals import without_log
 from ..runs.experiment import Experiment, plan_request_of, prepare, resolve
-from ..runs.run_guarantees import configured_figures, run_guarantee
+from ..runs.run_guarantees import configured_figures, included_notes, run_guarantee
 from ..settings.layers import DEFAULT_RUN, layered, with_defaults
 from ..settings.registry import registry
 from ..settings.run_config import USUAL_MU, RunConfig, run_keys, without_unread
@@ -233,16 +233,20 @@ def command_of_candidate(candidate: Candidate) -> str:
     return command_of({**settings, "strategy": candidate.strategy})
 
 
-def guarantee_of(result: PlanResult) -> Guarantee:
-    """Return the guarantee of the chosen run.
+def guarantee_of(result: PlanResult, *, of_code: bool = False) -> Guarantee:
+    """Return the guarantee of the chosen run, or ``of_code``, in which all of mu is for gradients.
 
     Notes
     -----
     **Formal guarantees.** It is what clients that keep to these settings would guarantee for replacement of one sample;
-    nothing was released.
+    nothing was released. A ClientApp of the printed code spends the same mu, and has no other query.
     """
     experiment = experiment_of(result)
-    return run_guarantee(experiment, configured_figures(experiment))
+    guarantee = run_guarantee(experiment, configured_figures(experiment))
+    if not of_code:
+        return guarantee
+    included = set(included_notes(experiment))
+    return replace(guarantee, notes=tuple(note for note in guarantee.notes if note not in included))
 
 
 def protects_owners(result: PlanResult) -> bool:

@@ -135,10 +135,11 @@ def answer_parts(result: PlanResult, *, details: bool, code: bool = False) -> It
 
     With ``code`` the lines of a project of one's own are in the place of the command.
     """
-    chosen, guarantee = result.chosen, guarantee_of(result)
+    chosen, guarantee = result.chosen, guarantee_of(result, of_code=code)
     often = "every sample in each" if chosen.uses == chosen.rounds else f"each sample in {chosen.uses} releases"
-    worth, clip = worth_lines(chosen), chosen.problem.values.clip_norm
-    yield f"Take {chosen.strategy}: {chosen.rounds} rounds, {often}, clip norm {clip:.4g}."
+    worth = worth_lines(chosen)
+    clip = "from the schema" if code else f"{chosen.problem.values.clip_norm:.4g}"
+    yield f"Take {chosen.strategy}: {chosen.rounds} rounds, {often}, clip norm {clip}."
     yield from worth
     if details or not worth:
         yield f"Because {result.reason.partition(';')[0]}."
@@ -221,7 +222,8 @@ def worth_lines(chosen: Candidate) -> list[str]:
     figures += f", one client{average} alone, without noise, {100 * max(alone, 0.0):.0f} %."
     if kept > alone:
         return [f"Worth federating, likely: {figures}"]
-    change = "More clients, sums (--trust secure-aggregation) or a larger epsilon would change that."
+    sums = "" if chosen.config.trust_model == SECURE else ", sums (--trust secure-aggregation)"
+    change = f"More clients{sums} or a larger epsilon would change that."
     return [f"Not worth federating, likely: {figures} {change}"]
 
 

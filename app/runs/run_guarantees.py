@@ -163,7 +163,7 @@ def _notes(experiment: Experiment, deployed: bool, statements: Statements | None
     """Sentences on what the figure includes and rests on."""
     config = experiment.config
     if config.private and experiment.asked_rounds:
-        yield from _included(experiment, deployed)
+        yield from included_notes(experiment, deployed=deployed)
     if not deployed:
         yield SIMULATED
         if _one_policy(experiment):
@@ -182,8 +182,8 @@ def _notes(experiment: Experiment, deployed: bool, statements: Statements | None
     yield from (sentence for kind, sentence in RECORDS.items() if kind in kinds)
 
 
-def _included(experiment: Experiment, deployed: bool) -> Iterator[str]:
-    """Sentences on the queries, and the clipped share, that the figure includes."""
+def included_notes(experiment: Experiment, *, deployed: bool = False) -> Iterator[str]:
+    """Yield sentences on the queries, and the clipped share, that the figure includes."""
     config = experiment.config
     for query in experiment.queries:
         yield query.included if deployed else query.included_share(rounded_up(query.mu))

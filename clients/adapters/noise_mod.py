@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -163,6 +163,15 @@ def _ledger_records(context: Context) -> dict[str, Any]:
     return {key: record for key, record in context.state.items() if key.startswith(LEDGER_RECORDS)}
 
 
+_MOST_NAMED = 8
+
+
+def _named(names: list[str]) -> str:
+    """Return the names of the arrays that came, as many as a message has room for."""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{', '.join(map(repr, names[:_MOST_NAMED]))}{more}" if names else "no array at all"
+
+
 def _reply_vector(reply: Message, received: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
     """Return the arrays of the ClientApp's model in the order of those received, as one vector."""
     records = list(reply.content.array_records.values())
@@ -175,7 +184,8 @@ def _reply_vector(reply: Message, received: Mapping[str, NDArray[np.float64]]) -
         array = records[0].get(name)
         values = None if array is None else array.numpy()
         if values is None or values.dtype.kind != "f" or values.shape != before.shape:
-            received_kind = "none" if values is None else f"{values.dtype} of shape {values.shape}"
+            came = f"none of that name, but {_named(list(records[0]))}"
+            received_kind = came if values is None else f"{values.dtype} of shape {values.shape}"
             raise ConfigurationError(
                 f"Expected the ClientApp to reply with the arrays it was sent, floating-point {before.shape} for "
                 f"{name!r}, got {received_kind}.",
@@ -245,9 +255,9 @@ class CorrelatedNoiseMod:
 
     **What leaves.** For a training request: the release, in float64; its number, the acknowledgement it is built on,
     the client's name, and what it guarantees. Everything else the ClientApp returns (loss, accuracy, the number of
-    examples) stays, and the client's log says so once. Results of ``evaluate`` are refused unless the client's own
-    configuration allows them, and are then marked ``not-private``: no epsilon covers them. Queries are answered here or
-    refused.
+    examples) stays, and the log of the client's process says so once. Results of ``evaluate`` are refused unless the
+    client's own configuration allows them, and are then marked ``not-private``: no epsilon covers them. Queries are
+    answered here or refused.
 
     **Arrays.** The update is taken of all floating-point arrays of the model, float buffers included, in float64.
     Arrays of integers and booleans are handed to the ClientApp as they came; what it makes of them is dropped. Other
@@ -286,7 +296,6 @@ class CorrelatedNoiseMod:
         secure = simulation is not None and simulation.trust == "secure-aggregation"
         self._sums = SimulatedSums(helpers, seed) if secure else None
         self._own = None if node is None else _real(node, {})
-        self._said_dropped = False
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a message; Flower calls this."""
@@ -306,21 +315,11 @@ class CorrelatedNoiseMod:
             return _asked(client, config)
         kind = message.metadata.message_type.split(".")[0]
         if kind == MessageType.TRAIN:
-            self._report_dropped()
+            report_dropped_metrics()
             return _train(client, key, config, message, context, call_next)
         if kind == MessageType.EVALUATE:
             return _evaluate(client, message, context, call_next)
         raise malformed("the query is not one this client answers")
-
-    def _report_dropped(self) -> None:
-        """Say once what becomes of a training's metrics, before it: what it returns may depend on data."""
-        if not self._said_dropped:
-            self._said_dropped = True
-            logger.info(
-                "Metrics that the ClientApp's training returns (a loss, a number of examples) stay on the client: they "
-                "have no noise. Measure the model on public data (evaluate_fn), or with a private evaluation.",
-                extra=PUBLIC,
-            )
 
     def _client(self, context: Context) -> _Node:
         if self._own is not None:
@@ -345,6 +344,16 @@ class CorrelatedNoiseMod:
                 kind="missing",
             )
         return _real(UpdateNode.read(path), context.node_config)
+
+
+@cache  # for the whole process: a simulation's worker makes the app and its mod anew for every message
+def report_dropped_metrics() -> None:
+    """Log what becomes of a training's metrics, before it: what it returns may depend on data."""
+    logger.info(
+        "Metrics that the ClientApp's training returns (a loss, a number of examples) stay on the client: they "
+        "have no noise. Measure the model on public data (evaluate_fn), or with a private evaluation.",
+        extra=PUBLIC,
+    )
 
 
 def privatizer_behind(node: UpdateNode) -> Privatizer:

@@ -150,6 +150,16 @@ ALL_CLIENTS = ""
 """A client's name for the figures of all clients of a round together."""
 
 
+_LOWER = "lower learning_rate, to a third say."
+_NOISE_DROVE = (
+    "The noise drove the model away, as the forecast before the first round warned; see there what would help."
+)
+
+
+def _is_useless(forecast: Forecast | None) -> bool:
+    return forecast is not None and forecast.verdict == "useless"
+
+
 class ClippingWatch:
     """Effects of clipping in every round, with warnings; not private, so only simulated clients report them."""
 
@@ -158,25 +168,30 @@ class ClippingWatch:
         self._warned_of_not_finite = False
         self._warned_of_ratio = 0.0
 
-    def take(self, server_round: int, figures: Mapping[str, TrainingFigures]) -> None:
-        """Keep the figures of a round, by client, and warn where they are bad."""
+    def take(self, server_round: int, figures: Mapping[str, TrainingFigures], forecast: Forecast | None = None) -> None:
+        """Keep the figures of a round, by client, and warn where they are bad.
+
+        ``forecast`` is that of the noise in the model: where it was useless, the model is noise and no step size helps.
+        """
         if not figures:
             return
         of_round = TrainingFigures.together(figures.values())
         self.rounds[server_round] = of_round
         if of_round.not_finite and not self._warned_of_not_finite:
             self._warned_of_not_finite = True
-            logger.warning("Round %d, in simulation: %s", server_round, of_round.sentence)
+            cause = f" {_NOISE_DROVE}" if _is_useless(forecast) and len(self.rounds) > 1 else ""
+            logger.warning("Round %d, in simulation: %s%s", server_round, of_round.sentence, cause)
         # A warning each time the ratio has doubled: one is too few where a training diverges, one a round too many.
         if of_round.median_ratio > max(FAR_BEYOND, 2 * self._warned_of_ratio):
             self._warned_of_ratio = of_round.median_ratio
             name, worst = max(figures.items(), key=lambda item: item[1].largest_ratio)
             first = next(iter(self.rounds.values())).median_ratio
-            remedy = (
-                f"In the first round it was {times(first)}, so the model diverges: lower learning_rate, to a third say."
-                if FAR_BEYOND * first < of_round.median_ratio
-                else "Scale the model or its inputs, train less at a time, or raise clip_norm."
-            )
+            if FAR_BEYOND * first >= of_round.median_ratio:
+                remedy = "Scale the model or its inputs, train less at a time, or raise clip_norm."
+            elif _is_useless(forecast):
+                remedy = f"In the first round it was {times(first)}. {_NOISE_DROVE}"
+            else:
+                remedy = f"In the first round it was {times(first)}, so the model diverges: {_LOWER}"
             logger.warning(
                 "Round %d, in simulation: half of the contributions were over %s the clip norm%s: next to "
                 "nothing is left of them. %s",
@@ -215,7 +230,9 @@ class DivergenceWatch:
         if math.isnan(self._start):
             self._start = float(np.linalg.norm(start))
 
-    def take(self, server_round: int, total: Vector, aggregated: int, model: Vector) -> None:
+    def take(
+        self, server_round: int, total: Vector, aggregated: int, model: Vector, forecast: Forecast | None = None
+    ) -> None:
         """Look at a round's noised sum of ``aggregated`` releases and the model after its step."""
         if self._warned or not aggregated:
             return
@@ -235,5 +252,5 @@ class DivergenceWatch:
                 "Round %d: the model diverges. It is %s as long as the initial one, and the updates, noise included, "
                 "are %s as long as the first. %s",
                 *(server_round, times(length / self._start) if self._start else "infinitely", times(math.sqrt(grown))),
-                self._remedy,
+                _NOISE_DROVE if _is_useless(forecast) else self._remedy,
             )

@@ -203,7 +203,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
     ) -> tuple[RoundReport, Mapping[str, int]]:
         """Add the releases that count to a sum; return the report of the round, and these releases."""
         tally = self._validator.add_valid(outcomes, summation, self._stated_before, self._observed)
-        self._clipping.take(server_round, tally.figures)
+        self._clipping.take(server_round, tally.figures, self.forecast)
         self.participation = {name: tally.aggregated.get(name) for name in self.exchange.asked} | tally.aggregated
         report = tally.report(server_round, self.exchange.sampled)
         report = self.exchange.counted(report, self.participation, direct=self._grid is None)
@@ -252,7 +252,8 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             before, self.state = self.state, self.rule.update(self.state, total, turn)
             if self._divergence is not None:
                 self._divergence.begin(self.rule.model(before))
-                self._divergence.take(report.server_round, total, report.aggregated, self.rule.model(self.state))
+                model = self.rule.model(self.state)
+                self._divergence.take(report.server_round, total, report.aggregated, model, self.forecast)
         self.history.append(report)
         return report
 

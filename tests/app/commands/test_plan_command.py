@@ -5,6 +5,7 @@ import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.planning import rehearsal
+from murmurfl.app.planning.deciding import Candidate
 from murmurfl.clients import Label, Part, Schema
 from murmurfl.privacy import gdp_mu
 from typer.testing import CliRunner
@@ -65,6 +66,32 @@ def test_the_code_of_a_plan_runs_and_has_its_settings(options, helpers, not_rehe
     assert len(strategy.history) <= 3
     assert sum(report.aggregated for report in strategy.history) > 0
     assert (strategy.secure_aggregation is not None) == bool(helpers)
+
+
+def test_a_plan_of_updates_has_no_code():
+    planned = CliRunner().invoke(
+        cli, ["plan", "--unit=client", "--clients=9", "--parameters=8", "--epsilon=4", "--code"]
+    )
+    assert planned.exit_code == 2
+
+
+def test_with_code_a_plan_says_only_what_the_code_does(not_rehearsed):
+    """The printed ClientApp counts no clipped gradients, and its clip norm follows from the schema."""
+    options = ["--clients=100", "--samples=600", "--epsilon=4"]
+    run, code = (CliRunner().invoke(cli, ["plan", *options, *more]).stdout for more in ([], ["--code"]))
+    assert "gradients are clipped" in run
+    assert "gradients are clipped" not in code
+    assert "All of mu is for gradients" in code
+    assert "clip norm from the schema" in code
+    assert "mu = 0.925" in code
+
+
+@pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
+def test_sums_are_advised_only_where_they_are_not_chosen(trust, monkeypatch):
+    monkeypatch.setattr(Candidate, "against_local_baseline", (0.1, 0.9))
+    planned = CliRunner().invoke(cli, ["plan", *FEW, f"--trust={trust}"])
+    assert "Not worth federating" in planned.stdout
+    assert ("--trust secure-aggregation" in planned.stdout) == (trust == "untrusted-server")
 
 
 def test_code_and_json_exclude_each_other():

@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from murmurfl.clients import CorrelatedNoiseMod, UpdateNode, UpdatePolicy
+from murmurfl.clients.adapters.noise_mod import report_dropped_metrics
 from murmurfl.clients.adapters.update_policy import update_guarantee
 from murmurfl.privacy import (
     MECHANISMS,
@@ -474,25 +475,43 @@ def test_running_statistics_are_refused_before_anything_is_spent(norm):
         assert np.isfinite(result.arrays["weight"].numpy()).all()
 
 
-def test_a_client_says_once_that_a_trainings_metrics_stay_there(node, caplog):
-    """The line is the same whatever a training returns, and where it fails: that may depend on the data."""
+def test_a_process_says_once_that_a_trainings_metrics_stay_on_the_client(node, caplog):
+    """Workers make the app anew for every message. The line is the same where a training fails, as the data may cause.
+
+    A mod is called twice, and then another one, as if the worker had imported the app again.
+    """
 
     def fails(partition, server_round):
         raise ValueError(SECRET)
 
-    apps = [adding(update, simulation=policy()) for update in (nothing, fails)]
     said = []
-    for app in apps:
+    for number, update in enumerate((nothing, nothing, fails)):
+        app = adding(update, simulation=policy())
+        if number != 1:  # as in a new process
+            report_dropped_metrics.cache_clear()
         caplog.clear()
         with caplog.at_level("INFO", logger="flwr"):
             for server_round in (1, 2):
                 content = request(**{protocol.SERVER_ROUND: server_round, protocol.SESSION: f"s{len(said)}"})
                 ask_real_node(app, content, **node)
         said.append([record for record in caplog.records if "stay on the client" in record.getMessage()])
-    assert [len(lines) for lines in said] == [1, 1]
-    assert said[0][0].getMessage() == said[1][0].getMessage()
+    assert [len(lines) for lines in said] == [1, 0, 1]
+    assert said[0][0].getMessage() == said[2][0].getMessage()
     assert "train-loss" not in said[0][0].getMessage()
     assert all(record.public for lines in said for record in lines)
+
+
+def test_the_message_about_other_arrays_names_those_that_came(caplog):
+    app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy())])
+
+    @app.train()
+    def other_names(message, context):
+        arrays = ArrayRecord({f"other.{k}": Array(np.zeros(2)) for k in range(10)})
+        return Message(RecordDict({"arrays": arrays}), reply_to=message)
+
+    assert ask(app).error.code == protocol.NOT_CONFIGURED
+    assert "'other.0'" in caplog.text
+    assert "2 more" in caplog.text
 
 
 def test_a_model_in_bfloat16_travels_in_float32():

@@ -206,3 +206,20 @@ def test_a_clip_that_only_later_rounds_exceed_is_a_learning_rate_that_is_too_hig
             watch.take(server_round, {"0": figures})
         (said,) = caplog.messages
         assert remedy in said
+
+
+def test_noise_that_drives_the_model_away_is_no_learning_rate_that_is_too_high(caplog):
+    forecast = trained(0.05, rounds=1)[0].forecast
+    assert forecast.verdict == "useless"
+    caplog.clear()
+    clipping, divergence = ClippingWatch(), DivergenceWatch("Lower it.")
+    for server_round, ratio in enumerate([0.8, 40.0], 1):
+        figures = TrainingFigures(
+            rows=10, clipped=10, median_ratio=ratio, largest_ratio=ratio, not_finite=server_round - 1
+        )
+        clipping.take(server_round, {"0": figures}, forecast)
+    divergence.begin(np.full(100, 1e-9))
+    for server_round in range(1, 6):
+        divergence.take(server_round, np.full(100, 10.0**server_round), 4, np.ones(100), forecast)
+    assert len(caplog.messages) == 3
+    assert all("forecast" in said and "ower " not in said for said in caplog.messages)
