@@ -229,6 +229,9 @@ def curves(
     out: Annotated[
         Path | None, typer.Option(help="The new picture: .png or .svg.", show_default="print the columns")
     ] = None,
+    most: Annotated[
+        int | None, typer.Option("--most", min=1, help="Only so many columns, the most important ones.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
 ) -> None:
     """Show the columns of an additive model by importance, and draw its curves with bands for the noise."""
@@ -245,7 +248,7 @@ def curves(
                 f"Expected a new file, got {out}, which exists: --force overwrites it.", kind="exists"
             )
         trained = TrainedModel.read(model)
-        found = trained.importance()
+        found = dict(list(trained.importance().items())[:most])
         bands = {name: curve.half_width for name, curve in trained.curves().items()}
         rows = [
             {"column": name, "importance": f"{value:.3f}", "noise": _shown_band(bands[name])}
@@ -259,7 +262,7 @@ def curves(
             from ..reports.figures import figure_style
             from ..reports.plots import curves_picture
 
-            picture = curves_picture(trained)
+            picture = curves_picture(trained, most)
             with figure_style():
                 picture.savefig(
                     out, dpi=150, facecolor="white", metadata={"Date": None} if out.suffix == ".svg" else None

@@ -377,11 +377,11 @@ def curve_plots(model: TrainedModel) -> list[Plot]:
     return made
 
 
-def curves_picture(model: TrainedModel) -> Figure:
-    """Return one picture of all curves of an additive model, the most important columns first."""
+def curves_picture(model: TrainedModel, most: int | None = None) -> Figure:
+    """Return one picture of the curves of an additive model: ``most`` of them or all, the most important first."""
     from ..models.curves import OF_NOISE, effect_name
 
-    found, names = model.curves(), list(model.importance())
+    found, names = model.curves(), list(model.importance())[:most]
     across = min(_PANELS_ACROSS, len(names))
     down = -(-len(names) // across)
     with figure_style():
@@ -395,7 +395,7 @@ def curves_picture(model: TrainedModel) -> Figure:
             if not place % across:
                 axes.set_ylabel(plain_text(effect_name(model)))
         if len(panels[0].get_legend_handles_labels()[1]) > 1:
-            figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+            figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper right", ncols=6)
         figure.suptitle(OF_NOISE, fontsize=9, x=0.01, ha="left")
     return figure
 

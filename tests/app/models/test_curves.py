@@ -9,7 +9,7 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.data.task import Dataset, Task
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.models.trained_model import TrainedModel
-from murmurfl.app.reports.plots import curve_plots
+from murmurfl.app.reports.plots import curve_plots, curves_picture
 from murmurfl.app.runs.model_card import noise_in_model
 from murmurfl.app.settings.registry import registry
 from murmurfl.app.settings.run_config import RunConfig
@@ -178,6 +178,10 @@ def test_the_command_lists_columns_and_draws_them(model, tmp_path):
     again = CliRunner().invoke(cli, ["curves", str(folder), "--out", str(picture)])
     assert again.exit_code != 0, "files are not overwritten"
     assert len(curve_plots(TrainedModel.read(folder))) == len(SCHEMA.columns)
+    few = CliRunner().invoke(cli, ["curves", str(folder), "--most", "2", "--out", str(tmp_path / "few.png")])
+    assert [line.split()[0] for line in few.output.splitlines()[:2]] == list(model.importance())[:2]
+    assert few.output.splitlines()[-1].endswith("2 curves")
+    assert len([axes for axes in curves_picture(model, 2).axes if axes.axison]) == 2
 
 
 def test_a_model_without_known_noise_has_curves_without_bands(model):
