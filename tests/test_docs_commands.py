@@ -138,7 +138,8 @@ def read_before(tmp_path_factory):
     visits = [f"{i // 2},{row}" for i, row in enumerate(rows)]  # two of a person each
     for name in ("patients.csv", "new.csv"):
         (folder / name).write_text("\n".join(["age,bill,ward,readmitted,hospital", *rows]) + "\n")
-    (folder / "visits.csv").write_text("\n".join(["patient_id,age,bill,ward,readmitted,hospital", *visits]) + "\n")
+    for name, person in (("visits.csv", "patient_id"), ("stays.csv", "patient_nbr")):
+        (folder / name).write_text("\n".join([f"{person},age,bill,ward,readmitted,hospital", *visits]) + "\n")
     write_files("schema.md", folder)  # what an operator has, for the pages that audit a node
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
