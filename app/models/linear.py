@@ -385,7 +385,7 @@ class Additive(ModelKind):
             return Recipe(rounds, clip=0.1 * math.sqrt(2.0), travel=15.0 / math.sqrt(2.0), momentum=0.5, **calibrated)
         rounds = round(min(max(strength / 14.0, _USUAL_ROUNDS), _MOST_ROUNDS))
         clip, momentum = (0.2, 0.65) if strength < FAR_FROM_NOISE else (0.28, 0.8)
-        return Recipe(rounds, clip=clip, travel=15.0 / math.sqrt(2.0), momentum=momentum)
+        return Recipe(rounds, clip=clip, travel=15.0 / math.sqrt(2.0), momentum=momentum, **calibrated)
 
 
 _NONCONVEX = "logistic regression with a regulariser that is not convex, sum_j w_j^2 / (1 + w_j^2)"

@@ -286,13 +286,14 @@ class NodeConfig(RecordsFile):
         decided = {"mu": self.mu, "delta": self.delta, "budget_mu": self.mu} | self._of_sums(None)
         of_model = self.method.policy_of_model(self.make_model(records.num_features, records.num_classes, records))
         enough = self.batch_size * max(self.max_participations, 1)
-        return self._policy(enough, decided, **of_model)
+        return self._policy(enough, decided, records, **of_model)
 
-    def _policy(self, num_samples: int, terms: dict[str, Any], **of_model: Any) -> PrivacyPolicy:
+    def _policy(
+        self, num_samples: int, terms: dict[str, Any], records: Schema | None = None, **of_model: Any
+    ) -> PrivacyPolicy:
         """Return the policy for so many samples, and for a mu, delta and budget that were decided (:meth:`terms`)."""
         separation = num_samples // self.batch_size
-        rows = self._knot_rows()
-        before = 0.0 if rows is not None and rows.given else self._share_before
+        before = 0.0 if self._knots_are_given(records) else self._share_before
         shares = before + self.private_evaluation
         if shares:
             terms["mu"] = divided_mu(terms["mu"], shares)[1]
@@ -375,6 +376,13 @@ class NodeConfig(RecordsFile):
     def _knot_rows(self, records: Schema | None = None) -> KnotRows | None:
         """Return the query of the knots, by which additive features are made; None for another model."""
         return additive_rows(records or Schema.read_file(Path(self.schema)), self.knots) if self.additive else None
+
+    def _knots_are_given(self, records: Schema | None) -> bool:
+        """Return True if the schema has the knots; a schema that is not there yet has none."""
+        if records is None and not (self.schema and Path(self.schema).expanduser().exists()):
+            return False
+        rows = self._knot_rows(records)
+        return rows is not None and bool(rows.given)
 
     def _bound(self, records: Schema | None) -> float:
         if self.additive and not self.feature_bound:
