@@ -289,7 +289,7 @@ class NodeConfig(RecordsFile):
         return self._policy(enough, decided, records, **of_model)
 
     def _policy(
-        self, num_samples: int, terms: dict[str, Any], records: Schema | None = None, **of_model: Any
+        self, num_samples: int, terms: dict[str, Any], records: Schema | None = None, /, **of_model: Any
     ) -> PrivacyPolicy:
         """Return the policy for so many samples, and for a mu, delta and budget that were decided (:meth:`terms`)."""
         separation = num_samples // self.batch_size

@@ -117,8 +117,8 @@ def card(
             "sentence": outcome.guarantee,
         }
         promised, would_have = (figures, None) if deployed else (promised, figures)
-    said = [PROBABILITIES.format(temperature=temperature)] if temperature != 1.0 else []
-    said += [WEIGHTED] if weighted else []
+    words = [PROBABILITIES.format(temperature=temperature)] if temperature != 1.0 else []
+    words += [WEIGHTED] if weighted else []
     kind = REAL if deployed else NOT_PRIVATE if outcome.mu is None else REHEARSAL
     evaluation = outcome.private_evaluation if deployed else None
     configuration = json.dumps(outcome.config, sort_keys=True, default=str)
@@ -135,7 +135,7 @@ def card(
         "private_evaluation": None if evaluation is None else evaluation.sentence,
         "warnings": list(warnings),
         "noise_std": noise_std,
-        "probabilities": " ".join(said) or None,
+        "probabilities": " ".join(words) or None,
         "configuration": hashlib.sha256(configuration.encode()).hexdigest()[:16],
     }
 
