@@ -84,9 +84,7 @@ def show(
         for line in ledger_lines(summary, path):
             say(line)
         if summary.sessions:
-            say_table(
-                "Sessions: a run of training each", session_rows(summary, short=width() is not None), ("session",)
-            )
+            say_table("Sessions: a run of training each", session_rows(summary), ("session",))
     if summary.mark_problem:
         say(f"\nThis node releases nothing: {summary.mark_problem}")
 

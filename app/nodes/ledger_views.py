@@ -188,16 +188,11 @@ def _local_lines(summary: LedgerSummary, amount: Callable[..., str]) -> list[str
     ]
 
 
-def session_rows(summary: LedgerSummary, *, short: bool = False) -> list[dict[str, str]]:
-    """Return a ledger's sessions, each a row of texts.
-
-    ``short`` cuts their names as far as they stay distinct.
-    """
-    names = [session.session for session in summary.sessions]
-    shortened = _shortened(names) if short else {}
+def session_rows(summary: LedgerSummary) -> list[dict[str, str]]:
+    """Return a ledger's sessions, each a row of texts."""
     return [
         {
-            "session": shortened.get(session.session, session.session),
+            "session": session.session,
             "opened, UTC": _when(session.first_release),
             "last, UTC": _when(session.last_release),
             "releases": f"{session.releases} of {session.terms.get('max_participations', '?')}",
