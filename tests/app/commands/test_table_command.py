@@ -118,7 +118,8 @@ def test_other_kinds_of_tables_give_the_same_draft(name, table, tmp_path):
         pandas = pytest.importorskip("pandas")
         pytest.importorskip("pyarrow")
         pandas.read_csv(table).to_parquet(other)
-    assert said(other).splitlines()[1:] == said(table).splitlines()[1:]
+    first = "# Leave only"  # behind the file's name
+    assert said(other).partition(first)[2] == said(table).partition(first)[2] != ""
 
 
 def test_an_npz_gives_a_draft_of_arrays(tmp_path):
