@@ -33,8 +33,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
-from murmurfl.app.runs import rehearsal
 from murmurfl.app.runs.fit_arguments import FitArguments
+from murmurfl.app.runs.rehearsal import rehearsed_once
 from murmurfl.privacy import derived_seed
 
 from murmurfl import load_model
@@ -53,6 +53,8 @@ PACKAGES = (
 )
 """Other libraries; diffprivlib 0.6.6 does not import with scikit-learn 1.8."""
 SPLITS, SITES, TEST_SHARE, DELTA = 5, 8, 0.2, 1e-5
+_LEFT_OUT = 0.02
+"""Share of the training rows that a rehearsal's own figures are of."""
 EPSILONS = (0.5, 2.0, 8.0)
 WORST = -100.0
 """Least score that is kept: an R^2 has no bound, and a model this bad has failed."""
@@ -268,8 +270,6 @@ def fitted(train: Path, test: Path, label: str, regression: bool, seed: int, opt
     """Return the score of a fitted model on the test rows: AUC or R^2, x 100."""
     from sklearn.metrics import r2_score, roc_auc_score
 
-    # The rows for the score are apart already: `fit` trains on nearly all of what it is given.
-    rehearsal.HELD_OUT_SHARE = 0.02
     with test.open(newline="") as file:
         rows = list(csv.DictReader(file))
     outcomes = [row.pop(label) for row in rows]
@@ -277,7 +277,9 @@ def fitted(train: Path, test: Path, label: str, regression: bool, seed: int, opt
         own = {name: options[name] for name in ("trust", "clients", "epsilon")}
         rest = {name: value for name, value in options.items() if name not in own}
         asked = FitArguments(train, label=label, **own, settings={**rest, "seed": seed})
-        result = rehearsal.rehearsed(asked, lambda _: None, compared=False)
+        found, keys = asked.settled()
+        # The rows for the score are apart already: `fit` trains on nearly all of what it is given.
+        result = rehearsed_once(found, keys, "", own["clients"], held_out_share=_LEFT_OUT)
         model = load_model(result.save(Path(folder) / "model"))
         if regression:
             predicted = np.asarray(model.predict(rows), dtype=float)
