@@ -82,7 +82,7 @@ def card(groups: Sequence[Group]) -> dict[str, Any]:
     return {
         "status": [(*pair, runs) for pair, runs in _alike(groups, status)],
         "warned": said(groups, _warned),
-        "who": {question: said(groups, answer) for question, answer in who.items()},
+        "who": {question: found for question, answer in who.items() if (found := said(groups, answer))},
         "whence": {question: said(groups, answer) for question, answer in whence.items()},
         "figures": [] if alone is None else _figures(alone),
         "below": said(groups, _delta),

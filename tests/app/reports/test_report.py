@@ -259,6 +259,7 @@ def test_infinite_and_missing_figures_are_said_and_not_drawn(tmp_path):
     assert shown["figures"] == []
     assert shown["warned"] == [("There was no noise: nothing is guaranteed.", "")]
     assert shown["who"]["Who is protected"] == [("nobody", "")]
+    assert "Given" not in shown["who"], "a question without an answer is none"
     assert {row["ε guaranteed"] for row in making._clients(run).texts()} == {"infinite"}
     assert "epsilon" not in {plot.name for plot in run_plots(run)}
 
