@@ -622,9 +622,8 @@ def result_schema() -> dict[str, Any]:
     made = Outcome.model_json_schema(mode="serialization")
     schema = _plain(made, made.pop("$defs"))
     schema["properties"]["privacy"]["type"] = "object"  # null only of what an earlier murmurfl left
-    schema["properties"]["queries"]["type"] = "object"  # left out and not null
-    schema["properties"]["rehearsal"]["type"] = "object"
-    for name in ("queries", "rehearsal"):
+    for name in ("queries", "rehearsal", "all_calls"):  # left out and not null
+        schema["properties"][name]["type"] = "object"
         schema["required"].remove(name)
     keys = {name: key_schema(one) for name, one in run_keys().items()}
     radius = "strategy.projection-radius"

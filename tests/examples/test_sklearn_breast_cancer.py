@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from murmurfl.privacy import gdp_epsilon, gdp_mu
+from murmurfl.privacy.accounting.guarantee import REHEARSED
 
 from tests.harness.packages import EXAMPLES, accuracy
 
@@ -20,8 +21,9 @@ def test_one_run_is_useful_and_says_what_it_guarantees(run_example, privacy, nod
     """96 % +- 2 % and 94 % +- 2 %: one run of ten thousand would be below."""
     lines = run_example(FOLDER, privacy=privacy, nodes=nodes, out=str(tmp_path))
     recorded = json.loads((tmp_path / "result.json").read_text())
-    guarantee = f"What real clients would guarantee: {recorded['guarantee']}"
-    assert f"REHEARSAL: the clients were simulated, so nobody was protected. {guarantee}" in lines
+    promised = recorded["guarantee"].replace(f" {REHEARSED}", "")
+    assert f"{REHEARSED} What real clients would guarantee: {promised}" in lines
+    assert promised != recorded["guarantee"]
     assert recorded["epsilon"] == pytest.approx(4.0, rel=1e-3)
     assert (recorded["epsilon_local"] is not None) == (privacy == "secure-aggregation")
     assert accuracy(lines) > least
