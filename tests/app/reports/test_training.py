@@ -65,7 +65,7 @@ def test_a_training_is_reported_and_listed_as_a_run_is(tmp_path, trained):
     document = json.loads((tmp_path / "x" / "result.json").read_text())
     assert document == json.loads(json.dumps(written))
     jsonschema.Draft202012Validator(result_schema()).validate(document)
-    assert set(document) == set(result_schema()["properties"]) - {"queries", "rehearsal"}
+    assert set(document) == set(result_schema()["properties"]) - {"queries", "rehearsal", "all_calls"}
     assert document["privacy"]["unit"] == "client"
     assert document["mu"] == pytest.approx(1.0)
     assert "It is what 4 of 4 clients say of themselves" in document["guarantee"]
