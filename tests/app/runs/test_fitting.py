@@ -748,7 +748,7 @@ def test_a_real_fit_with_other_keys_has_other_noise(reviewed):
     ("options", "message"),
     [
         ({"schema": None}, "reviewed schema"),
-        ({"clients": 3}, "site, clients or trust"),
+        ({"clients": 3}, r"no clients \(--clients\)"),
         ({"real": False, "budget": 2.0}, "a rehearsal spends nothing"),
         ({"scale": "public"}, "scale to be empty or 'private'"),
     ],
