@@ -140,6 +140,8 @@ def read_before(tmp_path_factory):
         (folder / name).write_text("\n".join(["age,bill,ward,readmitted,hospital", *rows]) + "\n")
     for name, person in (("visits.csv", "patient_id"), ("stays.csv", "patient_nbr")):
         (folder / name).write_text("\n".join([f"{person},age,bill,ward,readmitted,hospital", *visits]) + "\n")
+    people = [f"{20 + i % 70},{wards[i % 2]},{'abc'[i % 3]},{ends[i % 4 == 0]}" for i in range(1500)]
+    (folder / "people.csv").write_text("\n".join(["age,ward,diagnosis,readmitted", *people]) + "\n")
     write_files("schema.md", folder)  # what an operator has, for the pages that audit a node
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
