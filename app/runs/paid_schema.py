@@ -49,6 +49,7 @@ from .real_fit import (
     check_room,
     check_unchanged,
     data_text,
+    known_ledger,
     knows_cells,
     left_words,
     order_on,
@@ -338,16 +339,8 @@ def _checked(found: ReadTable, epsilon: float) -> int:
 
 def _opened(path: Path, epsilon: float, budget: float, delta: float, name: str, count: int) -> SQLiteLedger:
     """Return the table's ledger, a new one with its budget if there is none."""
-    if path.exists():
-        if budget:
-            raise ConfigurationError(
-                f"Expected no budget for the ledger {path}, which has one, got {budget:g}: `murmurfl ledger show "
-                f"{path}` says what is left.",
-                kind="conflict",
-                setting="budget",
-                got=budget,
-            )
-        return SQLiteLedger(path)
+    if (kept := known_ledger(path, budget)) is not None:
+        return kept
     if budget and budget < epsilon:
         raise ConfigurationError(
             f"Expected a budget that covers this call's epsilon, got {budget:g}: raise it, or leave it out.",

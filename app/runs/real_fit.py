@@ -314,13 +314,11 @@ def _client(experiment: Experiment, samples: Any, policy: PrivacyPolicy, ledger:
     return experiment.method.client(gradients, samples, policy, ledger, ledger.keys(), name=name, **options)
 
 
-def _opened(
-    path: Path, experiment: Experiment, schema: Schema, mu: float, scaling_mu: float, budget: float, name: str
-) -> tuple[SQLiteLedger, PrivacyPolicy]:
-    """Return the ledger, made only if nothing is wrong with the settings, and the client's policy on its budget."""
-    delta, count = experiment.config.delta, len(experiment.data.train_labels)
-    kept = SQLiteLedger(path) if path.exists() else None
-    if kept is not None and budget:
+def known_ledger(path: Path, budget: float) -> SQLiteLedger | None:
+    """Return a table's ledger, None if there is none yet; raise if it is given another budget."""
+    if not path.exists():
+        return None
+    if budget:
         raise ConfigurationError(
             f"Expected no budget for the ledger {path}, which has one, got {budget:g}: `murmurfl ledger show "
             f"{path}` says what is left.",
@@ -328,6 +326,15 @@ def _opened(
             setting="budget",
             got=budget,
         )
+    return SQLiteLedger(path)
+
+
+def _opened(
+    path: Path, experiment: Experiment, schema: Schema, mu: float, scaling_mu: float, budget: float, name: str
+) -> tuple[SQLiteLedger, PrivacyPolicy]:
+    """Return the ledger, made only if nothing is wrong with the settings, and the client's policy on its budget."""
+    delta, count = experiment.config.delta, len(experiment.data.train_labels)
+    kept = known_ledger(path, budget)
     whole = gdp_mu(budget, delta) if budget else mu
     if kept is not None:
         whole = float(kept.budget_mu or 0.0)

@@ -237,8 +237,10 @@ class DivergenceWatch:
         if self._warned or not aggregated:
             return
         with np.errstate(over="ignore", invalid="ignore"):
-            self._squares.append(float(np.dot(total, total)) / aggregated)
-            length = float(np.linalg.norm(model))
+            square, length = float(np.dot(total, total)) / aggregated, float(np.linalg.norm(model))
+        if not square > 0.0:  # zeros of a client that adds no noise, or NaN: nothing is compared with these
+            return
+        self._squares.append(square)
         first, last = self._squares[0], self._squares[1:][-_ROUNDS_LOOKED_AT:]
         if len(last) < _ROUNDS_LOOKED_AT or length <= _GROWN_MODEL * self._start:
             return

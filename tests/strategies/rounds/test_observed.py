@@ -223,3 +223,13 @@ def test_noise_that_drives_the_model_away_is_no_learning_rate_that_is_too_high(c
         divergence.take(server_round, np.full(100, 10.0**server_round), 4, np.ones(100), forecast)
     assert len(caplog.messages) == 3
     assert all("forecast" in said and "ower " not in said for said in caplog.messages)
+
+
+@pytest.mark.parametrize("first", [0.0, np.nan, np.inf, 1e200])
+def test_no_reply_of_a_client_that_adds_no_noise_ends_a_training_in_the_watch(first, caplog):
+    """All that came in the first round may be one hostile client's: zeros, or numbers beyond all."""
+    watch = DivergenceWatch("Lower it.")
+    watch.begin(np.zeros(20))
+    for number in range(1, 7):
+        watch.take(number, np.full(20, first if number == 1 else 5.0), 1, np.full(20, float(number)))
+    assert "diverges" not in caplog.text
