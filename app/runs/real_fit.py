@@ -315,7 +315,13 @@ def _client(experiment: Experiment, samples: Any, policy: PrivacyPolicy, ledger:
 
 
 def known_ledger(path: Path, budget: float) -> SQLiteLedger | None:
-    """Return a table's ledger, None if there is none yet; raise if it is given another budget."""
+    """Return a table's ledger, None if there is none yet; raise if it is given another budget.
+
+    Notes
+    -----
+    **Formal guarantees.** The budget of a ledger is never changed: everything that calls with it release stays within
+    the one it was made with.
+    """
     if not path.exists():
         return None
     if budget:
