@@ -201,10 +201,10 @@ def parquet_rows(path: Path) -> Rows:
         raise ConfigurationError(
             f"Expected a Parquet file at {path}, got: {type(error).__name__}.", kind="unreadable"
         ) from error
-    names = list(map(str, table.column_names))
+    names, columns = list(map(str, table.column_names)), table.columns
 
     def row(number: int) -> Mapping[str, Any]:
-        return {name: table.column(i)[number].as_py() for i, name in enumerate(names)}
+        return {name: column[number].as_py() for name, column in zip(names, columns, strict=True)}
 
     return Rows(table.num_rows, row, names, "row")
 
