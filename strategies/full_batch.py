@@ -4,7 +4,8 @@ With g_t the mean gradient over the samples whose sums came back, noise and all,
 
     v_t = beta v_{t-1} - eta (g_t + lambda (w_{t-1} + beta v_{t-1})),    w_t = w_{t-1} + v_t
 
-which is Nesterov's momentum. Published is w_t, or the average of w_1 .. w_t with weights 1 .. t, for much noise.
+which is Nesterov's momentum. Published is w_t; or (w_t + w_{t-1}) / 2, for steps that
+go back and forth across a steep direction; or the average of w_1 .. w_t with weights 1 .. t, for much noise.
 
 A round's sum is divided by the samples that it is a sum of, so a client that is lost leaves a mean over fewer samples
 and nothing else; nothing is carried over, because a gradient at a model that is gone is no use.
@@ -46,7 +47,7 @@ from .rounds.rule import Rule, Turn
 from .rounds.strategy import ReleaseStrategy
 from .sums.secure_aggregation import SecureAggregation
 
-Average = Literal["last", "linear"]
+Average = Literal["last", "last-two", "linear"]
 AVERAGES: tuple[Average, ...] = get_args(Average)
 QUANTILE_RATE = 4.0
 """Speed with which a clip follows in the first round. There are few rounds, so it must find its place in the first, and
@@ -235,7 +236,9 @@ class FullBatchRule(Rule[FullBatchState]):
         )
 
     def model(self, state: FullBatchState) -> Vector:
-        return state.average if self.average == "linear" else state.w
+        if self.average == "linear":
+            return state.average
+        return state.w - state.velocity / 2.0 if self.average == "last-two" else state.w
 
     def settings(self) -> dict[str, Any]:
         names = ["learning_rate", "momentum", "nesterov", "average", "l2"]
@@ -255,8 +258,8 @@ class FullBatch(ReleaseStrategy[FullBatchState]):
         beta, 0 <= beta < 1.
     nesterov : bool
         Whether gradients are taken at w + beta v; else at w (heavy ball).
-    average : {"last", "linear"}
-        Which model is published: the last iterate, or the average of all with weights 1 .. t.
+    average : {"last", "last-two", "linear"}
+        Which model is published: the last iterate, the mean of the last two, or the average of all with weights 1 .. t.
     l2 : float
         lambda >= 0: lambda ||w||^2 / 2 is added to the loss, here and not on the clients.
     quantile : float
@@ -467,8 +470,8 @@ class TrustedFullBatch(FullBatch):
         beta, 0 <= beta < 1.
     nesterov : bool
         Whether gradients are taken at w + beta v; else at w (heavy ball).
-    average : {"last", "linear"}
-        Which model is published: the last iterate, or the average of all with weights 1 .. t.
+    average : {"last", "last-two", "linear"}
+        Which model is published: the last iterate, the mean of the last two, or the average of all with weights 1 .. t.
     l2 : float
         lambda >= 0: lambda ||w||^2 / 2 is added to the loss, here and not on the clients.
     quantile : float

@@ -182,7 +182,7 @@ class FullBatchMethod(Method, algorithm="full-batch"):
             if model.num_classes == 1:  # whose constant is a feature
                 bound = math.hypot(bound, 1.0)
             values = scaled(Scale(recipe.clip, recipe.travel), bound)
-            own = {"sampling": "balanced", "momentum": recipe.momentum}
+            own = {"sampling": "balanced", "momentum": recipe.momentum, "average": recipe.average}
             return Descent(values.clip_norm, min(values.learning_rate, recipe.steepest), math.inf, **own)
         if not has_table(config):
             found, bound = _scaled(model, self.noise(config, model, sizes)), usual_norm(config, model)

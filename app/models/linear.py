@@ -343,6 +343,8 @@ class Mean(LinearKind):
 
 _FEWEST_ROUNDS, _USUAL_ROUNDS, _MOST_ROUNDS = 8.0, 24.0, 48.0
 _TEMPERATURE = 2.0
+_PUBLISHED = "last-two"
+"""What is published of additive models: a steep direction, as of columns that hardly vary, makes iterates alternate."""
 _STEEPEST_OF_NUMBERS = 0.6
 """Step at which a constant of its own, whose second moment is 1, does not yet swing."""
 _OF_NUMBERS, _FEWEST_OF_NUMBERS, _MOST_OF_NUMBERS = 3.0, 12.0, 64.0
@@ -377,9 +379,11 @@ class Additive(ModelKind):
         if num_classes == 1:
             rounds = round(min(max(strength / _OF_NUMBERS, _FEWEST_OF_NUMBERS), _MOST_OF_NUMBERS))
             clip = 0.15 if strength < RANK_ALONE else 0.3 if strength < MOSTLY_RANK else 0.6
-            return Recipe(rounds, clip=clip, travel=2.0 * clip, momentum=0.8, steepest=_STEEPEST_OF_NUMBERS)
+            return Recipe(
+                rounds, clip=clip, travel=2.0 * clip, momentum=0.8, steepest=_STEEPEST_OF_NUMBERS, average=_PUBLISHED
+            )
         # Clipping cuts the gradients of rows that the model is unsure of, so that scores grow too large.
-        calibrated = {"temperature": _TEMPERATURE, "fewest_rounds": int(_FEWEST_ROUNDS)}
+        calibrated = {"temperature": _TEMPERATURE, "fewest_rounds": int(_FEWEST_ROUNDS), "average": _PUBLISHED}
         if strength < RANK_ALONE:
             rounds = round(min(max(strength / 5.0, _FEWEST_ROUNDS), _USUAL_ROUNDS))
             return Recipe(rounds, clip=0.1 * math.sqrt(2.0), travel=15.0 / math.sqrt(2.0), momentum=0.5, **calibrated)

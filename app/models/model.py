@@ -180,6 +180,8 @@ class Recipe(NamedTuple):
     """Temperature of a model that these constants trained (:attr:`Model.temperature`)."""
     fewest_rounds: int = 1
     """Rounds from which the temperature holds."""
+    average: str = "last"
+    """Which model is published (:class:`~murmurfl.strategies.FullBatch`)."""
 
 
 class ModelKind(Named, ABC):

@@ -227,8 +227,8 @@ class RunKeys:
     average: Annotated[
         str,
         Declaration(
-            "Model that full batches publish: the last iterate, or the average of all weighted by round; empty for the "
-            "preset's.",
+            "Model that full batches publish: the last iterate, the mean of the last two, or the average of all "
+            "weighted by round; empty for the preset's.",
             key="strategy.average",
             choices=("", *AVERAGES),
             read_by="strategy",

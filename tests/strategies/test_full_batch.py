@@ -56,6 +56,16 @@ def test_steps_are_nesterovs_and_the_average_weighs_iterates_by_their_number(nes
     assert query_point(state, momentum=0.7, nesterov=nesterov) == pytest.approx(ahead)
 
 
+def test_the_mean_of_the_last_two_iterates_is_the_optimum_of_a_direction_too_steep_for_the_step():
+    """A curvature of 2 / eta, around which the last iterate goes back and forth for ever."""
+    rule = FullBatchRule(learning_rate=0.5, average="last-two")
+    state = full_batch_start(np.zeros(1))
+    for _ in range(7):
+        state = full_batch_step(state, 4.0 * (state.w - 3.0), learning_rate=0.5)
+    assert abs(state.w[0] - 3.0) == pytest.approx(3.0)
+    assert rule.model(state) == pytest.approx([3.0])
+
+
 class Clients:
     """Clients whose release is a sum over so many samples; ``missing`` says who does not answer in which round."""
 
@@ -102,13 +112,14 @@ def means(clients, rounds=T):
 
 
 @pytest.mark.parametrize("missing", [{}, {2: "2", 4: "01"}, {1: "012", 3: "012"}])
-@pytest.mark.parametrize("average", ["last", "linear"])
+@pytest.mark.parametrize("average", ["last", "last-two", "linear"])
 def test_the_mean_is_over_the_samples_that_came(missing, average):
     clients = Clients(SIZES, missing)
     subject, model = trained(clients, average=average)
     iterates = descended(means(clients), 0.6)
     weights = np.arange(1, len(iterates) + 1)
-    expected = iterates[-1] if average == "last" else weights @ np.array(iterates) / weights.sum()
+    linear = weights @ np.array(iterates) / weights.sum()
+    expected = {"last": iterates[-1], "last-two": (iterates[-1] + iterates[-2]) / 2, "linear": linear}[average]
     assert model == pytest.approx(expected)
     assert [report.samples for report in subject.history] == [
         sum(size for name, size in SIZES.items() if name not in missing.get(t, "")) for t in range(1, T + 1)

@@ -18,6 +18,7 @@ from murmurfl.clients import CountedGradients
 from murmurfl.privacy import ConfigurationError, MemoryLedger
 from murmurfl.privacy.setting import by_key
 
+from tests.app import additive_table
 from tests.app.plain import simulate
 
 pytestmark = pytest.mark.usefixtures("no_forecast")
@@ -362,3 +363,10 @@ def test_every_client_has_one_release_of_the_size_of_the_moments():
 def test_what_one_round_has_no_use_for_is_refused(changes):
     with pytest.raises(ConfigurationError, match=next(iter(by_key(changes, run_keys())))):
         RunConfig(strategy="one-shot", **changes)
+
+
+def test_an_additive_models_recipe_publishes_the_mean_of_the_last_two_iterates_unless_told_otherwise():
+    settings = {"task": additive_table.NAME, "model": "additive", "strategy": "full-batch", "num-clients": 4}
+    config = RunConfig.from_mapping({**settings, "clients-per-round": 4, "mu": 1.0, "trust": "untrusted-server"})
+    assert prepare(config).strategy().rule.average == "last-two"
+    assert prepare(replace(config, average="last")).strategy().rule.average == "last"
