@@ -181,7 +181,7 @@ class Recipe(NamedTuple):
     fewest_rounds: int = 1
     """Rounds from which the temperature holds."""
     average: str = "last"
-    """Which model is published (:class:`~murmurfl.strategies.FullBatch`)."""
+    """Model that is published (:class:`~murmurfl.strategies.FullBatch`)."""
 
 
 class ModelKind(Named, ABC):
