@@ -344,7 +344,7 @@ class Mean(LinearKind):
 _FEWEST_ROUNDS, _USUAL_ROUNDS, _MOST_ROUNDS = 8.0, 24.0, 48.0
 _TEMPERATURE = 2.0
 _PUBLISHED = "last-two"
-"""Model that additive models publish: a steep direction, as of columns that hardly vary, makes iterates alternate."""
+"""Model that is published where there is less noise: a steep direction, as of columns that hardly vary, makes iterates alternate."""
 _STEEPEST_OF_NUMBERS = 0.6
 """Step at which a constant of its own, whose second moment is 1, does not yet swing."""
 _OF_NUMBERS, _FEWEST_OF_NUMBERS, _MOST_OF_NUMBERS = 3.0, 12.0, 64.0
@@ -375,7 +375,8 @@ class Additive(ModelKind):
         return SoftmaxRegression(num_features, num_classes)
 
     def recipe(self, num_classes: int, strength: float) -> Recipe:
-        # Where noise is large, fewer rounds go less far, and go astray less.
+        # Where noise is large, fewer rounds go less far, and go astray less; and the last iterate has come farthest.
+        average = _PUBLISHED if strength >= RANK_ALONE else "last"
         if num_classes == 1:
             rounds = round(min(max(strength / _OF_NUMBERS, _FEWEST_OF_NUMBERS), _MOST_OF_NUMBERS))
             clip = 0.15 if strength < RANK_ALONE else 0.3 if strength < MOSTLY_RANK else 0.6
@@ -383,7 +384,7 @@ class Additive(ModelKind):
                 rounds, clip=clip, travel=2.0 * clip, momentum=0.8, steepest=_STEEPEST_OF_NUMBERS, average=_PUBLISHED
             )
         # Clipping cuts the gradients of rows that the model is unsure of, so that scores grow too large.
-        calibrated = {"temperature": _TEMPERATURE, "fewest_rounds": int(_FEWEST_ROUNDS), "average": _PUBLISHED}
+        calibrated = {"temperature": _TEMPERATURE, "fewest_rounds": int(_FEWEST_ROUNDS), "average": average}
         if strength < RANK_ALONE:
             rounds = round(min(max(strength / 5.0, _FEWEST_ROUNDS), _USUAL_ROUNDS))
             return Recipe(rounds, clip=0.1 * math.sqrt(2.0), travel=15.0 / math.sqrt(2.0), momentum=0.5, **calibrated)

@@ -365,8 +365,9 @@ def test_what_one_round_has_no_use_for_is_refused(changes):
         RunConfig(strategy="one-shot", **changes)
 
 
-def test_an_additive_models_recipe_publishes_the_mean_of_the_last_two_iterates_unless_told_otherwise():
+def test_an_additive_models_recipe_publishes_the_mean_of_the_last_two_iterates_unless_noise_is_large():
     settings = {"task": additive_table.NAME, "model": "additive", "strategy": "full-batch", "num-clients": 4}
-    config = RunConfig.from_mapping({**settings, "clients-per-round": 4, "mu": 1.0, "trust": "untrusted-server"})
+    config = RunConfig.from_mapping({**settings, "clients-per-round": 4, "mu": 100.0, "trust": "untrusted-server"})
     assert prepare(config).strategy().rule.average == "last-two"
     assert prepare(replace(config, average="last")).strategy().rule.average == "last"
+    assert prepare(replace(config, mu=1.0)).strategy().rule.average == "last"
