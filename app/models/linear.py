@@ -344,7 +344,7 @@ class Mean(LinearKind):
 _FEWEST_ROUNDS, _USUAL_ROUNDS, _MOST_ROUNDS = 8.0, 24.0, 48.0
 _TEMPERATURE = 2.0
 _PUBLISHED = "last-two"
-"""Model that is published where there is less noise: a steep direction, as of columns that hardly vary, makes iterates alternate."""
+"""Model that is published where there is less noise: iterates alternate along steep directions."""
 _STEEPEST_OF_NUMBERS = 0.6
 """Step at which a constant of its own, whose second moment is 1, does not yet swing."""
 _OF_NUMBERS, _FEWEST_OF_NUMBERS, _MOST_OF_NUMBERS = 3.0, 12.0, 64.0
