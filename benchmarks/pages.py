@@ -40,6 +40,7 @@ from murmurfl.privacy.accounting.guarantee import WORST_CASE_SENTENCE
 
 from . import (
     bare,
+    collusion,
     device,
     drift,
     engines,
@@ -487,6 +488,7 @@ BLOCKS = {
         "clients-needed": forecast.needed,
         "forecast": lambda: forecast.table(json.loads(forecast.DEFAULT.read_text())),
     },
+    "docs/comparison.md": {"collusion": collusion.table},
     "docs/accuracy.md": {"secret-orders": in_secret_orders},
     "docs/which.md": {
         "portions": lambda: drift.table(json.loads(drift.DEFAULT.read_text()), moving=False),

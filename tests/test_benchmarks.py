@@ -1,13 +1,15 @@
 """What the benchmarks say of what they measured: from small documents that are made up here."""
 
 import json
+import math
 import sys
 
 import numpy as np
 import pytest
+from murmurfl.privacy import gdp_epsilon, gdp_mu
 
 import benchmarks.__main__ as benchmarks
-from benchmarks import bare, glance, noise, pages, ray, unmeasured
+from benchmarks import bare, collusion, glance, noise, pages, ray, unmeasured
 
 
 def turn(seconds, updates=100, compile_s=0.0):
@@ -152,3 +154,28 @@ def test_written_out_gradients_are_those_of_softmax_regression():
     for one, row in zip((dense, known), rows, strict=True):
         one.write(1, 0.5, row)
     np.testing.assert_allclose(rows[0], rows[1], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("honest", collusion.HONEST)
+def test_epsilon_against_a_coalition_is_that_of_the_honest_clients_noise(honest):
+    """h' honest clients of h hide a sample as if noise were planned for h', and one client alone as its own does."""
+    plan = collusion.plan_of(honest)
+    alone = collusion.plan_of()
+    assert collusion.epsilon_against(plan, honest) == pytest.approx(collusion.EPSILON, rel=1e-6)
+    assert collusion.epsilon_against(plan, 1) == pytest.approx(plan.loss.worst_case.epsilon(collusion.DELTA), rel=1e-6)
+    found = [collusion.epsilon_against(plan, left) for left in range(1, honest + 1)]
+    assert found == sorted(found, reverse=True)
+    # The same noise of each of h' clients is that of one alone with mu = planned mu x sqrt(h / h').
+    for left in (2, honest // 2):
+        mu = gdp_mu(collusion.EPSILON, collusion.DELTA) * math.sqrt(honest / left)
+        assert collusion.epsilon_against(plan, left) == pytest.approx(gdp_epsilon(mu, collusion.DELTA), rel=1e-4)
+    assert collusion.epsilon_against(alone, 1) == collusion.epsilon_against(alone, 50), "nobody else counts"
+
+
+def test_the_table_of_coalitions_names_no_guarantee_against_a_trusted_server():
+    lines = [line.split(" | ") for line in collusion.table().splitlines() if line.startswith("| ")]
+    trusted = {line[0].removeprefix("| "): line[-1].removesuffix(" |") for line in lines}
+    for who, figure in trusted.items():
+        if "the server" in who:
+            assert figure == "none", who
+    assert trusted["readers of the model"] == "1"
