@@ -347,7 +347,9 @@ class PrivateClient(NumPyClient):
         """Entries of a reply about its kind of release; independent of data."""
         part = self.parts.get(of)
         privatizer, entries = (self.privatizer, {}) if part is None else (part.privatizer, part.entries)
-        return {protocol.SENSITIVITY: privatizer.plan.sensitivity, **entries}
+        rate = privatizer.policy.sampling_rate
+        sampling = {protocol.SAMPLING_RATE: rate} if rate else {}
+        return {protocol.SENSITIVITY: privatizer.plan.sensitivity, **sampling, **entries}
 
     def batch(self, request: Request, samples: slice) -> Any:
         """Return samples for a request: as they are, or as its public input has them seen."""

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from .accounting.noise_plan import noise_words as noise_words
     from .accounting.noise_plan import server_noise_words as server_noise_words
     from .accounting.noise_plan import stated_words as stated_words
+    from .accounting.poisson import poisson_delta as poisson_delta
+    from .accounting.poisson import poisson_epsilon as poisson_epsilon
+    from .accounting.poisson import poisson_mu as poisson_mu
+    from .accounting.poisson import poisson_profile as poisson_profile
     from .errors import ConfigurationError as ConfigurationError
     from .errors import LedgerError as LedgerError
     from .errors import MurmurflError as MurmurflError

@@ -68,6 +68,7 @@ PART = "part"
 RELEASE = "release"
 NUM_EXAMPLES = "num-examples"
 SENSITIVITY = "sensitivity"
+SAMPLING_RATE = "sampling-rate"  # q of Poisson batches; only with these
 MU_GUARANTEED = "mu-guaranteed"
 DELTA = "delta"
 MU_LOCAL = "mu-local"  # this and the next two only under secure aggregation

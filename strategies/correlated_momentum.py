@@ -22,9 +22,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ..privacy.accounting.amplification import Amplification
+from ..privacy.accounting.poisson import sampling_amplification
 from ..privacy.errors import ConfigurationError
-from ..privacy.mechanisms import Mechanism, State, make_mechanism
-from ..privacy.noise import NONCE_BYTES, NoiseKeys
+from ..privacy.mechanisms import IndependentNoise, Mechanism, State, make_mechanism
+from ..privacy.noise import NONCE_BYTES, NoiseKeys, resolution_mu
 from ..privacy.release.policy import PrivacyPolicy
 from .callbacks.callback import Callback
 from .rounds.options import RoundOptions
@@ -94,15 +96,59 @@ class Momentum(MomentumStream):
         super().__init__(alpha)
         self.mechanism = mechanism
 
+    takes_samples: ClassVar[bool] = True
+
+    def bind(self, policy: PrivacyPolicy, num_rounds: int, keys: NoiseKeys) -> None:
+        super().bind(policy, num_rounds, keys)
+        if policy.batch_selection == "poisson" and not self._is_fresh:
+            raise ConfigurationError(
+                f"Expected mechanism 'independent' with equal shares under batch_selection 'poisson', got "
+                f"{self.mechanism.name!r}: what other noise hides of a secret batch is not accounted for.",
+                kind="conflict",
+                setting="mechanism",
+                got=self.mechanism.name,
+            )
+
+    @property
+    def _is_fresh(self) -> bool:
+        """Whether every round has independent noise of one standard deviation."""
+        return type(self.mechanism) is IndependentNoise and self.mechanism.shares == "uniform"
+
+    def largest_shift(self) -> float:
+        if not self._is_fresh:
+            return super().largest_shift()
+        return self.mu / self.mechanism.sensitivity(**self.policy.pattern)  # what it moves in one round
+
+    def amplification(self, num_parameters: int) -> Amplification | None:
+        """Return the epsilon of Poisson batches; None for other ones, and where nothing is guaranteed."""
+        policy = self.policy
+        if policy.batch_selection != "poisson" or math.isinf(self.guaranteed_mu(num_parameters)):
+            return None
+        std, hint = self.sum_noise_std(num_parameters), 0.0
+        if policy.noise_quality == "exact":
+            spacing = self.noise_grid(num_parameters).spacing
+            hint = resolution_mu(num_parameters * self.num_rounds, spacing / std)
+        return sampling_amplification(
+            *(policy, num_parameters),
+            rounds=self.num_rounds,
+            noise_std=std,
+            rounding=self.rounding_charge(num_parameters),
+            resolution_mu=hint,
+        )
+
     def noise_std(self, num_parameters: int) -> float:
         """Return the standard deviation in front of Z, for the mean of the gradients."""
+        return self.sum_noise_std(num_parameters) / self.clients_per_round
+
+    def sum_noise_std(self, num_parameters: int) -> float:
+        """Return the standard deviation in front of Z, for the sum of the clients' releases."""
         if math.isinf(self.mu):
             return 0.0
         change = self.policy.plan(num_parameters).sensitivity + self.rounding_charge(num_parameters)
         mean_std, _ = self.mechanism.rounded_std()
         std = self.mechanism.noise_std(change, self.mu, **self.policy.pattern)
         ideal = self.ideal_mu(num_parameters, std * mean_std)
-        return self.mechanism.noise_std(change, ideal, **self.policy.pattern) / self.clients_per_round
+        return self.mechanism.noise_std(change, ideal, **self.policy.pattern)
 
     def unrounded_noise_std(self, num_parameters: int) -> float:
         change, (_, largest_std) = self.policy.plan(num_parameters).sensitivity, self.mechanism.rounded_std()
@@ -117,7 +163,7 @@ class Momentum(MomentumStream):
         """Return a round's sum with its noise, the mechanism's next state as rows, and the nonces with the round's."""
         self.check_round(server_round)
         grid, size = self.noise_grid(len(release_sum)), len(release_sum)
-        scale = self.noise_std(size) * self.clients_per_round
+        scale = self.sum_noise_std(size)
         nonces = self.with_nonce(state.nonces, server_round)
         before = self._unpacked(state, server_round, scale)
         increment = self.mechanism.increment(before, server_round, self._row(nonces, server_round, size), scale)
@@ -171,14 +217,27 @@ class CorrelatedMomentumRule(MomentumRule[CorrelatedMomentumState, Momentum]):
         return (state.w,)
 
     def update(self, state: CorrelatedMomentumState, total: Vector, turn: Turn) -> CorrelatedMomentumState:
+        if not self._divisor(turn):
+            return state  # nothing came, and nothing is published
         noisy, noise, nonces = self.stream.noisy_sum(state, total, turn.number)
         alpha = self.stream.alpha
-        momentum = (1 - alpha) * state.momentum + alpha * (noisy / turn.clients_per_round)
+        momentum = (1 - alpha) * state.momentum + alpha * (noisy / self._divisor(turn))
         if self.normalised:
             w = normalised_step(state.w, momentum, self.learning_rate)
         else:
             w = state.w - self.learning_rate * momentum
         return CorrelatedMomentumState(w, momentum, noise, nonces)
+
+    def _divisor(self, turn: Turn) -> float:
+        """Return what a sum is divided by, which is public: the clients asked, or a Poisson batch's expected size.
+
+        How many samples clients have, of which a share of q is expected in a batch, is public; how many were in one is
+        not, and nobody counts them.
+        """
+        policy = self.stream.policy
+        if policy.batch_selection != "poisson":
+            return turn.clients_per_round
+        return policy.sampling_rate * turn.samples
 
     def model(self, state: CorrelatedMomentumState) -> Vector:
         return state.w

@@ -141,8 +141,8 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, StreamT]):
 
     late_answers: ClassVar[LateAnswers] = "refused"  # a sample would not return after as many rounds
     absence_costs: ClassVar[str] = (
-        "A client that misses a round is left out of all later ones: its samples would return in other rounds of an "
-        "epoch than the noise was made for."
+        "A client that misses a round is left out of all later ones, unless batches are Poisson: its samples would "
+        "return in other rounds of an epoch than the noise was made for."
     )
 
     def __init__(
@@ -155,6 +155,7 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, StreamT]):
         noise_keys: NoiseKeys | None,
     ) -> None:
         noise = Noisy(policy, rule.stream, num_rounds=num_rounds, noise_keys=noise_keys)
+        self._drawn_anew = policy.batch_selection == "poisson"
         super().__init__(options, rule, aggregator=noise)
 
     def _settle(self, clients: int) -> None:
@@ -169,7 +170,8 @@ class TrustedMomentum(ReleaseStrategy[StateT], Generic[StateT, StreamT]):
             )
 
     def check_reply(self, reply: Reply) -> bool:
-        return reply.release == len(self.history) + 1
+        # A Poisson batch is drawn anew for every release, so it does not matter which round that is in.
+        return self._drawn_anew or reply.release == len(self.history) + 1
 
 
 @dataclass(frozen=True)

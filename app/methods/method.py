@@ -25,6 +25,7 @@ from ...privacy.accounting.noise_plan import NoisePlan
 from ...privacy.errors import ConfigurationError
 from ...privacy.noise import SimulatedKeys
 from ...privacy.release.policy import NO_NOISE, PrivacyPolicy, Trust
+from ...privacy.release.tables import SHUFFLED
 from ...privacy.setting import refusal
 from ...strategies.mu2 import Mu2
 from ...strategies.rounds.strategy import ReleaseStrategy
@@ -35,7 +36,15 @@ from .presets import Hyperparameters, ResolvedRun, sgd_preset
 from .queries import plan_or_largest_mu
 
 _SERVER_NOISE = "server"
-_CHARGED = ("clip_norm", "clip_unit", "batch_size", "sample_participations", "min_separation", "release_rule")
+_CHARGED = (
+    "clip_norm",
+    "clip_unit",
+    "batch_size",
+    "sample_participations",
+    "min_separation",
+    "release_rule",
+    "sampling_rate",
+)
 """Fields of a policy that settle a trusted server's noise."""
 
 
@@ -62,6 +71,8 @@ class Method(ABC):
     mechanisms: ClassVar[tuple[str, ...] | None] = None
     """Mechanisms that may be set; None for any. Clients' under an untrusted server, otherwise the server's."""
     default_mechanism: ClassVar[str] = "cancelling"
+    batch_selections: ClassVar[tuple[str, ...]] = ("", SHUFFLED)
+    """Batch selections that may be set, where it reads that key."""
     clip_units: ClassVar[tuple[str, ...]] = ("sample",)
     """Units that may be clipped; the first is the default."""
     release_rule: ClassVar[str] = ""
@@ -131,6 +142,7 @@ class Method(ABC):
             ("preset", config.preset, self.presets),
             ("mechanism", config.mechanism.kind, mechanisms),
             ("clip_unit", config.clip_unit, ("", *self.clip_units)),
+            ("batch_selection", config.batch_selection, self.batch_selections),
         ):
             if value not in known:
                 raise refusal(name, f"one of {', '.join(map(repr, known))} with this strategy", value)
@@ -186,6 +198,10 @@ class Method(ABC):
     def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
         """:meth:`preset` for clients of so many samples; public, too."""
         return self.preset(config, num_rounds, model)
+
+    def calibrated(self, config: RunConfig, num_rounds: int, sizes: Sequence[int]) -> RunConfig:
+        """Return a configuration whose mu is settled, where it depends on rounds and batches; public, too."""
+        return config
 
     @property
     def weighs_classes(self) -> bool:
@@ -403,9 +419,9 @@ class Method(ABC):
         policy, loss = self.policy(problem, max(problem.sizes)), as_loss(loss)
         if self.trusted:
             rounds = None if brief else problem.num_rounds
-            return server_guarantee(
-                policy, loss.mu, self.server_noise(problem.config), rounds, notes=notes, stated=stated
-            )
+            amplified = None if brief or stated else self.server_amplification(problem)
+            noise = self.server_noise(problem.config)
+            return server_guarantee(policy, loss.mu, noise, rounds, notes=notes, stated=stated, amplified=amplified)
         words, amplified = self.brief_words(policy) if brief else words, None
         if not (brief or stated):  # real clients have their own order, or none
             policies = [self.policy(problem, size) for size in dict.fromkeys(problem.sizes)]
@@ -415,6 +431,10 @@ class Method(ABC):
         if min_honest is not None:
             policy = replace(policy, sums=SumAssumption(min_honest, max(min_honest, policy.sums.min_cohort)))
         return policy_guarantee(policy, loss, notes=notes, words=words, stated=stated, amplified=amplified)
+
+    def server_amplification(self, problem: ResolvedRun) -> Amplification | None:
+        """Return what secret batches make of a trusted server's epsilon; None where there are none."""
+        return None
 
     def brief_words(self, policy: PrivacyPolicy) -> str:
         """Return a policy's words for the caption of many runs, which may differ in their number of rounds."""

@@ -319,7 +319,7 @@ def _rounded(mu: float) -> str:
 
 def _samples(terms: Mapping[str, Any]) -> int | None:
     """Return number of samples of a release; None if it uses all, or an unknown number."""
-    every = RECORDED_SELECTIONS["full_batch"], RECORDED_SELECTIONS["shuffled"]
+    every = tuple(RECORDED_SELECTIONS[name] for name in ("full_batch", "shuffled", "poisson"))
     counted = terms.get("order") not in every and terms.get("clip_unit") != "update"
     return terms.get("batch_size") if counted else None
 

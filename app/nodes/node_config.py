@@ -168,7 +168,9 @@ class NodeConfig(RecordsFile):
             self._check("max_participations", self.max_participations >= 1, rounds)
         steps = "set" if method.local_steps else "unset, for its clients take no steps of their own,"
         self._check("learning_rate", (self.learning_rate > 0) == method.local_steps, f"{steps} {named}")
-        self._check("batch_selection", not self.batch_selection or "batch-selection" in keys, f"left out {named}")
+        selections = method.batch_selections if "batch-selection" in keys else ("",)
+        expected = " or ".join(filter(None, selections)) or "left out"
+        self._check("batch_selection", self.batch_selection in selections, f"{expected} {named}")
         self._check("clipping", not self.clipping or "clipping" in keys, f"left out {named}")
         if self.quantile_share:
             able = "clipping.quantile-share" in keys and self.clipping != "automatic"
@@ -361,7 +363,7 @@ class NodeConfig(RecordsFile):
         """Whether it releases the mean of its features first."""
         if self.centring or self.samples:
             return self.centring == PRIVATE
-        return centred_by_default(self.strategy, self.features, shuffled_batches=self.shuffled_batches)
+        return centred_by_default(self.strategy, self.features, secret_batches=self.shuffled_batches)
 
     @property
     def additive(self) -> bool:

@@ -407,6 +407,7 @@ def resolve(config: RunConfig, data: Dataset, shards: Sequence[Any], *, deployed
             f"batch-size = {per_round}.",
             kind="out-of-range",
         )
+    config = method.calibrated(config, num_rounds, sizes)
     usual = method.settled(trained_config(config), num_rounds, model, sizes)
     values = usual.overridden(config)
     rounded = math.isclose(values.clip_norm, usual.clip_norm, rel_tol=_ROUNDED)  # as in operators' files

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...clients.records.schema import Schema
 from ...privacy.errors import ConfigurationError
-from ...privacy.release.tables import PRIVATE, SHUFFLED
+from ...privacy.release.tables import POISSON, PRIVATE, SHUFFLED
 from ...privacy.setting import Value, by_key
 from ..data.table_task import ReadTable
 from ..settings.layers import layered
@@ -124,7 +124,7 @@ def chosen_additive(schema: Schema, given: Mapping[str, Value]) -> bool:
         return registry("model")[str(given["model"])].takes_knots
     numbers = any(column.bounds is not None for column in schema.columns.values())
     strategy = str(given.get("strategy", _FULL_BATCH))
-    other = given.get("centring") == PRIVATE or given.get("batch-selection") == SHUFFLED
+    other = given.get("centring") == PRIVATE or given.get("batch-selection") in (SHUFFLED, POISSON)
     return numbers and schema.norm is None and strategy in (_FULL_BATCH, _TRUSTED) and not other
 
 

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping
 from functools import cache, cached_property, lru_cache
 from typing import Any
 
-from ...privacy.accounting.gdp import gdp_mu
+from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
 from ...privacy.accounting.loss import MOST_SUMMED, NOTHING_ASSUMED, SumAssumption
 from ...privacy.errors import ConfigurationError
 from ...privacy.queries.mean_of_features import CENTRING_SHARE
 from ...privacy.release.policy import MOST_CLIENTS, NO_NOISE, Trust
-from ...privacy.release.tables import HELD_OUT, PRIVATE, SHUFFLED
+from ...privacy.release.tables import HELD_OUT, POISSON, PRIVATE, SHUFFLED
 from ...privacy.setting import Setting, flat, mu_and_epsilon, not_read, refusal, settings, settings_of, unknown_key
 from ...strategies.rounds.participation import ParticipationConfig
 from .registry import own_mechanism_options, registry
@@ -67,6 +67,8 @@ class RunConfig(RunKeys):
     Notes
     -----
     ``epsilon`` stands for a mu: it is worked out at ``delta`` and put in the place of ``mu``; the field is then zero.
+    With ``batch_selection = "poisson"`` it is what secret batches leave of a larger mu, which depends on rounds and
+    batches; it stays beside the mu of the same epsilon until a run is worked out on its data.
     ``clients_per_round = 0`` becomes ``num_clients``. A
     method that has a sister for a trusted server, such as ``mu2``, becomes that one with ``trust = trusted-server``.
 
@@ -118,12 +120,20 @@ class RunConfig(RunKeys):
         check_sides(self)
 
     def _settle_mu(self) -> None:
-        if not self.epsilon:
+        if not self.epsilon and (self.mu or not self.poisson_batches):
             object.__setattr__(self, "mu", self.mu or USUAL_MU)
+            return
+        if not self.epsilon:
+            object.__setattr__(self, "epsilon", gdp_epsilon(USUAL_MU, self.delta))
+        mu = gdp_mu(self.epsilon, self.delta)
+        if self.poisson_batches:  # rounds and batches settle it (Method.calibrated)
+            if self.mu and not math.isclose(self.mu, mu, rel_tol=1e-9):
+                raise mu_and_epsilon(self.mu, self.epsilon)
+            object.__setattr__(self, "mu", mu)
             return
         if self.mu:
             raise mu_and_epsilon(self.mu, self.epsilon)
-        object.__setattr__(self, "mu", gdp_mu(self.epsilon, self.delta))
+        object.__setattr__(self, "mu", mu)
         object.__setattr__(self, "epsilon", 0.0)
 
     def _settle_trust(self) -> None:
@@ -142,6 +152,16 @@ class RunConfig(RunKeys):
     def shuffled_batches(self) -> bool:
         """Whether each sample draws the release it is in, and only its client knows which."""
         return self.batch_selection == SHUFFLED
+
+    @property
+    def poisson_batches(self) -> bool:
+        """Whether each sample is in each round with a probability, and only its client and the server know."""
+        return self.batch_selection == POISSON
+
+    @property
+    def secret_batches(self) -> bool:
+        """Whether epsilon counts on nobody's knowing which samples a release is made from."""
+        return self.shuffled_batches or self.poisson_batches
 
     @property
     def label(self) -> str:
@@ -389,13 +409,13 @@ def is_centred(config: RunConfig) -> bool:
         return config.centring == PRIVATE
     if config.samples_per_owner:  # the mean counts samples, not owners
         return False
-    return centred_by_default(config.strategy, config.features, shuffled_batches=config.shuffled_batches)
+    return centred_by_default(config.strategy, config.features, secret_batches=config.secret_batches)
 
 
-def centred_by_default(strategy: str, features: str, *, shuffled_batches: bool) -> bool:
+def centred_by_default(strategy: str, features: str, *, secret_batches: bool) -> bool:
     """Return True if features want centring where nothing is set, and the method can have it."""
     wanted = registry("features")[features].centring == PRIVATE
-    return wanted and registry("strategy")[strategy].centres and not shuffled_batches
+    return wanted and registry("strategy")[strategy].centres and not secret_batches
 
 
 def is_additive(config: RunConfig) -> bool:
@@ -430,8 +450,8 @@ def _check_centring(config: RunConfig) -> None:
                 f"strategy = {config.strategy!r}, which takes samples as they come or has public ones beside them "
                 f"(strategies with centring: {able})"
             )
-        elif config.shuffled_batches:
-            expected = "batch-selection = 'shuffled': the mean shows every sample"
+        elif config.secret_batches:
+            expected = f"batch-selection = {config.batch_selection!r}: the mean shows every sample"
         elif config.samples_per_owner:
             expected = "samples-per-owner: the mean is one of samples"
         if expected:
@@ -445,8 +465,8 @@ def _check_additive(config: RunConfig) -> None:
     if not registry("strategy")[config.strategy].centres:
         able = ", ".join(name for name, one in registry("strategy").items() if one.centres)
         expected = f"another one with strategy = {config.strategy!r} (strategies with additive models: {able})"
-    elif config.shuffled_batches:
-        expected = "another one with batch-selection = 'shuffled': the knots show every sample"
+    elif config.secret_batches:
+        expected = f"another one with batch-selection = {config.batch_selection!r}: the knots show every sample"
     elif is_centred(config):
         expected = "another one with centring: additive features have a public mean"
     if expected:
@@ -462,8 +482,8 @@ def _check_evaluation(config: RunConfig) -> None:
             f"0 with strategy = {config.strategy!r}, whose epochs go through all samples (strategies with a private "
             f"evaluation: {able})"
         )
-    elif config.shuffled_batches:
-        expected = "0 with batch-selection = 'shuffled': the evaluation shows every sample"
+    elif config.secret_batches:
+        expected = f"0 with batch-selection = {config.batch_selection!r}: the evaluation shows every sample"
     elif before + config.private_evaluation >= 1:
         first = "model.knots-share" if is_additive(config) else "centring.share"
         expected = f"below {1 - before:g}, what {first} leaves of mu^2"

@@ -405,14 +405,15 @@ _AWAY = 9.0
 class Amplification:
     """Guarantee under a secret order: an epsilon at the policy's delta, for replacement of one sample.
 
-    ``slots`` are the releases that a sample may be in. Epsilon is an upper bound where it is ``proved``; if not it is
-    an estimate with a standard ``error``, and guarantees nothing.
+    ``slots`` are the releases that a sample may be in: in one of them, or where there is a ``rate`` in each with that
+    probability. Epsilon is an upper bound where it is ``proved``; if not it is an estimate with a standard ``error``,
+    and guarantees nothing.
 
     Notes
     -----
     **Formal guarantees.** Where ``proved``, an upper bound on epsilon for replacement of one sample that takes part in
-    one session, in a release that nobody learns (assumptions: module description). Where not,
-    nothing is claimed.
+    one session, in releases that nobody learns, but under a trusted server that server (assumptions: module
+    description, and :mod:`~murmurfl.privacy.accounting.poisson` where there is a rate). Where not, nothing is claimed.
 
     Examples
     --------
@@ -430,6 +431,7 @@ class Amplification:
     slots: int
     proved: bool
     error: float = 0.0
+    rate: float = 0.0
 
 
 def amplification_of(policy: PrivacyPolicy, plan: NoisePlan) -> Amplification | None:

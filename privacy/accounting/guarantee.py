@@ -175,6 +175,10 @@ RECORDS = {
 """Sentences on what a sample is, a row that murmurfl read from a file or an item that was handed over, and on what the
 guarantee is conditional."""
 IN_HIDING = "While nobody learns which of {slots} releases {row} is in, epsilon = {epsilon} at the same delta."
+IN_BATCHES = (
+    "While nobody but that server learns which of {slots} rounds {row} is in, of each with probability {rate:.3g}, "
+    "epsilon = {epsilon} at the same delta."
+)
 ESTIMATED = "If nobody learns which of {slots} releases {row} is in, an estimate of epsilon is {epsilon}, no guarantee."
 BEYOND_RANGE = "mu = {mu:g} at delta = {delta:g} is more than this noise can be vouched for."
 """Note on a policy whose mu is so large that the range of the normals shows (:mod:`murmurfl.privacy.noise`)."""
@@ -348,9 +352,9 @@ class Guarantee:
         """Effect of a secret order on epsilon, in a sentence of its own; empty where there is none."""
         if self.amplified is None:
             return ""
-        template = IN_HIDING if self.amplified.proved else ESTIMATED
-        row = "an owner" if self.unit == "owner" else "a sample"
-        return template.format(row=row, slots=self.amplified.slots, epsilon=rounded_up(self.amplified.epsilon))
+        found, row = self.amplified, "an owner" if self.unit == "owner" else "a sample"
+        template = IN_BATCHES if found.rate else IN_HIDING if found.proved else ESTIMATED
+        return template.format(row=row, slots=found.slots, rate=found.rate, epsilon=rounded_up(found.epsilon))
 
     @property
     def meaning(self) -> str:
@@ -484,11 +488,13 @@ def server_guarantee(
     *,
     notes: Iterable[str] = (),
     stated: bool = False,
+    amplified: Amplification | None = None,
 ) -> Guarantee:
     """Return what a trusted server guarantees to everybody else: the mu of the clients' policy, which it has to keep.
 
     ``mu`` is of all models the server publishes; infinite where its noise cannot serve the policy. ``noise`` is a
-    mechanism's name, or ``fresh``; the rest is as for :func:`policy_guarantee`.
+    mechanism's name, or ``fresh``; ``amplified`` is what Poisson batches are worth
+    (:func:`~murmurfl.privacy.accounting.poisson.sampling_amplification`). The rest is as for :func:`policy_guarantee`.
 
     Notes
     -----
@@ -512,7 +518,15 @@ def server_guarantee(
     if policy.mechanism == NO_NOISE:
         return policy_guarantee(policy, math.inf, notes=notes)
     words, notes = server_noise_words(noise, rounds), (*_quality_and_range(policy, mu, stated), *notes)
-    return Guarantee(mu, policy.delta, words, trust=policy.trust, unit=policy.unit, covers=PUBLISHED, notes=notes)
+    amplified = amplified if math.isfinite(mu) else None
+    return Guarantee(
+        *(mu, policy.delta, words),
+        trust=policy.trust,
+        unit=policy.unit,
+        covers=PUBLISHED,
+        notes=notes,
+        amplified=amplified,
+    )
 
 
 def _quality_and_range(policy: PrivacyPolicy, mu: float, stated: bool) -> tuple[str, ...]:

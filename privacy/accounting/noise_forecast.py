@@ -139,6 +139,8 @@ def stated_noise(policy: PrivacyPolicy, plan: NoisePlan, num_samples: int) -> di
         longest *= steps
     elif policy.batch_selection == "full_batch":
         longest *= num_samples
+    elif policy.batch_selection == "poisson":
+        longest *= num_samples * policy.sampling_rate  # on average
     elif policy.batch_selection == "shuffled":  # on average over the releases: each sample is in one of them
         longest *= num_samples / (releases * policy.batch_size)
     noise = plan.noise_std * plan.mechanism.row_std(releases) * math.sqrt(steps)

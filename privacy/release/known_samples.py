@@ -19,6 +19,13 @@ number alone, not on how many rows there are, nor on what is in them; an owner's
 The nearest numbers of 53 bits are used: a release's chance differs from 1 / K by less than K 2^-53 of itself, which
 the accountant's rounding covers (:data:`murmurfl.privacy.accounting.amplification.EPSILON_ROUNDING`).
 
+Poisson batches
+---------------
+In a Poisson batch each sample is in a release with probability q, independently of all others and of other releases. It
+draws that from a keystream of the client's secret key and a nonce of the release, which is drawn anew for each and used
+for nothing else; an owner from the same key and the digest of the owner's name. With 53 bits the probability is within
+2^-53 of q, which the accountant's rounding covers (:data:`murmurfl.privacy.accounting.poisson.ROUNDING`).
+
 The digest of used rows
 -----------------------
 A sample is protected because the ledger says how often its row number was used. If a data file is written again in
@@ -41,6 +48,9 @@ Of a secret order: to anybody without the key an order is indistinguishable from
 AES-256 in counter mode and HMAC-SHA-256 are pseudorandom. A simulated client's follows from the run's seed: whoever
 knows that knows it. What an order that stays secret is worth: :mod:`murmurfl.privacy.accounting.amplification`. Proof:
 docs/proofs/secret-order.md.
+
+Of Poisson batches: the same of the batches, which are independent from release to release as long as no nonce repeats.
+What they are worth: :mod:`murmurfl.privacy.accounting.poisson`.
 """
 
 from __future__ import annotations
@@ -301,6 +311,11 @@ def slots_of(secret_key: bytes, nonce: bytes, samples: int, slots: int) -> NDArr
 
 
 def _order_key(secret_key: bytes, nonce: bytes) -> bytes:
+    return _labelled_key(secret_key, b"murmurfl secret order\x00", nonce)
+
+
+def _labelled_key(secret_key: bytes, label: bytes, nonce: bytes) -> bytes:
+    """Return a cipher key that belongs to a use, which the label names, and a nonce."""
     if len(secret_key) != KEY_BYTES or len(nonce) != NONCE_BYTES:
         raise ConfigurationError(
             f"Expected a key of {KEY_BYTES} bytes and a nonce of {NONCE_BYTES}, got {len(secret_key)} and "
@@ -308,7 +323,7 @@ def _order_key(secret_key: bytes, nonce: bytes) -> bytes:
             kind="wrong-shape",
             setting="secret_key",
         )
-    return hmac.digest(secret_key, b"murmurfl secret order\x00" + nonce, hashlib.sha256)
+    return hmac.digest(secret_key, label + nonce, hashlib.sha256)
 
 
 def _slots(words: NDArray[np.uint64], slots: int) -> NDArray[np.int32]:
@@ -341,6 +356,38 @@ def weights_of(secret_key: bytes, nonce: bytes, samples: int, slots: int, releas
     many there are.
     """
     return (slots_of(secret_key, nonce, samples, slots) == release).astype(np.float64)
+
+
+def sampled(secret_key: bytes, nonce: bytes, samples: int, rate: float) -> NDArray[np.float64]:
+    """Weight 1 for samples in the Poisson batch of a nonce, each with probability ``rate``, and 0 for all others.
+
+    Notes
+    -----
+    **Formal guarantees.** The batch is that of the module, secret to all without the key, and independent of those of
+    other nonces, as long as nobody learns how many there are.
+    """
+    return _drawn(keystream_words(_batch_key(secret_key, nonce), samples), rate)
+
+
+def sampled_owners(secret_key: bytes, nonce: bytes, marks: Sequence[bytes], rate: float) -> NDArray[np.float64]:
+    """Weight 1 for owners, by their marks, in the Poisson batch of a nonce and 0 for all others (:func:`sampled`).
+
+    Notes
+    -----
+    **Formal guarantees.** The batch is that of the module, secret to all without the key. Whether an owner is in it
+    stays the same when others come or go.
+    """
+    key = _batch_key(secret_key, nonce)
+    words = b"".join(hashlib.blake2b(mark, key=key, digest_size=8).digest() for mark in marks)
+    return _drawn(np.frombuffer(words, "<u8"), rate)
+
+
+def _batch_key(secret_key: bytes, nonce: bytes) -> bytes:
+    return _labelled_key(secret_key, b"murmurfl Poisson batch\x00", nonce)
+
+
+def _drawn(words: NDArray[np.uint64], rate: float) -> NDArray[np.float64]:
+    return ((words >> _DISCARDED_BITS).astype(np.float64) * 2.0**-53 < rate).astype(np.float64)
 
 
 logger = logging.getLogger(__name__)

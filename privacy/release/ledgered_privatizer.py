@@ -175,8 +175,9 @@ def release_of(
 
 def samples_counted(policy: PrivacyPolicy, num_samples: int) -> int:
     """Return the number of samples the server counts a release for: public."""
-    # Of a secret order nobody learns how many samples there are in a release: the constant b stands for them.
-    return num_samples if policy.batch_selection == "full_batch" else policy.batch_size
+    # Of a secret order nobody learns how many samples there are in a release: the constant b stands for them, and for
+    # those of a Poisson batch all that the client has.
+    return num_samples if policy.batch_selection in ("full_batch", "poisson") else policy.batch_size
 
 
 def check_real(policy: PrivacyPolicy, ledger: Ledger, data: RowBytes | Owners | None, roster: str) -> None:

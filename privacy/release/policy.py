@@ -44,7 +44,7 @@ Trust = Literal["untrusted-server", "secure-aggregation", "trusted-server"]
 TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
 ClipUnit = Literal["sample", "update", "contractive", "nonnegative", "moments"]
 CLIP_UNITS: tuple[ClipUnit, ...] = get_args(ClipUnit)
-BatchSelection = Literal["once", "cyclic", "full_batch", "shuffled"]
+BatchSelection = Literal["once", "cyclic", "full_batch", "shuffled", "poisson"]
 BATCH_SELECTIONS: tuple[BatchSelection, ...] = get_args(BatchSelection)
 ReleaseMode = Literal["cumulative", "independent"]
 RELEASE_MODES: tuple[ReleaseMode, ...] = get_args(ReleaseMode)
@@ -53,6 +53,7 @@ RECORDED_SELECTIONS: Mapping[BatchSelection, str] = {
     "cyclic": "again",
     "full_batch": "all",
     "shuffled": "secret",
+    "poisson": "poisson",
 }
 """Words for ``batch_selection``, under ``order``, in ledgers, fingerprints and checkpoints, whose bytes stay."""
 RECORDED_MODES: Mapping[ReleaseMode, str] = {"cumulative": "last-opened", "independent": "nothing"}
@@ -102,13 +103,17 @@ class PrivacyPolicy:
         that have none (:mod:`~murmurfl.privacy.release.clipping`). ``moments``: each sample's features are clipped,
         and the client makes rows of second moments and class from them, Delta = S^2 sqrt(2 + 2 a^2 + a^4 / 2); only
         with ``batch_selection`` ``full_batch`` (:mod:`~murmurfl.privacy.release.clipping`).
-    batch_selection : {"once", "cyclic", "full_batch", "shuffled"}
+    batch_selection : {"once", "cyclic", "full_batch", "shuffled", "poisson"}
         Which samples a release is made from. ``once``: the next b that no session has used, so that each is used
         once, ever (or ``sample_participations`` times in a session). ``cyclic``: each session goes through the samples
         from the first one; the budget counts sessions together. ``full_batch``: every sample in every release, and the
         release is their *sum*: batch_size must be 1, and sample_participations follows from max_participations.
         ``shuffled``: each sample in one release, which the client draws and keeps secret; a release is the sum of its
-        samples divided by b.
+        samples divided by b. ``poisson``: each sample in each release with probability ``sampling_rate``, which the
+        client draws anew and keeps secret; a release is the *sum*, batch_size must be 1, and sample_participations
+        follows from max_participations: mu is that of a sample in every release. Only under a trusted server.
+    sampling_rate : float
+        q of ``poisson``, 0 < q <= 1; 0 for any other batch selection.
     clipping, clip_stability : {"clip", "automatic"}, float
         ``automatic``: a row g becomes S g / (||g|| + gamma), whatever its length, with gamma the stability; only where
         samples are clipped.
@@ -189,6 +194,7 @@ class PrivacyPolicy:
     classes: int = 0
     class_weight: float = 1.0
     samples_per_owner: int = 0
+    sampling_rate: float = 0.0
     epsilon: InitVar[float | None] = None
 
     def __post_init__(self, epsilon: float | None) -> None:
@@ -255,7 +261,7 @@ class PrivacyPolicy:
                 setting="clip_unit",
                 got=self.clip_unit,
             )
-        if self.batch_selection in ("full_batch", "shuffled") and not self.clips_samples:
+        if self.batch_selection in ("full_batch", "shuffled", "poisson") and not self.clips_samples:
             raise ConfigurationError(
                 f"Expected a clip_unit of single samples with batch_selection {self.batch_selection!r}, got "
                 f"{self.clip_unit!r}.",
@@ -263,20 +269,21 @@ class PrivacyPolicy:
                 setting="clip_unit",
                 got=self.clip_unit,
             )
-        if self.batch_selection == "full_batch":
+        check_sampling(self)
+        if self.batch_selection in ("full_batch", "poisson"):
             for name in ("batch_size", "min_separation"):
                 if (value := getattr(self, name)) != 1:
                     raise ConfigurationError(
-                        f"Expected {name} 1 with batch_selection 'full_batch', whose releases are sums over all "
-                        f"samples, got {value}.",
+                        f"Expected {name} 1 with batch_selection {self.batch_selection!r}, of undivided sums, "
+                        f"got {value}.",
                         kind="conflict",
                         setting=name,
                         got=value,
                     )
             if self.sample_participations not in (1, self.max_participations):
                 raise ConfigurationError(
-                    "Expected sample_participations left out with batch_selection 'full_batch', got "
-                    f"{self.sample_participations}: every sample is in every release.",
+                    f"Expected sample_participations left out with batch_selection {self.batch_selection!r}, got "
+                    f"{self.sample_participations}: every sample may be in every release.",
                     kind="conflict",
                     setting="sample_participations",
                     got=self.sample_participations,
@@ -365,7 +372,7 @@ class PrivacyPolicy:
     @cached_property
     def sums_samples(self) -> bool:
         """Whether a release is a weighted sum over all of the client's samples, and not over b of them."""
-        return self.batch_selection in ("full_batch", "shuffled")
+        return self.batch_selection in ("full_batch", "shuffled", "poisson")
 
     @cached_property
     def rows_per_release(self) -> int:
@@ -577,7 +584,10 @@ def _plan_without_noise(policy: PrivacyPolicy, mechanism: Mechanism, num_paramet
 def recorded_fields(policy: PrivacyPolicy) -> dict[str, Any]:
     """Return a policy's fields as ledgers, fingerprints and checkpoints have them, in the words of their format."""
     recorded = {"batch_selection": ("order", RECORDED_SELECTIONS[policy.batch_selection])}
-    return dict(recorded.get(name, (name, value)) for name, value in plain_fields(policy).items())
+    fields = dict(recorded.get(name, (name, value)) for name, value in plain_fields(policy).items())
+    if not policy.sampling_rate:
+        del fields["sampling_rate"]
+    return fields
 
 
 def read_fields(terms: Mapping[str, Any]) -> dict[str, Any]:
@@ -798,6 +808,47 @@ def check_own_noise(policy: PrivacyPolicy) -> None:
             kind="unknown-name",
             setting="trust",
             got=policy.trust,
+        )
+
+
+def check_sampling(policy: PrivacyPolicy) -> None:
+    """Raise if batches are sampled with no rate, or a rate is there for nothing, or nobody could hide the batches."""
+    rate = policy.sampling_rate
+    if policy.batch_selection != "poisson":
+        if rate != 0.0:
+            raise ConfigurationError(
+                f"Expected sampling_rate only with batch_selection 'poisson', got {rate!r} with "
+                f"{policy.batch_selection!r}.",
+                kind="conflict",
+                setting="sampling_rate",
+                got=rate,
+            )
+        return
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.0 < rate <= 1.0:
+        raise ConfigurationError(
+            f"Expected 0 < sampling_rate <= 1 with batch_selection 'poisson', got {rate!r}.",
+            kind="out-of-range",
+            setting="sampling_rate",
+            got=rate,
+        )
+    object.__setattr__(policy, "sampling_rate", float(rate))
+    # Moments and rows without negative entries are not opposite to each other, which the account is of.
+    wanted = {"trust": "trusted-server", "release_rule": "paper", "clip_unit": "sample"}
+    for name, expected in wanted.items():
+        if (value := getattr(policy, name)) != expected:
+            raise ConfigurationError(
+                f"Expected {name} {expected!r} with batch_selection 'poisson', got {value!r}.",
+                kind="conflict",
+                setting=name,
+                got=value,
+            )
+    if not (noise_is_memoryless(policy.mechanism) or policy.mechanism == NO_NOISE):
+        raise ConfigurationError(
+            f"Expected mechanism 'independent' with batch_selection 'poisson', got {policy.mechanism!r}: what "
+            "correlated noise hides of a secret batch is not accounted for.",
+            kind="conflict",
+            setting="mechanism",
+            got=policy.mechanism,
         )
 
 

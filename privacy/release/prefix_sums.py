@@ -57,7 +57,7 @@ from ..noise import (
 )
 from .admission import Admission
 from .clipping import BLOCK_ROWS, FittingContributions, StackedContributions, blocks
-from .known_samples import Owners, RowBytes, weights_of, weights_of_owners
+from .known_samples import Owners, RowBytes, sampled, sampled_owners, weights_of, weights_of_owners
 from .ledgered_privatizer import LedgeredPrivatizer, Release, release_of
 from .policy import PrivacyPolicy
 
@@ -605,7 +605,14 @@ class Privatizer(LedgeredPrivatizer):
         return self._answer(session, ack, compute, record)
 
     def _weights(self, admission: Admission) -> NDArray[np.float64] | None:
-        """Return weight 1 for samples in a release of a secret order; None where all samples are."""
+        """Return weight 1 for samples in a release that not all are in, and 0 for others; None where all are."""
+        if self.policy.batch_selection == "poisson":
+            # With real keys a nonce is fresh at every call, so no two releases have one batch, whatever became of them.
+            nonce = self._keys.nonce(admission.session, admission.release)
+            drawn, rate = (self._keys.secret_key, nonce), self.policy.sampling_rate
+            if self._owners is not None:
+                return sampled_owners(*drawn, self._owners.mark_bytes, rate)
+            return sampled(*drawn, self.num_samples, rate)
         if self.policy.batch_selection != "shuffled":
             return None
         drawn = self._keys.secret_key, admission.streams.order[0]

@@ -22,7 +22,7 @@ from .policy import NO_NOISE
 
 PRIVATE, NONE = "private", "none"
 CENTRINGS = ("", NONE, PRIVATE)
-SHUFFLED = "shuffled"
+SHUFFLED, POISSON = "shuffled", "poisson"
 HELD_OUT = 0.1
 """The share of a client's samples that are set aside by default, where a run is evaluated privately."""
 
@@ -207,8 +207,10 @@ BatchSelection = Annotated[
     Declaration(
         "Which samples a release is made from. With `shuffled` each sample draws the release it is in, and only its "
         "client knows which; a release then takes as long as a pass, and its epsilon is shown next to the one that "
-        "holds for whoever knows. Empty for the strategy's own.",
-        choices=("", SHUFFLED),
+        "holds for whoever knows. With `poisson`, for `trusted-sgd`, each sample is in each round with the probability "
+        "that makes b samples of a client on average, and only the server and its client know; epsilon is then what "
+        "that is worth, and mu what holds for whoever knows. Empty for the strategy's own.",
+        choices=("", SHUFFLED, POISSON),
         read_by="strategy",
     ),
 ]

@@ -43,7 +43,7 @@ def is_well_formed(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -
     -----
     A reply that passes moves the sum by at most min(most_releases, cap) times the clip (and the charge of the grid),
     and is a multiple of the grid's spacing. Where batches were charged, a reply of another number of samples does not
-    pass. Nobody else's privacy rests on it.
+    pass, nor one of another sampling rate where batches are Poisson. Nobody else's privacy rests on it.
     """
     numbers = reply.release, reply.ack
     if any(type(number) is not int for number in numbers):  # a bool is an int, and no client sends one
@@ -53,6 +53,9 @@ def is_well_formed(policy: PrivacyPolicy, reply: Reply, *, most_releases: int) -
         return False
     # A client that sums all of its samples uses each of them every time, and another number of times was charged.
     if not policy.sums_samples and reply.samples not in (0, policy.batch_size):
+        return False
+    # Whose batches are drawn otherwise is not in the account.
+    if reply.metrics.get(protocol.SAMPLING_RATE, 0.0) != policy.sampling_rate:
         return False
     plan = policy.plan(len(reply.values))
     claimed = reply.metrics.get(protocol.SENSITIVITY)
@@ -174,7 +177,10 @@ class Noisy(Aggregator, Generic[StreamT]):
 
     def read_noise(self, statements: Mapping[str, Mapping[str, Any]]) -> Sequence[StatedNoise]:
         # One noise for all clients of a round: that of one client by itself, of which each has its part.
-        policy = replace(self.policy, trust="untrusted-server")
+        known: dict[str, Any] = {"trust": "untrusted-server"}
+        if self.policy.batch_selection == "poisson":  # their noise is that of samples in every sum
+            known |= {"batch_selection": "full_batch", "sampling_rate": 0.0}
+        policy = replace(self.policy, **known)
         own = stated_noise(policy, policy.plan(self._release_size), 1)
         part = float(own[protocol.NOISE_IN_ALL]) / math.sqrt(self.stream.clients_per_round)
         entries = {"mechanism": policy.mechanism, "mu-guaranteed": self.mu, "trust": self.policy.trust}

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ...privacy.accounting.amplification import Amplification
 from ...privacy.accounting.gdp import gdp_epsilon
 from ...privacy.errors import ConfigurationError
 from ...privacy.mechanisms import IndependentNoise
@@ -50,6 +51,9 @@ class Stream(ABC):
     accumulates: ClassVar[bool] = False
     """Whether the sum of all rounds so far is released, and a reply may hold several releases."""
 
+    takes_samples: ClassVar[bool] = False
+    """Whether its noise is accounted for Poisson batches."""
+
     policy: PrivacyPolicy
     num_rounds: int
     keys: NoiseKeys
@@ -66,6 +70,13 @@ class Stream(ABC):
             raise ConfigurationError(
                 f"Expected a stream of its own for each server, got one {type(self).__name__} for two: make another.",
                 kind="conflict",
+            )
+        if policy.batch_selection == "poisson" and not self.takes_samples:
+            raise ConfigurationError(
+                f"Expected another batch_selection than 'poisson' with {type(self).__name__}, got it: what secret "
+                "batches hide is accounted for steps along the mean of fresh gradients (CorrelatedMomentum).",
+                kind="conflict",
+                setting="batch_selection",
             )
         self.policy, self.num_rounds, self.keys = policy, num_rounds, keys
 
@@ -102,6 +113,10 @@ class Stream(ABC):
         """Epsilon at delta (default the policy's) of all num_rounds published models together."""
         mu = self.guaranteed_mu(self.num_parameters) if self.num_parameters else self.mu
         return gdp_epsilon(mu, self.policy.delta if delta is None else delta)
+
+    def amplification(self, num_parameters: int) -> Amplification | None:
+        """Return what secret batches make of epsilon; None where there are none."""
+        return None
 
     def largest_shift(self) -> float:
         """Return the most standard deviations by which one sample moves one value: at most :attr:`mu`."""
