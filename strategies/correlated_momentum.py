@@ -7,8 +7,9 @@ With g_t the mean of the clients' clipped gradients and row t of B Z the noise o
     w_{t+1} = w_t - eta m^_t / ||m^_t||,  or  w_t - eta m^_t  without normalisation
 
 This is the momentum of tran-cutkosky-2022 with noise from another factorisation than its trees. With alpha = 1,
-independent noise and no normalisation it is noisy SGD without sampling: the steps of DP-SGD (Abadi et al. 2016) on
-samples in a fixed order, so with the noise of plain composition and not with that of a sampled batch.
+independent noise and no normalisation it is noisy SGD. With Poisson batches, which clients draw and keep secret, that
+is DP-SGD (Abadi et al. 2016): g_t is the sum divided by the expected number of samples, which is public. With samples
+in a fixed order it is not, and has the noise of plain composition.
 """
 
 from __future__ import annotations
@@ -255,7 +256,8 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState, Momentum]):
     ----------
     policy : PrivacyPolicy
         Policy that all clients were configured with, with ``release_rule="paper"``, and as many passes
-        (``sample_participations``) of ``min_separation`` = N releases as samples are used.
+        (``sample_participations``) of ``min_separation`` = N releases as samples are used; or with
+        ``batch_selection="poisson"``, for independent noise.
     num_rounds : int
         T, the most rounds of which this server ever publishes a model.
     noise_keys : NoiseKeys, optional
@@ -320,8 +322,10 @@ class CorrelatedMomentum(TrustedMomentum[CorrelatedMomentumState, Momentum]):
     **Formal guarantees.** The sequence of published models is mu-GDP for replacement of one sample of one client,
     against everybody but the server itself, under the conditions of
     :class:`~murmurfl.strategies.tree_momentum.TrustedMomentum`; the mechanism's sensitivity is that of samples
-    that return every N rounds. Sums and noise are rounded to the clients' grid, which is charged.
-    Proof: docs/proofs/returning-samples.md.
+    that return every N rounds. Sums and noise are rounded to the clients' grid, which is charged. With Poisson batches
+    mu is that of a sample in every round, and as long as nobody but the server learns the batches, epsilon is that of
+    ``aggregator.stream.amplification(num_parameters)``.
+    Proof: docs/proofs/returning-samples.md, docs/proofs/secret-order.md.
 
     Examples
     --------

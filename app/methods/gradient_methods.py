@@ -199,8 +199,10 @@ class TrustedSgdMethod(TreeMomentumMethod, algorithm="trusted-sgd"):
     batch_selections = ("", POISSON)
     strategy_type = CorrelatedMomentum
 
-    def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
-        return round(1 / _rate(config, sizes)) if config.poisson_batches else super().rounds_of_a_pass(config, sizes)
+    def usual_rounds(self, config: RunConfig, sizes: Sequence[int], model: Model) -> int:
+        if not config.poisson_batches:
+            return super().usual_rounds(config, sizes, model)
+        return round(max(config.passes, _POISSON_PASSES) / _rate(config, sizes))
 
     def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
         if not config.poisson_batches:
@@ -240,13 +242,21 @@ class TrustedSgdMethod(TreeMomentumMethod, algorithm="trusted-sgd"):
         return stream.amplification(problem.model.num_parameters)
 
     def _practical(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
-        return sgd_preset(config, num_rounds, model)
+        if not config.poisson_batches:
+            return sgd_preset(config, num_rounds, model)
+        bound = usual_norm(config, model)
+        clip_norm = SGD.clip * bound
+        return Hyperparameters(clip_norm, _POISSON_TRAVEL / (clip_norm * bound * num_rounds), math.inf)
 
     def strategy_options(self, problem: ResolvedRun) -> Mapping[str, Any]:
         return {"alpha": 1.0, "normalised": False}
 
     def server_noise(self, config: RunConfig) -> str:
         return "fresh"
+
+
+_POISSON_PASSES, _POISSON_TRAVEL = 10, 480.0
+"""Passes on average where no more are set, and eta S R of all rounds together, for Poisson batches (docs/tuning.md)."""
 
 
 def _rate(config: RunConfig, sizes: Sequence[int]) -> float:

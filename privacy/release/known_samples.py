@@ -326,6 +326,12 @@ def _labelled_key(secret_key: bytes, label: bytes, nonce: bytes) -> bytes:
     return hmac.digest(secret_key, label + nonce, hashlib.sha256)
 
 
+def _words_of(key: bytes, marks: Sequence[bytes]) -> NDArray[np.uint64]:
+    """Return 64 bits for each owner, by marks, from a key."""
+    words = b"".join(hashlib.blake2b(mark, key=key, digest_size=8).digest() for mark in marks)
+    return np.frombuffer(words, "<u8")
+
+
 def _slots(words: NDArray[np.uint64], slots: int) -> NDArray[np.int32]:
     """Return a release for each word of 64 random bits, counted from 1."""
     uniform = (words >> _DISCARDED_BITS).astype(np.float64) * 2.0**-53
@@ -342,9 +348,8 @@ def weights_of_owners(
     **Formal guarantees.** The order is that of the module, secret to all without the key. An owner's release stays the
     same when others come or go.
     """
-    key = _order_key(secret_key, nonce)
-    words = b"".join(hashlib.blake2b(mark, key=key, digest_size=8).digest() for mark in marks)
-    return (_slots(np.frombuffer(words, "<u8"), slots) == release).astype(np.float64)
+    words = _words_of(_order_key(secret_key, nonce), marks)
+    return (_slots(words, slots) == release).astype(np.float64)
 
 
 def weights_of(secret_key: bytes, nonce: bytes, samples: int, slots: int, release: int) -> NDArray[np.float64]:
@@ -377,9 +382,7 @@ def sampled_owners(secret_key: bytes, nonce: bytes, marks: Sequence[bytes], rate
     **Formal guarantees.** The batch is that of the module, secret to all without the key. Whether an owner is in it
     stays the same when others come or go.
     """
-    key = _batch_key(secret_key, nonce)
-    words = b"".join(hashlib.blake2b(mark, key=key, digest_size=8).digest() for mark in marks)
-    return _drawn(np.frombuffer(words, "<u8"), rate)
+    return _drawn(_words_of(_batch_key(secret_key, nonce), marks), rate)
 
 
 def _batch_key(secret_key: bytes, nonce: bytes) -> bytes:

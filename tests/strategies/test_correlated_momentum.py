@@ -42,7 +42,7 @@ def test_the_momentum_is_that_of_gradients_with_the_mechanisms_noise(mechanism):
         stepped(subject, state, np.zeros(D), ROUNDS + 1)
 
 
-def test_without_momentum_and_normalisation_it_is_dp_sgd():
+def test_without_momentum_and_normalisation_it_is_noisy_sgd():
     subject = strategy(alpha=1.0, normalised=False, policy=policy(mu=1e6))
     state = stepped(subject, begun(subject, np.ones(D)), np.full(D, 6.0), 1)
     assert state.w == pytest.approx(1 - 0.05 * 6 / CLIENTS, abs=1e-4)
