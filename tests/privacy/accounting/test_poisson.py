@@ -4,7 +4,9 @@ Statistical tests state how often they fail by chance, for another seed than the
 """
 
 import math
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from murmurfl.privacy import (
     PrivacyPolicy,
     gdp_delta,
     gdp_epsilon,
+    gdp_mu,
     poisson_delta,
     poisson_epsilon,
     poisson_mu,
@@ -243,3 +246,19 @@ def test_an_amplification_counts_rounds_clip_and_rounding():
 def test_impossible_batches_are_refused(given, setting):
     with raises(ConfigurationError, "out-of-range", setting):
         poisson_epsilon(*given, DELTA)
+
+
+def test_the_pages_noise_multipliers_are_the_accounts():
+    """Those of a fixed order are plain composition: a sample is in q T rounds."""
+    page = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\d., ]*) \| (0\.5|2|8) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert len(rows) == 6
+    rate, rounds = 0.0, 0
+    for of, *figures in rows:
+        if of.strip():
+            first, second = of.split(", ")
+            rate, rounds = float(first), int(second.replace(",", ""))
+        epsilon, fixed, sampled, times = map(float, figures)
+        assert 2 * math.sqrt(rounds * rate) / gdp_mu(epsilon, DELTA) == pytest.approx(fixed, rel=6e-3)
+        assert 2 * math.sqrt(rounds) / poisson_mu(epsilon, rate, rounds, DELTA) == pytest.approx(sampled, rel=6e-3)
+        assert fixed / sampled == pytest.approx(times, rel=3e-2)
