@@ -1,7 +1,7 @@
 """The Flower App: server and client app, run configuration, tasks, reproductions and the ``murmurfl`` command.
 
-Public, and listed in docs/api.md, are :func:`fit`, :func:`load_model`, :func:`private_statistics`, :func:`simulate`,
-:class:`PrivateClassifier`, :class:`PrivateRegressor`, :class:`RunConfig`, :class:`RunResult` and
+Public, and listed in docs/api.md, are :func:`fit`, :func:`load_model`, :func:`personalise`, :func:`private_statistics`,
+:func:`simulate`, :class:`PrivateClassifier`, :class:`PrivateRegressor`, :class:`RunConfig`, :class:`RunResult` and
 :func:`record_training`; everything else may change in any release. They are
 imported when they are first used, because every process of a run imports this package, and most of them need none of
 the engines behind :func:`simulate`.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .runs.estimators import PrivateClassifier as PrivateClassifier
     from .runs.estimators import PrivateRegressor as PrivateRegressor
     from .runs.fitting import fit as fit
+    from .runs.personal import personalise as personalise
     from .runs.private_statistics import private_statistics as private_statistics
     from .runs.result import RunResult as RunResult
     from .runs.simulate import simulate as simulate

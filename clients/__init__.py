@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .online_client import ConvexSmoothGradients as ConvexSmoothGradients
     from .online_client import OnlineClient as OnlineClient
     from .online_client import local_updates as local_updates
+    from .personal_head import PersonalHead as PersonalHead
     from .private_client import PrivateClient as PrivateClient
     from .private_client import numpy_client_app as numpy_client_app
     from .queries import Centring as Centring

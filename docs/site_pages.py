@@ -46,7 +46,7 @@ MODULES: Mapping[str, tuple[str, str]] = {
 """Modules with a page each, what of them is shown (empty: everything), and in words what they are for."""
 FIRST = tuple(
     name
-    for name in ("fit", "PrivateClassifier", "PrivateRegressor", "load_model", "simulate")
+    for name in ("fit", "PrivateClassifier", "PrivateRegressor", "load_model", "personalise", "simulate")
     if hasattr(murmurfl, name)
 )
 """What the package itself has, besides its four parts."""

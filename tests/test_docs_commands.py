@@ -136,7 +136,7 @@ def read_before(tmp_path_factory):
     wards, ends = ("surgery", "internal"), ("no", "yes")
     rows = [f"{20 + i % 70},${100 + i},{wards[i % 2]},{ends[i % 3 == 0]},H{i % 7}" for i in range(200)]
     visits = [f"{i // 2},{row}" for i, row in enumerate(rows)]  # two of a person each
-    for name in ("patients.csv", "new.csv"):
+    for name in ("patients.csv", "new.csv", "north.csv"):
         (folder / name).write_text("\n".join(["age,bill,ward,readmitted,hospital", *rows]) + "\n")
     for name, person in (("visits.csv", "patient_id"), ("stays.csv", "patient_nbr")):
         (folder / name).write_text("\n".join([f"{person},age,bill,ward,readmitted,hospital", *visits]) + "\n")

@@ -141,6 +141,7 @@ ABOUT_KEYS = (  # who takes part, who may ask, what a record is and what a model
     ),
     "schema",
     "predict",
+    "personalise",
     "curves",
 )
 NAMING = ("keys", "names")  # what there is, before there is any figure

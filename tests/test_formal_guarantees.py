@@ -73,6 +73,7 @@ DOORS = {
     "privacy/release/known_samples.py",
     "app/nodes/supernode.py",
     "app/runs/paid_schema.py",
+    "app/runs/personal.py",
     "app/runs/real_fit.py",
     "app/runs/sealed.py",
 }

@@ -170,23 +170,26 @@ def predict(
     """Add what a model predicts to a table as a column, of two classes with the second one's probability."""
     from ...clients.records.client_records import CsvLines, table_file
     from ...privacy.errors import InvalidRecordError
-    from ..models.trained_model import TrainedModel
+    from ..models.trained_model import PERSONAL, PersonalModel, read_model
 
     with failing_clearly():
-        trained = TrainedModel.read(model)
+        trained = read_model(model)
+        how = "personalised" if isinstance(trained, PersonalModel) else "predicted"
         if trained.schema is None:
             raise ConfigurationError(
                 "Expected a model of a table, which has a schema, got one of arrays: use murmurfl.app.load_model.",
                 kind="unsupported",
             )
-        target = out or table.with_name(f"{table.name.partition('.')[0]}.predicted.csv")
+        target = out or table.with_name(f"{table.name.partition('.')[0]}.{how}.csv")
         if target.exists() and not force:
             raise ConfigurationError(
                 f"Expected a new file, got {target}, which exists: --force overwrites it.", kind="exists"
             )
         rows = table_file(table, trained.schema)
         _check_columns_differ(table, rows.columns)
-        found, added = trained.predict(table), [f"predicted_{trained.schema.label.column}"]
+        if isinstance(trained, PersonalModel):
+            say(f"warning: {model} {PERSONAL}. Its predictions stay inside this site.")
+        found, added = trained.predict(table), [f"{how}_{trained.schema.label.column}"]
         texts = [[value] for value in found]
         if trained.num_classes == _TWO:  # of two classes a rare one is often never the likelier
             with catch_warnings(record=True) as uncertain:
@@ -220,6 +223,34 @@ def predict(
         known = {*trained.schema.columns, trained.schema.label.column}
         if unused := [name for name in rows.columns if name not in known]:
             say(f"not used by the model: {_few(unused)}")
+
+
+def personalise(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a private model.", show_default=False)],
+    table: Annotated[
+        Path, typer.Argument(metavar="FILE", help="This site's rows, with the label.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "--output", help="The new folder.", show_default="FILE's name with .personal"),
+    ] = None,
+) -> None:
+    """Adapt a private model to one site's own rows, for use inside that site alone."""
+    from ..runs.personal import personalise as personalised
+
+    with failing_clearly():
+        target = out or table.with_name(f"{table.name.partition('.')[0]}.personal")
+        if target.exists():
+            raise ConfigurationError(
+                f"Expected a new folder for a personalised model, got {target}, which exists.", kind="exists"
+            )
+        with working("Adapting the model"):
+            made = personalised(model, table)
+        for line in made.lines():
+            say(line)
+        if made.unused:
+            say(f"not used by the model: {_few(made.unused)}")
+        say(f"model     {made.save(target)}: for murmurfl predict and load_model, inside this site")
 
 
 def curves(

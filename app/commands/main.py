@@ -24,6 +24,7 @@ _DOCUMENTATION = "https://github.com/murmurfl/murmurfl/tree/main/docs"
 _COMMANDS = {
     "fit": "fit_command:fit",
     "predict": "fit_command:predict",
+    "personalise": "fit_command:personalise",
     "curves": "fit_command:curves",
     "run": "run_command:run",
     "search": "run_command:search",
@@ -47,7 +48,7 @@ _COMMANDS = {
 }
 """Location of each command: a function, or an application of commands."""
 _TASKS = {
-    "Tables": ("fit", "predict", "curves", "statistics", "schema"),
+    "Tables": ("fit", "predict", "personalise", "curves", "statistics", "schema"),
     "Runs": ("run", "plan", "search", "audit", "report", "list", "reproduce", "names", "keys"),
     "Real clients": ("node", "helper", "server", "deploy-demo", "federation", "ledger", "roster", "owner"),
 }

@@ -5,7 +5,10 @@ scikit-learn's users load the folder as an estimator with ``predict`` and ``pred
 
 from __future__ import annotations
 
+import difflib
+import io
 import json
+import textwrap
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,11 +21,13 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.frozen import FrozenEstimator
 
+from ...clients.personal_head import PersonalHead
 from ...clients.records.client_records import Rows, Table, table_file, table_rows
 from ...clients.records.drafting import document
 from ...clients.records.places import additive_rows
 from ...clients.records.schema import Schema
 from ...privacy.errors import ConfigurationError, InvalidRecordError
+from ...privacy.files import create_private
 from ...privacy.queries.knots import KnotRows
 from ...privacy.queries.mean_of_features import centred
 from . import curves, make_model
@@ -34,6 +39,12 @@ WEIGHTS, SCHEMA, CARD, CARD_TEXT = "weights.npz", "schema.toml", "card.json", "C
 MODEL = "model"
 """The folder of a run's model, inside the run's own: there are no figures without noise in it."""
 _FORMAT = 1
+PERSONAL = "contains this site's records, do not publish"
+"""The first words about a personalised model, wherever it is shown."""
+PERSONAL_FORMAT, PERSONAL_WEIGHTS = "personal-1", "personal.npz"
+"""Format and weights of a personalised model's folder: other names than a private one's, so that neither passes for
+the other."""
+_HEAD = "personal."
 
 
 @dataclass(frozen=True)
@@ -100,18 +111,21 @@ class TrainedModel:
 
     def scores(self, rows: Table | NDArray[Any]) -> NDArray[np.float64]:
         """Scores, shape (rows, classes)."""
-        parameters = [self.arrays[name] for name in self.model.names]
         with np.errstate(invalid="ignore"):
-            features = self.inputs(rows)
-            fits = np.isfinite(features).all(axis=1, keepdims=True)
-            found = np.asarray(self.model.logits(parameters, np.where(fits, features, 0.0)), dtype=np.float64)
+            return self.scores_of_inputs(self.inputs(rows))
+
+    def scores_of_inputs(self, inputs: NDArray[np.floating]) -> NDArray[np.float64]:
+        """Scores of rows as :meth:`inputs` gives them, shape (rows, classes); NaN where a row does not fit."""
+        parameters = [self.arrays[name] for name in self.model.names]
+        fits = np.isfinite(inputs).all(axis=1, keepdims=True)
+        found = np.asarray(self.model.logits(parameters, np.where(fits, inputs, 0.0)), dtype=np.float64)
         return np.where(fits, found, np.nan)
 
     def predict(self, rows: Table | NDArray[Any]) -> NDArray[Any]:
         """Predict the class or number of each row; None or NaN where a row does not fit the schema."""
         scores = self.scores(rows)
         if self.num_classes == 1:
-            return self._number(scores[:, 0])
+            return self.numbers(scores[:, 0])
         fits = np.isfinite(scores).all(axis=1)
         found = self.classes[np.where(np.isnan(scores), -np.inf, scores).argmax(axis=1)]
         if not fits.all():
@@ -133,6 +147,13 @@ class TrainedModel:
         scores = self.scores(rows)
         shares = np.exp(scores - scores.max(axis=1, keepdims=True))
         return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+
+    @property
+    def guarantee(self) -> str:
+        """Promise of the model's card in one sentence, which begins with ``No guarantee`` if there is none."""
+        if self.card.get("epsilon") is None:
+            return f"No guarantee: {self.card.get('what', 'the model has no card')}."
+        return str(self.card["sentence"])
 
     @cached_property
     def pipeline(self) -> SavedPipeline:
@@ -174,29 +195,13 @@ class TrainedModel:
 
     @classmethod
     def read(cls, folder: Path | str) -> TrainedModel:
-        """Read the model of a folder; raise ConfigurationError if :meth:`save` did not write it."""
-        where = Path(folder).expanduser()
-        if not (where / CARD).exists() and (where / MODEL / CARD).exists():  # a run's folder has its model in another
-            where = where / MODEL
-        try:
-            card = json.loads((where / CARD).read_text(encoding="utf-8"))
-            if card["format"] != _FORMAT:
-                raise ConfigurationError(
-                    f"Expected a model of format {_FORMAT} in {where}, got {card['format']!r}: use the murmurfl that "
-                    "wrote it.",
-                    kind="other-format",
-                )
-            own = {name: card["model"][name] for name in _SAVED}
-            with np.load(where / WEIGHTS, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise ConfigurationError(
-                f"Expected a model's folder at {where} (`murmurfl fit` and RunResult.save write one), got: {reason}.",
-                kind="unreadable",
-            ) from error
-        schema = Schema.read_file(where / SCHEMA) if (where / SCHEMA).exists() else None
-        return cls(**own, arrays=arrays, schema=schema, card=card)
+        """Read the model of a folder; raise ConfigurationError if :meth:`save` did not write it.
+
+        A folder that ``murmurfl personalise`` wrote is refused: nothing that shows or publishes a model may take it for
+        a private one.
+        """
+        own, arrays, schema, card = _read_folder(folder, _FORMAT, WEIGHTS)
+        return TrainedModel(**own, arrays=arrays, schema=schema, card=card)
 
     @property
     def additive(self) -> KnotRows:
@@ -207,13 +212,178 @@ class TrainedModel:
         knots = (len(self.arrays[KNOTS_ARRAY]) - 1 - 2 * (self.num_classes == 1)) // numbers
         return additive_rows(self.schema, knots)
 
-    def _number(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    def numbers(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return scores of numbers, shape (rows,), in the label's unit."""
         if KNOTS_ARRAY in self.arrays:
             return self.additive.unscaled(scores, self.arrays[KNOTS_ARRAY])
         if self.schema is None or self.schema.label.bounds is None:
             return scores
         low, high = self.schema.label.bounds
         return low + (np.clip(scores, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
+
+
+def model_folder(folder: Path | str) -> Path:
+    """Return the folder of a model: the one of that name, or the one inside a run's folder."""
+    where = Path(folder).expanduser()
+    inside = not (where / CARD).exists() and (where / MODEL / CARD).exists()
+    return where / MODEL if inside else where
+
+
+def _read_folder(folder: Path | str, expected: int | str, weights: str) -> tuple[dict[str, Any], Any, Any, Any]:
+    """Return the settings, arrays, schema and card in a model's folder of that format."""
+    where = model_folder(folder)
+    try:
+        card = json.loads((where / CARD).read_text(encoding="utf-8"))
+        found = card["format"]
+        if found == PERSONAL_FORMAT and found != expected:
+            raise ConfigurationError(
+                f"Expected a private model in {where}, got a personalised one, which {PERSONAL}. Inside that site, "
+                "`murmurfl predict` and `load_model` use it.",
+                kind="unsupported",
+            )
+        if found != expected:
+            raise ConfigurationError(
+                f"Expected a model of format {expected} in {where}, got {found!r}: use the murmurfl that wrote it.",
+                kind="other-format",
+            )
+        own = {name: card["model"][name] for name in _SAVED}
+        with np.load(where / weights, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except ConfigurationError:  # a ValueError, too
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        near = [] if where.exists() else difflib.get_close_matches(where.name, _neighbours(where), n=1)
+        raise ConfigurationError(
+            f"Expected a model's folder at {where} (`murmurfl fit` and RunResult.save write one), got: {reason}."
+            f"{f' Did you mean {where.with_name(near[0])}?' if near else ''}",
+            kind="unreadable",
+        ) from error
+    schema = Schema.read_file(where / SCHEMA) if (where / SCHEMA).exists() else None
+    return own, arrays, schema, card
+
+
+def _neighbours(where: Path) -> list[str]:
+    """Return the names next to a path."""
+    return sorted(one.name for one in where.parent.iterdir()) if where.parent.is_dir() else []
+
+
+@dataclass(frozen=True, repr=False)
+class PersonalModel(TrainedModel):
+    """A common model with a head that was fitted to the rows of one site: it contains that site's records.
+
+    Notes
+    -----
+    It has no epsilon. :meth:`write` keeps it in files of a format of their own, which only their owner can read and
+    which :meth:`TrainedModel.read` refuses. It has neither a pipeline nor curves, which would be shown without the
+    warning.
+    """
+
+    head: PersonalHead = field(kw_only=True)
+
+    def __repr__(self) -> str:
+        return f"PersonalModel ({PERSONAL})"
+
+    @property
+    def guarantee(self) -> str:
+        """Sentence that nothing is guaranteed but what the common model promises."""
+        common: Mapping[str, Any] = self.card["common_model"]
+        kept = f"keeps its guarantee: {common['sentence']}" if common.get("epsilon") is not None else "has none either."
+        if common.get("epsilon") is None and common.get("what"):
+            kept = f"has none either ({common['what']})."
+        return f"No guarantee: this model {PERSONAL}. The common model that it was adapted from {kept}"
+
+    def scores_of_inputs(self, inputs: NDArray[np.floating]) -> NDArray[np.float64]:
+        """Scores of rows as :meth:`inputs` gives them, shape (rows, classes); NaN where a row does not fit."""
+        return self.head.scores(super().scores_of_inputs(inputs), inputs if self.head.weights.size else None)
+
+    @cached_property
+    def pipeline(self) -> SavedPipeline:
+        """No pipeline: one would be used without the card."""
+        return SavedPipeline(None, [f"none, because the model {PERSONAL}"])
+
+    def curves(self) -> dict[str, ColumnCurve]:
+        """Raise ConfigurationError: curves are drawn with bands for noise, and this model has none."""
+        raise self._refused("curves")
+
+    def importance(self) -> dict[str, float]:
+        """Raise ConfigurationError, as :meth:`curves` does."""
+        raise self._refused("importance")
+
+    def coefficients(self) -> list[Coefficient]:
+        """Raise ConfigurationError, as :meth:`curves` does."""
+        raise self._refused("coefficients")
+
+    def save(self, folder: Path | str, text: str = "") -> Path:
+        """Raise ConfigurationError: only private models are saved for others."""
+        raise self._refused("save")
+
+    def write(self, folder: Path | str) -> Path:
+        """Write the model into a new folder that only its owner can read; raise ConfigurationError if it is there."""
+        where = Path(folder).expanduser()
+        try:
+            where.mkdir(mode=0o700)
+        except FileExistsError as error:
+            raise ConfigurationError(
+                f"Expected a new folder for a personalised model, got {where}, which exists.", kind="exists"
+            ) from error
+        except OSError as error:
+            raise ConfigurationError(
+                f"Expected a folder in which {where} can be made, got: {error.strerror}.", kind="not-found"
+            ) from error
+        head = {"share": self.head.share, "weights": self.head.weights, "offsets": self.head.offsets}
+        head |= {"common": self.head.common}
+        file = io.BytesIO()
+        arrays: dict[str, Any] = {**self.arrays, **{f"{_HEAD}{name}": value for name, value in head.items()}}
+        np.savez(file, **arrays)
+        error = ConfigurationError
+        create_private(where / PERSONAL_WEIGHTS, "a personalised model", file.getvalue(), error=error)
+        if self.schema is not None:
+            create_private(where / SCHEMA, "its schema", document(self.schema).encode(), error=error)
+        own = {name: getattr(self, name) for name in _SAVED}
+        card = {"what": self.card["what"], "format": PERSONAL_FORMAT, "model": own, **self.card}
+        text = json.dumps(card, indent=2, allow_nan=False) + "\n"
+        create_private(where / CARD, "its card", text.encode(), error=error)
+        create_private(where / CARD_TEXT, "its card", self.card_text().encode(), error=error)
+        return where
+
+    def card_text(self) -> str:
+        """Return the card for people, in Markdown; its first words are those that matter."""
+        lines = [f"# {PERSONAL[0].upper()}{PERSONAL[1:]}", "", "A common model, personalised inside one site.", ""]
+        lines += textwrap.wrap(f"* **guarantee**: {self.guarantee}", 100, subsequent_indent="  ")
+        adapted = 100 * (1 - self.head.common)
+        lines += [f"* **adapted**: {adapted:.0f} % of the mixture, {100 - adapted:.0f} % is the common model itself"]
+        lines += [f"* **made**: {self.card['date']} by murmurfl {self.card['murmurfl']}"]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def read(cls, folder: Path | str) -> PersonalModel:
+        """Read a personalised model; raise ConfigurationError if :meth:`write` did not write the folder."""
+        own, arrays, schema, card = _read_folder(folder, PERSONAL_FORMAT, PERSONAL_WEIGHTS)
+        head = {name.removeprefix(_HEAD): arrays.pop(name) for name in list(arrays) if name.startswith(_HEAD)}
+        made = PersonalHead(float(head["share"]), head["weights"], head["offsets"], float(head["common"]))
+        return PersonalModel(**own, arrays=arrays, schema=schema, card=card, head=made)
+
+    @staticmethod
+    def _refused(what: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"Expected a private model for {what}, got a personalised one, which {PERSONAL}. Use the common model that "
+            "it was adapted from.",
+            kind="unsupported",
+        )
+
+
+def read_model(folder: Path | str) -> TrainedModel:
+    """Read the model of a folder for predictions: a private one, or a :class:`PersonalModel`.
+
+    Everything that is not about predictions calls :meth:`TrainedModel.read`, which refuses personalised models.
+    """
+    try:
+        card = json.loads((model_folder(folder) / CARD).read_text(encoding="utf-8"))
+        personal = card["format"] == PERSONAL_FORMAT
+    except (OSError, ValueError, KeyError, TypeError):
+        personal = False  # what is wrong is said below
+    return PersonalModel.read(folder) if personal else TrainedModel.read(folder)
 
 
 def _read(rows: Table | NDArray[Any], schema: Schema) -> NDArray[np.floating]:
@@ -275,7 +445,12 @@ class _Loaded(BaseEstimator):
     @cached_property
     def model(self) -> TrainedModel:
         """Trained model in the folder."""
-        return TrainedModel.read(self.folder)
+        return read_model(self.folder)
+
+    @property
+    def guarantee(self) -> str:
+        """Return :attr:`TrainedModel.guarantee`."""
+        return self.model.guarantee
 
     @property
     def n_features_in_(self) -> int:
@@ -319,20 +494,29 @@ class TrainedRegressor(RegressorMixin, _Loaded):
     """A saved model of numbers as a scikit-learn estimator."""
 
 
+class PersonalisedClassifier(TrainedClassifier):
+    """A personalised model of classes as a scikit-learn estimator: it contains one site's records."""
+
+
+class PersonalisedRegressor(TrainedRegressor):
+    """A personalised model of numbers as a scikit-learn estimator: it contains one site's records."""
+
+
 def load_model(folder: Path | str) -> FrozenEstimator:
     """Load a saved model as a frozen scikit-learn estimator: ``fit`` changes nothing, and ``clone`` keeps it.
 
     Parameters
     ----------
     folder : path
-        As :meth:`murmurfl.app.RunResult.save` and ``murmurfl fit`` write it.
+        As :meth:`murmurfl.app.RunResult.save` and ``murmurfl fit`` write it. One that ``murmurfl personalise`` wrote is
+        loaded with a warning.
 
     Returns
     -------
     FrozenEstimator
         Around a :class:`TrainedClassifier` or :class:`TrainedRegressor`, with ``predict``, ``score``,
-        ``n_features_in_`` and, if it predicts classes, ``predict_proba`` and ``classes_``. It takes rows as a file,
-        DataFrame or list of mappings, by name, or as an array in the schema's order.
+        ``n_features_in_``, ``guarantee`` (a sentence) and, if it predicts classes, ``predict_proba`` and ``classes_``.
+        It takes rows as a file, DataFrame or list of mappings, by name, or as an array in the schema's order.
 
     Raises
     ------
@@ -350,7 +534,11 @@ def load_model(folder: Path | str) -> FrozenEstimator:
     (['no', 'yes'], 1)
     """
     where = str(Path(folder).expanduser())
-    model = TrainedModel.read(where)
-    made = TrainedRegressor(where) if model.num_classes == 1 else TrainedClassifier(where)
+    model = read_model(where)
+    if isinstance(model, PersonalModel):
+        warnings.warn(f"{where} {PERSONAL}: nor its predictions.", stacklevel=2)
+        made = PersonalisedRegressor(where) if model.num_classes == 1 else PersonalisedClassifier(where)
+    else:
+        made = TrainedRegressor(where) if model.num_classes == 1 else TrainedClassifier(where)
     vars(made)["model"] = model  # where its cached property looks first
     return FrozenEstimator(made)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .app.runs.estimators import PrivateClassifier as PrivateClassifier
     from .app.runs.estimators import PrivateRegressor as PrivateRegressor
     from .app.runs.fitting import fit as fit
+    from .app.runs.personal import personalise as personalise
     from .app.runs.simulate import simulate as simulate
     from .app.version import __version__ as __version__
 

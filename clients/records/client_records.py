@@ -10,6 +10,7 @@ samples becomes one of b owners.
 from __future__ import annotations
 
 import csv
+import difflib
 import gzip
 import io
 import logging
@@ -352,8 +353,11 @@ def check_columns(columns: Sequence[str], schema: Schema) -> None:
     named = [*schema.columns, schema.label.column, *([schema.owner] if schema.owner else [])]
     wrong = [name for name in named if list(columns).count(name) != 1]
     if wrong:
+        others = [name for name in columns if name not in named]
+        near = [(one, name) for name in wrong for one in difflib.get_close_matches(name, others, n=1)]
+        meant = f" Rename {near[0][0]!r} if it is {near[0][1]!r}." if near else ""
         raise ConfigurationError(
-            f"Expected each column of the schema once in the table, got {', '.join(wrong)} missing or twice.",
+            f"Expected each column of the schema once in the table, got {', '.join(wrong)} missing or twice.{meant}",
             kind="mismatch",
             setting="columns",
         )
