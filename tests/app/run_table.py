@@ -213,6 +213,17 @@ RUNS = {
     "correlated-momentum, blt, losses": Run(
         "cohort workers", replace(PASSES, strategy="correlated-momentum", lost_replies=0.2)
     ),
+    "trusted-sgd, Poisson batches, losses": Run(
+        "cohort workers ray",
+        _mu2(
+            strategy="trusted-sgd",
+            batch_selection="poisson",
+            mu=0.0,
+            epsilon=2.0,
+            clients_per_round=10,
+            lost_replies=0.2,
+        ),
+    ),
     "trusted-sgd, several passes": Run("cohort", replace(PASSES, strategy="trusted-sgd"), long=True),
     "delayed-momentum": Run("cohort", _mu2(strategy="delayed-momentum"), long=True),
     "delayed-momentum, papers' schedule, losses": Run(
