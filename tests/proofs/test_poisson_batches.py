@@ -320,6 +320,21 @@ def test_no_figure_of_a_round_says_how_many_were_drawn():
     assert told[0] == told[1]
 
 
+def test_a_resumed_training_goes_on_with_fresh_batches(tmp_path):
+    """A round that was cut off was answered and never published; with fixed batches its client would be left out."""
+    ledger, keys = DurableLedger(), SystemKeys(KEY)
+    subject = client(keys=keys, ledger=ledger)
+    known = {"noise_keys": None, "checkpoint": tmp_path / "checkpoint", "session": "s"}
+    start = ArrayRecord([np.zeros(D)])
+    strategy(**known).start(Direct([subject]), start, num_rounds=3)
+    subject.privatizer.release("s", 2, lambda part: ROWS[part])
+    grid, again = Direct([client(keys=keys, ledger=ledger)]), strategy(**known)
+    again.start(grid, start, num_rounds=6)
+    assert [report.aggregated for report in again.history] == [1] * 6
+    assert len(np.unique(np.array(grid.models), axis=0)) == 3
+    assert subject.privatizer.statement("s").releases == 7
+
+
 def test_the_account_counts_the_rounds_that_are_published():
     subject = strategy()
     stream = subject.aggregator.stream
