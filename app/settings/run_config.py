@@ -239,7 +239,8 @@ class RunConfig(RunKeys):
 
     def to_mapping(self) -> dict[str, bool | int | float | str]:
         """Return the configuration with hyphenated keys."""
-        return {name: one.of(self) for name, one in run_keys().items()}
+        mapping = {name: one.of(self) for name, one in run_keys().items()}
+        return {**mapping, "mu": 0.0} if self.epsilon else mapping  # which follows from it
 
     def shown(self) -> dict[str, bool | int | float | str]:
         """Return the configuration with hyphenated keys, a permit by its digest: whoever has a permit may use it."""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from murmurfl.app import simulate
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.runs.experiment import prepare
@@ -41,6 +42,7 @@ def test_a_mu_that_is_asked_for_is_the_one_without_the_secret():
 
 def test_a_configuration_comes_back_as_it_was():
     assert RunConfig.from_mapping(BASE.to_mapping()) == BASE
+    assert simulate(BASE, num_rounds=2).guarantee.amplified.epsilon <= 2.0
     settled = prepare(BASE).config
     assert settled.epsilon == 0.0
     assert settled.mu > 4 * BASE.mu
