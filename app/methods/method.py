@@ -419,7 +419,7 @@ class Method(ABC):
         policy, loss = self.policy(problem, max(problem.sizes)), as_loss(loss)
         if self.trusted:
             rounds = None if brief else problem.num_rounds
-            amplified = None if brief or stated else self.server_amplification(problem)
+            amplified = None if brief else self.server_amplification(problem)  # of its own noise: real clients' too
             noise = self.server_noise(problem.config)
             return server_guarantee(policy, loss.mu, noise, rounds, notes=notes, stated=stated, amplified=amplified)
         words, amplified = self.brief_words(policy) if brief else words, None

@@ -41,7 +41,7 @@ from ...privacy.release.admission import ROUNDING
 from ...privacy.release.known_samples import Owners
 from ...privacy.release.ledgered_privatizer import LedgeredPrivatizer
 from ...privacy.release.policy import PrivacyPolicy
-from ...privacy.setting import Value
+from ...privacy.setting import Value, refusal
 from ...strategies.queries import Statistics
 from ..data.table_task import ReadTable, TableTask, model_inputs, of_nobody, read_for, scaled_labels
 from ..data.task import Dataset
@@ -149,6 +149,12 @@ def fit_for_real(
     experiment = prepare(RunConfig.from_mapping(trained))
     config = experiment.config
     check_deployed(config)
+    if config.poisson_batches:
+        if scaling_share:
+            raise refusal(
+                "scale", "empty with batch-selection = 'poisson': the statistics show every sample", "private"
+            )
+        mu = config.mu  # what the ledger counts: it holds even if the batches become known
     kept, policy = _opened(ledger, experiment, schema, mu, scaling_mu, budget, found.name)
     order = np.empty(0, np.int64) if schema.owner else order_on(kept, found.name, count)
     unit = f"{count:,} places for persons in" if schema.owner else f"{count:,} rows of"
@@ -257,6 +263,10 @@ def why_no_figure(config: RunConfig, schema: Schema, rows: int) -> str:
     usual = evaluated_privately(schema)
     if not usual:
         return ""
+    if config.secret_batches:
+        return (
+            f"it would show every row, and batch-selection = {config.batch_selection!r} hides in which rounds each is"
+        )
     bins = int(usual.get("evaluation.score-bins", 0))
     asked = replace(config, private_evaluation=EVALUATION_SHARE, held_out=_HELD_OUT, score_bins=bins)
     width = _half_width(asked, schema, rows)

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from murmurfl.app import simulate
+from murmurfl.app import fit, simulate
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.nodes.node_config import NodeConfig
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
-from murmurfl.privacy import ConfigurationError, gdp_epsilon, poisson_epsilon
+from murmurfl.clients import Column, Label, Schema
+from murmurfl.privacy import ConfigurationError, SQLiteLedger, gdp_epsilon, poisson_epsilon
 from murmurfl.privacy.release import prefix_sums
 
 BASE = RunConfig(
@@ -118,3 +119,27 @@ def test_nothing_that_a_run_says_tells_how_large_a_batch_was(monkeypatch):
     differ = {name for name in ours if ours[name] != theirs[name] and ours[name] == ours[name]}
     assert {name.rsplit(".", 1)[-1] for name in differ if not name.startswith(CLIPPING)} <= FIGURES
     assert any(name.endswith("accuracy") for name in differ), "the model did differ"
+
+
+@pytest.mark.usefixtures("small_rehearsals")
+def test_a_trusted_curator_trains_on_a_table_with_secret_keys(tmp_path):
+    """One computer with all rows: nothing else shows every row, and the ledger counts what needs no secret."""
+    schema = Schema(
+        columns={"age": Column(kind="number", bounds=(0, 100))}, label=Label(column="ill", classes=2), reviewed=True
+    )
+    (tmp_path / "rows.csv").write_text(
+        "age,ill\n" + "".join(f"{age % 90},{int(age % 90 > 45)}\n" for age in range(200))
+    )
+    known = {"schema": schema, "real": True, "strategy": "trusted-sgd", "batch_selection": "poisson", "num_rounds": 8}
+    result = fit(tmp_path / "rows.csv", epsilon=2.0, ledger=tmp_path / "ledger", **known)
+    found = result.guarantee.amplified
+    assert (found.slots, found.proved) == (8, True)
+    assert found.epsilon <= 2.0
+    with SQLiteLedger(tmp_path / "ledger").exclusive() as page:
+        spent = page.account().spent.mu
+    assert spent == pytest.approx(result.guarantee.mu)
+    assert found.epsilon == pytest.approx(poisson_epsilon(spent, found.rate, 8, 1e-5), rel=1e-2)
+    for other, complaint in (({"evaluate": "private"}, "evaluation"), ({"scale": "private"}, "scale")):
+        with pytest.raises(ConfigurationError, match=complaint):
+            fit(tmp_path / "rows.csv", epsilon=2.0, ledger=tmp_path / "other", **known, **other)
+    assert not (tmp_path / "other").exists()
