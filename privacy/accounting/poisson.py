@@ -93,7 +93,7 @@ class LossSum:
     @property
     def losses(self) -> NDArray[np.float64]:
         """The points of the grid."""
-        return (self.first + np.arange(len(self.masses))) * self.spacing
+        return np.asarray((self.first + np.arange(len(self.masses))) * self.spacing, np.float64)
 
     def delta(self, epsilon: float) -> float:
         """Return an upper bound of E max(1 - e^(epsilon - L), 0) under P, up to :data:`ROUNDING`."""
