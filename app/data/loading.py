@@ -19,6 +19,7 @@ from ...clients.records.schema import check_majority
 from ...privacy.errors import ConfigurationError
 from ...privacy.noise import derived_seed
 from ...privacy.release.clipping import clip_per_sample
+from ...privacy.release.policy import SINGLE_SAMPLES
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, is_additive
 from .partition import OwnedShards, Parts, Shards
@@ -98,7 +99,7 @@ def load_shards(config: RunConfig, dataset: Dataset, *, stated: bool = False) ->
     """Every client's samples, or owners, under the configuration's partition, in an order of its seed.
 
     With ``stated`` clients state themselves how many samples they have; then none of these numbers bounds anything.
-    Raises ConfigurationError if there are fewer samples than clients, or a client would have less than one batch.
+    Raises ConfigurationError if there are fewer samples than clients, a client would have none, or no client a batch.
     """
     samples = len(dataset.train_labels)
     if config.num_clients > samples:
@@ -125,23 +126,27 @@ def load_shards(config: RunConfig, dataset: Dataset, *, stated: bool = False) ->
     if stated:
         return shards
     least, rows = int(shards.sizes.min()), "owners" if most else "samples"
-    if "batch-size" not in registry("strategy")[config.strategy].keys:
-        if least < 1:  # each release uses all samples of a client
-            raise ConfigurationError(
-                "Expected at least one sample for each client, got none: use fewer clients.", kind="out-of-range"
-            )
-        return shards
-    if config.batch_size > least:
+    if least < 1:
         raise ConfigurationError(
-            f"Expected batch-size <= {least}, the {rows} of the smallest client, got {config.batch_size}; "
+            "Expected at least one sample for each client, got none: use fewer clients.", kind="out-of-range"
+        )
+    method = registry("strategy")[config.strategy]
+    if "batch-size" not in method.keys:
+        return shards
+    # A client with fewer samples has smaller batches, unless what is clipped is made of local steps.
+    by_samples = (config.clip_unit or method.clip_units[0]) in SINGLE_SAMPLES
+    held, whose = (int(shards.sizes.max()), "largest") if by_samples else (least, "smallest")
+    if config.batch_size > held:
+        raise ConfigurationError(
+            f"Expected batch-size <= {held}, the {rows} of the {whose} client, got {config.batch_size}; "
             "use fewer clients or a smaller batch.",
             kind="out-of-range",
             setting="batch-size",
             got=config.batch_size,
         )
-    if config.passes == 1 and config.batch_size * config.max_participations > least:
+    if config.passes == 1 and config.batch_size * config.max_participations > held:
         raise ConfigurationError(
-            f"Expected batch-size x max-participations <= {least}, the {rows} of the smallest client (each is used "
+            f"Expected batch-size x max-participations <= {held}, the {rows} of the {whose} client (each is used "
             f"once), got {config.batch_size} x {config.max_participations}.",
             kind="out-of-range",
             setting="batch-size",

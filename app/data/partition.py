@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar, overload
+from warnings import catch_warnings, simplefilter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -291,7 +292,9 @@ class Dirichlet(ByLabel):
         )
         partitioner.dataset = Table.from_dict({"index": order, "label": labels[order]})
         try:
-            return [np.array(partitioner.load_partition(i)["index"], dtype=np.int64) for i in range(clients)]
+            with catch_warnings():
+                simplefilter("ignore")  # that it draws again
+                return [np.array(partitioner.load_partition(i)["index"], dtype=np.int64) for i in range(clients)]
         except ValueError as error:
             raise ConfigurationError(
                 f"Expected a Dirichlet partition of {len(order)} samples with at least one for each of {clients} "
@@ -330,6 +333,41 @@ class LabelSkew(ByLabel):
             parts.append(np.concatenate([pool[:count] for pool, count in zip(pools, counts, strict=True)]))
             pools = [pool[count:] for pool, count in zip(pools, counts, strict=True)]
         return parts
+
+
+class Classes(ByLabel):
+    """Clients that each have samples of few classes; a class is split evenly among the clients that have it.
+
+    Notes
+    -----
+    Source: McMahan et al., 2017, arXiv:1602.05629, section 3, with classes in place of shards of sorted samples.
+    """
+
+    name = "classes"
+    sentence = "samples of partition.classes classes for each client"
+    keys = frozenset({"partition.classes"})
+    reads = frozenset({"num_clients", "classes_per_client", "seed"})
+
+    def split(
+        self, labels: NDArray[Any], order: NDArray[np.int64], config: RunConfig, generator: np.random.Generator
+    ) -> Sequence[NDArray[np.int64]]:
+        classes, each, clients = np.unique(labels), config.classes_per_client, config.num_clients
+        if not len(classes) <= clients * each <= clients * len(classes):
+            raise ConfigurationError(
+                f"Expected partition.classes from {-(-len(classes) // clients)} to {len(classes)}, with which "
+                f"{clients} clients have all {len(classes)} classes, got {each}.",
+                kind="out-of-range",
+                setting="partition.classes",
+                got=each,
+            )
+        # In turn, so that every class has as many clients as every other, or one more.
+        turns = generator.permutation(classes)[np.arange(clients * each) % len(classes)].reshape(clients, each)
+        parts: list[list[NDArray[np.int64]]] = [[] for _ in range(clients)]
+        for one in classes:
+            holders = np.flatnonzero((turns == one).any(axis=1))
+            for client, samples in zip(holders, np.array_split(order[labels[order] == one], len(holders)), strict=True):
+                parts[client].append(samples)
+        return [np.concatenate(part) for part in parts]
 
 
 class HalfByLabel(ByLabel):
@@ -379,6 +417,27 @@ class Unequal(ByLabel):
         return Parts(order, np.diff(starts, prepend=0, append=len(order)))
 
 
+class PowerLaw(ByLabel):
+    """Sizes of a power law: a few clients have most samples, and many have a handful."""
+
+    name = "power-law"
+    sentence = "few clients with most samples and many with a handful, drawn at random"
+    reads = frozenset({"num_clients", "seed"})
+    exponent = 1.5
+    """The client with the r-th most samples has a share of r^-exponent."""
+
+    def split(
+        self, labels: NDArray[Any], order: NDArray[np.int64], config: RunConfig, generator: np.random.Generator
+    ) -> Sequence[NDArray[np.int64]]:
+        clients = config.num_clients
+        shares = np.arange(1.0, clients + 1) ** -self.exponent
+        ends = np.cumsum(shares) / shares.sum() * (len(order) - clients)
+        ends[-1] = len(order) - clients
+        # One sample for each client, and the rest by shares.
+        sizes = 1 + np.diff(np.rint(ends).astype(np.int64), prepend=0)
+        return Parts(order, generator.permutation(sizes))
+
+
 class OwnPartition(Partition):
     """The clients that the data come with, each with its samples in a seeded order."""
 
@@ -399,6 +458,8 @@ class OwnPartition(Partition):
 
 
 PARTITIONS = Registry(
-    "partition", Partition, (Iid(), LabelSkew(), Dirichlet(), Unequal(), HalfByLabel(), OwnPartition())
+    "partition",
+    Partition,
+    (Iid(), LabelSkew(), Dirichlet(), Classes(), Unequal(), PowerLaw(), HalfByLabel(), OwnPartition()),
 )
 """The built-in partitions by name; a user's own is a subclass, named ``package.module:Class``."""

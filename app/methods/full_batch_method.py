@@ -221,9 +221,9 @@ class FullBatchMethod(Method, algorithm="full-batch"):
         """
         return 2.0 * math.sqrt(model.num_parameters) / (_SAMPLES_PER_ROOT_OF_CLIENTS * self.noise_mu(config, sizes))
 
-    def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
+    def releases_of(self, config: RunConfig, samples: int, sizes: Sequence[int]) -> tuple[float, str]:
         if config.max_participations:
-            return super().releases_of(config, samples, fewest)
+            return super().releases_of(config, samples, sizes)
         return math.inf, "all samples in every release"
 
     def policy(self, problem: ResolvedRun, samples: int) -> PrivacyPolicy:
@@ -368,7 +368,7 @@ class OneShotMethod(Method, algorithm="one-shot"):
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
         return 1
 
-    def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
+    def releases_of(self, config: RunConfig, samples: int, sizes: Sequence[int]) -> tuple[float, str]:
         return 1, "all samples in one release"
 
     def release_size(self, problem: ResolvedRun) -> int:

@@ -340,7 +340,7 @@ class ShuffledMethod(Method, algorithm="shuffled"):
     def asked_rounds(self, config: RunConfig, num_rounds: int) -> range:
         return private_rounds(config.variant, num_rounds, config.private_share)  # type: ignore[arg-type]
 
-    def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
+    def releases_of(self, config: RunConfig, samples: int, sizes: Sequence[int]) -> tuple[float, str]:
         # An epoch takes all samples, and they return.
         return config.max_participations or math.inf, f"max-participations = {config.max_participations}"
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.algorithms import ALGORITHMS, Algorithm
@@ -219,39 +220,61 @@ class Method(ABC):
     def rounds_of_a_pass(self, config: RunConfig, sizes: Sequence[int]) -> int:
         """Return the number of rounds that go once through all samples."""
         if self.everybody or self.has_regret:
-            # Every client is in every round, so the pass ends when the first client has no more samples.
-            return min(sizes) // config.batch_size
+            return self.common_batches(config, sizes)
         if config.secure:
-            # All clients have the cap of the one with the fewest samples.
-            return len(sizes) * (min(sizes) // config.batch_size) // config.asked_per_round
+            return len(sizes) * self.common_batches(config, sizes) // config.asked_per_round
         return sum(sizes) // (config.asked_per_round * config.batch_size)
+
+    def common_batches(self, config: RunConfig, sizes: Sequence[int]) -> int:
+        """Return the number of batches into which all clients deal their samples, where they share rounds or sums.
+
+        A client with fewer samples has smaller batches, whose missing samples count as zero; one with more leaves some
+        unused. For so many batches n of the samples, the sum of a round has n / batches samples and the noise of all
+        clients, whatever their number: the ratio over all rounds together is n / sqrt(batches), which is largest here.
+        One batch more or less is how samples are split, and then nobody has a smaller one.
+        """
+        held = np.asarray(sizes, dtype=np.int64)
+        full = held // config.batch_size
+        if self.local_steps or (full.min() >= 1 and full.max() - full.min() <= 1):
+            return int(full.min())
+        possible = np.unique(np.maximum(full, 1))
+        used = np.array([np.minimum(held, batches * config.batch_size).sum() for batches in possible], dtype=float)
+        return int(possible[np.argmax(used**2 / possible)])
 
     def asked_rounds(self, config: RunConfig, num_rounds: int) -> range:
         """Return the rounds in which clients are asked."""
         return range(1, num_rounds + 1)
 
-    def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
+    def releases_of(self, config: RunConfig, samples: int, sizes: Sequence[int]) -> tuple[float, str]:
         """Return how many releases a simulated client can make, and what limits it.
 
         Parameters
         ----------
-        samples, fewest : int
-            Samples of the client, and of the one with the fewest.
+        samples : int
+            Samples of the client.
+        sizes : sequence of int
+            Samples of all clients.
         """
         if config.max_participations:
             return config.max_participations, f"max-participations = {config.max_participations}"
-        samples = fewest if self.everybody or config.secure else samples
+        batches = self._batches(config, samples, sizes)
         often = f", each of them {config.passes} times" if config.passes > 1 else ""
-        releases = config.passes * (samples // config.batch_size)
-        return releases, f"{samples} samples in batches of {config.batch_size}{often}"
+        held = f"{min(samples, batches * config.batch_size)} samples in {batches} batches"
+        return config.passes * batches, f"{held} of at most {config.batch_size}{often}"
+
+    def _batches(self, config: RunConfig, samples: int, sizes: Sequence[int]) -> int:
+        """Return the number of batches into which a simulated client deals its samples."""
+        if self.everybody or config.secure:
+            return self.common_batches(config, sizes)
+        return max(samples // config.batch_size, 1)
 
     def policy(self, problem: ResolvedRun, samples: int) -> PrivacyPolicy:
         """Return the policy that a simulation gives a client with so many samples.
 
-        Under secure aggregation all clients have that of the one with the fewest: what shares a sum has one noise.
+        Under secure aggregation all clients have the same: what shares a sum has one noise.
         """
         config = problem.config
-        separation = (min(problem.sizes) if self.everybody or config.secure else samples) // config.batch_size
+        separation = self._batches(config, samples, problem.sizes)
         mechanism = self.mechanism(config)
         schedule = problem.values.schedule if mechanism == "cancelling" and "mechanism.schedule" in self.keys else None
         # In a secret order a release has b samples on average if there is one for every b of them, asked for or not.

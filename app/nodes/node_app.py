@@ -174,7 +174,9 @@ def describe(client: PrivateClient) -> str:
         else f" Budget of all runs: mu = {budget}."
     )
     rows, counted = ("owners", "places of owners") if most else ("samples", "samples")
-    each = f"the sum of all {rows}" if policy.batch_selection == "full_batch" else f"{policy.batch_size} {counted}"
+    most_of = "at most " if policy.has_few(client.privatizer.num_samples) else ""
+    batch = f"{most_of}{policy.batch_size} {counted}"
+    each = f"the sum of all {rows}" if policy.batch_selection == "full_batch" else batch
     return f"{name}: up to {releases} releases of {each} a run, {guarantee.sentence}{sums}{kept}"
 
 

@@ -294,7 +294,7 @@ class NodeConfig(RecordsFile):
         self, num_samples: int, terms: dict[str, Any], records: Schema | None = None, /, **of_model: Any
     ) -> PrivacyPolicy:
         """Return the policy for so many samples, and for a mu, delta and budget that were decided (:meth:`terms`)."""
-        separation = num_samples // self.batch_size
+        separation = max(num_samples // self.batch_size, 1)
         before = 0.0 if self._knots_are_given(records) else self._share_before
         shares = before + self.private_evaluation
         if shares:

@@ -239,8 +239,7 @@ class Experiment(ResolvedRun):
     def _shortage(self, num_rounds: int) -> Exhaustion | None:
         config, sizes = self.config, self.sizes
         rounds = self.method.asked_rounds(config, num_rounds)
-        fewest = min(sizes)
-        limits = {size: self.method.releases_of(config, size, fewest) for size in set(sizes)}
+        limits = {size: self.method.releases_of(config, size, sizes) for size in set(sizes)}
         # More releases than rounds are as good as that many; so they need not be finite.
         most = {size: math.floor(min(releases, len(rounds))) for size, (releases, _) in limits.items()}
         caps = np.fromiter((most[size] for size in sizes), np.int64)

@@ -348,7 +348,7 @@ def _regret_of(experiment: Experiment) -> OnlineLosses | None:
         *(config.task, config.features, config.partition, config.num_clients, config.seed),
         config.validation_samples,
         *(config.synthetic_samples, config.synthetic_features, config.synthetic_alpha, config.synthetic_beta),
-        *(config.dirichlet_alpha, config.model, feature_bound(config)),
+        *(config.dirichlet_alpha, config.classes_per_client, config.model, feature_bound(config)),
     )
     return OnlineLosses(experiment.model, experiment.shards, config.batch_size, experiment.num_rounds, repr(data))
 

@@ -322,12 +322,21 @@ class RunKeys:
     dirichlet_alpha: Annotated[
         float,
         Declaration(
-            "Concentration of the label-skewed partition; small is more skewed.",
+            "Concentration of a label-skewed partition; small is more skewed.",
             key="partition.alpha",
             above=0,
             read_by="partition",
         ),
     ] = 0.5
+    classes_per_client: Annotated[
+        int,
+        Declaration(
+            "Number of classes of which each client has samples.",
+            key="partition.classes",
+            at_least=1,
+            read_by="partition",
+        ),
+    ] = 2
     download: Annotated[bool, Declaration("Whether a missing data set may be downloaded into the data root.")] = False
     public_samples: Annotated[
         int,

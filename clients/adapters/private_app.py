@@ -82,7 +82,7 @@ class PrivateClientApp(ClientApp):
         self.evaluation = evaluation
         self.schema = schema
         self._bound = bound
-        self._inferred = False
+        self._inferred: Schema | None = None
         self._samples = samples
         self._seed = seed
         self._sums = SimulatedSums(helpers, seed) if policy.trust == "secure-aggregation" else None
@@ -134,16 +134,9 @@ class PrivateClientApp(ClientApp):
         return made
 
     def _simulated_records(self, context: Context) -> Records:
-        """Return the records of a simulated client, whose schema may be inferred from all of them."""
+        """Return the records of a simulated client, whose schema may be inferred from those of all clients."""
         items = items_of(self._given(context))
-        known = self.schema or self.model.schema
-        if known is None and not self._inferred:
-            self._inferred = True
-            logger.warning(
-                "What a record is was inferred from all data of simulated clients. A real node needs a schema: "
-                "`murmurfl schema FILE` drafts one."
-            )
-        schema = known or inferred(items)
+        schema = self.schema or self.model.schema or self._inferred_schema(context, items)
         self.model.check_schema(schema, None if self.evaluation is None else self._measure)
         made = Records(items, schema, together=True)
         if not made.fits.any():
@@ -153,6 +146,24 @@ class PrivateClientApp(ClientApp):
         if not made.fits.all():
             made.log()
         return made
+
+    def _inferred_schema(self, context: Context, items: Items) -> Schema:
+        """Return the schema that all simulated clients' records seem to have; read once in a process."""
+        if self._inferred is None:
+            logger.warning(
+                "What a record is was inferred from all data of simulated clients. A real node needs a schema: "
+                "`murmurfl schema FILE` drafts one."
+            )
+            self._inferred = inferred(*self._items_of_all(context, items))
+        return self._inferred
+
+    def _items_of_all(self, context: Context, items: Items) -> list[Items]:
+        """Return every simulated client's items, in order; ``items`` are those of the context's own client."""
+        own, clients = (context.node_config.get(key) for key in ("partition-id", "num-partitions"))
+        if not _is_function(self._samples) or not isinstance(own, int) or not isinstance(clients, int):
+            return [items]
+        others = (_as_client(context, number) for number in range(clients))
+        return [items if number == own else items_of(self._given(one)) for number, one in enumerate(others)]
 
     @cached_property
     def _measure(self) -> Measure | None:
@@ -290,6 +301,17 @@ class PrivateClientApp(ClientApp):
 
     def _bytes_kept(self) -> int:
         return sum(records.nbytes for records in self._kept.values())
+
+
+def _as_client(context: Context, number: int) -> Context:
+    """Return the context of another simulated client, without state."""
+    return Context(
+        run_id=context.run_id,
+        node_id=context.node_id,
+        node_config={**context.node_config, "partition-id": number},
+        state=RecordDict(),
+        run_config=context.run_config,
+    )
 
 
 @formerly(min_honest=OF_SUMS, min_cohort=OF_SUMS)

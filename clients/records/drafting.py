@@ -369,8 +369,10 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def inferred(items: Items) -> Schema:
-    """Infer the schema that the records of a simulation seem to have.
+def inferred(*clients: Items) -> Schema:
+    """Infer the schema that the records of a simulation's clients seem to have, all of them together.
+
+    A client may have records of one class, or a single record: what it lacks is known from the others.
 
     Notes
     -----
@@ -378,11 +380,12 @@ def inferred(items: Items) -> Schema:
     record fits depends on all of them: for simulations.
     """
     read = []
-    for number in range(len(items)):
-        try:
-            read.append(_pair(items[number]))
-        except InvalidRecordError:
-            continue
+    for items in clients:
+        for number in range(len(items)):
+            try:
+                read.append(_pair(items[number]))
+            except InvalidRecordError:
+                continue
     if not read:
         raise ConfigurationError(
             "Expected items that are pairs (input, target), or mappings with a label and inputs beside it, got others: "

@@ -366,8 +366,9 @@ class Cohort:
                 if self._is_here(name):
                     yield ((name, refusal),)
                 continue
-            policy = client.privatizer.policy
-            if policy.sums_samples or request.of != "gradients" or type(client.privatizer) is not Privatizer:
+            privatizer, policy = client.privatizer, client.privatizer.policy
+            alone = type(privatizer) is not Privatizer or privatizer.has_few
+            if policy.sums_samples or request.of != "gradients" or alone:
                 # Computed by itself, as a message would be: then a sum over many samples in float64 is the same on
                 # every engine, to the last bit.
                 yield from collected()

@@ -179,7 +179,7 @@ class AdmissionRule:
         ``streams`` and ``accounts``, as the ledgers have them, are taken over and changed.
         """
         refused: dict[int, RefusedError] = {}
-        self._check(streams, accounts, clients.fingerprints)
+        self._check(streams, accounts, clients)
         self._open(streams, accounts, clients, refused)
         if self.policy.batch_selection == "shuffled":
             self._order(streams, accounts, clients, refused)
@@ -190,6 +190,9 @@ class AdmissionRule:
         _refuse(capped, refused, protocol.CAP_REACHED, "the cap of releases for this session is reached")
         start, stop = self._samples(streams, accounts, clients.num_samples)
         _refuse(stop > clients.num_samples, refused, *_NO_SAMPLES)
+        if self.policy.batch_selection == "once" and self.policy.sample_participations == 1:
+            fresh = accounts.samples_used < clients.num_samples
+            _refuse((streams.release == 0) & ~fresh, refused, *_NO_SAMPLES)
         for row in (acks != streams.ack).nonzero()[0].tolist():
             if row not in refused:
                 try:
@@ -202,7 +205,7 @@ class AdmissionRule:
             streams, accounts, start, stop = streams.chosen(rows), accounts.chosen(rows), start[rows], stop[rows]
         return Admissions(rows, streams, accounts, start, stop, refused)
 
-    def _check(self, streams: StreamBlock, accounts: AccountBlock, fingerprints: Sequence[str]) -> None:
+    def _check(self, streams: StreamBlock, accounts: AccountBlock, clients: Request) -> None:
         """Raise if the parts of a ledger contradict each other."""
         session = streams.session
         if any(bool(f) != (session in r) for f, r in zip(streams.fingerprint, accounts.reserved, strict=True)):
@@ -210,7 +213,7 @@ class AdmissionRule:
                 "Expected a session's stream and its reserved budget in the ledger together, got one of them: the "
                 "ledger is damaged. Restore it from a backup or retire this client's data; nothing was released."
             )
-        least = self._samples_of(streams.release)
+        least = self._samples_of(streams.release, clients.num_samples)
         if (accounts.samples_used < least).any():
             row = int(np.argmax(accounts.samples_used < least))
             raise LedgerError(
@@ -222,7 +225,7 @@ class AdmissionRule:
         if not summed and self.policy.batch_selection != "shuffled":
             return
         for row, fingerprint in enumerate(streams.fingerprint):
-            if fingerprint != fingerprints[row]:
+            if fingerprint != clients.fingerprints[row]:
                 continue
             if self.policy.batch_selection == "shuffled" and streams.release[row] > 0 and not streams.order[row]:
                 raise LedgerError(
@@ -285,14 +288,20 @@ class AdmissionRule:
         self, streams: StreamBlock, accounts: AccountBlock, num_samples: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the start and stop of the samples of each stream's next release."""
-        if self.policy.sums_samples:
+        policy, batch, turns = self.policy, self.policy.batch_size, self.policy.batches_of_a_pass
+        if policy.sums_samples:
             return np.zeros_like(num_samples), num_samples
-        start, batch = accounts.samples_used.copy(), self.policy.batch_size
-        if self.policy.batch_selection == "cyclic":
-            start = streams.release * batch
-        elif self.policy.sample_participations > 1:
-            start = streams.release % self.policy.min_separation * batch
-        return start, start + batch
+        turn = streams.release if policy.sample_participations == 1 else streams.release % turns
+        fresh = policy.batch_selection == "once" and policy.sample_participations == 1
+        start = accounts.samples_used.copy() if fresh else turn * batch
+        stop = start + batch
+        few = num_samples < batch * turns
+        if few.any():
+            if not fresh:
+                start = np.where(few, _dealt(turn, num_samples, turns), start)
+            most = np.minimum(_dealt(turn + 1, num_samples, turns), start + batch)
+            stop = np.where(few, np.maximum(most, start), stop)
+        return start, stop
 
     def acknowledge(self, streams: StreamBlock, row: int, ack: int) -> None:
         """Apply an acknowledgement to a stream, or refuse it."""
@@ -336,15 +345,19 @@ class AdmissionRule:
         left = self.policy.max_participations - (0 if stream is None else stream.release)
         if self.policy.batch_selection != "once" or self.policy.sample_participations > 1:
             return left  # the session goes through samples that others may have used
+        if self.policy.has_few(num_samples):
+            begun = stream is not None and stream.release > 0
+            return left if begun or account.samples_used < num_samples else 0
         return min(left, (num_samples - account.samples_used) // self.policy.batch_size)
 
-    def _samples_of(self, releases: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _samples_of(self, releases: NDArray[np.int64], num_samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the fewest samples that a number of releases of one session has used."""
         if self.policy.sums_samples:
             return np.minimum(releases, 1)  # all there were: rows may have been added since
-        if self.policy.sample_participations > 1:
-            releases = np.minimum(releases, self.policy.min_separation)
-        return releases * self.policy.batch_size
+        turns = self.policy.batches_of_a_pass
+        turn = np.minimum(releases, turns)
+        few = num_samples < self.policy.batch_size * turns
+        return np.where(few, _dealt(turn, num_samples, turns), turn * self.policy.batch_size)
 
     def _reserved(self, account: Account, session: str) -> Account:
         """Return the account with the mu of a new session reserved."""
@@ -371,6 +384,11 @@ class AdmissionRule:
                 "the budget for what holds without anybody's honesty does not allow a session on this client",
             )
         return reserved
+
+
+def _dealt(turn: NDArray[np.int64], num_samples: NDArray[np.int64], turns: int) -> NDArray[np.int64]:
+    """Return how many of few samples are in the first batches of a pass, as evenly as whole numbers allow."""
+    return (2 * turn * num_samples + turns) // (2 * turns)
 
 
 def _refuse(rows: NDArray[np.bool_], refused: dict[int, RefusedError], code: int, reason: str) -> None:

@@ -280,13 +280,16 @@ def check_samples(policy: PrivacyPolicy, num_samples: int) -> None:
                 got=num_samples,
             )
         return
-    releases, name, why = policy.max_participations, "max_participations", "each is used once"
-    if policy.sample_participations > 1:
-        releases, name, why = policy.min_separation, "min_separation", "so many are gone through"
-    if policy.batch_size * releases > num_samples:
+    if num_samples < 1:
         raise ConfigurationError(
-            f"Expected batch_size x {name} <= the client's {num_samples} samples ({why}), got "
-            f"{policy.batch_size} x {releases} = {policy.batch_size * releases}.",
+            f"Expected at least one sample, got {num_samples}.", kind="out-of-range", setting="num_samples"
+        )
+    if policy.has_few(num_samples) and not policy.clips_samples:
+        releases = policy.batches_of_a_pass
+        name = "min_separation" if policy.sample_participations > 1 else "max_participations"
+        raise ConfigurationError(
+            f"Expected batch_size x {name} <= the client's {num_samples} samples with clip_unit "
+            f"{policy.clip_unit!r}, got {policy.batch_size} x {releases} = {policy.batch_size * releases}.",
             kind="out-of-range",
             setting="batch_size",
             got=policy.batch_size,
@@ -321,7 +324,8 @@ class LedgeredPrivatizer:
     Raises
     ------
     ConfigurationError
-        If the cap needs more fresh samples than there are, or with real keys the noise is ``fast`` or ``none`` or
+        If there is no sample, or the cap needs more fresh ones than there are and what is clipped is not single
+        samples, or with real keys the noise is ``fast`` or ``none`` or
         cannot serve the policy, the ledger is not durable, or ``data`` is missing.
 
     Notes

@@ -44,6 +44,8 @@ Trust = Literal["untrusted-server", "secure-aggregation", "trusted-server"]
 TRUST_MODELS: tuple[Trust, ...] = get_args(Trust)
 ClipUnit = Literal["sample", "update", "contractive", "nonnegative", "moments"]
 CLIP_UNITS: tuple[ClipUnit, ...] = get_args(ClipUnit)
+SINGLE_SAMPLES: tuple[ClipUnit, ...] = ("sample", "nonnegative", "moments")
+"""Units of clipping that bound every sample by itself."""
 BatchSelection = Literal["once", "cyclic", "full_batch", "shuffled", "poisson"]
 BATCH_SELECTIONS: tuple[BatchSelection, ...] = get_args(BatchSelection)
 ReleaseMode = Literal["cumulative", "independent"]
@@ -78,7 +80,8 @@ class PrivacyPolicy:
     clip_norm : float
         S, the L2 bound on what ``clip_unit`` names.
     batch_size : int
-        b, samples in one release; the contribution is the mean over them, or an update made from them.
+        b, the most samples in one release; the contribution is their sum over b, or an update made from b of them. A client
+        with few samples has smaller batches, whose missing samples count as zero.
     max_participations : int
         K, the most releases of one session.
     mu : float
@@ -362,7 +365,7 @@ class PrivacyPolicy:
     @cached_property
     def clips_samples(self) -> bool:
         """Whether every sample is bounded by itself."""
-        return self.clip_unit in ("sample", "nonnegative", "moments")
+        return self.clip_unit in SINGLE_SAMPLES
 
     @property
     def unit(self) -> Literal["sample", "owner"]:
@@ -397,6 +400,18 @@ class PrivacyPolicy:
     def participations(self) -> int:
         """The most releases a sample may be in, given the cap."""
         return min(self.sample_participations, -(-self.max_participations // self.min_separation))
+
+    @property
+    def batches_of_a_pass(self) -> int:
+        """Number of batches into which a session deals a client's samples, full or not."""
+        return self.min_separation if self.sample_participations > 1 else self.max_participations
+
+    def has_few(self, num_samples: int) -> bool:
+        """Return True if a client of so many samples cannot fill the batches of a pass.
+
+        Its batches are smaller then, and each missing sample counts as zero.
+        """
+        return not self.sums_samples and num_samples < self.batch_size * self.batches_of_a_pass
 
     @property
     def words(self) -> str:

@@ -493,6 +493,11 @@ class Privatizer(LedgeredPrivatizer):
             )
 
     @property
+    def has_few(self) -> bool:
+        """Whether its samples do not fill the batches of a pass: then it releases by itself."""
+        return self.policy.has_few(self.num_samples)
+
+    @property
     def in_blocks(self) -> bool:
         """Whether it has a row for each of its samples, or places: only then it may be one of a block."""
         return self._owners is None
@@ -624,7 +629,7 @@ class Privatizer(LedgeredPrivatizer):
     def _contribution_counts(
         self, contribution: PerSampleContribution, samples: slice, weights: NDArray[np.float64] | None = None
     ) -> NDArray[np.int64]:
-        """Return the contribution on the grid: the mean of b bounded rows, or the sum over all samples divided by b.
+        """Return the contribution on the grid: the sum of at most b bounded rows, or of all samples', divided by b.
 
         ``samples`` are places on a client of owners: the sum over whoever is in them, divided by b. ``weights``, 0 or
         1, say which samples are in the release of a sum over all of them; all are computed.
@@ -633,6 +638,8 @@ class Privatizer(LedgeredPrivatizer):
             samples = self._owners.in_places(samples)
         if self.policy.sums_samples:
             return self._sum_counts(contribution, samples, weights)
+        if samples.start == samples.stop:  # of a client with few samples, whose number is public
+            return np.zeros(self.num_parameters, dtype=np.int64)
         if self._keys.simulated and self.in_blocks:
             return self._mean_counts(self._rows_of(contribution, samples))
         # Each row by itself: a sample's then depends on it alone by construction, and so does whether it fails, which

@@ -129,6 +129,10 @@ class Run:
     nodes: int = 0
 
 
+SMALL = {"partition": "power-law", "batch_size": 40}
+"""Clients of very different sizes, some with less than a batch."""
+
+
 def _mu2(**changes: object) -> RunConfig:
     return replace(BASE, **changes)
 
@@ -144,6 +148,18 @@ RUNS = {
     "mu2, losses, papers' rule": Run("cohort", _mu2(lost_replies=0.3, release_rule="paper")),
     "mu2, refusals": Run("cohort workers", _mu2(max_participations=3, allow_exhaustion=True, give_up_after=0)),
     "mu2, skewed": Run("cohort workers", _mu2(partition="dirichlet", batch_size=2)),
+    "mu2, fewer samples than a batch": Run(
+        "cohort workers travelling", _mu2(**SMALL, num_rounds=0, clients_per_round=10)
+    ),
+    "mu2, fewer samples than a batch, sums": Run(
+        "cohort alone workers", replace(SECURE, **SMALL, num_clients=10, clients_per_round=10, num_rounds=0)
+    ),
+    "noisy-sgd, fewer samples than a batch, several passes": Run(
+        "cohort workers", _mu2(**SMALL, strategy="noisy-sgd", passes=3, num_rounds=0, clients_per_round=10)
+    ),
+    "tree-momentum, fewer samples than a batch": Run(
+        "cohort", _mu2(**SMALL, strategy="tree-momentum", num_rounds=0, clients_per_round=10)
+    ),
     "mu2, fast noise": Run("cohort", _mu2(noise_quality="fast"), long=True),
     "mu2, mlp": Run("cohort workers", _mu2(model="mlp")),
     "mu2, blt": Run("cohort workers", _mu2(mechanism="blt", lost_replies=0.2, num_rounds=12)),

@@ -1,6 +1,7 @@
 """Partitions: who gets which samples."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from murmurfl.privacy import ConfigurationError, derived_seed
 from tests.harness.errors import raises
 
 
-@pytest.mark.parametrize("partition", ["iid", "dirichlet", "unequal"])
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "unequal", "classes", "power-law"])
 def test_partitions_give_every_sample_to_exactly_one_client(partition):
     config = RunConfig(partition=partition, batch_size=1)
     task = load_dataset(config)
@@ -54,6 +55,31 @@ def test_a_dirichlet_partition_is_skewed_and_an_iid_one_is_not():
         return np.mean(shares)
 
     assert largest_share("iid") < 0.2 < 0.35 < largest_share("dirichlet")
+
+
+@pytest.mark.parametrize(("clients", "each"), [(10, 1), (10, 2), (25, 1), (7, 3), (4, 10)])
+def test_clients_have_as_many_classes_as_they_should_and_classes_as_many_clients_as_others(clients, each):
+    config = RunConfig(partition="classes", classes_per_client=each, num_clients=clients, clients_per_round=1)
+    held = [set(shard[slice(0, len(shard))][1].tolist()) for shard in load_shards(config, load_dataset(config))]
+    assert {len(one) for one in held} == {each}
+    holders = np.bincount([label for one in held for label in one], minlength=10)
+    assert holders.max() - holders.min() <= 1
+
+
+def test_few_clients_of_few_classes_are_refused():
+    config = RunConfig(partition="classes", classes_per_client=1, num_clients=9, clients_per_round=1)
+    for changes in ({}, {"classes_per_client": 11}):
+        with raises(ConfigurationError, "out-of-range", "partition.classes"):
+            load_shards(replace(config, **changes), load_dataset(config))
+
+
+def test_a_power_law_gives_few_clients_most_samples_and_everybody_one():
+    config = RunConfig(partition="power-law", num_clients=200, clients_per_round=1)
+    sizes = np.sort(load_shards(config, load_dataset(config)).sizes)[::-1]
+    assert sizes.sum() == 1438
+    assert sizes[-1] == 1
+    assert (sizes <= 5).sum() > 100
+    assert sizes[:10].sum() > sizes.sum() / 2
 
 
 def test_half_of_the_digits_are_spread_and_half_go_by_label():

@@ -108,7 +108,6 @@ def forget(monkeypatch):
         ({"mechanism": "none"}, "Expected mechanism to be a known name"),
         ({"strategy": "trusted-mu2", "passes": 3}, "Expected passes to be 1 with strategy = 'trusted-mu2'"),
         ({"noise-quality": "fast"}, "Expected known node-config keys, got noise-quality"),
-        ({"max-participations": 12}, "Expected batch_size x max_participations <= the client's 360 samples"),
         ({"samples": "mine.npz"}, "Expected task to be set, or `samples`, and not both"),
         ({"learning-rate": 0.1}, "Expected learning-rate to be unset, for its clients take no steps of their own"),
         ({"client": ""}, "Expected client to be set"),

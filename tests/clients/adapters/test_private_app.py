@@ -366,6 +366,23 @@ def test_a_record_of_a_simulation_that_does_not_fit_counts_as_zero(wrong, caplog
     assert "11 of 12 records fit the schema" in caplog.text
 
 
+@each_method
+def test_clients_of_one_class_or_one_record_take_part(method, strategy, options):
+    """Classes are known from all clients; a client with fewer records than a batch sends what it has."""
+
+    def own(context):
+        number = int(context.node_config["partition-id"])
+        rows = slice(0, 1 if number == 0 else None)
+        inputs = np.zeros_like(INPUTS[number]) if number == 1 else INPUTS[number]
+        return inputs[rows], np.full(EACH, number % 2)[rows]
+
+    batch = {} if method == "full-batch" else {"batch_size": 4}
+    built = strategy(**options, **OPTIONS)
+    result = train(made(samples=own, method=method, **batch), built)
+    assert [report.aggregated for report in built.history] == [CLIENTS] * ROUNDS
+    assert moved(result).any()
+
+
 def test_a_simulation_none_of_whose_records_fit_says_so():
     schema = Schema(inputs=(Part(shape=(4,)),), label=Label(classes=2))
     app = private_client_app(make_wide, samples=load, schema=schema, mu=1.0, rounds=1)

@@ -4,6 +4,7 @@ Which samples a release is made from: all of them, or each session's own from th
 """
 
 import math
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -37,6 +38,75 @@ def test_every_sample_is_used_once_and_in_order():
     for k in range(20):
         subject.release("s", k, record)
     assert seen == list(range(40))
+
+
+def used(subject, session, releases, ack=0):
+    """Samples of each release."""
+    seen = []
+    for release in range(ack, ack + releases):
+        subject.release(session, release, lambda samples: (seen.append(samples), DATA[samples])[1])
+        if len(seen) <= release - ack:
+            seen.append(slice(0, 0))
+    return [list(range(samples.start, samples.stop)) for samples in seen]
+
+
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize(("num_samples", "batch", "releases"), [(1, 8, 5), (3, 2, 7), (5, 8, 1), (13, 3, 5), (9, 2, 5)])
+def test_few_samples_are_dealt_evenly_and_each_is_in_one_release(num_samples, batch, releases, real):
+    keys = SystemKeys.generate() if real else None
+    few = {"num_samples": num_samples, "batch_size": batch, "max_participations": releases, "mechanism": "independent"}
+    subject = client(keys=keys, **few)
+    if not real:
+        made = used(subject, "s", releases)
+        assert list(chain(*made)) == list(range(num_samples))
+        assert max(map(len, made)) <= batch
+        assert max(map(len, made)) - min(map(len, made)) <= 1
+    else:  # computes each sample by itself
+        seen = []
+        for release in range(releases):
+            subject.release("s", release, lambda samples: (seen.append(samples.start), DATA[samples])[1])
+        assert seen == list(range(num_samples))
+    refused(protocol.CAP_REACHED, subject, "s", releases)
+    refused(protocol.SAMPLES_USED_UP, client(subject.ledger, keys, budget_mu=9.0, **few), "t", 0)
+
+
+def test_few_samples_of_several_sessions_are_used_once():
+    few = {"num_samples": 7, "batch_size": 2, "max_participations": 6, "mechanism": "independent", "budget_mu": 9.0}
+    ledger = DurableLedger()
+    first = used(client(ledger, **few), "a", 3)
+    second = used(client(ledger, **{**few, "max_participations": 12}), "b", 12)
+    assert list(chain(*first, *second)) == list(range(7))
+    assert client(ledger, **few).statement("a").releases_left == 3
+    assert client(ledger, **few).statement("c").releases_left == 0
+
+
+def test_few_samples_that_return_are_in_one_release_of_each_pass():
+    subject = client(num_samples=5, batch_size=2, max_participations=8, sample_participations=2, min_separation=4)
+    made = used(subject, "s", 8)
+    assert list(chain(*made[:4])) == list(chain(*made[4:])) == list(range(5))
+    assert made[:4] == made[4:]
+
+
+@pytest.mark.parametrize("mechanism", ["independent", "cancelling"])
+def test_a_release_of_few_samples_is_divided_by_the_constant_b_and_moves_by_no_more_than_is_charged(mechanism):
+    """Missing samples count as zero: a mean of those that are there would move further."""
+    few = {"num_samples": 3, "batch_size": 4, "max_participations": 6, "mechanism": mechanism}
+    totals = []
+    for sign in (1.0, -1.0):
+        subject = client(**few)
+
+        def rows(samples, sign=sign):
+            rows = np.zeros((samples.stop - samples.start, D))
+            rows[:, 0] = sign * np.isin(np.arange(samples.start, samples.stop), 1) * 10.0
+            return rows
+
+        made = [subject.release("s", release, rows) for release in range(6)]
+        totals.append(np.cumsum([one.counts * one.spacing for one in made], axis=0))
+    moved = np.diff(totals[0] - totals[1], axis=0, prepend=0.0)
+    lengths = np.linalg.norm(moved, axis=1)
+    assert (lengths > 0).sum() == 1, "one release has the sample"
+    assert lengths.max() == pytest.approx(2.0 / 4, rel=1e-3)
+    assert lengths.max() <= subject.plan.sensitivity
 
 
 def test_the_cap_the_samples_and_the_budget_end_a_client():

@@ -60,8 +60,8 @@ def test_a_client_of_one_sample_releases_once():
 def test_real_client_needs_exact_noise_and_enough_samples():
     with raises(ConfigurationError, "conflict", "noise_quality"):
         client(keys=SystemKeys.generate(), noise_quality="fast")
-    with raises(ConfigurationError, "out-of-range", "batch_size", match="each is used once"):
-        client(num_samples=39)
+    with raises(ConfigurationError, "out-of-range", "num_samples"):
+        client(num_samples=0)
     with raises(ConfigurationError, "wrong-shape", "contribution"):
         client().release("s", 0, lambda samples: np.zeros((2, D + 1)))
 
@@ -71,12 +71,12 @@ def test_a_real_client_adds_noise():
         client(keys=SystemKeys.generate(), mechanism="none")
 
 
-def test_a_client_has_the_samples_of_one_pass():
-    """Samples that return must last for ``min_separation`` releases, fresh ones for all of them."""
-    returning = {"batch_size": 3, "max_participations": 8, "sample_participations": 2, "min_separation": 4}
-    assert client(num_samples=12, **returning).num_samples == 12
-    with raises(ConfigurationError, "out-of-range", "batch_size"):
-        client(num_samples=11, **returning)
+def test_local_steps_need_the_samples_of_all_releases():
+    """A release of local steps is divided by their number, and moves further with fewer."""
+    steps = {"batch_size": 2, "max_participations": 20, "clip_unit": "update"}
+    assert client(num_samples=40, **steps).num_samples == 40
+    with raises(ConfigurationError, "out-of-range", "batch_size", match="clip_unit 'update'"):
+        client(num_samples=39, **steps)
 
 
 def test_sums_over_all_samples_are_of_as_many_as_can_be_counted():
