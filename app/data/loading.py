@@ -99,7 +99,7 @@ def load_shards(config: RunConfig, dataset: Dataset, *, stated: bool = False) ->
     """Every client's samples, or owners, under the configuration's partition, in an order of its seed.
 
     With ``stated`` clients state themselves how many samples they have; then none of these numbers bounds anything.
-    Raises ConfigurationError if there are fewer samples than clients, a client would have none, or no client a batch.
+    Raises ConfigurationError if there are fewer samples than clients or than a batch, or a client would have none.
     """
     samples = len(dataset.train_labels)
     if config.num_clients > samples:
@@ -135,10 +135,10 @@ def load_shards(config: RunConfig, dataset: Dataset, *, stated: bool = False) ->
         return shards
     # A client with fewer samples has smaller batches, unless what is clipped is made of local steps.
     by_samples = (config.clip_unit or method.clip_units[0]) in SINGLE_SAMPLES
-    held, whose = (int(shards.sizes.max()), "largest") if by_samples else (least, "smallest")
+    held, whose = (int(shards.sizes.sum()), "all clients") if by_samples else (least, "the smallest client")
     if config.batch_size > held:
         raise ConfigurationError(
-            f"Expected batch-size <= {held}, the {rows} of the {whose} client, got {config.batch_size}; "
+            f"Expected batch-size <= {held}, the {rows} of {whose}, got {config.batch_size}; "
             "use fewer clients or a smaller batch.",
             kind="out-of-range",
             setting="batch-size",
@@ -146,7 +146,7 @@ def load_shards(config: RunConfig, dataset: Dataset, *, stated: bool = False) ->
         )
     if config.passes == 1 and config.batch_size * config.max_participations > held:
         raise ConfigurationError(
-            f"Expected batch-size x max-participations <= {held}, the {rows} of the {whose} client (each is used "
+            f"Expected batch-size x max-participations <= {held}, the {rows} of {whose} (each is used "
             f"once), got {config.batch_size} x {config.max_participations}.",
             kind="out-of-range",
             setting="batch-size",

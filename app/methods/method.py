@@ -24,6 +24,7 @@ from ...privacy.accounting.guarantee import Guarantee, policy_guarantee, server_
 from ...privacy.accounting.loss import Loss, SumAssumption, as_loss
 from ...privacy.accounting.noise_plan import NoisePlan
 from ...privacy.errors import ConfigurationError
+from ...privacy.mechanisms import noise_is_memoryless
 from ...privacy.noise import SimulatedKeys
 from ...privacy.release.policy import NO_NOISE, PrivacyPolicy, Trust
 from ...privacy.release.tables import SHUFFLED
@@ -223,15 +224,16 @@ class Method(ABC):
             return self.common_batches(config, sizes)
         if config.secure:
             return len(sizes) * self.common_batches(config, sizes) // config.asked_per_round
-        return sum(sizes) // (config.asked_per_round * config.batch_size)
+        return max(sum(sizes) // (config.asked_per_round * config.batch_size), 1)
 
     def common_batches(self, config: RunConfig, sizes: Sequence[int]) -> int:
         """Return the number of batches into which all clients deal their samples, where they share rounds or sums.
 
         A client with fewer samples has smaller batches, whose missing samples count as zero; one with more leaves some
-        unused. For so many batches n of the samples, the sum of a round has n / batches samples and the noise of all
-        clients, whatever their number: the ratio over all rounds together is n / sqrt(batches), which is largest here.
-        One batch more or less is how samples are split, and then nobody has a smaller one.
+        unused. With so many batches, n samples are used in all, and each round has the noise of all clients. Noise that
+        is fresh in each round grows with the root of their number: n / sqrt(batches) is largest here. Correlated noise
+        grows more slowly, and the fourth root is what served it (docs/sites-that-differ.md). One batch more or less is
+        how samples are split, and then nobody has a smaller one.
         """
         held = np.asarray(sizes, dtype=np.int64)
         full = held // config.batch_size
@@ -239,7 +241,8 @@ class Method(ABC):
             return int(full.min())
         possible = np.unique(np.maximum(full, 1))
         used = np.array([np.minimum(held, batches * config.batch_size).sum() for batches in possible], dtype=float)
-        return int(possible[np.argmax(used**2 / possible)])
+        growth = 0.5 if noise_is_memoryless(self.mechanism(config)) else 0.25
+        return int(possible[np.argmax(used / possible**growth)])
 
     def asked_rounds(self, config: RunConfig, num_rounds: int) -> range:
         """Return the rounds in which clients are asked."""

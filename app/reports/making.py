@@ -101,8 +101,12 @@ def _beside(outcome: Outcome) -> list[tuple[str, str]]:
     if twin is not None:
         rounds = "" if twin.rounds == outcome.rounds else f" in {twin.rounds:,} rounds"
         tiles.append((f"without noise{rounds}, not private", shown_accuracy(twin)))
+    if (own := outcome.own_mixes) is not None:
+        tiles.append(("this model, on average in each client's mix of classes, not private", f"{100 * own.mean:.1f} %"))
     if alone is not None and alone.clients:
         tiles.append(("one client alone, without noise, not private", shown_accuracy(alone)))
+        if alone.own_mix is not None:
+            tiles.append(("one client alone, in its own mix of classes, not private", f"{100 * alone.own_mix:.1f} %"))
     if outcome.rehearsal is not None:
         tiles += _rehearsed(outcome.rehearsal)
     return tiles

@@ -7,7 +7,7 @@ boosted trees. They depend on the rows, their split and the schema alone, not on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -218,24 +218,29 @@ def _boosted(rows: NDArray[Any], labels: NDArray[Any], classes: int) -> Predict:
     return predict
 
 
-def site_alone_on_own(data: Dataset, test_sites: NDArray[np.int64]) -> Scores | None:
-    """Return what linear models of single sites reach on held-out rows of their own site, as a mean over sites.
+def sites_alone_on_own(data: Dataset, test_sites: NDArray[np.int64]) -> dict[int, Scores]:
+    """Return what linear models of single sites reach on held-out rows of their own site, by the site's number.
 
-    ``test_sites`` says which site each test row belongs to. Up to 20 sites are tried, spread evenly; None if none of
-    them has rows of several classes.
+    ``test_sites`` says which site each test row belongs to. Up to 20 sites are tried, spread evenly; a site whose rows
+    are of one class has none.
     """
     from threadpoolctl import threadpool_limits
 
     sites = np.unique(test_sites) if data.client_of is not None else np.empty(0, np.int64)
-    found: list[Scores] = []
+    found: dict[int, Scores] = {}
     with threadpool_limits(limits=1):
-        for site in sites[np.linspace(0, len(sites) - 1, min(len(sites), _MOST_SITES)).round().astype(int)]:
+        for site in sites[np.linspace(0, len(sites) - 1, min(len(sites), _MOST_SITES)).round().astype(int)].tolist():
             own = np.flatnonzero(data.client_of == site)[:_MOST_TRIED]
             rows, labels, test = data.train_features[own], data.train_labels[own], test_sites == site
-            if data.num_classes > 1 and len(np.unique(labels)) == 1:
+            if not len(labels) or (data.num_classes > 1 and len(np.unique(labels)) == 1):
                 continue
             predict = _best_linear(_standardised(rows), rows, labels, data.num_classes)
-            found.append(scores_of(predict(data.test_features[test]), data.test_labels[test]))
+            found[site] = scores_of(predict(data.test_features[test]), data.test_labels[test])
+    return found
+
+
+def mean_scores(found: Collection[Scores]) -> Scores | None:
+    """Return the means of several scores, each over those that have one; None of none."""
     if not found:
         return None
     means: dict[str, Any] = {}

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 _MOST_NAMED, _MOST_CHECKED, _TWO, _GUESSING = 4, 4, 2, 0.5
 ERRORS = 2.0
 """Standard errors by which a model must be better than chance."""
-_FAR_BEHIND = 0.05
-"""Distance below the mean from which the worst site's score is shown."""
 
 
 def alone_does(outcome: Outcome, table: FittedTable) -> bool:
@@ -132,17 +130,19 @@ def _by_site(
 ) -> list[tuple[str, str]]:
     """Return the common model's mean over sites next to that of each site's own model, on the same rows."""
     mean, own = float(np.mean([value for value, _ in known])), rehearsal.alone_on_own
+    words = f"common model {named}{mean:.3f} on average{_extremes(known)}"
     alone = None if own is None else _of_site(own, table)
-    far = min(known)[0] < mean - _FAR_BEHIND
-    if alone is None and not far:
-        return []
-    (low, worst), (high, best) = min(known), max(known)  # the report has all of them
-    extremes = f" ({low:.3f} at {worst!r}, {high:.3f} at {best!r})" if far else ""
-    words = f"common model {named}{mean:.3f} on average{extremes}"
     if own is not None and alone is not None:
+        each = [(one, name) for name, own in rehearsal.sites_alone.items() if (one := _of_site(own, table)) is not None]
         fewer = own.rows < sum(one.rows for one in rehearsal.sites.values())
-        words += f", each site's own model {alone:.3f}{' (some sites alone)' if fewer else ''}"
+        words += f", each site's own model {alone:.3f}{_extremes(each)}{' (some sites alone)' if fewer else ''}"
     return [("by site", words)]
+
+
+def _extremes(known: Sequence[tuple[float, str]]) -> str:
+    """Return the worst and the best site in parentheses; empty for a single one."""
+    (low, worst), (high, best) = min(known, default=(0.0, "")), max(known, default=(0.0, ""))
+    return f" ({low:.3f} at {worst!r}, {high:.3f} at {best!r})" if worst != best else ""
 
 
 def _of_seed(outcome: Outcome) -> str:

@@ -236,13 +236,28 @@ class Alone(_Part):
     note: str = _said(_PRIVATE)
     accuracy: float | None = _or_null("Accuracy on the test set; null where the model has none.")
     own_mix: float | None = _or_null(
-        "Accuracy on test samples in the proportions of classes that each one has; null where the model has none."
+        "Accuracy on test samples in the proportions of classes that each one has, with the penalty that is best for "
+        "it; null where the model has none."
     )
+    own_worst: float | None = _or_null("The least of these accuracies.")
+    own_best: float | None = _or_null("The largest of these accuracies.")
     auc: float | None = _or_null("Area under the ROC curve on the test set; null unless there are two classes.")
     loss: float | None = _or_null("The mean squared error, where the model has no accuracy; else null.")
     clients: int = _count("Clients that were tried, spread evenly over all.")
     samples: float = _said("Samples of one of them, on average.", default=0.0, ge=0)
     reason: str | None = _or_null("Why there are no figures.")
+
+
+class OwnMixes(_Part):
+    """Accuracy of the model on the test set in each client's proportions of classes. Simulation only, and not
+    private: of real clients nothing of it is computed. Null where it was not made, or the model has no classes.
+    """
+
+    note: str = _said(_PRIVATE)
+    mean: float = _said("Mean over clients.")
+    worst: float = _said("The client with the least accuracy.")
+    best: float = _said("The client with the largest accuracy.")
+    clients: int = _count("Clients of whose classes the test set has samples.")
 
 
 class Scores(_Part):
@@ -294,6 +309,9 @@ class Rehearsal(_Part):
     measure: str = _said("What the model is judged by.", enum=["auc", "accuracy", "r2"])
     baselines: Baselines | None = None
     alone_on_own: Scores | None = None
+    sites_alone: dict[str, Scores] = _said(
+        "Scores of each site's own model on its own held-out rows, by the site's name.", default={}
+    )
     alternatives: dict[str, Scores] = _said("Other options that were rehearsed on the same rows.", default={})
     seeds: SeveralSeeds | None = None
     sites: dict[str, Scores] = _said("Scores of the model on each site's held-out rows, by its name.", default={})
@@ -426,6 +444,7 @@ class Outcome(_Part):
     )
     without_noise: Twin | None = None
     alone: Alone | None = None
+    own_mixes: OwnMixes | None = None
     rehearsal: Rehearsal | None = None
     centring: MeanFigures | None = None
     private_evaluation: EvaluationFigures | None = None

@@ -23,7 +23,7 @@ from ..data.task import Dataset
 from ..engines.start import run_cohort
 from ..settings.layers import layered
 from ..settings.run_config import RunConfig
-from .baselines import baselines, one_against_others, reliability, scores_of, site_alone_on_own
+from .baselines import baselines, mean_scores, one_against_others, reliability, scores_of, sites_alone_on_own
 from .fit_arguments import SCALING_SHARE, FitArguments
 from .fit_summary import ERRORS, figure, is_useless, short_figure, shown_figure, summary_of_fit
 from .outcome import Outcome, Rehearsal, Scores, SeveralSeeds
@@ -327,6 +327,7 @@ def _rehearsal(result: RunResult, found: ReadTable, read: ReadRows) -> Rehearsal
     test_sites = None if read.client_of is None else read.client_of[test]
     data = experiment.data  # as the model takes them
     predicted, labels = experiment.model.logits(result.parameters, data.test_features), data.test_labels
+    alone = {} if test_sites is None else sites_alone_on_own(dataset, test_sites)
     sites: dict[str, Scores] = {}
     for number, name in enumerate(read.sites if test_sites is not None else ()):
         own = test_sites == number
@@ -347,7 +348,8 @@ def _rehearsal(result: RunResult, found: ReadTable, read: ReadRows) -> Rehearsal
         note=NOTE,
         measure="r2" if classes == 1 else "auc" if classes == _TWO else "accuracy",
         baselines=baselines(dataset),
-        alone_on_own=None if test_sites is None else site_alone_on_own(dataset, test_sites),
+        alone_on_own=mean_scores(alone.values()),
+        sites_alone={read.sites[number]: one for number, one in alone.items()},
     )
 
 

@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,11 +43,11 @@ from ..models.model import TEMPERATURE_ARRAY
 from ..settings.run_config import check_run_name
 from .client_statements import Participation, is_named, releases_made, stated, statement_groups
 from .experiment import Experiment
-from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, AllCalls, Alone, Outcome, Round
+from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, AllCalls, Alone, Outcome, OwnMixes, Round
 from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
 from .run_summary import draw_accuracy, plot_accuracy, shown, shown_measure
-from .simulated_figures import alone
+from .simulated_figures import alone, own_mixes
 
 if TYPE_CHECKING:
     from sklearn.frozen import FrozenEstimator
@@ -383,6 +383,15 @@ class RunResult:
         return None if self.deployed else alone(self.experiment.config)
 
     @cached_property
+    def own_mixes(self) -> OwnMixes | None:
+        """Accuracy in each client's mix of classes: of a simulation, and not private; None for real clients."""
+        experiment, task = self.experiment, the_task(self.experiment.config)
+        if self.deployed or not (task.has_records and task.is_tested):
+            return None
+        data = experiment.seen_by(self.answers).data
+        return own_mixes(experiment.config, data, partial(experiment.model.logits, self.parameters))
+
+    @cached_property
     def outcome(self) -> Outcome:
         """The contents of ``result.json``."""
         experiment, values, config = self.experiment, self.experiment.values, self.experiment.config
@@ -423,6 +432,7 @@ class RunResult:
             all_calls=self._all_calls(),
             warnings=self._warnings(),
             clip=self._clip(),
+            own_mixes=self.own_mixes,
             online=self.online,
             gradient_norms=self.gradient_norms,
             training=self._training(),

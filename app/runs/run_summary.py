@@ -99,6 +99,7 @@ def summary_lines(outcome: Outcome, folder: Path) -> list[str]:
     rows = [("test accuracy", shown_accuracy(outcome))]
     if (alone := outcome.alone) is not None and alone.clients:
         rows.append(("one alone", f"{shown_accuracy(alone)}: without the others and noise; simulated, not private"))
+    rows += _own_mix_rows(outcome)
     if (training := outcome.training) is not None and training.worrying:
         rows.append(("training", training.sentence))
     rows += [("warning", words) for words in outcome.warnings]
@@ -173,10 +174,10 @@ def short_lines(outcome: Outcome, folder: Path) -> list[str]:
     if (twin := outcome.without_noise) is not None and outcome.config.get("mechanism") != NO_NOISE:
         beside.append(f"without noise {shown_accuracy(twin)}")
     if (alone := outcome.alone) is not None and alone.clients:
-        own = "" if alone.own_mix is None else f" ({100 * alone.own_mix:.1f} % on its own mix of classes)"
-        beside.append(f"one client alone {shown_accuracy(alone)}{own}")
+        beside.append(f"one client alone {shown_accuracy(alone)}")
     rows = [("accuracy" if outcome.accuracy is not None else "test loss", shown_measure(outcome))]
     rows += [("compare", f"{', '.join(beside)}: simulated, not private")] if beside else []
+    rows += _own_mix_rows(outcome)
     rows += [("privately", shown_evaluation(one))] if (one := outcome.private_evaluation) is not None else []
     counts = {"refused": outcome.refusals, "lost": outcome.lost_replies, "rounds closed": outcome.closed_rounds}
     lost = "".join(f", {count} {name}" for name, count in counts.items() if count)
@@ -185,6 +186,18 @@ def short_lines(outcome: Outcome, folder: Path) -> list[str]:
     width = max(len(name) for name, _ in rows)
     lines = [f"  {name:<{width}}  {value}" for name, value in rows]
     return [*lines, "", outcome.guarantee, *_guess(outcome), *warning_lines(outcome)[:1]]
+
+
+def _own_mix_rows(outcome: Outcome) -> list[tuple[str, str]]:
+    """Return the row of accuracies in each client's mix of classes, of the model and of one client alone."""
+    known = []
+    if (own := outcome.own_mixes) is not None:
+        known.append(f"{100 * own.mean:.1f} % ({100 * own.worst:.1f} to {100 * own.best:.1f})")
+    alone = outcome.alone
+    if alone is not None and alone.own_mix is not None:
+        worst, best = 100 * (alone.own_worst or 0.0), 100 * (alone.own_best or 0.0)
+        known.append(f"one client alone {100 * alone.own_mix:.1f} % ({worst:.1f} to {best:.1f})")
+    return [("own mix", f"{', '.join(known)}: in each client's classes, worst to best")] if known else []
 
 
 def shown_measure(outcome: Outcome) -> str:

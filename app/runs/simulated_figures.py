@@ -6,7 +6,7 @@ what it tells of their records.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,7 +24,7 @@ from ..models.fitted_linear import logistic, ridge
 from ..models.model import Batch, Model, area_under_curve
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig
-from .outcome import Alone
+from .outcome import Alone, OwnMixes
 
 
 @runtime_checkable
@@ -203,10 +203,62 @@ def _measured(config: RunConfig) -> Alone:
             one: sum(_Trained(batches[i], one, classes).score(_taken(data, others[i])) for i in few)
             for one in _STRENGTHS
         }
+        models = {one: [_Trained(batch, one, classes) for batch in batches] for one in _STRENGTHS}
         best = max(_STRENGTHS, key=lambda one: judged[one])
-        found = [_Trained(batch, best, classes).against(test, batch[1]) for batch in batches]
+        found = [model.figures(test) for model in models[best]]
+        mixes = np.stack([_counts(data, numbers) for numbers in kept])
+        of_strength = [_diagonal(data, mixes, [model.scores for model in one]) for one in models.values()]
     figures: dict[str, Any] = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+    own = max(of_strength, key=lambda one: float(np.mean(one))) if classes > 1 and len(of_strength[0]) else []
+    if len(own):
+        figures |= {"own_mix": float(np.mean(own)), "own_worst": float(np.min(own)), "own_best": float(np.max(own))}
     return Alone(note=NOTE, clients=len(kept), samples=float(np.mean(list(map(len, kept)))), **figures)
+
+
+def own_mixes(config: RunConfig, data: Dataset, scores: Scores) -> OwnMixes | None:
+    """Return the accuracy of a simulated run's model in the proportions of classes of each client; None without any.
+
+    Parameters
+    ----------
+    data : Dataset
+        The run's, with the test set as the model takes it.
+    scores : callable
+        The model's scores of such rows.
+    """
+    if data.num_classes == 1 or not len(data.test_labels):
+        return None
+    parts = Parts.together(registry("partition")[config.partition].parts(data, config))
+    found = _on_mixes(data, np.stack([_counts(data, part) for part in parts if len(part)]), scores)
+    if not len(found):
+        return None
+    figures = {"mean": float(found.mean()), "worst": float(found.min()), "best": float(found.max())}
+    return OwnMixes(note=NOTE, clients=len(found), **figures)
+
+
+Scores = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+def _counts(data: Dataset, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many of some training samples there are of each class."""
+    labels = data.train_labels[numbers].astype(np.int64) if data.num_classes > 1 else np.empty(0, np.int64)
+    return np.bincount(labels, minlength=data.num_classes)
+
+
+def _on_mixes(data: Dataset, mixes: NDArray[np.int64], scores: Scores) -> NDArray[np.float64]:
+    """Return a model's accuracy on the test set in several proportions of classes, of those that the set has."""
+    labels = data.test_labels.astype(np.int64)
+    tested = np.bincount(labels, minlength=data.num_classes)
+    right = np.bincount(labels, scores(data.test_features).argmax(axis=1) == labels, minlength=data.num_classes)
+    heavy = np.where(tested > 0, mixes, 0)
+    heavy = heavy[heavy.sum(axis=1) > 0]
+    return heavy @ (right / np.maximum(tested, 1)) / heavy.sum(axis=1)
+
+
+def _diagonal(data: Dataset, mixes: NDArray[np.int64], models: Sequence[Scores]) -> NDArray[np.float64]:
+    """Return the accuracy of each model in its own proportions of classes."""
+    if data.num_classes == 1:
+        return np.empty(0)
+    return np.concatenate([_on_mixes(data, mixes[i : i + 1], one) for i, one in enumerate(models)])
 
 
 def _additive(data: Dataset, rows: KnotRows) -> Dataset:
@@ -250,19 +302,13 @@ class _Trained:
         figures = self.figures(batch)
         return figures.get("accuracy", -figures.get("loss", 0.0))
 
-    def against(self, test: Batch, own: NDArray[Any]) -> dict[str, float]:
-        """Return the figures on a test set, and the accuracy in the proportions of classes of ``own`` labels."""
-        figures = self.figures(test)
-        if "accuracy" not in figures:
-            return figures
-        counts = np.bincount(own.astype(np.int64), minlength=self._num_classes)
-        classes = [one for one in np.flatnonzero(counts) if (test[1] == one).any()]
-        right = [self.figures((test[0][test[1] == one], test[1][test[1] == one]))["accuracy"] for one in classes]
-        return {**figures, "own_mix": float(np.average(right, weights=counts[classes])) if classes else float("nan")}
+    def scores(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Scores of rows."""
+        return self._model.scores(self._seen(rows))
 
     def figures(self, batch: Batch) -> dict[str, float]:
         """Accuracy, and AUC of two classes; of numbers the mean squared error."""
-        scores, labels = self._model.scores(self._seen(batch[0])), batch[1]
+        scores, labels = self.scores(batch[0]), batch[1]
         if self._num_classes == 1:
             return {"loss": float(np.square(scores[:, 0] - labels).mean())}
         figures = {"accuracy": float((scores.argmax(axis=1) == labels).mean())}

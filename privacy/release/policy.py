@@ -80,8 +80,8 @@ class PrivacyPolicy:
     clip_norm : float
         S, the L2 bound on what ``clip_unit`` names.
     batch_size : int
-        b, the most samples in one release; the contribution is their sum over b, or an update made from b of them. A client
-        with few samples has smaller batches, whose missing samples count as zero.
+        b, the most samples in one release; the contribution is their sum over b, or an update made from b of them. A
+        client with few samples has smaller batches, whose missing samples count as zero.
     max_participations : int
         K, the most releases of one session.
     mu : float

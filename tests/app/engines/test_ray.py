@@ -64,12 +64,12 @@ def test_ray_gives_the_in_process_engines_model(tmp_path, nothing_left):
 
 @pytest.mark.long
 def test_a_run_that_fails_says_why_and_leaves_nothing_behind(tmp_path, nothing_left):
-    """Flower itself exits with 0 here: the ServerApp refuses a batch larger than a client's samples."""
+    """Flower itself exits with 0 here: the ServerApp refuses a batch larger than all samples."""
     lines = []
-    with pytest.raises(LaunchError, match="Expected batch-size <= 143"):
+    with pytest.raises(LaunchError, match="Expected batch-size <= 1438"):
         run_flower_app(
             ROOT,
-            run_config={"batch-size": 200, "out-dir": str(tmp_path)},
+            run_config={"batch-size": 2000, "out-dir": str(tmp_path)},
             num_supernodes=2,
             timeout_s=300,
             on_line=lines.append,

@@ -92,7 +92,11 @@ def test_each_sites_own_model_stands_next_to_the_common_one_on_the_same_rows(res
     mean = np.mean([one.auc for one in found.sites.values()])
     (said,) = [line for line in fit_lines(result, result.table, None) if line.startswith("by site")]
     assert f"common model AUC {mean:.3f} on average" in said
-    assert said.endswith(f"each site's own model {found.alone_on_own.auc:.3f}")
+    assert f"each site's own model {found.alone_on_own.auc:.3f}" in said
+    for by_site in (found.sites, found.sites_alone):
+        assert len(by_site) == 4
+        scores = [one.auc for one in by_site.values()]
+        assert re.search(rf"\({min(scores):.3f} at 'H\d', {max(scores):.3f} at 'H\d'\)", said)
     fewer = found.model_copy(update={"alone_on_own": found.alone_on_own.model_copy(update={"rows": 1})})
     other = replace(result, table=result.table)
     vars(other)["outcome"] = result.outcome.model_copy(update={"rehearsal": fewer})

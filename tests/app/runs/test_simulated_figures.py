@@ -27,6 +27,10 @@ NAME = f"{__name__}:"
 DIGITS = RunConfig(num_rounds=2)
 
 
+ONE_EACH = {"task": NAME + "one_class_each", "partition": "own", "num-clients": 2, "clients-per-round": 2}
+FEW_ROUNDS = {"strategy": "full-batch", "num_clients": 4, "clients_per_round": 4, "num_rounds": 2}
+
+
 def numbers():
     """A number to regress on."""
     features = np.random.default_rng(1).normal(size=(400, 3)).astype(np.float32)
@@ -110,6 +114,25 @@ def test_a_client_that_knows_one_class_alone_names_it_always():
     found = alone(RunConfig(**own))
     assert found.accuracy == pytest.approx(0.5)  # one client names class 0, the other class 1
     assert found.auc == pytest.approx(0.5)
+
+
+def test_a_model_of_all_and_one_alone_are_judged_in_each_clients_mix_of_classes():
+    config = RunConfig.from_mapping({**ONE_EACH, "strategy": "full-batch", "epsilon": 8.0, "num-rounds": 4})
+    made = run_cohort(config)
+    data, found, single = one_class_each(), made.own_mixes, made.alone
+    right = made.predict(data.test_features) == data.test_labels
+    by_class = [right[data.test_labels == one].mean() for one in (0, 1)]
+    assert (found.worst, found.best) == pytest.approx((min(by_class), max(by_class)))
+    assert found.mean == pytest.approx(np.mean(by_class))
+    assert found.clients == 2
+    assert (single.own_mix, single.own_worst, single.own_best) == (1.0, 1.0, 1.0), "each names its own class"
+    assert single.accuracy == pytest.approx(0.5)
+    assert replace(made, deployed=True).own_mixes is None, "of real clients nobody learns that"
+    assert made.outcome.own_mixes == found
+
+
+def test_numbers_have_no_mixes_of_classes():
+    assert run_cohort(RunConfig(task=NAME + "numbers", model="ridge", **FEW_ROUNDS)).own_mixes is None
 
 
 def test_samples_that_are_not_finite_count_as_zero(monkeypatch):

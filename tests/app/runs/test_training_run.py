@@ -518,14 +518,14 @@ def test_a_cap_above_the_rounds_changes_no_round():
 
 
 def test_real_clients_bound_batch_and_cap_by_what_they_state_and_not_by_a_simulated_partition():
-    many = replace(CONFIG, num_clients=1000, batch_size=64)
+    many = replace(CONFIG, num_clients=1000, batch_size=6400)
     with raises(ConfigurationError, "out-of-range", "batch-size", match="batch-size <= "):
         prepare(many)
-    assert prepare(many, deployed=True).policy().batch_size == 64
-    large = replace(CONFIG, max_participations=100)
+    assert prepare(many, deployed=True).policy().batch_size == 6400
+    large = replace(CONFIG, max_participations=10_000)
     with raises(ConfigurationError, "out-of-range", "batch-size", match="batch-size x max-participations <= "):
         prepare(large)
-    assert prepare(large, deployed=True).policy().max_participations == 100
+    assert prepare(large, deployed=True).policy().max_participations == 10_000
     # The clients of this grid state what they have: a round more than their samples last for is refused by that.
     small = replace(CONFIG, num_rounds=30)
     with raises(ConfigurationError, "exhausted", "num_rounds", match="says that it"):
