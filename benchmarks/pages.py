@@ -59,6 +59,7 @@ from . import (
     rivals,
     scale,
     situations,
+    skew,
     stragglers,
     streams,
     tables,
@@ -164,9 +165,10 @@ _NOISES = ("noise on each client", "noise of the server in each round")
 
 
 def draw_pictures() -> None:
-    """Draw the README's picture anew."""
+    """Draw the README's picture anew, and that of sites that differ."""
     made = best()
     picture.draw(made, told_of(picture.drawn(made)), PICTURE)
+    skew.draw(document("skew"), skew.PICTURE)
 
 
 def crosswise(name: str) -> str:
@@ -501,6 +503,12 @@ BLOCKS = {
         "rivals-judged-leads": lambda: f"{rivals.leads(document('rivals'), [*JUDGED])}\n\n{rivals.TERMS}",
         "rivals-judged": lambda: f"{rivals.gaps(document('rivals'), [*JUDGED])}\n\n{rivals.TERMS}",
         "rivals-gaps": lambda: f"{rivals.gaps(document('rivals'), [*REGRESSION])}\n\n{rivals.TERMS}",
+    },
+    "docs/sites-that-differ.md": {
+        "everybody": lambda: skew.everybody(document("skew")),
+        "own": lambda: skew.own(document("skew")),
+        "epsilons": lambda: skew.by_epsilon(document("skew")),
+        "streams": lambda: skew.streams(document("skew")),
     },
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/tuning.md": {

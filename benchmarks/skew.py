@@ -20,6 +20,7 @@ import gzip
 import json
 import math
 import os
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache
@@ -34,6 +35,7 @@ from murmurfl.app.data.partition import PARTITIONS
 from murmurfl.app.data.task import Dataset, Task
 from murmurfl.app.engines.cohort import CohortClients
 from murmurfl.app.models.fitted_linear import logistic
+from murmurfl.app.reports.figures import empty_figure
 from murmurfl.app.runs.experiment import Experiment, prepare
 from murmurfl.app.runs.training_run import run_experiment
 from murmurfl.app.settings.registry import registry
@@ -543,7 +545,7 @@ def measure(path: Path, only: str = "") -> list[dict[str, Any]]:
             for name, value in measured(key[0], key[1], seed).items():
                 row.setdefault(name, []).append(round(value, 4))
             row["seeds"].append(seed)
-        print(*key, *(f"{name} {_shown(row[name])}" for name in row if isinstance(row[name], list)), flush=True)
+        print(*key, *(f"{name} {_shown(row[name])}" for name in row if name in ("everybody", "own")), flush=True)
         path.write_text(json.dumps(document, indent=1) + "\n")
     return document
 
@@ -553,8 +555,146 @@ def _key(row: Mapping[str, Any]) -> Key:
 
 
 def _shown(runs: Sequence[float]) -> str:
-    error = stdev(runs) / math.sqrt(len(runs)) if len(runs) > 1 else 0.0
-    return f"{fmean(runs):.1f} ± {error:.1f}"
+    mean, error = _spread(runs)
+    return f"{mean:.1f} ± {error:.1f}"
+
+
+# ------------------------------------------------------------------------------------------------- tables and pictures
+Document = Sequence[Mapping[str, Any]]
+TERMS = (
+    "Epsilon at delta = 1e-05, for replacement of one sample of one client, over all releases of a run. Untrusted: "
+    "against the server and everybody else, with noise on each client. Sums: the same if one helper and half of the "
+    "clients of each sum are honest (five where clients are absent), under masks. Simulated with seeded keys and fast "
+    "noise, which guarantees nothing. What has no epsilon is not private."
+)
+SHOWN = 2.0
+"""Epsilon of the tables by skew."""
+COLUMNS: Mapping[str, tuple[str, str, float]] = {
+    "full batches, sums": ("full batches", "sums", SHOWN),
+    "mu2, sums": ("mu2, one pass", "sums", SHOWN),
+    "noisy SGD, sums": ("noisy SGD, one pass", "sums", SHOWN),
+    "full batches, untrusted": ("full batches", "untrusted", SHOWN),
+    "mu2, untrusted": ("mu2, one pass", "untrusted", SHOWN),
+    "FedAvg": ("FedAvg", "", 0.0),
+    "FedProx": ("FedProx", "", 0.0),
+    "SCAFFOLD": ("SCAFFOLD", "", 0.0),
+    "one site alone": ("one site alone", "", 0.0),
+}
+
+
+def _rows(document: Document) -> dict[Key, Mapping[str, Any]]:
+    return {_key(row): row for row in document}
+
+
+def everybody(document: Document) -> str:
+    """Accuracy on everybody's data by skew, percent, as Markdown."""
+    return _by_skew(document, list(COLUMNS), lambda row: _shown(row["everybody"]))
+
+
+def own(document: Document) -> str:
+    """Accuracy on a site's own distribution by skew: the mean over sites, and the worst and the best site."""
+    names = ["full batches, sums", "mu2, sums", "full batches, untrusted", "FedAvg", "SCAFFOLD", "one site alone"]
+    return _by_skew(
+        document, names, lambda row: f"{fmean(row['own']):.1f} ({fmean(row['worst']):.0f} to {fmean(row['best']):.0f})"
+    )
+
+
+def _by_skew(document: Document, names: Sequence[str], shown: Callable[[Mapping[str, Any]], str]) -> str:
+    rows = _rows(document)
+    lines = [f"| data | sites | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
+    for data, skew in dict.fromkeys((row["data"], row["skew"]) for row in document):
+        found = [rows.get((data, skew, *COLUMNS[name])) for name in names]
+        if found[0] is not None:
+            cells = ["" if row is None else shown(row) for row in found]
+            lines.append(f"| {data} | {skew} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", TERMS])
+
+
+def by_epsilon(document: Document) -> str:
+    """Accuracy on everybody's data by epsilon, of sites that are alike and of sites that differ."""
+    rows = _rows(document)
+    heads = [f"{way.partition(',')[0]}, {trust}" for trust in TRUSTS for way in WAYS]
+    lines = [f"| data | sites | ε | {' | '.join(heads)} |", f"|---|---|---|{'---|' * len(heads)}"]
+    for data, skew in dict.fromkeys((row["data"], row["skew"]) for row in document):
+        if skew not in ("alike", "Dirichlet 0.1", "one class", "own sites"):
+            continue
+        for epsilon in EPSILONS:
+            found = [rows.get((data, skew, way, trust, epsilon)) for trust in TRUSTS for way in WAYS]
+            if all(found):
+                cells = [_shown(row["everybody"]) for row in found if row]
+                lines.append(f"| {data} | {skew} | {epsilon:g} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", TERMS])
+
+
+def streams(document: Document) -> str:
+    """Accuracy of mu2's streams on everybody's data, without noise and at epsilon 8, next to xi."""
+    rows = _rows(document)
+    lines = [f"| sites | xi / sigma | {' | '.join(STREAM_WAYS)} |", f"|---|---|{'---|' * len(STREAM_WAYS)}"]
+    for skew in STREAMS:
+        measured = rows.get(("digits", skew, "xi", "", 0.0))
+        found = [
+            [rows.get(("digits", skew, f"mu2, {way}", "untrusted", epsilon)) for epsilon in (0.0, 8.0)]
+            for way in STREAM_WAYS
+        ]
+        if measured is None or not all(all(pair) for pair in found):
+            continue
+        ratio = fmean(xi / sigma for xi, sigma in zip(measured["xi"], measured["sigma"], strict=True))
+        cells = [" / ".join(_shown(one["everybody"]) for one in pair if one) for pair in found]
+        lines.append(f"| {skew} | {ratio:.2f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+PICTURE = DEFAULT.parents[1] / "pictures" / "sites-that-differ.svg"
+_LABELS = ("alike", "Dirichlet 1", "Dirichlet 0.3", "Dirichlet 0.1", "two classes", "one class")
+_COLOURS = {
+    "full batches, sums": "#4c9f70",
+    "full batches, untrusted": "#0b3c49",
+    "mu2, sums": "#8a5fa8",
+    "FedAvg": "#b0704f",
+    "one site alone": "#8a1c1c",
+}
+
+
+def draw(document: Document, path: Path) -> None:
+    """Draw the accuracy on everybody's data and on a site's own against the skew of labels, into an SVG."""
+    from matplotlib import rc_context
+
+    rows = _rows(document)
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "murmurfl", "font.family": "sans-serif"}):
+        figure = empty_figure(10, 4.4)
+        for axes, (part, title) in zip(
+            figure.subplots(1, 2, sharey=True),
+            (("everybody", "on everybody's data"), ("own", "on a site's own mix of classes, mean over sites")),
+            strict=True,
+        ):
+            for name, colour in _COLOURS.items():
+                found = [rows[("digits", skew, *COLUMNS[name])] for skew in _LABELS]
+                means, errors = zip(*(_spread(row[part]) for row in found), strict=True)
+                axes.errorbar(range(len(_LABELS)), means, yerr=errors, color=colour, label=name, marker="o", capsize=2)
+                if part == "own":
+                    axes.fill_between(
+                        range(len(_LABELS)),
+                        [fmean(row["worst"]) for row in found],
+                        [fmean(row["best"]) for row in found],
+                        color=colour,
+                        alpha=0.08,
+                        linewidth=0,
+                    )
+            axes.set_xticks(range(len(_LABELS)), _LABELS, rotation=20)
+            axes.set_title(title, fontsize=10)
+            axes.grid(alpha=0.3)
+        figure.axes[0].set_ylabel("accuracy, %")
+        figure.axes[0].legend(fontsize=8, frameon=False)
+        caption = (
+            f"Digits, 20 sites, epsilon = {SHOWN:g} where private. Shaded: from the worst to the best site. {TERMS}"
+        )
+        figure.supxlabel(textwrap.fill(caption, 150), fontsize=7, color="#444444")
+        figure.savefig(path, metadata={"Date": None})
+    path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
+
+
+def _spread(runs: Sequence[float]) -> tuple[float, float]:
+    return fmean(runs), stdev(runs) / math.sqrt(len(runs)) if len(runs) > 1 else 0.0
 
 
 def main() -> None:

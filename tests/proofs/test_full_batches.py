@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from murmurfl.app.engines.start import run_cohort
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import MECHANISMS, PrivacyPolicy, make_mechanism
 from murmurfl.strategies.full_batch import full_batch_start, full_batch_step
 
@@ -126,3 +128,34 @@ def test_with_one_participation_correlated_noise_beats_independent_noise_on_stre
         return np.sqrt((noise**2).mean())
 
     assert error("decay") < error("cancelling") < 0.5 * error("independent")
+
+
+def trained(partition, **changes):
+    config = RunConfig(
+        **{
+            "partition": partition,
+            **({"classes_per_client": 1} if partition == "classes" else {}),
+            "features": "soft-gradients",
+            "strategy": "full-batch",
+            "trust": "secure-aggregation",
+            "epsilon": 4.0,
+            "num_rounds": 4,
+            "checkpoint": False,
+            **changes,
+        }
+    )
+    return np.concatenate([np.ravel(part) for part in run_cohort(config).parameters])
+
+
+@pytest.mark.parametrize("partition", ["classes", "power-law", "dirichlet"])
+def test_full_batches_of_all_clients_do_not_depend_on_how_samples_are_dealt(partition):
+    """With the noise of the same keys, to far less than the noise."""
+    alike, skewed = trained("iid"), trained(partition)
+    noise = np.linalg.norm(alike - trained("iid", seed=2))
+    assert np.linalg.norm(alike - skewed) < 1e-4 * noise
+
+
+def test_where_some_clients_are_absent_it_shows_how_samples_are_dealt():
+    absent = {"lost_replies": 0.3, "min_cohort": 3, "colluders": 1, "give_up_after": 0}
+    alike, skewed = trained("iid", **absent), trained("classes", **absent)
+    assert np.linalg.norm(alike - skewed) > 1e-2 * np.linalg.norm(alike)
