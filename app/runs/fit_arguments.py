@@ -24,7 +24,7 @@ SCALING_SHARE = 0.1
 """Share of mu^2 for the statistics that columns are scaled by."""
 EPSILON = 2.0
 """Default epsilon of a fit."""
-DEALT = ("task", "partition", "num-clients", "clients-per-round", "partition.alpha")
+DEALT = ("task", "partition", "num-clients", "clients-per-round", "partition.alpha", "partition.classes")
 """Keys that the table and its clients decide."""
 _FULL_BATCH, _TRUSTED = "full-batch", "trusted-full-batch"
 

@@ -105,6 +105,7 @@ class RunSettings(FitSettings, total=False):
     task: object
     partition: object
     dirichlet_alpha: float
+    classes_per_client: int
     num_clients: int
     clients_per_round: int
     schema: str

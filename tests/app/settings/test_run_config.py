@@ -141,8 +141,8 @@ def test_bad_settings_are_refused_in_one_line_naming_the_key(values, expected):
     ("changes", "expected"),
     [
         ({"num_clients": 2000, "clients_per_round": 1}, "num-clients"),
-        ({"batch_size": 200}, "batch-size"),
-        ({"max_participations": 100}, "max-participations"),
+        ({"batch_size": 2000}, "batch-size"),
+        ({"max_participations": 1000}, "max-participations"),
         ({"validation_samples": 5000}, "validation-samples"),
         ({"task": "mnist", "data_root": "/nowhere"}, "/nowhere"),
     ],
@@ -337,8 +337,8 @@ def test_clients_that_share_sums_have_one_policy_whatever_their_sizes(partition)
 def test_samples_that_return_come_back_in_one_order_everywhere():
     experiment = prepare(replace(SUMS, partition="dirichlet", seed=2, passes=2, mechanism="banded"))
     (policy,) = {experiment.policy(client) for client in range(6)}
-    assert policy.min_separation == min(experiment.sizes) // experiment.config.batch_size
-    assert policy.max_participations == 2 * policy.min_separation
+    assert policy.min_separation > min(experiment.sizes) // experiment.config.batch_size
+    assert policy.max_participations == 2 * policy.min_separation == experiment.num_rounds
     assert policy.plan(experiment.model.num_parameters).mu <= 1.0 + 1e-9
 
 
