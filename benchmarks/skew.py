@@ -166,7 +166,7 @@ def images(data: str) -> Images:
 
 
 def _rotated(angle: float) -> Callable[[NDArray[np.uint8]], NDArray[np.uint8]]:
-    return lambda made: ndimage.rotate(made, angle, axes=(1, 2), reshape=False, order=1)
+    return lambda made: np.asarray(ndimage.rotate(made, angle, axes=(1, 2), reshape=False, order=1), np.uint8)
 
 
 def _styled(style: int) -> Callable[[NDArray[np.uint8]], NDArray[np.uint8]]:
@@ -530,13 +530,13 @@ def _private(settings: Mapping[str, Any]) -> Callable[[str, str, int], dict[str,
 def measure(path: Path, only: str = "") -> list[dict[str, Any]]:
     """Measure the cells that the document lacks, and write it after each of them."""
     document: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    known = {_key(row): row for row in document}
+    known: dict[Key, dict[str, Any]] = {_key(row): row for row in document}
     for key, seeds, measured in cells():
         if only and only not in key:
             continue
-        row = known.get(key)
-        if row is None:
-            row = dict(zip(("data", "skew", "way", "trust", "epsilon"), key, strict=True)) | {"seeds": []}
+        row = known.get(key, {})
+        if not row:
+            row = {**dict(zip(("data", "skew", "way", "trust", "epsilon"), key, strict=True)), "seeds": []}
             document.append(row)
             known[key] = row
         for seed in seeds:

@@ -204,9 +204,9 @@ class TrustedSgdMethod(TreeMomentumMethod, algorithm="trusted-sgd"):
             return super().usual_rounds(config, sizes, model)
         return round(max(config.passes, _POISSON_PASSES) / _rate(config, sizes))
 
-    def releases_of(self, config: RunConfig, samples: int, fewest: int) -> tuple[float, str]:
+    def releases_of(self, config: RunConfig, samples: int, sizes: Sequence[int]) -> tuple[float, str]:
         if not config.poisson_batches:
-            return super().releases_of(config, samples, fewest)
+            return super().releases_of(config, samples, sizes)
         return config.max_participations or math.inf, f"max-participations = {config.max_participations}"
 
     def calibrated(self, config: RunConfig, num_rounds: int, sizes: Sequence[int]) -> RunConfig:
