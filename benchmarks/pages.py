@@ -53,6 +53,7 @@ from . import (
     mechanisms,
     momentum,
     noise,
+    personal,
     picture,
     profile,
     ray,
@@ -497,6 +498,7 @@ BLOCKS = {
         "drift": lambda: drift.table(json.loads(drift.DEFAULT.read_text())),
     },
     "docs/tables.md": {
+        "personal": lambda: personal.table(document("personal")),
         "tables": lambda: tables.shown(json.loads(tables.DEFAULT.read_text())),
         "rivals": lambda: f"{rivals.shown(document('rivals'), [*REGRESSION])}\n\n{rivals.TERMS}",
         "rivals-judged-all": lambda: f"{rivals.shown(document('rivals'), [*JUDGED])}\n\n{rivals.TERMS}",

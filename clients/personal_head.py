@@ -75,7 +75,7 @@ _CANDIDATES = (
 _SITE_ALONE = tuple(number for number, one in enumerate(_CANDIDATES) if one.kind == _ALONE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PersonalHead:
     """A linear head on a common model's scores, fitted to the rows of one site.
 
@@ -113,6 +113,9 @@ class PersonalHead:
     weights: NDArray[np.float64]
     offsets: NDArray[np.float64]
     common: float = 1.0
+
+    def __repr__(self) -> str:
+        return f"PersonalHead (contains this site's records, do not publish; {1 - self.common:.0%} adapted)"
 
     @classmethod
     def fit(

@@ -10,7 +10,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -215,9 +215,13 @@ def personalise(
         )
     scores = common.scores_of_inputs(found.inputs)
     features = np.asarray(found.inputs, dtype=np.float64)
+    # Class weights raise a class's scores by their logarithms. A site's own model keeps that: rows count once in fits.
+    weights = () if common.schema is None else common.schema.label.class_weights
+    raised = np.log(np.array(weights or [1.0] * scores.shape[1]))
     with threadpool_limits(limits=1):
-        head = PersonalHead.fit(scores, found.labels, features, owners=found.owners)
-        compared = _compared(common, scores, features, found)
+        head = PersonalHead.fit(scores - raised, found.labels, features, owners=found.owners)
+        head = replace(head, offsets=head.offsets + (1.0 - head.share) * raised)
+        compared = _compared(common, scores, raised, features, found)
     card = {
         "what": PERSONAL,
         "murmurfl": __version__,
@@ -305,13 +309,17 @@ def usable_rows(common: TrainedModel, rows: Any) -> UsableRows:
 
 
 def _compared(
-    common: TrainedModel, scores: NDArray[np.float64], features: NDArray[np.float64], found: UsableRows
+    common: TrainedModel,
+    scores: NDArray[np.float64],
+    raised: NDArray[np.float64],
+    features: NDArray[np.float64],
+    found: UsableRows,
 ) -> Comparison | None:
     """Return how three models predict rows that the latter two were not fitted to; None with too few of them."""
-    held = held_out_scores(scores, found.labels, features, owners=found.owners)
+    held = held_out_scores(scores - raised, found.labels, features, owners=found.owners)
     if len(held.rows) < _FEWEST_COMPARED:
         return None
-    labels, every = found.labels[held.rows], (scores[held.rows], held.alone, held.personal)
+    labels, every = found.labels[held.rows], (scores[held.rows], held.alone + raised, held.personal + raised)
     if common.num_classes == 1:
         numbers = common.numbers(labels)
         first, second, third = (

@@ -41,11 +41,16 @@ def test_few_rows_of_a_single_class_give_the_common_model_back():
     assert PersonalHead.fit(scores, labels, features).common < 0.9
 
 
-@pytest.mark.parametrize("key", range(3))
-def test_sites_like_all_others_keep_the_common_model(key):
-    scores, _, features = site(60, "alike", key)
-    labels = (scores + random("drawn", key).gumbel(size=scores.shape)).argmax(axis=1)
-    assert PersonalHead.fit(scores, labels, features).common > 0.6
+@pytest.mark.parametrize("copies", [1, 3])
+def test_small_sites_like_all_others_keep_the_common_model(copies):
+    # Without the price the mean weight over these sites is 0.76, and 0.85 if each copy of an owner's row counts.
+    kept = []
+    for key in range(12):
+        scores, _, features = site(20, "alike", key)
+        labels = (scores + random("drawn", key).gumbel(size=scores.shape)).argmax(axis=1)
+        rows = [np.repeat(part, copies, axis=0) for part in (scores, labels, features)]
+        kept.append(PersonalHead.fit(*rows, owners=np.repeat(np.arange(20), copies)).common)
+    assert np.mean(kept) > 0.88
 
 
 def test_a_site_with_other_relations_leaves_the_common_model():
@@ -170,6 +175,10 @@ def test_arrays_that_do_not_fit_are_refused(change, kind, setting):
     scores, labels, features = site(20, "refused")
     with raises(ConfigurationError, kind, setting):
         PersonalHead.fit(**{"scores": scores, "labels": labels, "features": features, **change})
+
+
+def test_a_head_says_what_it_contains():
+    assert "contains this site's records, do not publish" in repr(PersonalHead.fit(*site(20, "said")))
 
 
 def test_a_head_with_features_asks_for_them():

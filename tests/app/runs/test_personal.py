@@ -15,6 +15,7 @@ from murmurfl.app.models.public_pipeline import public_pipeline
 from murmurfl.app.models.trained_model import PERSONAL, PersonalModel, TrainedModel, read_model
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs.result import write_record
+from murmurfl.clients import Column, Label, Schema
 from murmurfl.privacy import ConfigurationError, derived_seed
 from sklearn.base import clone
 from typer.testing import CliRunner
@@ -288,6 +289,21 @@ def test_all_rows_of_an_owner_count_once():
     assert personalise(common.model, here).model.head.common == 1.0
     apart = [row | {"person": f"q{number}"} for number, row in enumerate(here)]
     assert personalise(common.model, apart).model.head.common < 1.0
+
+
+def test_a_rare_class_with_a_weight_is_still_predicted():
+    def rare(count, key):
+        random = np.random.Generator(np.random.Philox(key=derived_seed("rare", key)))
+        ages = random.integers(0, 100, count)
+        ill = (ages > 80) & (random.random(count) < 0.3)  # less likely than not at any age
+        return [{"age": str(age), "ill": "yes" if one else "no"} for age, one in zip(ages, ill, strict=True)]
+
+    label = Label(column="ill", classes=("no", "yes"), class_weights=(1, 15))
+    schema = Schema(columns={"age": Column(kind="number", bounds=(0, 100))}, label=label)
+    common = fit(rare(3000, "all"), schema=schema, clients=2, epsilon=8, model="additive", strategy="full-batch")
+    made = personalise(common.model, rare(1000, "here"))
+    assert made.predict([{"age": "95"}, {"age": "20"}]).tolist() == ["yes", "no"]
+    assert made.comparison.alone.right < 0.9, "it names the rare class, too, which is often wrong"
 
 
 @pytest.mark.parametrize("model", ["additive", "ridge"])
