@@ -20,7 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from murmurfl.app.papers import PAPERS
+from murmurfl.app.methods.presets import PaperConstants
+from murmurfl.app.models.linear import SoftmaxRegression
+from murmurfl.app.papers import PAPERS, rates
 from murmurfl.app.papers.accuracy import ALONE, AccuracyTable, with_alone
 from murmurfl.app.papers.best_accuracy import (
     BEST,
@@ -34,7 +36,7 @@ from murmurfl.app.papers.best_accuracy import (
 )
 from murmurfl.app.papers.jiang_2026 import end_of_grid, standing_still
 from murmurfl.app.papers.reproduction import cell_guarantees, tables_of
-from murmurfl.app.reports.table import spread
+from murmurfl.app.reports.table import Table, spread
 from murmurfl.privacy import errors, gdp_epsilon, rounded_up
 from murmurfl.privacy.accounting.guarantee import WORST_CASE_SENTENCE
 
@@ -418,6 +420,59 @@ def powers() -> str:
     return f"{terms(made)}\n\n{fitted.markdown().rstrip()}"
 
 
+def measured_rates() -> str:
+    """Return the rates that ``murmurfl reproduce rates`` measured."""
+    made = document("rates")
+    first, *_ = tables_of(made, "rates", PAPERS["rates"].table)
+    return first.markdown().rstrip()
+
+
+def recorded_rates() -> str:
+    """Return the same of the runs of both papers of Reshef and Levy on MNIST, at the papers' constants.
+
+    Sigma and sigma_L are taken to be G and L, the largest that the theorems allow.
+    """
+    (_, start, _), (_, least, norm) = document("noted")["ball"]["rows"]
+    start, least = float(start), float(least)
+    constants = PaperConstants.of(SoftmaxRegression(784, 10))
+    sensitivity = constants.lipschitz + 2 * constants.smoothness * constants.diameter
+    problem = rates.ConvexConstants(
+        7850, constants.diameter, constants.lipschitz, constants.smoothness, float(norm), deviation=sensitivity
+    )
+    lines = []
+    for name, label, quantity, fixed, power in _RECORDED:
+        points = []
+        for cell in document(name)["cells"]:
+            settings = cell["settings"]
+            if settings["preset"] != "paper" or any(settings[key] != value for key, value in fixed.items()):
+                continue
+            clients, asked = settings["num-clients"], settings["clients-per-round"]
+            measured = [loss - least for loss in cell["algorithms"][label]["loss"]["runs"]]
+            sizes = settings["mu"], clients, asked, 60_000 // asked
+            bound = problem.bound(*sizes, trusted=label == "trusted-mu2")
+            points.append(rates.Point(settings[quantity], measured, bound))
+        points.sort(key=lambda point: point.value)
+        made = rates.measured_rate(points, [start - least] * len(points), "noise", power)
+        where = ", ".join([f"n = {60_000:,}", *(f"{_LETTERS[key]} = {value:g}" for key, value in fixed.items())])
+        trust = "trusted server, " if label == "trusted-mu2" else ""
+        table = f"{name}, MNIST: {_LETTERS[quantity]}, {trust}{where}"
+        lines.append(rates.rate_row({"table": table, **made}))
+    return Table("Recorded", PAPERS["rates"].table.columns, lines).markdown().rstrip()
+
+
+_LETTERS = {"mu": "rho", "num-clients": "M", "clients-per-round": "m"}
+_RECORDED: tuple[tuple[str, str, str, Mapping[str, float], float], ...] = (
+    ("reshef-levy-2024", "mu2", "num-clients", {"mu": 4.0}, 0.5),
+    ("reshef-levy-2024", "mu2", "num-clients", {"mu": 16.0}, 0.5),
+    ("reshef-levy-2024", "mu2", "mu", {"num-clients": 10}, -1.0),
+    ("reshef-levy-2024", "mu2", "mu", {"num-clients": 100}, -1.0),
+    ("reshef-levy-2024", "trusted-mu2", "num-clients", {"mu": 8.0}, 0.0),
+    ("reshef-levy-2025", "mu2", "mu", {"clients-per-round": 50}, -1.0),
+    ("reshef-levy-2025", "mu2", "clients-per-round", {"mu": 8.0}, 0.0),
+)
+"""Document, algorithm, quantity, what is fixed, and the power of the theorem's noise term with n fixed: T = n / m."""
+
+
 _SHOWN = ("1", "4", "32", "100", "10,000", "no noise")
 
 
@@ -540,12 +595,15 @@ BLOCKS = {
         "zhang-2025-logistic": regrets,
         "zhang-2025-cnn": lambda: by_mechanism("zhang-2025-cnn"),
         "jiang-2026": excess_risks,
+        "rates": measured_rates,
+        "recorded-rates": recorded_rates,
         "tran-cutkosky-2022": gradient_norms,
         "tran-cutkosky-2022-powers": powers,
         "momentum": lambda: momentum.table(document("momentum")),
         "situations": lambda: situations.table(json.loads(situations.DEFAULT.read_text())),
         **{
-            name: noted(name) for name in ("delayed-momentum", "differences", "other-seeds", "jiang-data", "tran-tasks")
+            name: noted(name)
+            for name in ("delayed-momentum", "differences", "other-seeds", "jiang-data", "tran-tasks", "ball")
         },
     },
 }

@@ -10,6 +10,7 @@ from .best_accuracy import BestAccuracy, ManySites
 from .jiang_2026 import LASSO, MEAN, RIDGE
 from .paper import Cell, Paper
 from .plan_grid import PlanGrid, PlanGridMnist
+from .rates import Rates
 from .reshef_levy import ReshefLevy2024, ReshefLevy2025
 from .sums_on_mnist import SecureAggregation
 from .tran_cutkosky_2022 import TranCutkosky2022
@@ -32,6 +33,7 @@ PAPERS: Registry[Paper] = Registry(
         MEAN,
         RIDGE,
         LASSO,
+        Rates(),
     ],
 )
 

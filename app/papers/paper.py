@@ -48,7 +48,8 @@ class Cell:
     algorithms : mapping of str to mapping
         Overrides of each algorithm in the cell.
     paper : mapping of str to mapping
-        What the paper prints, by algorithm: ``accuracy`` in percent, ``loss``.
+        What the paper prints, by algorithm: ``accuracy`` in percent, ``loss``; or, in a table of rates, the terms of
+        its bound in this cell, and the quantity's ``value``.
     steps : tuple of float
         Learning rates each algorithm is run with, all of them with every seed; the kind of table says which of them is
         its result (:meth:`TableKind.best`).

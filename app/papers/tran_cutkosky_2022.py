@@ -9,8 +9,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from ...privacy.accounting.gdp import gdp_mu
 from ...privacy.errors import ConfigurationError
 from ..reports.figures import empty_figure
@@ -35,6 +33,7 @@ from .accuracy import (
     save,
 )
 from .paper import Cell, Paper, Settings, everybody, hyphenated
+from .rates import fitted_power, theorem_6
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,7 +164,10 @@ class GradientNormTable(TableKind):
                     if len(chosen) < _FEWEST_POINTS or not all(getattr(point, against) for point in chosen):
                         continue
                     about = {"model": model, "algorithm": label, "against": against, "fixed": fixed}
-                    fits = {name: _fit(chosen, against, name) for name in ("mean", "last")}
+                    fits = {
+                        name: fitted_power((getattr(point, against), getattr(point, name)) for point in chosen)
+                        for name in ("mean", "last")
+                    }
                     lines.append({**about, "points": len(chosen), **fits, "theory": self.rates.get(label)})
         return lines
 
@@ -217,22 +219,6 @@ class GradientNormTable(TableKind):
 def mean_gradient_norm(run: Run) -> float:
     """Return the mean of ||grad F(w_t)|| over the rounds that were evaluated: what the theorems bound."""
     return fmean(run["curves"]["gradient-norm"]["values"])
-
-
-def fitted_slope(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
-    """Return the slope of a line through points by least squares, and its standard error."""
-    offsets = np.asarray(x) - np.mean(x)
-    squares = float(offsets @ offsets)
-    slope = float(offsets @ np.asarray(y)) / squares
-    residuals = np.asarray(y) - np.mean(y) - slope * offsets
-    error = math.sqrt(float(residuals @ residuals) / max(len(offsets) - 2, 1) / squares)
-    return {"slope": slope, "standard_error": error}
-
-
-def _fit(points: Sequence[_Point], against: str, name: str) -> dict[str, float]:
-    x = [math.log(getattr(point, against)) for point in points for _ in getattr(point, name)]
-    y = [math.log(norm) for point in points for norm in getattr(point, name)]
-    return fitted_slope(x, y)
 
 
 def _points(document: Document) -> dict[tuple[str, str], list[_Point]]:
@@ -341,19 +327,15 @@ def _grids(rounds: int, paths: tuple[float, ...], rates: tuple[float, ...]) -> d
 
 def _theorem_6(epsilon: float, samples: int, parameters: int) -> Cell:
     """Algorithm 1 with one sample a step, and T, eta and alpha as theorem 6 has them: nothing is chosen."""
-    spread = math.sqrt(parameters * math.log(1 / _DELTA))
-    rounds = 2.0
-    for _ in range(100):  # T = epsilon N^2 / (log2(T) spread)
-        rounds = epsilon * samples**2 / (math.log2(max(rounds, 2.0)) * spread)
-    num_rounds = max(round(rounds), 2)
+    num_rounds, alpha, step = theorem_6(epsilon, samples, parameters, _DELTA)
     settings = _logistic(
         epsilon,
         samples,
         batch_size=1,
         passes=max(math.ceil(num_rounds / samples), 2),
         num_rounds=num_rounds,
-        alpha=min(epsilon * samples / (num_rounds * math.log2(num_rounds) * spread), 1.0),
-        learning_rate=1 / math.sqrt(samples * num_rounds),
+        alpha=alpha,
+        learning_rate=step,
         evaluate_every=max(num_rounds // 20, 1),
     )
     name = f"logistic, theorem 6, epsilon = {epsilon:g}, N = {samples}"

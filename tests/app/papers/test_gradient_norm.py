@@ -4,7 +4,6 @@ import json
 import math
 import os
 
-import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
@@ -13,7 +12,7 @@ from murmurfl.app.models import make_model
 from murmurfl.app.papers import PAPERS, Cell
 from murmurfl.app.papers.paper import VALIDATION_SEEDS
 from murmurfl.app.papers.reproduction import plan_runs, run_cells, write_reproduction
-from murmurfl.app.papers.tran_cutkosky_2022 import UNSAMPLED_SGD, GradientNormTable, fitted_slope
+from murmurfl.app.papers.tran_cutkosky_2022 import UNSAMPLED_SGD, GradientNormTable
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import gdp_mu
 
@@ -25,24 +24,6 @@ needs_mnist = pytest.mark.skipif(not os.environ.get("MURMURFL_DATA"), reason="MU
 SMALL = {**GRADIENT_NORMS, "partition": "iid", "preset": "practical"}
 
 KIND = GradientNormTable(rates={"algorithm 1": -0.5})
-
-
-def test_a_fitted_slope_and_error_match_line_and_noise():
-    """500 fits to noise of standard deviation 0.2: errors of three standard errors in about 0.5 % of 13 degrees.
-
-    More than 3 % of them would be a false alarm in less than one case in 10^6; an error stated half as large is seen.
-    """
-    x = np.repeat(np.log([0.5, 1, 2, 4, 8]), 3)
-    exact = fitted_slope(x, 1.0 - 0.5 * x)
-    assert exact["slope"] == pytest.approx(-0.5)
-    assert exact["standard_error"] < 1e-9
-    rng, wrong, halved = np.random.default_rng(6), 0, 0
-    for _ in range(500):
-        fit = fitted_slope(x, 1.0 - 0.5 * x + 0.2 * rng.normal(size=len(x)))
-        ratio = abs(fit["slope"] + 0.5) / fit["standard_error"]
-        wrong, halved = wrong + (ratio > 3), halved + (ratio > 1.5)
-    assert wrong < 15
-    assert halved > 15
 
 
 def cells():
