@@ -1,25 +1,39 @@
 """How many clients a useful model takes, and what forecasts are worth: ``python -m benchmarks.forecast``.
 
 The first is arithmetic. For the second small trainings run with so much noise that their forecast is a given one, and
-what they keep of what is learnt without noise is written down (:mod:`.small_trainings`).
+what they keep of what is learnt without noise is written down (:mod:`.small_trainings`). ``verdict`` measures how often
+the planner is right about whether federating is worth it: its rehearsals on made-up data are held against trainings and
+against single clients on real and made-up tables, by how labels are dealt. Finished situations lie in the document and
+are not made again.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
 import logging
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from murmurfl.app.engines.start import run_cohort
+from murmurfl.app.planning import decide
+from murmurfl.app.planning.rehearsal import ALIKE, SKEWED, LocalBaseline, SiteMix, judged, local_baselines
+from murmurfl.app.runs.experiment import plan_request_of
+from murmurfl.app.runs.simulated_figures import alone
+from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients import UpdatePolicy
 from murmurfl.clients.adapters.update_policy import update_guarantee
 from murmurfl.privacy import Forecast, Guarantee, PrivacyPolicy, caption, gdp_mu, policy_guarantee
 from murmurfl.privacy.accounting.noise_forecast import TYPICAL, kept_share
 from murmurfl.privacy.forecast_text import rounded_count
+from threadpoolctl import threadpool_limits
 
+from .situations import Situation
 from .small_trainings import RATIOS, SAMPLES, UPDATES, SampleTraining, UpdateTraining
 
 DEFAULT = Path(__file__).resolve().parents[1] / "docs" / "results" / "forecast.json"
@@ -147,9 +161,141 @@ def table(document: Mapping[str, Any]) -> str:
     )
 
 
+# ------------------------------------------------------------------------------------------- worth federating, or not
+VERDICT_DATA: Mapping[str, tuple[int, ...]] = {
+    "digits": (5, 20, 50),
+    "breast-cancer": (5, 20),
+    "clouds-of-10": (20, 100),
+    "people-b": (20, 200),
+    "texts": (20, 100),
+    "recidivism": (10, 50),
+}
+"""Data of the verdict's situations, and numbers of clients."""
+VERDICT_EPSILONS = (0.5, 2.0, 8.0)
+VERDICT_TRUSTS = ("untrusted-server", "secure-aggregation")
+MIXES = (ALIKE, SiteMix("label-skew", 1.0), SiteMix("label-skew", 0.3), SiteMix("label-skew", 0.1))
+"""How labels are dealt, the least skewed first."""
+_VERDICT_SEEDS, _ALONE_SEEDS = (301, 302, 303, 304, 305), (301, 302)
+_NO_DIFFERENCE, _ERRORS = 1.0, 2.0
+"""Points, and standard errors, by which a federation and one client must differ to be told apart."""
+
+
+def _verdict_settings(data: str, clients: int, epsilon: float, trust: str) -> dict[str, Any]:
+    """Return the run-config keys of a situation."""
+    found = Situation(data, clients, epsilon).settings
+    if data == "digits":
+        found = {**found, "task": "digits", "features": "soft-gradients"}
+    return {**found, "trust": trust, "strategy": "auto", "partition": "iid"}
+
+
+def _dealt(config: RunConfig, sites: SiteMix, seed: int) -> RunConfig:
+    return replace(sites.configured(config), seed=seed)
+
+
+def verdict(data: str, clients: int, epsilon: float, trust: str) -> dict[str, Any]:
+    """Return what the planner foretells in a situation, and what trainings and single clients reach, in percent."""
+    wanted = plan_request_of(RunConfig.from_mapping(_verdict_settings(data, clients, epsilon, trust)))
+    chosen = decide(wanted).chosen
+    foretold = local_baselines(chosen.problem, wanted.work_out, MIXES)
+    federation = [run_cohort(replace(chosen.config, seed=seed)).accuracy or 0.0 for seed in _VERDICT_SEEDS]
+    singles = [[alone(_dealt(chosen.config, sites, seed)) for seed in _ALONE_SEEDS] for sites in MIXES]
+    return {
+        "strategy": chosen.strategy,
+        "kept": [[one.federation, one.alone, one.own_lead] for one in foretold],
+        "federation": [100 * one for one in federation],
+        "alone": [[100 * (one.accuracy or 0.0) for one in each] for each in singles],
+        "alone_on_own": [[100 * (one.own_mix or 0.0) for one in each] for each in singles],
+    }
+
+
+def _verdict_name(data: str, clients: int, epsilon: float, trust: str) -> str:
+    return f"{data}, {clients} clients, epsilon {epsilon:g}, {trust}"
+
+
+def measure_verdicts() -> None:
+    """Measure the situations that are missing, and write each down."""
+    logging.disable(logging.CRITICAL)
+    document = json.loads(DEFAULT.read_text())
+    made = document.setdefault("verdicts", {})
+    many = [(data, clients) for data, sizes in VERDICT_DATA.items() for clients in sizes]
+    with threadpool_limits(limits=1):
+        for (data, clients), epsilon, trust in itertools.product(many, VERDICT_EPSILONS, VERDICT_TRUSTS):
+            name = _verdict_name(data, clients, epsilon, trust)
+            if name not in made:
+                made[name] = verdict(data, clients, epsilon, trust)
+                DEFAULT.write_text(json.dumps(document, indent=1) + "\n")
+
+
+class _Cell(NamedTuple):
+    """One situation with one way of dealing labels, judged on everybody's data or on clients' own mixes."""
+
+    truth: bool
+    said: tuple[bool, ...]  # The verdict by the mix that is declared
+    undeclared: bool  # The verdict without a declaration, for sites that are alike or for skewed ones
+
+
+def _verdict_cells(document: Mapping[str, Any], *, own: bool) -> tuple[list[tuple[int, _Cell]], int]:
+    """Return cells with the place of their mix in :data:`MIXES`, and how many more make no difference."""
+    found, alike = [], 0
+    for row in document["verdicts"].values():
+        foretold = [LocalBaseline(sites, *figures) for sites, figures in zip(MIXES, row["kept"], strict=True)]
+        nearer = [judged(foretold[0], one) for one in foretold]
+        said = tuple(one.own_lead < 0 if own else one.is_worth for one in nearer)
+        undeclared = tuple(
+            judge.own_lead < 0 if own else one.is_worth for one, judge in zip(foretold, nearer, strict=True)
+        )
+        federation = row["federation"]
+        for place, singles in enumerate(row["alone_on_own" if own else "alone"]):
+            gain = statistics.mean(federation) - statistics.mean(singles)
+            errors = [statistics.variance(one) / len(one) for one in (federation, singles)]
+            if abs(gain) < max(_NO_DIFFERENCE, _ERRORS * math.sqrt(sum(errors))):
+                alike += 1
+            else:
+                found.append((place, _Cell(gain > 0, said, undeclared[MIXES.index(SKEWED) if place else 0])))
+    return found, alike
+
+
+def _balanced(told: Sequence[tuple[bool, bool]]) -> str:
+    """Return the mean of the shares that are right of either truth, with both; empty where one truth is missing."""
+    shares = []
+    for truth in (True, False):
+        right = [said == truth for is_true, said in told if is_true == truth]
+        if not right:
+            return "one answer only"
+        shares.append((100 * statistics.mean(right), len(right)))
+    (yes, many), (no, few) = shares
+    return f"{(yes + no) / 2:.0f} ({yes:.0f} of {many} worth it, {no:.0f} of {few} not)"
+
+
+def verdict_table(document: Mapping[str, Any]) -> str:
+    """Return the table of docs/tuning.md: balanced accuracy of the verdict, by what is declared."""
+    lines = ["| declared | on everybody's data | on a site's own mix |", "|---|---|---|"]
+    kinds: dict[str, Callable[[int], Sequence[int]]] = {
+        "the true mix": lambda place: [place],
+        "one step off": lambda place: [one for one in (place - 1, place + 1) if 0 <= one < len(MIXES)],
+        "any wrong mix": lambda place: [one for one in range(len(MIXES)) if one != place],
+    }
+    both = [_verdict_cells(document, own=own) for own in (False, True)]
+    nothing = ([(cell.truth, cell.undeclared) for _, cell in cells] for cells, _ in both)
+    lines.append(f"| nothing: it says both, and each counts where it is true | {' | '.join(map(_balanced, nothing))} |")
+    for name, declared in kinds.items():
+        told = ([(cell.truth, cell.said[one]) for place, cell in cells for one in declared(place)] for cells, _ in both)
+        lines.append(f"| {name} | {' | '.join(map(_balanced, told))} |")
+    counts = " and ".join(f"{alike} of {alike + len(cells)}" for cells, alike in both)
+    terms = f"In {counts} cells a federation and one client differ by less than a point or two standard errors."
+    return "\n".join([*lines, "", terms])
+
+
 def main() -> None:
     """Measure and write."""
-    DEFAULT.write_text(json.dumps(measure(), indent=1) + "\n")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.forecast", description=__doc__)
+    parser.add_argument("part", nargs="?", choices=("forecast", "verdict"), default="forecast")
+    if parser.parse_args().part == "verdict":
+        measure_verdicts()
+        print(verdict_table(json.loads(DEFAULT.read_text())))
+        return
+    document = json.loads(DEFAULT.read_text()) if DEFAULT.exists() else {}
+    DEFAULT.write_text(json.dumps({**document, **measure()}, indent=1) + "\n")
     print(table(json.loads(DEFAULT.read_text())))
 
 

@@ -571,6 +571,7 @@ BLOCKS = {
     "docs/tuning.md": {
         "bounded-step": bounded_steps,
         "which-noise": gained_by_noise,
+        "verdict": lambda: forecast.verdict_table(json.loads(forecast.DEFAULT.read_text())),
         **{
             name: noted(name)
             for name in (

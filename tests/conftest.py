@@ -72,6 +72,7 @@ def shrink_rehearsals(patch):
     rehearsal = importlib.import_module("murmurfl.app.planning.rehearsal")
     for name, most in (("MOST_SAMPLES", 500), ("MOST_FEATURES", 48), ("TEST_SAMPLES", 300)):
         patch.setattr(rehearsal, name, most)
+    patch.setattr(rehearsal, "FAMILY", rehearsal.USUAL)
     patch.setitem(rehearsal.rehearse.__kwdefaults__, "profiles", rehearsal.USUAL)
 
 

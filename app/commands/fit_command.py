@@ -301,7 +301,7 @@ def curves(
             say(f"{out}: {len(found)} curves")
 
 
-_OF_A_REHEARSAL = ("trust", "samples-per-owner")
+_OF_A_REHEARSAL = ("trust", "samples-per-owner", "partition")
 """Settings that a real fit does not take from a rehearsal, or that its summary proposes."""
 
 

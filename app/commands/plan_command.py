@@ -34,6 +34,9 @@ _KEYS = {
     "stream": ("strategy.stream", "", ""),
     "trust": ("trust", "untrusted-server", ""),
     "colluders": ("trust.colluders", "half", ""),
+    "partition": ("partition", "alike, and skewed", "How sites differ: declares it."),
+    "alpha": ("partition.alpha", "0.5", ""),
+    "classes": ("partition.classes", "2", ""),
 }
 """Run-config key, default and use of each option."""
 _SIZES = ("samples", "parameters")

@@ -33,7 +33,7 @@ from ...strategies.mu2 import Mu2
 from ...strategies.rounds.strategy import ReleaseStrategy
 from ..models.model import Model
 from ..settings.registry import known_mechanism, registry
-from ..settings.run_config import SECURE, RunConfig, refused_trust, run_keys
+from ..settings.run_config import AUTO, SECURE, RunConfig, refused_trust, run_keys
 from .presets import Hyperparameters, ResolvedRun, sgd_preset
 from .queries import plan_or_largest_mu
 
@@ -522,9 +522,6 @@ def worth_of_order(policies: Iterable[PrivacyPolicy], num_parameters: int) -> Am
     if not all(policy.batch_selection == "shuffled" and policy.adds_noise for policy in known):
         return None
     return amplification_of_all([(policy, policy.plan(num_parameters)) for policy in known])
-
-
-AUTO = "auto"
 
 
 class AutoMethod(Method):

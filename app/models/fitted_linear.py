@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
@@ -69,11 +70,27 @@ def discriminant(rows: NDArray[Any], labels: NDArray[np.int64], num_classes: int
     present, counts = np.unique(labels, return_counts=True)
     parts = [rows[labels == one].astype(np.float64) for one in present]
     means = np.stack([part.mean(axis=0) for part in parts])
-    covariance = sum(len(part) / len(rows) * _shrunk_covariance(part) for part in parts)
+    covariance = np.sum([len(part) / len(rows) * _shrunk_covariance(part) for part in parts], axis=0)
     weights, intercepts = np.zeros((rows.shape[1], num_classes)), np.full(num_classes, -np.inf)
-    weights[:, present] = np.linalg.lstsq(covariance, means.T, rcond=None)[0]
+    weights[:, present] = _solved(covariance, means.T)
     intercepts[present] = np.log(counts / len(rows)) - 0.5 * np.sum(means.T * weights[:, present], axis=0)
     return FittedLinear(weights, intercepts)
+
+
+def _solved(covariance: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.floating]:
+    """Return the least-squares solution; by Cholesky's factor where it is far from singular, many times as fast."""
+    try:
+        factor = cho_factor(covariance, check_finite=False)
+    except LinAlgError:
+        return np.linalg.lstsq(covariance, right, rcond=None)[0]
+    diagonal = np.diag(factor[0])
+    if diagonal.min() < _SINGULAR * diagonal.max():
+        return np.linalg.lstsq(covariance, right, rcond=None)[0]
+    return cho_solve(factor, right, check_finite=False)
+
+
+_SINGULAR = 1e-5
+"""Ratio of a factor's diagonal below which a covariance counts as singular: of the covariance it is the square."""
 
 
 def _shrunk_covariance(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -24,6 +24,7 @@ from ...privacy.accounting.noise_plan import NoisePlan
 from ...privacy.errors import ConfigurationError
 from ...privacy.mechanisms import noise_is_memoryless
 from ...privacy.release.policy import PrivacyPolicy, Trust
+from ...privacy.release.tables import NONE, PRIVATE
 from ...privacy.setting import Value
 from ..data.task import Dataset
 from ..methods import METHODS, ResolvedRun
@@ -33,7 +34,7 @@ from ..methods.presets import Resolve, the_task, tuned
 from ..methods.queries import trained_samples
 from ..settings.registry import registry
 from ..settings.run_config import RunConfig, run_keys
-from .rehearsal import against_local_baseline, mean_retained_utility
+from .rehearsal import ALIKE, SKEWED, LocalBaseline, declared_mix, local_baselines, mean_retained_utility
 
 SAMPLE_USES = {"once": 1, "few": 4, "any": None}
 """The most releases of a sample, by the run-config key ``strategy.sample-uses``; None for any number."""
@@ -41,7 +42,7 @@ SAMPLE_USES = {"once": 1, "few": 4, "any": None}
 FEATURES_TRIED = ("strokes", "soft-gradients", "oriented-gradients", "pixels")
 """Features that are tried where none are named, those that teach most first."""
 _SIDE_OF_STROKES = 16
-"""Images with fewer pixels a side have no strokes to speak of: on digits of 8 x 8 soft gradients teach more."""
+"""Images with fewer pixels a side have few strokes: on digits of 8 x 8 centred soft gradients teach more."""
 
 _OF_AUTO = ("strategy", "strategy.sample-uses", "strategy.stream")
 
@@ -59,6 +60,7 @@ class PlanRequest:
     num_classes: int = 0
     resolve: Resolve | None = None  # Works out a run; needed to choose a strategy
     num_parameters: int = 0  # Values of a project's own updates, for which no strategy is chosen
+    declares_mix: bool = False  # Whether the partition says how real sites differ, or was left as it is
 
     def __post_init__(self) -> None:
         config = self.config
@@ -110,14 +112,26 @@ class PlanRequest:
         """The most rounds; None for any number."""
         return self.config.num_rounds or None
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Features to choose from: those that the run configuration names, or all that are fit for its images."""
+    def features(self, *, centred: bool = True) -> tuple[str, ...]:
+        """Return features to choose from: those that the run configuration names, or all that are fit for its images.
+
+        Without centring, features that want it are left out: their common mean would be most of what noise is scaled
+        for.
+        """
         task = registry("task")[self.config.task]
         if self.config.features != run_keys()["features"].default or not task.has_images:
             return (self.config.features,)
+        able = [name for name in FEATURES_TRIED if self._can_have(name)]
+        if not centred:
+            return tuple(name for name in able if registry("features")[name].centring != PRIVATE)
         small = min(task.image_shape) < _SIDE_OF_STROKES
-        return tuple(name for name in FEATURES_TRIED if self._can_have(name) and not (small and name == "strokes"))
+        return tuple(name for name in able if not (small and name == "strokes"))
+
+    def can_centre(self, strategy: str) -> bool:
+        """Return True if a strategy's clients may release the mean of their features first."""
+        config = self.config
+        allowed = self.most_uses != 1 and config.centring != NONE and not config.samples_per_owner
+        return allowed and METHODS[strategy].centres
 
     def _can_have(self, features: str) -> bool:
         try:
@@ -192,9 +206,14 @@ class Candidate:
         return mean_retained_utility(self.problem, self.request.work_out)
 
     @cached_property
-    def against_local_baseline(self) -> tuple[float, float] | None:
-        """Retained utility by more rehearsals, and that of one client alone without noise; None without a rehearsal."""
-        return against_local_baseline(self.problem, self.request.work_out)
+    def local_baselines(self) -> list[LocalBaseline]:
+        """What it keeps by more rehearsals next to one client alone, by how sites differ; empty without a rehearsal.
+
+        The first is of sites that are alike, the second of the mix that is declared, or of skewed labels where none is.
+        """
+        mix = (declared_mix(self.problem.config) if self.request.declares_mix else None) or SKEWED
+        mixes = (ALIKE,) if mix.is_alike else (ALIKE, mix)
+        return local_baselines(self.problem, self.request.work_out, mixes)
 
     @property
     def measure(self) -> str:
@@ -509,7 +528,7 @@ def _full_rounds(request: PlanRequest) -> list[int]:
 def _one_pass(request: PlanRequest, strategy: str, refused: dict[str, str]) -> Iterator[Attempt]:
     """Yield one pass over all samples, cut into rounds; the usual number has no penalty."""
     share, most = request.asked / request.clients, request.most_rounds
-    known = tuned(replace(request.config, features=_features(request, strategy))) is not None
+    known = tuned(replace(request.config, features=chosen_features(request, strategy))) is not None
     numbers: dict[int, int] = {}  # of rounds, by batch
     for rounds in sorted({*_ROUNDS, min(most or 1, max(_ROUNDS))}):
         batch = int(request.fewest // max(rounds * share, 1.0))
@@ -531,7 +550,7 @@ def _one_pass(request: PlanRequest, strategy: str, refused: dict[str, str]) -> I
 
 def _usual_rounds(request: PlanRequest, strategy: str, batch: int) -> int:
     """Return how many rounds a pass usually has, by the noise that one mean gradient of all samples would have."""
-    settings: Settings = {"batch-size": batch, "num-rounds": 1, "features": _features(request, strategy)}
+    settings: Settings = {"batch-size": batch, "num-rounds": 1, "features": chosen_features(request, strategy)}
     try:
         found = tried(request, strategy, settings).noise_to_signal
     except ConfigurationError:
@@ -548,7 +567,7 @@ def candidates_of(request: PlanRequest) -> tuple[list[Candidate], dict[str, str]
     made: dict[str, list[Candidate]] = {}
     refused: dict[str, str] = {}
     for strategy, settings, penalty in _attempts(request, refused):
-        own = {**settings, "features": _features(request, strategy)}
+        own = {**settings, "features": chosen_features(request, strategy)}
         try:
             candidate = tried(request, strategy, own, prior_penalty=penalty)
         except ConfigurationError as error:
@@ -561,9 +580,15 @@ def candidates_of(request: PlanRequest) -> tuple[list[Candidate], dict[str, str]
     return best, {strategy: why for strategy, why in refused.items() if strategy not in made}
 
 
-def _features(request: PlanRequest, strategy: str) -> str:
-    """Return the features that teach most, of those that a strategy's clip and step are known for."""
-    found = request.features
+def chosen_features(request: PlanRequest, strategy: str, *, centred: bool = True) -> str:
+    """Return the features that teach most, of those that a strategy's clip and step are known for.
+
+    They are fixed maps of one image, so they cost no privacy. Where a strategy cannot centre them, or is not
+    ``centred``, they are the first that do without: this gains more than a clip and step that were searched.
+    """
+    if not (centred and request.can_centre(strategy)):
+        return request.features(centred=False)[0]
+    found = request.features()
     tuned = registry("task")[request.config.task].tuned
     known = [name for name in found if name in tuned or METHODS[strategy].sums_samples]
     return (known or list(found))[0]

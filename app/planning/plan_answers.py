@@ -25,7 +25,7 @@ from ..runs.run_guarantees import configured_figures, included_notes, run_guaran
 from ..settings.layers import DEFAULT_RUN, layered, with_defaults
 from ..settings.registry import registry
 from ..settings.run_config import USUAL_MU, RunConfig, run_keys, without_unread
-from .deciding import Candidate, PlanRequest, PlanResult, decide, tried
+from .deciding import Candidate, PlanRequest, PlanResult, chosen_features, decide, tried
 from .noise_plans import (
     check_batch,
     check_rounds,
@@ -63,7 +63,7 @@ def variations_of(result: PlanResult, default: Mapping[str, Value], *, mark: str
         more = [{**chosen.settings, "num-rounds": number} for number in rounds]
         found += [replace(one, varied="rounds") for one in _possible(request, chosen.strategy, more)]
     found += _batches(request, [chosen, *result.others])
-    found += [replace(one, varied="order") for one in _in_secret(request)]
+    found += [replace(one, varied="order") for one in secret_ways(request)]
     found += [replace(one, varied="trust") for one in _other_trusts(request)]
     kept: dict[Any, Candidate] = {}  # the first of each run; a default that is what was taken says both
     for one in found:
@@ -115,8 +115,8 @@ _RELEASES = (6, 12, 24)
 """Numbers of releases that a sample hides in, of which the best is shown; each costs as many times the gradients."""
 
 
-def _in_secret(request: PlanRequest) -> list[Candidate]:
-    """Noisy SGD in a secret order, whose epsilon is the one that was asked for while nobody learns the order.
+def secret_ways(request: PlanRequest) -> list[Candidate]:
+    """Return noisy SGD in a secret order, whose epsilon is the one that was asked for while nobody learns the order.
 
     No decision takes it: nobody can check that the order and the time of a release stay secret. There is none for a
     stream, where not all samples are there from the first release on, and none for a trusted server.
@@ -129,7 +129,8 @@ def _in_secret(request: PlanRequest) -> list[Candidate]:
         # The mu is for noise without resolution; what resolution shows is left room for.
         mu = allocation_mu(0.999 * epsilon, fewest // batch, 0.99 * config.delta)
         known: Mapping[str, Value] = {"batch-size": batch, "mu": mu, "epsilon": 0.0}
-        ways.append({**known, "batch-selection": "shuffled", "centring": "none"})
+        features = chosen_features(request, "noisy-sgd", centred=False)
+        ways.append({**known, "features": features, "batch-selection": "shuffled", "centring": "none"})
     return sorted(_possible(request, "noisy-sgd", ways), key=lambda candidate: candidate.score)[:1]
 
 
@@ -372,8 +373,11 @@ def choice_of_run(settings: Mapping[str, Value]) -> PlanResult:
     if wanted.get("strategy") != AUTO:
         noiseless = {"mechanism": "none"} if wanted.get("mechanism") == "none" else {}
         wanted = {name: value for name, value in wanted.items() if name not in _OF_A_STRATEGY} | noiseless
+        if "features" not in settings:  # the default run's are for its own strategy
+            wanted.pop("features", None)
     wanted = without_unread({**wanted, "strategy": AUTO})
-    return replace(decide(plan_request_of(RunConfig.from_mapping(wanted))), asked=wanted)
+    request = plan_request_of(RunConfig.from_mapping(wanted))
+    return replace(decide(replace(request, declares_mix="partition" in wanted)), asked=wanted)
 
 
 def _request_of_numbers(samples: int, parameters: int, settings: Mapping[str, Any]) -> PlanRequest:
@@ -401,6 +405,7 @@ def choice_of_numbers(samples: int, parameters: int, settings: Mapping[str, Valu
     ``samples`` are those of each client, ``parameters`` is d, and ``settings`` say clients, mu and trust.
     """
     request = _request_of_numbers(samples, parameters, {**settings, "strategy": AUTO})
+    request = replace(request, declares_mix="partition" in settings)
     asked = {**_made_up(samples, parameters, settings), **settings}
     return replace(decide(request), asked=asked, made_up=True)
 
@@ -456,7 +461,14 @@ def asked_of_run(
         choice = choice_of_run(merged)
         return choice, base_of_decided(choice)
     config = RunConfig.from_mapping(_without(merged, _OF_DECISIONS))
-    base = base_of_run(config, samples=sizes.get("samples", 0), num_values=sizes.get("parameters", 0))
+    try:
+        base = base_of_run(config, samples=sizes.get("samples", 0), num_values=sizes.get("parameters", 0))
+    except ConfigurationError as error:
+        if sizes or error.setting != "batch-size" or {"strategy", "batch-size"} & merged.keys():
+            raise
+        # The keys' own strategy and batch, which these clients cannot run: nobody has asked for them.
+        choice = choice_of_run(merged)
+        return choice, base_of_decided(choice)
     return choice_of_run(merged), base
 
 

@@ -23,6 +23,7 @@ from .noise_plans import (
     update_rounds,
 )
 from .plan_answers import command_of_candidate, command_of_result, guarantee_for_persons, guarantee_of, policy_of
+from .rehearsal import LocalBaseline, judged
 
 
 def result_document(result: PlanResult) -> dict[str, Any]:
@@ -48,12 +49,26 @@ def decision_document(result: PlanResult) -> dict[str, Any]:
     """Return the decision as plain values: the choice, the reason for it, and why not the others."""
     others = [{**_candidate_document(one), "why_not": result.why_not(one)} for one in result.others]
     others += [{"strategy": name, "possible": False, "why_not": why} for name, why in result.impossible.items()]
-    baseline = result.chosen.against_local_baseline
+    baselines = result.chosen.local_baselines
     return {
-        "chosen": {**_candidate_document(result.chosen), "kept_alone": None if baseline is None else baseline[1]},
+        "chosen": {**_candidate_document(result.chosen), "kept_alone": baselines[0].alone if baselines else None},
+        "worth_federating": [_worth_document(one, judged(baselines[0], one)) for one in baselines],
         "reason": result.reason,
         "settings": result.settings,
         "alternatives": others,
+    }
+
+
+def _worth_document(one: LocalBaseline, nearer: LocalBaseline) -> dict[str, Any]:
+    return {
+        "partition": one.sites.partition,
+        "amount": one.sites.amount or None,
+        "federation": one.federation,
+        "alone": one.alone,
+        "own_lead": one.own_lead,
+        "is_worth": one.is_worth,
+        "is_worth_judged": nearer.is_worth,
+        "is_worth_on_own": nearer.own_lead < 0,
     }
 
 

@@ -24,6 +24,7 @@ from .plan_answers import (
     guarantee_for_persons,
     guarantee_of,
     protects_owners,
+    secret_ways,
 )
 from .plan_document import (
     assumed_of,
@@ -33,7 +34,7 @@ from .plan_document import (
     update_document,
     way_document,
 )
-from .rehearsal import FAMILY
+from .rehearsal import FAMILY, judged
 
 
 def _percent(digits: int) -> Callable[[float], str]:
@@ -53,6 +54,11 @@ _WAYS = (
     Column("noise", "noise to signal, in the mean gradient of the last step", "noise_to_signal", ".2f"),
     Column("keeps", "share of what can be learnt, on average over six kinds of made-up data", "kept", _percent(0)),
     Column("acc.", _TRIED, "accuracy", _percent(1)),
+)
+_WORTH = (
+    Column("sites", "how clients differ", "words", label=True),
+    Column("federation", "on everybody's data, and as much on the clients' own mixes of classes", form=_percent(0)),
+    Column("one alone", "on everybody's data, without noise", "alone", _percent(0)),
 )
 _TRUSTS = {"untrusted-server": "nobody", SECURE: "sums", "trusted-server": "server"}
 _MECHANISMS = (
@@ -141,6 +147,7 @@ def answer_parts(result: PlanResult, *, details: bool, code: bool = False) -> It
     clip = "from the schema" if code else f"{chosen.problem.values.clip_norm:.4g}"
     yield f"Take {chosen.strategy}: {chosen.rounds} rounds, {often}, clip norm {clip}."
     yield from worth
+    yield from [worth_table(chosen)] if worth else []
     if details or not worth:
         yield f"Because {result.reason.partition(';')[0]}."
     yield from (*longer_lines(result), f"Guarantee: {guarantee.sentence}", *late_lines(chosen.config))
@@ -157,6 +164,7 @@ def answer_parts(result: PlanResult, *, details: bool, code: bool = False) -> It
         yield "It has made-up data of these sizes; --set task=package.module:make_task has yours."
         yield "For a PyTorch or Flower project of your own, --code prints the lines of Python."
     if not details:
+        yield from secret_lines(result)
         yield "More, with --details: other ways to run it, every mechanism, other trust."
         return
     yield from (f"Not {one.strategy}: {result.why_not(one)}." for one in result.others)
@@ -212,19 +220,61 @@ def code_lines(result: PlanResult) -> list[str]:
 
 
 def worth_lines(chosen: Candidate) -> list[str]:
-    """Return whether federating is worth it, by rehearsal; empty where nothing was rehearsed."""
-    if chosen.against_local_baseline is None:
+    """Return whether federating is worth it, by rehearsal, and if that depends on how sites differ.
+
+    Empty where nothing was rehearsed.
+    """
+    baselines = chosen.local_baselines
+    if not baselines:
         return []
-    (kept, alone), sizes = chosen.against_local_baseline, chosen.problem.sizes
-    average = " of average size" if max(sizes) >= 2 * min(sizes) else ""
-    figures = f"on average over {len(FAMILY)} kinds of made-up data it keeps {100 * kept:.0f} % of what can be learnt"
-    figures += f"{chosen.measure} from all samples together without noise"
-    figures += f", one client{average} alone, without noise, {100 * max(alone, 0.0):.0f} %."
-    if kept > alone:
-        return [f"Worth federating, likely: {figures}"]
-    sums = "" if chosen.config.trust_model == SECURE else ", sums (--trust secure-aggregation)"
-    change = f"More clients{sums} or a larger epsilon would change that."
-    return [f"Not worth federating, likely: {figures} {change}"]
+    alike, mix = baselines[0], baselines[-1]
+    nearer, is_declared, depends = judged(alike, mix), chosen.request.declares_mix, alike.is_worth != mix.is_worth
+    is_worth = nearer.is_worth if is_declared else mix.is_worth
+    if depends and not is_declared:
+        differ, same = ("likely", "not") if is_worth else ("not", "likely")
+        lines = [
+            f"Worth federating? It depends on how sites differ: {differ} if their labels do, {same} if they are alike. "
+            "Say how with --partition."
+        ]
+    else:
+        where = f", where sites {mix.sites.words}" if is_declared else ""
+        between = "" if is_worth == mix.is_worth else " if they differ a little less,"
+        kept = "more" if is_worth else "no more"
+        other = f" Were sites alike, it would{'' if alike.is_worth else ' not'} be worth it." if depends else ""
+        verdict = f"{'Worth' if is_worth else 'Not worth'} federating, {'perhaps' if between else 'likely'}{where}"
+        lines = [f"{verdict}:{between} on everybody's data it keeps {kept} than one client alone.{other}"]
+    if not is_worth:
+        sums = "" if chosen.config.trust_model == SECURE else ", sums (--trust secure-aggregation)"
+        lines.append(f"More clients{sums} or a larger epsilon would change that.")
+    elif not mix.sites.is_alike:
+        better = "one client alone is likely better" if nearer.own_lead > 0 else "the federation is likely better, too"
+        by = f"{100 * abs(mix.own_lead):.0f} points of {'AUC' if chosen.measure else 'accuracy'} on made-up data"
+        is_clear = (nearer.own_lead > 0) == (mix.own_lead > 0)
+        lines.append(f"On a site's own mix of classes {better}{f': by {by}' if is_clear else ''}.")
+    return lines
+
+
+def worth_table(chosen: Candidate) -> Table:
+    """Return what the federation and one client alone keep, by how sites differ."""
+    title = f"Kept of what all samples teach without noise{chosen.measure}, on {len(FAMILY)} kinds of made-up data"
+    rows = [{**one._asdict(), "words": one.sites.words.removeprefix("are ")} for one in chosen.local_baselines]
+    return Table(title, _WORTH, rows)
+
+
+def secret_lines(result: PlanResult) -> list[str]:
+    """Return what noisy SGD in a secret order keeps, and its price, where that is as much as the choice keeps."""
+    chosen = result.chosen
+    if not chosen.retained_utility:  # nothing was rehearsed
+        return []
+    found = [way for way in secret_ways(result.request) if way.retained_utility > chosen.retained_utility - FEW_POINTS]
+    return [
+        f"Where order and time stay secret, {way.strategy} with shuffled batches keeps "
+        f"{100 * way.retained_utility:.0f} %, {chosen.strategy} {100 * chosen.retained_utility:.0f} %, for "
+        f"{gain.slots} times the gradients of a pass. If the order leaks, epsilon is "
+        f"{rounded_up(gdp_epsilon(way.config.mu, way.config.delta))}."
+        for way in found
+        if (gain := way.amplification) is not None
+    ]
 
 
 def longer_lines(result: PlanResult) -> list[str]:

@@ -24,8 +24,10 @@ SCALING_SHARE = 0.1
 """Share of mu^2 for the statistics that columns are scaled by."""
 EPSILON = 2.0
 """Default epsilon of a fit."""
-DEALT = ("task", "partition", "num-clients", "clients-per-round", "partition.alpha", "partition.classes")
+DEALT = ("task", "num-clients", "clients-per-round")
 """Keys that the table and its clients decide."""
+DECLARED = ("partition", "partition.alpha", "partition.classes")
+"""Keys by which rows are dealt to clients in a rehearsal, where no column says whose they are."""
 _FULL_BATCH, _TRUSTED = "full-batch", "trusted-full-batch"
 
 
@@ -75,7 +77,8 @@ def own_keys(asked: FitArguments, schema: Schema) -> dict[str, Value]:
             setting="scale",
             got=scale,
         )
-    if dealt := next((name for name in DEALT if name in own), ""):
+    decided = (*DEALT, *DECLARED) if asked.site or asked.owner or schema.owner else DEALT
+    if dealt := next((name for name in decided if name in own), ""):
         raise ConfigurationError(
             f"Expected site or clients in the place of {dealt}, got {own[dealt]!r}: these say where a row is.",
             kind="conflict",

@@ -13,6 +13,7 @@ import numpy as np
 from ...clients.records.schema import Schema
 from ..data.table_task import FittedTable
 from ..models.trained_model import SCHEMA
+from ..planning.rehearsal import SKEWED
 from .fit_arguments import SCALING_SHARE
 from .outcome import Alone, Outcome, Rehearsal, Scores
 from .real_fit import FIGURE_OPTION, why_no_figure
@@ -324,11 +325,19 @@ def _compared(outcome: Outcome, table: FittedTable) -> str:
         alone, average = short_figure(outcome.alone, table), " on average" if outcome.alone.clients > 1 else ""
         same = alone == short_figure(outcome, table)
         better = f", {'as good as' if same else 'better than'} this model" if alone_does(outcome, table) else ""
-        found.append(f"one {one} alone {alone}{average}{better}")
+        found.append(f"one {one} alone {alone}{average}{better}{_if_skewed(outcome, table)}")
     if table.schema.num_classes > 1:
         found.append(f"majority-class baseline: accuracy {100 * table.majority:.1f} %")
     several = None if rehearsal is None else rehearsal.seeds
     return f"{'' if several is None else f'with seed {several.seeds[0]}: '}{'; '.join(found)}"
+
+
+def _if_skewed(outcome: Outcome, table: FittedTable) -> str:
+    """Return what one client alone reaches where sites' labels differ, which rows that are dealt do not show."""
+    skewed = None if outcome.rehearsal is None else outcome.rehearsal.alone_skewed
+    if skewed is None or not skewed.clients:
+        return ""
+    return f" ({short_figure(skewed, table)} if sites' labels differed: {SKEWED.name})"
 
 
 def _privacy(result: RunResult) -> str:

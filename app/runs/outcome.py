@@ -312,6 +312,7 @@ class Rehearsal(_Part):
     sites_alone: dict[str, Scores] = _said(
         "Scores of each site's own model on its own held-out rows, by the site's name.", default={}
     )
+    alone_skewed: Alone | None = None
     alternatives: dict[str, Scores] = _said("Other options that were rehearsed on the same rows.", default={})
     seeds: SeveralSeeds | None = None
     sites: dict[str, Scores] = _said("Scores of the model on each site's held-out rows, by its name.", default={})

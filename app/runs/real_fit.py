@@ -124,6 +124,13 @@ def fit_for_real(
     """
     schema = found.schema
     schema.check_for_real_nodes()
+    if any(name.startswith("partition") for name in settings):
+        raise ConfigurationError(
+            "A real fit has all rows in one place, so `partition` cannot say how clients differ. Leave it out, or "
+            "rehearse without --real.",
+            kind="conflict",
+            setting="partition",
+        )
     if not (count := found.rows.public_count):
         raise ConfigurationError(
             f"Expected rows in {found.name} that end with a line break, got none.", kind="malformed"

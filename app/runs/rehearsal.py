@@ -21,17 +21,18 @@ from ...privacy.setting import Value
 from ..data.table_task import FittedTable, ReadRows, ReadTable, TableTask, held_out, read_for, split_rows, with_gaps
 from ..data.task import Dataset
 from ..engines.start import run_cohort
+from ..planning.rehearsal import ALIKE, SKEWED
 from ..settings.layers import layered
 from ..settings.run_config import RunConfig
 from .baselines import baselines, mean_scores, one_against_others, reliability, scores_of, sites_alone_on_own
 from .fit_arguments import SCALING_SHARE, FitArguments
 from .fit_summary import ERRORS, figure, is_useless, short_figure, shown_figure, summary_of_fit
-from .outcome import Outcome, Rehearsal, Scores, SeveralSeeds
+from .outcome import Alone, Outcome, Rehearsal, Scores, SeveralSeeds
 from .progress import Progress
 from .real_fit import with_spent
 from .result import RunResult
 from .simulate import bar_of_rounds
-from .simulated_figures import NOTE
+from .simulated_figures import NOTE, alone
 
 CLIENTS = 5
 """Clients that rows are dealt to where no column says whose they are."""
@@ -234,7 +235,7 @@ def _settled(
         if dataset.client_of is None:
             dataset = replace(dataset, client_of=_dealt_owners(dataset.owner_of, many, seed))
     task = TableTask(schema, dataset)
-    partition = "iid" if dataset.client_of is None else "own"
+    partition = own.get("partition", "iid") if dataset.client_of is None else "own"
     dealt = {"task": task.name, "partition": partition, "num-clients": many, "clients-per-round": many}
     return read, RunConfig.from_mapping({**own, **usual, **dealt})
 
@@ -312,8 +313,17 @@ def _described(
     if not compared:
         return made, described
     with _quiet():
-        figures: dict[str, Any] = {"alone": made.alone, "rehearsal": _rehearsal(result, found, read)}
+        rehearsal = _rehearsal(result, found, read).model_copy(update={"alone_skewed": _alone_skewed(result)})
+        figures: dict[str, Any] = {"alone": made.alone, "rehearsal": rehearsal}
     return _with(made, made.outcome.model_copy(update=figures), described), described
+
+
+def _alone_skewed(result: RunResult) -> Alone | None:
+    """Return what one client alone reaches if labels are skewed; None unless rows with classes are dealt evenly."""
+    config = result.experiment.config
+    if config.partition != ALIKE.partition or result.experiment.data.num_classes == 1 or config.num_clients == 1:
+        return None
+    return alone(SKEWED.configured(config))
 
 
 def _rehearsal(result: RunResult, found: ReadTable, read: ReadRows) -> Rehearsal:

@@ -9,6 +9,9 @@ class FitSettings(TypedDict, total=False):
     """Keyword arguments of :func:`~murmurfl.app.fit` that are run-config keys; ``murmurfl keys`` describes each."""
 
     strategy: object
+    partition: object
+    dirichlet_alpha: float
+    classes_per_client: int
     model: object
     feature_bound: float
     knots: int
@@ -103,9 +106,6 @@ class RunSettings(FitSettings, total=False):
     """All run-config keys as keyword arguments, such as those of :func:`~murmurfl.app.simulate`."""
 
     task: object
-    partition: object
-    dirichlet_alpha: float
-    classes_per_client: int
     num_clients: int
     clients_per_round: int
     schema: str

@@ -16,7 +16,7 @@ from typing import Any
 from ...privacy.errors import ConfigurationError
 from ...privacy.setting import Value, flat, key_of, mu_and_epsilon, unknown_key
 from .registry import registry
-from .run_config import SECURE, RunConfig, run_keys, without_unread
+from .run_config import AUTO, SECURE, RunConfig, run_keys, without_unread
 
 _SAME = {"mu": "epsilon", "epsilon": "mu"}
 
@@ -143,6 +143,8 @@ def with_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
     own = dict(DEFAULT_RUN)
     if _given(settings, "task") != run_keys()["task"].default:
         own = {name: value for name, value in own.items() if name not in _FEDERATION}
+    if settings.get("strategy") == AUTO:  # it chooses features, too
+        own.pop("features", None)
     if SECURE not in registry("strategy")[str(settings.get("strategy", own["strategy"]))].trusts:
         del own["trust"]
     merged = layered(own, settings)

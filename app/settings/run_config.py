@@ -297,6 +297,8 @@ def readers_of(one: Setting) -> list[str]:
     return registry(one.read_by).reading(one.name) if one.read_by else list(one.kinds)
 
 
+AUTO = "auto"
+"""Strategy that stands for what the planner chooses where a run is worked out."""
 SECURE: Trust = "secure-aggregation"
 _ROUNDING = 1e-9
 

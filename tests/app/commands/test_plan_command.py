@@ -1,11 +1,14 @@
 """`murmurfl plan`: what it prints of the noise, the trust models and the updates of whole clients."""
 
+import json
+
 import numpy as np
 import pytest
 from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.inprocess import InProcessGrid
 from murmurfl.app.planning import rehearsal
 from murmurfl.app.planning.deciding import Candidate
+from murmurfl.app.planning.rehearsal import ALIKE, LocalBaseline
 from murmurfl.clients import Label, Part, Schema
 from murmurfl.privacy import gdp_mu
 from typer.testing import CliRunner
@@ -88,7 +91,7 @@ def test_with_code_a_plan_says_only_what_the_code_does(not_rehearsed):
 
 @pytest.mark.parametrize("trust", ["untrusted-server", "secure-aggregation"])
 def test_sums_are_advised_only_where_they_are_not_chosen(trust, monkeypatch):
-    monkeypatch.setattr(Candidate, "against_local_baseline", (0.1, 0.9))
+    monkeypatch.setattr(Candidate, "local_baselines", [LocalBaseline(ALIKE, 0.1, 0.9, 0.5)])
     planned = CliRunner().invoke(cli, ["plan", *FEW, f"--trust={trust}"])
     assert "Not worth federating" in planned.stdout
     assert ("--trust secure-aggregation" in planned.stdout) == (trust == "untrusted-server")
@@ -96,3 +99,22 @@ def test_sums_are_advised_only_where_they_are_not_chosen(trust, monkeypatch):
 
 def test_code_and_json_exclude_each_other():
     assert CliRunner().invoke(cli, ["plan", *FEW, "--code", "--json"]).exit_code == 2
+
+
+def test_a_declared_skew_with_a_typo_is_refused_with_the_nearest_name():
+    planned = CliRunner().invoke(cli, ["plan", *FEW, "--partition=lable-skew"])
+    assert planned.exit_code != 0
+    assert "did you mean 'label-skew'?" in " ".join(planned.stderr.split())
+
+
+@pytest.mark.more_cases
+def test_sites_with_a_single_record_have_a_plan():
+    """The keys' own default strategy has batches of eight, and nobody has asked for it."""
+    pytest.importorskip("flwr_datasets")
+    skew = ["--set=task=digits", "--set=num-clients=20", "--set=partition=dirichlet", "--set=partition.alpha=0.1"]
+    planned = CliRunner().invoke(cli, ["plan", *skew, "--epsilon=4", "--json"])
+    assert planned.exit_code == 0, planned.output
+    alike, declared = json.loads(planned.stdout)["decision"]["worth_federating"]
+    assert (declared["partition"], declared["amount"], declared["is_worth"]) == ("dirichlet", 0.1, True)
+    assert declared["alone"] < alike["alone"]
+    assert not declared["is_worth_on_own"]

@@ -11,7 +11,8 @@ from murmurfl.app.commands.main import cli
 from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.papers.plan_grid import GridTable, chosen_settings, grid_rows
 from murmurfl.app.papers.reproduction import caption_guarantee
-from murmurfl.app.planning.plan_answers import choice_of_run, command_of_result
+from murmurfl.app.planning import rehearsal
+from murmurfl.app.planning.plan_answers import choice_of_run, command_of_result, secret_ways
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import check_deployed
 from murmurfl.app.settings.layers import parse_assignments, with_defaults
@@ -22,6 +23,12 @@ from typer.testing import CliRunner
 from tests.harness.errors import raises
 
 pytestmark = pytest.mark.usefixtures("small_rehearsals")
+
+
+@pytest.fixture
+def not_rehearsed(monkeypatch):
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *_, **__: [])
+
 
 AUTO = RunConfig(strategy="auto", features="soft-gradients", mu=4.0, num_rounds=5)
 
@@ -148,3 +155,29 @@ def test_a_grid_puts_the_best_first_and_auto_under_what_it_took():
     settings = chosen_settings(AUTO)
     assert settings["strategy"] == "full-batch"
     assert "features" not in settings
+
+
+@pytest.mark.few_cases(2)
+@pytest.mark.parametrize(
+    ("changes", "features"),
+    [
+        ({}, "soft-gradients"),
+        ({"strategy.stream": True}, "strokes"),
+        ({"strategy.sample-uses": "once"}, "strokes"),
+        ({"centring": "none"}, "strokes"),
+        ({"strategy.stream": True, "features": "soft-gradients"}, "soft-gradients"),
+    ],
+    ids=str,
+)
+def test_auto_takes_features_that_want_centring_only_where_it_can_centre(changes, features):
+    """On the default run's task; features that somebody names stay."""
+    config = RunConfig.from_mapping(with_defaults({"strategy": "auto", "num-clients": 5, "epsilon": 4.0, **changes}))
+    chosen = prepare(config)
+    assert chosen.config.features == features
+    assert chosen.is_centred == (not changes)
+
+
+def test_a_secret_order_has_features_that_need_no_centring(not_rehearsed):
+    (way,) = secret_ways(choice_of_run({"num-clients": 10, "epsilon": 4.0}).request)
+    assert way.features == "strokes"
+    assert not way.problem.is_centred

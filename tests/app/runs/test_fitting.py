@@ -14,6 +14,7 @@ from murmurfl.app import RunResult, fit, load_model
 from murmurfl.app.commands.main import cli
 from murmurfl.app.data.table_task import ReadTable, held_out
 from murmurfl.app.models.trained_model import TrainedModel
+from murmurfl.app.planning.rehearsal import SKEWED
 from murmurfl.app.reports.making import SERVERS_NOISE, make_report
 from murmurfl.app.runs import rehearsal
 from murmurfl.app.runs.experiment import prepare
@@ -413,6 +414,20 @@ def test_sums_are_rehearsed_and_shown_wherever_there_are_several_clients(result)
     assert not summed.outcome.rehearsal.alternatives
 
 
+def test_rows_that_are_dealt_show_what_skewed_labels_would_cost_a_client_alone(result):
+    """They are dealt evenly, or as somebody declares; sites of a column are as they are."""
+    dealt = fit(people(), label="ill", clients=4, epsilon=8, **QUICK)
+    skewed = dealt.outcome.rehearsal.alone_skewed
+    assert skewed.auc < dealt.outcome.alone.auc
+    (line,) = [line for line in fit_lines(dealt, dealt.table, None) if line.startswith("compare")]
+    assert f"({skewed.auc:.3f} if sites' labels differed: label-skew 0.3)" in line
+    declared = fit(
+        people(), label="ill", clients=4, epsilon=8, partition="label-skew", dirichlet_alpha=SKEWED.amount, **QUICK
+    )
+    assert declared.outcome.alone == skewed
+    assert declared.outcome.rehearsal.alone_skewed is result.outcome.rehearsal.alone_skewed is None
+
+
 def test_models_without_privacy_depend_on_neither_epsilon_nor_trust(result):
     other = fit(people(), label="ill", site="hospital", epsilon=0.5, trust="secure-aggregation", num_rounds=2)
     ours, theirs = result.outcome.rehearsal, other.outcome.rehearsal
@@ -561,7 +576,9 @@ def test_a_model_of_numbers_has_no_shares_of_classes(regression, tmp_path):
         ({"site": "ill"}, "neither the label nor"),
         ({"epsilon": 0.0}, "epsilon > 0"),
         ({"scale": "public"}, "scale to be empty"),
-        ({"partition": "own"}, "site or clients in the place of partition"),
+        ({"site": "hospital", "partition": "iid"}, "site or clients in the place of partition"),
+        ({"partition": "own"}, "own"),
+        ({"partition": "lable-skew"}, "did you mean 'label-skew'"),
         ({"num_clients": 3}, "site or clients in the place of num-clients"),
         ({"evaluate": "public"}, "evaluate to be empty"),
         (

@@ -36,6 +36,7 @@ from murmurfl.app.reports.groups import Group
 from murmurfl.app.reports.making import make_report
 from murmurfl.app.runs import real_fit
 from murmurfl.app.runs import result as result_files
+from murmurfl.app.runs.fit_summary import fit_lines
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.real_fit import Dealt, dealt_order, evaluated_privately, figure_forecast
 from murmurfl.app.runs.run_summary import UNRELEASED, shown_accuracy
@@ -830,6 +831,16 @@ def test_a_real_fit_names_the_option_of_a_rehearsal_that_it_refuses(option, tmp_
     ((name, value),) = option.items()
     with raises(ConfigurationError, "conflict", name, got=value):
         fitted(tmp_path / "a", **option)
+
+
+def test_a_real_fit_says_nothing_of_clients_alone_and_takes_no_partition(tmp_path, monkeypatch):
+    """Rows would tell; its table is in one place, so there is no verdict on federating."""
+    monkeypatch.setattr(result_files, "alone", lambda *_: pytest.fail("looked at rows"))
+    table_of(tmp_path / "a", "33,a,1")
+    with raises(ConfigurationError, "conflict", "partition"):
+        fitted(tmp_path / "a", partition="label-skew")
+    made = fitted(tmp_path / "a")
+    assert not [line for line in fit_lines(made, made.table, None) if "client alone" in line]
 
 
 def test_a_rehearsal_prints_the_command_of_a_real_fit_which_works(tmp_path):
