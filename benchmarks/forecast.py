@@ -201,11 +201,20 @@ def verdict(data: str, clients: int, epsilon: float, trust: str) -> dict[str, An
     singles = [[alone(_dealt(chosen.config, sites, seed)) for seed in _ALONE_SEEDS] for sites in MIXES]
     return {
         "strategy": chosen.strategy,
-        "kept": [[one.federation, one.alone, one.own_lead] for one in foretold],
-        "federation": [100 * one for one in federation],
-        "alone": [[100 * (one.accuracy or 0.0) for one in each] for each in singles],
-        "alone_on_own": [[100 * (one.own_mix or 0.0) for one in each] for each in singles],
+        "kept": [_written([one.federation, one.alone, one.own_lead]) for one in foretold],
+        "federation": _written([100 * one for one in federation]),
+        "alone": [_written([100 * (one.accuracy or 0.0) for one in each]) for each in singles],
+        "alone_on_own": [_written([100 * (one.own_mix or 0.0) for one in each]) for each in singles],
     }
+
+
+def _written(figures: Sequence[float]) -> str:
+    """Return figures in one line of the document."""
+    return " ".join(f"{one:.4g}" for one in figures)
+
+
+def _read(line: str) -> list[float]:
+    return [float(one) for one in line.split()]
 
 
 def _verdict_name(data: str, clients: int, epsilon: float, trust: str) -> str:
@@ -238,14 +247,14 @@ def _verdict_cells(document: Mapping[str, Any], *, own: bool) -> tuple[list[tupl
     """Return cells with the place of their mix in :data:`MIXES`, and how many more make no difference."""
     found, alike = [], 0
     for row in document["verdicts"].values():
-        foretold = [LocalBaseline(sites, *figures) for sites, figures in zip(MIXES, row["kept"], strict=True)]
+        foretold = [LocalBaseline(sites, *_read(line)) for sites, line in zip(MIXES, row["kept"], strict=True)]
         nearer = [judged(foretold[0], one) for one in foretold]
         said = tuple(one.own_lead < 0 if own else one.is_worth for one in nearer)
         undeclared = tuple(
             judge.own_lead < 0 if own else one.is_worth for one, judge in zip(foretold, nearer, strict=True)
         )
-        federation = row["federation"]
-        for place, singles in enumerate(row["alone_on_own" if own else "alone"]):
+        federation = _read(row["federation"])
+        for place, singles in enumerate(map(_read, row["alone_on_own" if own else "alone"])):
             gain = statistics.mean(federation) - statistics.mean(singles)
             errors = [statistics.variance(one) / len(one) for one in (federation, singles)]
             if abs(gain) < max(_NO_DIFFERENCE, _ERRORS * math.sqrt(sum(errors))):

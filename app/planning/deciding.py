@@ -207,7 +207,7 @@ class Candidate:
 
     @cached_property
     def local_baselines(self) -> list[LocalBaseline]:
-        """What it keeps by more rehearsals next to one client alone, by how sites differ; empty without a rehearsal.
+        """Shares that it and one client alone keep, by how sites differ; empty without a rehearsal.
 
         The first is of sites that are alike, the second of the mix that is declared, or of skewed labels where none is.
         """

@@ -288,7 +288,7 @@ ALIKE, SKEWED = SiteMix(), SiteMix("label-skew", 0.3)
 
 
 class LocalBaseline(NamedTuple):
-    """What a federation keeps next to one client alone, on average over :data:`FAMILY`, more seeds and clients."""
+    """Shares that a federation and one client alone keep, on average over :data:`FAMILY`, more seeds and clients."""
 
     sites: SiteMix
     federation: float  # Share of what central training learns without noise beyond the floor
@@ -315,7 +315,7 @@ def judged(alike: LocalBaseline, mix: LocalBaseline) -> LocalBaseline:
 
 
 _TO_ALIKE, _OWN_TO_ALIKE = 0.25, 0.5
-"""How far it goes on everybody's data, and on a client's own."""
+"""Weights of sites that are alike, on everybody's data and on a client's own."""
 
 
 def declared_mix(config: RunConfig) -> SiteMix | None:
