@@ -261,12 +261,7 @@ def baselines(alike, skewed, declared, trust="untrusted-server"):
         (-0.2, 0.3, False, ("Worth federating? It depends", "likely if their labels do, not if they are alike")),
         (-0.2, 0.3, True, ("Worth federating, likely, where sites differ", "would not be worth it")),
         (0.2, -0.3, True, ("Not worth federating, likely, where sites differ", "it would be worth it")),
-        (
-            -0.3,
-            0.2,
-            True,
-            ("Not worth federating, perhaps, where sites differ", "half way between", "would not be"),
-        ),
+        (-0.9, 0.2, True, ("Not worth federating, perhaps, where sites differ", "a little less", "would not be")),
     ],
 )
 def test_the_verdict_says_where_it_depends_on_how_sites_differ(alike, skewed, declared, words):
