@@ -7,6 +7,8 @@ import json
 import logging
 import math
 import os
+import shutil
+import sys
 import textwrap
 import time
 from base64 import b64encode
@@ -212,7 +214,8 @@ class RunResult:
         indent = " " * (wide + 2)
         lines = [(line, "") for line in (self._heading, *notes)]
         lines += [(f"{name:<{wide}}  {text}", indent) for name, text in rows]
-        return "\n".join(part for line, rest in lines for part in textwrap.wrap(line, _WIDTH, subsequent_indent=rest))
+        columns = min(_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else _WIDTH
+        return "\n".join(part for line, rest in lines for part in textwrap.wrap(line, columns, subsequent_indent=rest))
 
     def _repr_html_(self) -> str:
         """Return a small table for notebooks, with a plot if a round has an accuracy or a loss."""

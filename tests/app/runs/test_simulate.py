@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from base64 import b64decode
@@ -237,3 +238,11 @@ def test_the_command_makes_it_and_one_client_alone_unless_nothing_is_to_be_compa
     assert ("without noise " in printed) == ("one client alone" in printed) == made
     document = json.loads((tmp_path / "x" / "result.json").read_text())
     assert (document["without_noise"] is not None) == (document["alone"] is not None) == made
+
+
+def test_a_shown_result_is_as_wide_as_the_terminal(monkeypatch):
+    result = simulate(RunConfig(num_rounds=2, checkpoint=False))
+    assert 80 < max(map(len, repr(result).splitlines())) <= 100
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((72, 20)))
+    assert 60 < max(map(len, repr(result).splitlines())) <= 72
