@@ -233,7 +233,8 @@ def test_as_json_each_way_has_its_command():
     assert all(config.mu == 1.0 for config in found if not config.batch_selection)
     (shuffled,) = (config for config in found if config.batch_selection)  # of the same epsilon while batches are secret
     assert shuffled.mu > 1.0
-    assert {way["mark"] for way in ways} == {None, "taken", DEFAULT}
+    marks = {way["mark"] for way in ways} - {None}
+    assert marks in ({"taken", DEFAULT}, {f"taken and {DEFAULT}"})
 
 
 def test_numbers_alone_are_nothing_to_try():
