@@ -296,11 +296,11 @@ class AdmissionRule:
         start = accounts.samples_used.copy() if fresh else turn * batch
         stop = start + batch
         few = num_samples < batch * turns
-        if few.any():
-            if not fresh:
-                start = np.where(few, _dealt(turn, num_samples, turns), start)
+        if few.any() and fresh:  # evenly, and each from the first sample that no session has used
             most = np.minimum(_dealt(turn + 1, num_samples, turns), start + batch)
             stop = np.where(few, np.maximum(most, start), stop)
+        elif few.any():  # a sample returns after as many releases, however many there are by then
+            start, stop = np.minimum(start, num_samples), np.minimum(stop, num_samples)
         return start, stop
 
     def acknowledge(self, streams: StreamBlock, row: int, ack: int) -> None:
@@ -355,9 +355,8 @@ class AdmissionRule:
         if self.policy.sums_samples:
             return np.minimum(releases, 1)  # all there were: rows may have been added since
         turns = self.policy.batches_of_a_pass
-        turn = np.minimum(releases, turns)
-        few = num_samples < self.policy.batch_size * turns
-        return np.where(few, _dealt(turn, num_samples, turns), turn * self.policy.batch_size)
+        few = num_samples < self.policy.batch_size * turns  # whose number may have been another one before
+        return np.where(few, 0, np.minimum(releases, turns) * self.policy.batch_size)
 
     def _reserved(self, account: Account, session: str) -> Account:
         """Return the account with the mu of a new session reserved."""

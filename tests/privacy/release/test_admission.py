@@ -4,7 +4,7 @@ Which samples a release is made from: all of them, or each session's own from th
 """
 
 import math
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -85,6 +85,30 @@ def test_few_samples_that_return_are_in_one_release_of_each_pass():
     made = used(subject, "s", 8)
     assert list(chain(*made[:4])) == list(chain(*made[4:])) == list(range(5))
     assert made[:4] == made[4:]
+
+
+@pytest.mark.parametrize("changed", [3, 6, 7])
+@pytest.mark.parametrize(("passes", "selection"), [(1, "once"), (1, "cyclic"), (3, "once")])
+def test_few_samples_of_another_number_by_now_return_no_sooner_than_is_charged(changed, passes, selection):
+    """An operator changes the number of records in the middle of a session: a sample keeps its place in a pass."""
+    shared = {"batch_size": 2, "mechanism": "independent", "batch_selection": selection, "budget_mu": 9.0}
+    shared |= {
+        "max_participations": 4 * passes,
+        "sample_participations": passes,
+        "min_separation": 4 if passes > 1 else 1,
+    }
+    ledger = DurableLedger()
+    made = used(client(ledger, num_samples=5, **shared), "s", 2)
+    later = client(ledger, num_samples=changed, **shared)
+    for release in range(2, 4 * passes):
+        try:
+            made += used(later, "s", 1, ack=release)
+        except RefusedError:
+            break
+    for sample in range(7):
+        releases = [release for release, samples in enumerate(made) if sample in samples]
+        assert len(releases) <= passes
+        assert all(after - before >= 4 for before, after in pairwise(releases))
 
 
 @pytest.mark.parametrize("mechanism", ["independent", "cancelling"])
