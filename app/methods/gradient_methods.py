@@ -45,6 +45,7 @@ from .presets import (
     tuned,
     usual_norm,
     usual_smoothness,
+    wanted_mu,
 )
 
 
@@ -242,11 +243,16 @@ class TrustedSgdMethod(TreeMomentumMethod, algorithm="trusted-sgd"):
         return stream.amplification(problem.model.num_parameters)
 
     def _practical(self, config: RunConfig, num_rounds: int, model: Model) -> Hyperparameters:
-        if not config.poisson_batches:
-            return sgd_preset(config, num_rounds, model)
+        return sgd_preset(config, num_rounds, model)
+
+    def settled(self, config: RunConfig, num_rounds: int, model: Model, sizes: Sequence[int]) -> Hyperparameters:
+        """Clip and step in units of R with Poisson batches: all steps together are the shorter the more noise."""
+        if not config.poisson_batches or config.preset == "paper":
+            return super().settled(config, num_rounds, model, sizes)
         bound = usual_norm(config, model)
-        clip_norm = SGD.clip * bound
-        return Hyperparameters(clip_norm, _POISSON_TRAVEL / (clip_norm * bound * num_rounds), math.inf)
+        clip_norm, noise = SGD.clip * bound, _rate(config, sizes) * wanted_mu(config)
+        travel = min(_POISSON_TRAVEL * math.sqrt(noise), _LONGEST_TRAVEL)
+        return Hyperparameters(clip_norm, travel / (clip_norm * bound * num_rounds), math.inf)
 
     def strategy_options(self, problem: ResolvedRun) -> Mapping[str, Any]:
         return {"alpha": 1.0, "normalised": False}
@@ -255,8 +261,9 @@ class TrustedSgdMethod(TreeMomentumMethod, algorithm="trusted-sgd"):
         return "fresh"
 
 
-_POISSON_PASSES, _POISSON_TRAVEL = 10, 480.0
-"""Passes on average where no more are set, and eta S R of all rounds together, for Poisson batches (docs/tuning.md)."""
+_POISSON_PASSES, _POISSON_TRAVEL, _LONGEST_TRAVEL = 10, 680.0, 960.0
+"""Of Poisson batches (docs/tuning.md): passes on average where no more are set, eta S R of all rounds together over the
+root of q mu, which is about the mu of a Gaussian mechanism of the same epsilon, and the longest of all rounds."""
 
 
 def _rate(config: RunConfig, sizes: Sequence[int]) -> float:

@@ -143,3 +143,14 @@ def test_a_trusted_curator_trains_on_a_table_with_secret_keys(tmp_path):
         with pytest.raises(ConfigurationError, match=complaint):
             fit(tmp_path / "rows.csv", epsilon=2.0, ledger=tmp_path / "other", **known, **other)
     assert not (tmp_path / "other").exists()
+
+
+def test_more_noise_makes_all_steps_together_shorter_and_more_rounds_do_not():
+    def travel(**changes):
+        experiment = prepare(replace(BASE, mu=0.0, **changes))
+        return experiment.values.learning_rate * experiment.num_rounds
+
+    lengths = [travel(epsilon=epsilon) for epsilon in (0.5, 2.0, 8.0)]
+    assert lengths[0] < 0.7 * lengths[1] < 0.5 * lengths[2]
+    assert travel(num_rounds=80) == pytest.approx(lengths[1], rel=0.2)
+    assert travel(epsilon=1000.0) == travel(epsilon=500.0), "no longer than without noise"
