@@ -33,6 +33,8 @@ def test_epsilon_is_what_secret_batches_are_worth_and_mu_what_holds_without_the_
     assert experiment.policy().sampling_rate == rate
     assert privacy["epsilon_amplified"] == pytest.approx(poisson_epsilon(privacy["mu"], rate, 20, 1e-5), rel=1e-3)
     assert privacy["epsilon"] > 10 * privacy["epsilon_amplified"]
+    server = experiment.strategy().aggregator.stream
+    assert server.amplification(experiment.model.num_parameters).epsilon == privacy["epsilon_amplified"]
 
 
 def test_a_mu_that_is_asked_for_is_the_one_without_the_secret():
