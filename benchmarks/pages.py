@@ -547,7 +547,7 @@ BLOCKS = {
         "forecast": lambda: forecast.table(json.loads(forecast.DEFAULT.read_text())),
     },
     "docs/comparison.md": {"collusion": collusion.table},
-    "docs/accuracy.md": {"secret-orders": in_secret_orders},
+    "docs/accuracy.md": {"secret-orders": in_secret_orders, "poisson-batches": noted("poisson-batches")},
     "docs/which.md": {
         "portions": lambda: drift.table(json.loads(drift.DEFAULT.read_text()), moving=False),
         "drift": lambda: drift.table(json.loads(drift.DEFAULT.read_text())),
