@@ -262,8 +262,8 @@ class TrustedSgdMethod(TreeMomentumMethod, algorithm="trusted-sgd"):
 
 
 _POISSON_PASSES, _POISSON_TRAVEL, _LONGEST_TRAVEL = 10, 680.0, 960.0
-"""Passes of Poisson batches on average where no more are set, eta S R of all rounds together over the root of q mu, about
-the mu of a Gaussian mechanism of the same epsilon, and the longest of all rounds (docs/tuning.md)."""
+"""Passes of Poisson batches on average where no more are set, eta S R of all rounds together over the root of q mu, and
+the longest of all rounds (docs/tuning.md)."""
 
 
 def _rate(config: RunConfig, sizes: Sequence[int]) -> float:
