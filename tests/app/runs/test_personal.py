@@ -292,18 +292,20 @@ def test_all_rows_of_an_owner_count_once():
 
 
 def test_a_rare_class_with_a_weight_is_still_predicted():
-    def rare(count, key):
+    def rare(count, key, *, turned=False):
         random = np.random.Generator(np.random.Philox(key=derived_seed("rare", key)))
         ages = random.integers(0, 100, count)
-        ill = (ages > 80) & (random.random(count) < 0.3)  # less likely than not at any age
+        ill = (ages < 20 if turned else ages > 80) & (random.random(count) < 0.3)  # at any age less likely than not
         return [{"age": str(age), "ill": "yes" if one else "no"} for age, one in zip(ages, ill, strict=True)]
 
     label = Label(column="ill", classes=("no", "yes"), class_weights=(1, 15))
     schema = Schema(columns={"age": Column(kind="number", bounds=(0, 100))}, label=label)
     common = fit(rare(3000, "all"), schema=schema, clients=2, epsilon=8, model="additive", strategy="full-batch")
-    made = personalise(common.model, rare(1000, "here"))
-    assert made.predict([{"age": "95"}, {"age": "20"}]).tolist() == ["yes", "no"]
-    assert made.comparison.alone.right < 0.9, "it names the rare class, too, which is often wrong"
+    alike, turned = (personalise(common.model, rare(1000, "here", turned=one)) for one in (False, True))
+    assert alike.predict([{"age": "95"}, {"age": "20"}]).tolist() == ["yes", "no"]
+    assert turned.predict([{"age": "5"}, {"age": "60"}]).tolist() == ["yes", "no"]
+    assert turned.model.head.share < 0.5
+    assert alike.comparison.alone.right < 0.9, "it names the rare class, too, which is often wrong"
 
 
 @pytest.mark.parametrize("model", ["additive", "ridge"])
