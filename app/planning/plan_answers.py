@@ -461,14 +461,7 @@ def asked_of_run(
         choice = choice_of_run(merged)
         return choice, base_of_decided(choice)
     config = RunConfig.from_mapping(_without(merged, _OF_DECISIONS))
-    try:
-        base = base_of_run(config, samples=sizes.get("samples", 0), num_values=sizes.get("parameters", 0))
-    except ConfigurationError as error:
-        if sizes or error.setting != "batch-size" or {"strategy", "batch-size"} & merged.keys():
-            raise
-        # The keys' own strategy and batch, which these clients cannot run: nobody has asked for them.
-        choice = choice_of_run(merged)
-        return choice, base_of_decided(choice)
+    base = base_of_run(config, samples=sizes.get("samples", 0), num_values=sizes.get("parameters", 0))
     return choice_of_run(merged), base
 
 

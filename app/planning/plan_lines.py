@@ -34,7 +34,7 @@ from .plan_document import (
     update_document,
     way_document,
 )
-from .rehearsal import FAMILY, judged
+from .rehearsal import FAMILY, LocalBaseline, judged
 
 
 def _percent(digits: int) -> Callable[[float], str]:
@@ -147,7 +147,7 @@ def answer_parts(result: PlanResult, *, details: bool, code: bool = False) -> It
     clip = "from the schema" if code else f"{chosen.problem.values.clip_norm:.4g}"
     yield f"Take {chosen.strategy}: {chosen.rounds} rounds, {often}, clip norm {clip}."
     yield from worth
-    yield from [worth_table(chosen)] if worth else []
+    yield from [worth_table(chosen)] if worth and details else []
     if details or not worth:
         yield f"Because {result.reason.partition(';')[0]}."
     yield from (*longer_lines(result), f"Guarantee: {guarantee.sentence}", *late_lines(chosen.config))
@@ -232,10 +232,7 @@ def worth_lines(chosen: Candidate) -> list[str]:
     is_worth = nearer.is_worth if is_declared else mix.is_worth
     if depends and not is_declared:
         differ, same = ("likely", "not") if is_worth else ("not", "likely")
-        lines = [
-            f"Worth federating? It depends on how sites differ: {differ} if their labels do, {same} if they are alike. "
-            "Say how with --partition."
-        ]
+        lines = [f"Worth federating? It depends: {differ} if sites' labels differ, {same} if alike."]
     else:
         where = f", where sites {mix.sites.words}" if is_declared else ""
         between = "" if is_worth == mix.is_worth else " if they differ a little less,"
@@ -248,10 +245,22 @@ def worth_lines(chosen: Candidate) -> list[str]:
         lines.append(f"More clients{sums} or a larger epsilon would change that.")
     elif not mix.sites.is_alike:
         better = "one client alone is likely better" if nearer.own_lead > 0 else "the federation is likely better, too"
-        by = f"{100 * abs(mix.own_lead):.0f} points of {'AUC' if chosen.measure else 'accuracy'} on made-up data"
         is_clear = (nearer.own_lead > 0) == (mix.own_lead > 0)
-        lines.append(f"On a site's own mix of classes {better}{f': by {by}' if is_clear else ''}.")
-    return lines
+        by = f", by {100 * abs(mix.own_lead):.0f} points" if is_clear else ""
+        lines.append(f"On its own mix of classes {better}{by}.")
+    return [*lines[:1], _kept_line(chosen, baselines), *lines[1:]]
+
+
+def _kept_line(chosen: Candidate, baselines: Sequence[LocalBaseline]) -> str:
+    """Return the figures of a verdict in a sentence."""
+    alike, mix = baselines[0], baselines[-1]
+    alone = f"{100 * max(alike.alone, 0.0):.0f} %"
+    if mix is not alike:
+        alone += f" if sites are alike, {100 * max(mix.alone, 0.0):.0f} % if their labels differ"
+    return (
+        f"On made-up data it keeps {100 * mix.federation:.0f} % of what all samples teach without noise"
+        f"{chosen.measure}, one client alone {alone}."
+    )
 
 
 def worth_table(chosen: Candidate) -> Table:

@@ -109,7 +109,6 @@ def test_a_declared_skew_with_a_typo_is_refused_with_the_nearest_name():
 
 @pytest.mark.more_cases
 def test_sites_with_a_single_record_have_a_plan():
-    """The keys' own default strategy has batches of eight, and nobody has asked for it."""
     pytest.importorskip("flwr_datasets")
     skew = ["--set=task=digits", "--set=num-clients=20", "--set=partition=dirichlet", "--set=partition.alpha=0.1"]
     planned = CliRunner().invoke(cli, ["plan", *skew, "--epsilon=4", "--json"])

@@ -258,7 +258,7 @@ def baselines(alike, skewed, declared, trust="untrusted-server"):
     [
         (0.2, 0.3, False, ("Worth federating, likely:",)),
         (-0.2, -0.1, False, ("Not worth federating, likely:", "More clients")),
-        (-0.2, 0.3, False, ("Worth federating? It depends", "likely if their labels do, not if they are alike")),
+        (-0.2, 0.3, False, ("Worth federating? It depends", "likely if sites' labels differ, not if alike")),
         (-0.2, 0.3, True, ("Worth federating, likely, where sites differ", "would not be worth it")),
         (0.2, -0.3, True, ("Not worth federating, likely, where sites differ", "it would be worth it")),
         (-0.9, 0.2, True, ("Not worth federating, perhaps, where sites differ", "a little less", "would not be")),
@@ -268,6 +268,7 @@ def test_the_verdict_says_where_it_depends_on_how_sites_differ(alike, skewed, de
     text = " ".join(worth_lines(baselines(alike, skewed, declared)))
     for one in words:
         assert one in text
+    assert "keeps 50 % of what all samples teach" in text
     assert text.count("depends") == (not declared and alike * skewed < 0)
     assert ("own mix of classes one client alone is likely better" in text) == text.startswith("Worth")
 
