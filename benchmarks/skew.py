@@ -496,27 +496,42 @@ def heterogeneity(data: str, skew: str, seed: int) -> dict[str, float]:
 Key = tuple[str, str, str, str, float]
 
 
-def cells() -> Iterator[tuple[Key, range, Callable[[str, str, int], dict[str, float]]]]:
-    """Yield every cell's key (data, skew, way, trust, epsilon), its seeds and what measures a seed."""
+Cell = tuple[Key, range, Callable[[str, str, int], dict[str, float]]]
+
+
+def cells() -> Iterator[Cell]:
+    """Yield every cell's key (data, skew, way, trust, epsilon), its seeds and what measures a seed.
+
+    What the first tables show comes first.
+    """
     some = ("alike", "Dirichlet 0.1", "one class")
+    places = [
+        *(("digits", skew) for skew in SKEWS),
+        *((data, skew) for data in TABLES for skew in ("alike", "own sites")),
+        *((data, skew) for data in ("cifar", "mnist") for skew in some),
+    ]
+    for data, skew in places:
+        yield from _private_cells(data, skew, SHOWN)
+        for name in ("one site alone", "FedAvg"):
+            yield (data, skew, name, "", 0.0), SEEDS, REFERENCES[name]
     for skew in STREAMS:
         yield ("digits", skew, "xi", "", 0.0), SEEDS, heterogeneity
         for way, settings in STREAM_WAYS.items():
             for epsilon in (0.0, 8.0):
                 given = {"strategy": "mu2", **settings, **({"epsilon": epsilon} if epsilon else {"mechanism": "none"})}
                 yield ("digits", skew, f"mu2, {way}", "untrusted", epsilon), SEEDS, _private(given)
-    for data, skew in (
-        *(("digits", skew) for skew in SKEWS),
-        *((data, skew) for data in TABLES for skew in ("alike", "own sites")),
-        *((data, skew) for data in ("cifar", "mnist") for skew in some),
-    ):
-        for way, settings in WAYS.items():
-            for trust, kind in TRUSTS.items():
-                for epsilon in (SHOWN,) if data in ("cifar", "mnist") else EPSILONS:
-                    seeds = MORE_SEEDS if epsilon < 1 and skew != "1 to 5 records" else SEEDS
-                    yield (data, skew, way, trust, epsilon), seeds, _federated({**settings, "trust": kind}, epsilon)
+    for data, skew in places:
+        for epsilon in EPSILONS if data in ("digits", *TABLES) else ():
+            yield from _private_cells(data, skew, epsilon)
         for name, reference in REFERENCES.items():
             yield (data, skew, name, "", 0.0), SEEDS, reference
+
+
+def _private_cells(data: str, skew: str, epsilon: float) -> Iterator[Cell]:
+    seeds = MORE_SEEDS if epsilon < 1 and skew != "1 to 5 records" else SEEDS
+    for way, settings in WAYS.items():
+        for trust, kind in TRUSTS.items():
+            yield (data, skew, way, trust, epsilon), seeds, _federated({**settings, "trust": kind}, epsilon)
 
 
 def _federated(settings: Mapping[str, Any], epsilon: float) -> Callable[[str, str, int], dict[str, float]]:
@@ -539,12 +554,13 @@ def measure(path: Path, only: str = "") -> list[dict[str, Any]]:
             row = {**dict(zip(("data", "skew", "way", "trust", "epsilon"), key, strict=True)), "seeds": []}
             document.append(row)
             known[key] = row
-        for seed in seeds:
-            if seed in row["seeds"]:
-                continue
+        missing = [seed for seed in seeds if seed not in row["seeds"]]
+        for seed in missing:
             for name, value in measured(key[0], key[1], seed).items():
                 row.setdefault(name, []).append(round(value, 4))
             row["seeds"].append(seed)
+        if not missing:
+            continue
         print(*key, *(f"{name} {_shown(row[name])}" for name in row if name in ("everybody", "own")), flush=True)
         path.write_text(json.dumps(document, indent=1) + "\n")
     return document
