@@ -59,8 +59,9 @@ def mechanism_base(
         Most releases of a client, where it is set; 0 for as many as rounds and samples allow.
     """
     config, method = problem.config, METHODS[problem.config.strategy]
-    # Clients that share sums all have the cap of the one with the fewest samples.
     own = method.policy(problem.trained, max(problem.sizes))
+    if not samples and own.trust == SECURE and "batch-size" in method.keys:  # one cap for all that share sums
+        samples = method.common_batches(config, problem.sizes) * config.batch_size
     samples = samples or (min if own.trust == SECURE else max)(problem.sizes)
     batch = config.batch_size if "batch-size" in method.keys else samples
     check_batch(batch, samples)

@@ -141,9 +141,14 @@ def _by_site(
 
 
 def _extremes(known: Sequence[tuple[float, str]]) -> str:
-    """Return the worst and the best site in parentheses; empty for a single one."""
+    """Return the worst and the best site in parentheses, by name where they are far apart; empty for a single one."""
     (low, worst), (high, best) = min(known, default=(0.0, "")), max(known, default=(0.0, ""))
-    return f" ({low:.3f} at {worst!r}, {high:.3f} at {best!r})" if worst != best else ""
+    if high - low > _FAR_APART:
+        return f" ({low:.3f} at {worst!r}, {high:.3f} at {best!r})"
+    return f" ({low:.3f} to {high:.3f})" if worst != best else ""
+
+
+_FAR_APART = 0.05
 
 
 def _of_seed(outcome: Outcome) -> str:
