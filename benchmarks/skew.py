@@ -602,6 +602,13 @@ def _rows(document: Document) -> dict[Key, Mapping[str, Any]]:
     return {_key(row): row for row in document}
 
 
+def _places(document: Document) -> list[tuple[str, str]]:
+    """Return data and skew of all rows, in the order of the tables."""
+    order = [("digits", *TABLES, "mnist", "cifar"), (*SKEWS, "own sites")]
+    found = {(row["data"], row["skew"]) for row in document}
+    return sorted(found, key=lambda place: [names.index(name) for names, name in zip(order, place, strict=True)])
+
+
 def everybody(document: Document) -> str:
     """Accuracy on everybody's data by skew, percent, as Markdown."""
     return _by_skew(document, list(COLUMNS), lambda row: _shown(row["everybody"]))
@@ -618,9 +625,9 @@ def own(document: Document) -> str:
 def _by_skew(document: Document, names: Sequence[str], shown: Callable[[Mapping[str, Any]], str]) -> str:
     rows = _rows(document)
     lines = [f"| data | sites | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
-    for data, skew in dict.fromkeys((row["data"], row["skew"]) for row in document):
+    for data, skew in _places(document):
         found = [rows.get((data, skew, *COLUMNS[name])) for name in names]
-        if found[0] is not None:
+        if any(found):
             cells = ["" if row is None else shown(row) for row in found]
             lines.append(f"| {data} | {skew} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", TERMS])
@@ -631,7 +638,7 @@ def by_epsilon(document: Document) -> str:
     rows = _rows(document)
     heads = [f"{way.partition(',')[0]}, {trust}" for trust in TRUSTS for way in WAYS]
     lines = [f"| data | sites | ε | {' | '.join(heads)} |", f"|---|---|---|{'---|' * len(heads)}"]
-    for data, skew in dict.fromkeys((row["data"], row["skew"]) for row in document):
+    for data, skew in _places(document):
         if skew not in ("alike", "Dirichlet 0.1", "one class", "own sites"):
             continue
         for epsilon in EPSILONS:
