@@ -15,6 +15,7 @@ from murmurfl.privacy.accounting.guarantee import FAST_NOISE
 from murmurfl.privacy.accounting.loss import Loss
 
 from benchmarks import masks, pages, picture
+from benchmarks.skew import COLUMNS
 
 DOCS = sorted((pages.ROOT / "docs").glob("*.md"))
 
@@ -191,3 +192,29 @@ def _with_a_wrong_total(read):
         return replace(right, total=right.total + np.uint64(1))
 
     return answer
+
+
+def test_what_the_page_of_sites_that_differ_says_stands_in_its_document():
+    """The figures in its sentences, each found by what it is of."""
+    text = " ".join((pages.ROOT / "docs" / "sites-that-differ.md").read_text().split())
+    rows = {(row["data"], row["skew"], row["way"], row["trust"], row["epsilon"]): row for row in pages.document("skew")}
+
+    def figure(part, skew, name, data="digits"):
+        return f"{np.mean(rows[(data, skew, *COLUMNS[name])][part]):.0f}"
+
+    full, alone, averaged = "full batches, sums", "one site alone", "FedAvg"
+    skews = ("alike", "Dirichlet 1", "Dirichlet 0.3", "Dirichlet 0.1", "two classes", "one class")
+    assert len({f"{np.mean(rows[('digits', one, *COLUMNS[full])]['everybody']):.1f}" for one in skews}) == 1
+    skewed = "Dirichlet 0.1"
+    for said in (
+        f"on its own mix ({figure('own', skewed, alone)} % next to {figure('own', skewed, full)} at Dirichlet 0.1)",
+        f"has {figure('everybody', skewed, alone)} % on everybody's digits",
+        f"one linear model has {figure('own', 'rotation', full)} %",
+        f"({figure('own', 'rotation', alone)} and {figure('own', 'style', alone)} %)",
+        f"({figure('own', 'rotation', averaged)} and {figure('own', 'style', averaged)} %)",
+        f"({figure('own', 'concept', alone)} % next to {figure('own', 'concept', full)})",
+        f"{figure('everybody', 'absent', full)} % with sums",
+        f"FedAvg without privacy ({figure('everybody', 'absent', averaged)} %)",
+        f"({figure('own', 'own sites', alone, 'heart')} % next to {figure('own', 'own sites', full, 'heart')})",
+    ):
+        assert said in text, said
