@@ -16,8 +16,8 @@ from murmurfl.privacy.release import prefix_sums
 BASE = RunConfig(
     strategy="trusted-sgd", batch_selection="poisson", batch_size=14, num_rounds=20, epsilon=2.0, checkpoint=False
 )
-FIGURES = {"accuracy", "loss", "auc", "seconds", "date"}
-"""What the public test set, or a clock, says of a model."""
+FIGURES = {"accuracy", "loss", "auc", "mean", "worst", "best", "seconds", "date"}
+"""What the public test set, of all sites or by site, or a clock says of a model."""
 CLIPPING = (".training.", ".warnings.")
 """What clipping did to all samples, which only a simulation collects."""
 
