@@ -218,8 +218,9 @@ class AdmissionRule:
             row = int(np.argmax(accounts.samples_used < least))
             raise LedgerError(
                 f"Expected at least {least[row]} used samples in the ledger, got "
-                f"{accounts.samples_used[row]}: the ledger is damaged. Restore it from a backup or retire this "
-                "client's data; nothing was released."
+                f"{accounts.samples_used[row]}: the ledger is damaged, or a client of few samples got more in the "
+                "middle of this session. Begin a new session in that case, else restore the ledger from a backup or "
+                "retire this client's data; nothing was released."
             )
         summed = self.policy.trust == "secure-aggregation" and self.policy.release_mode != "independent"
         if not summed and self.policy.batch_selection != "shuffled":

@@ -111,6 +111,16 @@ def test_few_samples_of_another_number_by_now_return_no_sooner_than_is_charged(c
         assert all(after - before >= 4 for before, after in pairwise(releases))
 
 
+def test_a_client_of_few_samples_that_gets_many_goes_on_in_a_new_session():
+    shared = {"batch_size": 2, "max_participations": 8, "mechanism": "independent", "budget_mu": 9.0}
+    ledger = DurableLedger()
+    first = used(client(ledger, num_samples=5, **shared), "a", 4)
+    many = client(ledger, num_samples=40, **shared)
+    with raises(LedgerError, "damaged", match="Begin a new session"):
+        many.release("a", 4, zero)
+    assert list(chain(*first, *used(many, "b", 8))) == list(range(len(list(chain(*first))) + 16))
+
+
 @pytest.mark.parametrize("mechanism", ["independent", "cancelling"])
 def test_a_release_of_few_samples_is_divided_by_the_constant_b_and_moves_by_no_more_than_is_charged(mechanism):
     """Missing samples count as zero: a mean of those that are there would move further."""
