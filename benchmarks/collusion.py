@@ -17,9 +17,10 @@ HONEST = (50, 10)
 """Honest clients of every sum, in the two columns for sums."""
 
 TERMS = (
-    f"Epsilon at delta = {DELTA:g} for replacement of one sample of one client, against those who work together. "
-    f"{CLIENTS} clients make {RELEASES} releases of {BATCH} fresh samples each, with `cancelling` noise for epsilon = "
-    f"{EPSILON:g} under the trust of the column. Sums have {COHORT} releases at least."
+    f"Epsilon at delta = {DELTA:g}, for replacement of one sample of one client, against the server and everybody "
+    "else; `cancelling` noise on each client or, where the server is trusted, of the server; over all of "
+    f"{RELEASES} releases. The row says which of them work together. {CLIENTS} clients have {BATCH} fresh samples in "
+    f"each release, and noise for an epsilon of one under the trust of the column. Sums have {COHORT} releases or more."
 )
 
 

@@ -32,6 +32,7 @@ HERE = (
     "secure-aggregation.md",
     "owners.md",
     "which.md",
+    "sites-that-differ.md",
     "swap-in.md",
     "schema.md",
     "threat-model.md",
