@@ -267,8 +267,7 @@ class SampleTrials:
         before = state.noted
         if draws_itself(state, compute, failed):
             state.noted = before
-            raise _drawing()
-        state.note_draws()  # what other threads drew is not put back
+            raise _drawing()  # else what other threads drew was noted with the steps, and is not put back
 
     def _gradient(self, example: Any) -> torch.Tensor:
         """Return the gradient of one example."""
