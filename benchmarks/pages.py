@@ -424,7 +424,12 @@ def measured_rates() -> str:
     """Return the rates that ``murmurfl reproduce rates`` measured."""
     made = document("rates")
     first, *_ = tables_of(made, "rates", PAPERS["rates"].table)
-    return first.markdown().rstrip()
+    terms = (
+        "Where epsilon varies it is, of zhang-2025, at delta = 0.001, for replacement of one sample of one client, "
+        "against the server and everybody else; noise on each client; over all releases. Of jiang-2026 delta is "
+        "1e-06, of tran-cutkosky-2022 1e-05 with a trusted server."
+    )
+    return f"{terms}\n\n{first.markdown().rstrip()}"
 
 
 def recorded_rates() -> str:

@@ -311,8 +311,13 @@ def summary(runs: Mapping[str, Sequence[Mapping[str, Any]]], least: int = 0) -> 
 
 def table(document: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the table of the page, with what holds on average over the rows that judge."""
+    terms = (
+        "Epsilon is of the common model, at delta = 1e-05, for replacement of one sample of one client, against the "
+        "server and everybody else; noise on each client, under masks, for half of the sites honest; over all releases "
+        "of a run. What a site adapts or trains alone has none, and stays inside it."
+    )
     heading = "| data | epsilon | sites' rows | common | alone | personalised | regret | within 2 errors |"
-    lines, judging = [heading, "|---|---|---|---|---|---|---|---|"], list[dict[str, float]]()
+    lines, judging = [terms, "", heading, "|---|---|---|---|---|---|---|---|"], list[dict[str, float]]()
     for name in (name for name in CELLS if name in document):
         for epsilon in sorted(document[name], key=float):
             one = summary(document[name][epsilon], 0 if name.startswith("digits") else FEW_TEST_ROWS)

@@ -277,8 +277,8 @@ class PrivacyPolicy:
             for name in ("batch_size", "min_separation"):
                 if (value := getattr(self, name)) != 1:
                     raise ConfigurationError(
-                        f"Expected {name} 1 with batch_selection {self.batch_selection!r}, of undivided sums, "
-                        f"got {value}.",
+                        f"Expected {name} 1 with batch_selection {self.batch_selection!r}, whose releases are sums of "
+                        f"samples, got {value}.",
                         kind="conflict",
                         setting=name,
                         got=value,
