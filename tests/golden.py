@@ -401,7 +401,7 @@ def _ending(lines: list[Any]) -> str:
 def _renamed(table: str) -> dict[str, Any]:
     """Return names, or words within names and texts, that changed on purpose: the new by the old one.
 
-    ``added`` has what a recording without these names means by it.
+    ``added`` has what a recording without these names means by it, and ``computed`` figures that are new.
     """
     return tomllib.loads(RENAMED.read_text(encoding="utf-8"))[table] if RENAMED.exists() else {}
 
@@ -437,6 +437,8 @@ def differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
                 one, other = len(one), len(other)
             if one == "(absent)" and name in _renamed("added"):
                 one = _renamed("added")[name]
+            if one == "(absent)" and name in _renamed("computed"):
+                continue
             yield from differences(one, other, f"{where}/{name}")
     elif isinstance(old, list) and isinstance(new, list):
         for number, (one, other) in enumerate(zip_longest(old, new, fillvalue="(absent)")):
