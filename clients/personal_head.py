@@ -240,7 +240,7 @@ class _Site(NamedTuple):
     places: NDArray[np.intp]
 
     @classmethod
-    def read(cls, scores: Any, labels: Any, features: Any, owners: Any) -> _Site:
+    def read(cls, scores: ArrayLike, labels: ArrayLike, features: ArrayLike | None, owners: ArrayLike | None) -> _Site:
         """Check arrays and sort their rows."""
         scores, labels = np.asarray(scores, dtype=np.float64), np.asarray(labels)
         features = np.zeros((len(labels), 0)) if features is None else np.asarray(features, dtype=np.float64)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from statistics import fmean
@@ -410,7 +411,7 @@ def foretold(problem: ResolvedRun, resolve: Resolve) -> tuple[float, float] | No
     return max(middle - _AROUND, 0.0), min(middle + _AROUND, 1.0)
 
 
-def _one_thread() -> Any:
+def _one_thread() -> AbstractContextManager[object]:
     """Return a context in which matrices are multiplied by one thread: they are so small that several would wait."""
     from threadpoolctl import threadpool_limits
 

@@ -176,7 +176,7 @@ RECORDS = {
 guarantee is conditional."""
 IN_HIDING = "While nobody learns which of {slots} releases {row} is in, epsilon = {epsilon} at the same delta."
 IN_BATCHES = (
-    "While nobody but that server learns which of {slots} rounds {row} is in, of each with probability {rate:.3g}, "
+    "While nobody but that server learns in which of {slots} rounds {row} is, in each with probability {rate:.3g}, "
     "epsilon = {epsilon} at the same delta."
 )
 ESTIMATED = "If nobody learns which of {slots} releases {row} is in, an estimate of epsilon is {epsilon}, no guarantee."

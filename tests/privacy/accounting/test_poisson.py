@@ -212,7 +212,7 @@ def test_the_sentence_says_both_figures_and_who_must_not_learn_the_batches():
     guarantee = server_guarantee(policy, 10.0, "fresh", 400, amplified=Amplification(1.2345, 400, True, rate=0.05))
     assert guarantee.epsilon == gdp_epsilon(10.0, DELTA)
     assert guarantee.document()["epsilon_amplified"] == 1.2345
-    hidden = "While nobody but that server learns which of 400 rounds a sample is in, of each with probability 0.05"
+    hidden = "While nobody but that server learns in which of 400 rounds a sample is, in each with probability 0.05"
     assert f"{hidden}, epsilon = 1.235 at the same delta." in guarantee.sentence
 
 
