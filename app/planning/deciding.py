@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from ...privacy.accounting.noise_plan import NoisePlan
 from ...privacy.errors import ConfigurationError
 from ...privacy.mechanisms import noise_is_memoryless
 from ...privacy.release.policy import PrivacyPolicy, Trust
-from ...privacy.release.tables import NONE, PRIVATE
+from ...privacy.release.tables import NONE, POISSON, PRIVATE
 from ...privacy.setting import Value
 from ..data.task import Dataset
 from ..methods import METHODS, ResolvedRun
@@ -274,8 +275,10 @@ class Candidate:
 
     @cached_property
     def amplification(self) -> Amplification | None:
-        """Amplification of epsilon by its secret order; None without one."""
+        """Amplification of epsilon by secret batches; None without them."""
         problem, method = self.problem, METHODS[self.strategy]
+        if method.trusted:
+            return method.server_amplification(problem)
         policies = [method.policy(problem.trained, size) for size in problem.sizes]
         return worth_of_order(policies, method.release_size(problem))
 
@@ -426,12 +429,16 @@ def noise_to_signal_of(problem: ResolvedRun) -> float:
     Notes
     -----
     A trusted server makes one noise for all clients of a round: that of one client by itself, over sqrt(m). Where the
-    mean of the features is released first, the noise is that of what is left of mu^2.
+    mean of the features is released first, the noise is that of what is left of mu^2. With Poisson batches every sample
+    may be in every sum, as in full batches, and a sum has ``sampling_rate`` of the samples on average.
     """
     config, method = problem.config, METHODS[problem.config.strategy]
     if not config.private:
         return 0.0
     policy, together = method.policy(problem.trained, min(problem.sizes)), 1.0
+    drawn = policy.sampling_rate or 1.0
+    if policy.batch_selection == POISSON:
+        policy = replace(policy, batch_selection="full_batch", sampling_rate=0.0)
     if method.trusted:
         policy, together = replace(policy, trust="untrusted-server"), math.sqrt(config.asked_per_round)
     values = method.release_size(problem)
@@ -445,7 +452,7 @@ def noise_to_signal_of(problem: ResolvedRun) -> float:
         # Correlated noise is taken out again whatever a release is built on.
         is_memoryless=policy.release_mode == "independent" and noise_is_memoryless(policy.mechanism),
         # In a secret order a release is a sum over b, which about b samples are in.
-        samples_summed=sum(problem.sizes) / len(problem.sizes) if policy.batch_selection == "full_batch" else 1.0,
+        samples_summed=drawn * fmean(problem.sizes) if policy.batch_selection == "full_batch" else 1.0,
     )
     return found / together
 

@@ -16,9 +16,11 @@ from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
 from ...privacy.accounting.guarantee import Guarantee
 from ...privacy.errors import ConfigurationError
 from ...privacy.release.policy import TRUST_MODELS, PrivacyPolicy
+from ...privacy.release.tables import POISSON, SHUFFLED
 from ...privacy.setting import Value
 from ..methods import METHODS
 from ..methods.method import AUTO
+from ..methods.queries import trained_samples
 from ..nodes.flower_internals import without_log
 from ..runs.experiment import Experiment, plan_request_of, prepare, resolve
 from ..runs.run_guarantees import configured_figures, included_notes, run_guarantee
@@ -51,8 +53,8 @@ def variations_of(result: PlanResult, default: Mapping[str, Value], *, mark: str
 
     Notes
     -----
-    Every row has the mu that was asked for, under the trust that it names. In a secret order a row has the epsilon that
-    was asked for while nobody learns the order, and a larger mu (:attr:`Candidate.amplification`).
+    Every row has the mu that was asked for, under the trust that it names. With secret batches a row has the epsilon
+    that was asked for while nobody learns them, and a larger mu (:attr:`Candidate.amplification`).
     """
     request, chosen = result.request, result.chosen
     found = [replace(chosen, varied="taken", mark=TAKEN)]
@@ -113,25 +115,47 @@ def _batches(request: PlanRequest, options: Sequence[Candidate]) -> list[Candida
 
 _RELEASES = (6, 12, 24)
 """Numbers of releases that a sample hides in, of which the best is shown; each costs as many times the gradients."""
+_PARTS_OF_ALL = (16, 8, 4)
+"""A Poisson batch has the samples of a client over one of these on average; the best is shown."""
 
 
 def secret_ways(request: PlanRequest) -> list[Candidate]:
-    """Return noisy SGD in a secret order, whose epsilon is the one that was asked for while nobody learns the order.
+    """Return noisy SGD with secret batches, at the epsilon that was asked for while nobody learns the batches.
 
-    No decision takes it: nobody can check that the order and the time of a release stay secret. There is none for a
-    stream, where not all samples are there from the first release on, and none for a trusted server.
+    Without a trusted server batches are shuffled, with one they are Poisson batches: DP-SGD. No decision takes them:
+    nobody can check that order and time of a release stay secret, and on real images full batches with centred features
+    were as good or better than made-up data say (docs/accuracy.md). There are none for a stream, where not all samples
+    are there from the first release on, and no Poisson batches where each sample is used once.
     """
-    config, fewest = request.config, request.fewest
+    config = request.config
     if config.stream or not config.private:
         return []
-    epsilon, ways = gdp_epsilon(config.mu, config.delta), []
+    if config.trust_model == "trusted-server":
+        strategy, found = "trusted-sgd", _poisson_ways(request)
+    else:
+        strategy, found = "noisy-sgd", _shuffled_ways(request)
+    features = chosen_features(request, strategy, centred=False)
+    ways = [{**way, "features": features, "centring": "none"} for way in found]
+    return sorted(_possible(request, strategy, ways), key=lambda candidate: candidate.score)[:1]
+
+
+def _shuffled_ways(request: PlanRequest) -> Iterator[Mapping[str, Value]]:
+    """Yield batches for every number of releases that a sample hides in."""
+    config, fewest = request.config, request.fewest
+    epsilon = gdp_epsilon(config.mu, config.delta)
     for batch in sorted({-(-fewest // min(releases, fewest)) for releases in _RELEASES}):
         # The mu is for noise without resolution; what resolution shows is left room for.
         mu = allocation_mu(0.999 * epsilon, fewest // batch, 0.99 * config.delta)
-        known: Mapping[str, Value] = {"batch-size": batch, "mu": mu, "epsilon": 0.0}
-        features = chosen_features(request, "noisy-sgd", centred=False)
-        ways.append({**known, "features": features, "batch-selection": "shuffled", "centring": "none"})
-    return sorted(_possible(request, "noisy-sgd", ways), key=lambda candidate: candidate.score)[:1]
+        yield {"batch-size": batch, "mu": mu, "epsilon": 0.0, "batch-selection": SHUFFLED}
+
+
+def _poisson_ways(request: PlanRequest) -> Iterator[Mapping[str, Value]]:
+    """Yield batches for every rate at which a sample is drawn; rounds, and with them mu, are worked out."""
+    config = request.config
+    mean = sum(trained_samples(config, size) for size in request.sizes) / request.clients
+    epsilon = config.epsilon or gdp_epsilon(config.mu, config.delta)
+    for batch in sorted({max(int(mean / parts), 1) for parts in _PARTS_OF_ALL}):
+        yield {"batch-size": batch, "mu": 0.0, "epsilon": epsilon, "batch-selection": POISSON}
 
 
 def _other_trusts(request: PlanRequest) -> Iterator[Candidate]:
@@ -231,6 +255,9 @@ def command_of_result(result: PlanResult) -> str:
 def command_of_candidate(candidate: Candidate) -> str:
     """Return the command that runs a candidate in simulation."""
     settings = {name: value for name, value in candidate.config.to_mapping().items() if name not in _OF_FILES}
+    if candidate.config.poisson_batches:  # whose mu follows from epsilon, batches and rounds
+        settings |= {name: candidate.settings.get(name, settings[name]) for name in ("mu", "epsilon")}
+        settings["epsilon"] = settings["epsilon"] or candidate.request.config.epsilon
     return command_of({**settings, "strategy": candidate.strategy})
 
 

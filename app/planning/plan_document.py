@@ -88,12 +88,14 @@ def _candidate_document(candidate: Candidate) -> dict[str, Any]:
 
 
 def way_document(way: Candidate) -> dict[str, Any]:
-    """Return a way to run it as plain values, with what a secret order guarantees and costs; None without one."""
+    """Return a way to run it as plain values, with what secret batches guarantee and cost; None without them."""
     secret = None
     if (found := way.amplification) is not None:
         known = gdp_epsilon(way.config.mu, way.config.delta)
         secret = {"epsilon": found.epsilon, "epsilon_if_known": known, "proved": found.proved}
         secret["times_the_gradients"] = found.slots
+        if found.rate:
+            secret["sampling_rate"] = found.rate
     return {
         **_candidate_document(way),
         "trust": way.trust,
@@ -102,7 +104,8 @@ def way_document(way: Candidate) -> dict[str, Any]:
         "mark": way.mark or None,
         "accuracy": way.accuracy,
         "command": command_of_candidate(way),
-        "shuffled_batches": secret,
+        "shuffled_batches": secret if way.config.shuffled_batches else None,
+        "poisson_batches": secret if way.config.poisson_batches else None,
     }
 
 

@@ -105,7 +105,8 @@ def ways_table(ways: Sequence[Candidate]) -> Table:
     for number, way in enumerate(ways, 1):
         row = {"number": number, **way_document(way), "named": way.strategy, "who": _TRUSTS[way.trust]}
         if way.amplification is not None:
-            row |= {"named": f"{way.strategy}, {way.amplification.slots} x", "who": "secrecy"}
+            row["named"] = f"{way.strategy}, {way.amplification.slots} x"
+            row["who"] = _TRUSTS[way.trust] if way.amplification.rate else "secrecy"
         rows.append(row)
     return Table("Ways to run it, the best first on made-up data of this shape", _WAYS, rows)
 
@@ -271,9 +272,9 @@ def worth_table(chosen: Candidate) -> Table:
 
 
 def secret_lines(result: PlanResult) -> list[str]:
-    """Return what noisy SGD in a secret order keeps, and its price, where that is as much as the choice keeps."""
+    """Return what noisy SGD with shuffled batches keeps, and its price, where that is as much as the choice keeps."""
     chosen = result.chosen
-    if not chosen.retained_utility:  # nothing was rehearsed
+    if not chosen.retained_utility or chosen.trust == "trusted-server":  # nothing was rehearsed; no order is secret
         return []
     found = [way for way in secret_ways(result.request) if way.retained_utility > chosen.retained_utility - FEW_POINTS]
     return [
@@ -324,11 +325,19 @@ def ways_lines(ways: Sequence[Candidate], *, made_up: bool) -> list[str]:
     lines = [" ".join(f"{one.name}: {one.meaning}." for one in _WAYS if tried or one.name != "acc."), " ".join(marks)]
     for number, way in enumerate(ways, 1):
         config, found = way.config, way.amplification
-        if found is not None:
+        known = (
+            f"epsilon = {rounded_up(gdp_epsilon(config.mu, config.delta))}, which the ledger counts, for anybody who"
+        )
+        if found is not None and found.rate:
+            lines.append(
+                f"Row {number} is DP-SGD: each sample is in each of {found.slots} rounds with probability "
+                f"{found.rate:.3g}. It has epsilon = {rounded_up(found.epsilon)} while nobody but the server learns "
+                f"which, nor how long a client takes, and {known} does. Run it:"
+            )
+        elif found is not None:
             lines.append(
                 f"Row {number} has epsilon = {rounded_up(found.epsilon)} while nobody learns which of {found.slots} "
-                "releases a sample is in, nor how long a client takes for one, and epsilon = "
-                f"{rounded_up(gdp_epsilon(config.mu, config.delta))}, which the ledger counts, for anybody who does. "
+                f"releases a sample is in, nor how long a client takes for one, and {known} does. "
                 "It is never taken unasked, because nobody can check that order and time stay secret. Run it:"
             )
         elif way.varied == "trust":

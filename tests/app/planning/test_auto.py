@@ -1,6 +1,7 @@
 """`strategy = auto`: the run of what was chosen, on every engine, with a line that says so; never on real nodes."""
 
 import json
+import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from murmurfl.app.engines.start import run_cohort, run_in_process
 from murmurfl.app.papers.plan_grid import GridTable, chosen_settings, grid_rows
 from murmurfl.app.papers.reproduction import caption_guarantee
 from murmurfl.app.planning import rehearsal
-from murmurfl.app.planning.plan_answers import choice_of_run, command_of_result, secret_ways
+from murmurfl.app.planning.plan_answers import choice_of_run, command_of_candidate, command_of_result, secret_ways
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.training_run import check_deployed
 from murmurfl.app.settings.layers import parse_assignments, with_defaults
@@ -181,3 +182,20 @@ def test_a_secret_order_has_features_that_need_no_centring(not_rehearsed):
     (way,) = secret_ways(choice_of_run({"num-clients": 10, "epsilon": 4.0}).request)
     assert way.features == "strokes"
     assert not way.problem.is_centred
+
+
+def test_a_trusted_server_is_shown_poisson_batches_and_never_given_them_unasked():
+    choice = choice_of_run({"num-clients": 10, "epsilon": 2.0, "trust": "trusted-server"})
+    assert not choice.chosen.problem.config.poisson_batches
+    assert not any(one.problem.config.poisson_batches for one in choice.others)
+    (way,) = secret_ways(choice.request)
+    assert way.amplification is not None
+    assert 1.9 < way.amplification.epsilon <= 2.0
+    assert not way.problem.is_centred
+    words = shlex.split(command_of_candidate(way))
+    run = prepare(RunConfig.from_mapping(with_defaults(parse_assignments(words[3::2]))))
+    assert (run.config.mu, run.num_rounds) == (way.config.mu, way.rounds)
+    # Replacing a sample moves a sum by 2 S at most, in each of T rounds; a sum has q N samples on average.
+    sums_noise = 2 * math.sqrt(way.rounds) / way.config.mu
+    summed = way.policy.sampling_rate * sum(run.sizes)
+    assert way.noise_to_signal == pytest.approx(sums_noise / summed * math.sqrt(way.num_values), rel=0.01)

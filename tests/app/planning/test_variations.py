@@ -142,12 +142,15 @@ def test_a_secret_order_has_its_price_in_its_line_and_below(rows):
     assert sum(one["trust"] == "secrecy" for one in texts) == 1
 
 
-@pytest.mark.few_cases(3)
+@pytest.mark.few_cases(5)
 @pytest.mark.parametrize(
     ("more", "possible"),
     [
         ({"trust": "secure-aggregation"}, True),
-        ({"trust": "trusted-server"}, False),
+        ({"trust": "trusted-server"}, True),
+        ({"trust": "trusted-server", "strategy.sample-uses": "once"}, False),
+        ({"trust": "trusted-server", "strategy.stream": True}, False),
+        ({"trust": "trusted-server", "evaluation.share": 0.05, "evaluation.held-out": 0.1}, False),
         ({"strategy.stream": True}, False),
         ({"strategy.sample-uses": "once"}, True),
         ({"evaluation.share": 0.05, "evaluation.held-out": 0.1}, False),
@@ -159,6 +162,7 @@ def test_a_secret_order_is_offered_only_where_its_proof_holds(more, possible):
     own = [row for row in found if row.amplification]
     assert len(own) == possible
     assert all(row.trust == more.get("trust", "untrusted-server") for row in own)
+    assert all(row.config.poisson_batches == (row.trust == "trusted-server") for row in own)
 
 
 def test_a_run_as_set_stands_in_the_table_with_what_it_keeps():
