@@ -205,6 +205,12 @@ def personalise(
             kind="unsupported",
             setting="model",
         )
+    if common.kind == "mean":
+        raise ConfigurationError(
+            "Expected a model that predicts, got a mean of features, which has nothing to adapt.",
+            kind="unsupported",
+            setting="model",
+        )
     found = _array_rows(common, rows, labels) if common.schema is None else usable_rows(common, rows)
     if not len(found.labels):
         reasons = "".join(f" {count:,} have {reason}." for reason, count in found.left_out.items())

@@ -335,3 +335,10 @@ def test_models_of_arrays_take_labels(tmp_path):
         personalise(folder, data.train_features[few])
     with raises(ConfigurationError, "wrong-shape", "labels"):
         personalise(folder, data.train_features[few], [1])
+
+
+def test_a_mean_of_features_has_nothing_to_adapt():
+    result = simulate(task="digits", model="mean", strategy="full-batch", num_clients=4, num_rounds=1, engine="cohort")
+    rows = np.zeros((3, result.model.num_features))
+    with raises(ConfigurationError, "unsupported", "model", match="mean of features"):
+        personalise(result.model, rows, labels=[0, 1, 2])
