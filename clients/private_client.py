@@ -36,6 +36,7 @@ from .adapters.per_sample_gradients import (
     PerSampleGradients,
     Samples,
     combined_gradients,
+    isolate,
     rows_unmixed,
     stacked_gradients,
 )
@@ -189,6 +190,8 @@ class PrivateClient(NumPyClient):
         check_owned(policy, samples)
         check_masking(policy, masking, name, simulated=keys.simulated)
         self.check_model(gradients, policy)
+        if not keys.simulated:
+            isolate(gradients)
         self.name = name
         self.masking = masking
         self.gradients = gradients

@@ -16,7 +16,7 @@ import copy
 import math
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ...clients.adapters.per_sample_gradients import combined_gradients
 from ...clients.adapters.torch_checks import check_layers
-from ...clients.adapters.torch_model import TorchGradients
+from ...clients.adapters.torch_model import ModuleScores, TorchGradients
 from ...privacy.errors import ConfigurationError, check_installed
 from ...privacy.noise import derived_seed
 from ...privacy.release.clipping import DenseContributions
@@ -180,6 +180,27 @@ class SteadyRows:
         return self._gradients(parameters, tuple(np.asarray(part)[filled] for part in samples))[:count]
 
 
+class _BuiltInGradients(TorchGradients):
+    """Gradients of a module of this file, by its own code: there is no code of a project to keep away from samples."""
+
+    def of_one(self, trained: Mapping[str, torch.Tensor], inputs: Any, target: Any) -> dict[str, torch.Tensor]:
+        return self._of_one(trained, inputs, target)
+
+    def of_many(
+        self, trained: Mapping[str, torch.Tensor], inputs: Any, targets: Any, *, at_points: bool = False
+    ) -> dict[str, torch.Tensor]:
+        import torch
+
+        point = 0 if at_points else None
+        return torch.func.vmap(self._of_one, in_dims=(point, 0, 0))(trained, inputs, targets)
+
+    def _prepare(self, inputs: Any, target: Any) -> None:
+        """Nothing is captured."""
+
+    def isolate(self) -> None:
+        """Nothing needs to be kept away from samples."""
+
+
 _MOST_SAMPLES = 2000
 """Samples for a network's gradient norm: each costs a pass through it."""
 
@@ -188,6 +209,10 @@ class _InPyTorch(Model):
     """A model whose gradients PyTorch computes."""
 
     _gradients: TorchGradients
+
+    def isolate(self) -> None:
+        """Have gradients and scores of a project's module computed where no code of the project runs."""
+        self._gradients.isolate()
 
     def set_gradient_memory(self, memory_mib: float) -> None:
         super().set_gradient_memory(memory_mib)
@@ -207,7 +232,7 @@ class MultilayerPerceptron(_InPyTorch):
         torch.set_num_threads(1)
         layers = (torch.nn.Linear(num_features, num_hidden), torch.nn.Tanh(), torch.nn.Linear(num_hidden, num_classes))
         self.module = torch.nn.Sequential(*layers)
-        self._gradients = TorchGradients(self.module, torch.nn.functional.cross_entropy)
+        self._gradients = _BuiltInGradients(self.module, torch.nn.functional.cross_entropy)
         self.shapes = list(self._gradients.shapes)
         self.names = [name for name, _ in self.module.named_parameters()]
 
@@ -355,7 +380,9 @@ class TorchModel(_InPyTorch):
         torch.set_num_threads(1)  # a run's clients share the cores, and sums keep their order
         self.module = module
         self._make = make
-        self._gradients = TorchGradients(module, torch.nn.functional.cross_entropy)
+        example = np.zeros((1, num_features), np.float32), np.zeros(1, np.int64)
+        self._gradients = TorchGradients(module, torch.nn.functional.cross_entropy, example=example)
+        self._scores = ModuleScores(self._gradients, example[0])
         self.shapes = list(self._gradients.shapes)
         self.names = [name for name, _ in module.named_parameters()]
 
@@ -376,15 +403,9 @@ class TorchModel(_InPyTorch):
         return self._gradients.at_points(points, _as_torch_wants(samples))
 
     def logits(self, parameters: Parameters, features: NDArray[Any]) -> NDArray[np.floating]:
-        import torch
-
-        named = {name: torch.tensor(np.asarray(v)) for name, v in zip(self.names, parameters, strict=True)}
-        with torch.no_grad():
-            parts = [
-                torch.func.functional_call(self.module, named, (torch.as_tensor(np.asarray(part, np.float32)),)).numpy()
-                for part in np.array_split(features, max(len(features) // SAMPLES_AT_A_TIME, 1))
-            ]
-        return np.concatenate(parts)
+        values = np.asarray(features, np.float32)
+        parts = np.array_split(values, max(len(values) // SAMPLES_AT_A_TIME, 1))
+        return np.concatenate([self._scores(parameters, part) for part in parts])
 
 
 class Network(ModelKind):
@@ -424,6 +445,7 @@ class FunctionKind(ModelKind):
         made = self._made(num_features, num_classes)
         if _is_module(made):
             check_layers(made)
+            self._try_module(made, num_features)
             made = TorchModel(made, num_features, num_classes, lambda: self._made(num_features, num_classes))
         if not isinstance(made, Model):
             raise ConfigurationError(
@@ -447,6 +469,24 @@ class FunctionKind(ModelKind):
                 setting="model",
             ) from error
 
+    def _try_module(self, module: torch.nn.Module, num_features: int) -> None:
+        """Refuse a module that fails on one sample of zeros, before it is captured, with what it raised itself."""
+        import torch
+
+        try:
+            with torch.no_grad():
+                module(torch.zeros(1, num_features))
+        except Exception as error:  # the user's own code
+            raise self._failed(num_features, error) from error
+
+    def _failed(self, num_features: int, error: Exception) -> ConfigurationError:
+        return ConfigurationError(
+            f"Expected model = {self.name!r} to give scores and a gradient for one sample of {num_features} values, "
+            f"got {type(error).__name__}: {error}.",
+            kind="failed",
+            setting="model",
+        )
+
     def _check(self, model: Model, num_features: int, num_classes: int) -> None:
         """Try the model on one sample of zeros."""
         try:
@@ -455,12 +495,7 @@ class FunctionKind(ModelKind):
             sample = np.zeros((1, num_features), np.float32), np.zeros(1, np.int64)
             gradients, scores = np.shape(model(start, sample)), np.shape(model.logits(start, sample[0]))
         except Exception as error:  # the user's own code
-            raise ConfigurationError(
-                f"Expected model = {self.name!r} to give scores and a gradient for one sample of {num_features} "
-                f"values, got {type(error).__name__}: {error}.",
-                kind="failed",
-                setting="model",
-            ) from error
+            raise self._failed(num_features, error) from error
         if not shapes or shapes != [tuple(shape) for shape in model.shapes] or len(set(model.names)) != len(shapes):
             raise ConfigurationError(
                 f"Expected model = {self.name!r} to start from one named array for each of its shapes "

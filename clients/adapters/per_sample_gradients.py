@@ -93,6 +93,17 @@ def rows_unmixed(gradients: PerSampleGradients) -> bool:
     return bool(vars(gradients).get("rows_unmixed", vars(type(gradients)).get("rows_unmixed", False)))
 
 
+def isolate(gradients: PerSampleGradients) -> None:
+    """Have gradients computed where no code of the project runs from now on, if they come from such code.
+
+    Real clients do this before they read a sample. Gradients that need it have a method ``isolate()``, which starts a
+    process (:class:`.replay_process.ReplayProcess`) and refuses what cannot run there.
+    """
+    own = getattr(gradients, "isolate", None)
+    if own is not None:
+        own()
+
+
 def combined_gradients(
     gradients: PerSampleGradients,
     points: Sequence[Sequence[NDArray[Any]]],

@@ -239,6 +239,8 @@ class PrivateClientApp(ClientApp):
         context = Context(run_id=0, node_id=0, node_config=seen, state=RecordDict(), run_config=dict(node.run_config))
         schema = Schema.read_file(Path(node.schema))
         schema.check_for_real_nodes()
+        # Before a record is read, for it runs the project's code.
+        self.model.check_schema(schema, self._measure if node.evaluation is not None else None)
         items = file_items(Path(node.samples), schema) if node.samples else items
         records = self.records(context, schema, items, count=node.num_records, evaluated=node.evaluation is not None)
         # Never made here: a fresh one would have forgotten what was spent.

@@ -1,10 +1,9 @@
 """Whether a PyTorch module can be trained sample by sample: layers by name, then trials on made-up samples.
 
-A gradient is private because it is one sample's. What mixes samples (batch norm, losses over the batch), draws at
-random (dropout) or remembers (running statistics, whatever a closure or a global keeps) is refused with what to use
-instead, as far as it is found (:class:`~murmurfl.clients.adapters.torch_state.ModuleState` says where nobody looks).
-What is tried is made up: no sample of any client is looked at. A module that passes is a client's model
-(:func:`torch_client_model`).
+A gradient is private because it is one sample's: it is replayed from a program that was captured without values
+(:mod:`.torch_graph`). Here is said, with what to use instead, why a module has none or why it would not be useful: what
+mixes samples (batch norm, losses over the batch), draws at random (dropout), or branches on values. What is tried is
+made up: no sample of any client is looked at. A module that passes is a client's model (:func:`torch_client_model`).
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, cast
 
 from ...privacy.errors import OF_DATA, ConfigurationError, check_installed
 from ...privacy.noise import derived_seed
@@ -23,6 +20,7 @@ from ..queries import Measure
 from ..records.schema import Schema
 from .client_model import ClientModel, measured_bound
 from .per_sample_gradients import GRADIENT_MEMORY_MIB
+from .torch_graph import INSTEAD_OF_DROPOUT, leaves, mapped
 from .torch_model import (
     ModuleGradients,
     ModuleMeasure,
@@ -30,16 +28,12 @@ from .torch_model import (
     as_targets,
     called_with,
     first_axis,
-    leaves,
-    mapped,
     picked,
     trainable_parameters,
 )
 
 if TYPE_CHECKING:
     import torch
-
-    from .torch_state import ModuleState
 
 logger = logging.getLogger(__name__)
 ORDINARY = 4
@@ -48,7 +42,6 @@ ORDINARY = 4
 _INSTEAD_OF_BATCH_NORM = (
     "use torch.nn.GroupNorm or LayerNorm, or freeze its statistics with .eval() before the app is made"
 )
-_INSTEAD_OF_DROPOUT = "leave it out (p=0, or .eval()): clipping and noise keep a model from learning samples by heart"
 
 
 def check_layers(module: torch.nn.Module) -> None:
@@ -89,9 +82,9 @@ def _draws_of(layer: torch.nn.Module) -> tuple[str, str] | None:
     from torch.nn.modules import dropout
 
     if isinstance(layer, dropout._DropoutNd) and layer.training and layer.p > 0:
-        return "draws at random", _INSTEAD_OF_DROPOUT
+        return "draws at random", INSTEAD_OF_DROPOUT
     if isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.training and layer.dropout > 0:
-        return "has dropout, which draws at random", _INSTEAD_OF_DROPOUT
+        return "has dropout, which draws at random", INSTEAD_OF_DROPOUT
     return None
 
 
@@ -140,47 +133,40 @@ def check_loss(loss: Callable[..., Any]) -> None:
 
 
 class SampleTrials:
-    """Tries a module's gradients on made-up records, so that the verdict depends on no sample.
+    """Captures what a module computes for one record, and tries it on made-up records: no verdict depends on a sample.
 
-    It finds mistakes, and promises nothing of a model that shows them on no example: what such a model remembers is put
-    back before every sample of a real client, where it is found
-    (:class:`~murmurfl.clients.adapters.torch_state.ModuleState`).
+    What is captured takes the same steps for every record. A model that does not, and hides it, gives another gradient
+    than its program on some record; the trial finds this where a made-up record shows it. It is a mistake and no leak:
+    a program that passes is a function of one record in any case.
     """
 
     def __init__(self, gradients: ModuleGradients) -> None:
         self._gradients = gradients
 
     def __call__(
-        self,
-        examples: Sequence[tuple[Any, Any]],
-        *,
-        ordinary: int = ORDINARY,
-        measure: Callable[[list[NDArray[Any]], Any], Any] | None = None,
+        self, examples: Sequence[tuple[Any, Any]], *, ordinary: int = ORDINARY, measure: ModuleMeasure | None = None
     ) -> None:
-        """Refuse a model that mixes samples, draws at random, remembers, or cannot be computed sample by sample.
+        """Refuse a model that cannot be captured, whose program computes something else, or that mixes samples.
 
         Examples are batches of one record each. The first ``ordinary`` ones, at least two, must have a gradient; an
         extreme one that fails counts as zero, as a client's sample would. The ``measure`` of a private evaluation is
-        tried as well.
+        captured and tried as well.
         """
+        import torch
+
         if ordinary < 2 or len(examples) < ordinary:
             raise ConfigurationError(
                 f"Expected at least {max(ordinary, 2)} examples, got {len(examples)}.",
                 kind="out-of-range",
                 setting="examples",
             )
-        kind = self._gradients
-        kind.state.note_draws()
-        try:
-            self._try_alone(examples, ordinary)
+        found = [self._tensors(one) for one in examples]
+        with torch.random.fork_rng(devices=[]):  # a model that draws is refused, and has drawn by then
+            for number, example in enumerate(found):
+                self._try_alone(*example, number < ordinary)
             if measure is not None:
-                self._try_measure(measure, examples, ordinary)
-            kind.state.restore(values=True)
-            self._try_together([self._tensors(one) for one in examples[:ordinary]])
-        finally:
-            kind.state.restore_draws()
-            if kind.state.is_kept:
-                kind.state.restore(values=True)
+                self._try_measure(measure, found, ordinary)
+            self._try_together(found[:ordinary])
 
     def _tensors(self, example: Any) -> tuple[Any, Any]:
         if not isinstance(example, tuple) or len(example) != 2:
@@ -196,99 +182,65 @@ class SampleTrials:
     def _trained(self) -> dict[str, torch.Tensor]:
         return {name: p.detach() for name, p in self._gradients.module.named_parameters() if p.requires_grad}
 
-    def _try_alone(self, examples: Sequence[tuple[Any, Any]], ordinary: int) -> None:
-        """Try examples one by one, without putting anything back: what a sample leaves behind shows afterwards."""
-        self._gradients.state.keep()  # so that the first call can be repeated as the first
-        self._gradient(examples[0])  # what is made at the first call and kept from then on is no sample's
-        self._check_draws(partial(self._gradient, examples[0]))
-        self._gradients.state.keep()
-        first = []
-        for number, example in enumerate(examples):
-            failed = None
-            try:
-                made = self._gradient(example)
-            except Exception as error:  # a user's module raises what it likes; an extreme record may fail, as any may
-                if number < ordinary:
-                    raise
-                failed = error
-            else:
-                first += [made] if number < ordinary else []
-            self._check_state(partial(self._gradient, example), failed)
-        for made, example in zip(first, examples[:ordinary], strict=True):
-            if _apart(self._gradient(example), made) > self._repeated:
-                raise ConfigurationError(
-                    "Expected the gradient of a sample to be the same however often it is computed, got another one "
-                    "the second time: the model draws at random, or remembers what it saw. Leave such layers out.",
-                    kind="unsupported",
-                )
+    def _try_alone(self, inputs: Any, targets: Any, ordinary: bool) -> None:
+        """Compare a record's gradient by the model's own code with that of its program."""
+        one, target = picked(inputs, 0), picked(targets, 0)
+        try:
+            by_code = _flat(self._gradients.eager(self._trained, one, target))
+        except ConfigurationError:
+            raise
+        except Exception as error:  # a user's module raises what it likes; an extreme record may fail, as any may
+            if ordinary:
+                raise self._failed(error, inputs, targets) from error
+            by_code = None
+        self._gradients.program(one, target)
+        if by_code is None:
+            return
+        try:
+            replayed = self._one(self._trained, inputs, targets, 0)
+        except Exception as error:  # the program of another record's looks
+            raise _other_steps() from error
+        if _apart(by_code, replayed) > self._rounding or (by_code.isfinite() != replayed.isfinite()).any():
+            raise _other_steps()
 
-    def _try_measure(
-        self, measure: Callable[[list[NDArray[Any]], Any], Any], examples: Sequence[tuple[Any, Any]], ordinary: int
-    ) -> None:
-        """Try an evaluation on each example, before which it puts everything back itself."""
+    def _failed(self, error: Exception, inputs: Any, targets: Any) -> ConfigurationError:
+        """Return the refusal of a model that has no gradient for an ordinary record."""
+        refusal, message = _unfit_step(error), _first_line(error)
+        if refusal is None and "scalar" in message:
+            refusal = ConfigurationError(
+                f"Expected loss(output, target) to be a scalar tensor, got: {message}. Use reduction='mean'.",
+                kind="wrong-type",
+                setting="loss",
+            )
+        looks = repr([(tuple(part.shape[1:]), part.dtype) for part in leaves((inputs, targets))])
+        return refusal or ConfigurationError(
+            f"Expected a loss and a gradient for one sample like this client's, {looks}, got "
+            f"{type(error).__name__}: {message}. The module gets a batch of one, as does loss(output, target); "
+            "integers stay integers, so scale images (x / 255).",
+            kind="failed",
+        )
+
+    def _try_measure(self, measure: ModuleMeasure, examples: Sequence[tuple[Any, Any]], ordinary: int) -> None:
+        """Compare what an evaluation makes of each record by the model's own code with its program."""
         arrays = [values.float().cpu().numpy() for values in self._trained.values()]
-        for number, example in enumerate([examples[0], *examples]):
-            failed = None
+        for number, (inputs, targets) in enumerate(examples):
             try:
-                measure(arrays, example)
+                by_code = measure.eager(self._trained, picked(inputs, 0), picked(targets, 0))
             except ConfigurationError:
                 raise
             except Exception as error:
-                failed = error
-                if number <= ordinary:
-                    raise ConfigurationError(
-                        "Expected right(output, target) to give a value from 0 to 1 for each sample of a batch, got "
-                        f"{type(error).__name__}: {_first_line(error)}.",
-                        kind="wrong-type",
-                        setting="right",
-                    ) from error
-            if number == 0:
-                self._check_draws(partial(measure, arrays, example), failed)
-                self._gradients.state.keep()
-            else:
-                self._check_state(partial(measure, arrays, example), failed)
-
-    def _check_state(self, compute: Callable[[], Any], failed: Exception | None) -> None:
-        self._gradients.check_constants()
-        place = self._gradients.state.changed()
-        if place is not None:
-            raise ConfigurationError(
-                f"Expected a model that remembers nothing of a sample, got one that changes {place}: one sample's data "
-                "would reach the next. Leave it out, or compute it anew in every call.",
-                kind="unsupported",
-            )
-        self._check_draws(compute, failed)
-
-    def _check_draws(self, compute: Callable[[], Any], failed: Exception | None = None) -> None:
-        """Refuse a computation that was just made, and that drew from a random generator."""
-        state = self._gradients.state
-        if not state.has_drawn():
-            return
-        before = state.noted
-        if draws_itself(state, compute, failed):
-            state.noted = before
-            raise _drawing()  # else what other threads drew was noted with the steps, and is not put back
-
-    def _gradient(self, example: Any) -> torch.Tensor:
-        """Return the gradient of one example."""
-        inputs, targets = self._tensors(example)
-        try:
-            return self._one(self._trained, inputs, targets, 0)
-        except Exception as error:
-            refusal, message = _unfit_step(error), _first_line(error)
-            if refusal is None and "scalar" in message:
-                refusal = ConfigurationError(
-                    f"Expected loss(output, target) to be a scalar tensor, got: {message}. Use reduction='mean'.",
+                if number >= ordinary:
+                    continue
+                raise ConfigurationError(
+                    "Expected right(output, target) to give a value from 0 to 1 for each sample of a batch, got "
+                    f"{type(error).__name__}: {_first_line(error)}.",
                     kind="wrong-type",
-                    setting="loss",
-                )
-            looks = repr([(tuple(part.shape[1:]), part.dtype) for part in leaves((inputs, targets))])
-            raise refusal or ConfigurationError(
-                f"Expected a loss and a gradient for one sample like this client's, {looks}, got "
-                f"{type(error).__name__}: {message}. The module gets a batch of one, as does loss(output, target); "
-                "integers stay integers, so scale images (x / 255).",
-                kind="failed",
-            ) from error
+                    setting="right",
+                ) from error
+            measured = measure(arrays, (inputs, targets))
+            replayed = [one for one in (measured.right, measured.score, measured.positive) if one is not None]
+            if any(abs(float(one) - float(other[0])) > _ROUNDED for one, other in zip(by_code, replayed, strict=True)):
+                raise _other_steps()
 
     def _try_together(self, examples: list[tuple[Any, Any]]) -> None:
         """Try several at a time: each gradient must be what it is alone."""
@@ -302,7 +254,6 @@ class SampleTrials:
         trained, tolerance = self._trained, self._tolerance
         alone = [self._one(trained, inputs, targets, i) for i in range(len(examples))]
         together, problem = self._together(trained, inputs, targets)
-        self._gradients.check_constants()
         if any(_apart(mine, theirs) > tolerance for mine, theirs in zip(alone, together or alone, strict=True)):
             raise _mixing("a sample's gradient is another one beside other samples", self._guilty_layer(inputs))
         mean, turned = torch.stack(alone).mean(dim=0), torch.arange(len(examples)).flip(0)
@@ -400,84 +351,13 @@ class SampleTrials:
         return {torch.float64: 1e-6, torch.float32: 1e-3}.get(self._gradients.dtype, 0.1)
 
     @property
-    def _repeated(self) -> float:
-        """Largest distance of the same gradient computed again: on a processor next to nothing."""
-        return 1e-3 * self._tolerance if self._gradients.device.type == "cpu" else self._tolerance
+    def _rounding(self) -> float:
+        """Largest distance of the same gradient by another route: rounding, and no other step."""
+        return 1e-2 * self._tolerance
 
 
-_MOST_REPEATS = 20
-"""Runs of a computation after which a step that always changed a generator is the computation's own draw."""
-
-
-def draws_itself(state: ModuleState, compute: Callable[[], Any], failed: Exception | None = None) -> bool:
-    """Return True if a computation draws from the random generators that other threads of the process share.
-
-    ``failed`` is what the computation raised before, if it failed.
-
-    Notes
-    -----
-    Up to its own first draw, a computation takes the same steps in every run. The step of this draw therefore changes a
-    generator in every run, whereas another thread's draws fall into a short step only sometimes. A step is what runs
-    between two of PyTorch's operations, or an operation that may draw. An operation that cannot draw is no step, as
-    long as it may take: whatever changes meanwhile was drawn by another thread. A computation that can no longer be
-    repeated counts as one that draws.
-    """
-    always: set[int] | None = None
-    for _ in range(_MOST_REPEATS):
-        state.restore(values=True)
-        changed, raised = _changing_steps(state, compute)
-        if type(raised) is not type(failed):
-            return True
-        always = changed if always is None else always & changed
-        if not always:
-            return False
-    return True
-
-
-def _changing_steps(state: ModuleState, compute: Callable[[], Any]) -> tuple[set[int], Exception | None]:
-    """Return the numbers of the steps in which a random generator changed, and what the computation raised."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    changed: set[int] = set()
-    number = 0
-
-    def end_step() -> None:
-        nonlocal number
-        if state.has_drawn():
-            changed.add(number)
-        number += 1
-        state.note_draws()
-
-    class Steps(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            end_step()
-            try:
-                return func(*args, **(kwargs or {}))
-            finally:
-                if _may_draw(func, types):
-                    end_step()
-                else:
-                    state.note_draws()
-
-    raised = None
-    state.note_draws()
-    try:
-        with Steps():
-            compute()
-    except Exception as error:  # a user's module raises what it likes
-        raised = error
-    end_step()
-    return changed, raised
-
-
-def _may_draw(operation: Any, types: Any) -> bool:
-    """Return False if one of PyTorch's operations draws nothing at random, by its tag and on tensors of its own."""
-    import torch
-
-    plain = all(kind in (torch.Tensor, torch.nn.Parameter) for kind in types)
-    if not plain or operation.namespace != "aten" or torch.Tag.nondeterministic_seeded in operation.tags:
-        return True
-    return any("drop" in one.name or one.name == "generator" for one in operation._schema.arguments)
+_ROUNDED = 1e-3
+"""Largest difference of a measure by another route."""
 
 
 def _mixing(seen: str, guilty: str) -> ConfigurationError:
@@ -515,6 +395,15 @@ def _unfit_step(error: Exception) -> ConfigurationError | None:
     return None
 
 
+def _other_steps() -> ConfigurationError:
+    return ConfigurationError(
+        "Expected a model that takes the same steps for every record, got one whose captured steps give another result "
+        "than its own code on a made-up record: it branches on values, draws, or remembers. Use torch.where in the "
+        "place of an `if`, and compute everything anew in every call.",
+        kind="unsupported",
+    )
+
+
 def _branches(error: Exception) -> bool:
     """Whether steps depend on values: vmap cannot compute such samples together, and one by one they are private."""
     return any(word in str(error) for word in ("control flow", ".item()", "dynamic"))
@@ -523,7 +412,7 @@ def _branches(error: Exception) -> bool:
 def _drawing() -> ConfigurationError:
     return ConfigurationError(
         "Expected a model that draws nothing at random, got one that does (dropout called as a function, say): "
-        f"{_INSTEAD_OF_DROPOUT}.",
+        f"{INSTEAD_OF_DROPOUT}.",
         kind="unsupported",
     )
 
@@ -570,7 +459,7 @@ def torch_client_model(
 
     def check(schema: Schema, measure: Measure | None) -> None:
         if (schema.digest, measure is None) not in tried:
-            trials(schema.examples(), measure=measure)
+            trials(schema.examples(), measure=cast(ModuleMeasure | None, measure))  # made by the model's measure
             tried.add((schema.digest, measure is None))
 
     def bound(schema: Schema) -> float:

@@ -6,8 +6,10 @@ Buffers and frozen layers are constants of the module that each client has insta
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ...privacy.accounting.gdp import check_count
-from ...privacy.errors import ConfigurationError, check_installed
+from ...privacy.errors import ConfigurationError, InvalidRecordError, check_installed
 from ...privacy.queries.evaluation import Measured
 from ...privacy.release.clipping import DenseContributions, StackedContributions, squared_lengths
 from .per_sample_gradients import (
@@ -27,29 +29,17 @@ from .per_sample_gradients import (
     chunks,
     combined_gradients,
     in_chunks,
+    unflatten,
     weights_of,
     wide_row_bytes,
 )
-from .torch_state import ModuleState
+from .replay_process import Program, ReplayProcess
+from .torch_graph import RecordPrograms, leaves, looks_of, mapped, plain_setting
 
 if TYPE_CHECKING:
     import torch
 
-
-def mapped(values: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a structure with every array or tensor in it changed."""
-    if isinstance(values, Mapping):
-        return {name: mapped(part, change) for name, part in values.items()}
-    if isinstance(values, tuple | list):
-        return tuple(mapped(part, change) for part in values)
-    return change(values)
-
-
-def leaves(values: Any) -> list[Any]:
-    """Return the arrays or tensors of a structure, in order."""
-    found: list[Any] = []
-    mapped(values, found.append)
-    return found
+logger = logging.getLogger(__name__)
 
 
 def first_axis(values: Any) -> int:
@@ -87,6 +77,14 @@ def as_tensor(values: Any) -> torch.Tensor:
             f"Expected arrays or tensors of numbers, got {type(values).__name__}: give (inputs, targets) of them.",
             kind="wrong-type",
         ) from error
+
+
+def as_array(values: Any) -> NDArray[Any]:
+    """Return an array, a tensor or nested lists as an array."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.float() if str(values.dtype) == "torch.bfloat16" else values
+    return np.asarray(values)
 
 
 def as_inputs(values: Any, dtype: torch.dtype, device: torch.device) -> Any:
@@ -195,8 +193,19 @@ def _as_numpy(values: torch.Tensor) -> NDArray[Any]:
     return (values.float() if values.dtype in (torch.float16, torch.bfloat16) else values).contiguous().numpy().copy()
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """Shape and type of an array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
 class _SampleGradients:
-    """Gradients of a loss in parameters of a module, sample by sample by ``torch.func``, and the memory they need."""
+    """Gradients of a loss in parameters of a module, sample by sample, from captured programs, and their memory."""
+
+    _converts = True
+    """Whether floating-point numbers of a record are converted to the module's type, and integer targets to int64."""
 
     def __init__(
         self, module: torch.nn.Module, loss: Loss, parameters: Mapping[str, torch.nn.Parameter], memory_mib: float
@@ -208,16 +217,143 @@ class _SampleGradients:
         self.names = list(parameters)
         self.shapes: list[tuple[int, ...]] = [tuple(parameter.shape) for parameter in parameters.values()]
         self._kinds = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
+        self.dtype, self.device = self._kinds[0]
         self._needs: dict[str, Need] = {}
-        self.state = ModuleState(module, loss)
+        self.process: ReplayProcess | None = None
+        """The process in which a real client's records are computed; None in a simulation."""
 
-        def sample_loss(trained: dict[str, torch.Tensor], inputs: Any, target: Any) -> torch.Tensor:
-            arguments, named = called_with(with_batch_axis(inputs))
-            output = torch.func.functional_call(module, trained, arguments, named)
-            return loss(output, with_batch_axis(target))
+        def gradient(held: Any, values: dict[str, Any], inputs: Any, target: Any) -> list[Any]:
+            own, criterion = held
+            trained = {name: values[name] for name in self.names}
 
-        self.of_one = torch.func.grad(sample_loss)
-        self.of_many = torch.func.vmap(self.of_one, in_dims=(None, 0, 0))
+            def sample_loss(trained: dict[str, torch.Tensor]) -> torch.Tensor:
+                arguments, named = called_with(with_batch_axis(inputs))
+                output = torch.func.functional_call(own, {**values, **trained}, arguments, named)
+                return criterion(output, with_batch_axis(target))
+
+            return list(torch.func.grad(sample_loss)(trained).values())
+
+        self._gradient = gradient
+        self.captured = RecordPrograms(gradient, module, self.names, (module, loss))
+        self.of_records = [self.captured]
+        """Everything that is computed of a record: gradients, and an evaluation where there is one."""
+
+    def eager(self, trained: Mapping[str, torch.Tensor], inputs: Any, target: Any) -> dict[str, torch.Tensor]:
+        """Return the gradient of one sample by the model's own code, for trials on made-up records."""
+        with plain_setting():
+            return self._of_one(trained, inputs, target)
+
+    def _of_one(self, trained: Mapping[str, torch.Tensor], inputs: Any, target: Any) -> dict[str, torch.Tensor]:
+        made = self._gradient((self.module, self.loss), dict(trained), inputs, target)
+        return dict(zip(self.names, made, strict=True))
+
+    def program(self, inputs: Any, targets: Any) -> Program:
+        """Return what is computed for records like one, a record of tensors; refused if it cannot be captured."""
+        return self.captured.program(inputs, targets)
+
+    def _prepare(self, inputs: Any, target: Any) -> None:
+        """Make what is needed once for samples like one."""
+        self.program(inputs, target)
+
+    def of_one(self, trained: Mapping[str, torch.Tensor], inputs: Any, target: Any) -> dict[str, torch.Tensor]:
+        """Return the gradient of one sample, without a batch axis; zero if it has an index out of range."""
+        program = self.program(inputs, target).runnable
+        records = [part[None] for part in leaves((inputs, target))]
+        fits = bool(program.in_range(records)[0])
+        if not fits:
+            records = program.moved_into_range(records)
+        made = program(*trained.values(), *(part[0].clone() for part in records))  # aligned as in another process
+        return {n: one if fits else one.new_zeros(one.shape) for n, one in zip(self.names, made, strict=True)}
+
+    def of_many(
+        self, trained: Mapping[str, torch.Tensor], inputs: Any, targets: Any, *, at_points: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """Return the gradients of several samples, computed together; at a point each if the parameters are stacked."""
+        program = self.program(picked(inputs, 0), picked(targets, 0)).runnable
+        made = self.replayed(program, trained, inputs, targets, at_points=at_points)
+        return dict(zip(self.names, made, strict=True))
+
+    def replayed(
+        self, program: Any, trained: Mapping[str, torch.Tensor], inputs: Any, targets: Any, *, at_points: bool = False
+    ) -> list[torch.Tensor]:
+        """Return what a program makes of several samples, computed together; zeros for those out of range."""
+        import torch
+
+        records = leaves((inputs, targets))
+        dims = [0 if at_points else None] * len(self.names) + [0] * len(records)
+        fits = program.in_range(records)
+        spoilt = not bool(fits.all())
+        if spoilt:  # an index out of range would fail the others as well
+            records = program.moved_into_range(records)
+        made = torch.func.vmap(program, in_dims=tuple(dims))(*trained.values(), *records)
+        if spoilt:
+            made = [torch.where(fits.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0.0) for rows in made]
+        return made
+
+    def isolate(self) -> None:
+        """Compute every sample in a process of its own from now on, in which no code of the project runs.
+
+        Raises
+        ------
+        ConfigurationError
+            If no program was captured before, or the process does not start.
+        """
+        if not self.captured.programs:
+            raise ConfigurationError(
+                f"Expected {type(self).__name__} that knows what a record looks like before a real client reads one, "
+                "got none: give a made-up record as example=(inputs, targets), a batch of one.",
+                kind="missing",
+                setting="example",
+            )
+        if self.process is None:
+            import torch
+
+            self.process = ReplayProcess(torch.get_num_threads())
+        for programs in self.of_records:
+            for program in programs.programs:
+                self.process.add(program)
+        self.process.check()
+        logger.info("Gradients are computed in a process of their own, by %s.", self.described())
+
+    def described(self) -> str:
+        """Return which programs compute what, by their hashes: public, for they were captured from no record."""
+        return ", ".join(f"{one.digest[:16]}" for programs in self.of_records for one in programs.programs)
+
+    def isolated(self, programs: RecordPrograms, parameters: Sequence[NDArray[Any]], sample: Any) -> list[NDArray[Any]]:
+        """Return what one of some programs makes of a batch of one sample, in the process of its own.
+
+        Raises
+        ------
+        InvalidRecordError
+            If the sample looks like none of those that programs were captured for, or it cannot be computed.
+        """
+        if self.process is None:
+            raise RuntimeError("isolate() comes first")
+        inputs, targets = (mapped(part, lambda values: as_array(values)[0]) for part in sample)
+        seen = mapped(inputs, lambda one: self._as_seen(one, "inputs")), mapped(targets, lambda one: self._as_seen(one))
+        program = programs.known(looks_of(*seen))
+        if program is None:
+            raise InvalidRecordError("a record of another shape or type than the model was captured for")
+        return self.process.compute(program, parameters, leaves((inputs, targets)))
+
+    def _isolated_rows(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
+        """Return the rows of a batch, computed one by one in the process of its own."""
+        count = first_axis(samples[0])
+        rows = np.empty((count, self._width))
+        for i, row in enumerate(rows):
+            sample = tuple(picked(part, slice(i, i + 1)) for part in samples)
+            made = self.isolated(self.captured, parameters, sample)
+            np.concatenate([values.reshape(-1) for values in made], out=row)
+        return rows
+
+    def _as_seen(self, array: NDArray[Any], part: str = "targets") -> _Seen:
+        """Return shape and type that an array has once it is converted."""
+        kind = array.dtype.name
+        if self._converts and array.dtype.kind == "f":
+            kind = str(self.dtype)
+        elif self._converts and part == "targets" and kind != "bool":
+            kind = "int64"
+        return _Seen(array.shape, kind)
 
     @property
     def _width(self) -> int:
@@ -236,6 +372,7 @@ class _SampleGradients:
         """Return what a sample of this shape needs; measured once for each kind of computation."""
         looks = repr((kind, [(tuple(part.shape[1:]), part.dtype) for part in leaves((inputs, targets))]))
         if looks not in self._needs:
+            self._prepare(picked(inputs, 0), picked(targets, 0))  # which is no part of what a sample needs
 
             def of_some(count: int) -> Any:
                 some = slice(0, count)
@@ -277,11 +414,12 @@ class ModuleGradients(_SampleGradients):
     several inputs a tuple of them (``module(*inputs)``) or a mapping (``module(**inputs)``). Floating-point inputs and
     targets get the module's own type, integer targets int64.
 
-    **Formal guarantees.** Row i depends on sample i alone: each sample goes through the module as a batch of one
-    (``torch.func.vmap``), with the same buffers and frozen parameters. A module that changes them would carry one
-    sample's data to the next. That is an error, and samples that come one by one, as a real client's, meet the module
-    as it was before the first of them, attributes of it and of the loss too, as far as :class:`ModuleState` finds them:
-    what it does not is listed there, and a model that keeps a sample in it has no guarantee.
+    **Formal guarantees.** Row i depends on sample i alone: no code of module or loss ever meets a sample. What they
+    compute for one is captured without values, checked and hashed (:mod:`.torch_graph`), and refused if an operator
+    writes, draws, or is not PyTorch's own. A real client replays it in a process of its own (:meth:`isolate`), in which
+    a sample that fails counts as zero and nothing else shows. Assumes that neither the module nor its capture read
+    private data, and that PyTorch's operators are pure, as reviewed (:class:`~.replay.TorchProgram`).
+    Proof: docs/proofs/records.md.
     """
 
     def __init__(
@@ -299,7 +437,6 @@ class ModuleGradients(_SampleGradients):
         self.chunk = chunk
         self.together = True
         """Whether vmap can compute several samples of this module."""
-        self.dtype, self.device = self._kinds[0]
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
         """Rows of shape (b, d): float64 if any trained parameter is, else float32."""
@@ -307,17 +444,16 @@ class ModuleGradients(_SampleGradients):
 
     def _rows(self, parameters: Sequence[NDArray[Any]], samples: Any, beside: int) -> NDArray[np.floating]:
         """Return the rows, computed in the memory less ``beside`` bytes."""
+        if self.process is not None:
+            return self._isolated_rows(parameters, samples).astype(self._row_type)
         trained = self.trained(parameters)
         inputs = as_inputs(samples[0], self.dtype, self.device)
         targets = as_targets(samples[1], self.dtype, self.device)
         count = first_axis(inputs)
-        if count == 1:
-            self.forget(values=False)
         rows = np.empty((count, self._width), self._row_type)
         step = self._step(trained, inputs, targets, beside) if count > 1 else 1
         for kept, chosen in chunks(count, step):
             self._write(rows[kept], trained, picked(inputs, chosen), picked(targets, chosen))
-        self.check_constants()
         return rows
 
     def stacked(
@@ -368,27 +504,12 @@ class ModuleGradients(_SampleGradients):
                 one = slice(i, i + 1)
                 self._write(rows[one], trained, picked(inputs, one), picked(targets, one))
             return
-        if count == 1:
-            made = self.of_one(trained, picked(inputs, 0), picked(targets, 0))
-        else:
-            made = self.of_many(trained, inputs, targets)
-        self._fill(rows, made, count)
+        self._fill(rows, self._computed(trained, inputs, targets, count), count)
 
-    def forget(self, *, values: bool) -> None:
-        """Put the module back as it was before any sample (:meth:`ModuleState.restore`)."""
-        self.state.restore(values=values)
-
-    def check_constants(self) -> None:
-        """Refuse a module that wrote to buffers or frozen parameters: the next sample would see this one's data."""
-        changed = self.state.written_constants()
-        if changed is not None:
-            raise ConfigurationError(
-                f"Expected buffers and frozen parameters to stay as they are, got a module that writes to "
-                f"{', '.join(changed) or 'new ones'}: one sample's data would reach the next. Call module.eval(), or "
-                "leave such layers out.",
-                kind="unsupported",
-                setting="module",
-            )
+    def _computed(self, trained: dict[str, torch.Tensor], inputs: Any, targets: Any, count: int) -> dict[str, Any]:
+        if count > 1:
+            return self.of_many(trained, inputs, targets)
+        return self.of_one(trained, picked(inputs, 0), picked(targets, 0))
 
 
 class _NarrowRows:
@@ -438,13 +559,16 @@ class TorchGradients(_SampleGradients):
         ``loss(output, target) -> scalar tensor`` for a batch of one.
     gradient_memory_mib : float
         Memory for computing gradients, in MiB, beside the returned rows: as many samples are computed together as fit.
+    example : tuple, optional
+        A made-up batch of one sample, (inputs, target): what a sample looks like. Real clients need it; in a simulation
+        the first samples show it.
 
     Notes
     -----
-    A batch is a pair (inputs, targets) of arrays or tensors with the samples along the first axis. Each sample is
-    passed through the module alone, as a batch of one (``torch.func.vmap``), so rows cannot depend on each other. What
-    module and loss remember is put back before samples that come one by one, as a real client's, as far as it is found
-    (:class:`~murmurfl.clients.adapters.torch_state.ModuleState`).
+    A batch is a pair (inputs, targets) of arrays or tensors with the samples along the first axis.
+
+    **Formal guarantees.** Row i depends on sample i alone, as of :class:`ModuleGradients`: what module and loss compute
+    for a sample is captured without values, and a real client replays it in a process of its own.
 
     Examples
     --------
@@ -454,16 +578,17 @@ class TorchGradients(_SampleGradients):
     [(2, 4), (2,)]
     """
 
+    _converts = False
+
     def __init__(
         self,
         module: torch.nn.Module,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         *,
         gradient_memory_mib: float = GRADIENT_MEMORY_MIB,
+        example: tuple[Any, Any] | None = None,
     ) -> None:
         check_installed("torch", "torch", "TorchGradients")
-        import torch
-
         if any(True for _ in module.buffers()):
             raise ConfigurationError(
                 f"Expected a module without buffers, got {[name for name, _ in module.named_buffers()]}: "
@@ -475,17 +600,31 @@ class TorchGradients(_SampleGradients):
         if not parameters:
             raise ConfigurationError("Expected a module with parameters, got none.", kind="missing")
         super().__init__(module, loss, parameters, gradient_memory_mib)
-        self._of_many_at = torch.func.vmap(self.of_one, in_dims=(0, 0, 0))
+        if example is not None:
+            self.capture_like(example)
+
+    def capture_like(self, example: tuple[Any, Any]) -> None:
+        """Capture what is computed for samples like a made-up one, a batch of one; refuse what cannot be captured."""
+        import torch
+
+        self.program(*(torch.as_tensor(part)[0] for part in example))
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
+        if self.process is not None:
+            return self._isolated_rows(parameters, samples)
         named = self.trained(parameters)
         return self._rows(samples, lambda inputs, targets, _: self.of_many(named, inputs, targets), "one point")
 
     def at_points(self, points: NDArray[np.floating], samples: Any) -> NDArray[np.float64]:
         """Return the gradient of sample i at point i, shape (b, d)."""
+        if self.process is not None:
+            parts = [tuple(picked(part, slice(i, i + 1)) for part in samples) for i in range(len(points))]
+            points_of = [unflatten(point, self.shapes) for point in points]
+            each = [self._isolated_rows(point, part)[0] for point, part in zip(points_of, parts, strict=True)]
+            return np.stack(each) if each else np.empty(np.shape(points))
 
         def gradients(inputs: Any, targets: Any, chosen: slice | NDArray[np.intp]) -> dict[str, torch.Tensor]:
-            return self._of_many_at(self._named(points[chosen]), inputs, targets)
+            return self.of_many(self._named(points[chosen]), inputs, targets, at_points=True)
 
         return self._rows(samples, gradients, "a point each")
 
@@ -509,8 +648,6 @@ class TorchGradients(_SampleGradients):
 
         inputs, targets = (torch.as_tensor(part) for part in samples)
         count = len(inputs)
-        if count == 1:  # as a real client asks: whatever another sample has left behind is put back
-            self.state.restore(values=False)
         rows, step = np.empty((count, self._width)), count
         if count > 1:
             need = self._need(gradients, inputs, targets, kind)
@@ -525,8 +662,42 @@ class TorchGradients(_SampleGradients):
         return rows
 
 
+class ModuleScores:
+    """Outputs of a module for samples that are arrays, each sample by itself, in the process of its gradients.
+
+    Parameters
+    ----------
+    gradients : TorchGradients
+    example : ndarray of shape (1, ...)
+        A made-up batch of one sample.
+    """
+
+    def __init__(self, gradients: TorchGradients, example: NDArray[Any]) -> None:
+        import torch
+
+        def scores(module: Any, values: dict[str, Any], inputs: Any, _: Any) -> list[Any]:
+            return [torch.func.functional_call(module, values, (inputs[None],))[0]]
+
+        self._gradients = gradients
+        self._captured = RecordPrograms(scores, gradients.module, gradients.names, gradients.module, "model")
+        gradients.of_records.append(self._captured)
+        self._program = self._captured.program(torch.as_tensor(example)[0], ()).runnable
+
+    def __call__(self, parameters: Sequence[NDArray[Any]], inputs: NDArray[Any]) -> NDArray[np.floating]:
+        """Return the outputs, with the samples along the first axis."""
+        import torch
+
+        of = self._gradients
+        if of.process is not None:
+            return np.stack([of.isolated(self._captured, parameters, (one[None], ()))[0] for one in inputs])
+        values = torch.as_tensor(inputs)
+        with torch.no_grad():
+            made = of.replayed(self._program, of.trained(parameters), values, ())
+        return made[0].numpy()
+
+
 _AT_A_TIME = 256
-"""Samples that go through the module together, in a simulation."""
+"""Samples that are measured together, in a simulation."""
 
 _OF_PROBABILITIES = ("BCELoss", "binary_cross_entropy")
 
@@ -537,75 +708,100 @@ class ModuleMeasure:
     ``right(output, target)`` gives a value from 0 to 1 a sample. By default the largest of several outputs is the
     prediction; of a single one its sign, or with ``BCELoss``, which takes probabilities, whether it is above 1/2.
 
-    Row i depends on sample i alone for a module that mixes no samples, as those that ``private_client_app`` accepts; a
-    real client computes one sample at a time, whatever the module does.
+    Notes
+    -----
+    **Formal guarantees.** Row i depends on sample i alone: the measure of one sample, as a batch of one, is captured
+    without values as the gradients are (:class:`ModuleGradients`), and a real client replays it in the same process.
     """
 
     def __init__(self, gradients: ModuleGradients, right: Callable[[Any, Any], Any] | None = None) -> None:
-        self._gradients = gradients
-        self._right = right
-        gradients.state.add("right", right)
         loss = gradients.loss
         name = getattr(loss, "__name__", type(loss).__name__)
         self._of_probabilities = name in _OF_PROBABILITIES
+        self._gradients, self._right = gradients, right
+        what = "model, and a right(output, target),"
+        self.captured = RecordPrograms(
+            self._compute, gradients.module, gradients.names, (gradients.module, right), what
+        )
+        gradients.of_records.append(self.captured)
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> Measured:
         kind = self._gradients
+        if kind.process is not None:
+            count = first_axis(samples[0])
+            each = [tuple(picked(part, slice(i, i + 1)) for part in samples) for i in range(count)]
+            found = [kind.isolated(self.captured, parameters, one) for one in each]
+            return Measured(*(np.array([float(part) for part in parts]) for parts in zip(*found, strict=True)))
         inputs = as_inputs(samples[0], kind.dtype, kind.device)
         targets = as_targets(samples[1], kind.dtype, kind.device)
         trained = kind.trained(parameters)
         count = first_axis(inputs)
-        if count == 1:
-            kind.forget(values=True)
+        program = self.program(picked(inputs, 0), picked(targets, 0)).runnable
         parts = [
-            self._measured(trained, picked(inputs, chosen), picked(targets, chosen))
+            kind.replayed(program, trained, picked(inputs, chosen), picked(targets, chosen))
             for chosen in (slice(start, start + _AT_A_TIME) for start in range(0, count, _AT_A_TIME))
         ]
-        kind.check_constants()
-        return _joined(parts)
+        return Measured(*(np.concatenate([_as_float64(one) for one in each]) for each in zip(*parts, strict=True)))
 
-    def _measured(self, trained: dict[str, torch.Tensor], inputs: Any, targets: Any) -> Measured:
+    def eager(self, trained: dict[str, torch.Tensor], inputs: Any, target: Any) -> list[torch.Tensor]:
+        """Return the measure of one sample by the model's own code, for trials on made-up records."""
         import torch
 
-        with torch.no_grad():
-            arguments, named = called_with(inputs)
-            output = torch.func.functional_call(self._gradients.module, trained, arguments, named)
-            if self._right is not None:
-                return Measured(_as_float64(self._right(output, targets)))
-            if not isinstance(output, torch.Tensor) or not isinstance(targets, torch.Tensor):
-                raise _unknown(output)
-            count = len(targets)
-            if output.numel() == count and targets.numel() == count:
-                return self._of_one_output(output.reshape(count), targets.reshape(count))
-            if output.ndim == 2 and targets.shape == (count,) and not targets.is_floating_point():
-                return _of_scores(output, targets)
+        with plain_setting(), torch.no_grad():
+            return self._compute((self._gradients.module, self._right), trained, inputs, target)
+
+    def program(self, inputs: Any, targets: Any) -> Program:
+        """Return what is measured of records like one, a record of tensors; refused if it cannot be captured."""
+        return self.captured.program(inputs, targets)
+
+    def _compute(self, held: Any, values: dict[str, Any], inputs: Any, target: Any) -> list[Any]:
+        """Return how right the module is about one sample, and perhaps a score and whether it is of class 1."""
+        import torch
+
+        module, right = held
+        arguments, named = called_with(with_batch_axis(inputs))
+        targets = with_batch_axis(target)
+        output = torch.func.functional_call(module, values, arguments, named)
+        if right is not None:
+            return [_of_one_sample(right(output, targets))]
+        if not isinstance(output, torch.Tensor) or not isinstance(targets, torch.Tensor):
+            raise _unknown(output)
+        if output.numel() == 1 and targets.numel() == 1:
+            return self._of_one_output(output.reshape(()), targets.reshape(()))
+        if output.ndim == 2 and targets.shape == (1,) and not targets.is_floating_point():
+            return _of_scores(output, targets)
         raise _unknown(output)
 
-    def _of_one_output(self, output: torch.Tensor, targets: torch.Tensor) -> Measured:
-        positive = (targets > 0.5).double()  # classes 0 and 1, or -1 and 1 as losses of margins have them
+    def _of_one_output(self, output: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
+        positive = (target > 0.5).double()  # classes 0 and 1, or -1 and 1 as losses of margins have them
         score = output.double() if self._of_probabilities else output.double().sigmoid()
         guess = (output > (0.5 if self._of_probabilities else 0.0)).double()
-        return Measured(_as_float64(guess == positive), _as_float64(score), _as_float64(positive))
+        return [(guess == positive).double(), score, positive]
 
 
-def _of_scores(output: torch.Tensor, targets: torch.Tensor) -> Measured:
-    right = _as_float64(output.argmax(dim=1) == targets)
+def _of_one_sample(found: Any) -> torch.Tensor:
+    import torch
+
+    if not isinstance(found, torch.Tensor) or found.numel() != 1:
+        raise ConfigurationError(
+            "Expected right(output, target) to give a tensor with a value from 0 to 1 for each sample of a batch, got "
+            f"{type(found).__name__} of shape {tuple(getattr(found, 'shape', ()))} for a batch of one.",
+            kind="wrong-type",
+            setting="right",
+        )
+    return found.detach().double().reshape(())
+
+
+def _of_scores(output: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
+    right = (output.argmax(dim=1) == targets).double().reshape(())
     if output.shape[1] != 2:
-        return Measured(right)
-    return Measured(right, _as_float64((output[:, 1] - output[:, 0]).double().sigmoid()), _as_float64(targets))
+        return [right]
+    score = (output[:, 1] - output[:, 0]).double().sigmoid().reshape(())
+    return [right, score, targets.double().reshape(())]
 
 
 def _as_float64(values: Any) -> NDArray[np.float64]:
     return values.detach().cpu().double().numpy()
-
-
-def _joined(parts: Sequence[Measured]) -> Measured:
-    if len(parts) == 1:
-        return parts[0]
-    right = np.concatenate([part.right for part in parts])
-    scores = [part.score for part in parts if part.score is not None]
-    classes = [part.positive for part in parts if part.positive is not None]
-    return Measured(right, np.concatenate(scores) if scores else None, np.concatenate(classes) if classes else None)
 
 
 def _unknown(output: Any) -> ConfigurationError:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ...privacy.errors import OF_DATA, ConfigurationError, InvalidRecordError, check_installed, is_interrupt
 from ...privacy.release.known_samples import Owners
-from ..adapters.per_sample_gradients import PerSampleGradients
+from ..adapters.per_sample_gradients import PerSampleGradients, isolate
 from .schema import Record, Schema, stacked
 
 _PART_BYTES = 1 << 20
@@ -781,6 +781,10 @@ class OwnerGradients:
         self.shapes = [tuple(shape) for shape in gradients.shapes]
         self._size = sum(map(math.prod, self.shapes))
         self._gradients = gradients
+
+    def isolate(self) -> None:
+        """Have the model computed where no code of the project runs (:func:`.per_sample_gradients.isolate`)."""
+        isolate(self._gradients)
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
         """Means of gradients at ``parameters``, shape (owners, d)."""

@@ -429,7 +429,7 @@ KINDS = {
     "files": of_a_file,
     "open files": of_an_open_file,
 }
-"""One memory for each kind of state that docs/private-client-app.md speaks of."""
+"""One memory for each kind of state."""
 
 
 def forget_globals():
@@ -456,4 +456,4 @@ def made(name, shows):
         return torch.nn.Linear(2, 2), {**LOSSES, **KINDS}[name](shows)
 
 
-NAMES = [*LOSSES, "a hook"]
+EVERY_NAME = [*LOSSES, *KINDS, "a hook"]

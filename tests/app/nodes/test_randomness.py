@@ -167,7 +167,6 @@ ALLOWED = {
     "clients/simulation/simulated_clients.py": {"SimulatedKeys"},
     "privacy/release/shuffled_privatizer.py": {"derived_seed", "Generator", "Philox"},
     # Generators that it puts back, and draws nothing from.
-    "clients/adapters/torch_state.py": {"Generator", "RandomState", "random"},
     "clients/adapters/torch_checks.py": {"derived_seed", "manual_seed"},  # of frozen layers' weights, which are public
     # Of the point at which made-up records are tried.
     "clients/adapters/per_sample_gradients.py": {"Generator", "Philox"},

@@ -184,29 +184,6 @@ def test_two_points_are_combined_in_float64():
     assert made_of_two.norms() == pytest.approx(np.linalg.norm(3 * one - 2 * two, axis=1))
 
 
-def test_a_module_that_writes_to_its_buffers_after_all_is_stopped():
-    """It behaves when it is tried, and later does not: no sample's gradient is then made of another's data."""
-
-    class Late(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(72, 3)
-            self.register_buffer("seen", torch.zeros(72))
-
-        def forward(self, images):
-            if float(images[0, 0, 0, 0]) > 700.0:
-                self.seen = images.detach().flatten(1).mean(0).clone()
-            return self.inner(images.flatten(1) - self.seen)
-
-    module = Late()
-    gradients = torch_client_model(module, CROSS_ENTROPY, seed=0, chunk=None).gradients
-    SampleTrials(gradients)(made_up_like(IMAGES, CLASSES))
-    before = gradients(point_of(module), (IMAGES[:1], CLASSES[:1]))
-    with raises(ConfigurationError, "unsupported", "module", match="seen"):
-        gradients(point_of(module), (IMAGES[:1] + 777.0, CLASSES[:1]))
-    assert np.array_equal(gradients(point_of(module), (IMAGES[:1], CLASSES[:1])), before)
-
-
 def test_frozen_weights_are_equal_in_every_process():
     state = torch.random.get_rng_state()
     first, second = (torch_client_model(Adapter, None, seed=4, chunk=None).gradients.module for _ in range(2))

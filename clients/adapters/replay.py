@@ -1,0 +1,455 @@
+"""Programs that compute one record at a time, and the process that runs nothing else.
+
+A model's code sees no record. What it computes for one record is captured beforehand as a *program*: JSON and plain
+arrays, checked, with a hash of both (:mod:`.torch_graph` for PyTorch). Simulations run a program in their own process
+(:class:`TorchProgram`). A real client runs it in a process that never imported the project's code: this file, started
+as ``python -I -B replay.py PARENT THREADS`` by :class:`.replay_process.ReplayProcess`. The file therefore imports
+nothing of ours.
+
+**Protocol.** Messages go over standard input and output. A message is the length of a header (8 bytes, little endian),
+the header (JSON), and the bytes of its arrays, whose types and shapes the header lists under ``arrays``. Types are
+NumPy's names. What NumPy has no type for travels as integers of its width (bfloat16 as ``uint16``).
+
+========================================================  ===================================================
+request                                                   reply
+========================================================  ===================================================
+``{"do": "load", "name", "kind", "program", "names",      ``{"ok": true}``, or ``{"ok": false, "why"}``. It
+"memory"}`` and the constants, by ``names``               comes before any record and depends on none.
+``{"do": "point", "slot"}`` and the parameters            none
+``{"do": "compute", "name", "slot"}`` and the arrays of   ``{"ok": true}`` and the results, or ``{"ok":
+one record                                                false}`` without a reason, whatever went wrong
+========================================================  ===================================================
+
+A **kind** of program is a class in :data:`KINDS`: ``Kind(program, constants)`` reads a program and refuses what it does
+not know, ``point(arrays)`` prepares parameters, ``compute(point, record)`` returns arrays of which shapes and types
+follow from the program alone. It imports its framework itself, and nothing else. One for another framework needs an
+entry there, and a function that captures its programs as a :class:`.replay_process.Program`.
+
+The process ends when standard input ends or its parent is gone. It writes no file and no core dump, its address space
+is limited to what was asked for with ``load``, and its error output is closed: messages of libraries may quote records.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = list[NDArray[Any]]
+
+_PURE = """
+    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
+    _euclidean_dist _fused_rms_norm _fused_rms_norm_backward _log_softmax _log_softmax_backward_data _prelu_kernel
+    _prelu_kernel_backward _safe_softmax _softmax _softmax_backward_data _to_copy _unsafe_view
+    _weight_norm_interface _weight_norm_interface_backward abs acos acosh adaptive_max_pool2d
+    adaptive_max_pool2d_backward add addbmm addcdiv addcmul addmm addmv addr alias all amax amin aminmax angle any
+    arange argmax argmin argsort asin asinh atan atan2 atanh avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d
+    avg_pool3d_backward baddbmm binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits
+    bitwise_and bitwise_not bitwise_or bitwise_xor bmm cat ceil celu clamp clamp_max clamp_min clone col2im
+    constant_pad_nd convolution convolution_backward copy copysign cos cosh count_nonzero cummax cummin cumprod
+    cumsum deg2rad detach diag_embed diagonal diagonal_backward diagonal_scatter digamma div dot elu elu_backward
+    embedding embedding_dense_backward eq erf erfc erfinv exp exp2 expand expm1 eye fill flip floor floor_divide
+    fmax fmin fmod frac full full_like gather ge gelu gelu_backward glu glu_backward gt hardshrink
+    hardshrink_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward
+    heaviside huber_loss huber_loss_backward hypot im2col imag index index_add index_fill index_put index_select
+    isfinite isinf isnan isneginf isposinf kthvalue le leaky_relu leaky_relu_backward lerp lgamma lift_fresh_copy
+    linalg_vector_norm linspace log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2
+    logcumsumexp logical_and logical_not logical_or logical_xor logit logit_backward logspace logsumexp lt
+    masked_fill max max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
+    max_pool3d_with_indices_backward maximum mean median min minimum mish mish_backward mm mse_loss
+    mse_loss_backward mul mv nan_to_num nanmedian nansum native_batch_norm native_batch_norm_backward
+    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward ne neg new_full
+    new_ones new_zeros nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward norm ones ones_like
+    permute pixel_shuffle pixel_unshuffle polygamma pow prod rad2deg real reciprocal reflection_pad1d
+    reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward
+    relu remainder repeat replication_pad1d replication_pad1d_backward replication_pad2d replication_pad2d_backward
+    replication_pad3d replication_pad3d_backward roll rot90 round rsqrt rsub scalar_tensor scatter scatter_add
+    scatter_reduce select select_backward select_scatter sgn sigmoid sigmoid_backward sign signbit silu
+    silu_backward sin sinc sinh slice slice_backward slice_scatter smooth_l1_loss smooth_l1_loss_backward
+    soft_margin_loss soft_margin_loss_backward softplus softplus_backward softshrink softshrink_backward sort split
+    split_with_sizes sqrt square squeeze stack std sub sum t tan tanh tanh_backward threshold threshold_backward
+    topk trace transpose tril tril_indices triu triu_indices trunc unbind unfold unfold_backward unsafe_chunk
+    unsafe_split unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bicubic2d_backward
+    upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d
+    upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d
+    upsample_nearest3d_backward var var_mean view where xlogy zero zeros zeros_like
+"""
+PURE = frozenset(_PURE.split())
+"""PyTorch's operators that a program may call: functions of their arguments alone, to the last bit of what they return.
+
+Left out are draws at random, operators that write, what leaves or reads memory that nobody wrote to (``empty``,
+``as_strided``, ``_embedding_bag``, ``_ctc_loss``, ``mkldnn_rnn_layer``), what trusts its arguments to stay within it
+(``_unsafe_index``, ``_fft_c2r``, ``grid_sampler_2d``), shapes that depend on values (``nonzero``, ``masked_select``),
+assertions, and custom operators of any library. Reviewed for PyTorch 2.14.
+"""
+
+
+class UnfitRecordError(Exception):
+    """A record of another shape, type or range than a program was captured for."""
+
+
+class TorchProgram:
+    """A list of calls of PyTorch's own operators, replayed without the code that it was captured from.
+
+    Parameters
+    ----------
+    program : mapping
+        ``inputs``: shape, type and device of each parameter, then of each array of a record; ``parameters``: how many
+        of them are parameters; ``bounds``: for arrays of a record that are indices, the lowest and the first too large
+        value, and one that is allowed in addition, or null; ``steps``: constants, calls, items and the results.
+    constants : mapping of str to ndarray
+
+    Raises
+    ------
+    ValueError
+        If a step is none of these, or calls an operator that is not among the pure ones.
+
+    Notes
+    -----
+    **Formal guarantees.** What :meth:`compute` returns is a function of the program, its constants, the parameters and
+    one record: the operators are PyTorch's and among :data:`PURE`, none writes to what it is given, and nothing is kept
+    from one call to the next. Assumes that PyTorch's operators are as pure as reviewed, and, for what an earlier record
+    could change, a process in which nobody has changed PyTorch. Proof: docs/proofs/records.md.
+    """
+
+    def __init__(self, program: Mapping[str, Any], constants: Mapping[str, NDArray[Any]]) -> None:
+        import torch
+
+        kinds = torch.dtype | torch.layout | torch.memory_format
+        self._named = {str(value): value for value in vars(torch).values() if isinstance(value, kinds)}
+        self._inputs: list[tuple[list[int], Any, str]] = [
+            (list(shape), self._named[kind], device) for shape, kind, device in program["inputs"]
+        ]
+        self._count = len(self._inputs)
+        self._parameters: int = program["parameters"]
+        self._bounds: dict[int, list[Any]] = {int(number): found for number, found in program["bounds"].items()}
+        steps: list[list[Any]] = program["steps"]
+        self._results: list[Any] = steps[-1][1]
+        self._calls: list[Callable[[list[Any]], Any]] = []
+        """For each step a function of the inputs, followed by the values of all earlier steps."""
+        self._last_use: dict[int, list[int]] = {}
+        for step in steps[:-1]:
+            self._calls.append(self._call(step, constants))
+        self._note_last_uses(steps)
+
+    def _call(self, step: list[Any], constants: Mapping[str, NDArray[Any]]) -> Callable[[list[Any]], Any]:
+        """Return a function of inputs and earlier values that computes a step."""
+        import torch
+
+        what, first, *rest = step
+        if what == "constant":
+            made = self._tensor(constants[first], self._named[rest[0]], rest[1])
+            return lambda values: made  # noqa: ARG005 - one interface for all steps
+        if what == "item":
+            number, item = self._count + first["n"], rest[0]
+            return lambda values: values[number][item]
+        if what == "input":
+            return lambda values: values[first]
+        if what != "call" or first not in PURE:
+            raise ValueError(f"a step that is none of a program: {what} {first}")
+        overload, arguments, named = rest
+        operator = getattr(getattr(torch.ops.aten, first), overload)
+        if operator._schema.is_mutable:
+            raise ValueError(f"an operator that writes: {first}")
+        of_arguments = [self._getter(one) for one in arguments]
+        of_named = [(name, self._getter(one)) for name, one in named.items()]
+        return lambda values: operator(
+            *(get(values) for get in of_arguments), **{name: get(values) for name, get in of_named}
+        )
+
+    def _getter(self, found: Any) -> Callable[[list[Any]], Any]:
+        """Return a function of inputs and earlier values that gives an argument."""
+        import torch
+
+        if isinstance(found, list):
+            parts = [self._getter(one) for one in found]
+            if not _has_values(found):
+                fixed = [part([]) for part in parts]
+                return lambda values: fixed  # noqa: ARG005
+            return lambda values: [part(values) for part in parts]
+        if not isinstance(found, dict):
+            return lambda values: found  # noqa: ARG005
+        ((kind, value),) = found.items()
+        if kind == "n":
+            number = self._count + value
+            return lambda values: values[number]
+        made = {"t": self._named.get, "d": torch.device, "f": float.fromhex}[kind](value)
+        return lambda values: made  # noqa: ARG005
+
+    def _note_last_uses(self, steps: list[list[Any]]) -> None:
+        """Note which values no later step uses, so that a replay holds no more memory than it needs."""
+        last: dict[int, int] = {}
+        for number, step in enumerate(steps[:-1]):
+            last.update(dict.fromkeys(_values_in(step), number))
+        kept = set(_values_in(steps[-1]))
+        for value, number in last.items():
+            if value not in kept:
+                self._last_use.setdefault(number, []).append(self._count + value)
+
+    @staticmethod
+    def _tensor(array: NDArray[Any], kind: Any, device: str) -> Any:
+        """Return a plain array as a tensor of a type; types that NumPy lacks come as integers of their width."""
+        import torch
+
+        # A copy in PyTorch's own memory: routines of the linear algebra round by how memory is aligned.
+        tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)).clone()
+        if kind == torch.bfloat16 and array.dtype == np.uint16:
+            return tensor.view(kind).to(device)
+        return tensor.to(device, kind)
+
+    def __call__(self, *inputs: Any) -> list[Any]:
+        """Return the results as tensors, from tensors: parameters, then one record; may be mapped over by vmap."""
+        for tensor, (shape, kind, _) in zip(inputs, self._inputs, strict=True):
+            if list(tensor.shape) != shape or tensor.dtype != kind:
+                raise UnfitRecordError("another shape or type than captured")
+        values: list[Any] = list(inputs)
+        for number, call in enumerate(self._calls):
+            values.append(call(values))
+            for one in self._last_use.get(number, ()):
+                values[one] = None
+        return [values[self._count + one["n"]] for one in self._results]
+
+    def point(self, arrays: Sequence[NDArray[Any]]) -> list[Any]:
+        """Return parameters as tensors of the captured types."""
+        kinds = self._inputs[: self._parameters]
+        return [self._tensor(array, kind, device) for array, (_, kind, device) in zip(arrays, kinds, strict=True)]
+
+    def compute(self, point: list[Any], record: Sequence[NDArray[Any]]) -> Arrays:
+        """Return the results for one record.
+
+        Raises
+        ------
+        UnfitRecordError
+            If the record has another shape than captured, another kind of numbers, or an index out of range.
+        """
+        import torch
+
+        tensors = []
+        for array, (shape, kind, device) in zip(record, self._inputs[self._parameters :], strict=True):
+            if list(array.shape) != shape or (array.dtype.kind == "f") != kind.is_floating_point:
+                raise UnfitRecordError("another shape or type than captured")
+            tensors.append(self._tensor(array, kind, device))
+        if not bool(self.in_range([tensor[None] for tensor in tensors])[0]):
+            raise UnfitRecordError("an index out of range")
+        with torch.no_grad():
+            return [_plain(tensor) for tensor in self(*point, *tensors)]
+
+    def in_range(self, records: Sequence[Any]) -> Any:
+        """Return which of many records have indices in range only, from their arrays stacked as tensors."""
+        import torch
+
+        found = torch.ones(len(records[0]), dtype=torch.bool, device=records[0].device)
+        for number in self._bounds:
+            allowed = self._allowed(number, records[number])
+            found &= allowed.reshape(len(allowed), math.prod(allowed.shape[1:])).all(dim=1)
+        return found
+
+    def moved_into_range(self, records: Sequence[Any]) -> list[Any]:
+        """Return records with indices out of range replaced, so that the others can be computed together with them."""
+        made = list(records)
+        for number, (low, _, _) in self._bounds.items():
+            values = records[number]
+            made[number] = values.where(self._allowed(number, values), values.new_full((), low))
+        return made
+
+    def _allowed(self, number: int, values: Any) -> Any:
+        low, high, other = self._bounds[number]
+        allowed = (values >= low) & (values < high)
+        return allowed if other is None else allowed | (values == other)
+
+
+def _has_values(found: Any) -> bool:
+    return any(True for _ in _values_in(found))
+
+
+def _values_in(found: Any) -> list[int]:
+    """Return the numbers of the values that a step or an argument uses."""
+    if isinstance(found, dict):
+        return [found["n"]] if "n" in found else [one for part in found.values() for one in _values_in(part)]
+    if isinstance(found, list):
+        return [one for part in found for one in _values_in(part)]
+    return []
+
+
+def _plain(tensor: Any) -> NDArray[Any]:
+    """Return a tensor as an array: of float32 where NumPy lacks its type."""
+    import torch
+
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().numpy()
+
+
+KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[str, NDArray[Any]]], Any]] = {"torch": TorchProgram}
+"""Kinds of programs by name."""
+
+
+def write_message(stream: BinaryIO, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
+    """Write one message."""
+    arrays = [np.ascontiguousarray(array).reshape(np.shape(array)) for array in arrays]
+    described = [[array.dtype.name, list(array.shape)] for array in arrays]
+    text = json.dumps({**header, "arrays": described}).encode()
+    stream.write(struct.pack("<Q", len(text)) + text)
+    for array in arrays:
+        stream.write(array.reshape(-1).view(np.uint8).data)
+    stream.flush()
+
+
+def read_message(stream: BinaryIO) -> tuple[dict[str, Any], Arrays]:
+    """Read one message.
+
+    Raises
+    ------
+    EOFError
+        If the stream ends.
+    """
+    (length,) = struct.unpack("<Q", _read(stream, 8))
+    header = json.loads(_read(stream, length))
+    arrays = []
+    for kind, shape in header.pop("arrays"):
+        array = np.empty(shape, dtype=kind)
+        _fill(stream, array.reshape(-1).view(np.uint8).data)
+        arrays.append(array)
+    return header, arrays
+
+
+def _read(stream: BinaryIO, length: int) -> bytes:
+    found = bytearray(length)
+    _fill(stream, memoryview(found))
+    return bytes(found)
+
+
+def _fill(stream: BinaryIO, into: memoryview) -> None:
+    done = 0
+    while done < len(into):
+        count = stream.readinto(into[done:])  # type: ignore[attr-defined]
+        if not count:
+            raise EOFError
+        done += count
+
+
+class Serving:
+    """The loop of the process: programs and parameters that it holds, and its limit of memory."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._programs: dict[str, Any] = {}
+        self._kinds: dict[str, Any] = {}
+        self._points: dict[tuple[int, str], Any] = {}
+        self._arrays: dict[int, Arrays] = {}
+        self._memory = 0
+        self._base = 0
+
+    def answer(self, header: Mapping[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays] | None:
+        """Return the reply to a message; None if it has none."""
+        if header["do"] == "load":
+            return self._load(header, arrays), []
+        if header["do"] == "point":
+            slot: int = header["slot"]
+            self._arrays[slot] = arrays
+            self._points = {key: made for key, made in self._points.items() if key[0] != slot}
+            return None
+        try:
+            return {"ok": True}, self._compute(header, arrays)
+        except BaseException:  # whatever it is, and whatever it says: it may depend on the record
+            return {"ok": False}, []
+
+    def _load(self, header: Mapping[str, Any], arrays: Arrays) -> dict[str, Any]:
+        try:
+            kind = KINDS[header["kind"]]
+            constants = dict(zip(header["names"], arrays, strict=True))
+            self._unlimited()
+            self._programs[header["name"]] = kind(header["program"], constants)
+            self._set_threads()
+            self._limit(header["memory"])
+        except BaseException as error:  # before any record
+            return {"ok": False, "why": f"{type(error).__name__}: {error}"}
+        return {"ok": True}
+
+    def _compute(self, header: Mapping[str, Any], record: Arrays) -> Arrays:
+        program, key = self._programs[header["name"]], (header["slot"], header["name"])
+        if key not in self._points:
+            self._points[key] = program.point(self._arrays[header["slot"]])
+        return program.compute(self._points[key], record)
+
+    def _set_threads(self) -> None:
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_num_threads(self._threads)
+
+    def _unlimited(self) -> None:
+        """Lift the limit while a program is loaded, which may import its framework."""
+        if self._base:
+            _set_soft_limit(None)
+
+    def _limit(self, memory: int | None) -> None:
+        """Limit the address space to what the process has by now and what its programs asked for; None for no limit."""
+        self._base = self._base or _address_space()
+        self._memory = -1 if memory is None or self._memory < 0 else self._memory + memory
+        if self._base and self._memory >= 0:
+            _set_soft_limit(self._base + self._memory)
+
+
+def _address_space() -> int:
+    """Return the size of this process's address space in bytes; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - before pathlib is needed
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
+
+def _set_soft_limit(size: int | None) -> None:
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    soft = hard if size is None else size if hard == resource.RLIM_INFINITY else min(size, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent is gone, even while it computes."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> None:
+    """Answer messages until there are no more."""
+    parent, threads = map(int, sys.argv[1:])
+    _end_with(parent)
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ImportError, OSError):
+        pass  # a system without core dumps, or one that allows none already
+    requests, replies = os.fdopen(os.dup(0), "rb", buffering=1 << 20), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):  # what libraries print is no message, and goes nowhere
+        os.dup2(nothing, number)
+    serving = Serving(threads)
+    while True:
+        try:
+            header, arrays = read_message(requests)
+        except EOFError:
+            return
+        reply = serving.answer(header, arrays)
+        if reply is not None:
+            write_message(replies, *reply)
+
+
+if __name__ == "__main__":
+    main()

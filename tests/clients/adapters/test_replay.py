@@ -1,0 +1,271 @@
+"""Programs of one record, and the process that replays them: what a record can change, and what it cannot."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from murmurfl.clients.adapters import replay, replay_process
+from murmurfl.clients.adapters.replay_process import Program, ReplayProcess
+from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.errors import InvalidRecordError
+
+from tests.harness.errors import raises
+
+torch = pytest.importorskip("torch")
+from murmurfl.clients.adapters.torch_graph import CaptureError, RecordPrograms, captured  # noqa: E402
+from murmurfl.clients.adapters.torch_model import ModuleGradients  # noqa: E402
+
+CROSS_ENTROPY = torch.nn.functional.cross_entropy
+
+
+def made_gradients():
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(3)
+        module = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Flatten(), torch.nn.Linear(12, 3))
+    return ModuleGradients(module, CROSS_ENTROPY)
+
+
+GRADIENTS = made_gradients()
+POINT = [parameter.detach().numpy().copy() for parameter in GRADIENTS.module.parameters()]
+RECORD = np.array([0, 4, 2]), np.array(1)
+PROGRAM = GRADIENTS.program(torch.tensor(RECORD[0]), torch.tensor(RECORD[1]))
+
+
+@pytest.fixture(scope="module")
+def process():
+    made = ReplayProcess()
+    made.add(PROGRAM)
+    yield made
+    made.close()
+
+
+def by_hand(record=RECORD):
+    return PROGRAM.runnable.compute(PROGRAM.runnable.point(POINT), record)
+
+
+def same(one, other):
+    return all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))
+
+
+def test_process_gives_the_bits_of_this_process_and_of_the_models_own_code(process):
+    trained = dict(zip(GRADIENTS.names, PROGRAM.runnable.point(POINT), strict=True))
+    own = GRADIENTS.eager(trained, *map(torch.tensor, RECORD))
+    found = process.compute(PROGRAM, POINT, RECORD)
+    assert same(found, by_hand())
+    assert same(found, [values.numpy() for values in own.values()])
+
+
+UNFIT = {
+    "another shape": (np.array([0, 4]), np.array(1)),
+    "numbers where tokens should be": (np.array([0.0, 4.0, 2.0]), np.array(1)),
+    "a label out of range": (RECORD[0], np.array(3)),
+    "a label below": (RECORD[0], np.array(-1)),
+    "a token out of range": (np.array([0, 5, 2]), np.array(1)),
+    "a token below": (np.array([0, -1, 2]), np.array(1)),
+    "an array too few": (RECORD[0],),
+    "an array too many": (*RECORD, RECORD[1]),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_record_that_does_not_fit_fails_alone_and_without_a_reason(name, process):
+    before = process.compute(PROGRAM, POINT, RECORD)
+    with pytest.raises(InvalidRecordError) as failure:
+        process.compute(PROGRAM, POINT, UNFIT[name])
+    assert str(failure.value) == "a record for which the model cannot be computed"
+    assert same(process.compute(PROGRAM, POINT, RECORD), before)
+
+
+@pytest.mark.parametrize("name", ["a label out of range", "a token below"])
+def test_record_out_of_range_is_zero_and_leaves_others_of_its_batch_alone(name):
+    batch = [np.stack([RECORD[part], UNFIT[name][part], RECORD[part]]) for part in (0, 1)]
+    rows = GRADIENTS(POINT, tuple(batch))
+    assert rows[0].any()
+    assert rows[0].tobytes() == rows[2].tobytes()
+    assert not rows[1].any()
+    assert not GRADIENTS(POINT, tuple(part[1:2] for part in batch)).any()
+
+
+def test_target_that_a_loss_ignores_fits():
+    programs = ModuleGradients(torch.nn.Linear(2, 3), torch.nn.CrossEntropyLoss(ignore_index=-100))
+    program = programs.program(torch.zeros(2), torch.tensor(1)).runnable
+    assert program.in_range([torch.zeros(4, 2), torch.tensor([-100, 0, 3, -1])]).tolist() == [True, True, False, False]
+
+
+def test_process_that_is_killed_starts_again_with_the_same_bits(process):
+    before = process.compute(PROGRAM, POINT, RECORD)
+    os.kill(process.pid, signal.SIGKILL)
+    time.sleep(0.1)
+    with pytest.raises(InvalidRecordError):
+        process.compute(PROGRAM, POINT, RECORD)
+    assert process.pid is None
+    assert same(process.compute(PROGRAM, POINT, RECORD), before)
+
+
+def test_process_that_cannot_start_again_is_tried_until_it_can(process, monkeypatch):
+    """Giving up would make every later record count as zero, because of one."""
+    before, tries = process.compute(PROGRAM, POINT, RECORD), []
+    start = ReplayProcess._start
+
+    def start_at_third_try(self):
+        tries.append(None)
+        if len(tries) < 3:
+            raise replay_process._not_started("no memory")
+        start(self)
+
+    monkeypatch.setattr(ReplayProcess, "_start", start_at_third_try)
+    process.close()
+    assert same(process.compute(PROGRAM, POINT, RECORD), before)
+    assert len(tries) == 3
+
+
+def test_process_that_never_started_is_an_error_before_any_record(monkeypatch):
+    monkeypatch.setattr(replay_process.sys, "executable", "/no/interpreter")
+    with raises(ConfigurationError, "failed"):
+        ReplayProcess().check()
+
+
+def test_process_runs_nothing_of_the_project_and_little_else(process):
+    """What it was started with, the files that it holds, and its limits."""
+    process.check()
+    command = open(f"/proc/{process.pid}/cmdline", "rb").read().decode().split("\0")  # noqa: SIM115, PTH123
+    assert command[1:3] == ["-I", "-B"]
+    assert command[3] == replay.__file__
+    limits = open(f"/proc/{process.pid}/limits").read()  # noqa: SIM115, PTH123
+    space = next(line for line in limits.splitlines() if line.startswith("Max address space"))
+    core = next(line for line in limits.splitlines() if line.startswith("Max core file size"))
+    assert "unlimited" not in space.split("  ")[1:3][0] and int(space.split()[3]) < 64 * 2**30  # noqa: PT018
+    assert core.split()[4:6] == ["0", "0"]
+    files = [os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{process.pid}/fd")]  # noqa: PTH115, PTH208
+    assert all(name.startswith(("pipe:", "/dev/null", "anon_inode:")) for name in files), files
+
+
+def test_process_ends_when_nobody_asks_any_more():
+    made = ReplayProcess()
+    made.add(PROGRAM)
+    made.check()
+    pid = made.pid
+    del made
+    assert pid is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_process_with_more_memory_than_asked_for_fails_that_record_alone():
+    """A program of 8 GiB of zeros where it asked for a few bytes."""
+
+    def large(parameters, fixed, record):
+        return [record[0] + parameters[0] + torch.zeros(1 << 31, dtype=torch.float32).sum() * 0.0]
+
+    program = captured(large, [torch.zeros(1)], [], [torch.zeros(1)])
+    assert program.memory > 1 << 33
+    small = Program(program.kind, program.content, program.constants, program.results, 100)
+    for limited, fails in ((small, True), (PROGRAM, False)):
+        made = ReplayProcess()
+        made.add(limited)
+        record = RECORD if limited is PROGRAM else [np.ones(1, np.float32)]
+        point = POINT if limited is PROGRAM else [np.ones(1, np.float32)]
+        if fails:
+            with pytest.raises(InvalidRecordError):
+                made.compute(limited, point, record)
+        else:
+            made.compute(limited, point, record)
+        made.close()
+
+
+def changed(program, **content):
+    return Program(program.kind, {**program.content, **content}, program.constants, program.results, program.memory)
+
+
+def test_hash_covers_every_step_and_every_constant():
+    def scaled(constant):
+        return captured(lambda p, f, r: [p[0] * f[0] * r[0]], [torch.ones(2)], [constant], [torch.ones(2)])
+
+    one = scaled(torch.tensor([1.0, 2.0]))
+    assert one.digest == scaled(torch.tensor([1.0, 2.0])).digest
+    assert one.digest != scaled(torch.tensor([1.0, 2.0 + 2**-20])).digest
+    assert one.digest != scaled(torch.tensor([1.0, 2.0]).double()).digest
+    assert one.digest != changed(one, parameters=2).digest
+    assert one.digest != changed(one, steps=one.content["steps"][:-1]).digest
+    assert one.digest != changed(one, bounds={"0": [0, 1, None]}).digest
+
+
+@pytest.mark.parametrize("name", ["bernoulli", "add_", "empty", "as_strided", "nonzero", "_unsafe_index"])
+def test_process_refuses_programs_with_other_operators(name):
+    overload = getattr(torch.ops.aten, name).overloads()[0]
+    steps = [["input", 0], ["call", name, overload, [{"n": 0}], {}], ["results", [{"n": 1}]]]
+    program = Program("torch", {**PROGRAM.content, "steps": steps}, {}, PROGRAM.results, 0)
+    with pytest.raises(ValueError, match="none of a program"):
+        _ = program.runnable
+    serving = replay.Serving(1)
+    header = {"do": "load", "kind": "torch", "name": "a", "names": [], "memory": None, "program": program.content}
+    answer, _ = serving.answer(header, [])
+    assert answer["ok"] is False
+
+
+def test_messages_keep_arrays_of_every_shape_and_type():
+    arrays = [np.array(3), np.zeros((0, 2)), np.ones((2, 3), np.float32).T, np.array([True]), np.ones(2, np.float16)]
+    sent, received = os.pipe()[::-1]
+    with os.fdopen(sent, "wb") as writing, os.fdopen(received, "rb") as reading:
+        replay.write_message(writing, {"do": "x"}, arrays)
+        header, found = replay.read_message(reading)
+    assert header == {"do": "x"}
+    for one, other in zip(arrays, found, strict=True):
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+
+
+def program_of(compute, *shapes, held=None):
+    module = torch.nn.Linear(2, 2)
+    programs = RecordPrograms(lambda held, values, inputs, target: [compute(inputs)], module, [], held)
+    return programs.program(*shapes, ())
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: torch.empty(2) + x,
+        lambda x: torch.empty_like(x) + x,
+        lambda x: x.new_empty(2) + x,
+        lambda x: torch.empty_strided((2,), (1,)) + x,
+        lambda x: x.new_empty_strided((2,), (1,)) + x,
+        lambda x: torch.Tensor(2) + x,
+    ],
+)
+def test_memory_that_nobody_wrote_to_is_zeros(made):
+    program = program_of(made, torch.ones(2))
+    assert "empty" not in str(program.content)
+    (found,) = program.runnable.compute(program.runnable.point([]), [np.array([1.5, 2.5], np.float32)])
+    assert found.tolist() == [1.5, 2.5]
+
+
+def test_default_type_of_the_process_is_part_of_a_program():
+    torch.set_default_dtype(torch.float64)
+    try:
+        program = program_of(lambda x: x.double() + torch.ones(2), torch.ones(2))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    (found,) = program.runnable.compute([], [np.ones(2, np.float32)])
+    assert found.dtype == np.float64
+
+
+def test_constants_of_every_type_come_through(process):
+    for kind in (torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.float64, torch.uint8):
+        constant = torch.tensor([0, 1, 1]).to(kind)
+        program = captured(lambda p, f, r: [f[0].float() + r[0]], [], [constant], [torch.zeros(3)])
+        process.add(program)
+        (found,) = process.compute(program, [], [np.zeros(3, np.float32)])
+        assert found.tolist() == [0.0, 1.0, 1.0]
+
+
+def test_values_of_a_record_are_in_no_program():
+    secret = torch.tensor([777.25, 3.0])
+    text = str(program_of(lambda x: x * 2.0, secret).content)
+    assert "777" not in text
+    assert (777.25).hex() not in text
+
+
+def test_capture_error_says_the_operator():
+    with pytest.raises(CaptureError, match="bernoulli"):
+        captured(lambda p, f, r: [torch.bernoulli(r[0])], [], [], [torch.zeros(3)])
