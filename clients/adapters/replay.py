@@ -135,7 +135,7 @@ class TorchProgram:
         steps: list[list[Any]] = program["steps"]
         self._results: list[Any] = steps[-1][1]
         self._calls: list[Callable[[list[Any]], Any]] = []
-        """For each step a function of the inputs, followed by the values of all earlier steps."""
+        """A function for each step, of the inputs followed by the values of all earlier steps."""
         self._last_use: dict[int, list[int]] = {}
         for step in steps[:-1]:
             self._calls.append(self._call(step, constants))

@@ -39,7 +39,7 @@ _ENVIRONMENT["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # entry points of installed
 
 @dataclass(frozen=True)
 class Program:
-    """What a model computes for one record, as plain data (:mod:`.replay` has the kinds)."""
+    """A list of what a model computes for one record, as plain data (:mod:`.replay` has the kinds)."""
 
     kind: str
     content: Mapping[str, Any]

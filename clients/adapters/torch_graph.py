@@ -1,4 +1,4 @@
-"""What a PyTorch model computes for one record, captured without values as a program of PyTorch's own operators.
+"""Programs of PyTorch's own operators: what a model computes for one record, captured without values.
 
 The model's code runs on tensors without values. It cannot keep what it never sees. What it would compute is a list of
 operators, checked one by one (:data:`.replay.PURE`); only this list ever meets a record.
