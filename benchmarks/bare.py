@@ -141,7 +141,7 @@ def cohort(size: Size, *, compiled: bool) -> dict[str, float]:
     """Return the cohort engine with the papers' mechanism, in this process; compiling stands beside its seconds."""
     import logging
 
-    from murmurfl.app.engines import cohort as loops
+    from murmurfl.app.engines import compiled as loops
     from murmurfl.app.engines.start import run_cohort
     from murmurfl.app.runs.experiment import prepare
     from murmurfl.app.settings.run_config import RunConfig
@@ -169,7 +169,7 @@ def cohort(size: Size, *, compiled: bool) -> dict[str, float]:
         loops.WORTH_COMPILING = 1 << 62
     elif loops.worth_compiling(experiment):
         started = time.perf_counter()
-        loops.compiled_rows("fast")
+        loops.compiled_rows()
         compile_s = time.perf_counter() - started
     processor = time.process_time()
     result = run_cohort(config)

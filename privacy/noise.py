@@ -90,7 +90,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
@@ -297,24 +297,10 @@ def standard_normal_rows(keys: Sequence[bytes], size: int, quality: NoiseQuality
             setting="quality",
             got=quality,
         )
-    exact = quality == "exact"
-    dtype, word = (np.dtype(np.float64), np.dtype("<u8")) if exact else (np.dtype(np.float32), np.dtype("<u4"))
-    make: Callable[..., None] = exact_pairs if exact else fast_pairs
-    encryptors = [_encryptor(key) for key in keys]
-    pairs = (size + 1) // 2
-    normals = np.empty((len(keys), 2 * pairs), dtype)
-    for start in range(0, pairs, _BLOCK_PAIRS):
-        count = min(_BLOCK_PAIRS, pairs - start)
-        zeros = _ZEROS[: 2 * count * word.itemsize]
-        # The library wants room for one block more than it writes: for the next row's block, and for one at the end.
-        keystream = np.empty(len(keys) * len(zeros) + _CIPHER_BLOCK_BYTES, np.uint8)
-        room = keystream.data
-        for i, encryptor in enumerate(encryptors):
-            encryptor.update_into(zeros, room[i * len(zeros) :])
-        words = keystream[:-_CIPHER_BLOCK_BYTES].view(word).reshape(len(keys), 2 * count)
-        cosines = normals[:, 2 * start : 2 * start + count]
-        sines = normals[:, 2 * start + count : 2 * (start + count)]
-        make(words[:, :count], words[:, count:], partial(_tail_of, keys, start), cosines, sines)
+    normals = np.empty((len(keys), size + size % 2), _DTYPES[quality])
+    rows = _Rows(keys, quality)
+    for start in range(0, size, 2 * _BLOCK_PAIRS):
+        rows.draw(normals[:, start : start + 2 * _BLOCK_PAIRS])
     return normals[:, :size]
 
 
@@ -323,6 +309,59 @@ def each_normal_row(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> 
     together = max(_NORMALS_TOGETHER // max(size, 1), 1)
     for start in range(0, len(keys), together):
         yield from standard_normal_rows(keys[start : start + together], size, quality)
+
+
+class NormalPiece(NamedTuple):
+    """Some columns of some of the rows of :func:`standard_normal_rows`."""
+
+    rows: slice
+    columns: slice
+    normals: NDArray[np.floating]
+    """Shape (rows, columns), or one column more where their number is odd; the next piece overwrites this memory."""
+
+
+def normal_pieces(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> Iterator[NormalPiece]:
+    """Yield the values of :func:`standard_normal_rows` in pieces that stay in a processor's cache.
+
+    All columns of some rows come before the next rows.
+    """
+    together, width = max(_NORMALS_TOGETHER // max(size, 1), 1), 2 * _BLOCK_PAIRS
+    room = np.empty(min(together, len(keys)) * min(size + size % 2, width), _DTYPES[quality])
+    for first in range(0, len(keys), together):
+        chosen = slice(first, min(first + together, len(keys)))
+        count, rows = chosen.stop - first, _Rows(keys[chosen], quality)
+        for start in range(0, size, width):
+            columns = slice(start, min(start + width, size))
+            values = columns.stop - start + columns.stop % 2
+            normals = room[: count * values].reshape(count, values)
+            rows.draw(normals)
+            yield NormalPiece(chosen, columns, normals)
+
+
+_DTYPES: dict[NoiseQuality, type[np.floating]] = {"exact": np.float64, "fast": np.float32}
+
+
+class _Rows:
+    """The rows of some keys, drawn from their beginning, so many values at a time."""
+
+    def __init__(self, keys: Sequence[bytes], quality: NoiseQuality) -> None:
+        self._keys, self._start = keys, 0
+        self._word, self._make = _WORDS[quality]
+        self._encryptors = [_encryptor(key) for key in keys]
+
+    def draw(self, normals: NDArray[np.floating]) -> None:
+        """Write the next values of every row, the cosines of pairs before their sines; at most a block of pairs."""
+        count = normals.shape[1] // 2
+        zeros = _ZEROS[: 2 * count * self._word.itemsize]
+        # The library wants room for one block more than it writes: for the next row's block, and for one at the end.
+        keystream = _room("keystream", np.uint8, len(self._keys) * len(zeros) + _CIPHER_BLOCK_BYTES)
+        room = keystream.data
+        for i, encryptor in enumerate(self._encryptors):
+            encryptor.update_into(zeros, room[i * len(zeros) :])
+        words = keystream[:-_CIPHER_BLOCK_BYTES].view(self._word).reshape(len(self._keys), 2 * count)
+        tail = partial(_tail_of, self._keys, self._start)
+        self._make(words[:, :count], words[:, count:], tail, normals[:, :count], normals[:, count:])
+        self._start += count
 
 
 def _encryptor(key: bytes, mode: modes.CTR = _COUNTER_MODE) -> CipherContext:
@@ -369,7 +408,7 @@ FINEST_GRID = 2.0**-25
 _MISSED = 2.0**-20  # the share of delta that may be charged for the range
 _RESOLUTION = 2.0**-51
 
-_MOST_KEPT = 1 << 18  # values
+_MOST_KEPT_BYTES = 1 << 20
 
 Words = NDArray[np.uint64]
 Tail = Callable[[int, int], NDArray[np.uint64]]
@@ -444,8 +483,8 @@ def fast_pairs(
     Their gaps tell neighbouring data sets apart.
     """
     unit = np.float32(2.0**-32)
-    work = _work_rows(radius_words.shape)
-    radius, angle = work
+    # The same memory again and again: fresh memory takes longer to get than to fill.
+    radius, angle = _room("work", np.float32, 2 * radius_words.size).reshape(2, *radius_words.shape)
     np.copyto(radius, radius_words, casting="unsafe")  # to the nearest float32, as astype
     radius += np.float32(0.5)
     radius *= unit
@@ -460,18 +499,21 @@ def fast_pairs(
     sines *= radius
 
 
+_WORDS: dict[NoiseQuality, tuple[np.dtype[np.unsignedinteger], Callable[..., None]]] = {
+    "exact": (np.dtype("<u8"), exact_pairs),
+    "fast": (np.dtype("<u4"), fast_pairs),
+}
 _kept = threading.local()
 
 
-def _work_rows(shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Room for radii and angles, the same again and again: fresh memory takes longer to get than to fill."""
-    size = 2 * math.prod(shape)
-    room = getattr(_kept, "room", None)
+def _room(name: str, dtype: type[np.generic], size: int) -> NDArray[Any]:
+    """Return memory of this thread, which the next call with this name returns again."""
+    room = getattr(_kept, name, None)
     if room is None or room.size < size:
-        room = np.empty(size, np.float32)
-        if size <= _MOST_KEPT:
-            _kept.room = room
-    return room[:size].reshape(2, *shape)
+        room = np.empty(size, dtype)
+        if room.nbytes <= _MOST_KEPT_BYTES:
+            setattr(_kept, name, room)
+    return room[:size]
 
 
 def resolution_mu(num_values: int, grid_per_std: float) -> float:
@@ -582,8 +624,8 @@ def _too_many(num_values: int, delta: float, missing: float) -> str:
 # Rounded values stay below this. A sum may be four times as large and is still exact in float64, the type in which a
 # release is sent.
 _LARGEST_COUNT = 2.0**51
-_ROUNDER = np.float64(1.5 * 2.0**52)
-MARK = _ROUNDER.view(np.int64)
+ROUNDER = np.float64(1.5 * 2.0**52)
+MARK = ROUNDER.view(np.int64)
 """Marked counts are too large by this much (:meth:`Grid.marked`)."""
 
 
@@ -658,7 +700,7 @@ class Grid:
         # rint does, and leaves that integer in the low bits. Twice as fast as rounding and converting.
         if scaled.dtype != np.float64:
             scaled, in_place = scaled.astype(np.float64), True
-        scaled = np.add(scaled, _ROUNDER, out=scaled if in_place else None)
+        scaled = np.add(scaled, ROUNDER, out=scaled if in_place else None)
         return scaled.view(np.int64)
 
     def values(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:

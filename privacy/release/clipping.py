@@ -211,18 +211,18 @@ class DenseContributions:
     """Contributions that are written out, one row a sample."""
 
     def __init__(self, rows: NDArray[np.floating]) -> None:
-        self._rows = rows
+        self.rows = rows
 
     def norms(self) -> NDArray[np.float64]:
         with np.errstate(all="ignore"):
-            return np.sqrt(squared_lengths(self._rows))
+            return np.sqrt(squared_lengths(self.rows))
 
     def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
-        np.multiply(self._rows[row], scale, out=out)
+        np.multiply(self.rows[row], scale, out=out)
 
     def scaled_sum(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the sum of rows, each times its scale; one matrix product."""
-        return scales @ np.asarray(self._rows, dtype=np.float64)
+        return scales @ np.asarray(self.rows, dtype=np.float64)
 
 
 class ChosenContributions:

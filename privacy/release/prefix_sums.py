@@ -133,7 +133,7 @@ class NoiseStream:
         self._mechanism, self._memory = plan.mechanism, plan.mechanism.memory
         self._silent = plan.noise_std == 0.0
         self._bounds: dict[int, float | None] = {}
-        self._factors: dict[int, float] = {}
+        self._fitting: set[int] = set()
 
     def add_to(
         self,
@@ -173,27 +173,17 @@ class NoiseStream:
         nonces = nonces + nonce
         return nonces[-NONCE_BYTES * self._mechanism.remembered :] if self._memory == "recent" else nonces
 
-    def last_row(self, stream: StreamState | StreamRecord, key: bytes) -> tuple[float, NDArray[np.int64] | None]:
-        """Return the factor from normals to counts of the next row, and the marked counts of the last one.
+    def scale_of(self, release: int) -> float:
+        """Return the factor from the mechanism's noise to counts; raise if a release's noise does not fit the grid."""
+        if release not in self._fitting:
+            self.plan.grid.marked(np.empty(0), self._bound(release))
+            self._fitting.add(release)
+        return self._scale
 
-        For a mechanism that removes its last row. The counts, None before the first release, become the caller's.
-        Stream and key are as for :meth:`add_to`.
-        """
-        release = stream.release + 1
-        state, kept = self._before(stream, release, key)
-        if kept is None and state:
-            kept = self._marked(state[0], self._bound(release))
-        if release not in self._factors:
-            self.plan.grid.marked(np.empty(0), self._bound(release))  # that noise fits the grid
-            self._factors[release] = self._mechanism.row_std(release) * self._scale
-        return self._factors[release], kept
-
-    def kept(self, key: bytes, nonce: bytes, room: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """Return the array for the marked counts of a release's row, so that the next release can remove them."""
-        row = np.empty(self.num_parameters, np.int64) if room is None else room
-        if self._rows is not None:
-            self._rows.keep(key, nonce, (row,))
-        return row
+    @property
+    def cache_bytes(self) -> int:
+        """Memory that is set aside for what the next releases need."""
+        return 0 if self._rows is None else self._rows.limit_bytes
 
     def draws_a_row(self, release: int) -> bool:
         """Return True if a release needs one row of normals, which can be made beforehand with those of others."""

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from murmurfl.app.engines import cohort as compiled
-from murmurfl.app.engines.cohort import CompiledRows, compiled_rows, worth_compiling
+from murmurfl.app.engines import compiled
+from murmurfl.app.engines.compiled import CompiledRows, compiled_rows, worth_compiling
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
@@ -67,7 +67,7 @@ class _Some:
     def __new__(cls, stack, places):
         if isinstance(stack, OuterProducts):
             return OuterProducts(stack.residuals[places], stack.features[places], bias=stack.bias)
-        return DenseContributions(stack._rows[places])
+        return DenseContributions(stack.rows[places])
 
 
 @pytest.mark.few_cases(6)
@@ -78,13 +78,13 @@ class _Some:
 )
 def test_the_counts_are_numpys_to_the_last_bit(kind, quality, options):
     one = transcript(block(None, noise_quality=quality, **options), kind)
-    other = transcript(block(compiled_rows("fast"), noise_quality=quality, **options), kind)
+    other = transcript(block(compiled_rows(), noise_quality=quality, **options), kind)
     assert (one == other).all()
     assert np.abs(one).max() > 1000
 
 
 def test_a_sum_that_was_kept_is_only_of_the_counts_that_were_made():
-    subject = block(compiled_rows("fast"))
+    subject = block(compiled_rows())
     made = subject.release("s", range(CLIENTS), [0] * CLIENTS, lambda *_: contributions("dense", 0))
     other = np.full(D, 7)
     for counts in (made.counts, made.counts[:-1], [*made.counts, other], [*made.counts[:-1], other]):
@@ -95,19 +95,19 @@ def test_a_sum_that_was_kept_is_only_of_the_counts_that_were_made():
 @pytest.mark.parametrize("cache", [0, 3 * 8 * D])
 def test_rows_of_noise_that_were_not_kept_are_made_again(cache):
     expected = transcript(block(None), "dense")
-    assert (transcript(block(compiled_rows("fast"), cache=cache), "dense") == expected).all()
+    assert (transcript(block(compiled_rows(), cache=cache), "dense") == expected).all()
 
 
 def test_numpy_goes_on_where_a_loop_cannot_and_the_other_way_round():
     """A row that is not finite is left to NumPy; both keep what is to be removed in one place."""
     expected = transcript(block(None), "outer", broken=(1, 3))
-    assert (transcript(block(compiled_rows("fast")), "outer", broken=(1, 3)) == expected).all()
+    assert (transcript(block(compiled_rows()), "outer", broken=(1, 3)) == expected).all()
 
 
 @pytest.mark.parametrize("options", [{"mechanism": "blt"}, {"mechanism": "independent"}, {"mechanism": "none"}])
 def test_other_mechanisms_are_left_to_numpy(options):
     expected = transcript(block(None, **options), "dense")
-    assert (transcript(block(compiled_rows("fast"), **options), "dense") == expected).all()
+    assert (transcript(block(compiled_rows(), **options), "dense") == expected).all()
 
 
 def test_a_loop_that_rounded_otherwise_would_be_noticed(monkeypatch):
