@@ -116,11 +116,13 @@ class Shards(PerClient[Shard]):
     def sizes(self) -> NDArray[np.int64]:
         return self._parts.sizes
 
-    def batch(self, clients: Sequence[int], samples: Sequence[slice]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Equally many samples of each of several clients, one client after the other."""
-        starts = np.array([chosen.start for chosen in samples])
-        counts = np.array([chosen.stop for chosen in samples]) - starts
-        if (counts != counts[0]).any() or (starts + counts > self.sizes[np.asarray(clients)]).any():
+    def batch(
+        self, clients: Sequence[int], starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return samples of several clients, from a start to a stop of each, one client after the other."""
+        counts = stops - starts
+        if (counts != counts[0]).any() or (stops > self.sizes[np.asarray(clients)]).any():
+            samples = map(slice, starts.tolist(), stops.tolist())
             return Shard.stack([(self[i], chosen) for i, chosen in zip(clients, samples, strict=True)])
         firsts = self._parts.starts(np.asarray(clients)) + starts
         chosen = self._parts.numbers[(firsts[:, None] + np.arange(counts[0])).ravel()]

@@ -47,25 +47,26 @@ class ExperimentKinds:
         sizes = np.unique(self.num_samples)
         self._only_kind = int(sizes[0]) if self.alike and len(sizes) == 1 else None
 
-    def row(self, name: str) -> int:
-        return int(name)
+    def rows(self, names: Sequence[str]) -> list[int]:
+        return list(map(int, names))
 
-    def kind(self, name: str) -> Hashable | None:
-        """Return the number of samples, which determines the policy."""
+    def kinds(self, names: Sequence[str]) -> Sequence[Hashable | None]:
+        """Return numbers of samples, which determine the policy."""
         if self._only_kind is not None:
-            return self._only_kind
-        return int(self.num_samples[int(name)]) if self.alike else None
+            return [self._only_kind] * len(names)
+        return self.num_samples[self.rows(names)].tolist() if self.alike else [None] * len(names)
 
     def group_by(self, rows: NDArray[np.integer]) -> list[NDArray[np.int64]]:
         """Columns; clients that agree in all of them make the same statement."""
         return [self.num_samples[rows], *self.ledgers.figures(np.asarray(rows, dtype=np.intp))]
 
-    def batch(self, chosen: Sequence[tuple[str, slice]]) -> Any:
+    def batch(self, names: Sequence[str], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Any:
         """Return samples of several clients as one batch."""
-        shards = self._experiment.shards
+        shards, rows = self._experiment.shards, self.rows(names)
         if isinstance(shards, Shards):
-            return shards.batch([int(name) for name, _ in chosen], [samples for _, samples in chosen])
-        return stacked_samples([(shards[int(name)], samples) for name, samples in chosen])
+            return shards.batch(rows, starts, stops)
+        chosen = map(slice, starts.tolist(), stops.tolist())
+        return stacked_samples([(shards[row], samples) for row, samples in zip(rows, chosen, strict=True)])
 
     def samples(self, name: str) -> Shard:
         return self._experiment.shards[int(name)]
@@ -165,7 +166,7 @@ class CohortClients:
         for name, refusal in part.refused():
             if not self._is_lost(request, name):
                 yield Refusal(refusal.code)
-        came = list(part.released())
+        came = part.released()
         if self._experiment.config.lost_replies:
             came = [(i, name) for i, name in came if not self._is_lost(request, name)]
         if not came:
@@ -219,12 +220,13 @@ class CohortClients:
 def _summed(part: PartAnswer, came: list[tuple[int, str]], metrics: Mapping[str, Any]) -> SummedReplies:
     """Several releases as their sum."""
     streams, block = part.releases.streams, part.part.block
-    places, spacing = [i for i, _ in came], block.plan.grid.spacing
+    places, names = zip(*came, strict=True)
+    index, spacing = list(places), block.plan.grid.spacing
     return SummedReplies(
-        clients=tuple(name for _, name in came),
-        releases=tuple(streams.release[places].tolist()),
-        acks=tuple(streams.ack[places].tolist()),
-        samples=tuple(block.samples_counted([part.part.rows[part.releases.rows[i]] for i in places])),
+        clients=names,
+        releases=tuple(streams.release[index].tolist()),
+        acks=tuple(streams.ack[index].tolist()),
+        samples=tuple(block.samples_counted(part.rows(places))),
         counts=block.total(part.releases, places),
         spacing=spacing,
         largest=min(math.ceil(block.plan.largest_value / spacing), LARGEST_COUNT),

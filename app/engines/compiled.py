@@ -61,8 +61,8 @@ class CompiledRows(RowByRow):
         # A subclass of a mechanism may override what its noise is made of.
         noise = NOISES.get(type(rule.noise.plan.mechanism)) if rule.noise.plan.noise_std > 0.0 else None
         bound = rule.policy.bound
-        possible = noise is not None and not bound.nonnegative and bound.moments is None
-        self._noise = noise(rule.noise, LastNormals() if kept is None else kept) if possible else None
+        possible = not bound.nonnegative and bound.moments is None
+        self._noise = None if noise is None or not possible else noise(rule.noise, kept or LastNormals())
 
     def noised(
         self, streams: StreamBlock, contributions: StackedContributions, keys: Sequence[bytes], nonces: Sequence[bytes]
@@ -128,7 +128,7 @@ class LastNormals:
             self._places[key] = places[row] = place
             if release and self._nonces[place] != nonce:
                 self.table[place] = standard_normals(row_key(key, nonce), size, noise.quality)
-            self._nonces[place] = b""
+            self._nonces[place] = b""  # until it is kept
         return places
 
     def keep(self, places: NDArray[np.intp], nonces: Sequence[bytes]) -> None:
@@ -141,7 +141,7 @@ class LastNormals:
         used = len(self._places)
         if used == most:
             place = self._places.pop(next(iter(self._places)))
-            self._nonces[place] = b""  # another client's nonce may be the same
+            self._nonces[place] = b""  # others have the same nonces
             return place
         if used == len(self.table):
             table = np.empty((min(max(2 * used, 16), most), size), dtype)

@@ -34,14 +34,16 @@ def compiled(function: Callable[..., None]) -> Callable[..., None]:
         return njit(function)
 
 
-@intrinsic
-def _bits(_: Any, value: Any) -> Any:  # noqa: ARG001 - numba calls it with the types of its arguments
+def _generated(_: Any, value: Any) -> Any:  # noqa: ARG001 - numba calls it with the types of its arguments
     """Return the bits of a float64 as an integer."""
 
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], context.get_value_type(types.int64))
 
     return types.int64(types.float64), generate
+
+
+_bits: Any = intrinsic(_generated)
 
 
 # Adding ROUNDER rounds to the nearest integer and leaves it in the low bits (`Grid.marked`), too large by MARK.

@@ -169,11 +169,14 @@ class Participation(Mapping[str, "int | None"]):
 
 def compact(asked: Mapping[str, int | None]) -> Mapping[str, int | None]:
     """Return a mapping as two arrays where its names are ascending numbers; otherwise as it is."""
-    if not all(name.isascii() and name.isdigit() for name in asked):
+    digits = "".join(asked)
+    if asked and not (digits.isascii() and digits.isdigit()):
         return asked
     try:
-        numbers = np.array([int(name) for name in asked], dtype=np.int32)
-        releases = np.array([_NOTHING if release is None else release for release in asked.values()], dtype=np.int32)
+        numbers = np.fromiter(map(int, asked), np.int32, len(asked))
+        values = asked.values()
+        values = [_NOTHING if release is None else release for release in values] if None in values else values
+        releases = np.fromiter(values, np.int32, len(asked))
     except (OverflowError, ValueError):
         return asked
     made = Participation(numbers, releases)

@@ -56,11 +56,10 @@ class PartAnswer:
     part: Part
     releases: BlockReleases
 
-    def released(self) -> Iterator[tuple[int, str]]:
-        """Yield the place among the releases, and the name, of each client that released and is computed here."""
-        for i, place in enumerate(self.releases.rows):
-            if self.part.here[place]:
-                yield i, self.part.names[place]
+    def released(self) -> list[tuple[int, str]]:
+        """Return the place among the releases, and the name, of each client that released and is computed here."""
+        here, names = self.part.here, self.part.names
+        return [(i, names[place]) for i, place in enumerate(self.releases.rows) if here[place]]
 
     def refused(self) -> Iterator[tuple[str, RefusedError]]:
         """Yield the name of each client that refused, and why."""
@@ -68,10 +67,14 @@ class PartAnswer:
             if self.part.here[place]:
                 yield self.part.names[place], refusal
 
+    def rows(self, places: Sequence[int]) -> list[int]:
+        """Return the rows in the block of some clients, by their places among the releases."""
+        rows, asked = self.part.rows, self.releases.rows
+        return [rows[asked[i]] for i in places]
+
     def acknowledge(self, session: str, acks: Sequence[tuple[int, int]]) -> None:
         """Tell clients, by their places among the releases, which release of theirs was aggregated."""
-        rows = [self.part.rows[self.releases.rows[i]] for i, _ in acks]
-        self.part.block.acknowledge(session, rows, [ack for _, ack in acks])
+        self.part.block.acknowledge(session, self.rows([i for i, _ in acks]), [ack for _, ack in acks])
 
     def release(self, i: int) -> Release:
         """Return a client's release, by its place among the releases."""
@@ -105,8 +108,8 @@ class BlockTask:
     request: Request
     """The same for all, but for the acknowledgement."""
     together: BatchedContribution
-    batch: Callable[[list[tuple[str, slice]]], Any]
-    """Makes one batch of names and slices of samples."""
+    batch: Callable[[Sequence[str], NDArray[np.int64], NDArray[np.int64]], Any]
+    """Makes one batch of the samples of some names, from a start to a stop of each."""
     all_answer: bool = False
     """Whether it is known that nobody refuses: parts then have none of the clients that are computed elsewhere."""
 
@@ -129,6 +132,8 @@ class BlockTask:
         self, parts: Sequence[Part], admissions: Sequence[BlockAdmission]
     ) -> list[StackedContributions | None]:
         """Return the contributions of each part's clients, computed with those of all others."""
+        if len(parts) == 1 and not self.all_answer and all(parts[0].here):
+            return [self._whole(parts[0], admissions[0])]
         placed: list[Placed] = [
             (part.places[place], number, samples, here)
             for number, (part, admission) in enumerate(zip(parts, admissions, strict=True))
@@ -151,11 +156,25 @@ class BlockTask:
         pick = getattr(stack, "chosen", partial(ChosenContributions, stack))
         return [pick(rows) if rows.size else None for rows in chosen]
 
+    def _whole(self, part: Part, admission: BlockAdmission) -> StackedContributions | None:
+        """Return the contributions of the clients of the only part, all of which are computed here."""
+        if not admission.places:
+            return None
+        asked = list(map(part.places.__getitem__, admission.places))
+        samples = self._seen(self.batch(list(map(self.names.__getitem__, asked)), admission.start, admission.stop))
+        return self.together.contributions(asked, samples)
+
+    def _seen(self, samples: Any) -> Any:
+        """Return samples as they are seen by a public input."""
+        if self.client.giver is not None and self.request.public_input is not None:
+            return self.client.giver.asked.seen(samples, self.request.public_input)
+        return samples
+
     def _samples(self, placed: Sequence[Placed], here: NDArray[np.bool_]) -> Any:
         """Return the samples of all clients in one batch, as they are seen by a public input."""
-        samples = self.batch([(self.names[i], chosen) for i, _, chosen, is_here in placed if is_here])
-        if self.client.giver is not None and self.request.public_input is not None:
-            samples = self.client.giver.asked.seen(samples, self.request.public_input)
+        chosen = [(self.names[i], some.start, some.stop) for i, _, some, is_here in placed if is_here]
+        names, starts, stops = zip(*chosen, strict=True)
+        samples = self._seen(self.batch(names, np.array(starts), np.array(stops)))
         if not here.all():
             sampled = np.repeat(here, self.client.privatizer.policy.batch_size)
             samples = spread_samples(samples, np.flatnonzero(sampled), len(sampled))
@@ -216,19 +235,19 @@ class ClientGroups(Protocol):
     num_samples: NDArray[np.int64]
     """Number of samples that each client trains on."""
 
-    def row(self, name: str) -> int:
-        """Return a client's row."""
+    def rows(self, names: Sequence[str]) -> list[int]:
+        """Return clients' rows."""
         ...
 
-    def kind(self, name: str) -> Hashable | None:
-        """Return a value that is equal for clients alike in everything else; None for one that is like no other."""
+    def kinds(self, names: Sequence[str]) -> Sequence[Hashable | None]:
+        """Return values that are equal for clients alike in everything else; None for one that is like no other."""
         ...
 
     def samples(self, name: str) -> Samples:
         """Return a client's samples."""
         ...
 
-    def batch(self, chosen: Sequence[tuple[str, slice]]) -> Any:
+    def batch(self, names: Sequence[str], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Any:
         """Return some samples of clients as one batch, client after client."""
         ...
 
@@ -307,7 +326,7 @@ class Cohort:
             return first
         if first.parts:  # which are made for its ledger and keys
             return self._make_client(name)
-        client, row = copy(first), kinds.row(name)
+        client, row = copy(first), self._row(name)
         client.name, client.samples = name, kinds.samples(name)
         client.privatizer = first.privatizer.alike(
             int(kinds.num_samples[row]), kinds.ledgers.ledger(row), kinds.keys(row)
@@ -352,13 +371,11 @@ class Cohort:
             full, block = block, _Block(self.block_values)
             yield from self._answers(full, asked)
 
-        alike: Hashable | None = None  # the kind of the previous client, if it was taken
-        for name in acks:
-            kind = self._kind(name)
-            if kind is not None and kind == alike and block.has_room:
-                block.take_another(name)
-                continue
-            alike, client = None, self._like(name)
+        names, next_one = list(acks), 0
+        kinds = self._kinds_of(names)
+        while next_one < len(names):
+            name, kind, next_one = names[next_one], kinds[next_one], next_one + 1
+            client = self._like(name)
             try:
                 request = asked.request(client, name, entries)
             except RefusedError as refusal:
@@ -377,30 +394,40 @@ class Cohort:
             size = policy.batch_size * client.privatizer.num_parameters
             if not block.takes(client, size):
                 yield from collected()
-            block.take(name, client, request, size)
-            alike = kind
+            block.take([name], client, request, size)
+            if kind is None:
+                continue
+            first, end = next_one, min(next_one + block.room // size, len(names))
+            while next_one < end and kinds[next_one] == kind:  # their requests are the same
+                next_one += 1
+            block.take(names[first:next_one], client, request, size)
         yield from collected()
 
     def acknowledge(self, session: str, acks: Mapping[str, int]) -> None:
         """Tell clients which of their releases was aggregated, so that they can forget it."""
         together: dict[Hashable, list[str]] = {}
-        for name in acks:
-            kind = self._kind(name)
+        for name, kind in zip(acks, self._kinds_of(list(acks)), strict=True):
             if kind in self._blocks:
                 together.setdefault(kind, []).append(name)
             elif self._is_here(name):
                 self.client(name).privatizer.acknowledge(session, acks[name])
         for kind, names in together.items():
-            self._blocks[kind].acknowledge(session, list(map(self._row, names)), [acks[name] for name in names])
+            self._blocks[kind].acknowledge(session, self._rows(names), [acks[name] for name in names])
 
     def _is_here(self, name: str) -> bool:
         return self._only is None or name in self._only
 
     def _kind(self, name: str) -> Hashable | None:
-        return None if self._kinds is None else self._kinds.kind(name)
+        return self._kinds_of([name])[0]
+
+    def _kinds_of(self, names: Sequence[str]) -> Sequence[Hashable | None]:
+        return [None] * len(names) if self._kinds is None else self._kinds.kinds(names)
 
     def _row(self, name: str) -> int:
-        return self._names.index(name) if self._kinds is None else self._kinds.row(name)
+        return self._rows([name])[0]
+
+    def _rows(self, names: Sequence[str]) -> list[int]:
+        return list(map(self._names.index, names)) if self._kinds is None else self._kinds.rows(names)
 
     def _like(self, name: str) -> PrivateClient:
         """Return a client, or the one of its kind that was made first."""
@@ -411,40 +438,43 @@ class Cohort:
             self._first[kind] = self._make_client(name)
         return self._first[kind]
 
-    def _batch(self, chosen: list[tuple[str, slice]]) -> Any:
+    def _batch(self, names: Sequence[str], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Any:
         """Return some samples of clients, as one batch."""
-        if self._kinds is not None and None not in map(self._kind, {name for name, _ in chosen}):
-            return self._kinds.batch(chosen)
-        return stacked_samples([(self.client(name).samples, samples) for name, samples in chosen])
+        if self._kinds is not None and None not in self._kinds_of(names):
+            return self._kinds.batch(names, starts, stops)
+        chosen = map(slice, starts.tolist(), stops.tolist())
+        return stacked_samples([(self.client(name).samples, some) for name, some in zip(names, chosen, strict=True)])
 
     def _answers(self, block: _Block, asked: _Asked) -> Iterator[BlockAnswer | tuple[Answer]]:
         """Yield the answers of the clients of a block."""
         if block.client is None or block.request is None:
             return
         names, client = block.names, block.client
-        everybody = _Named(names, self.client)
+        # A class with its own way of computing together may depend on what is recorded of all clients.
+        plain = client.together.__func__ is PrivateClient.together.__func__
+        everybody = [client] if plain else _Named(names, self.client)
         together = type(client).together(everybody, asked.server_round, asked.session, asked.points)
         if together is None:
             self._say_alone(client)
             yield from self._one_by_one(names, block.request, asked)
             return
-        # A class with its own way of computing together may depend on what is recorded of all clients.
-        all_answer = self.all_answer and client.together.__func__ is PrivateClient.together.__func__
+        all_answer = self.all_answer and plain
         computing = BlockTask(names, client, block.request, together, self._batch, all_answer)
         yield computing.answer(self._parts(names, asked, all_answer=all_answer))
 
     def _parts(self, names: list[str], asked: _Asked, *, all_answer: bool) -> list[Part]:
         """Group the clients by their policies."""
-        here, places = list(map(self._is_here, names)), list(range(len(names)))
+        places = list(range(len(names)))
+        here = [True] * len(names) if self._only is None else list(map(self._is_here, names))
         if all_answer:
             places = [place for place in places if here[place]]
             names, here = [names[place] for place in places], [True] * len(places)
         if not names:
             return []
-        kinds = list(map(self._kind, names))
+        kinds = self._kinds_of(names)
         first = kinds[0]
         if first is not None and kinds.count(first) == len(kinds):
-            rows, acks = list(map(self._row, names)), [asked.acks[name] for name in names]
+            rows, acks = self._rows(names), [asked.acks[name] for name in names]
             return [Part(self._block(first, names, first), names, places, rows, acks, here)]
         parts: dict[Hashable, Part] = {}
         for number, (place, name, kind) in enumerate(zip(places, names, kinds, strict=True)):
@@ -494,32 +524,22 @@ class _Block:
         """One of them."""
         self.request: Request | None = None
         self._last: PrivateClient | None = None
-        self._room = room
-        self._size = 0
+        self.room = room
+        """Number of values for which there is room."""
 
     def takes(self, client: PrivateClient, size: int) -> bool:
         """Return True if there is room for another client, and it is like the others."""
         if self.client is None or self._last is client:
-            return self.client is None or self._room >= size
-        return self._room >= size and _alike(client, self.client)
+            return self.client is None or self.room >= size
+        return self.room >= size and _alike(client, self.client)
 
-    def take(self, name: str, client: PrivateClient, request: Request, size: int) -> None:
-        """Take another client."""
+    def take(self, names: Sequence[str], client: PrivateClient, request: Request, size: int) -> None:
+        """Take clients of the kind of ``client``, each of which has contributions of ``size`` values."""
         if self.client is None:
             self.client, self.request = client, request
-        self._last, self._size = client, size
-        self.names.append(name)
-        self._room -= size
-
-    @property
-    def has_room(self) -> bool:
-        """Whether there is room for another like the last one."""
-        return self._room >= self._size
-
-    def take_another(self, name: str) -> None:
-        """Take another client, of the kind of the last one."""
-        self.names.append(name)
-        self._room -= self._size
+        self._last = client
+        self.names += names
+        self.room -= size * len(names)
 
 
 class _Named(Sequence[PrivateClient]):

@@ -183,9 +183,10 @@ class AdmissionRule:
         self._open(streams, accounts, clients, refused)
         if self.policy.batch_selection == "shuffled":
             self._order(streams, accounts, clients, refused)
-        for row, (theirs, ours) in enumerate(zip(streams.fingerprint, clients.fingerprints, strict=True)):
-            if theirs != ours and row not in refused:
-                refused[row] = _changed(streams.terms[row])
+        if streams.fingerprint != clients.fingerprints:
+            for row, (theirs, ours) in enumerate(zip(streams.fingerprint, clients.fingerprints, strict=True)):
+                if theirs != ours and row not in refused:
+                    refused[row] = _changed(streams.terms[row])
         capped = streams.release >= self.policy.max_participations
         _refuse(capped, refused, protocol.CAP_REACHED, "the cap of releases for this session is reached")
         start, stop = self._samples(streams, accounts, clients.num_samples)
@@ -338,6 +339,19 @@ class AdmissionRule:
         streams.ack[row], streams.pending[row] = ack, left or NOTHING
         ids = streams.ids[row]
         streams.ids[row] = {j: name for j, name in ids.items() if j >= ack} if ids else NOTHING
+
+    def acknowledge_each(self, streams: StreamBlock, rows: Sequence[int], acks: Sequence[int]) -> None:
+        """Apply an acknowledgement to each of several streams; if one is refused, those before it were applied."""
+        index, pending, ids = np.asarray(rows, dtype=np.intp), streams.pending, streams.ids
+        last = bool((streams.release[index] == np.asarray(acks, dtype=np.int64)).all())
+        # The last release of each, as where nothing is lost: nothing is told from it, and no name is kept.
+        if last and all(ack in pending[row] and not ids[row] for row, ack in zip(rows, acks, strict=True)):
+            streams.ack[index] = acks
+            for row in rows:
+                pending[row] = NOTHING
+            return
+        for row, ack in zip(rows, acks, strict=True):
+            self.acknowledge(streams, row, ack)
 
     def releases_left(self, stream: StreamRecord | None, account: Account, fingerprint: str, num_samples: int) -> int:
         """Return the number of further releases of a client's session that its cap and the fresh samples allow."""

@@ -629,29 +629,30 @@ class TrainingObserver:
     def __init__(self) -> None:
         self.clients: dict[str, TrainingFigures] = {}
         """The norms that clients of this process hand over."""
-        self._ratios: list[NDArray[np.float64]] = []
+        self._ratios: list[NDArray[np.float64]] = []  # of shape (releases, rows)
 
     def add(self, norms: NDArray[np.float64], clip_norm: float) -> None:
         """Take note of the norms of rows that are clipped together; NaN for a row that is not finite."""
-        self._ratios.append(norms / clip_norm)
+        self._ratios.append(norms[None] / clip_norm)
 
     def add_each(self, norms: NDArray[np.float64], clip_norm: float) -> None:
         """Take note of the norms of each of several releases, shape (releases, rows)."""
-        self._ratios.extend(norms / clip_norm)
+        self._ratios.append(norms / clip_norm)
 
     def figures(self) -> ObservedFigures | None:
         """Return the figures since the last call; None if nothing was observed."""
         ratios, self._ratios = self._ratios, []
         if not ratios:
             return None
-        if len(ratios) == 1 and len(ratios[0]) == 1:  # a client's message with one row in it
-            return _of_one_row(float(ratios[0][0]))
-        rows = np.concatenate(ratios)
+        if len(ratios) == 1 and ratios[0].size == 1:  # a client's message with one row in it
+            return _of_one_row(float(ratios[0][0, 0]))
+        rows = np.concatenate([block.ravel() for block in ratios])
         finite = rows[~np.isnan(rows)]
-        if len(finite) == len(rows) and len({len(one) for one in ratios}) == 1:
-            medians = np.median(rows.reshape(len(ratios), -1), axis=1) if len(rows) > len(ratios) else rows
+        width = ratios[0].shape[1]
+        if len(finite) == len(rows) and width and all(block.shape[1] == width for block in ratios):
+            medians = rows if width == 1 else np.median(rows.reshape(-1, width), axis=1)
         else:
-            known = [one[~np.isnan(one)] for one in ratios]
+            known = [one[~np.isnan(one)] for block in ratios for one in block]
             medians = np.array([np.median(one) for one in known if len(one)])
         return ObservedFigures(
             len(rows),

@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 from .. import protocol
 from ..accounting.noise_plan import NoisePlan
 from ..errors import OF_DATA, ConfigurationError, InvalidRecordError, RefusedError, is_interrupt
-from ..ledger.ledger_records import NOTHING, Counts, Ledger, StreamBlock, StreamRecord
+from ..ledger.ledger_records import NOTHING, Counts, Ledger, Pending, StreamBlock, StreamRecord
 from ..mechanisms import Draw, Increment, State
 from ..noise import (
     LARGEST_NORMAL,
@@ -384,19 +384,25 @@ class ReleaseRule:
         ``releases`` are s_k and what the noise of release k adds and removes, a client each; they are changed. The
         streams' noise has moved on already; the rest is as for :meth:`advance`.
         """
-        for row, (release, ack, counts) in enumerate(
-            zip(streams.release.tolist(), streams.ack.tolist(), releases, strict=True)
-        ):
-            pending = NOTHING
-            if self.policy.release_rule != "paper":
+        made, lost = streams.release.tolist(), streams.pending
+        if self.policy.release_rule == "paper":
+            streams.pending = [NOTHING] * len(lost)
+        else:
+            for release, ack, before, counts in zip(made, streams.ack.tolist(), lost, releases, strict=True):
                 if release > ack:
-                    counts += streams.pending[row][release]  # P_{k-1} - P_ack: what was lost, contribution and noise
-                pending = {j: sent for j, sent in streams.pending[row].items() if j > release + 1 - MOST_PENDING}
-                pending[release + 1] = counts
-            streams.pending[row] = pending
-            if note is not None:
-                streams.noted[row] = note
+                    counts += before[release]  # P_{k-1} - P_ack: what was lost, contribution and noise
+            streams.pending = [
+                {**_latest(before, release), release + 1: counts}
+                for release, before, counts in zip(made, lost, releases, strict=True)
+            ]
+        if note is not None:
+            streams.noted = [note] * len(lost)
         streams.release = streams.release + 1
+
+
+def _latest(pending: Pending, release: int) -> Pending:
+    """Return the pending releases that are still kept once another has been made."""
+    return {j: sent for j, sent in pending.items() if j > release + 1 - MOST_PENDING} if pending else pending
 
 
 logger = logging.getLogger(__name__)

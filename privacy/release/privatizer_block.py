@@ -208,7 +208,7 @@ class PrivatizerBlock:
         index = np.asarray(rows, dtype=np.intp)
         with self._ledgers.exclusive(index) as ledgers:
             streams, accounts = ledgers.streams(session, index), ledgers.accounts(index)
-            keys = [self._key(row) for row in index.tolist()]
+            keys = self._keys_of(index)
             asked = Request(
                 self._num_samples[index],
                 [fingerprint for _, fingerprint in keys],
@@ -231,13 +231,10 @@ class PrivatizerBlock:
         with self._ledgers.exclusive(index) as ledgers:
             if isinstance(ledgers, BlockLedger) and (kept := ledgers.whole(session, index)) is not None:
                 # Each row is all or nothing by itself, so it need not be copied and put back.
-                whole, places = kept
-                for row, ack in zip(places, acks, strict=True):
-                    self._admission.acknowledge(whole, row, ack)
+                self._admission.acknowledge_each(*kept, acks)
                 return
             streams = ledgers.streams(session, index)
-            for row, ack in enumerate(acks):
-                self._admission.acknowledge(streams, row, ack)
+            self._admission.acknowledge_each(streams, range(len(streams)), acks)
             ledgers.commit(index, streams)
 
     def made(self, releases: BlockReleases, place: int, row: int) -> Release:
@@ -258,20 +255,21 @@ class PrivatizerBlock:
     def _noised(
         self, streams: StreamBlock, index: NDArray[np.intp], contributions: StackedContributions
     ) -> Sequence[Any]:
-        keys = [self._key(row)[0] for row in index.tolist()]
+        keys = [key for key, _ in self._keys_of(index)]
         nonces = [
             key.nonce(streams.session, release + 1) for key, release in zip(keys, streams.release.tolist(), strict=True)
         ]
         return self._arithmetic.noised(streams, contributions, [key.secret_key for key in keys], nonces)
 
-    def _key(self, row: int) -> tuple[NoiseKeys, str]:
-        """Return a client's keys, and its fingerprint."""
-        known = self._known.get(row)
-        if known is None:
-            keys = self._keys(row)
-            _refuse_real(keys.simulated)
-            known = self._known[row] = keys, stream_fingerprint(self.plan, keys.secret_key)
-        return known
+    def _keys_of(self, index: NDArray[np.intp]) -> list[tuple[NoiseKeys, str]]:
+        """Return clients' keys, and their fingerprints."""
+        rows, known = index.tolist(), self._known
+        for row in rows:
+            if row not in known:
+                keys = self._keys(row)
+                _refuse_real(keys.simulated)
+                known[row] = keys, stream_fingerprint(self.plan, keys.secret_key)
+        return [known[row] for row in rows]
 
 
 class BlockAdmission:
@@ -281,10 +279,15 @@ class BlockAdmission:
         self._block, self._admission = block, admission
         self.places: list[int] = admission.admitted.rows.tolist()
         """Indices of the clients that may release, among those that were asked."""
-        self.slices = admission.admitted.slices
-        """The fresh samples of each."""
+        self.start, self.stop = admission.admitted.start, admission.admitted.stop
+        """The first of the fresh samples of each, and the one behind the last."""
         self.here: list[bool] = here.tolist()
         """Whether each of these is computed here."""
+
+    @property
+    def slices(self) -> list[slice]:
+        """The fresh samples of each."""
+        return self._admission.admitted.slices
 
     def release(self, contributions: StackedContributions | None, note: State | None = None) -> BlockReleases:
         """Make the releases and record them; ``contributions`` are unclipped, None if no client is computed here."""

@@ -59,6 +59,11 @@ class NumberedNames(Sequence[str]):
         numbers = self.numbers[place]
         return NumberedNames(numbers) if numbers.step > 0 else [str(number) for number in numbers]
 
+    def at(self, places: Sequence[int]) -> list[str]:
+        """Return the names at several places."""
+        first, step = self.numbers.start, self.numbers.step
+        return list(map(str, places if (first, step) == (0, 1) else [first + step * place for place in places]))
+
     def __contains__(self, name: object) -> bool:
         # Only what str() writes: no sign, no leading zero, and no digits of other scripts.
         if not isinstance(name, str) or not (name.isascii() and name.isdigit()):

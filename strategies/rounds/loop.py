@@ -12,6 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -79,6 +80,11 @@ class Run:
     evaluate_config: ConfigRecord
     result: Result = field(default_factory=Result)
     started: float = field(default_factory=time.monotonic)
+
+    @cached_property
+    def direct(self) -> DirectReplies | None:
+        """The clients that are asked without messages; None where there are messages."""
+        return self.grid if isinstance(self.grid, DirectReplies) else None
 
 
 class TrainingLoop(Strategy, Generic[StateT]):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...privacy.errors import ConfigurationError
 from ...privacy.noise import derived_seed
 from ..aggregation.plain import Aggregator
-from .client_registry import ClientRegistry
+from .client_registry import ClientRegistry, NumberedNames
 from .exhaustion import ExhaustionSchedule, RemainingReleases, capped, exhaustion_schedule, numbers_of
 from .in_flight import InFlightRequests
 from .participation import ParticipationConfig, Sampling
@@ -53,7 +53,7 @@ def sample_clients(
     (2, True)
     """
     numbers: list[int] = sample_numbers(len(names), count, seed, server_round, sampling).tolist()
-    return [names[i] for i in numbers]
+    return names.at(numbers) if isinstance(names, NumberedNames) else [names[i] for i in numbers]
 
 
 def sample_numbers(
@@ -255,7 +255,7 @@ class CohortSampler:
             If a name is none of this training's, if its rule needs everybody, or if fewer would be left than a sum has.
         """
         excluded = frozenset(names)
-        if unknown := sorted(excluded.difference(self.clients.names)):
+        if excluded and (unknown := sorted(excluded.difference(self.clients.names))):
             raise ConfigurationError(
                 f"Expected names of this training's clients to exclude, got {', '.join(map(repr, unknown))}. Its "
                 f"clients are {', '.join(list(self.clients.names)[:_MOST_NAMED])}, ...",

@@ -96,17 +96,19 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         )
         self._nodes: dict[str, int] = {}
         self._observed: Mapping[str, TrainingFigures] = {}
+        self._skipped = 0, 0  # rounds looked at, and in how many of them a sum was skipped
 
     def _run_round(self, server_round: int, run: Run) -> MetricRecord | None:
         """Ask the clients of a round and take the step; returns the counts of the round."""
-        grid = run.grid
         if self.aggregator.pending:
-            self._grid = None if isinstance(grid, DirectReplies) else grid
+            self._grid = None if isinstance(run.grid, DirectReplies) else run.grid
             return self._finish_round(self.aggregator.open_pending(self._context())).metrics
-        if isinstance(grid, DirectReplies):
+        if run.direct is not None:
             self._grid = None
-            self._wait_for_clients(grid)
-            return self._take_round(server_round, grid.answer(self._plan_round(server_round, None))).metrics
+            if not (self.clients.names and self.clients_per_round):  # later on they are all there
+                self._wait_for_clients(run.direct)
+            return self._take_round(server_round, run.direct.answer(self._plan_round(server_round, None))).metrics
+        grid: Any = run.grid
         messages = self.configure_train(server_round, run.initial_arrays, run.train_config, grid)
         with observing() as observer:  # simulated clients of this process
             replies = self.exchange.gather(
@@ -143,7 +145,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             raise ConfigurationError("Expected a state before a round is planned.", kind="wrong-order")
         self.exchange.give_up(reachable, self._timeout)
         names = self._cohort(server_round)
-        acks = {name: self._validator.ack(name) for name in names if reachable is None or name in reachable}
+        acks = self._validator.acks_of(names if reachable is None else [name for name in names if name in reachable])
         entries = self.clients.entries
         if entries:
             check_permitted(entries[protocol.PERMIT], self.session)  # of a training that was begun under another one
@@ -159,7 +161,14 @@ class ReleaseStrategy(TrainingLoop[StateT]):
 
     def _turn(self, server_round: int) -> int:
         """Return which round of the update rule a round is: one that was skipped does not count."""
-        return server_round - sum(bool(report.skipped) for report in self.history)
+        return server_round - self._rounds_skipped()
+
+    def _rounds_skipped(self) -> int:
+        """Return in how many rounds so far a sum was skipped."""
+        looked, skipped = self._skipped if self._skipped[0] <= len(self.history) else (0, 0)
+        skipped += sum(bool(report.skipped) for report in self.history[looked:])
+        self._skipped = len(self.history), skipped
+        return skipped
 
     def _entries_of(self, server_round: int) -> dict[str, Any]:
         turn = self._turn(server_round)

@@ -86,6 +86,13 @@ class ReplyValidator:
         """Return the last release aggregated of a client, as requests acknowledge it."""
         return self._acks.get(name, 0) if self._acknowledges else 0
 
+    def acks_of(self, names: Iterable[str]) -> dict[str, int]:
+        """Return :meth:`ack` of several clients, by name."""
+        if not self._acknowledges:
+            return dict.fromkeys(names, 0)
+        last = self._acks
+        return {name: last.get(name, 0) for name in names}
+
     def is_late(self, reply: Reply) -> bool:
         """Return True if a part of this reply counted already, in another release of the client, or came too late."""
         late = reply.ack != self.ack(reply.client) or reply.release <= self._acks.get(reply.client, 0)

@@ -6,14 +6,14 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from murmurfl.app.engines import compiled
-from murmurfl.app.engines.compiled import CompiledRows, compiled_rows, worth_compiling
+from murmurfl.app.engines.compiled import compiled_rows, worth_compiling
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.adapters.per_sample_gradients import OuterProducts
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, Privatizer, RowCache, SimulatedKeys
 from murmurfl.privacy.ledger.ledger_records import BlockLedger
-from murmurfl.privacy.release.clipping import DenseContributions
+from murmurfl.privacy.release.clipping import ChosenContributions, DenseContributions
 from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
 
 pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
@@ -21,9 +21,10 @@ pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not
 CLIENTS, CLASSES, FEATURES = 5, 3, 4
 D = CLASSES * FEATURES + CLASSES
 ACKS = [[0] * CLIENTS, [1, 0, 1, 1, 0], [2, 2, 1, 0, 0], [3, 3, 9, 3, 1], [4, 3, 3, 4, 4]]
+MECHANISMS = ["cancelling", "decay", "independent", "blt"]
 
 
-def block(arithmetic, cache=1 << 20, **changes):
+def block(arithmetic, cache=1 << 20, features=FEATURES, **changes):
     options = {
         "clip_norm": 1.0,
         "batch_size": 1,
@@ -32,92 +33,146 @@ def block(arithmetic, cache=1 << 20, **changes):
         "mechanism": "cancelling",
         **changes,
     }
-    rows = RowCache(cache)
-    privatizer = Privatizer(PrivacyPolicy(**options), D, 20, MemoryLedger(), SimulatedKeys(1, "0"), rows)
+    rows, size = RowCache(cache), CLASSES * (features + 1)
+    privatizer = Privatizer(PrivacyPolicy(**options), size, 20, MemoryLedger(), SimulatedKeys(1, "0"), rows)
     keys = lambda row: SimulatedKeys(1, str(row))  # noqa: E731
     return PrivatizerBlock(privatizer, BlockLedger(CLIENTS), np.full(CLIENTS, 20), keys, arithmetic=arithmetic)
 
 
-def contributions(kind, number, broken=False):
+def contributions(kind, number, rows, *, features=FEATURES, broken=False):
+    """Contributions of some of ten samples, as engines have them."""
     generator = np.random.Generator(np.random.Philox(key=number))
-    residuals, features = generator.normal(size=(CLIENTS, CLASSES)), generator.normal(size=(CLIENTS, FEATURES))
+    residuals, inputs = generator.normal(size=(2 * CLIENTS, CLASSES)), generator.normal(size=(2 * CLIENTS, features))
     if broken:
         residuals[1] = np.nan
-    if kind == "dense":
-        return DenseContributions(generator.normal(size=(CLIENTS, D)))
-    return OuterProducts(residuals, features)
+    if kind == "outer":
+        return OuterProducts(residuals[rows], inputs[rows])
+    outer = np.einsum("ij,ik->ijk", residuals, inputs).reshape(len(residuals), -1)
+    dense = np.concatenate([outer, residuals], axis=1)
+    if kind == "written":
+        return ChosenContributions(DenseContributions(dense), np.asarray(rows, np.intp))
+    return DenseContributions(dense[rows].astype(kind))
 
 
-def transcript(subject, kind, broken=()):
+def transcript(subject, kind, broken=(), features=FEATURES):
     """All counts, and the sums of rounds."""
     heard = []
     for number, acks in enumerate(ACKS):
-        made = subject.release(
-            "s", range(CLIENTS), acks,
-            lambda places, _, n=number: _Some(contributions(kind, n, n in broken), places),
-        )  # fmt: skip
+
+        def rows(places, slices, number=number):
+            chosen = [2 * place + i for place, some in zip(places, slices, strict=True) for i in range(len_of(some))]
+            return contributions(kind, number, chosen, features=features, broken=number in broken)
+
+        made = subject.release("s", range(CLIENTS), acks, rows)
         heard += [counts.copy() for counts in made.counts]
         heard += [subject.total(made, list(range(len(made.counts)))), subject.total(made, [0, 2])]
     return np.array(heard)
 
 
-class _Some:
-    """The rows of the clients that may release; as an engine has them where one refuses."""
-
-    def __new__(cls, stack, places):
-        if isinstance(stack, OuterProducts):
-            return OuterProducts(stack.residuals[places], stack.features[places], bias=stack.bias)
-        return DenseContributions(stack.rows[places])
+def len_of(samples):
+    return samples.stop - samples.start
 
 
-@pytest.mark.few_cases(6)
+@pytest.mark.few_cases(8)
 @pytest.mark.parametrize("quality", ["fast", "exact"])
-@pytest.mark.parametrize("kind", ["dense", "outer"])
-@pytest.mark.parametrize(
-    "options", [{}, {"schedule": "harmonic"}, {"release_rule": "paper"}, {"clipping": "automatic"}]
-)
-def test_the_counts_are_numpys_to_the_last_bit(kind, quality, options):
-    one = transcript(block(None, noise_quality=quality, **options), kind)
-    other = transcript(block(compiled_rows(), noise_quality=quality, **options), kind)
+@pytest.mark.parametrize("kind", ["outer", "float32", "float64", "written"])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_counts_are_numpys_to_the_last_bit(mechanism, kind, quality, batch):
+    options = {"mechanism": mechanism, "noise_quality": quality, "batch_size": batch}
+    one, other = transcript(block(None, **options), kind), transcript(block(compiled_rows(), **options), kind)
     assert (one == other).all()
     assert np.abs(one).max() > 1000
 
 
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("kind", ["outer", "float32"])
+def test_rows_longer_than_a_piece_are_numpys(mechanism, kind):
+    options = {"features": 11_000, "mechanism": mechanism, "noise_quality": "fast"}  # 33,003 values
+    expected = transcript(block(None, **options), kind, features=11_000)
+    assert (transcript(block(compiled_rows(), **options), kind, features=11_000) == expected).all()
+
+
+@pytest.mark.parametrize(
+    "options", [{"schedule": "harmonic"}, {"release_rule": "paper"}, {"clipping": "automatic"}, {"own": True}]
+)
+def test_settings_make_no_difference(options):
+    own = options.pop("own", False)
+    expected = transcript(block(None, **options), "outer")
+    assert (transcript(block(compiled_rows(own_rows=own), **options), "outer") == expected).all()
+
+
+def test_counts_of_a_lost_reply_hold_no_memory_of_others():
+    made = block(compiled_rows(own_rows=True)).release(
+        "s", range(CLIENTS), [0] * CLIENTS, lambda places, _: contributions("outer", 0, [2 * place for place in places])
+    )
+    assert all(counts.base is None for counts in made.counts)
+
+
 def test_a_sum_that_was_kept_is_only_of_the_counts_that_were_made():
     subject = block(compiled_rows())
-    made = subject.release("s", range(CLIENTS), [0] * CLIENTS, lambda *_: contributions("dense", 0))
+    made = subject.release(
+        "s", range(CLIENTS), [0] * CLIENTS, lambda *_: contributions("float64", 0, list(range(CLIENTS)))
+    )
     other = np.full(D, 7)
     for counts in (made.counts, made.counts[:-1], [*made.counts, other], [*made.counts[:-1], other]):
         total = subject.total(replace(made, counts=counts), list(range(len(counts))))
         assert (total == np.sum(counts, axis=0)).all()
 
 
-@pytest.mark.parametrize("cache", [0, 3 * 8 * D])
-def test_rows_of_noise_that_were_not_kept_are_made_again(cache):
-    expected = transcript(block(None), "dense")
-    assert (transcript(block(compiled_rows(), cache=cache), "dense") == expected).all()
+@pytest.mark.parametrize("mechanism", ["cancelling", "decay"])
+@pytest.mark.parametrize("rows", [0, 2, 3, 5])
+def test_rows_of_noise_that_were_not_kept_are_drawn_again(rows, mechanism):
+    """Clients share nonces, so a row that took another client's place must not pass for its own."""
+    heard = []
+    for arithmetic in (None, compiled_rows()):
+        subject = block(arithmetic, cache=rows * 4 * D, mechanism=mechanism, noise_quality="fast")
+        for pair in ([0, 1], [2, 3], [0, 4], [1, 2], [3, 0], [4, 1]):
+            made = subject.release("s", pair, [0, 0], lambda *_: contributions("outer", 3, [0, 1]))
+            heard.append([counts.copy() for counts in made.counts])
+    assert (np.array(heard[:6]) == np.array(heard[6:])).all()
 
 
-def test_numpy_goes_on_where_a_loop_cannot_and_the_other_way_round():
-    """A row that is not finite is left to NumPy; both keep what is to be removed in one place."""
-    expected = transcript(block(None), "outer", broken=(1, 3))
-    assert (transcript(block(compiled_rows()), "outer", broken=(1, 3)) == expected).all()
+def test_a_block_that_failed_half_way_is_made_again(monkeypatch):
+    from murmurfl.app.engines import kernels
+
+    heard, add_outer = [], kernels.add_outer
+    for arithmetic, fails in ((None, False), (compiled_rows(), True)):
+        subject = block(arithmetic)
+        for number in range(4):
+            asked = "s", [0, 1], [0, 0], lambda *_, n=number: contributions("outer", n, [0, 1])
+            if fails and number == 2:
+                monkeypatch.setattr(kernels, "add_outer", lambda *_: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    subject.release(*asked)
+                monkeypatch.setattr(kernels, "add_outer", add_outer)
+            heard.append([counts.copy() for counts in subject.release(*asked).counts])
+    assert (np.array(heard[:4]) == np.array(heard[4:])).all()
 
 
-@pytest.mark.parametrize("options", [{"mechanism": "blt"}, {"mechanism": "independent"}, {"mechanism": "none"}])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_numpy_goes_on_where_a_loop_cannot_and_the_other_way_round(mechanism):
+    """A row that is not finite is left to NumPy."""
+    expected = transcript(block(None, mechanism=mechanism), "outer", broken=(1, 3))
+    assert (transcript(block(compiled_rows(), mechanism=mechanism), "outer", broken=(1, 3)) == expected).all()
+
+
+@pytest.mark.parametrize("options", [{"mechanism": "banded"}, {"mechanism": "bisr"}, {"mechanism": "none"}])
 def test_other_mechanisms_are_left_to_numpy(options):
-    expected = transcript(block(None, **options), "dense")
-    assert (transcript(block(compiled_rows(), **options), "dense") == expected).all()
+    expected = transcript(block(None, **options), "float64")
+    assert (transcript(block(compiled_rows(), **options), "float64") == expected).all()
 
 
 def test_a_loop_that_rounded_otherwise_would_be_noticed(monkeypatch):
-    loops = compiled._loops()
+    from murmurfl.app.engines import kernels
 
-    def truncating(values, *others):
-        loops[0](np.trunc(values), *others)
+    add_dense = kernels.add_dense
 
-    monkeypatch.setattr(compiled, "_loops", lambda: (truncating, loops[1]))
-    assert (transcript(block(CompiledRows), "dense") != transcript(block(None), "dense")).any()
+    def truncating(rows, factors, *others):
+        add_dense(np.trunc(rows * factors[:, None]), np.ones_like(factors), *others)
+
+    monkeypatch.setattr(kernels, "add_dense", truncating)
+    assert (transcript(block(compiled_rows()), "float64") != transcript(block(None), "float64")).any()
 
 
 def test_a_run_is_the_same_with_and_without(monkeypatch):

@@ -218,3 +218,33 @@ def test_a_row_that_is_not_finite_is_nothing_in_a_block_too():
         for row, subject in enumerate(clients):
             expected = subject.release("s", (ack, 0)[row], lambda samples: data[samples])
             assert (made.counts[row] == expected.counts).all()
+
+
+@pytest.mark.parametrize("rule", ["acknowledged", "paper"])
+@pytest.mark.parametrize("acks", [[2, 2, 2, 2], [2, 2, 1, 2], [2, 3, 2, 2], [0, 2, 2, 2], [2, 2, 0, 1]])
+def test_acknowledgements_of_a_block_are_those_of_single_clients(acks, rule):
+    """All at once or one by one, of the last release or of earlier ones, and with one that is refused."""
+    block, clients = block_of(release_rule=rule), [alone(row, release_rule=rule) for row in range(CLIENTS)]
+    for _ in range(2):
+        block.release("s", range(CLIENTS), [0] * CLIENTS, rows)
+        for subject in clients:
+            subject.release("s", 0, contribution)
+    for row, (subject, ack) in enumerate(zip(clients, acks, strict=True)):
+        try:
+            subject.acknowledge("s", ack)
+        except RefusedError:
+            with pytest.raises(RefusedError):
+                block.acknowledge("s", range(CLIENTS), acks)
+            acks = acks[:row]
+            break
+    else:
+        block.acknowledge("s", range(CLIENTS), acks)
+    for row, ack in enumerate(acks):
+        made, expected = block.release("s", [row], [ack], rows), clients[row].release("s", ack, contribution)
+        assert (made.counts[0] == expected.counts).all()
+        assert made.streams.pending[0].keys() == known_to(clients[row])
+
+
+def known_to(subject):
+    with subject.ledger.exclusive() as ledger:
+        return ledger.stream("s").pending.keys()
