@@ -1,6 +1,6 @@
 """Compiled loops over the values of a block of releases: the same integers as NumPy's, in one pass where it takes nine.
 
-Importing this file needs numba (the extra ``compiled``). Machine code is kept beside the file, or in the user's cache
+Importing this file needs numba (the extra ``compiled``). Native code is kept beside the file, or in the user's cache
 folder, and read by later processes; where neither can be written it is compiled in every process.
 
 All arrays are contiguous. Rows are clients. ``start`` is the first of the columns that a call is about, and ``made``
@@ -27,7 +27,7 @@ MARK, ROUNDER = int(_MARK), float(_ROUNDER)
 
 
 def compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """Compile a function at its first call, or read its machine code from the cache."""
+    """Compile a function at its first call, or read its native code from the cache."""
     try:
         return njit(cache=True)(function)
     except RuntimeError:  # no folder for the cache
