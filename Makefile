@@ -36,7 +36,7 @@ help:
 
 install: $(STAMP)
 
-# A run needs the base and matplotlib; tests, and all else that is made here, need the rest, which one installation brings.
+# A run needs the base, and its report matplotlib; tests, and all else that is made here, need the rest, which one installation brings.
 $(BASE): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "pip>=24"

@@ -15,7 +15,6 @@ from murmurfl.app.engines.loopback import toml_document
 from murmurfl.app.fleet.deployment import ledger_line
 from murmurfl.app.nodes.node_config import configured_client
 from murmurfl.app.papers import reproduction as reproduce
-from murmurfl.app.runs import result as run_files
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import SQLiteLedger, read_ledger
 from typer.testing import CliRunner
@@ -73,7 +72,6 @@ def world(tmp_path, monkeypatch):
     (tmp_path / "patients.csv").write_text("age,ill\n" + "".join(f"{20 + i},{i % 2}\n" for i in range(60)))
     stored = pages.document("reshef-levy-2024")
     monkeypatch.setattr(reproduce, "run_cells", lambda *_, **__: {k: stored[k] for k in ("cells",)} | _told(stored))
-    monkeypatch.setattr(run_files, "plot_accuracy", lambda outcome, path: None)
     assert invoke(*RUN, "--name", "made").exit_code == 0
     return tmp_path
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..runs.outcome import Outcome
 
 ENGINES = ("ray", "inprocess", "cohort")
+PICTURE_NAME = "accuracy.png"
 _SHORT = 60.0
 """Seconds: runs that take no longer are made once more without noise unless somebody says otherwise."""
 
@@ -67,6 +68,9 @@ def run(
             show_default="if the run took less than a minute",
         ),
     ] = None,
+    plot: Annotated[
+        bool, typer.Option("--plot", help=f"Draw {PICTURE_NAME} too; `murmurfl report` draws a whole page.")
+    ] = False,
     details: Details = False,
     verbose: Verbose = False,
 ) -> None:
@@ -77,15 +81,17 @@ def run(
     from ..runs.experiment import prepare
     from ..runs.outcome import CHECKPOINT_NAME, RESULT_NAME
     from ..runs.progress import check_trackers
-    from ..runs.result import PICTURE_NAME, folder_for
+    from ..runs.result import folder_for
     from ..runs.run_guarantees import expected_guarantee
-    from ..runs.run_summary import closing_lines, draw_accuracy, short_lines, summary_lines
+    from ..runs.run_summary import closing_lines, plot_accuracy, short_lines, summary_lines
 
     with failing_clearly():
         short = {"epsilon": epsilon, "seed": seed, "num-clients": clients}
         given = [f"{name}={value}" for name, value in short.items() if value is not None]
         settings = with_defaults(settings_of(config_file, [*(assignments or []), *given]))
         config = RunConfig.from_mapping(settings)
+        if plot:
+            check_installed("matplotlib", "reports", "--plot", load=False)
         _check_engine(engine, workers, ray, device)
         with folder_for(out.resolve(), name, config.label) as folder:
             if (folder / RESULT_NAME).exists() or (folder / CHECKPOINT_NAME).exists():
@@ -102,8 +108,8 @@ def run(
                 spread = {"workers": workers, "ray_address": ray, "device": device} if engine == "cohort" else {}
                 _run_here(config, guarantee, engine, folder, details, **spread)
         outcome = _with_baselines(folder, twin)
-        if not (folder / PICTURE_NAME).exists():  # drawn once, with the twin where there is one
-            draw_accuracy(outcome, folder / PICTURE_NAME)
+        if plot and outcome.has_curve:
+            plot_accuracy(outcome, folder / PICTURE_NAME)
         typer.echo("")
         whole = [*summary_lines(outcome, folder), *closing_lines(outcome)] if details else []
         for line in whole or short_lines(outcome, _from_here(folder)):
@@ -187,7 +193,7 @@ def _run_here(config: RunConfig, guarantee: Guarantee, engine: str, folder: Path
         if spread:
             spread["say"] = display.message
         result = start(config, on_progress=show, rehearsed=True, **spread)
-        write_record(result, folder, picture=False)
+        write_record(result, folder)
         trackers.result(result.outcome)
 
 

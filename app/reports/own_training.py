@@ -19,7 +19,6 @@ from ...privacy.queries.evaluation import EvaluationResult
 from ...strategies.callbacks.callback import Training
 from ..runs.outcome import MEASURES, Outcome
 from ..runs.result import folder_for, new_folder, write_outcome
-from ..runs.run_summary import draw_accuracy
 
 _NOT_PRIVATE = "Clients evaluated the model without noise: no epsilon covers what they reported."
 
@@ -38,7 +37,7 @@ def record_training(
     Parameters
     ----------
     folder : Path or str
-        Made if need be: ``result.json`` and, where the model was evaluated centrally, ``accuracy.png``.
+        Made if need be, for ``result.json``.
     strategy : ReleaseStrategy
         After its last round.
     result : Result
@@ -121,7 +120,6 @@ def record_training(
     )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    draw_accuracy(outcome, folder / "accuracy.png")
     write_outcome(outcome, folder)
     return outcome.document()
 

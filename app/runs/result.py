@@ -48,7 +48,7 @@ from .experiment import Experiment
 from .outcome import CHECKPOINT_NAME, FAILURE_NAME, RESULT_NAME, AllCalls, Alone, Outcome, OwnMixes, Round
 from .progress import Progress
 from .run_guarantees import Figures, epsilon_of, run_guarantee
-from .run_summary import draw_accuracy, plot_accuracy, shown, shown_measure
+from .run_summary import plot_accuracy, shown, shown_measure
 from .simulated_figures import alone, own_mixes
 
 if TYPE_CHECKING:
@@ -521,7 +521,7 @@ class RunResult:
         }
 
 
-CLIENTS_NAME, PICTURE_NAME, END_NAME, EXCLUDED_NAME = "clients.json", "accuracy.png", "end", "excluded.json"
+CLIENTS_NAME, END_NAME, EXCLUDED_NAME = "clients.json", "end", "excluded.json"
 
 _MOST_POINTS = 200
 
@@ -601,8 +601,8 @@ def room_kept(folder: Path) -> Iterator[None]:
         kept.unlink()
 
 
-def write_record(result: RunResult, folder: Path, *, picture: bool = True) -> dict[str, Any]:
-    """Write what a run leaves into a folder, its ``picture`` too; the contents of ``result.json`` are returned.
+def write_record(result: RunResult, folder: Path) -> dict[str, Any]:
+    """Write what a run leaves into a folder; return the contents of ``result.json``.
 
     Raises
     ------
@@ -612,8 +612,6 @@ def write_record(result: RunResult, folder: Path, *, picture: bool = True) -> di
     try:
         folder.mkdir(parents=True, exist_ok=True)
         np.savez(folder / "model.npz", **result.arrays)
-        if picture:
-            draw_accuracy(result.outcome, folder / PICTURE_NAME)
         write_clients(result, folder / CLIENTS_NAME)
         write_outcome(result.outcome, folder)  # last: whoever finds a result.json finds a finished run
     except OSError as reason:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...privacy.accounting.guarantee import plain_meaning, rounded_up
-from ...privacy.errors import ConfigurationError
 from ...privacy.forecast_text import HELD, shortest
 from ...privacy.release.policy import NO_NOISE
 from ..reports.figures import empty_figure
@@ -276,16 +275,6 @@ def closing_lines(outcome: Outcome) -> list[str]:
         lines.append(f"Without noise the same run reaches {reached}: just measured, and not private.")
     lines += compared_lines(outcome)
     return ["", *(f"  {line}" for line in lines)]
-
-
-def draw_accuracy(outcome: Outcome, path: Path) -> None:
-    """Write the picture of a run with an accuracy or a loss, or log which extra would draw it."""
-    if not outcome.has_curve:
-        return
-    try:
-        plot_accuracy(outcome, path)
-    except ConfigurationError as error:
-        logger.warning("The run is complete without its picture. %s", error)
 
 
 def plot_accuracy(outcome: Outcome, path: Path | BinaryIO) -> None:

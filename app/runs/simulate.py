@@ -23,8 +23,8 @@ from ..settings.run_config import NO_NOISE, RunConfig, run_keys, without_unread
 from .experiment import prepare
 from .outcome import Outcome, Twin
 from .progress import Progress
-from .result import PICTURE_NAME, RunResult, write_outcome
-from .run_summary import draw_accuracy, is_better
+from .result import RunResult, write_outcome
+from .run_summary import is_better
 from .simulated_figures import NOTE, alone
 
 if TYPE_CHECKING:
@@ -261,6 +261,5 @@ def add_without_noise(folder: Path) -> Outcome:
     if outcome.config.get("mechanism") == NO_NOISE or outcome.without_noise is not None:
         return outcome
     outcome = outcome.model_copy(update={"without_noise": without_noise(outcome)})
-    draw_accuracy(outcome, folder / PICTURE_NAME)
     write_outcome(outcome, folder)
     return outcome

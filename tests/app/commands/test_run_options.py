@@ -60,6 +60,14 @@ def test_a_file_sets_keys_and_the_command_line_wins(tmp_path):
     assert config["mu"] == gdp_mu(2.0, 1e-5)
 
 
+def test_a_plot_is_drawn_for_whoever_asks_for_it(tmp_path):
+    for name, options, drawn in (("plain", (), False), ("drawn", ("--plot",), True)):
+        command = ["run", "--no-twin", "--set", "num-rounds=2", "--out", str(tmp_path), "--name", name, *options]
+        assert CliRunner().invoke(cli, command).exit_code == 0
+        assert (tmp_path / name / "accuracy.png").exists() == drawn
+    assert (tmp_path / "drawn" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("text", "assignment", "mu"),
     [

@@ -15,7 +15,7 @@ from murmurfl.app.reports.table import curve_statistics
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.runs.result import write_record
-from murmurfl.app.runs.run_summary import summary_lines
+from murmurfl.app.runs.run_summary import plot_accuracy, summary_lines
 from murmurfl.app.settings.run_config import RunConfig, run_keys
 from murmurfl.privacy import ConfigurationError, gdp_epsilon, gdp_mu, rounded_up
 from murmurfl.privacy.setting import by_key
@@ -276,4 +276,5 @@ def test_a_run_without_an_accuracy_has_a_record_and_a_summary(tmp_path):
     document = write_record(result, tmp_path)
     assert document["accuracy"] is None
     assert any("none; loss" in line for line in summary_lines(Outcome.model_validate(document), tmp_path))
-    assert (tmp_path / "accuracy.png").stat().st_size > 5000
+    plot_accuracy(Outcome.model_validate(document), tmp_path / "loss.png")
+    assert (tmp_path / "loss.png").stat().st_size > 5000

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from murmurfl import __version__
 from tests.app.plain import simulate
 
-pytestmark = pytest.mark.usefixtures("undrawn_accuracy", "no_forecast")
+pytestmark = pytest.mark.usefixtures("no_forecast")
 
 VALIDATOR = jsonschema.Draft202012Validator(result_schema(), format_checker=jsonschema.FormatChecker())
 SETTINGS = {

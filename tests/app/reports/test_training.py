@@ -24,8 +24,6 @@ from typer.testing import CliRunner
 
 from tests.harness.errors import raises
 
-pytestmark = pytest.mark.usefixtures("undrawn_accuracy")
-
 SUMS = {"trust": "secure-aggregation", "sums": SumAssumption(2, 3)}
 
 

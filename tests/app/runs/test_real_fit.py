@@ -138,8 +138,7 @@ def table_of(home, line, *, at=STRANGE, last=False):
 
 @pytest.fixture
 def same_noise(monkeypatch):
-    """A way to have the same key and the same nonces in each of several fits, in which nobody draws a picture."""
-    monkeypatch.setattr(result_files, "plot_accuracy", lambda outcome, path: Path(path).write_bytes(b""))
+    """A way to have the same key and the same nonces in each of several fits."""
     monkeypatch.setattr(
         secrets, "token_bytes", lambda size: hashlib.blake2b(b"%d" % next(drawn), digest_size=size).digest()
     )
@@ -375,7 +374,6 @@ def test_a_real_fit_without_a_figure_is_not_said_to_have_diverged(tmp_path):
     result = fit(tmp_path / "people.csv", schema=tmp_path / "schema.toml", real=True, **settings)
     result_files.write_record(result, tmp_path / "run")
     assert result.outcome.private_evaluation is None
-    assert not (tmp_path / "run" / "accuracy.png").exists()
     assert "<img" not in result._repr_html_()
     page = make_report([tmp_path / "run"], tmp_path / "report").read_text()
     assert UNRELEASED in page

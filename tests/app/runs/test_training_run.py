@@ -52,7 +52,7 @@ from benchmarks.small_trainings import RATIOS, SAMPLES, UPDATES, UpdateTraining
 from tests.app.plain import SET, simulate
 from tests.harness.errors import raises
 
-pytestmark = pytest.mark.usefixtures("no_forecast", "no_result_folder", "undrawn_accuracy")
+pytestmark = pytest.mark.usefixtures("no_forecast", "no_result_folder")
 
 BASE = RunConfig(num_clients=4, clients_per_round=4, batch_size=6, num_rounds=3, clip_norm=0.5)
 KINDS = {
