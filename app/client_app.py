@@ -32,7 +32,7 @@ from ..privacy.errors import ConfigurationError
 from ..privacy.ledger.ledger_records import Ledger, MemoryLedger
 from ..privacy.release.prefix_sums import RowCache
 from .nodes.flower_internals import ClientAppCallable
-from .nodes.node_config import configured_client
+from .nodes.node_config import answering_client
 from .runs.experiment import prepare
 from .runs.progress import participant_names
 from .settings.layers import flower_config
@@ -77,7 +77,7 @@ def client_fn(context: Context) -> PrivateClient:
                 "simulation only.",
                 kind="missing",
             )
-        return configured_client(path)
+        return answering_client(path)
     return _simulated_client(context, int(context.node_config["partition-id"]))
 
 

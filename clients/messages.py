@@ -15,8 +15,9 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager
+import traceback
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -27,7 +28,14 @@ from numpy.typing import NDArray
 
 from ..privacy import protocol
 from ..privacy.accounting.noise_forecast import StatedNoise, forecast_of, stated_noise
-from ..privacy.errors import ConfigurationError, LedgerError, RefusedError, is_interrupt
+from ..privacy.errors import (
+    OF_DATA,
+    ConfigurationError,
+    LedgerError,
+    MurmurflError,
+    RefusedError,
+    is_interrupt,
+)
 from ..privacy.forecast_text import own_forecast_sentence
 from ..privacy.protocol import dtype_name, write_array
 from ..privacy.release.clipping import TrainingFigures, observer_around
@@ -220,6 +228,37 @@ def training_entries(name: str, figures: TrainingFigures | None) -> dict[str, in
     return {}
 
 
+class SilentFailureError(Exception):
+    """A client that failed once it had begun to read its records: whether it did may depend on them."""
+
+
+@contextmanager
+def records_being_read() -> Iterator[None]:
+    """Turn every failure of the block into one of which a server sees nothing but silence.
+
+    Raises
+    ------
+    SilentFailureError
+        Whatever fails; the cause is for the client's own log (:func:`answer`).
+
+    Notes
+    -----
+    No code and no text of an answer depends on a record: what fails before the block is answered by a fixed
+    code, which depends on the operator's file, the schema, the model and the ledger alone, and what fails within is
+    never answered. To a server such a client is like one that is switched off.
+    Proof: docs/proofs/records.md.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        raise SilentFailureError from error
+
+
+_stay_silent: Callable[[], object] = threading.Event().wait
+"""Waits for ever: the process ends with its node, or is ended by its operator."""
+
 Answers = Callable[[Message, Context], Message]
 """Answers a message: a ClientApp, or something around one."""
 
@@ -229,8 +268,10 @@ _INTERNAL = "internal error; the client's own log says more"
 def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
     """Return the reply to a message: what ``handle`` gives, or an error whose text says nothing of any data.
 
-    No text of an exception leaves the client but that of a :class:`~murmurfl.privacy.RefusedError`, which is fixed.
-    That it failed, and in which of these ways, does.
+    No text of an exception leaves a real client but that of a :class:`~murmurfl.privacy.RefusedError`, which is fixed.
+    That it failed, and in which of these ways, does. A simulated client adds its traceback, for there is nobody whose
+    data it could give away, and whoever runs the simulation should see it at once. A failure of
+    :func:`records_being_read` is never answered.
     """
     try:
         return Message(handle(), reply_to=message)
@@ -240,15 +281,36 @@ def answer(message: Message, handle: Callable[[], RecordDict]) -> Message:
     except ConfigurationError as error:
         # The text says what to do; a cause is shown beside it.
         logger.error("This client is not configured to answer: %s", error, exc_info=error.__cause__ and error)
-        return Message(Error(protocol.NOT_CONFIGURED, "this client is not configured to answer"), reply_to=message)
-    except LedgerError:
+        return _failure(message, protocol.NOT_CONFIGURED, "this client is not configured to answer", error)
+    except LedgerError as error:
         logger.exception("This client's ledger cannot be used; nothing was released.")
-        return Message(Error(protocol.LEDGER_UNUSABLE, "this client's ledger cannot be used"), reply_to=message)
+        return _failure(message, protocol.LEDGER_UNUSABLE, "this client's ledger cannot be used", error)
+    except SilentFailureError as error:
+        logger.critical(
+            "This client could not be made once its records were being read. It stays silent, as if it were off, until "
+            "it is started again; what follows is for its operator alone."
+        )
+        logger.error("%s", error.__cause__, exc_info=error.__cause__, extra=OF_DATA)
+        _stay_silent()
+        raise
     except BaseException as error:
         if is_interrupt(error):
             raise
         logger.exception("This client failed to answer.")
-        return Message(Error(protocol.INTERNAL_ERROR, _INTERNAL), reply_to=message)
+        return _failure(message, protocol.INTERNAL_ERROR, _INTERNAL, error)
+
+
+_LONGEST_TRACEBACK = 6000
+
+
+def _failure(message: Message, code: int, reason: str, error: BaseException) -> Message:
+    """Return an error reply with a fixed text; in a simulation with the end of the traceback as well."""
+    if in_simulation():
+        own = isinstance(error, MurmurflError)
+        shown = error.__cause__ if own else error  # where an error of ours comes from says less than its text
+        lines = [] if shown is None else traceback.format_exception(shown)
+        reason = f"{reason}\n{''.join(lines)[-_LONGEST_TRACEBACK:]}{error if own else ''}".rstrip()
+    return Message(Error(code, reason), reply_to=message)
 
 
 RecordT = TypeVar("RecordT", ConfigRecord, MetricRecord)

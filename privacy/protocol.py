@@ -113,6 +113,10 @@ SCHEMA = "schema"  # the digest of what a client takes for a record
 LONGEST_RELEASE = "longest-release"  # this and the next two: what a forecast is made from (noise_forecast)
 NOISE_IN_ALL = "noise-in-all"
 CLIP_UNIT = "clip-unit"
+RECORDS = "records"  # this and the next three: of simulated clients alone
+INVALID_RECORDS = "invalid-records"
+INVALID_REASON = "invalid-reason"  # of most of them
+CHANGING = "changing"  # 1 if records are others when they are read again
 
 LONGEST_NONCE = 64
 LONGEST_SESSION_NAME = 64

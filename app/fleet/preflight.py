@@ -219,6 +219,16 @@ def _records(found: Records | None) -> list[Check]:
     """Return a check of how many records fit their schema; nothing without a schema, as with a built-in data set."""
     if found is None:
         return []
+    if found.changes():
+        return [
+            Check(
+                "records",
+                "warning",
+                f"{found.report()} Some of the first ones are others when they are read again, as random crops are: "
+                "every round uses the first reading, and the ledger refuses other data after a restart. Give the same "
+                "records every time.",
+            )
+        ]
     share = float(found.fits.mean()) if len(found) else 0.0
     if share >= _ENOUGH:
         return [Check("records", "ok", found.report())]

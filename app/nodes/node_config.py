@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...clients.adapters.per_sample_gradients import PerSampleGradients, Samples, check_rows_alone
+from ...clients.messages import records_being_read
 from ...clients.nodes.client_file import RecordsFile, Roster, RosterDigest
 from ...clients.nodes.operators_file import OperatorsFile
 from ...clients.nodes.roster_files import read_helper_key, read_roster
@@ -520,6 +521,24 @@ def configured_client(path: Path) -> PrivateClient:
     it in a process.
     """
     return NodeConfig.read(path).make_client()
+
+
+@lru_cache(maxsize=1)
+def answering_client(path: Path) -> PrivateClient:
+    """Return :func:`configured_client` on a node whose server is connected already.
+
+    Notes
+    -----
+    **Formal guarantees.** The client guarantees what its operator's file says (:class:`NodeConfig`). A server is told
+    by a fixed code of what fails before the client's records are read, and of nothing that fails later
+    (:func:`~murmurfl.clients.messages.records_being_read`).
+    """
+    config = NodeConfig.read(path)
+    SQLiteLedger(config.ledger)
+    if config.samples:
+        Schema.read_file(Path(config.schema)).check_for_real_nodes()
+    with records_being_read():
+        return configured_client(path)
 
 
 @settings

@@ -50,6 +50,7 @@ from ..messages import (
     malformed,
     name_shown,
     outgoing_reply,
+    records_being_read,
     session_entry,
     skipped_entry,
     statement_entries,
@@ -79,7 +80,10 @@ def received_model(content: RecordDict) -> dict[str, NDArray[np.float64]]:
     """Return the floating-point arrays of the received model, in order, in float64."""
     records = list(content.array_records.values())
     if len(records) != 1:
-        raise malformed("expected one ArrayRecord, the model")
+        raise malformed(
+            f"expected one ArrayRecord, the model, got {len(records)}: put everything that clients need into its "
+            "arrays, or entries into a ConfigRecord"
+        )
     received = {}
     for name, array in records[0].items():
         try:
@@ -172,19 +176,32 @@ def _named(names: list[str]) -> str:
     return f"{', '.join(map(repr, names[:_MOST_NAMED]))}{more}" if names else "no array at all"
 
 
-def _reply_vector(reply: Message, received: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the arrays of the ClientApp's model in the order of those received, as one vector."""
+def _model_record(reply: Message, received: Mapping[str, NDArray[np.float64]]) -> ArrayRecord:
+    """Return the record of a reply with the arrays of the received model; others stay on the client."""
     records = list(reply.content.array_records.values())
+    whole = [record for record in records if received.keys() <= record.keys()]
+    if len(records) > 1 and len(whole) == 1:
+        report_dropped_arrays()
+        return whole[0]
     if len(records) != 1:
         raise ConfigurationError(
-            f"Expected the ClientApp to reply with one ArrayRecord, got {len(records)}.", kind="wrong-type"
+            f"Expected the ClientApp to reply with one ArrayRecord of the model that it was sent, got {len(records)}, "
+            f"of which {len(whole)} have its arrays. Put everything that the server needs into this record: it is "
+            "clipped and gets its noise as a whole.",
+            kind="wrong-type",
         )
+    return records[0]
+
+
+def _reply_vector(reply: Message, received: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the arrays of the ClientApp's model in the order of those received, as one vector."""
+    record = _model_record(reply, received)
     parts = []
     for name, before in received.items():
-        array = records[0].get(name)
+        array = record.get(name)
         values = None if array is None else array.numpy()
         if values is None or values.dtype.kind != "f" or values.shape != before.shape:
-            came = f"none of that name, but {_named(list(records[0]))}"
+            came = f"none of that name, but {_named(list(record))}"
             received_kind = came if values is None else f"{values.dtype} of shape {values.shape}"
             raise ConfigurationError(
                 f"Expected the ClientApp to reply with the arrays it was sent, floating-point {before.shape} for "
@@ -295,7 +312,7 @@ class CorrelatedNoiseMod:
         self.seed = seed
         secure = simulation is not None and simulation.trust == "secure-aggregation"
         self._sums = SimulatedSums(helpers, seed) if secure else None
-        self._own = None if node is None else _real(node, {})
+        self._own = None if node is None else _checked(_real(node, {}))
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a message; Flower calls this."""
@@ -319,7 +336,10 @@ class CorrelatedNoiseMod:
             return _train(client, key, config, message, context, call_next)
         if kind == MessageType.EVALUATE:
             return _evaluate(client, message, context, call_next)
-        raise malformed("the query is not one this client answers")
+        raise malformed(
+            "a query of a project's own would be answered without noise, so it is not: ask for private statistics "
+            "(murmurfl.strategies.Statistics), or public data"
+        )
 
     def _client(self, context: Context) -> _Node:
         if self._own is not None:
@@ -343,7 +363,9 @@ class CorrelatedNoiseMod:
                 "for simulation only.",
                 kind="missing",
             )
-        return _real(UpdateNode.read(path), context.node_config)
+        made = _real(UpdateNode.read(path), context.node_config)
+        with records_being_read():
+            return _checked(made)
 
 
 @cache  # for the whole process: a simulation's worker makes the app and its mod anew for every message
@@ -356,6 +378,16 @@ def report_dropped_metrics() -> None:
     )
 
 
+@cache
+def report_dropped_arrays() -> None:
+    """Log that arrays beside the model stay on the client."""
+    logger.info(
+        "Arrays that the ClientApp's training returns beside the model stay on the client: they have no noise. What "
+        "the server needs must be among the model's arrays.",
+        extra=PUBLIC,
+    )
+
+
 def privatizer_behind(node: UpdateNode) -> Privatizer:
     """Return the client of an operator's file with a ClientApp of its own, for a model of one parameter.
 
@@ -364,15 +396,18 @@ def privatizer_behind(node: UpdateNode) -> Privatizer:
     **Formal guarantees.** Policy, budget and ledger are those of the operator's file: a release of the client would be
     spent like any other.
     """
-    return _real(node, {}).private(1)
+    return _checked(_real(node, {})).private(1)
 
 
 def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Node:
     ledger = SQLiteLedger(node.ledger)  # never created here: a new ledger would have forgotten what was spent
     known_by = partial(node.known_by, node_config)
-    client = _Node(node.policy(ledger), node.client, ledger, ledger.keys(), known_by, node.masking())
-    # Before the node says that it is ready. The check needs no model, so its size may be any.
-    client.private(1).check_data()
+    return _Node(node.policy(ledger), node.client, ledger, ledger.keys(), known_by, node.masking())
+
+
+def _checked(client: _Node) -> _Node:
+    """Return a client whose ledger was used with no other data, before it says that it is ready."""
+    client.private(1).check_data()  # which needs no model, so its size may be any
     return client
 
 

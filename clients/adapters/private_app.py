@@ -11,23 +11,25 @@ import inspect
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ...privacy import protocol
 from ...privacy.accounting.loss import NOTHING_ASSUMED, SumAssumption
-from ...privacy.errors import ConfigurationError, RefusedError, formerly
+from ...privacy.errors import ConfigurationError, MurmurflError, RefusedError, formerly, is_interrupt
 from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.release.policy import OF_SUMS, PrivacyPolicy, Trust
 from ...privacy.sums.masking import Masking
 from ..algorithms import Algorithm, app_method
-from ..messages import answer, in_simulation, malformed
+from ..messages import SilentFailureError, answer, in_simulation, malformed, records_being_read
 from ..nodes.client_file import SampleNode
 from ..nodes.operators_file import NODE_CONFIG_KEY, NODE_CONFIG_VARIABLE, operators_file
 from ..private_client import PrivateClient, handled
@@ -36,12 +38,16 @@ from ..records.client_records import Items, OwnedSamples, OwnerGradients, Record
 from ..records.drafting import inferred
 from ..records.schema import Schema
 from ..simulation.simulated_clients import SimulatedSums, simulated_client
-from .client_model import ClientModel, statistics_model
+from .client_model import ClientModel, median_bound, statistics_model
 from .per_sample_gradients import GRADIENT_MEMORY_MIB, PerSampleGradients
 
 logger = logging.getLogger(__name__)
 SamplesOf = Callable[[Context], Any]
 """A function of Flower's context that gives a client its samples."""
+_SOME_CLIENTS = 10
+"""Clients of a simulation whose number is not known yet."""
+_MEASURED = 64
+"""Records whose gradients are measured for a step."""
 _KEPT_BYTES = 1 << 29
 """Most memory of clients' samples that a worker of a simulation keeps: 512 MiB."""
 _MOST_KEPT = 256
@@ -82,6 +88,8 @@ class PrivateClientApp(ClientApp):
         self.evaluation = evaluation
         self.schema = schema
         self._bound = bound
+        self._tried: set[tuple[str, bool]] = set()
+        self._changes: bool | None = None
         self._inferred: Schema | None = None
         self._samples = samples
         self._seed = seed
@@ -92,6 +100,64 @@ class PrivateClientApp(ClientApp):
             register()(self._answer)
         # Flower hands an app's mods no message of a kind that the app has no function for, and helpers answer in one.
         self.query("open")(_not_a_helper)
+        self._kinds = frozenset(self._registered_funcs)
+        self._released: tuple[dict[str, list[Any]], dict[str, Any]] | None = None
+        """The last answer's arrays and other records, before the project's own mods saw it."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message; nothing that a mod or a lifespan raises reaches a server."""
+        category, _, action = message.metadata.message_type.partition(".")
+        if f"{category}.{action or 'default'}" not in self._kinds:
+            return answer(message, _raising(_foreign_request(self.method)))
+        try:
+            return super().__call__(message, context)
+        except SilentFailureError:
+            raise
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            return answer(message, _raising(error))
+
+    def train(
+        self, action: str = "default", *, mods: list[Mod] | None = None
+    ) -> Callable[[ClientAppCallable], ClientAppCallable]:
+        """Refuse a function of a project's own; see :meth:`query`."""
+        self._refuse_functions("train")
+        return super().train(action, mods=mods)
+
+    def evaluate(
+        self, action: str = "default", *, mods: list[Mod] | None = None
+    ) -> Callable[[ClientAppCallable], ClientAppCallable]:
+        """Refuse a function of a project's own; see :meth:`query`."""
+        self._refuse_functions("evaluate")
+        return super().evaluate(action, mods=mods)
+
+    def query(
+        self, action: str = "default", *, mods: list[Mod] | None = None
+    ) -> Callable[[ClientAppCallable], ClientAppCallable]:
+        """Refuse a function of a project's own, whose answers would have no noise and no place in a ledger.
+
+        Raises
+        ------
+        ConfigurationError
+            Always, once the app is made.
+        """
+        self._refuse_functions("query")
+        return super().query(action, mods=mods)
+
+    def _refuse_functions(self, kind: str) -> None:
+        if hasattr(self, "_kinds"):
+            remedy = {
+                "train": "murmurfl.clients.CorrelatedNoiseMod releases updates of a train function",
+                "evaluate": "pass evaluation=0.1 for a private one, or evaluate on public data (evaluate_fn)",
+                "query": "method='statistics' releases private statistics, and RecordQuery any query",
+            }
+            raise ConfigurationError(
+                f"Expected no function of your own on a private_client_app, got @app.{kind}(...): its answers would "
+                f"have no noise, and no ledger would know of them. {remedy[kind][0].upper()}{remedy[kind][1:]}.",
+                kind="unsupported",
+                setting=kind,
+            )
 
     def steps(self) -> dict[str, float]:
         """Step, and momentum of full batches, for the server's strategy: ``FullBatch(..., **app.steps())``.
@@ -102,31 +168,57 @@ class PrivateClientApp(ClientApp):
         The rule is that of linear models. A network's step has a second limit, a share of the norm of its untrained
         parameters, which was measured for full batches; the other methods have no rule for networks.
 
+        Without a schema with bounds, R is measured on the records of simulated client 0, and the log says so. Where
+        ``samples`` gives none in this process, as on the server of a real federation, a schema is needed.
+
         Raises
         ------
         ConfigurationError
-            If there is no schema with bounds, or no rule for the model and the method.
+            If there is neither a schema with bounds nor a simulated client, or no rule for the model and the method.
         """
-        if math.isinf(self._bound):
+        bound = self._measured_bound() if math.isinf(self._bound) else self._bound
+        return self.method.steps(self.policy.clip_norm, bound, self.policy.max_participations, norm=self.model.norm)
+
+    def _measured_bound(self) -> float:
+        """Return R by the gradients of a simulated client's records, which nothing protects."""
+        node_config: dict[str, Any] = {"partition-id": 0, "num-partitions": _SOME_CLIENTS}
+        context = Context(run_id=0, node_id=0, node_config=node_config, state=RecordDict(), run_config={})
+        found, cause = math.inf, None
+        try:
+            items = items_of(self._given(context))
+            schema = self.schema or self.model.schema or inferred(items)
+            records = Records(items, schema, together=True)
+            fitting = [number for number in range(len(records)) if records.fits[number]][:_MEASURED]
+            found = median_bound(self.model.gradients, self.model.begins(), [records[i : i + 1] for i in fitting])
+        except Exception as error:  # a project's own code raises what it likes
+            cause = error
+        if math.isinf(found):
             raise ConfigurationError(
-                "Expected a schema with bounds of every number, from which steps follow, got none: pass schema=, or "
-                "choose a learning_rate.",
+                "Expected a schema with bounds of every number, from which steps follow, or samples of a simulated "
+                "client to measure, got neither: pass schema=, or choose a learning_rate.",
                 kind="missing",
                 setting="schema",
-            )
-        return self.method.steps(
-            self.policy.clip_norm, self._bound, self.policy.max_participations, norm=self.model.norm
+            ) from cause
+        logger.warning(
+            "Steps follow from the records of simulated client 0, since there is no schema with bounds. Real clients "
+            "need a schema; then steps follow from it."
         )
+        return found
 
-    def records(
-        self, context: Context, schema: Schema, items: Items | None = None, *, count: int, evaluated: bool
-    ) -> Records:
+    def check_schema(self, schema: Schema, *, evaluated: bool) -> None:
+        """Refuse a model that cannot take records of a schema, or does not treat each by itself.
+
+        The schema alone decides: the model is tried on records that are made up from it.
+        """
+        if (schema.digest, evaluated) not in self._tried:
+            self.model.check(schema, self._measure if evaluated else None)
+            self._tried.add((schema.digest, evaluated))
+
+    def records(self, context: Context, schema: Schema, items: Items | None = None, *, count: int) -> Records:
         """Return the ``count`` records of a real client, from ``items`` or the project's ``samples``.
 
-        A model that cannot take such records, or does not treat each by itself, is refused by the schema alone; no
-        record can be a reason to refuse.
+        No record can be a reason to refuse.
         """
-        self.model.check_schema(schema, self._measure if evaluated else None)
         found = items_of(self._given(context)) if items is None else items
         # With owners a file may have any number of rows: what is fixed is how many places there are for owners.
         made = Records(found, schema, together=True) if schema.owner else Records(found, schema, count=count)
@@ -137,7 +229,7 @@ class PrivateClientApp(ClientApp):
         """Return the records of a simulated client, whose schema may be inferred from those of all clients."""
         items = items_of(self._given(context))
         schema = self.schema or self.model.schema or self._inferred_schema(context, items)
-        self.model.check_schema(schema, None if self.evaluation is None else self._measure)
+        self.check_schema(schema, evaluated=self.evaluation is not None)
         made = Records(items, schema, together=True)
         if not made.fits.any():
             raise ConfigurationError(
@@ -145,6 +237,9 @@ class PrivateClientApp(ClientApp):
             )
         if not made.fits.all():
             made.log()
+        if self._changes is None:  # of the first client in a process, whose samples are read twice
+            again = items_of(self._given(context)) if _is_function(self._samples) else None
+            self._changes = made.changes(again)
         return made
 
     def _inferred_schema(self, context: Context, items: Items) -> Schema:
@@ -176,16 +271,77 @@ class PrivateClientApp(ClientApp):
     def _as_participant(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Let the last nodes of a simulation of secure aggregation be helpers; clients see the others only."""
         if self._sums is None or not in_simulation():
-            return call_next(message, context)
-        return self._sums.answer(message, context, lambda own: call_next(message, own))
+            return self._through_mods(message, context, call_next)
+        return self._sums.answer(message, context, lambda own: self._through_mods(message, own, call_next))
+
+    def _through_mods(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Answer through the project's own mods, which may neither fail on a greeting nor change a release."""
+        if any(protocol.ASK in record for record in message.content.config_records.values()):
+            try:
+                return call_next(message, context)
+            except Exception:
+                logger.warning(
+                    "A mod of this app failed on a message that asks for no training (a greeting has no model and no "
+                    "round); it was answered without the app's mods.",
+                    exc_info=True,
+                )
+                return self._answer(message, context)
+        self._released = None
+        reply = call_next(message, context)
+        return answer(message, lambda: self._unfiltered(reply)) if self._released and not reply.has_error() else reply
+
+    def _unfiltered(self, reply: Message) -> RecordDict:
+        """Return the content of a reply that mods have seen, with the records that a server needs to read a release.
+
+        Everything in these records but the release is public.
+        """
+        if self._released is None:
+            return reply.content
+        arrays, others = self._released
+        for key, made in arrays.items():
+            found = reply.content.get(key, None)
+            if not isinstance(found, ArrayRecord) or _values(found) != made:
+                raise ConfigurationError(
+                    "Expected the mods of a private_client_app to leave the arrays of a reply as they are, got others: "
+                    "the server could not read the release. Leave out mods that clip, add noise, compress or drop "
+                    "arrays (fixedclipping_mod, LocalDpMod, secaggplus_mod); a release is clipped and has its noise.",
+                    kind="unsupported",
+                    setting="mods",
+                )
+        content = reply.content.copy()
+        for key, record in others.items():
+            if key not in content:
+                content[key] = record
+        return content
 
     def _answer(self, message: Message, context: Context) -> Message:
-        return answer(message, lambda: self._content(message, context))
+        def content() -> RecordDict:
+            made = self._content(message, context)
+            if made.array_records:
+                arrays = {key: _values(record) for key, record in made.array_records.items()}
+                self._released = arrays, {key: record.copy() for key, record in made.items() if key not in arrays}
+            return made
+
+        return answer(message, content)
 
     def _content(self, message: Message, context: Context) -> RecordDict:
         layout = list(zip(self.model.names, self.model.gradients.shapes, strict=True))
         kind, content = _read_request(message, self.method, layout)
-        return handled(self._client, kind, content, context)
+        reply = handled(self._client, kind, content, context)
+        asks = content.config_records.get(protocol.CONFIG, {}).get(protocol.ASK)
+        if asks == protocol.ASK_PRIVACY and self._real is None and in_simulation():
+            reply.config_records[protocol.CONFIG].update(self._noted(context))
+        return reply
+
+    def _noted(self, context: Context) -> dict[str, Any]:
+        """Return what a simulated client's records show that no made-up record does; a real client keeps it."""
+        records = self._kept_records(context)
+        changing = {protocol.CHANGING: 1} if self._changes else {}
+        if records.fits.all():
+            return changing
+        reason = "".join(c for c in records.reasons.most_common(1)[0][0] if c.isprintable())[:_LONGEST_REASON]
+        invalid = {protocol.INVALID_RECORDS: int((~records.fits).sum()), protocol.INVALID_REASON: reason}
+        return {protocol.RECORDS: len(records), **invalid, **changing}
 
     def _client(self, context: Context) -> PrivateClient:
         if self._real is not None:
@@ -211,7 +367,10 @@ class PrivateClientApp(ClientApp):
                 f"'{NODE_CONFIG_KEY}=\"...\"'. What the app says of privacy is for simulation only.",
                 kind="missing",
             )
-        self.answer_as(self.real_client(SampleNode.read(path), context.node_config))
+        with configuring():
+            setup = self._real_setup(SampleNode.read(path), context.node_config)
+        with records_being_read():
+            self.answer_as(setup.client())
         return self._client(context)
 
     def real_client(
@@ -228,6 +387,12 @@ class PrivateClientApp(ClientApp):
         nothing of a run configuration is looked at. ``node_config`` is the SuperNode's own, from the operator's command
         line. An audit brings a ``ledger``, and ``items`` that it makes up.
         """
+        return self._real_setup(node, node_config, ledger=ledger).client(items)
+
+    def _real_setup(
+        self, node: SampleNode, node_config: Mapping[str, Any] | None, *, ledger: SQLiteLedger | None = None
+    ) -> RealSetup:
+        """Return everything of a real client but its records, of which none is read; refuse what cannot work."""
         if self.method is not app_method(node.method):
             raise ConfigurationError(
                 f"Expected method = {self.method.name!r}, which the app is made for, got {node.method!r}.",
@@ -239,18 +404,12 @@ class PrivateClientApp(ClientApp):
         context = Context(run_id=0, node_id=0, node_config=seen, state=RecordDict(), run_config=dict(node.run_config))
         schema = Schema.read_file(Path(node.schema))
         schema.check_for_real_nodes()
-        # Before a record is read, for it runs the project's code.
-        self.model.check_schema(schema, self._measure if node.evaluation is not None else None)
-        items = file_items(Path(node.samples), schema) if node.samples else items
-        records = self.records(context, schema, items, count=node.num_records, evaluated=node.evaluation is not None)
+        self.check_schema(schema, evaluated=node.evaluation is not None)
         # Never made here: a fresh one would have forgotten what was spent.
         ledger = SQLiteLedger(node.ledger) if ledger is None else ledger
         policy = node.policy(ledger)
-        own: dict[str, Any] = {"ledger": ledger, "keys": ledger.keys(), "name": node.client}
-        own["places"] = node.num_records if node.samples_per_owner else None
-        client = self.client(records, policy, masking=node.masking(), evaluation=node.evaluation, **own)
-        client.privatizer.check_data()  # before the node says that it is ready
-        return client
+        _check_owned(schema, policy)
+        return RealSetup(self, node, context, schema, ledger, policy, node.masking())
 
     def client(
         self,
@@ -266,20 +425,7 @@ class PrivateClientApp(ClientApp):
 
         ``places`` are for a real client's owners (:meth:`Records.by_owner`).
         """
-        if bool(records.schema.owner) != bool(policy.samples_per_owner):
-            raise ConfigurationError(
-                f"Expected samples_per_owner >= 1 with a schema that names an owner, and 0 with another, got "
-                f"{policy.samples_per_owner} and owner = {records.schema.owner!r}.",
-                kind="conflict",
-                setting="samples_per_owner",
-                got=policy.samples_per_owner,
-            )
-        if records.schema.label.class_weights:
-            raise ConfigurationError(
-                "Expected a schema without class_weights for your own model, got some: let its loss weigh classes.",
-                kind="unsupported",
-                setting="class_weights",
-            )
+        _check_owned(records.schema, policy)
         samples: Records | OwnedSamples = records
         gradients: PerSampleGradients = self.model.gradients
         if policy.samples_per_owner:
@@ -303,6 +449,93 @@ class PrivateClientApp(ClientApp):
 
     def _bytes_kept(self) -> int:
         return sum(records.nbytes for records in self._kept.values())
+
+
+@dataclass(frozen=True)
+class RealSetup:
+    """A real client before its records are read."""
+
+    app: PrivateClientApp
+    node: SampleNode
+    context: Context
+    schema: Schema
+    ledger: SQLiteLedger
+    policy: PrivacyPolicy
+    masking: Masking | None
+
+    def client(self, items: Items | None = None) -> PrivateClient:
+        """Read the records, or ``items`` in their place, and return the client.
+
+        Notes
+        -----
+        **Formal guarantees.** The client's policy, ledger and key are those of its operator's file. Whether this fails
+        may depend on records, so on a plain SuperNode no server is told
+        (:func:`~murmurfl.clients.messages.records_being_read`).
+        """
+        node = self.node
+        items = file_items(Path(node.samples), self.schema) if node.samples else items
+        records = self.app.records(self.context, self.schema, items, count=node.num_records)
+        own: dict[str, Any] = {"ledger": self.ledger, "keys": self.ledger.keys(), "name": node.client}
+        own["places"] = node.num_records if node.samples_per_owner else None
+        made = self.app.client(records, self.policy, masking=self.masking, evaluation=node.evaluation, **own)
+        made.privatizer.check_data()  # before the node says that it is ready
+        return made
+
+
+@contextmanager
+def configuring() -> Iterator[None]:
+    """Turn what a project's own code raises, before any record is read, into a refusal to be configured."""
+    try:
+        yield
+    except (MurmurflError, SilentFailureError):
+        raise
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        raise ConfigurationError(
+            f"Expected a model that can be tried on made-up records, got {type(error).__name__}: {error}.",
+            kind="failed",
+        ) from error
+
+
+def _check_owned(schema: Schema, policy: PrivacyPolicy) -> None:
+    """Refuse a schema that does not belong to a policy, or asks for what an app of one's own has no place for."""
+    if bool(schema.owner) != bool(policy.samples_per_owner):
+        raise ConfigurationError(
+            f"Expected samples_per_owner >= 1 with a schema that names an owner, and 0 with another, got "
+            f"{policy.samples_per_owner} and owner = {schema.owner!r}.",
+            kind="conflict",
+            setting="samples_per_owner",
+            got=policy.samples_per_owner,
+        )
+    if schema.label.class_weights:
+        raise ConfigurationError(
+            "Expected a schema without class_weights for your own model, got some: let its loss weigh classes.",
+            kind="unsupported",
+            setting="class_weights",
+        )
+
+
+def _raising(error: BaseException) -> Callable[[], RecordDict]:
+    """Return a function that raises an error, for :func:`~murmurfl.clients.messages.answer`."""
+
+    def fail() -> RecordDict:
+        raise error
+
+    return fail
+
+
+def _foreign_request(method: Algorithm) -> RefusedError:
+    """Return the refusal of a request that is none of murmurfl's."""
+    return malformed(
+        f"this client answers murmurfl's {method.strategy} and no function of a project's own, whose answers would "
+        "have no noise: ask public data, or have the client answer a private query"
+    )
+
+
+def _values(record: ArrayRecord) -> list[tuple[str, str, tuple[int, ...], bytes]]:
+    """Return what a record has, which a mod may change in place."""
+    return [(name, array.dtype, tuple(array.shape), array.data) for name, array in record.items()]
 
 
 def _as_client(context: Context, number: int) -> Context:
@@ -446,7 +679,7 @@ def private_client_app(
     if known is None and not _is_function(samples):
         known = made.schema or inferred(items_of(samples))
     if known is not None:
-        made.check_schema(known, None if share is None or made.measure is None else made.measure(share.right))
+        made.check(known, None if share is None or made.measure is None else made.measure(share.right))
     if schema is not None and chosen.scale is not None:  # one that was inferred is made from all records
         bound = made.bound(schema)
     settings: dict[str, Any] = {"epsilon": epsilon, "mu": mu, "delta": delta, "clip_norm": clip_norm, "rounds": rounds}
@@ -501,6 +734,7 @@ def _not_a_helper(message: Message, context: Context) -> Message:  # noqa: ARG00
     return Message(Error(protocol.OPENING_REFUSED, "this node is no helper"), reply_to=message)
 
 
+_LONGEST_REASON = 200
 _RECORDS = (protocol.ARRAYS, protocol.PREVIOUS_ARRAYS)
 _Layout = Sequence[tuple[str, tuple[int, ...]]]
 """Names and shapes of a model's arrays, in order."""
@@ -526,7 +760,8 @@ def _read_request(message: Message, method: Algorithm, layout: _Layout) -> tuple
     records = [record for record in message.content.array_records.values() if len(record)]
     if protocol.RELEASE_OF not in entries and len(records) != method.client.query_points:
         raise malformed(
-            f"expected {method.client.query_points} models, got {len(records)}: this client is for {method.strategy}"
+            f"expected {method.client.query_points} models, got {len(records)}: this client is for {method.strategy}, "
+            "and reads nothing else; leave out other ArrayRecords"
         )
     numbered = [(str(i), shape) for i, (_, shape) in enumerate(layout)]
     for record in records:

@@ -365,7 +365,10 @@ def estimator_model(model: Any, loss: Any = None) -> ClientModel:
     def bound(schema: Schema) -> float:
         return math.hypot(schema.norm_bound, made.fit_intercept)
 
-    return ClientModel(made.gradients, made.names, check, partial(_measure, made), bound, own)
+    def start() -> list[NDArray[Any]]:
+        return [np.asarray(array.numpy(), np.float64) for array in made.initial_arrays().values()]
+
+    return ClientModel(made.gradients, made.names, check, partial(_measure, made), bound, own, start=start)
 
 
 def _measure(model: LinearEstimator, right: Any) -> Measure:

@@ -452,6 +452,8 @@ _MOST_KEPT = 1 << 30
 """Bytes of converted records that are kept: of more each is read again when it is asked for."""
 
 _MOST_REASONS = 8
+_COMPARED = 8
+"""Records that are read again to see whether they change."""
 
 
 class Records:
@@ -572,6 +574,26 @@ class Records:
         others = f"; the others count as zero ({'; '.join(reasons)})" if reasons else ""
         return f"{fitting} of {self._length} records fit the schema{others}.{left_out}"
 
+    def changes(self, again: Items | None = None) -> bool:
+        """Return True if one of the first records is another when it is read again, from ``again`` or where it was.
+
+        Random crops are, and streams; every round uses what the first reading gave.
+        """
+        items = self._items if again is None else again
+        if len(items) != self._available:
+            return True
+        for number in range(min(_COMPARED, self._length)):
+            try:
+                with _or_invalid("read again"):
+                    read = self._converted(items[number])
+            except InvalidRecordError:
+                if self.fits[number]:
+                    return True
+                continue
+            if not self.fits[number] or not _alike(stacked([read.inputs], [read.label]), self[number : number + 1]):
+                return True
+        return False
+
     def log(self) -> None:
         """Write :meth:`report` into the client's own log, among the lines that depend on data."""
         logger.log(logging.INFO if self.fits.all() else logging.WARNING, "%s", self.report(), extra=OF_DATA)
@@ -609,6 +631,15 @@ class Records:
             if is_interrupt(error):
                 raise
             return ""
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return True if two batches have the same values."""
+    if isinstance(one, Mapping):
+        return all(_alike(part, other[name]) for name, part in one.items())
+    if isinstance(one, tuple):
+        return all(map(_alike, one, other))
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from flwr.serverapp import Grid
 
 from ...privacy import protocol
 from ...privacy.errors import MurmurflError
-from .guarded_grid import GuardedGrid, guarded
+from .guarded_grid import GuardedGrid, guarded, printable_lines
 
 logger = logging.getLogger("flwr")
 
@@ -107,7 +107,14 @@ _ANSWERS_WITHIN_S = 30.0  # a node that is there, where the training waits for w
 _ALL_MADE_WITHIN_S = 2.0  # the nodes of a simulation, after the last of them was made
 _SAY_AGAIN_S = 30.0
 _OTHER_SCHEMA = "another schema of records than this training's"
-_NOT_CONFIGURED = protocol.REFUSAL_NAMES[protocol.NOT_CONFIGURED]
+_OWN_FAILURES = (
+    *(protocol.NOT_CONFIGURED, protocol.INTERNAL_ERROR, protocol.LEDGER_UNUSABLE),
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
+)
+"""Codes of a client that fails at a greeting: more nodes and more time do not mend it."""
+_NOT_LOADED = "a ClientApp that cannot be loaded"
+_OWN_FAILURE_NAMES = frozenset(protocol.REFUSAL_NAMES.get(code, _NOT_LOADED) for code in _OWN_FAILURES)
+_UNUSED = "clients that are not used"
 _SEVERAL_NAMES = "more names than one, which a real node may not have"
 
 
@@ -219,6 +226,8 @@ class ClientRegistry:
         """Entries of every message to every node."""
         self.several_on_a_node = False
         """Whether a node may report several names: in a simulation only."""
+        self.simulated = False
+        """Whether the nodes are known to be simulated ones, whose errors have a traceback."""
         self.sleep = sleep
         self._message_type = message_type
         self.shows: Callable[[str, Handshake], bool | None] = lambda *_: None
@@ -229,6 +238,7 @@ class ClientRegistry:
         self._warned: set[str] = set()
         self._failures: dict[int, str] = {}
         self._strangers: dict[int, str] = {}
+        self._raised = ""
         self._nodes, self._nodes_since = 0, math.inf
         self._last_said = ("", 0.0)
 
@@ -292,6 +302,8 @@ class ClientRegistry:
             late = time.monotonic() >= deadline
             enough = bool(self.names) and connected >= (fewest if late else needed)
             if enough and len(self.helpers()) >= helpers:
+                if begun:  # a simulation makes its nodes one after the other
+                    self._report_unused(len(self._known()), met=True)
                 return
             self._check_hope(self._attending(simulated=is_simulation(grid)), wanted, late=late, enough=enough)
             if enough:
@@ -304,6 +316,12 @@ class ClientRegistry:
 
     def _check_hope(self, seen: Attending, wanted: Needed, *, late: bool, enough: bool) -> None:
         """Raise if there is no point in waiting, or no time left; ``enough``: clients are there, and helpers miss."""
+        if self._raised:
+            raise NodesUnavailableError(
+                f"Expected simulated clients that answer, got one that fails before the first round; more nodes "
+                f"or more time do not help: {self._raised}",
+                kind="refused",
+            )
         if not self.several_on_a_node and (in_vain := pointless(wanted, seen)):
             raise in_vain
         if late:
@@ -321,7 +339,7 @@ class ClientRegistry:
             doubles=self._repeated(),
             strangers=Counter(self._strangers.values()),
             others=self._said(),
-            unconfigured=sum(reason == _NOT_CONFIGURED for reason in self._failures.values()),
+            unconfigured=sum(reason in _OWN_FAILURE_NAMES for reason in self._failures.values()),
             # A simulation makes its nodes one after the other, while its server runs already.
             simulated=simulated and time.monotonic() - self._nodes_since >= _ALL_MADE_WITHIN_S,
         )
@@ -407,9 +425,24 @@ class ClientRegistry:
         self._greeted[node_id] = ("", self._greeted[node_id][1])
         if met is None:
             self._failures[node_id] = failure(reply)
+            self._report_failure(node_id, reply)
             return
         logger.warning("Node %d says that it is %d clients and is not asked: it may be one.", node_id, several)
         self._failures[node_id] = _SEVERAL_NAMES
+
+    def _report_failure(self, node_id: int, reply: Message) -> None:
+        """Say at once that a client cannot be configured; keep the traceback of a simulated one."""
+        if not reply.has_error() or reply.error.code not in _OWN_FAILURES:
+            return
+        if self.simulated:
+            self._raised = self._raised or printable_lines(reply.error.reason or "")
+        elif (said := f"{node_id} {reply.error.code}") not in self._warned:
+            self._warned.add(said)
+            logger.warning(
+                "Node %d is connected, and its client cannot answer (%s). Its own log says why: that of `murmurfl "
+                "node`, or of `flower-supernode`, on the computer of the node (`flwr supernode list` has its owner).",
+                *(node_id, self._failures[node_id]),
+            )
 
     def _report_schemas(self) -> None:
         """Warn once of clients with different schemas, whose releases do not belong together."""
@@ -420,14 +453,18 @@ class ClientRegistry:
                 "Clients state %d schemas of records: have their operators compare schema files.", len(digests)
             )
 
-    def _report_unused(self, known: int) -> None:
-        """Say how many clients are connected, if the training does not use all of them."""
-        connected = known if self.several_on_a_node else max(known, self._nodes - len(self.helpers()))
-        if self.num_clients is not None and connected > self.num_clients:
+    def _report_unused(self, known: int, *, met: bool = False) -> None:
+        """Say once how many clients are connected, if the training does not use all of them.
+
+        Nodes that were not met yet count as clients, unless only those who were are ``met``.
+        """
+        connected = known if self.several_on_a_node or met else max(known, self._nodes - len(self.helpers()))
+        if self.num_clients is not None and connected > self.num_clients and _UNUSED not in self._warned:
+            self._warned.add(_UNUSED)
             logger.warning(
-                "%d nodes are connected, and this training uses %d of them, because num_clients = %d: raise it, or "
-                "leave it out to use all.",
-                *(connected, self.num_clients, self.num_clients),
+                "%d nodes are connected, and this training uses %d of them, because num_clients = %d; the data of the "
+                "other %d are not used. Raise num_clients, or leave it out to use all.",
+                *(connected, self.num_clients, self.num_clients, connected - self.num_clients),
             )
 
     def _report_repeated(self) -> None:
@@ -519,6 +556,8 @@ def failure(reply: Message) -> str:
     if not reply.has_error():
         config = reply.content.config_records.get(protocol.CONFIG)
         version = None if config is None else config.get(protocol.VERSION)
+    elif reply.error.code == ErrorCode.LOAD_CLIENT_APP_EXCEPTION:
+        return _NOT_LOADED
     elif reply.error.code != protocol.PROTOCOL_MISMATCH:
         return protocol.REFUSAL_NAMES.get(reply.error.code, f"error {reply.error.code}")
     elif found := re.search(r"protocol version (\d{1,9})\b", reply.error.reason or ""):
@@ -602,9 +641,10 @@ def pointless(needed: Needed, seen: Attending) -> NodesUnavailableError | None:
     """Return the error if there is no point in waiting; None where there may be."""
     strangers = sum(seen.strangers.values())
     if not seen.simulated:
-        if seen.silent or seen.clients or seen.helpers or strangers + seen.unconfigured < needed.clients:
+        some = bool(seen.clients or seen.helpers)
+        if seen.silent or len(seen.clients) >= needed.clients or (some and (needed.resumable or not seen.unconfigured)):
             return None
-        return shortage(needed, seen)
+        return None if len(seen.clients) + strangers + seen.unconfigured < needed.clients else shortage(needed, seen)
     if seen.nodes < needed.nodes:
         return _small(needed, seen)
     if seen.nodes - strangers < needed.nodes and strangers:
@@ -702,6 +742,11 @@ def _foreign(needed: Needed, seen: Attending) -> NodesUnavailableError:
     # A mod answers for CorrelatedFedAvg alone: under other strategies Flower does not even call it.
     lacks = "it has no mod of murmurfl's around it" if "Mod(" in needed.client else "it is none of this strategy's"
     raised = " If it is written so already, it failed before it answered: look for the first error above."
+    if "Mod(" in needed.client:
+        raised += (
+            " A mod of your own before murmurfl's may fail on its greeting, which has neither a model nor a round: put "
+            "murmurfl's first in mods=[...]."
+        )
     return NodesUnavailableError(
         f"Expected ClientApps that speak murmurfl's protocol, got {there} whose ClientApp does not: {lacks}. No model "
         f"was sent to them. Write {needed.client}.{raised}{real}",
@@ -714,8 +759,8 @@ def _unconfigured(text: str, seen: Attending) -> NodesUnavailableError:
     where = (
         "The first error above, of a node, says which and how to mend it."
         if seen.simulated
-        else "Each node's own log (in a simulation, that of this process) says which and how to mend it. `murmurfl "
-        "node CONFIG --check` checks a real node. Then restart the nodes."
+        else "The warnings above name them. Each node's own log (of `murmurfl node` or `flower-supernode`, on its own "
+        "computer) says why; `murmurfl node CONFIG --check` tries it again there. Mend and restart these nodes."
     )
     return NodesUnavailableError(
         f"{text} These nodes are connected, and cannot answer with the model, the schema or the settings that their "

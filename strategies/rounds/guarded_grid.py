@@ -81,6 +81,11 @@ class ReplyBounds:
         return cls(arrays, _MIB + named, _FEWEST_OBJECTS + 4 * count + arrays // _OBJECT_BYTES)
 
 
+def printable_lines(text: str) -> str:
+    """Return lines that a terminal can show, whatever a client wrote."""
+    return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in text.splitlines())
+
+
 class _MalformedError(Exception):
     """A reply that cannot be read; the text is ours."""
 

@@ -37,7 +37,15 @@ from .exchange import RoundExchange
 from .exhaustion import ExhaustionSchedule, check_rounds
 from .guarded_grid import ReplyBounds, guarded
 from .in_flight import InFlightRequests
-from .observed import PATIENCE, ClippingWatch, DivergenceWatch, log_forecast, no_progress, require_progress
+from .observed import (
+    PATIENCE,
+    ClippingWatch,
+    DivergenceWatch,
+    log_forecast,
+    log_simulated_records,
+    no_progress,
+    require_progress,
+)
 from .options import RoundOptions, input_entries, refuse_sums, session_of
 from .participation import LateAnswers
 from .preflight import (
@@ -183,6 +191,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         self._start = ""
         self._reasons: list[str] = []
         self._not_excluded = ""
+        self._foreseen = False
 
     @property
     def num_clients(self) -> int:
@@ -300,8 +309,7 @@ class TrainingLoop(Strategy, Generic[StateT]):
         logger.info("Starting %s strategy:", type(self).__name__)
         self.summary()
         self.clients.several_on_a_node = simulated
-        self.simulated = simulated or isinstance(grid, DirectReplies) or is_simulation(grid)
-        self.simulated |= bool(getattr(grid, "simulated", False))  # nodes in this process
+        self._know(grid)
         self._ensure_state(initial_arrays)
         if not isinstance(grid, DirectReplies):
             self._grid = grid = guarded(grid)
@@ -324,6 +332,25 @@ class TrainingLoop(Strategy, Generic[StateT]):
                 break
         self._end(run)
         return run.result
+
+    def _know(self, grid: Grid | DirectReplies) -> None:
+        """Note whether clients are simulated."""
+        self.simulated = self.clients.several_on_a_node or isinstance(grid, DirectReplies) or is_simulation(grid)
+        self.simulated |= bool(getattr(grid, "simulated", False))  # nodes in this process
+        self.clients.simulated = self.simulated
+
+    def _begin_without_start(self, grid: Grid, done: int) -> None:
+        """Forecast the noise for a loop of rounds that is somebody's own, and say what it lacks."""
+        name = type(self).__name__
+        logger.warning(
+            "The rounds of %s are asked for by a loop of its own and not by start() of murmurfl's strategy: there is "
+            "no checkpoint, no callback and no result. Call "
+            "super().start(grid, initial_arrays, num_rounds=...), and put what the loop did between rounds into "
+            "callbacks=[...].",
+            name,
+        )
+        self._know(grid)
+        self._preflight(grid, done, None)
 
     def _begin(self, run: Run) -> int:
         """Resume from a checkpoint, and ask clients for statements while nothing is spent; return the rounds done."""
@@ -452,16 +479,25 @@ class TrainingLoop(Strategy, Generic[StateT]):
         needed = self.sampler.settle(clients)
         self.aggregator.settle(self.clients_per_round, needed)
 
-    def _preflight(self, grid: Grid | DirectReplies, done: int, num_rounds: int) -> None:
-        """Ask clients, before anything is spent, how many rounds they last and how loud their noise is."""
+    def _preflight(self, grid: Grid | DirectReplies, done: int, num_rounds: int | None) -> None:
+        """Ask clients, before anything is spent, how many rounds they last and how loud their noise is.
+
+        Rounds of an unknown number are as many as clients have releases.
+        """
+        self._foreseen = True
         exhausts = self.options.allow_exhaustion
         if exhausts and not self.supports_forecast:
             return
         self._wait_for_clients(grid)
-        rounds = range(done + 1, num_rounds + 1)
         simulated = isinstance(grid, DirectReplies) or self.clients.several_on_a_node
         # For how long a training lasts all clients matter; for how loud the noise is a few of them will do.
         statements = self.ask_privacy(grid, few=exhausts and simulated)
+        if num_rounds is None:
+            lasts = [int(statement["max-participations"]) for statement in statements.values()]
+            num_rounds = done + max(min(lasts, default=1), 1)
+        rounds = range(done + 1, num_rounds + 1)
+        if self.simulated:
+            log_simulated_records(statements)
         # Who is gone since has releases in the model, and its word counts as before.
         self._stated_before = {**self._stated_before, **statements}
         if not exhausts:

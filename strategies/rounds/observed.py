@@ -67,6 +67,30 @@ def check_masks(statements: Mapping[str, Mapping[str, Any]], *, masked: bool) ->
     )
 
 
+def log_simulated_records(statements: Mapping[str, Mapping[str, Any]]) -> None:
+    """Warn of what the records of simulated clients show: many do not fit, or they change from reading to reading.
+
+    Real clients state nothing of the kind: it depends on their records.
+    """
+    invalid = {name: one for name, one in statements.items() if isinstance(one.get(protocol.INVALID_RECORDS), int)}
+    if invalid:
+        name, worst = max(invalid.items(), key=lambda item: item[1][protocol.INVALID_RECORDS])
+        count = sum(one[protocol.INVALID_RECORDS] for one in invalid.values())
+        logger.warning(
+            "In simulation: %d records of %d clients do not fit their schema and count as zero; of client %s %d of %s, "
+            "most with: %s. Give all records one shape (pad texts to one length, crop images), or a schema that they "
+            "fit. A real client says so in its own log and `--check` alone.",
+            *(count, len(invalid), name, worst[protocol.INVALID_RECORDS], worst.get(protocol.RECORDS, "its records")),
+            worst.get(protocol.INVALID_REASON, "no reason given"),
+        )
+    if any(one.get(protocol.CHANGING) == 1 for one in statements.values()):
+        logger.warning(
+            "In simulation: samples(context) gives other records when it is asked again, as random crops or a stream "
+            "do. They are read once, and every round uses that reading; the ledger of a real client refuses records "
+            "that change. Give the same records every time."
+        )
+
+
 def check_evaluations(statements: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse to ask clients for evaluations if none of them allows any; warn if some do not."""
     claims = {name: statement.get("evaluation-allowed") for name, statement in statements.items()}
@@ -168,10 +192,19 @@ class ClippingWatch:
         self._warned_of_not_finite = False
         self._warned_of_ratio = 0.0
 
-    def take(self, server_round: int, figures: Mapping[str, TrainingFigures], forecast: Forecast | None = None) -> None:
+    def take(
+        self,
+        server_round: int,
+        figures: Mapping[str, TrainingFigures],
+        forecast: Forecast | None = None,
+        *,
+        of_updates: bool = True,
+    ) -> None:
         """Keep the figures of a round, by client, and warn where they are bad.
 
         ``forecast`` is that of the noise in the model: where it was useless, the model is noise and no step size helps.
+        Whole updates that are far longer than the clip lose what they learnt. Gradients of single samples
+        (``of_updates=False``) do not: a small clip leaves their directions, and less noise. Only their growth is bad.
         """
         if not figures:
             return
@@ -182,11 +215,12 @@ class ClippingWatch:
             cause = f" {_NOISE_DROVE}" if _is_useless(forecast) and len(self.rounds) > 1 else ""
             logger.warning("Round %d, in simulation: %s%s", server_round, of_round.sentence, cause)
         # A warning each time the ratio has doubled: one is too few where a training diverges, one a round too many.
-        if of_round.median_ratio > max(FAR_BEYOND, 2 * self._warned_of_ratio):
+        grown = of_round.median_ratio > FAR_BEYOND * next(iter(self.rounds.values())).median_ratio
+        if of_round.median_ratio > max(FAR_BEYOND, 2 * self._warned_of_ratio) and (of_updates or grown):
             self._warned_of_ratio = of_round.median_ratio
             name, worst = max(figures.items(), key=lambda item: item[1].largest_ratio)
             first = next(iter(self.rounds.values())).median_ratio
-            if FAR_BEYOND * first >= of_round.median_ratio:
+            if not grown:
                 remedy = "Scale the model or its inputs, train less at a time, or raise clip_norm."
             elif _is_useless(forecast):
                 remedy = f"In the first round it was {times(first)}. {_NOISE_DROVE}"

@@ -26,7 +26,7 @@ from ...privacy.protocol import dtype_name, read_array, write_array
 from ...privacy.release.clipping import TrainingFigures
 from ...privacy.release.ledgered_privatizer import Release
 from ...privacy.sums.masking import MaskedRelease, Sealed
-from .guarded_grid import guarded
+from .guarded_grid import guarded, printable_lines
 
 logger = logging.getLogger("flwr")
 
@@ -477,15 +477,22 @@ _LONGEST_REASON = 300
 _MOST_REASONS = 10
 
 
-def say_refusals(server_round: int, replies: Iterable[Message], known: list[str]) -> None:
-    """Log why clients refuse, each reason once: new ones are appended to ``known``."""
+def say_refusals(server_round: int, replies: Iterable[Message], known: list[str], *, simulated: bool = False) -> None:
+    """Log why clients refuse, each reason once: new ones are appended to ``known``.
+
+    Those of simulated clients have a traceback.
+    """
     for reply in replies:
         if not reply.has_error() or reply.error.code not in protocol.REFUSAL_NAMES:
             continue
-        if reply.error.code in (protocol.INTERNAL_ERROR, protocol.MALFORMED_REPLY):  # its text says nothing, or is ours
-            continue
+        text = reply.error.reason or ""
+        traced = simulated and "\n" in text
+        if reply.error.code == protocol.MALFORMED_REPLY or (reply.error.code == protocol.INTERNAL_ERROR and not traced):
+            continue  # its text is ours, or says nothing
         # Whatever a client writes ends up in a terminal.
-        reason = "".join(c if c.isprintable() else " " for c in (reply.error.reason or "")[:_LONGEST_REASON])
+        reason = printable_lines(text if traced else text.partition("\n")[0][:_LONGEST_REASON])
+        if traced and any("\n" in one for one in known):
+            continue  # one traceback is enough
         if reason and reason not in known and len(known) < _MOST_REASONS:
             known.append(reason)
             logger.warning("Round %d: clients refuse: %s.", server_round, reason)

@@ -133,6 +133,8 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         """
         self._ensure_state(arrays)
         self._grid = grid
+        if not self._foreseen and not self.history:
+            self._begin_without_start(grid, server_round - 1)
         self._wait_for_clients(grid)
         self._nodes = self.clients.node_map()
         request = self._plan_round(server_round, self._nodes)
@@ -184,7 +186,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         asked = self.exchange.answering(self._nodes)
         layout, masked, replies = self.release_layout, self.aggregator.masked, list(replies)
         say_unlike(server_round, sum(is_masked(reply) is (not masked) for reply in replies), masked=masked)
-        say_refusals(server_round, replies, self._reasons)
+        say_refusals(server_round, replies, self._reasons, simulated=self.simulated)
         outcomes: list[Outcome] = []
         for reply in replies:
             outcomes.append(read_outcome(reply, layout, asked, self.options.largest_value, masked=masked))
@@ -212,7 +214,8 @@ class ReleaseStrategy(TrainingLoop[StateT]):
     ) -> tuple[RoundReport, Mapping[str, int]]:
         """Add the releases that count to a sum; return the report of the round, and these releases."""
         tally = self._validator.add_valid(outcomes, summation, self._stated_before, self._observed)
-        self._clipping.take(server_round, tally.figures, self.forecast)
+        of_updates = any(one.get(protocol.CLIP_UNIT) == "update" for one in self._stated_before.values())
+        self._clipping.take(server_round, tally.figures, self.forecast, of_updates=of_updates)
         self.participation = {name: tally.aggregated.get(name) for name in self.exchange.asked} | tally.aggregated
         report = tally.report(server_round, self.exchange.sampled)
         report = self.exchange.counted(report, self.participation, direct=self._grid is None)

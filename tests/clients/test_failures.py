@@ -24,7 +24,7 @@ from murmurfl.privacy import PrivacyPolicy, ShuffledPolicy, SimulatedKeys, proto
 from murmurfl.privacy.errors import InvalidRecordError, is_interrupt
 
 from tests.harness.clients import DurableLedger, FixedNonces, training_config
-from tests.harness.grid import ask
+from tests.harness.grid import ask, ask_real_node
 
 D, BATCH, COUNT, BAD, CLIP = 3, 8, 32, 2, 1.0
 SECRET = "patient 4711"
@@ -252,9 +252,17 @@ def test_ctrl_c_still_ends_a_client():
 
 @pytest.mark.parametrize("error", [SystemExit(SECRET), PanicError(SECRET), GeneratorExit()])
 def test_whatever_a_client_raises_its_app_answers_with_one_fixed_sentence(error):
-    reply = ask(numpy_client_app(raising(error)), "query", RecordDict({"config": ConfigRecord()}))
+    reply = ask_real_node(numpy_client_app(raising(error)), RecordDict({"config": ConfigRecord()}), "query")
     assert reply.error.code == protocol.INTERNAL_ERROR
-    assert SECRET not in reply.error.reason
+    assert reply.error.reason == "internal error; the client's own log says more"
+
+
+def test_a_simulated_client_says_where_it_failed():
+    """The planted bug, for the test above."""
+    app = numpy_client_app(raising(SystemExit(SECRET)))
+    reason = ask(app, "query", RecordDict({"config": ConfigRecord()})).error.reason
+    assert SECRET in reason
+    assert "Traceback" in reason
 
 
 class Vouched(Linear):

@@ -288,6 +288,7 @@ def test_what_fails_while_masking_is_answered_with_the_fixed_text(monkeypatch):
         raise ValueError("patient 4711")
 
     monkeypatch.setattr(Masking, "mask", fails)
+    monkeypatch.setattr("murmurfl.clients.messages.in_simulation", lambda: False)  # whose text a server gets
     reply = ask(app, "train", content())
     assert reply.error.code == protocol.INTERNAL_ERROR
     assert "4711" not in reply.error.reason

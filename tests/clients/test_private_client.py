@@ -441,7 +441,8 @@ def test_queries_reach_get_properties():
     assert ask(numpy_client_app(make_client), "query", content).content["config"]["node"] == 0
 
 
-def test_an_exception_never_leaves_the_client():
+def test_an_exception_never_leaves_the_client(monkeypatch):
+    monkeypatch.setattr("murmurfl.clients.messages.in_simulation", lambda: False)  # whose text a server gets
     reply = ask(numpy_client_app(lambda context: Leaky()), "train")
     assert reply.has_error()
     assert reply.error.code == protocol.INTERNAL_ERROR
@@ -453,7 +454,8 @@ def test_a_refusal_leaves_with_its_own_text():
     assert (reply.error.code, reply.error.reason) == (protocol.BUDGET_EXHAUSTED, "the budget is gone")
 
 
-def test_a_ledger_that_cannot_be_used_is_named_without_its_text():
+def test_a_ledger_that_cannot_be_used_is_named_without_its_text(monkeypatch):
+    monkeypatch.setattr("murmurfl.clients.messages.in_simulation", lambda: False)  # whose text a server gets
     reply = ask(numpy_client_app(lambda context: Leaky()), "query", RecordDict({"config": ConfigRecord({"a": 1})}))
     assert protocol.REFUSAL_NAMES[reply.error.code] == "ledger-unusable"
     assert SECRET not in reply.error.reason

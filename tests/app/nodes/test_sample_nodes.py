@@ -1,11 +1,13 @@
 """``murmurfl node`` with a ``private_client_app``: privacy is the operator's file's, and no sample's failure shows."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from murmurfl.app.commands.main import cli
 from murmurfl.app.nodes.node_app import answers_of, client_of, own_app, read_node
-from murmurfl.clients import UpdateNode, trainable_arrays
+from murmurfl.clients import UpdateNode, messages, trainable_arrays
 from murmurfl.clients.nodes.client_file import SampleNode
 from murmurfl.clients.nodes.roster_files import write_client_key, write_roster
 from murmurfl.privacy import ConfigurationError, Guarantee, LedgerError, SQLiteLedger, gdp_mu, protocol, read_ledger
@@ -91,6 +93,14 @@ class Remembers(torch.nn.Module):
 
 mixing = private_client_app(lambda: torch.nn.Linear(2, 2), weighted, load, mu=1e3, rounds=100)
 remembering = private_client_app(Remembers, samples=load, mu=1e3, rounds=100)
+
+
+class Fails(torch.nn.Linear):
+    def forward(self, inputs):
+        raise KeyError("hidden")
+
+
+failing = private_client_app(lambda: Fails(2, 2), samples=load, mu=1e3, rounds=100)
 """.replace("SECRET", SECRET)
 
 FILE = """
@@ -287,6 +297,119 @@ def test_a_file_without_an_app_serves_a_plain_supernode(folder, monkeypatch):
     text = FILE.replace('app = "{app}"\n', "")
     monkeypatch.setenv("MURMURFL_NODE_CONFIG", str(write(folder, text)))
     assert sent(asked(app)) == pytest.approx(clipped_sum(), abs=0.05)
+
+
+@pytest.fixture
+def plain_node(folder, monkeypatch):
+    """Ask an app of the project on a plain SuperNode; None is what the server gets of a client that stays silent."""
+    import importlib
+
+    def stay_silent():
+        raise messages.SilentFailureError  # in the place of a wait without end
+
+    def ask_app(app="app", text=FILE, **asks):
+        monkeypatch.setenv("MURMURFL_NODE_CONFIG", str(write(folder, text.replace('app = "{app}"\n', ""))))
+        chosen = getattr(importlib.import_module(folder[1]), app)
+        chosen._real = None  # a node that was started again
+        try:
+            return asked(chosen, "query" if asks else "train", **asks)
+        except messages.SilentFailureError:
+            return None
+
+    monkeypatch.setattr(messages, "_stay_silent", stay_silent)
+    return ask_app
+
+
+UNCONFIGURED = {
+    "another method": (FILE.replace("full-batch", "fedavg"), "app", protocol.NOT_CONFIGURED),
+    "no schema there": (FILE.replace('"schema.toml"', '"none.toml"'), "app", protocol.NOT_CONFIGURED),
+    "no ledger there": (FILE.replace('"ledger.sqlite"', '"none.sqlite"'), "app", protocol.LEDGER_UNUSABLE),
+    "owners without a schema that names one": (
+        FILE.replace("num-records = 6", "num-records = 6\nsamples-per-owner = 2"),
+        "app",
+        protocol.NOT_CONFIGURED,
+    ),
+    "a model that is refused": (FILE, "remembering", protocol.NOT_CONFIGURED),
+    "a model that fails in its own words": (FILE, "failing", protocol.NOT_CONFIGURED),
+}
+
+
+@pytest.mark.parametrize(("text", "app", "code"), UNCONFIGURED.values(), ids=UNCONFIGURED)
+def test_what_fails_before_the_first_record_is_a_fixed_code(folder, plain_node, text, app, code):
+    (folder[0] / "broken").touch()
+    reply = plain_node(app, text, **{protocol.ASK: protocol.ASK_HELLO})
+    assert reply.error.code == code
+    assert reply.error.reason in (
+        "this client is not configured to answer",
+        "this client's ledger cannot be used",
+    ), "and nothing of the reason"
+    assert not (folder[0] / "seen.json").exists(), "no record was asked for"
+
+
+def no_memory(context):
+    raise MemoryError
+
+
+STRANGE = {
+    "none": lambda context: [],
+    "of no kind": lambda context: {"a": 1},
+    "of two lengths": lambda context: (np.zeros((6, 2)), np.zeros(5)),
+    "an exception": lambda context: 1 / 0,
+    "an exit": lambda context: exit(SECRET),
+    "no memory": no_memory,
+}
+
+
+@pytest.mark.parametrize("load", STRANGE.values(), ids=STRANGE)
+def test_what_fails_once_records_are_read_is_silence(folder, plain_node, load, monkeypatch, caplog):
+    """No code and no text: whether it fails may depend on them."""
+    import importlib
+
+    monkeypatch.setattr(importlib.import_module(folder[1]).app, "_samples", load)
+    assert plain_node() is None
+    assert "It stays silent, as if it were off" in caplog.text
+
+
+def test_a_failure_of_reading_that_was_answered_would_show(folder, plain_node, monkeypatch):
+    """The planted bug, for the test above."""
+    import importlib
+
+    from murmurfl.clients.adapters import private_app
+
+    monkeypatch.setattr(private_app, "records_being_read", nullcontext)
+    monkeypatch.setattr(importlib.import_module(folder[1]).app, "_samples", STRANGE["an exception"])
+    assert plain_node().error.code == protocol.INTERNAL_ERROR
+
+
+def test_a_statement_of_a_real_client_says_nothing_of_its_records(folder, plain_node):
+    """A simulated one states how many fit (:func:`log_simulated_records`)."""
+    asks = {protocol.ASK: protocol.ASK_PRIVACY}
+    whole = dict(plain_node(**asks).content["config"])
+    (folder[0] / "broken").touch()
+    assert dict(plain_node(**asks).content["config"]) == whole
+    assert not whole.keys() & {protocol.RECORDS, protocol.INVALID_RECORDS, protocol.INVALID_REASON, protocol.CHANGING}
+
+
+def test_check_says_that_records_change(folder, monkeypatch):
+    import importlib
+
+    class Cropped(importlib.import_module(folder[1]).Visits):
+        reads = 0
+
+        def __getitem__(self, chosen):
+            Cropped.reads += 1
+            inputs, targets = super().__getitem__(chosen)
+            return inputs + Cropped.reads / 100, targets
+
+    monkeypatch.setattr(importlib.import_module(folder[1]), "Visits", Cropped)
+    said = CliRunner().invoke(cli, ["node", str(write(folder)), "--check"])
+    assert "others when they are read again" in " ".join(said.stdout.split())
+
+
+def test_records_that_do_not_fit_make_no_client_silent(folder, plain_node):
+    """They count as zero: which of them do is nobody's to see."""
+    (folder[0] / "broken").touch()
+    assert sent(plain_node()) == pytest.approx(clipped_sum([0, 1, 3, 4, 5]), abs=0.05)
 
 
 def test_fedavg_answers_with_updates_and_says_what_is_guaranteed(folder):

@@ -197,7 +197,7 @@ def test_a_worker_keeps_samples_while_there_is_memory_for_them(monkeypatch):
             asked(app, trainable_arrays(make_module()), number=number)
         return seen
 
-    others = [1, 2, 3]  # of which the schema is inferred too, once
+    others = [1, 2, 3, 0]  # of which the schema is inferred too, once; and whether records change, by the first client
     assert loaded([0, 1, 0, 1]) == [0, *others, 1]
     monkeypatch.setattr(private_app, "_KEPT_BYTES", 1)
     assert loaded([0, 0, 1, 0]) == [0, *others, 1, 0], "the last one's are kept whatever they take"
@@ -235,7 +235,8 @@ def test_a_server_without_murmurfls_strategy_is_told_which_one_to_use():
     assert "FullBatch" in reply.error.reason
 
 
-def test_a_failure_says_nothing_of_the_data():
+def test_a_failure_says_nothing_of_the_data(monkeypatch):
+    monkeypatch.setattr("murmurfl.clients.messages.in_simulation", lambda: False)  # whose text a server gets
     secret = "patient 4711"
 
     def broken(context):

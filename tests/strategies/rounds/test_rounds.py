@@ -264,7 +264,7 @@ def test_nodes_that_refuse_to_say_hello_are_named_in_the_error():
     def not_configured(context):
         raise ValueError("secret")
 
-    with raises(NodesUnavailableError, "unreachable", match="6 answered with internal-error"):
+    with raises(NodesUnavailableError, "refused", match="6 answered with internal-error"):
         mu2(node_deadline_s=0.3).start(NodesGrid(numpy_client_app(not_configured), 6), START, num_rounds=2)
 
 
