@@ -312,7 +312,7 @@ class CorrelatedNoiseMod:
         self.seed = seed
         secure = simulation is not None and simulation.trust == "secure-aggregation"
         self._sums = SimulatedSums(helpers, seed) if secure else None
-        self._own = None if node is None else _checked(_real(node, {}))
+        self._own = None if node is None else _real(node, {})
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Answer a message; Flower calls this."""
@@ -363,7 +363,7 @@ class CorrelatedNoiseMod:
                 "for simulation only.",
                 kind="missing",
             )
-        made = _real(UpdateNode.read(path), context.node_config)
+        made = _unchecked(UpdateNode.read(path), context.node_config)
         with records_being_read():
             return _checked(made)
 
@@ -396,13 +396,17 @@ def privatizer_behind(node: UpdateNode) -> Privatizer:
     **Formal guarantees.** Policy, budget and ledger are those of the operator's file: a release of the client would be
     spent like any other.
     """
-    return _checked(_real(node, {})).private(1)
+    return _real(node, {}).private(1)
 
 
-def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Node:
+def _unchecked(node: UpdateNode, node_config: Mapping[str, Any]) -> _Node:
     ledger = SQLiteLedger(node.ledger)  # never created here: a new ledger would have forgotten what was spent
     known_by = partial(node.known_by, node_config)
     return _Node(node.policy(ledger), node.client, ledger, ledger.keys(), known_by, node.masking())
+
+
+def _real(node: UpdateNode, node_config: Mapping[str, Any]) -> _Node:
+    return _checked(_unchecked(node, node_config))
 
 
 def _checked(client: _Node) -> _Node:
