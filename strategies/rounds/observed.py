@@ -184,6 +184,10 @@ def _is_useless(forecast: Forecast | None) -> bool:
     return forecast is not None and forecast.verdict == "useless"
 
 
+_FAR_BEYOND_OF_GRADIENTS = 100.0
+"""Ratio beyond which gradients of single samples are so long that a step may have been chosen for another clip."""
+
+
 class ClippingWatch:
     """Effects of clipping in every round, with warnings; not private, so only simulated clients report them."""
 
@@ -216,23 +220,26 @@ class ClippingWatch:
             logger.warning("Round %d, in simulation: %s%s", server_round, of_round.sentence, cause)
         # A warning each time the ratio has doubled: one is too few where a training diverges, one a round too many.
         grown = of_round.median_ratio > FAR_BEYOND * next(iter(self.rounds.values())).median_ratio
-        if of_round.median_ratio > max(FAR_BEYOND, 2 * self._warned_of_ratio) and (of_updates or grown):
+        enough = FAR_BEYOND if of_updates or grown else _FAR_BEYOND_OF_GRADIENTS
+        if of_round.median_ratio > max(enough, 2 * self._warned_of_ratio):
             self._warned_of_ratio = of_round.median_ratio
             name, worst = max(figures.items(), key=lambda item: item[1].largest_ratio)
             first = next(iter(self.rounds.values())).median_ratio
-            if not grown:
+            if not grown and not of_updates:
+                remedy = "That is no mistake if learning_rate was chosen for this clip (app.steps()); or else raise it."
+            elif not grown:
                 remedy = "Scale the model or its inputs, train less at a time, or raise clip_norm."
             elif _is_useless(forecast):
                 remedy = f"In the first round it was {times(first)}. {_NOISE_DROVE}"
             else:
                 remedy = f"In the first round it was {times(first)}, so the model diverges: {_LOWER}"
             logger.warning(
-                "Round %d, in simulation: half of the contributions were over %s the clip norm%s: next to "
-                "nothing is left of them. %s",
+                "Round %d, in simulation: half of the contributions were over %s the clip norm%s: %s left of them. %s",
                 *(server_round, times(of_round.median_ratio)),
                 ""
                 if name == ALL_CLIENTS
                 else f", the update of client {name} was {times(worst.largest_ratio)} the clip",
+                "next to nothing is" if of_updates else "their directions are",
                 remedy,
             )
 
