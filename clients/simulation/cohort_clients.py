@@ -224,6 +224,8 @@ def spread_samples(samples: Any, places: NDArray[np.intp], count: int) -> Any:
 
 logger = logging.getLogger(__name__)
 _BLOCK_VALUES = 1 << 22
+_MOST_RECENT = 256
+"""Clients with parts that are kept for their next request: all of a small simulation."""
 _NO_ENTRIES: Mapping[str, Any] = MappingProxyType({})
 Answer = tuple[str, Release | RefusedError]
 
@@ -301,6 +303,7 @@ class Cohort:
         self._only = only
         self._clients: dict[str, PrivateClient] = {}
         self._first: dict[Hashable, PrivateClient] = {}
+        self._recent: dict[str, PrivateClient] = {}  # with parts, the latest last
         self._blocks: dict[Hashable, PrivatizerBlock] = {}
         self._alone: set[type[PrivateClient]] = set()
         self.arithmetic: Callable[[ReleaseRule], BlockArithmetic] | None = None
@@ -325,7 +328,11 @@ class Cohort:
         if first.name == name:
             return first
         if first.parts:  # which are made for its ledger and keys
-            return self._make_client(name)
+            client = self._recent.pop(name, None) or self._make_client(name)
+            self._recent[name] = client
+            if len(self._recent) > _MOST_RECENT:
+                del self._recent[next(iter(self._recent))]
+            return client
         client, row = copy(first), self._row(name)
         client.name, client.samples = name, kinds.samples(name)
         client.privatizer = first.privatizer.alike(

@@ -52,7 +52,6 @@ from typing import ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cholesky, eigh, solve_triangular, svd
-from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 from ..errors import ConfigurationError
@@ -334,6 +333,8 @@ def optimal_encoder(workload: NDArray[np.float64], tolerance: float = _TOLERANCE
             raise _FoundError(_encoder_of(factor @ factor.T))
         # Times n: the second derivatives are then around 1, which is where the search starts from.
         return n * float(np.log(total) - 2 * np.log(trace)), n * (multipliers / total - diagonal / trace)
+
+    from scipy.optimize import minimize  # here: it takes a third of a second to import
 
     n, start = len(gram), 0.5 * np.log(gram.diagonal())
     try:

@@ -56,7 +56,6 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from ..errors import ConfigurationError
 from ..noise import NONCE_BYTES
@@ -319,6 +318,8 @@ def optimise_band(num_releases: int, bands: int) -> NDArray[np.float64]:
         return math.log(squared_sensitivity * squared_error), by_logit
 
     def compute() -> Arrays:
+        from scipy.optimize import minimize  # here: it takes a third of a second to import
+
         lags = np.arange(1, bands)
         start = np.log(2.0 * lags - 1.0)  # the logit of 1 - 1/(2r)
         found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxcor": 20, "maxiter": 500})

@@ -57,7 +57,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
-from scipy.optimize import isotonic_regression
 
 from .. import protocol
 from ..accounting.guarantee import Guarantee
@@ -550,6 +549,8 @@ class ColumnStatistics:
     @property
     def _shares(self) -> NDArray[np.float64]:
         """F at every place, rising to 1."""
+        from scipy.optimize import isotonic_regression  # here: it takes a third of a second to import
+
         risen = isotonic_regression(np.cumsum(self.found.counts[:-1]) / self.count).x
         shares = np.clip(risen, 0.0, 1.0)
         shares[-1] = 1.0
