@@ -78,7 +78,7 @@ class CountedGradients:
         self.model_shapes = [tuple(shape) for shape in gradients.shapes]
         self.shapes = [*self.model_shapes, (1,)]
         self.rows_unmixed = rows_unmixed(gradients)
-        self._gradients = gradients
+        self.wrapped = gradients
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
         return self._written(self._counted(parameters, DenseContributions(self._of(parameters, samples))))
@@ -96,12 +96,12 @@ class CountedGradients:
                 kind="unsupported",
                 setting="weights",
             )
-        made = stacked_gradients(self._gradients, [points[0][:-1]], weights, samples)
+        made = stacked_gradients(self.wrapped, [points[0][:-1]], weights, samples)
         counted = self._counted(points[0], made)
         return counted if hasattr(made, "scaled_sum") else DenseContributions(self._written(counted))
 
     def _of(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
-        return np.asarray(self._gradients(parameters[:-1], samples), dtype=np.float64)
+        return np.asarray(self.wrapped(parameters[:-1], samples), dtype=np.float64)
 
     def _counted(self, parameters: Sequence[NDArray[Any]], gradients: StackedContributions) -> _CountedContributions:
         return _CountedContributions(gradients, gradients.norms(), self.rows, float(parameters[-1][0]))

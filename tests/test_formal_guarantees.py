@@ -61,6 +61,7 @@ PARTS = {
     *("Schema", "Records", "Owners", "OwnedSamples", "PerSampleGradients", "CarefulGradients", "CountedGradients"),
     *("LinearGradients", "ModuleGradients", "OwnerGradients", "RowBound", "Moments", "CountedRows"),
     *("RecordPlaces", "TableRows"),
+    *("Program", "TorchProgram", "ReplayProcess", "TorchGradients", "ModuleMeasure"),
     # What was measured against a claim.
     *("AuditResult", "OneRunResult"),
 }

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ...clients.adapters.per_sample_gradients import programs_of
 from ...clients.nodes.client_file import NodeSums, SampleNode, UpdateNode
 from ...clients.nodes.operators_file import operators_values
 from ...clients.nodes.roster_files import pinned_digest, read_client_key, read_roster
@@ -181,7 +182,7 @@ def _connection(path: Path, given: Mapping[str, Any], clock: Callable[[], float]
 
 def _client_checks(config: NodeConfig | OwnNode, run_every_days: float | None, now: float) -> Preflight:
     """Return checks of the client, made as when the node starts: what would be refused then is refused here."""
-    parameters, records = 0, None  # the size of an app's updates is unknown before the first
+    parameters, records, programs = 0, None, ""  # the size of an app's updates is unknown before the first
     try:
         if isinstance(config, UpdateNode):
             own_app(config)
@@ -190,6 +191,7 @@ def _client_checks(config: NodeConfig | OwnNode, run_every_days: float | None, n
             _, client = client_of(config)
             description, costs = describe(client), Costs.of_client(client)
             parameters, records = client.privatizer.num_parameters, _read(client, config)
+            programs = programs_of(client.gradients)
         summary = read_ledger(config.ledger)
     except (MurmurflError, OSError) as error:
         # It may have failed for want of room.
@@ -198,6 +200,7 @@ def _client_checks(config: NodeConfig | OwnNode, run_every_days: float | None, n
     left = allowance_of(summary, costs, run_every_days, now)
     checks = [
         Check("configuration", "ok", "Configuration, data and ledger are in order."),
+        *([Check("model", "ok", f"Computed in a process of its own, by hash: {programs}.")] if programs else []),
         *_records(records),
         Check("budget", left.state, left.sentence(now)),
         _disk([Path(config.ledger), Path(summary.mark)], parameters),

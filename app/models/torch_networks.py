@@ -210,9 +210,10 @@ class _InPyTorch(Model):
 
     _gradients: TorchGradients
 
-    def isolate(self) -> None:
-        """Have gradients and scores of a project's module computed where no code of the project runs."""
-        self._gradients.isolate()
+    @property
+    def wrapped(self) -> TorchGradients:
+        """Gradients that PyTorch computes."""
+        return self._gradients
 
     def set_gradient_memory(self, memory_mib: float) -> None:
         super().set_gradient_memory(memory_mib)

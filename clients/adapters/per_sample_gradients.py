@@ -97,11 +97,27 @@ def isolate(gradients: PerSampleGradients) -> None:
     """Have gradients computed where no code of the project runs from now on, if they come from such code.
 
     Real clients do this before they read a sample. Gradients that need it have a method ``isolate()``, which starts a
-    process (:class:`.replay_process.ReplayProcess`) and refuses what cannot run there.
+    process (:class:`.replay_process.ReplayProcess`) and refuses what cannot run there. Gradients that are computed from
+    others name these as ``wrapped``.
     """
-    own = getattr(gradients, "isolate", None)
+    own = getattr(_innermost(gradients), "isolate", None)
     if own is not None:
         own()
+
+
+def programs_of(gradients: PerSampleGradients) -> str:
+    """Return which programs compute the gradients, by their hashes; empty for gradients without programs.
+
+    Programs are captured before any record is read, so their hashes are public.
+    """
+    own = getattr(_innermost(gradients), "programs_used", None)
+    return "" if own is None else own()
+
+
+def _innermost(gradients: Any) -> Any:
+    while (inner := getattr(gradients, "wrapped", None)) is not None:
+        gradients = inner
+    return gradients
 
 
 def combined_gradients(

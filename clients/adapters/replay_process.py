@@ -39,7 +39,14 @@ _ENVIRONMENT["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # entry points of installed
 
 @dataclass(frozen=True)
 class Program:
-    """A list of what a model computes for one record, as plain data (:mod:`.replay` has the kinds)."""
+    """A list of what a model computes for one record, as plain data (:mod:`.replay` has the kinds).
+
+    Notes
+    -----
+    **Formal guarantees.** What it computes is a function of its content, its constants, the parameters and one record,
+    if its kind accepts it (:class:`.replay.TorchProgram`). Its digest covers content and constants.
+    Proof: docs/proofs/records.md.
+    """
 
     kind: str
     content: Mapping[str, Any]

@@ -437,7 +437,7 @@ class RecordPrograms:
     held : object
         Everything that the function calls: the module, and a loss or something else.
     what : str
-        Its name in a refusal.
+        Its name: "gradient", say.
     """
 
     def __init__(
@@ -446,9 +446,9 @@ class RecordPrograms:
         module: torch.nn.Module,
         trained: Sequence[str],
         held: Any,
-        what: str = "model and loss",
+        what: str = "gradient",
     ) -> None:
-        self._what = what
+        self.what = what
         self._compute, self._module, self._trained, self._held = compute, module, list(trained), held
         self._programs: dict[Hashable, Program] = {}
 
@@ -474,7 +474,7 @@ class RecordPrograms:
             try:
                 self._programs[looks] = self._captured(inputs, targets)
             except CaptureError as error:
-                raise _refusal(error, self._what) from error
+                raise _refusal(error, self.what) from error
         return self._programs[looks]
 
     def _captured(self, inputs: Any, targets: Any) -> Program:
@@ -494,7 +494,7 @@ class RecordPrograms:
 def _refusal(error: CaptureError, what: str) -> ConfigurationError:
     """Return the refusal of what could not be captured."""
     return ConfigurationError(
-        f"Expected a {what} that can be captured as a list of PyTorch's pure operators, got {error}. {REMEDY}.",
+        f"Expected a model whose {what} can be captured as a list of PyTorch's pure operators, got {error}. {REMEDY}.",
         kind="unsupported",
     )
 

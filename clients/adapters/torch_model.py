@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ...privacy.accounting.gdp import check_count
-from ...privacy.errors import ConfigurationError, InvalidRecordError, check_installed
+from ...privacy.errors import PUBLIC, ConfigurationError, InvalidRecordError, check_installed
 from ...privacy.queries.evaluation import Measured
 from ...privacy.release.clipping import DenseContributions, StackedContributions, squared_lengths
 from .per_sample_gradients import (
@@ -313,11 +313,12 @@ class _SampleGradients:
             for program in programs.programs:
                 self.process.add(program)
         self.process.check()
-        logger.info("Gradients are computed in a process of their own, by %s.", self.described())
+        logger.info("The model is computed in a process of its own: %s.", self.programs_used(), extra=PUBLIC)
 
-    def described(self) -> str:
+    def programs_used(self) -> str:
         """Return which programs compute what, by their hashes: public, for they were captured from no record."""
-        return ", ".join(f"{one.digest[:16]}" for programs in self.of_records for one in programs.programs)
+        found = [(programs.what, one.digest) for programs in self.of_records for one in programs.programs]
+        return ", ".join(f"{what} {digest[:16]}" for what, digest in found)
 
     def isolated(self, programs: RecordPrograms, parameters: Sequence[NDArray[Any]], sample: Any) -> list[NDArray[Any]]:
         """Return what one of some programs makes of a batch of one sample, in the process of its own.
@@ -679,7 +680,7 @@ class ModuleScores:
             return [torch.func.functional_call(module, values, (inputs[None],))[0]]
 
         self._gradients = gradients
-        self._captured = RecordPrograms(scores, gradients.module, gradients.names, gradients.module, "model")
+        self._captured = RecordPrograms(scores, gradients.module, gradients.names, gradients.module, "scores")
         gradients.of_records.append(self._captured)
         self._program = self._captured.program(torch.as_tensor(example)[0], ()).runnable
 
@@ -719,10 +720,8 @@ class ModuleMeasure:
         name = getattr(loss, "__name__", type(loss).__name__)
         self._of_probabilities = name in _OF_PROBABILITIES
         self._gradients, self._right = gradients, right
-        what = "model, and a right(output, target),"
-        self.captured = RecordPrograms(
-            self._compute, gradients.module, gradients.names, (gradients.module, right), what
-        )
+        held = gradients.module, right
+        self.captured = RecordPrograms(self._compute, gradients.module, gradients.names, held, "evaluation")
         gradients.of_records.append(self.captured)
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> Measured:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ...privacy.errors import OF_DATA, ConfigurationError, InvalidRecordError, check_installed, is_interrupt
 from ...privacy.release.known_samples import Owners
-from ..adapters.per_sample_gradients import PerSampleGradients, isolate
+from ..adapters.per_sample_gradients import PerSampleGradients
 from .schema import Record, Schema, stacked
 
 _PART_BYTES = 1 << 20
@@ -811,11 +811,7 @@ class OwnerGradients:
         self._one_by_one = one_by_one
         self.shapes = [tuple(shape) for shape in gradients.shapes]
         self._size = sum(map(math.prod, self.shapes))
-        self._gradients = gradients
-
-    def isolate(self) -> None:
-        """Have the model computed where no code of the project runs (:func:`.per_sample_gradients.isolate`)."""
-        isolate(self._gradients)
+        self.wrapped = gradients
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
         """Means of gradients at ``parameters``, shape (owners, d)."""
@@ -841,9 +837,9 @@ class OwnerGradients:
         flat = tuple(part.reshape(owners * most, *part.shape[2:]) for part in parts)
         if self._one_by_one:
             each = [tuple(part[i : i + 1] for part in flat) for i in range(owners * most)]
-            rows = np.concatenate([np.asarray(self._gradients(parameters, one)) for one in each])
+            rows = np.concatenate([np.asarray(self.wrapped(parameters, one)) for one in each])
         else:
-            rows = np.asarray(self._gradients(parameters, flat))
+            rows = np.asarray(self.wrapped(parameters, flat))
         if rows.shape != (owners * most, self._size):
             raise ConfigurationError(
                 f"Expected gradients of shape {(owners * most, self._size)}, got {rows.shape}.", kind="wrong-shape"

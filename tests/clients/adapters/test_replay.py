@@ -6,16 +6,22 @@ import time
 
 import numpy as np
 import pytest
-from murmurfl.clients.adapters import replay, replay_process
+from murmurfl.clients import FullBatchClient, OwnerGradients
+from murmurfl.clients.adapters import per_sample_gradients, replay, replay_process
+from murmurfl.clients.adapters.per_sample_gradients import programs_of
 from murmurfl.clients.adapters.replay_process import Program, ReplayProcess
-from murmurfl.privacy import ConfigurationError
+from murmurfl.clients.full_batch_client import CountedGradients
+from murmurfl.privacy import ConfigurationError, PrivacyPolicy, SimulatedKeys
 from murmurfl.privacy.errors import InvalidRecordError
 
+from tests.harness.clients import DurableLedger, FixedNonces, training_config
 from tests.harness.errors import raises
 
 torch = pytest.importorskip("torch")
 from murmurfl.clients.adapters.torch_graph import CaptureError, RecordPrograms, captured  # noqa: E402
-from murmurfl.clients.adapters.torch_model import ModuleGradients  # noqa: E402
+from murmurfl.clients.adapters.torch_model import ModuleGradients, TorchGradients  # noqa: E402
+
+from tests.harness.trials import Held  # noqa: E402
 
 CROSS_ENTROPY = torch.nn.functional.cross_entropy
 
@@ -269,3 +275,71 @@ def test_values_of_a_record_are_in_no_program():
 def test_capture_error_says_the_operator():
     with pytest.raises(CaptureError, match="bernoulli"):
         captured(lambda p, f, r: [torch.bernoulli(r[0])], [], [], [torch.zeros(3)])
+
+
+CLIP = 1.0
+POLICY = PrivacyPolicy(
+    clip_norm=CLIP,
+    batch_size=1,
+    max_participations=1,
+    mu=1.0,
+    batch_selection="full_batch",
+    mechanism="independent",
+    release_rule="paper",
+)
+
+
+def batch(strange=None):
+    tokens, labels = np.tile(RECORD[0], (6, 1)), np.ones(6, np.int64)
+    if strange is not None:
+        tokens[2], labels[2] = strange
+    return Held(tokens, labels)
+
+
+def client_of(gradients, samples, keys=None):
+    return FullBatchClient(gradients, samples, POLICY, DurableLedger(), keys or FixedNonces(), name="7")
+
+
+def test_real_client_computes_in_a_process_of_its_own_and_a_simulated_one_does_not():
+    for simulated in (True, False):
+        gradients = made_gradients()
+        if not simulated:
+            gradients.program(*map(torch.tensor, RECORD))
+        keys = SimulatedKeys(1, "7") if simulated else None
+        client = client_of(gradients, batch(), keys)
+        assert (gradients.process is None) == simulated
+        client.fit(POINT, training_config())
+        assert simulated or gradients.process.pid is not None
+        assert programs_of(gradients) == f"gradient {PROGRAM.digest[:16]}"
+
+
+@pytest.mark.parametrize("wrap", [lambda found: OwnerGradients(found, one_by_one=True), CountedGradients])
+def test_gradients_of_gradients_are_computed_in_a_process_of_their_own_as_well(wrap):
+    gradients = made_gradients()
+    gradients.program(*map(torch.tensor, RECORD))
+    replay_process_of = wrap(gradients)
+    per_sample_gradients.isolate(replay_process_of)
+    assert gradients.process.pid is not None
+    assert programs_of(replay_process_of)
+
+
+def test_real_client_whose_samples_nobody_described_is_refused():
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+    with raises(ConfigurationError, "missing", "example"):
+        client_of(TorchGradients(module, CROSS_ENTROPY), batch())
+    example = np.zeros((1, 3, 4), np.float32), np.zeros(1, np.int64)
+    client_of(TorchGradients(module, CROSS_ENTROPY, example=example), batch())
+
+
+@pytest.mark.parametrize("strange", [([4, 4, 4], 2), ([0, 5, 2], 1), ([0, 4, 2], 3), ([0, -7, 2], -1)])
+def test_strange_record_moves_a_release_by_no_more_than_is_charged(strange):
+    """Noise is the same in both worlds, because nonces are; a label or token out of range counts as zero."""
+    released = []
+    for samples in (batch(), batch(strange)):
+        gradients = made_gradients()
+        gradients.program(*map(torch.tensor, RECORD))
+        client = client_of(gradients, samples)
+        sent, _, _ = client.fit(POINT, training_config())
+        released.append(np.concatenate([part.ravel() for part in sent]))
+    charged = client.privatizer.plan.sensitivity
+    assert 0.0 < np.linalg.norm(released[0] - released[1]) <= charged * (1 + 1e-12)
