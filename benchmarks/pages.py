@@ -50,6 +50,7 @@ from . import (
     footprint,
     forecast,
     glance,
+    images,
     large,
     masks,
     mechanisms,
@@ -572,6 +573,7 @@ BLOCKS = {
         "epsilons": lambda: skew.by_epsilon(document("skew")),
         "streams": lambda: skew.streams(document("skew")),
     },
+    "docs/images.md": {"images": lambda: images.table(document("images"))},
     "docs/mechanisms.md": {"mechanisms": lambda: mechanisms.table(document("mechanisms"))},
     "docs/tuning.md": {
         "bounded-step": bounded_steps,

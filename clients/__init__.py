@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .records.client_records import OwnedSamples as OwnedSamples
     from .records.client_records import OwnerGradients as OwnerGradients
     from .records.client_records import file_records as file_records
+    from .records.encoders import register_encoder as register_encoder
     from .records.places import TableRows as TableRows
     from .records.places import statistics_columns as statistics_columns
     from .records.schema import Column as Column

@@ -9,7 +9,7 @@ import pytest
 from murmurfl.privacy import gdp_epsilon, gdp_mu
 
 import benchmarks.__main__ as benchmarks
-from benchmarks import bare, collusion, glance, noise, pages, ray, unmeasured
+from benchmarks import bare, collusion, glance, images, noise, pages, ray, unmeasured
 
 
 def turn(seconds, updates=100, compile_s=0.0):
@@ -179,3 +179,13 @@ def test_the_table_of_coalitions_names_no_guarantee_against_a_trusted_server():
         if "the server" in who:
             assert figure == "none", who
     assert trusted["readers of the model"] == "1"
+
+
+def test_images_are_measured_cell_by_cell_and_shown_with_their_error():
+    data = "digits, 1,797 images"
+    assert images.measured(data, "soft-gradients", "central", 3.0, 0) > 85
+    one, other = images.split(data, "soft-gradients", 0), images.split(data, "soft-gradients", 1)
+    assert len(one.train_labels) == len(other.train_labels) == 1797 - len(one.test_labels)
+    assert not np.array_equal(one.test_features, other.test_features)
+    made = {data: {"soft-gradients": {"sums": {"3": {"0": 90.0, "1": 92.0}}, "no noise": {"0": {"0": 98.0}}}}}
+    assert f"| {data} | soft-gradients | 3 |  | 91.0 ± 1.0 |  |  | 98.0 |  |" in images.table(made)

@@ -15,8 +15,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from murmurfl.app.commands.main import cli
+from PIL import Image
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[1]
@@ -24,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 HERE = (
     "start.md",
     "tables.md",
+    "images.md",
     "accuracy.md",
     "ledger.md",
     "running.md",
@@ -57,6 +60,7 @@ BY_OTHERS = {
     "make deploy-demo": ("tests/deployment/test_walkthrough.py", '"deploy-demo", "--out"'),
     "flwr run . ours": ("tests/deployment/test_walkthrough.py", '"flwr run . ours" in block'),
     "murmurfl federation": ("tests/deployment/test_federation_page.py", "## The short way"),
+    "python -m benchmarks.images": ("tests/test_benchmarks.py", "images.measured("),
     "python -m benchmarks.rivals": ("tests/test_rivals.py", "rivals.main()"),
     "flwr run . --stream": ("tests/test_readme.py", "FLWR_RUN"),
 }
@@ -143,6 +147,13 @@ def read_before(tmp_path_factory):
         (folder / name).write_text("\n".join([f"{person},age,bill,ward,readmitted,hospital", *visits]) + "\n")
     people = [f"{20 + i % 70},{wards[i % 2]},{'abc'[i % 3]},{ends[i % 4 == 0]}" for i in range(1500)]
     (folder / "people.csv").write_text("\n".join(["age,ward,diagnosis,readmitted", *people]) + "\n")
+    notes = [f"{('fever and cough', 'feels well')[i % 2]} on day {i},{ends[i % 2]}" for i in range(120)]
+    (folder / "notes.csv").write_text("\n".join(["note,ill", *notes]) + "\n")
+    for number in range(24):
+        kind = folder / "photos" / ("cat", "dog")[number % 2]
+        kind.mkdir(parents=True, exist_ok=True)
+        pixels = np.full((24, 24, 3), 5 * number, np.uint8)
+        Image.fromarray(pixels).save(kind / f"{number}.png")
     write_files("schema.md", folder)  # what an operator has, for the pages that audit a node
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -60,8 +60,8 @@ PARTS = {
     # How much one record can move.
     *("Schema", "Records", "Owners", "OwnedSamples", "PerSampleGradients", "CarefulGradients", "CountedGradients"),
     *("LinearGradients", "ModuleGradients", "OwnerGradients", "RowBound", "Moments", "CountedRows"),
-    *("RecordPlaces", "TableRows"),
     *("Program", "TorchProgram", "ReplayProcess", "TorchGradients", "ModuleMeasure"),
+    *("RecordPlaces", "TableRows", "Encoder", "ImageFile", "ImageFolder"),
     # What was measured against a claim.
     *("AuditResult", "OneRunResult"),
 }

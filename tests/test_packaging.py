@@ -225,7 +225,7 @@ def test_names_for_type_checkers_are_the_exports_and_can_be_imported(package):
     [
         ("import murmurfl.privacy.mechanisms", 16, {"flwr", "sqlite3", "sklearn", "pydantic"}),
         ("from murmurfl.privacy import gdp_epsilon", 6, {"flwr", "sqlite3", "sklearn", "pydantic"}),
-        ("import murmurfl.app.nodes.supernode", 167, {"torch", "ray", "matplotlib"}),
+        ("import murmurfl.app.nodes.supernode", 170, {"torch", "ray", "matplotlib"}),
     ],
 )
 def test_an_import_loads_little_else(statement, most, without):
@@ -256,7 +256,7 @@ BASE = {distribution(line) for line in PROJECT["dependencies"]}
 QUIETLY_USED = "compiled"  # what nobody is told to install: without it the same is done more slowly
 EXTRAS = {
     extra: {distribution(line) for line in PROJECT["optional-dependencies"][extra]}
-    for extra in ("simulation", "reports", "torch", "tables", "skops", "partitions", QUIETLY_USED)
+    for extra in ("simulation", "reports", "torch", "images", "tables", "skops", "partitions", QUIETLY_USED)
 }
 
 

@@ -30,7 +30,10 @@ _TWO = 2
 
 def fit(
     table: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A table: .csv, .csv.gz or .parquet.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A table: .csv, .csv.gz or .parquet; or a folder of images.", show_default=False
+        ),
     ],
     label: Annotated[
         str, typer.Option(metavar="COLUMN", help="What is to be predicted.", show_default="the last column")
@@ -59,6 +62,12 @@ def fit(
         typer.Option(metavar="SCHEMA.toml", help="How rows are read.", show_default="a draft from the rows"),
     ] = None,
     no_header: Annotated[bool, typer.Option("--no-header", help="The first line is a row.")] = False,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN", help="A column of free text: hashed n-grams are learnt from.", show_default=False
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(metavar="N", help="Rehearsals with other seeds, for the figure's error.")] = 1,
     trust: Annotated[
         str,
@@ -134,7 +143,7 @@ def fit(
             options |= {"label": label, "site": site, "clients": clients, "schema": schema, "trust": trust}
             options |= {"owner": owner, "owners": owners, "seeds": seeds}
             options |= {"evaluate": evaluate, "scale": scale, "real": real, "budget": budget, "ledger": ledger}
-            options |= {"private_log": private_log, "header": not no_header}
+            options |= {"private_log": private_log, "header": not no_header, "text": text or ()}
             with room_kept(folder) if real else nullcontext(), working("training") as at:
 
                 def note(progress: Progress) -> None:
@@ -161,18 +170,28 @@ def fit(
 
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder of a model.", show_default=False)],
-    table: Annotated[Path, typer.Argument(metavar="FILE", help="A table with its columns.", show_default=False)],
+    table: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A table with its columns, or a folder.", show_default=False)
+    ],
     out: Annotated[
         Path | None, typer.Option(help="The new file.", show_default="FILE's name with .predicted.csv")
     ] = None,
+    features: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="A model's features of images, if they are your own.", show_default=False),
+    ] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
 ) -> None:
     """Add what a model predicts to a table as a column, of two classes with the second one's probability."""
-    from ...clients.records.client_records import CsvLines, table_file
+    from ...clients.records.client_records import CsvLines
+    from ...clients.records.image_folders import rows_of_table
     from ...privacy.errors import InvalidRecordError
+    from ..data.table_task import registered_images
     from ..models.trained_model import PERSONAL, PersonalModel, read_model
 
     with failing_clearly():
+        if features:
+            registered_images(features)
         trained = read_model(model)
         how = "personalised" if isinstance(trained, PersonalModel) else "predicted"
         if trained.schema is None:
@@ -185,7 +204,7 @@ def predict(
             raise ConfigurationError(
                 f"Expected a new file, got {target}, which exists: --force overwrites it.", kind="exists"
             )
-        rows = table_file(table, trained.schema)
+        rows = rows_of_table(table, trained.schema)
         _check_columns_differ(table, rows.columns)
         if isinstance(trained, PersonalModel):
             say(f"warning: {model} {PERSONAL}. Its predictions stay inside this site.")

@@ -36,6 +36,9 @@ def schema(
         str, typer.Option(metavar="COLUMN", help="On which site a record is: no feature.", show_default=False)
     ] = "",
     no_header: Annotated[bool, typer.Option("--no-header", help="The first line is a record.")] = False,
+    texts: Annotated[
+        list[str] | None, typer.Option("--text", metavar="COLUMN", help="A column of free text.", show_default=False)
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The schema's new file.", show_default="print it")] = None,
     html: Annotated[
         Path | None, typer.Option(help="A new page that shows the draft, to review it.", show_default=False)
@@ -68,13 +71,16 @@ def schema(
     ] = None,
 ) -> None:
     """Draft what a record is from a file of records, for a person to review."""
-    from ...clients.records.drafting import document, draft
+    from ...clients.records.drafting import Draft, document, draft
+    from ...clients.records.image_folders import ImageFolder
     from ...clients.records.schema import Schema
+    from ..data.table_task import folder_schema
     from ..reports.draft_review import draft_page
 
     with failing_clearly():
         if epsilon is not None or budget or ledger or private_log:
-            if against is None or epsilon is None or label or owner or site or no_header or html or digest:
+            others = label or owner or site or no_header or texts or html or digest
+            if against is None or epsilon is None or others:
                 raise ConfigurationError(
                     "Expected --epsilon with --schema, a declared schema, and of other options --out, --force, "
                     "--budget, --ledger and --private-log alone, got others.",
@@ -83,7 +89,7 @@ def schema(
                 )
             _pay(file, against, out, force=force, epsilon=epsilon, budget=budget, ledger=ledger, log=private_log)
             return
-        drafts = bool(label or owner or site or no_header or out or html or force)
+        drafts = bool(label or owner or site or no_header or texts or out or html or force)
         if drafts + (against is not None) + digest > 1:
             raise ConfigurationError(
                 "Expected --digest, --schema or options of a draft, got several of them.", kind="conflict"
@@ -96,7 +102,11 @@ def schema(
         else:
             _check_new(out, html, force=force)
             apart = [site] if site else []
-            found = draft(file, label=label, owner=owner, apart=apart, header=not no_header)
+            if file.is_dir():
+                found = Draft(folder_schema(ImageFolder(file, site)))
+            else:
+                asked: dict[str, Any] = {"label": label, "owner": owner, "apart": apart, "header": not no_header}
+                found = draft(file, **asked, text=texts or ())
             text = document(found.schema, _heading(file, found))
             if html is not None:
                 html.write_text(draft_page(file.name, found), encoding="utf-8")
@@ -116,7 +126,7 @@ def _say_fitting(file: Path, known: Schema) -> None:
     from ...clients.records.client_records import Records, file_items
 
     found = Records(file_items(file, known), known)
-    read = known.of_values() if known.columns and known.norm is None else known
+    read = known.of_values() if known.columns and known.norm is None and not known.is_encoded else known
     additive = Records(file_items(file, read), read)
     if found.fits.sum() == additive.fits.sum():
         say(found.report())

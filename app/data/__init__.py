@@ -1,7 +1,7 @@
 """Tasks: data sets, their features, and how they are split among clients."""
 
 from ..settings.registry import Registry
-from .built_in_tasks import CreditDefault, Digits, Mnist, MnistParity, Recidivism, Synthetic, SyntheticLogistic
+from .built_in_tasks import Cifar10, CreditDefault, Digits, Mnist, MnistParity, Recidivism, Synthetic, SyntheticLogistic
 from .public_samples import PUBLIC_TASKS
 from .table_task import SchemaTask
 from .task import Task, own_task
@@ -12,6 +12,7 @@ _BUILT_IN = (
     Digits(),
     Mnist(),
     MnistParity(),
+    Cifar10(),
     Synthetic(),
     SyntheticLogistic(),
     CreditDefault(),

@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import distribution, version
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...clients.records.image_files import pixels_of
+from ...clients.records.image_folders import CLASS, IMAGE, ImageFolder
 from ...privacy.errors import ConfigurationError, check_installed
 from ...privacy.noise import derived_seed
 from ..settings.run_config import RunConfig
@@ -128,6 +130,105 @@ def _read_idx(path: Path) -> NDArray[np.uint8]:
     content = path.read_bytes() if path.exists() else gzip.decompress(path.with_name(f"{path.name}.gz").read_bytes())
     shape = np.frombuffer(content, ">i4", content[3], 4)
     return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+
+
+class Cifar10(ImageTask):
+    """60,000 colour photographs of 32 x 32 pixels in ten classes, of which 10,000 are for testing.
+
+    It is read from the data root: the binary version (``cifar-10-batches-bin``), an ``.npz`` (``cifar10.npz`` with
+    ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or any in ``cifar10`` with ``images`` and ``labels``, of which
+    a fifth of each class is held out), or ``cifar10/train`` and ``cifar10/test`` with a directory for each class. The
+    version in pickles is not read: a pickle can run code.
+    """
+
+    name = "cifar10"
+    sentence = "CIFAR-10: 60,000 colour photographs of 32 x 32 pixels, or a part of them, from data-root"
+    reads = frozenset()
+    image_shape = (32, 32)
+    in_colour = True
+
+    def images(self, config: RunConfig, root: str) -> Images:
+        return read_cifar10(root)
+
+
+_CIFAR_SHAPE = (32, 32, 3)
+_CIFAR_CLASSES = 10
+_CIFAR_RECORD = 1 + 32 * 32 * 3
+
+
+def read_cifar10(root: str) -> Images:
+    """Read CIFAR-10, or a part of it, from the data root, in the first of the layouts that is there."""
+    base = Path(root).expanduser() if root else Path()
+    binary, folder = base / "cifar-10-batches-bin", base / "cifar10"
+    files = [one for one in (base / "cifar10.npz", *sorted(folder.glob("*.npz"))) if one.is_file()] if root else []
+    try:
+        if root and (binary / "test_batch.bin").is_file():
+            names = [f"data_batch_{number}.bin" for number in range(1, 6)]
+            train = [_binary_batch(binary / name) for name in names if (binary / name).is_file()]
+            test = _binary_batch(binary / "test_batch.bin")
+            images, labels = (np.concatenate(parts) for parts in zip(*train, strict=True))
+            return _cifar_images(images, labels, *test)
+        if files:
+            with np.load(files[0], allow_pickle=False) as file:
+                if "x_train" in file.files:
+                    return _cifar_images(*(file[name] for name in ("x_train", "y_train", "x_test", "y_test")))
+                return _split_images(file["images"], file["labels"])
+        if root and (folder / "train").is_dir():
+            return _cifar_images(*_class_folders(folder / "train"), *_class_folders(folder / "test"))
+    except (OSError, ValueError, KeyError) as error:
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(
+            f"Expected CIFAR-10 under {base} in one of the layouts that task = 'cifar10' reads, got: {error}.",
+            kind="malformed",
+            setting="data-root",
+        ) from error
+    raise ConfigurationError(
+        f"Expected cifar-10-batches-bin, cifar10.npz, cifar10/*.npz or cifar10/train under the data root {root!r}, got "
+        "none: set data-root or MURMURFL_DATA to the folder that has one.",
+        kind="not-found",
+        setting="data-root",
+    )
+
+
+def _cifar_images(train: Any, train_labels: Any, test: Any, test_labels: Any) -> Images:
+    """Return images whose shapes and classes are checked."""
+    parts = [np.asarray(part) for part in (train, test)]
+    labels = [np.asarray(part).reshape(-1).astype(np.int64) for part in (train_labels, test_labels)]
+    for images, classes in zip(parts, labels, strict=True):
+        fit = images.dtype == np.uint8 and images.shape == (len(classes), *_CIFAR_SHAPE) and len(classes)
+        if not fit or classes.min() < 0 or classes.max() >= _CIFAR_CLASSES:
+            raise ConfigurationError(
+                f"Expected images of shape (samples, 32, 32, 3), uint8, with classes 0 to 9, got {images.dtype} of "
+                f"shape {images.shape} with {len(classes)} labels.",
+                kind="wrong-shape",
+                setting="data-root",
+            )
+    return Images(parts[0], labels[0], parts[1], labels[1], _CIFAR_CLASSES)
+
+
+def _binary_batch(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    records = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, _CIFAR_RECORD)
+    return records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), records[:, 0]
+
+
+def _split_images(images: NDArray[Any], labels: NDArray[Any]) -> Images:
+    """Hold a fifth of each class out, whatever the run's seed."""
+    classes = np.asarray(labels).reshape(-1).astype(np.int64)
+    generator = np.random.Generator(np.random.Philox(key=derived_seed("cifar10")))
+    order = generator.permutation(len(classes))
+    place = np.zeros(len(classes), np.int64)
+    for one in np.unique(classes):
+        own = order[classes[order] == one]
+        place[own] = np.arange(len(own)) < round(_TEST_SHARE * len(own))
+    train, test = order[place[order] == 0], order[place[order] == 1]
+    return _cifar_images(images[train], classes[train], images[test], classes[test])
+
+
+def _class_folders(folder: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    rows = ImageFolder(folder)
+    images = [pixels_of(rows[number][IMAGE]) for number in range(len(rows))]
+    return np.stack(images), np.array([rows.classes.index(rows[number][CLASS]) for number in range(len(rows))])
 
 
 _TEST = 1000

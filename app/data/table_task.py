@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from ...clients.records.client_records import Records, Rows, check_columns, table_file, table_rows
 from ...clients.records.drafting import Draft, draft, draft_of_rows
-from ...clients.records.schema import Schema, is_missing, text_of
+from ...clients.records.encoders import TEXT_DIMENSION
+from ...clients.records.image_files import IMAGE_ENCODER
+from ...clients.records.image_folders import CLASS, IMAGE, ImageFolder
+from ...clients.records.schema import Column, Label, Schema, is_missing, text_of
 from ...privacy.accounting.guarantee import added_words, rounded_up
 from ...privacy.accounting.loss import Gaussian, Loss
 from ...privacy.errors import ConfigurationError, InvalidRecordError
@@ -55,11 +58,14 @@ class ReadTable:
         owner: str = "",
         schema: Schema | Path | str | None = None,
         header: bool = True,
+        text: Sequence[str] = (),
+        features: str = "",
     ) -> ReadTable:
-        """Open a file, a DataFrame or a list of mappings, with its schema or a draft of one.
+        """Open a file, a folder of images, a DataFrame or a list of mappings, with its schema or a draft of one.
 
         ``owner`` is the column that says which person a row belongs to; default the schema's. Without ``header`` the
-        first line of a CSV file is a row. Raises ConfigurationError if there is no such table, or a column that is
+        first line of a CSV file is a row. ``text`` are columns of texts for a draft, and ``features`` those that images
+        of a folder are encoded by. Raises ConfigurationError if there is no such table, or a column that is
         named is not in it.
         """
         found = Schema.read_file(Path(schema)) if isinstance(schema, str | Path) else schema
@@ -80,13 +86,22 @@ class ReadTable:
                 setting="header",
             )
         apart = [site] if site else []
-        if isinstance(table, str | Path):
+        _check_encoded(found, text)
+        if isinstance(table, str | Path) and Path(table).expanduser().is_dir():
+            folder = ImageFolder(table, site)
+            name, rows = folder.folder.name, folder
+            if features:
+                registered_images(features)
+            made = Draft(folder_schema(folder, features or IMAGE_ENCODER) if found is None else found)
+        elif isinstance(table, str | Path):
             path = Path(table).expanduser()
-            made = draft(path, label=label, owner=owner, apart=apart, header=header) if found is None else Draft(found)
+            asked: dict[str, Any] = {"label": label, "owner": owner, "apart": apart, "header": header, "text": text}
+            made = draft(path, **asked) if found is None else Draft(found)
             name, rows = path.name, table_file(path, made.schema)
         else:
             name, rows = "table", table_rows(table)
-            made = Draft(found) if found else draft_of_rows(rows, "the table", label=label, owner=owner, apart=apart)
+            asked = {"label": label, "owner": owner, "apart": apart, "text": text}
+            made = Draft(found) if found else draft_of_rows(rows, "the table", **asked)
         used = made.schema
         check_columns(rows.columns, used)
         if site and (site not in rows.columns or site in (*used.columns, used.label.column, used.owner)):
@@ -154,6 +169,46 @@ class ReadTable:
             if persons >= _FEWEST_PERSONS and _FEWEST_ROWS_EACH * persons <= len(cells) <= _MOST_ROWS_EACH * persons:
                 return name, persons
         return "", 0
+
+
+def folder_schema(folder: ImageFolder, encoder: str = IMAGE_ENCODER) -> Schema:
+    """Return the schema of a folder of images.
+
+    Notes
+    -----
+    **Formal guarantees.** It follows from the names of the folder's directories alone, which are public.
+    """
+    if len(folder.classes) < _FEWEST_CLASSES:
+        raise ConfigurationError(
+            f"Expected a directory for each of at least two classes, got {', '.join(folder.classes)}.",
+            kind="out-of-range",
+            setting="path",
+        )
+    image = Column(kind="image", encoder=encoder, dimension=registered_images(encoder))
+    return Schema(columns={IMAGE: image}, label=Label(column=CLASS, classes=folder.classes))
+
+
+def registered_images(name: str) -> int:
+    """Register features as an encoder of images; return how many values they have."""
+    from .features import register_images
+
+    return register_images(name)
+
+
+def _check_encoded(schema: Schema | None, text: Sequence[str]) -> None:
+    """Raise if a schema reads columns that are named as texts otherwise."""
+    if schema is None:
+        return
+    for name in text:
+        kind = schema.columns[name].kind if name in schema.columns else ""
+        if kind != "text":
+            raise ConfigurationError(
+                f"The schema does not read {name!r} as a text ({kind or 'no column of it'}). Write [columns.{name}] "
+                f'with kind = "text" and dimension = {TEXT_DIMENSION} into it, or leave --text out.',
+                kind="mismatch",
+                setting="text",
+                got=name,
+            )
 
 
 def _set_apart(columns: Sequence[str], schema: Schema, site: str, *, drafted: bool) -> dict[str, list[str]]:

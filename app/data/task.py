@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from ...privacy.errors import ConfigurationError
 from ...strategies.shuffled import Regularizer
 from ..settings.registry import Named, registry
 from ..settings.run_config import RunConfig
+
+if TYPE_CHECKING:
+    from .features.feature_map import Features
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,8 @@ class Task(Named, ABC):
         Names of the partitions that fit; None for any, of which ``own`` needs data that name clients.
     image_shape : tuple of int, optional
         Height and width of its images; features other than ``pixels`` are made from images.
+    in_colour : bool
+        Whether its images have three values a pixel.
     public : bool
         Whether it has public samples of its own.
     constant : bool
@@ -151,6 +156,7 @@ class Task(Named, ABC):
     models: tuple[str, ...] | None = None
     partitions: tuple[str, ...] | None = None
     image_shape: tuple[int, int] | None = None
+    in_colour: bool = False
     public: bool = False
     constant: bool = False
     feature_bound: float = 0.0
@@ -216,10 +222,11 @@ class Task(Named, ABC):
 
 @dataclass(frozen=True)
 class Images:
-    """Grey images and their labels, split into training and evaluation.
+    """Images and their labels, split into training and evaluation.
 
     Parameters
     ----------
+    train, test : ndarray of shape (samples, height, width), or (samples, height, width, 3) in colour
     white : int
         Largest possible value of a pixel.
     """
@@ -241,8 +248,8 @@ class ImageTask(Task):
 
     def load(self, config: RunConfig, root: str) -> Dataset:
         images = self.images(config, root)
-        features = registry("features")[config.features]
-        train, test = features(images.train, images.white), features(images.test, images.white)
+        features: Features = registry("features")[config.features]
+        train, test = features.of_any(images.train, images.white), features.of_any(images.test, images.white)
         return Dataset(train, images.train_labels, test, images.test_labels, images.num_classes)
 
 

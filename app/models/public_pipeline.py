@@ -133,6 +133,8 @@ def _not_linear(model: TrainedOnTable) -> str:
         return f"model = {model.kind!r}"
     if CENTRE_ARRAY in model.arrays:
         return "one with centring, whose rows are scaled to one length"
+    if schema.is_encoded:
+        return "one of texts or images"
     if schema.norm is not None:
         return f"a schema with norm = {schema.norm:g}, to which longer rows are scaled down"
     return ""

@@ -22,8 +22,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.frozen import FrozenEstimator
 
 from ...clients.personal_head import PersonalHead
-from ...clients.records.client_records import Rows, Table, table_file, table_rows
+from ...clients.records.client_records import Rows, Table, table_rows
 from ...clients.records.drafting import document
+from ...clients.records.image_folders import rows_of_table
 from ...clients.records.places import additive_rows
 from ...clients.records.schema import Schema
 from ...privacy.errors import ConfigurationError, InvalidRecordError
@@ -399,7 +400,7 @@ def _read(rows: Table | NDArray[Any], schema: Schema) -> NDArray[np.floating]:
             )
         found = [dict(zip(schema.columns, row, strict=True)) for row in rows.tolist()]
     elif isinstance(rows, str | Path):
-        found = table_file(Path(rows), schema)
+        found = rows_of_table(Path(rows), schema)
     else:
         found = table_rows(rows)
     columns = getattr(found, "columns", list(schema.columns))

@@ -41,6 +41,7 @@ SAMPLE_USES = {"once": 1, "few": 4, "any": None}
 """The most releases of a sample, by the run-config key ``strategy.sample-uses``; None for any number."""
 
 FEATURES_TRIED = ("strokes", "soft-gradients", "oriented-gradients", "pixels")
+FEATURES_OF_COLOUR = ("colour", "pixels")
 """Features that are tried where none are named, those that teach most first."""
 _SIDE_OF_STROKES = 16
 """Images with fewer pixels a side have few strokes: on digits of 8 x 8 centred soft gradients teach more."""
@@ -122,7 +123,7 @@ class PlanRequest:
         task = registry("task")[self.config.task]
         if self.config.features != run_keys()["features"].default or not task.has_images:
             return (self.config.features,)
-        able = [name for name in FEATURES_TRIED if self._can_have(name)]
+        able = [name for name in (FEATURES_OF_COLOUR if task.in_colour else FEATURES_TRIED) if self._can_have(name)]
         if not centred:
             return tuple(name for name in able if registry("features")[name].centring != PRIVATE)
         small = min(task.image_shape) < _SIDE_OF_STROKES
@@ -169,7 +170,7 @@ class PlanRequest:
         shape = registry("task")[config.task].image_shape
         if shape is None or config.features == self.config.features:
             return self.num_features
-        return int(registry("features")[config.features](np.zeros((1, *shape), np.uint8), 255).shape[1])
+        return int(registry("features")[config.features].of_any(np.zeros((1, *shape), np.uint8)).shape[1])
 
 
 _MOST_DENSE = 2048

@@ -26,7 +26,7 @@ _MOST_TRIED, _FOLDS = 2_000, 3
 """Rows on which penalties are compared, and folds of their cross-validation."""
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 """Inverse penalties (scikit-learn's C), for columns of variance one."""
-_KNOTS, _FEWEST_VALUES = 8, 10
+_KNOTS, _FEWEST_VALUES, _MOST_COLUMNS = 8, 10, 300
 _TREES, _STOPPED_FROM = 200, 500
 """Boosted trees at most, and training rows from which they stop early."""
 _LARGE, _LARGE_STEP, _SMALL_STEP = 5_000, 0.2, 0.1
@@ -40,8 +40,8 @@ def baselines(data: Dataset) -> Baselines | None:
     """Return the scores of three models on a data set's test rows; None if its training rows are of one class.
 
     Each model is trained on all training rows, or on :data:`MOST_ROWS` of them. A missing value is NaN: linear models
-    put the mean in its place, and trees choose a side for it. Penalties are the best of four by
-    cross-validation on training rows.
+    put the mean in its place, and trees choose a side for it. Penalties are the best of four by cross-validation on
+    training rows. Of more than 300 columns, as texts and images become, only the linear one is made.
     """
     from threadpoolctl import threadpool_limits
 
@@ -53,11 +53,16 @@ def baselines(data: Dataset) -> Baselines | None:
     if classes > 1 and len(np.unique(labels)) == 1:
         return None
     with threadpool_limits(limits=1):
-        made = {
-            "linear": _best_linear(_standardised(rows), rows, labels, classes),
-            "additive": _best_linear(_standardised(rows, _curves(rows)), rows, labels, classes),
-            "boosted": _boosted(rows, labels, classes),
-        }
+        wide = rows.shape[1] > _MOST_COLUMNS
+        made = (
+            {"linear": _best_linear(_scaled_alike(rows), rows, labels, classes)}
+            if wide
+            else {
+                "linear": _best_linear(_standardised(rows), rows, labels, classes),
+                "additive": _best_linear(_standardised(rows, _curves(rows)), rows, labels, classes),
+                "boosted": _boosted(rows, labels, classes),
+            }
+        )
         found = {name: scores_of(predict(data.test_features), data.test_labels) for name, predict in made.items()}
     return Baselines(note=NOTE, rows=len(labels), **found)  # type: ignore[arg-type]
 
@@ -122,6 +127,12 @@ def _standardised(rows: NDArray[Any], expand: Predict = np.asarray) -> Predict:
     return lambda seen: np.nan_to_num((expand(seen) - mean) / scale)
 
 
+def _scaled_alike(rows: NDArray[Any]) -> Predict:
+    """Return a map of rows to columns of mean zero and variance one on average, each on its own scale."""
+    mean, scale = rows.mean(axis=0), float(rows.std(axis=0).mean()) or 1.0
+    return lambda seen: (seen - mean) / scale
+
+
 def _curves(rows: NDArray[Any]) -> Predict:
     """Return a map that expands columns with many values into piecewise linear curves on quantiles of these rows."""
     knots = [_knots(rows[:, column]) for column in range(rows.shape[1])]
@@ -175,7 +186,8 @@ def _logistic(inputs: NDArray[Any], labels: NDArray[Any], strength: float, class
     present = np.unique(labels)
     if len(present) == 1:
         return lambda given: np.where(np.arange(classes) == present[0], 0.0, -np.inf) + np.zeros((len(given), 1))
-    solver = "newton-cholesky" if len(present) == _TWO else "lbfgs"  # of few columns the first is far faster
+    few = len(present) == _TWO and inputs.shape[1] <= _MOST_COLUMNS
+    solver = "newton-cholesky" if few else "lbfgs"  # of few columns the first is far faster
     model = LogisticRegression(C=strength, solver=solver, max_iter=300).fit(inputs, labels)
 
     def predict(given: NDArray[Any]) -> NDArray[np.float64]:

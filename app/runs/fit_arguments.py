@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...clients.records.schema import Schema
 from ...privacy.errors import ConfigurationError
@@ -46,13 +46,17 @@ class FitArguments:
     evaluate: str = ""
     scale: str = ""
     header: bool = True
+    text: Sequence[str] = ()
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def settled(self) -> tuple[ReadTable, dict[str, Value]]:
         """Read the table's header and its schema; the table, and the run-config keys, checked."""
-        asked = {"label": self.label, "site": self.site, "owner": self.owner, "header": self.header}
-        found = ReadTable.of(self.table, schema=self.schema, **asked)
-        return found, own_keys(self, found.schema)
+        asked: dict[str, Any] = {"label": self.label, "site": self.site, "owner": self.owner, "header": self.header}
+        rest = dict(self.settings)
+        if isinstance(self.table, str | Path) and Path(self.table).expanduser().is_dir():
+            asked["features"] = str(rest.pop("features", ""))  # of images, which are encoded as they are read
+        found = ReadTable.of(self.table, schema=self.schema, text=self.text, **asked)
+        return found, own_keys(replace(self, settings=rest), found.schema)
 
 
 def own_keys(asked: FitArguments, schema: Schema) -> dict[str, Value]:
@@ -128,7 +132,9 @@ def chosen_additive(schema: Schema, given: Mapping[str, Value]) -> bool:
     numbers = any(column.bounds is not None for column in schema.columns.values())
     strategy = str(given.get("strategy", _FULL_BATCH))
     other = given.get("centring") == PRIVATE or given.get("batch-selection") in (SHUFFLED, POISSON)
-    return numbers and schema.norm is None and strategy in (_FULL_BATCH, _TRUSTED) and not other
+    return (
+        numbers and not schema.is_encoded and schema.norm is None and strategy in (_FULL_BATCH, _TRUSTED) and not other
+    )
 
 
 def _usual_keys(schema: Schema, trust: str, *, additive: bool) -> dict[str, Value]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -42,6 +42,7 @@ def fit(
     ledger: Path | str | None = None,
     private_log: Path | str | None = None,
     header: bool = True,
+    text: Sequence[str] | str = (),
     on_progress: Callable[[Progress], None] | None = None,
     **settings: Unpack[FitSettings],
 ) -> RunResult:
@@ -50,7 +51,9 @@ def fit(
     Parameters
     ----------
     table : path, DataFrame, or list of mappings
-        ``.csv``, ``.csv.gz`` or ``.parquet``; a row is a record.
+        ``.csv``, ``.csv.gz`` or ``.parquet``; a row is a record. Or a folder of images with a directory for each class,
+        of PNG, JPEG or WebP files; with ``site="site"`` with a directory for each site, and in it one for each class.
+        ``features`` among the settings says how images become numbers, by default ``colour``.
     label : str
         The column that is to be predicted; default the schema's, or else the last one.
     site : str
@@ -92,6 +95,9 @@ def fit(
         what is printed, and why the fit failed. Default nowhere.
     header : bool
         Whether the first line of a CSV file names its columns. Without it they are ``column-1``, ``column-2``, ...
+    text : str or sequence of str
+        Columns of free text, which become hashed n-grams of words and characters, whose number is public. Other columns
+        of the table are features as ever.
     on_progress : callable, optional
         Called after every round; default a bar, in a notebook or on a terminal.
     **settings
@@ -125,7 +131,10 @@ def fit(
     >>> result.predict([{"age": 30.0}, {"age": 75.0}]).tolist()
     ['no', 'yes']
     """
-    asked = FitArguments(table, label, site, clients, owner, epsilon, schema, trust, evaluate, scale, header, settings)
+    texts = (text,) if isinstance(text, str) and text else tuple(text)
+    asked = FitArguments(
+        table, label, site, clients, owner, epsilon, schema, trust, evaluate, scale, header, texts, settings
+    )
     if not real:
         if owners:
             raise ConfigurationError(

@@ -25,6 +25,7 @@ from ...clients.one_shot_client import StatisticsClient
 from ...clients.private_client import numpy_client_app
 from ...clients.queries import check_beside, held_out_samples
 from ...clients.records.client_records import OwnedSamples, OwnerGradients, Records, Rows
+from ...clients.records.image_folders import ImageFolder
 from ...clients.records.places import RecordPlaces, TableRows, statistics_columns
 from ...clients.records.schema import Schema, number_of, text_of
 from ...privacy.accounting.gdp import gdp_epsilon, gdp_mu
@@ -117,7 +118,9 @@ def fit_for_real(
     ledger stay within its budget. Bounds that columns are scaled by are made from the released statistics alone. It
     rests on this computer, which sees the rows, on a public schema that does not come from these rows, or of which this
     ledger has paid for what does (:mod:`.paid_schema`), and on the number of rows being public: of a CSV file the lines
-    behind the header that end with a line break, whatever stands in them. With owners it is for replacement of all rows
+    behind the header that end with a line break, whatever stands in them; of a folder of images the entries of its
+    directories, which are put in a secret order, so that replacing one by any file in any directory replaces one row.
+    With owners it is for replacement of all rows
     of one owner by others of that owner, and rests on N and on the set of owners' names being public in the place of
     the number of rows. Proofs: docs/proofs/release-rule.md,
     docs/proofs/owners.md.
@@ -163,6 +166,8 @@ def fit_for_real(
             )
         mu = config.mu  # what the ledger counts: it holds even if the batches become known
     kept, policy = _opened(ledger, experiment, schema, mu, scaling_mu, budget, found.name)
+    if isinstance(found.rows, ImageFolder):
+        found = replace(found, rows=found.rows.in_secret_order(kept.secret_of_owners(kept.keys())))
     order = np.empty(0, np.int64) if schema.owner else order_on(kept, found.name, count)
     unit = f"{count:,} places for persons in" if schema.owner else f"{count:,} rows of"
     rounds = experiment.num_rounds

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from ...clients.records.encoders import load_encoders_with
 from ...privacy.errors import ConfigurationError
 from ...privacy.mechanisms import MECHANISMS, Mechanism, register_mechanism
 from ...privacy.setting import unknown_name
@@ -211,3 +212,6 @@ def own_mechanism_options(name: str) -> Iterable[str]:
     """Return the options that a mechanism of one's own takes; none for any other."""
     kind = MECHANISMS.get(known_mechanism(name))
     return () if kind is None else inspect.signature(kind.__init__).parameters
+
+
+load_encoders_with(lambda: registry("features"))  # which registers the encoders of images

@@ -350,6 +350,9 @@ def check_columns(columns: Sequence[str], schema: Schema) -> None:
         raise ConfigurationError(
             "Expected a schema of columns for a table, got one of arrays.", kind="wrong-type", setting="schema"
         )
+    for column in schema.columns.values():
+        if column.is_encoded:
+            _ = column.encoding  # raises before a record is read if this process has no such encoder
     named = [*schema.columns, schema.label.column, *([schema.owner] if schema.owner else [])]
     wrong = [name for name in named if list(columns).count(name) != 1]
     if wrong:

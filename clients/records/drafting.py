@@ -35,7 +35,8 @@ from .column_drafts import (
     drafted_label,
     missing_codes,
 )
-from .schema import Label, Part, Schema, array_of, is_missing, text_of
+from .encoders import TEXT_DIMENSION
+from .schema import Column, Label, Part, Schema, array_of, is_missing, text_of
 
 _MOST_SAID, _MOST_LOSING = 12, 6  # columns that a message names
 _NUMBER = re.compile(r"\s*[+-]?\d*[.,]?\d+\s*")
@@ -88,7 +89,15 @@ def _column_notes(columns: Sequence[ColumnDraft], *, of_label: bool = False) -> 
     return [f"{', '.join(names)}: {note}" for note, names in _by_text(noted).items()]
 
 
-def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str] = (), header: bool = True) -> Draft:
+def draft(
+    path: Path,
+    *,
+    label: str = "",
+    owner: str = "",
+    apart: Collection[str] = (),
+    header: bool = True,
+    text: Sequence[str] = (),
+) -> Draft:
     """Draft a file's schema for a person to review, and name the columns that are left out of it.
 
     Parameters
@@ -103,6 +112,8 @@ def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str
         Columns that are no features, such as the site's.
     header : bool
         Whether the first line of a CSV file names the columns. Without it they are ``column-1``, ``column-2``, ...
+    text : sequence of str
+        Columns of free text, which become hashed n-grams. Others are left out.
 
     Notes
     -----
@@ -124,15 +135,22 @@ def draft(path: Path, *, label: str = "", owner: str = "", apart: Collection[str
             warnings=about_copies(map(_bytes_of, map(arrays.__getitem__, range(len(arrays))))),
         )
     if path.suffix in (".parquet", ".pq"):
-        return draft_of_rows(parquet_rows(path), str(path), label=label, owner=owner, apart=apart)
+        return draft_of_rows(parquet_rows(path), str(path), label=label, owner=owner, apart=apart, text=text)
     written = _written(path, header=header)
     file = {name: written[name] for name in ("header", "row_names", "encoding")}
     rows = CsvLines(path, written["separator"], **file)
-    return draft_of_rows(rows, str(path), label=label, owner=owner, apart=apart, **written)
+    return draft_of_rows(rows, str(path), label=label, owner=owner, apart=apart, text=text, **written)
 
 
 def draft_of_rows(
-    rows: Rows, table: str, *, label: str = "", owner: str = "", apart: Collection[str] = (), **written: Any
+    rows: Rows,
+    table: str,
+    *,
+    label: str = "",
+    owner: str = "",
+    apart: Collection[str] = (),
+    text: Sequence[str] = (),
+    **written: Any,
 ) -> Draft:
     """Draft the schema of a table's rows.
 
@@ -154,9 +172,17 @@ def draft_of_rows(
     copies = about_copies(
         rows.lines if isinstance(rows, CsvLines) else zip(*map(_comparable, cells.values()), strict=True)
     )
-    for name in [label, *([owner] if owner else []), *apart]:
+    for name in [label, *([owner] if owner else []), *apart, *text]:
         _check_column(name, rows.columns, table)
-    counted = {name: Cells(name, found) for name, found in cells.items() if name not in ({owner, *apart} - {"", label})}
+    if wrong := [name for name in text if name in (label, owner, *apart)]:
+        raise ConfigurationError(
+            f"Expected columns of texts that are neither label, owner nor site, got {wrong[0]!r}.",
+            kind="conflict",
+            setting="text",
+            got=wrong[0],
+        )
+    uncounted = {owner, *apart, *text} - {"", label}
+    counted = {name: Cells(name, found) for name, found in cells.items() if name not in uncounted}
     telling = {name: about_label(cells[name], cells[label]) for name in counted if name != label}
     del cells
     decimal = _decimal(counted.values(), written.get("separator", ","))
@@ -172,6 +198,8 @@ def draft_of_rows(
     ]
     if not apart:
         columns = [replace(one, warnings=(*one.warnings, *about_site(one.name))) for one in columns]
+    texts = {name: Column(kind="text", dimension=TEXT_DIMENSION) for name in text}
+    columns += [ColumnDraft(name, column, f"texts, as {_HASHED}") for name, column in texts.items()]
     kept = {one.name: one.column for one in columns if one.column is not None}
     if not kept:
         why = "; ".join(f"{one.name}: {one.reason}" for one in columns[:_MOST_SAID]) or "no other"
@@ -186,6 +214,7 @@ def draft_of_rows(
     return Draft(schema, columns, notes, [*_about_file(schema), *copies], set_apart)
 
 
+_HASHED = f"{TEXT_DIMENSION:,} hashed n-grams of words and characters"
 _OF_SITE, _OF_OWNER = "says the site, no feature", "says whose a row is, no feature"
 
 

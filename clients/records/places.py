@@ -24,7 +24,7 @@ from .schema import OTHER, Column, Label, Schema, number_in, text_of
 def statistics_columns(schema: Schema) -> tuple[CountedColumn, ...]:
     """Return the columns of a table that can be counted, the label last, with their public places.
 
-    A label without classes or bounds is left out.
+    A label without classes or bounds is left out, and so are texts and images.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def statistics_columns(schema: Schema) -> tuple[CountedColumn, ...]:
 
 def _counted(schema: Schema) -> list[tuple[CountedColumn, Column | Label]]:
     found: list[tuple[CountedColumn, Column | Label]] = [
-        (_counted_column(name, column), column) for name, column in schema.columns.items()
+        (_counted_column(name, column), column) for name, column in schema.columns.items() if not column.is_encoded
     ]
     label = schema.label
     if label.names:
@@ -139,7 +139,8 @@ class RecordPlaces:
     def __init__(self, schema: Schema, numbers: Mapping[str, CountedColumn] | None = None) -> None:
         counted = statistics_columns(schema)
         kinds = [kind for _, kind in _counted(schema)]
-        known = {one.name: (place, one, kind) for place, (one, kind) in enumerate(zip(counted, kinds, strict=True))}
+        place = {name: number for number, name in enumerate([*schema.columns, schema.label.column])}
+        known = {one.name: (place[one.name], one, kind) for one, kind in zip(counted, kinds, strict=True)}
         if numbers is not None:
             known = {name: (known[name][0], column, known[name][2]) for name, column in numbers.items()}
         self.columns = tuple(column for _, column, _ in known.values())

@@ -29,6 +29,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ...privacy.errors import ConfigurationError, InvalidRecordError
+from .encoders import N_GRAMS, Encoder, find_encoder, text_in
+from .image_files import IMAGE_ENCODER, pixels_of
 
 OTHER = "other"
 """The category of every value that a column does not name."""
@@ -41,6 +43,7 @@ _LONGEST_TEXT, _LONGEST_NUMBER = 1 << 16, 400
 _WRITTEN = (int, Decimal, date, time, UUID)  # their texts are names; a date with a time of day is a date
 _MOST_REMEMBERED = 1 << 16
 _FREE = 1e30  # a made-up outlier of a part without bounds
+_WORDS, _MADE_UP_WORDS, _MADE_UP_SHAPE = ("record", "that", "is", "nobody's", "own"), 12, (32, 32, 3)
 Bounds = tuple[float, float]
 Thousands = Literal["", ",", ".", " ", "'"]
 _GROUPS = {sign: re.compile(rf"[+-]?\d{{1,3}}(?:{re.escape(sign)}\d{{3}})+(?:[.,]\d+)?") for sign in ",. '"}
@@ -48,7 +51,7 @@ WIDEST: Bounds = (-1e12, 1e12)
 """Bounds in the place of those that a declared schema leaves to a paid release: what lies outside counts as these."""
 NONE_NAMED = "none named"
 """The one value of a category of which a release has named none, or not yet."""
-_MOST_KNOTS = 64
+_MOST_KNOTS, _MOST_ENCODED = 64, 1 << 16
 _COMPLETE = "declare them, or complete the schema with `murmurfl schema FILE --schema SCHEMA.toml --epsilon E`."
 _UNIT_LIKE_NUMBER = re.compile(r"[\d+.,-]")
 
@@ -82,7 +85,7 @@ class Column(_Said):
 
     Parameters
     ----------
-    kind : {"number", "integer", "category", "yes/no"}
+    kind : {"number", "integer", "category", "yes/no", "text", "image"}
     bounds : (float, float), optional
         Required for numbers and integers. A value outside is moved to the nearer bound.
     values : tuple of str, optional
@@ -100,11 +103,17 @@ class Column(_Said):
         Public knots of a number's curve in an additive model. Default they are private quantiles of each training.
     released : tuple of {"bounds", "missing", "values"}
         Which of these were declared by nobody, and come from a release with noise (:meth:`Schema.declared`).
+    encoder : str
+        Name of the fixed map from a text or an image to numbers (:func:`register_encoder`). Default ``n-grams`` for
+        texts and ``colour`` for images.
+    dimension : int, optional
+        Number of values of a text or an image, which is public; required for both.
 
     Notes
     -----
     A number is scaled from its bounds to [-1, 1], yes and no are 1 and -1, and a category of v values is v + 1 numbers,
-    one of them 1 and the others 0: every column has norm at most 1.
+    one of them 1 and the others 0; an encoding that is longer than 1 is scaled down: every column has norm at most 1.
+    An empty text is zeros. A record whose image cannot be decoded does not fit.
 
     Examples
     --------
@@ -112,7 +121,7 @@ class Column(_Said):
     1
     """
 
-    kind: Literal["number", "integer", "category", "yes/no"]
+    kind: Literal["number", "integer", "category", "yes/no", "text", "image"]
     bounds: Bounds | None = None
     values: tuple[str, ...] = ()
     missing: float | bool | str | None = None
@@ -121,11 +130,14 @@ class Column(_Said):
     thousands: Thousands = ""
     knots: tuple[float, ...] = ()
     released: tuple[Literal["bounds", "missing", "values"], ...] = ()
+    encoder: str = ""
+    dimension: int | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
         _checked_bounds(self.bounds)
         _check_writing(self)
+        self._check_encoding()
         if (self.bounds is not None) != (self.kind in ("number", "integer")):
             got = f"got none: {_COMPLETE}" if self.bounds is None else f"got {self.bounds}."
             raise ValueError(f"Expected bounds of a number or an integer and of nothing else, {got}")
@@ -141,6 +153,15 @@ class Column(_Said):
         if self.knots or self.released:
             self._check_released()
         return self
+
+    def _check_encoding(self) -> None:
+        """Raise unless a text or an image, and nothing else, has an encoding."""
+        if self.is_encoded != (self.dimension is not None) or (self.encoder and not self.is_encoded):
+            raise ValueError("Expected a dimension of a text or an image and of nothing else.")
+        if self.dimension is not None and not 1 <= self.dimension <= _MOST_ENCODED:
+            raise ValueError(f"Expected dimension from 1 to {_MOST_ENCODED}, got {self.dimension}.")
+        if self.is_encoded and (self.missing is not None or self.missing_codes):
+            raise ValueError("Expected no missing and no missing_codes of a text or an image, got some.")
 
     def _check_released(self) -> None:
         """Raise if knots or what was released cannot be a number's."""
@@ -162,12 +183,31 @@ class Column(_Said):
         return self.changed(**own, missing=missing, knots=()) if self.released or self.knots else self
 
     @property
+    def is_encoded(self) -> bool:
+        """Whether cells are texts or images, which an encoder makes numbers of."""
+        return self.kind in ("text", "image")
+
+    @property
     def num_features(self) -> int:
         """Number of values that a cell becomes."""
+        if self.dimension is not None:
+            return self.dimension
         return len(self.values) + 1 if self.kind == "category" else 1
+
+    @cached_property
+    def encoding(self) -> Encoder:
+        """The encoder of texts or images; raises ConfigurationError if this process has none of that name."""
+        if self.kind == "image":
+            return find_encoder("image", self.encoder or IMAGE_ENCODER, self.num_features)
+        return find_encoder("text", self.encoder or N_GRAMS, self.num_features)
 
     def encode(self, cell: Any) -> list[float]:
         """Encode one cell as numbers; raise InvalidRecordError if it does not fit."""
+        if self.kind == "text":
+            text = text_in(cell)
+            return self.encoding(text).tolist() if text.strip() else [0.0] * self.num_features
+        if self.kind == "image":
+            return self.encoding(pixels_of(cell)).tolist()
         if self.kind == "category":
             return self._encoded_category(cell)
         value = self.value_of(cell)
@@ -213,7 +253,7 @@ class Column(_Said):
         >>> [column.lost(cell) for cell in ("75", "130", "old", "")]
         ['', 'clipped', 'missing', '']
         """
-        if self.is_missing(cell):
+        if self.is_encoded or self.is_missing(cell):
             return ""
         try:
             if self.kind == "category":
@@ -820,7 +860,8 @@ class Schema(_Said):
             made: list[float] = []
             scaled = self.inputs_are == "scaled"
             for (name, column), cell in zip(self.columns.items(), cells, strict=True):
-                made += _within(name, column.encode if scaled else column.values_of, cell, memory)
+                known = None if column.is_encoded else memory
+                made += _within(name, column.encode if scaled else column.values_of, cell, known)
             inputs: Any = self._cut([np.array(made, dtype=np.float32)])[0] if scaled else np.array(made)
         else:
             values, label, owner = self._parts(item)
@@ -855,7 +896,19 @@ class Schema(_Said):
                 kind="conflict",
                 setting="norm",
             )
+        if encoded := [name for name, column in self.columns.items() if column.is_encoded]:
+            raise ConfigurationError(
+                f"An additive model has curves of numbers and weights of categories, and cannot read {encoded[0]!r}, a "
+                "text or an image. Choose another model, such as model=softmax.",
+                kind="conflict",
+                setting="model",
+            )
         return self.model_copy(update={"inputs_are": "values"})
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether some column has texts or images, which only models other than additive ones read."""
+        return any(column.is_encoded for column in self.columns.values())
 
     def bounded(self, bounds: Mapping[str, Bounds]) -> Schema:
         """Return the schema with other bounds of numbers (integers for integers) and missing values moved between."""
@@ -1128,6 +1181,10 @@ def _within(
 
 
 def _made_up_cell(column: Column, random: np.random.Generator) -> Any:
+    if column.kind == "text":
+        return " ".join(random.choice(_WORDS, size=_MADE_UP_WORDS).tolist())
+    if column.kind == "image":
+        return random.integers(0, 256, size=_MADE_UP_SHAPE, dtype=np.uint8)
     if column.kind == "category":
         return str(random.choice([*column.values, OTHER]))
     if column.kind == "yes/no":
@@ -1139,6 +1196,10 @@ def _made_up_cell(column: Column, random: np.random.Generator) -> Any:
 
 
 def _end_of_column(column: Column, where: float) -> Any:
+    if column.kind == "text":
+        return _WORDS[0] * round(where * _MADE_UP_WORDS)
+    if column.kind == "image":
+        return np.full(_MADE_UP_SHAPE, round(255 * where), np.uint8)
     if column.kind == "category":
         return [*column.values, OTHER][round(where * len(column.values))]
     if column.kind == "yes/no":

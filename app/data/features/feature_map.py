@@ -37,11 +37,24 @@ class Features(Named, ABC):
         Whether no value is below zero, for any image.
     centring : str
         Meaning of an empty run-config key ``centring``: ``private`` if removing their mean is best.
+    reads_colour : bool
+        Whether colour images, of shape (samples, height, width, 3), are read as they are; others get luminance.
+    any_size : bool
+        Whether images of every size have equally many features.
+    side : int
+        Pixels of the side that images in files are resized to, unless they may have any size; 0 for the usual 32.
     """
 
     norm_bound: float | None = None
     nonnegative: bool = False
     centring: str = "none"
+    reads_colour: bool = False
+    any_size: bool = False
+    side: int = 0
+
+    def of_any(self, images: NDArray[np.uint8], white: int = 255) -> NDArray[np.float32]:
+        """Return the features of grey or colour images; row i depends on image i alone."""
+        return self(images if self.reads_colour else luminance(images), white)
 
     @abstractmethod
     def __call__(self, images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
@@ -80,6 +93,15 @@ class OfImages(Features):
                 kind="out-of-range",
                 setting="features",
             )
+
+
+_LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
+
+
+def luminance(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the brightness of colour images (Rec. 601); grey ones stay as they are."""
+    grey = images.ndim == len(("sample", "row", "column"))
+    return images if grey else np.rint(images.astype(np.float32) @ _LUMINANCE).astype(np.uint8)
 
 
 def in_unit_range(images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:

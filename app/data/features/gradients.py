@@ -91,6 +91,7 @@ class Pixels(Features):
     name = "pixels"
     sentence = "the values as they are; of images, their pixels in [0, 1]"
     nonnegative = True
+    reads_colour = True
 
     def __call__(self, images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
         return in_unit_range(images, white).reshape(len(images), -1)

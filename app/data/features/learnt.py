@@ -38,6 +38,7 @@ _WITHIN_PACKAGE = Path(*FOLDER.parts[-4:])
 
 SHA256 = MappingProxyType(
     {
+        "colour.npz": "395c60d1771e24bce7f6427c02f637a51cbace76d7505d370b464b91c7e4082c",
         "scattering.npz": "a2f1d782705d99e5d5b9f478a21b5d93e89af4da65cc6dfaf6426ec8271ec24e",
         "strokes-1.npz": "3a11a3e4f9be7bad6c2f80bb04474e69096f0c28daf7a75e554a6da731643701",
         "strokes-2.npz": "e35d492e88ee790d6c29e7f31443508fc403e1ecac924134056b7548ccd5cd4c",

@@ -1,9 +1,11 @@
 """A user's own features: a function, or a PyTorch module from a file.
 
 ``features = package.module:function`` takes images of shape (samples, height, width), float32 in [0, 1], and returns an
-array of shape (samples, k), each row made from its own image alone. The function may have two attributes:
-``norm_bound``, the largest L2 norm of a row, which bounds steps; and ``nonnegative``, whether no value is ever below
-zero.
+array of shape (samples, k), each row made from its own image alone. The function may have attributes: ``norm_bound``,
+the largest L2 norm of a row, which bounds steps; ``nonnegative``, whether no value is ever below zero;
+``reads_colour``, whether colour images are handed over as (samples, height, width, 3) and not as their luminance; and
+``side``, the pixels to which images in files are resized. What a network was trained on must be public: no budget pays
+for what its weights reveal.
 
 ``features = path/to/file.pt`` is a list of layers by name and their weights, and nothing that could run: the file is
 read with ``torch.load(weights_only=True)``, and the module is built from the layers below. :func:`save_features` writes
@@ -45,6 +47,8 @@ class FunctionFeatures(OfImages):
         self.sentence = "features of your own"
         self.norm_bound = getattr(function, "norm_bound", None)
         self.nonnegative = getattr(function, "nonnegative", False) is True
+        self.reads_colour = getattr(function, "reads_colour", False) is True
+        self.side = int(getattr(function, "side", 0))
         self._function = function
 
     def __call__(self, images: NDArray[np.uint8], white: int) -> NDArray[np.float32]:
@@ -123,7 +127,8 @@ def save_features(module: torch.nn.Sequential, path: Path | str) -> None:
     Parameters
     ----------
     module : torch.nn.Sequential
-        For images of shape (samples, 1, height, width), float32 in [0, 1]. Its layers, also in nested sequences:
+        For images of shape (samples, 1, height, width), float32 in [0, 1], or (samples, 3, height, width) if its first
+        layer has three input channels. Its layers, also in nested sequences:
         Conv2d, Linear, BatchNorm1d and BatchNorm2d (frozen), MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, Flatten, ReLU,
         LeakyReLU, GELU, Tanh, Sigmoid; dropout is left out.
     path : Path or str
@@ -211,6 +216,16 @@ class FileFeatures(OfImages):
     def __init__(self, name: str) -> None:
         self.name = name
 
+    @cached_property
+    def reads_colour(self) -> bool:  # type: ignore[override]
+        """Whether the first layer has three input channels."""
+        return getattr(self._module[0], "in_channels", 1) == len("rgb")
+
+    def of_any(self, images: NDArray[np.uint8], white: int = 255) -> NDArray[np.float32]:
+        """Return the features of grey or colour images; row i depends on image i alone."""
+        grey = self.reads_colour and images.ndim == len(("sample", "row", "column"))
+        return super().of_any(np.stack([images] * 3, axis=3) if grey else images, white)
+
     def check(self, config: RunConfig) -> None:
         super().check(config)
         check_installed("torch", "torch", f"features = {self.name!r}")
@@ -226,7 +241,8 @@ class FileFeatures(OfImages):
         rows = []
         with torch.no_grad():
             for start in range(0, len(images), _BLOCK):
-                values = torch.from_numpy(in_unit_range(images[start : start + _BLOCK], white))[:, None]
+                values = torch.from_numpy(in_unit_range(images[start : start + _BLOCK], white))
+                values = values.permute(0, 3, 1, 2) if self.reads_colour else values[:, None]
                 try:
                     rows.append(self._module(values).flatten(1).numpy())
                 except RuntimeError as error:

@@ -1,7 +1,7 @@
 """``python -m murmurfl.app.papers.strokes FOLDER``: make the weights of learnt features again.
 
-It reads no data set. One net takes ten to fifteen minutes on one core, the whitening three. Nets are trained in
-bfloat16, whose products differ between processors: elsewhere the files are as good, but other bits.
+It reads no data set. One net takes ten to fifteen minutes on one core, the colours five, the whitening three. Nets are
+trained in bfloat16, whose products differ between processors: elsewhere the files are as good, but other bits.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ...data.features.learnt import SHA256
+from .procedural_images import colour_arrays
 from .stroke_training import PretrainConfig, net_arrays, packed, pretrain, whitening_arrays
 
 MAKERS: dict[str, Callable[[], dict[str, NDArray[Any]]]] = {
+    "colour.npz": colour_arrays,
     "scattering.npz": whitening_arrays,
     "strokes-1.npz": lambda: net_arrays(pretrain(PretrainConfig(seed=1))),
     "strokes-2.npz": lambda: net_arrays(pretrain(PretrainConfig(seed=2))),

@@ -1,0 +1,268 @@
+"""Images and texts under privacy: fixed features, three trust models, DP-SGD, no noise and one site alone.
+
+``python -m benchmarks.images`` writes ``docs/results/images.json`` and prints a table of it, in about half an
+hour on one core. What the file has already is not measured again; ``--only`` names some data sets, and ``--seeds`` says
+how many splits. Each seed splits a data set into training and test, a fifth of each class held out, and draws its own
+noise. Ten sites have equal parts of the training set.
+
+* CIFAR-10: the first 200 images of each class of the subset under MURMURFL_DATA, 1,600 for training. Its other 1,000
+  images, of four classes, were looked at when ``colour`` was made, and play no part here.
+* All of CIFAR-10 (``--only "all of CIFAR-10"``): the task ``cifar10`` with the binary version under MURMURFL_DATA.
+* MNIST: 10,000 training images drawn by the seed, 8,000 for training.
+* Digits: all of scikit-learn's, 1,438 for training.
+* Docstrings: which of four packages the first paragraphs of a docstring come from, without the packages' names; they
+  are read from the installed packages' files, and no code of them runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from murmurfl.app import simulate
+from murmurfl.app.data.built_in_tasks import read_cifar10, read_mnist
+from murmurfl.app.data.features import FEATURES
+from murmurfl.app.data.task import Dataset, Task
+from murmurfl.app.settings.registry import registry
+from murmurfl.app.settings.run_config import RunConfig
+from murmurfl.clients.records.encoders import HashedNGrams
+from murmurfl.privacy import derived_seed
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+DEFAULT = Path(__file__).resolve().parents[1] / "docs" / "results" / "images.json"
+EPSILONS = (0.5, 1.0, 3.0, 8.0)
+SEEDS, SITES, HELD_OUT = 3, 10, 0.2
+PACKAGES = ("numpy", "scipy", "sklearn", "torch")
+_EACH, _MNIST, _FEWEST_WORDS, _DOCSTRINGS, _LONGEST = 200, 10_000, 8, 700, 600
+Samples = tuple[NDArray[np.float32], NDArray[np.int64]]
+
+
+def _generator(*parts: object) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=derived_seed("images", *parts)))
+
+
+def _encoded(images: NDArray[np.uint8], features: str, white: int = 255) -> NDArray[np.float32]:
+    made = FEATURES[features]
+    blocks = [made.of_any(images[start : start + 1000], white) for start in range(0, len(images), 1000)]
+    return np.concatenate(blocks)
+
+
+@cache
+def _cifar(features: str) -> Samples:
+    file = next((Path(os.environ["MURMURFL_DATA"]) / "cifar10").glob("*.npz"))
+    with np.load(file, allow_pickle=False) as arrays:
+        images, labels = arrays["images"], arrays["labels"].astype(np.int64)
+    chosen = np.concatenate([np.flatnonzero(labels == one)[:_EACH] for one in range(10)])
+    return _encoded(images[chosen], features), labels[chosen]
+
+
+@cache
+def _mnist(features: str) -> Samples:
+    found = read_mnist(os.environ["MURMURFL_DATA"], download=False, setting="benchmarks.images")
+    chosen = _generator("mnist").permutation(len(found.train))[:_MNIST]
+    return _encoded(found.train[chosen], features), found.train_labels[chosen]
+
+
+@cache
+def _digits(features: str) -> Samples:
+    found: Any = load_digits()
+    return _encoded(found.images.astype(np.uint8), features, 16), found.target.astype(np.int64)
+
+
+@cache
+def _docstrings(features: str) -> Samples:
+    texts: list[str] = []
+    labels: list[int] = []
+    for label, package in enumerate(PACKAGES):
+        found = sorted(set(_texts_of(package)))
+        order = _generator("docstrings", package).permutation(len(found))[:_DOCSTRINGS]
+        texts += [found[i] for i in order]
+        labels += [label] * len(order)
+    encode = HashedNGrams(int(features.partition("-")[0]))
+    return np.stack([encode(text) for text in texts]).astype(np.float32), np.array(labels)
+
+
+def _texts_of(package: str) -> Iterator[str]:
+    """Yield the beginnings of a package's docstrings without the names of packages."""
+    spec = find_spec(package)
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        for path in sorted(Path(folder).rglob("*.py")):
+            if "test" in str(path.relative_to(folder)):
+                continue
+            try:
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+            except (SyntaxError, ValueError):
+                continue
+            for node in ast.walk(tree):
+                if isinstance(node, ast.FunctionDef | ast.ClassDef) and (text := ast.get_docstring(node)):
+                    plain = re.sub(r"(?i)\w*(numpy|scipy|sklearn|scikit|torch|ndarray|tensor|np\.)\w*", " ", text)
+                    if len(plain.split()) >= _FEWEST_WORDS:
+                        yield " ".join(plain.split())[:_LONGEST]
+
+
+DATA: Mapping[str, tuple[Callable[[str], Samples], tuple[int, int], Sequence[str]]] = {
+    "CIFAR-10, 2,000 images": (_cifar, (32, 32), ("colour", "soft-gradients")),
+    "MNIST, 10,000 images": (_mnist, (28, 28), ("scattering+strokes",)),
+    "digits, 1,797 images": (_digits, (8, 8), ("soft-gradients",)),
+    "docstrings, 2,800 texts": (_docstrings, (1, 1), ("2048-n-grams",)),
+}
+"""Data sets, their shape as images, and the features that are compared."""
+WHOLE = "all of CIFAR-10"
+
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "untrusted": {"strategy": "full-batch", "trust": "untrusted-server"},
+    "sums": {"strategy": "full-batch", "trust": "secure-aggregation", "trust.colluders": 0},
+    "central": {"strategy": "trusted-full-batch", "trust": "trusted-server"},
+    "DP-SGD": {
+        "strategy": "trusted-sgd",
+        "trust": "trusted-server",
+        "batch-selection": "poisson",
+        "batch-size": 16,
+    },
+}
+"""Settings of each column; under sums all ten sites are taken to be honest."""
+
+
+class Split(Task):
+    """One split of a data set whose features are made already."""
+
+    sentence = "a split of a benchmark's data"
+    reads = frozenset()
+
+    def __init__(self, name: str, dataset: Dataset, shape: tuple[int, int]) -> None:
+        self.name, self._dataset = name, dataset
+        self.image_shape = shape if min(shape) > 1 else None
+        self.feature_bound = 0.0 if self.image_shape else 1.0
+        registry("task").give(name, self)
+
+    def load(self, config: RunConfig, root: str) -> Dataset:
+        """Return the split."""
+        return self._dataset
+
+
+def split(data: str, features: str, seed: int) -> Dataset:
+    """Return a data set with a fifth of each class held out."""
+    if data == WHOLE:
+        whole = read_cifar10(os.environ["MURMURFL_DATA"])
+        parts = _encoded(whole.train, features), whole.train_labels, _encoded(whole.test, features), whole.test_labels
+        return Dataset(*parts, 10)
+    rows, labels = DATA[data][0](features)
+    order = _generator("split", data, seed).permutation(len(labels))
+    held = np.zeros(len(labels), bool)
+    for one in np.unique(labels):
+        own = order[labels[order] == one]
+        held[own[: round(HELD_OUT * len(own))]] = True
+    train, test = order[~held[order]], order[held[order]]
+    return Dataset(rows[train], labels[train], rows[test], labels[test], int(labels.max()) + 1)
+
+
+def measured(data: str, features: str, method: str, epsilon: float, seed: int) -> float:
+    """Return the accuracy in percent of one training on one split."""
+    dataset = split(data, features, seed)
+    if method == "alone":
+        return _alone(dataset)
+    shape = (32, 32) if data == WHOLE else DATA[data][1]
+    task = Split(f"benchmark:{data}:{features}:{seed}", dataset, shape)
+    usual: dict[str, Any] = {"task": task.name, "seed": seed + 1, "noise-quality": "fast"}
+    usual |= {"num-clients": SITES, "clients-per-round": SITES, "features": features if task.image_shape else "pixels"}
+    own = dict(METHODS["central"], mechanism="none") if method == "no noise" else dict(METHODS[method])
+    if method != "no noise":
+        own["epsilon"] = epsilon
+    if method not in ("DP-SGD", "no noise"):
+        own["centring"] = "private"
+    return 100 * float(simulate({**usual, **own}, on_progress=lambda _: None).accuracy or 0.0)
+
+
+def _alone(dataset: Dataset) -> float:
+    """Return the mean accuracy of sites that train alone without noise: the best of four penalties on the test set."""
+    parts = np.array_split(np.arange(len(dataset.train_labels)), SITES)[:3]
+    scores = [
+        max(
+            LogisticRegression(C=strength, max_iter=500)
+            .fit(dataset.train_features[part], dataset.train_labels[part])
+            .score(dataset.test_features, dataset.test_labels)
+            for strength in (1.0, 10.0, 100.0, 1000.0)
+        )
+        for part in parts
+    ]
+    return 100 * fmean(scores)
+
+
+def cells(names: Sequence[str]) -> Iterator[tuple[str, str, str, float]]:
+    """Yield data set, features, method and epsilon of every cell; 0 where there is no noise."""
+    for data in names:
+        for features in ("colour",) if data == WHOLE else DATA[data][2]:
+            yield from ((data, features, method, 0.0) for method in ("no noise", "alone"))
+            yield from ((data, features, method, epsilon) for epsilon in EPSILONS for method in METHODS)
+
+
+def measure(document: dict[str, Any], names: Sequence[str], seeds: int) -> Iterator[None]:
+    """Measure what a document has not, and yield after each training."""
+    logging.disable(logging.WARNING)
+    for seed in range(seeds):
+        for data, features, method, epsilon in cells(names):
+            if method == "alone" and seed and data == WHOLE:
+                continue
+            runs = document.setdefault(data, {}).setdefault(features, {}).setdefault(method, {})
+            runs = runs.setdefault(f"{epsilon:g}", {})
+            if str(seed) not in runs:
+                runs[str(seed)] = measured(data, features, method, epsilon, seed)
+                yield
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """Return the table of the page: means over splits, with their standard error."""
+    terms = (
+        "Accuracy in percent, mean and standard error over splits. Epsilon is at delta = 1e-05, for replacement of one "
+        "sample of one client, against the server and everybody else (under sums if one helper and 10 clients of each "
+        "sum are honest; in the two central columns against everybody but the trusted server); independent noise of "
+        "each client or of the trusted server; over all releases of a run. Sites alone and models without noise have "
+        "none."
+    )
+    heading = "| data | features | epsilon | untrusted | sums | central | DP-SGD | no noise | one site alone |"
+    lines = [terms, "", heading, "|---|---|---|---|---|---|---|---|---|"]
+    for data, by_features in document.items():
+        for features, found in by_features.items():
+            for epsilon in EPSILONS:
+                shown = [_shown(found.get(method, {}).get(f"{epsilon:g}", {})) for method in METHODS]
+                shown += [_shown(found.get(method, {}).get("0", {})) for method in ("no noise", "alone")]
+                lines.append(f"| {data} | {features} | {epsilon:g} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
+def _shown(runs: Mapping[str, float]) -> str:
+    values = list(runs.values())
+    if not values:
+        return ""
+    error = f" ± {stdev(values) / len(values) ** 0.5:.1f}" if len(values) > 1 else ""
+    return f"{fmean(values):.1f}{error}"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, default=DEFAULT)
+    parser.add_argument("--only", action="append", choices=[*DATA, WHOLE])
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    asked = parser.parse_args()
+    document = json.loads(asked.json.read_text()) if asked.json.exists() else {}
+    for _ in measure(document, asked.only or list(DATA), asked.seeds):
+        asked.json.write_text(json.dumps(document, indent=1) + "\n")
+    print(table(document))
+
+
+if __name__ == "__main__":
+    main()

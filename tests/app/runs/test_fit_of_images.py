@@ -1,0 +1,142 @@
+"""``fit`` of a folder of images and of a column of texts."""
+
+import json
+from io import BytesIO
+
+import numpy as np
+import pytest
+from murmurfl.app import load_model
+from murmurfl.app.data.features import FEATURES
+from murmurfl.clients.records.drafting import document
+from murmurfl.clients.records.image_folders import ImageFolder
+from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy.errors import MurmurflError
+
+from murmurfl import fit
+from tests.harness.errors import raises
+
+Image = pytest.importorskip("PIL.Image")
+
+SEED = 11
+SETTINGS = {"seed": SEED, "strategy": "full-batch", "num_rounds": 3}
+
+
+def packed(pixels):
+    out = BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+def photos(folder, per_class=30, sites=("",)):
+    """Bright stripes across for cats, and down for dogs."""
+    random = np.random.Generator(np.random.Philox(key=6))
+    for site in sites:
+        for kind in ("cat", "dog"):
+            where = folder / site / kind
+            where.mkdir(parents=True)
+            for number in range(per_class):
+                stripes = np.sin(np.arange(24) * random.uniform(1.2, 1.8)) * 80
+                pixels = 120 + (stripes[:, None, None] if kind == "cat" else stripes[None, :, None])
+                noisy = pixels + random.normal(0, 10, (24, 24, 3))
+                (where / f"{number:03}.png").write_bytes(packed(np.clip(noisy, 0, 255).astype(np.uint8)))
+    return folder
+
+
+def test_folder_is_fitted_as_a_table_and_predicts_a_folder(tmp_path):
+    folder = photos(tmp_path / "photos", sites=("north", "south"))
+    result = fit(folder, site="site", epsilon=8, trust="secure-aggregation", **SETTINGS)
+    assert result.table.rows == 120
+    assert result.outcome.accuracy > 0.85  # guessing has 0.85 of 24 in one of 4,000 cases
+    assert result.guarantee.epsilon == pytest.approx(8, abs=0.01)
+    where = result.save(tmp_path / "model")
+    assert 'kind = "image"' in (where / "schema.toml").read_text()
+    predicted = load_model(where).predict(folder / "north")
+    assert np.mean(predicted == np.repeat(["cat", "dog"], 30)) > 0.85
+    assert "one of texts or images" in json.dumps(json.loads((where / "card.json").read_text())["pipeline"])
+
+
+def test_real_fit_of_a_folder_treats_a_strange_file_as_zero(tmp_path, capfd):
+    """The whole way from the file on: what is printed, counted and booked is the same, whatever the file holds."""
+    seen = []
+    for number, content in enumerate((None, b"no image")):
+        folder = photos(tmp_path / f"{number}" / "photos")
+        if content is not None:
+            (folder / "cat" / "007.png").write_bytes(content)
+        schema = tmp_path / "schema.toml"
+        if not number:
+            drafted = fit(folder, epsilon=8, clients=2, **SETTINGS).table.schema
+            schema.write_text(document(drafted.model_copy(update={"reviewed": True})))
+            capfd.readouterr()
+        result = fit(folder, schema=schema, real=True, epsilon=8, strategy="trusted-full-batch", num_rounds=3)
+        assert (tmp_path / f"{number}" / "photos.ledger").exists()
+        assert result.table.rows == 60
+        seen.append((str(result).replace(f"{tmp_path}/{number}", ""), capfd.readouterr(), result.guarantee.epsilon))
+    assert seen[0][1:] == seen[1][1:]
+    assert "no image" not in seen[1][0]
+
+
+def test_folder_that_a_ledger_knows_may_not_change(tmp_path, monkeypatch):
+    secrets = []
+
+    def noted(rows, secret):
+        secrets.append(secret)
+        return in_secret_order(rows, secret)
+
+    in_secret_order = ImageFolder.in_secret_order
+    monkeypatch.setattr(ImageFolder, "in_secret_order", noted)
+    folder = photos(tmp_path / "photos")
+    schema = fit(folder, epsilon=8, clients=2, **SETTINGS).table.schema.model_copy(update={"reviewed": True})
+    own = {"schema": schema, "real": True, "strategy": "trusted-full-batch", "num_rounds": 2}
+    fit(folder, epsilon=1, budget=4, **own)
+    fit(folder, epsilon=1, **own)
+    (folder / "cat" / "008.png").write_bytes(packed(np.zeros((24, 24, 3), np.uint8)))
+    with pytest.raises(MurmurflError, match="rows"):
+        fit(folder, epsilon=1, **own)
+    assert len(secrets) == 3
+    assert len(set(secrets)) == 1  # each fit with one ledger puts files into the same places
+    assert len(secrets[0]) >= 32
+
+
+NOTES = {
+    "no": ("routine check, no complaints", "feels well today", "vaccination, all fine"),
+    "yes": ("high fever since monday", "fever and a bad cough", "cough at night, fever"),
+}
+
+
+def visits(count=240):
+    random = np.random.Generator(np.random.Philox(key=7))
+    labels = ["yes" if one else "no" for one in random.random(count) < 0.5]
+    return [
+        {"note": str(random.choice(NOTES[label])), "age": float(random.integers(20, 80)), "ill": label}
+        for label in labels
+    ]
+
+
+@pytest.mark.parametrize("columns", [("note",), ("note", "age")])
+def test_text_is_learnt_alone_and_next_to_other_columns(tmp_path, columns):
+    table = [{name: row[name] for name in (*columns, "ill")} for row in visits()]
+    result = fit(table, label="ill", text="note", epsilon=8, clients=2, trust="secure-aggregation", **SETTINGS)
+    assert list(result.table.schema.columns) == (["note"] if len(columns) == 1 else ["age", "note"])
+    assert result.outcome.accuracy > 0.9
+    model = load_model(result.save(tmp_path / "model"))
+    rest = {"age": 50.0} if "age" in columns else {}
+    assert model.predict([{"note": "fever, cough", **rest}, {"note": "all well", **rest}]).tolist() == ["yes", "no"]
+
+
+def test_text_that_a_schema_reads_otherwise_is_refused():
+    table = visits(40)
+    schema = fit(table, label="ill", text=["note"], epsilon=8, clients=2, **SETTINGS).table.schema
+    with raises(ConfigurationError, "mismatch", "text", got="age"):
+        fit(table, schema=schema, text="age")
+    with raises(ConfigurationError, "conflict", "text", got="ill"):
+        fit(table, label="ill", text="ill")
+    with raises(ConfigurationError, "conflict", "model"):
+        fit(table, label="ill", text="note", model="additive")
+
+
+def test_folder_is_encoded_by_features_that_are_named(tmp_path):
+    folder = photos(tmp_path / "photos", per_class=12)
+    result = fit(folder, features="soft-gradients", epsilon=8, clients=2, **SETTINGS)
+    column = result.table.schema.columns["image"]
+    assert column.encoder == "soft-gradients"
+    assert column.dimension == FEATURES["soft-gradients"](np.zeros((1, 32, 32), np.uint8), 255).shape[1]
