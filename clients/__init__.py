@@ -6,6 +6,7 @@ from ..privacy import flower_version as flower  # noqa: F401 - checks the instal
 from ..privacy.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from .adapters.jax_model import JaxModel as JaxModel
     from .adapters.noise_mod import CorrelatedNoiseMod as CorrelatedNoiseMod
     from .adapters.per_sample_gradients import PerSampleGradients as PerSampleGradients
     from .adapters.per_sample_gradients import Samples as Samples

@@ -64,6 +64,8 @@ PARTS = {
     *("RecordPlaces", "TableRows", "Encoder", "ImageFile", "ImageFolder"),
     # What was measured against a claim.
     *("AuditResult", "OneRunResult"),
+    # What computes a record with models of other frameworks.
+    *("Captured", "FunctionGradients", "FunctionProgram", "JaxGradients", "JaxMeasure", "JaxModel", "JaxProgram"),
 }
 FIGURES = {"mu", "epsilon", "delta", "deltas", "gdp", "sensitivity", "shift", "stds"}
 NUMBERS = {"float", "NDArray", "Sensitivity"}

@@ -256,7 +256,18 @@ BASE = {distribution(line) for line in PROJECT["dependencies"]}
 QUIETLY_USED = "compiled"  # what nobody is told to install: without it the same is done more slowly
 EXTRAS = {
     extra: {distribution(line) for line in PROJECT["optional-dependencies"][extra]}
-    for extra in ("simulation", "reports", "torch", "images", "tables", "skops", "partitions", QUIETLY_USED)
+    for extra in (
+        "simulation",
+        "reports",
+        "torch",
+        "images",
+        "tables",
+        "skops",
+        "partitions",
+        "jax",
+        "keras",
+        QUIETLY_USED,
+    )
 }
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
@@ -40,6 +40,9 @@ from ..records.schema import Schema
 from ..simulation.simulated_clients import SimulatedSums, simulated_client
 from .client_model import ClientModel, median_bound, statistics_model
 from .per_sample_gradients import GRADIENT_MEMORY_MIB, PerSampleGradients
+
+if TYPE_CHECKING:
+    from .function_model import Gradient
 
 logger = logging.getLogger(__name__)
 SamplesOf = Callable[[Context], Any]
@@ -573,14 +576,16 @@ def private_client_app(
     samples_per_owner: int = 0,
     evaluation: float | EvaluationShare | None = None,
     mods: list[Mod] | None = None,
+    gradients: Gradient | None = None,
 ) -> PrivateClientApp:
     """Return a ClientApp that trains a model with differential privacy for every single sample.
 
     Parameters
     ----------
-    model : torch.nn.Module, callable, LinearEstimator or Schema
+    model : torch.nn.Module, callable, LinearEstimator, JaxModel or Schema
         A module, or a function without arguments that makes one; what has ``requires_grad`` is trained. Or an estimator
-        of scikit-learn's, in a :class:`~murmurfl.clients.LinearEstimator`. For ``statistics`` the table's
+        of scikit-learn's, in a :class:`~murmurfl.clients.LinearEstimator`, or a function of JAX's, in a
+        :class:`~murmurfl.clients.JaxModel`. For ``statistics`` the table's
         :class:`~murmurfl.clients.Schema`.
     loss : callable, optional
         ``loss(output, target) -> scalar``, as PyTorch's criteria; default the cross-entropy.
@@ -625,6 +630,10 @@ def private_client_app(
         aside for it. The training has the rest.
     mods : list of Mod, optional
         Flower mods of your own.
+    gradients : callable, optional
+        ``gradients(parameters, inputs, target)`` of one record, in NumPy or anything that gives arrays, in the place of
+        a loss. ``model`` is then the public parameters with which training begins, by name or in a list. Unlike the
+        code of a model, this function sees records (:class:`~.function_model.FunctionGradients`).
 
     Raises
     ------
@@ -674,7 +683,7 @@ def private_client_app(
             setting="rounds",
         )
     share = EvaluationShare.of(evaluation)
-    made = _client_model(model, loss, seed=seed, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
+    made = _client_model(model, loss, gradients, seed=seed, chunk=chunk, gradient_memory_mib=gradient_memory_mib)
     bound, known = math.inf, schema
     if known is None and not _is_function(samples):
         known = made.schema or inferred(items_of(samples))
@@ -713,17 +722,38 @@ def _refuse_beside_policy(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _client_model(model: Any, loss: Callable[[Any, Any], Any] | None, **torch_only: Any) -> ClientModel:
+def _client_model(
+    model: Any,
+    loss: Callable[[Any, Any], Any] | None,
+    gradients: Gradient | None,
+    *,
+    seed: int,
+    **limits: Any,
+) -> ClientModel:
     """Return a model of whatever library it is."""
+    if gradients is not None:
+        from .function_model import function_client_model
+
+        return function_client_model(gradients, model, loss)
     if isinstance(model, Schema):
         return statistics_model(model)
     from .sklearn_model import estimator_model, is_estimator
 
     if is_estimator(model):
         return estimator_model(model, loss)
+    if type(model).__name__ == "JaxModel":
+        from .jax_model import jax_client_model
+
+        return jax_client_model(model, loss, **limits)
+    from .keras_variables import is_keras
+
+    if is_keras(model):
+        from .keras_model import keras_client_model
+
+        return keras_client_model(model, loss, seed=seed, **limits)
     from .torch_checks import torch_client_model
 
-    return torch_client_model(model, loss, **torch_only)
+    return torch_client_model(model, loss, seed=seed, **limits)
 
 
 def _is_function(samples: Any) -> bool:

@@ -31,6 +31,7 @@ is limited to what was asked for with ``load``, and its error output is closed: 
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -38,7 +39,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -288,7 +290,283 @@ def _plain(tensor: Any) -> NDArray[Any]:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous().numpy()
 
 
-KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[str, NDArray[Any]]], Any]] = {"torch": TorchProgram}
+_PURE_STABLEHLO = """
+    abs add and atan2 batch_norm_grad batch_norm_inference batch_norm_training bitcast_convert broadcast
+    broadcast_in_dim case cbrt ceil cholesky clamp compare complex composite concatenate constant convert convolution
+    cosine count_leading_zeros divide dot dot_general dynamic_slice dynamic_update_slice exponential
+    exponential_minus_one fft floor gather get_tuple_element if imag iota is_finite log log_plus_one logistic map
+    maximum minimum multiply negate not optimization_barrier or pad popcnt power real reduce reduce_precision
+    reduce_window remainder reshape return reverse rng_bit_generator round_nearest_afz round_nearest_even rsqrt scatter
+    select select_and_scatter shift_left shift_right_arithmetic shift_right_logical sign sine slice sort sqrt subtract
+    tan tanh torch_index_select transpose triangular_solve tuple while xor
+"""
+PURE_STABLEHLO = frozenset(
+    {"builtin.module", "func.func", "func.call", "func.return"} | {f"stablehlo.{n}" for n in _PURE_STABLEHLO.split()}
+)
+"""Operations of StableHLO, by their specification functions of their arguments alone, that a program may consist of.
+
+Left out are calls of code outside of the module (``custom_call``), what exchanges values with a host or another device
+(``infeed``, ``outfeed``, ``send``, ``recv``, collective operations, tokens), draws at random (``rng``; a
+``rng_bit_generator`` is a function of its state) and shapes that depend on values. There is no memory that nobody wrote
+to, and an index out of range is moved into it or ignored. Reviewed for StableHLO 1.17, as of JAX 0.10.
+"""
+
+
+class JaxProgram:
+    """A module of StableHLO, checked operation by operation and compiled by XLA, without the code it was captured from.
+
+    Parameters
+    ----------
+    program : mapping
+        ``inputs``: shape and type of each parameter, then of each array of a record, then of each constant;
+        ``parameters`` and ``record``: how many of them are these; ``results``: shapes and types; ``platform``: JAX's
+        name of the kind of device; ``module``: the text of the module, whose entry takes the inputs.
+    constants : mapping of str to ndarray
+        In the order of the inputs.
+
+    Raises
+    ------
+    ValueError
+        If an operation is not among :data:`PURE_STABLEHLO`.
+
+    Notes
+    -----
+    **Formal guarantees.** What :meth:`compute` returns is a function of the program, its constants, the parameters and
+    one record. What is checked is the module that is compiled next, after JAX has put it together. Assumes that XLA
+    computes StableHLO as specified. Proof: docs/proofs/records.md.
+    """
+
+    def __init__(self, program: Mapping[str, Any], constants: Mapping[str, NDArray[Any]]) -> None:
+        if "jax" not in sys.modules:  # in a process of its own: no other device is looked for
+            os.environ["JAX_PLATFORMS"] = program["platform"]
+        jax: Any = importlib.import_module("jax")
+        self._jax = jax
+        self._inputs = [(tuple(shape), jax.numpy.dtype(kind)) for shape, kind in program["inputs"]]
+        self._parameters: int = program["parameters"]
+        self._end = self._parameters + program["record"]
+        results = [(tuple(shape), jax.numpy.dtype(kind)) for shape, kind in program["results"]]
+        self._is_wide = any(kind.itemsize == 8 for _, kind in [*self._inputs, *results])
+        with self._types():
+            arrays = [
+                _as_type(array, kind)
+                for array, (_, kind) in zip(constants.values(), self._inputs[self._end :], strict=True)
+            ]
+            self._constants = [jax.device_put(array) for array in arrays]
+            lowered = self._lowered(program["module"], results, program["platform"])
+            check_module(lowered.compiler_ir("stablehlo"))
+            self._compiled = lowered.compile()
+
+    def _lowered(self, module: str, results: list[tuple[tuple[int, ...], Any]], platform: str) -> Any:
+        """Return the module as JAX will compile it."""
+        jax, export = self._jax, importlib.import_module("jax.export")
+        stablehlo = importlib.import_module("jaxlib.mlir.dialects.stablehlo")
+        inputs = [jax.ShapeDtypeStruct(shape, kind) for shape, kind in self._inputs]
+
+        def zeros(*_: Any) -> list[Any]:
+            return [jax.numpy.zeros(shape, kind) for shape, kind in results]
+
+        # Another function of these types, with the module in the place of its own: no format but a text is read.
+        made = export.export(jax.jit(zeros, keep_unused=True), platforms=[platform])(*inputs)
+        portable = stablehlo.serialize_portable_artifact_str(module, stablehlo.get_current_version())
+        made = replace(made, mlir_module_serialized=portable)
+        return jax.jit(made.call, keep_unused=True).lower(*inputs)
+
+    def _types(self) -> Any:
+        """Return a context in which JAX has types of 64 bits if the program has any."""
+        if hasattr(self._jax, "enable_x64"):
+            return self._jax.enable_x64(self._is_wide)
+        return importlib.import_module("jax.experimental").enable_x64(self._is_wide)
+
+    def point(self, arrays: Sequence[NDArray[Any]]) -> list[Any]:
+        """Return parameters as arrays of the captured types."""
+        kinds = self._inputs[: self._parameters]
+        with self._types():
+            return [
+                self._jax.device_put(np.asarray(array).astype(kind))
+                for array, (_, kind) in zip(arrays, kinds, strict=True)
+            ]
+
+    def compute(self, point: list[Any], record: Sequence[NDArray[Any]]) -> Arrays:
+        """Return the results for one record.
+
+        Raises
+        ------
+        UnfitRecordError
+            If the record has another shape than captured, or another kind of numbers.
+        """
+        made = []
+        for array, (shape, kind) in zip(record, self._inputs[self._parameters : self._end], strict=True):
+            if array.shape != shape:
+                raise UnfitRecordError("another shape than captured")
+            made.append(exact(array, kind))
+        with self._types():
+            return [_plain_result(one) for one in self._compiled(*point, *made, *self._constants)]
+
+
+def check_module(module: Any) -> None:
+    """Refuse a module of StableHLO with an operation that is not among the pure ones; ValueError names it."""
+    todo = [module.operation]
+    while todo:
+        operation = todo.pop()
+        if operation.name not in PURE_STABLEHLO:
+            attributes = operation.attributes
+            named = attributes["call_target_name"] if "call_target_name" in attributes else ""  # noqa: SIM401
+            raise ValueError(f"the operation {operation.name} {named}".rstrip())
+        for region in operation.regions:
+            for block in region:
+                todo.extend(one.operation for one in block)
+
+
+def exact(array: NDArray[Any], kind: Any) -> NDArray[Any]:
+    """Return an array of a record in a program's type.
+
+    Floating-point numbers may be rounded; integers must stay what they are, or UnfitRecordError is raised.
+    """
+    whole = kind.kind in "iu"
+    if array.dtype.kind not in ("iu" if whole else "b" if kind.kind == "b" else "f"):
+        raise UnfitRecordError("another type than captured")
+    with np.errstate(all="ignore"):
+        made = array.astype(kind)
+    if whole and not np.array_equal(made, array):
+        raise UnfitRecordError("an integer too large for the type")
+    return made
+
+
+def _as_type(array: NDArray[Any], kind: Any) -> NDArray[Any]:
+    """Return a constant of a type that NumPy may lack, which came as integers of its width."""
+    return array.view(kind) if array.dtype != kind and array.dtype.itemsize == kind.itemsize else array
+
+
+def _plain_result(found: Any) -> NDArray[Any]:
+    made = np.asarray(found)
+    return made if made.dtype.kind in "fiub" else made.astype(np.float32)
+
+
+class FunctionProgram:
+    """A project's own function of parameters and one record, called for each record in a copy of this process.
+
+    The process is copied (``fork``) before each record, and the copy ends with it. What the function leaves in memory
+    is gone with the copy. A copy can open no file and no connection, nor make a file longer.
+
+    Parameters
+    ----------
+    program : mapping
+        ``module``, ``name``, ``path`` and ``file``: where the function is, and what Python's path is; ``source``: the
+        SHA-256 of its file; ``names``: what its parameters are called, or null for a list; ``like``: the structure of
+        a record; ``results``: shapes of what it returns.
+    constants : mapping of str to ndarray
+        Public parameters, and a made-up record, with which the function is called once before any record is read.
+
+    Notes
+    -----
+    **Formal guarantees.** What :meth:`compute` returns is a function of parameters and one record if the function reads
+    and changes nothing outside of the copy's memory. That is the promise of its author and of the operator: it could
+    still rename or remove files, or signal other processes. Where a system cannot copy a process, the promise covers
+    memory as well.
+    """
+
+    def __init__(self, program: Mapping[str, Any], constants: Mapping[str, NDArray[Any]]) -> None:
+        self._names: list[str] | None = program["names"]
+        self._like = program["like"]
+        self._results = [tuple(shape) for shape in program["results"]]
+        self._function = _function_of(program)
+        arrays = list(constants.values())
+        count = len(self._results)
+        self._made(arrays[:count], arrays[count:])  # imports what it imports when it is called
+
+    def point(self, arrays: Sequence[NDArray[Any]]) -> Arrays:
+        """Return parameters as they are."""
+        return list(arrays)
+
+    def compute(self, point: Arrays, record: Sequence[NDArray[Any]]) -> Arrays:
+        """Return the results for one record, or raise whatever went wrong."""
+        if not hasattr(os, "fork"):
+            return self._made(point, record)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            self._answer(writing, point, record)
+        os.close(writing)
+        try:
+            with os.fdopen(reading, "rb") as stream:
+                return read_message(stream)[1]
+        finally:
+            os.waitpid(child, 0)
+
+    def _answer(self, writing: int, point: Arrays, record: Sequence[NDArray[Any]]) -> None:
+        """Write the results from a copy of the process, and end it."""
+        try:
+            os.dup2(writing, 3)
+            os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+            _open_nothing()
+            made = self._made(point, record)
+            with os.fdopen(3, "wb", closefd=False) as stream:
+                write_message(stream, {}, made)
+            os._exit(0)
+        finally:
+            os._exit(1)
+
+    def _made(self, point: Arrays, record: Sequence[NDArray[Any]]) -> Arrays:
+        parts = iter(np.array(one) for one in record)
+        values = [np.array(one) for one in point]
+        parameters: Any = values if self._names is None else dict(zip(self._names, values, strict=True))
+        inputs, targets = _as_like(self._like, parts)
+        with np.errstate(all="ignore"):
+            return gradient_arrays(self._function(parameters, inputs, targets), self._names, self._results)
+
+
+def gradient_arrays(found: Any, names: Sequence[str] | None, shapes: Sequence[tuple[int, ...]]) -> Arrays:
+    """Return what a project's function returned as arrays in order; ValueError if it is no gradient."""
+    if names is not None:
+        if not isinstance(found, Mapping) or set(found) != set(names):
+            raise ValueError(f"a gradient that is no mapping of {', '.join(names)}")
+        found = [found[name] for name in names]
+    made = [np.asarray(one) for one in found]
+    if [one.shape for one in made] != list(shapes) or any(one.dtype.kind not in "fiu" for one in made):
+        raise ValueError(f"gradients of shapes {[one.shape for one in made]} for parameters of {list(shapes)}")
+    return [one.astype(np.float64) for one in made]
+
+
+def _as_like(like: Any, parts: Iterator[NDArray[Any]]) -> Any:
+    """Return arrays in a structure: of lists, of mappings, or one of them."""
+    if isinstance(like, dict):
+        return {name: _as_like(part, parts) for name, part in like.items()}
+    return tuple(_as_like(part, parts) for part in like) if isinstance(like, list) else next(parts)
+
+
+def _function_of(program: Mapping[str, Any]) -> Callable[..., Any]:
+    import hashlib
+    import importlib.util
+
+    with open(program["file"], "rb") as file:  # noqa: PTH123 - before pathlib is needed
+        if hashlib.sha256(file.read()).hexdigest() != program["source"]:
+            raise ValueError(f"another file {program['file']} than when it was imported")
+    sys.path[:] = [*program["path"], *(one for one in sys.path if one not in program["path"])]
+    if program["module"] == "__main__":  # a script
+        spec = importlib.util.spec_from_file_location("murmurfl_own_gradient", program["file"])
+        if spec is None or spec.loader is None:
+            raise ValueError(f"no code in {program['file']}")
+        found: Any = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    else:
+        found = importlib.import_module(program["module"])
+    for name in program["name"].split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _open_nothing() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+
+
+KINDS: dict[str, Callable[[Mapping[str, Any], Mapping[str, NDArray[Any]]], Any]] = {
+    "torch": TorchProgram,
+    "jax": JaxProgram,
+    "function": FunctionProgram,
+}
 """Kinds of programs by name."""
 
 

@@ -19,6 +19,8 @@ from ...privacy.noise import derived_seed
 from ..queries import Measure
 from ..records.schema import Schema
 from .client_model import ClientModel, measured_bound
+from .hugging_face import OwnLoss, is_transformer, with_labels
+from .keras_variables import is_keras
 from .per_sample_gradients import GRADIENT_MEMORY_MIB
 from .torch_graph import INSTEAD_OF_DROPOUT, leaves, mapped
 from .torch_model import (
@@ -93,6 +95,8 @@ def _writes_of(layer: torch.nn.Module) -> tuple[str, str] | None:
     from torch import nn
     from torch.nn.parameter import is_lazy
 
+    if is_keras(layer):
+        return "computes with variables of its own", "give the Keras model itself, without PyTorch's around it"
     if any(map(is_lazy, layer.parameters(recurse=False))):
         return "has no parameters yet", "run the module once before the app is made"
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
@@ -292,10 +296,13 @@ class SampleTrials:
         """Return the gradient of the loss of all of them as one batch; None for a module that takes no batches."""
         import torch
 
+        if isinstance(self._gradients.loss, OwnLoss):
+            return None  # of a batch it is the mean over words, of which records have different numbers
+
         def batch_loss(values: Any) -> torch.Tensor:
-            arguments, named = called_with(inputs)
-            output = torch.func.functional_call(self._gradients.module, values, arguments, named)
-            return self._gradients.loss(output, targets)
+            loss = self._gradients.loss
+            arguments, named = called_with(with_labels(loss, inputs, targets))
+            return loss(torch.func.functional_call(self._gradients.module, values, arguments, named), targets)
 
         try:
             return _flat(torch.func.grad(batch_loss)(trained))
@@ -451,7 +458,8 @@ def torch_client_model(
     import torch
 
     module = made_module(model, seed)
-    loss = torch.nn.functional.cross_entropy if loss is None else loss
+    if loss is None:
+        loss = OwnLoss(module) if is_transformer(module) else torch.nn.functional.cross_entropy
     check_layers(module)
     check_loss(loss)
     gradients = ModuleGradients(module, loss, chunk=chunk, gradient_memory_mib=gradient_memory_mib)

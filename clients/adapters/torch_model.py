@@ -21,6 +21,8 @@ from ...privacy.accounting.gdp import check_count
 from ...privacy.errors import PUBLIC, ConfigurationError, InvalidRecordError, check_installed
 from ...privacy.queries.evaluation import Measured
 from ...privacy.release.clipping import DenseContributions, StackedContributions, squared_lengths
+from .hugging_face import with_labels
+from .keras_variables import is_keras, keras_arrays, load_keras
 from .per_sample_gradients import (
     GRADIENT_MEMORY_MIB,
     MOST_TOGETHER,
@@ -150,6 +152,8 @@ def trainable_arrays(module: torch.nn.Module) -> ArrayRecord:
     >>> list(trainable_arrays(torch.nn.Linear(4, 2)))
     ['weight', 'bias']
     """
+    if is_keras(module):
+        return keras_arrays(module)
     return ArrayRecord({name: Array(_as_numpy(values)) for name, values in trainable_parameters(module).items()})
 
 
@@ -164,6 +168,8 @@ def load_trainable(module: torch.nn.Module, arrays: ArrayRecord) -> torch.nn.Mod
     >>> load_trainable(torch.nn.Linear(4, 2), arrays)
     Linear(in_features=4, out_features=2, bias=True)
     """
+    if is_keras(module):
+        return load_keras(module, arrays)
     import torch
 
     expected = trainable_parameters(module)
@@ -227,9 +233,9 @@ class _SampleGradients:
             trained = {name: values[name] for name in self.names}
 
             def sample_loss(trained: dict[str, torch.Tensor]) -> torch.Tensor:
-                arguments, named = called_with(with_batch_axis(inputs))
-                output = torch.func.functional_call(own, {**values, **trained}, arguments, named)
-                return criterion(output, with_batch_axis(target))
+                given, truth = with_batch_axis(inputs), with_batch_axis(target)
+                arguments, named = called_with(with_labels(criterion, given, truth))
+                return criterion(torch.func.functional_call(own, {**values, **trained}, arguments, named), truth)
 
             return list(torch.func.grad(sample_loss)(trained).values())
 
@@ -761,6 +767,7 @@ class ModuleMeasure:
         arguments, named = called_with(with_batch_axis(inputs))
         targets = with_batch_axis(target)
         output = torch.func.functional_call(module, values, arguments, named)
+        output = getattr(output, "logits", output) if right is None else output
         if right is not None:
             return [_of_one_sample(right(output, targets))]
         if not isinstance(output, torch.Tensor) or not isinstance(targets, torch.Tensor):
