@@ -110,6 +110,13 @@ def _vectors(mib: float, parameters: int) -> float:
     return mib * 2**20 / (8 * parameters)
 
 
+def hundred_thousand(
+    config: Any,
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
+    """Return a task on which softmax regression has d = 100,000."""
+    return _samples(config, MANY // 10)
+
+
 def million(config: Any) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]:
     """Return a task of as few samples as a run uses, on which softmax regression has d = 1,000,000."""
     return _samples(config, MANY)
