@@ -5,7 +5,7 @@ The cache of optimisers' results: what it believes, and what it does where it ca
 
 import numpy as np
 import pytest
-from murmurfl.privacy import ConfigurationError, make_mechanism
+from murmurfl.privacy import MECHANISMS, ConfigurationError, make_mechanism
 from murmurfl.privacy.mechanisms import optimal as cache
 from murmurfl.privacy.mechanisms import optimal_encoder
 from murmurfl.privacy.mechanisms.optimal import forget
@@ -23,6 +23,28 @@ def error(mechanism, workload=None):
 def test_the_error_is_the_least_possible(n, figure):
     """The dual bound of the module, from its own solution; figures seen with a gap of 1e-8."""
     assert error(make_mechanism("optimal", n)) == pytest.approx(figure, rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "most"), [("prefix-sum", 4096), ("mu2", 1024)])
+def test_too_many_releases_are_refused_with_the_next_best(name, most):
+    """Of all mechanisms with their usual options the one that is named has the least error after ``optimal``."""
+    refusal = refused(lambda: make_mechanism("optimal", most + 1, workload=name))
+    assert (refusal.kind, refusal.setting) == ("out-of-range", "num_releases")
+    assert f"<= {most} " in str(refusal)
+    n = 128
+    of_workload = np.tri(n) if name == "mu2" else np.eye(n)
+    others = {}
+    for other in MECHANISMS.keys() - {"optimal"}:
+        options = {"workload": name} if other == "decay" else {}
+        others[other] = error(make_mechanism(other, n, **options), of_workload)
+    assert f"Use {min(others, key=others.__getitem__)!r}" in str(refusal)
+    assert min(others.values()) < 1.02 * error(make_mechanism("optimal", n, workload=name), of_workload)
+
+
+def refused(make):
+    with pytest.raises(ConfigurationError) as refusal:
+        make()
+    return refusal.value
 
 
 def test_a_smaller_gap_gives_hardly_less():
