@@ -2,6 +2,7 @@
 
 import os
 import stat
+from io import BytesIO
 from types import SimpleNamespace
 
 import numpy as np
@@ -324,6 +325,43 @@ def test_a_node_reads_a_table_by_its_schema(tmp_path):
     SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
     client = NodeConfig.read(write(tmp_path, {**OWN, **OF_ARRAYS, "samples": "mine.csv"})).make_client()
     assert (client.privatizer.num_samples, client.privatizer.num_parameters) == (6, 2 * (4 + 1))
+
+
+@pytest.mark.parametrize("strange", [b"no image", None, b"\x89PNG\r\n\x1a\n"])
+def test_a_node_reads_texts_and_images_and_a_strange_one_counts_as_zero(tmp_path, strange, hushed_noise, caplog):
+    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    pixels = np.random.default_rng(3).integers(0, 256, (6, 16, 16, 3), dtype=np.uint8)
+    packed = []
+    for one in pixels:
+        out = BytesIO()
+        pytest.importorskip("PIL.Image").fromarray(one).save(out, "PNG")
+        packed.append({"bytes": out.getvalue()})
+    packed[2] = {"bytes": strange}
+    table = {"photo": packed, "note": ["fever", "well", "", "cough", "fever", "well"], "ill": LABELS}
+    parquet.write_table(arrow.table(table), tmp_path / "mine.parquet")
+    columns = {
+        "photo": Column(kind="image", dimension=385),
+        "note": Column(kind="text", dimension=16),
+    }
+    schema = Schema(columns=columns, label=Label(column="ill", classes=2), reviewed=True)
+    (tmp_path / "schema.toml").write_text(document(schema))
+    SQLiteLedger.create(tmp_path / "ledger.sqlite", budget_mu=4.0, delta=1e-5)
+    client = NodeConfig.read(write(tmp_path, {**OWN, **OF_ARRAYS, "samples": "mine.parquet"})).make_client()
+    assert client.privatizer.num_samples == 6
+    assert "5 of 6 records fit the schema" in caplog.text, "its operator is told"
+    content = {"arrays": ArrayRecord([np.zeros((2, 401)), np.zeros(2)]), "config": ConfigRecord(training_config())}
+    reply = ask_real_node(numpy_client_app(lambda context: client), RecordDict(content))
+    assert not reply.has_error(), reply.error
+    sent = np.concatenate([array.numpy().ravel() for array in reply.content["arrays"].values()])
+    expected = np.zeros((2, 402))
+    for i in (0, 1, 3, 4, 5):
+        row = np.append(
+            np.concatenate([columns["photo"].encode(pixels[i]), columns["note"].encode(table["note"][i])]), 1
+        )
+        gradient = np.outer(np.array([0.5, 0.5]) - np.eye(2)[LABELS[i]], row)
+        expected += gradient * min(1.0, 2.0 / np.linalg.norm(gradient))
+    assert sent == pytest.approx(np.concatenate([expected[:, :-1].ravel(), expected[:, -1]]), abs=0.1)
+    assert np.abs(expected).max() > 0.3
 
 
 @pytest.mark.parametrize("task", ["package.module:load", "schema.toml"])
