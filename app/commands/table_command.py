@@ -124,10 +124,12 @@ def schema(
 def _say_fitting(file: Path, known: Schema) -> None:
     """Print how many records fit a schema, by the kind of model where kinds read them differently."""
     from ...clients.records.client_records import Records, file_items
+    from ...clients.records.image_folders import ImageFolder
 
-    found = Records(file_items(file, known), known)
+    rows = ImageFolder(file) if file.is_dir() else file_items(file, known)
+    found = Records(rows, known)
     read = known.of_values() if known.columns and known.norm is None and not known.is_encoded else known
-    additive = Records(file_items(file, read), read)
+    additive = found if read is known else Records(rows, read)
     if found.fits.sum() == additive.fits.sum():
         say(found.report())
         return

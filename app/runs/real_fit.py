@@ -119,12 +119,10 @@ def fit_for_real(
     rests on this computer, which sees the rows, on a public schema that does not come from these rows, or of which this
     ledger has paid for what does (:mod:`.paid_schema`), and on the number of rows being public: of a CSV file the lines
     behind the header that end with a line break, whatever stands in them; of a folder of images the entries of its
-    directories, which are put in a secret order (docs/proofs/records.md), so that replacing one by any file in any
-    directory replaces one row.
-    With owners it is for replacement of all rows
-    of one owner by others of that owner, and rests on N and on the set of owners' names being public in the place of
-    the number of rows. Proofs: docs/proofs/release-rule.md,
-    docs/proofs/owners.md.
+    directories, which are put in a secret order, so that replacing one by any file in any directory replaces one row.
+    With owners it is for replacement of all rows of one owner by others of that owner, and rests on N and on the set of
+    owners' names being public in the place of the number of rows. Proofs: docs/proofs/release-rule.md,
+    docs/proofs/records.md, docs/proofs/owners.md.
     """
     schema = found.schema
     schema.check_for_real_nodes()

@@ -29,6 +29,7 @@ LONGEST_SIDE = 224
 """Pixels of an image's longer side, to which a larger file is reduced."""
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _MOST_BYTES, _MOST_PIXELS, _MOST_JPEG_PIXELS = 1 << 25, 1 << 25, 1 << 27
+_MOST_SIDE = 1 << 15  # of a taller image each row costs a call
 _MOST_CHUNKS, _MOST_SEGMENTS, _MOST_SCANS = 20_000, 1_000, 100
 _PNG, _JPEG, _SCAN, _FILL = b"\x89PNG\r\n\x1a\n", b"\xff\xd8", 0xDA, 0xFF
 _ORIENTATION, _WHITE, _SIXTEEN_BITS = 0x0112, 255, 65535
@@ -106,7 +107,7 @@ def decoded(content: bytes) -> NDArray[np.uint8]:
 
     A camera's turn is undone, transparent parts are white, 16 bits become 8, of several pictures the first counts, and
     a longer side of more than 224 pixels is reduced to that. Raises InvalidRecordError if it cannot be decoded, or has
-    more than 2^25 pixels (a JPEG 2^27), or more parts than any usual file has.
+    more than 2^25 pixels (a JPEG 2^27), a side of more than 2^15, or more parts than any usual file has.
     """
     if not _is_usual(content):
         raise InvalidRecordError("no PNG, JPEG or WebP, or one of very many parts")
@@ -126,7 +127,7 @@ def _decoded(content: bytes) -> NDArray[np.uint8]:
     with Image.open(BytesIO(content), formats=_FORMATS) as opened:
         width, height = opened.size
         most = _MOST_JPEG_PIXELS if content.startswith(_JPEG) else _MOST_PIXELS
-        if not 0 < width * height <= most:
+        if not 0 < width * height <= most or max(width, height) > _MOST_SIDE:
             raise InvalidRecordError("an image of too many pixels")
         opened.draft(None, (2 * LONGEST_SIDE, 2 * LONGEST_SIDE))  # a JPEG is decoded at a fraction of its size
         turn = 1

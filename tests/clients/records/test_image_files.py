@@ -35,15 +35,20 @@ def packed(image, kind="PNG", **options):
 PLAIN = packed(Image.fromarray(GRADIENT))
 
 
-def bomb(side):
+def bomb(width, height):
     """A large PNG in few bytes."""
 
     def chunk(name, content):
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
-    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     body = zlib.compress(bytes(1 << 20))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
+def tall():
+    """An image of one column, which decodes, though row by row."""
+    return packed(Image.fromarray(np.zeros((40_000, 1, 3), np.uint8)))
 
 
 def many_scans():
@@ -57,8 +62,9 @@ STRANGE = {
     "empty": b"",
     "a text": b"no image",
     "truncated": PLAIN[: len(PLAIN) // 2],
-    "a bomb": bomb(60_000),
-    "an image that Pillow warns of": bomb(10_000),
+    "a bomb": bomb(60_000, 60_000),
+    "an image that Pillow warns of": bomb(10_000, 10_000),
+    "a tall image": tall(),
     "very many chunks": PLAIN[:33]
     + (struct.pack(">I", 0) + b"teSt" + struct.pack(">I", zlib.crc32(b"teSt"))) * 30_000
     + PLAIN[33:],
