@@ -575,11 +575,12 @@ class TrainingFigures:
     def together(cls, figures: Iterable[TrainingFigures]) -> TrainingFigures:
         """Return the figures of several releases, or of several rounds, as one."""
         figures = list(figures)
+        medians = [one.median_ratio for one in figures]
         return cls(
             sum(one.rows for one in figures),
             sum(one.not_finite for one in figures),
             sum(one.clipped for one in figures),
-            float(np.median([one.median_ratio for one in figures])) if figures else 0.0,
+            float(np.median(medians)) if len(medians) > 1 else sum(medians, 0.0),
             max((one.largest_ratio for one in figures), default=0.0),
         )
 

@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from ...privacy import protocol
+from ...privacy.accounting.guarantee import Statements
 from ...privacy.errors import ConfigurationError
 from ...privacy.release.clipping import TrainingFigures, observing
 from ..aggregation.plain import Aggregator, Opened, RoundContext, RoundOutcome, Skipped
@@ -96,6 +97,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
         )
         self._nodes: dict[str, int] = {}
         self._observed: Mapping[str, TrainingFigures] = {}
+        self._looked_at: tuple[Statements | None, bool] = None, False
         self._skipped = 0, 0  # rounds looked at, and in how many of them a sum was skipped
 
     def _run_round(self, server_round: int, run: Run) -> MetricRecord | None:
@@ -214,8 +216,7 @@ class ReleaseStrategy(TrainingLoop[StateT]):
     ) -> tuple[RoundReport, Mapping[str, int]]:
         """Add the releases that count to a sum; return the report of the round, and these releases."""
         tally = self._validator.add_valid(outcomes, summation, self._stated_before, self._observed)
-        of_updates = any(one.get(protocol.CLIP_UNIT) == "update" for one in self._stated_before.values())
-        self._clipping.take(server_round, tally.figures, self.forecast, of_updates=of_updates)
+        self._clipping.take(server_round, tally.figures, self.forecast, of_updates=self._clips_updates())
         self.participation = {name: tally.aggregated.get(name) for name in self.exchange.asked} | tally.aggregated
         report = tally.report(server_round, self.exchange.sampled)
         report = self.exchange.counted(report, self.participation, direct=self._grid is None)
@@ -223,6 +224,15 @@ class ReleaseStrategy(TrainingLoop[StateT]):
             log_losses(report)
         self.check_report(report)
         return report, {name: release for name, release in self.participation.items() if release is not None}
+
+    def _clips_updates(self) -> bool:
+        """Return True if any client has stated that it clips whole updates."""
+        stated, found = self._looked_at
+        if stated is not self._stated_before:  # which is replaced, and never changed
+            stated = self._stated_before
+            found = any(one.get(protocol.CLIP_UNIT) == "update" for one in stated.values())
+            self._looked_at = stated, found
+        return found
 
     def _say_malformed(self, node: int, problem: str) -> None:
         if self._grid is not None:
