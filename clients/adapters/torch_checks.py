@@ -277,7 +277,7 @@ class SampleTrials:
     ) -> tuple[list[torch.Tensor] | None, ConfigurationError | None]:
         """Gradients by vmap; none for a module that it has no rule for, whose samples are then computed one by one."""
         try:
-            made = self._gradients.of_many(trained, inputs, targets)
+            made = self._gradients.vmapped(trained, inputs, targets)
         except Exception as error:
             refusal, branches = _unfit_step(error), _branches(error)
             if refusal is not None and not branches:

@@ -53,7 +53,7 @@ arguments that both have, and arguments that are results of the forward one. Wit
 not theirs."""
 
 _MOVES = """
-    _to_copy _unsafe_view alias clone copy detach expand lift_fresh_copy permute select slice split squeeze t transpose
+    _to_copy _unsafe_view alias clone detach expand lift_fresh_copy permute select slice split squeeze t transpose
     unbind unsqueeze view
 """
 _SAME_VALUES = frozenset(_MOVES.split())
@@ -308,6 +308,8 @@ class _Reading:
             if overload is None or overload.name.split("::")[1] not in _SAME_VALUES:
                 return None
             node = node.args[0]
+            if node.meta["val"].dtype.is_floating_point:  # whose conversion to an index rounds
+                return None
         step = self._steps[self._at[node]]
         number = step[1] - self._parameters if step[0] == "input" else -1
         return number if number >= 0 else None

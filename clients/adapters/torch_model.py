@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ...privacy.accounting.gdp import check_count
-from ...privacy.errors import PUBLIC, ConfigurationError, InvalidRecordError, check_installed
+from ...privacy.errors import OF_DATA, PUBLIC, ConfigurationError, InvalidRecordError, check_installed
 from ...privacy.queries.evaluation import Measured
 from ...privacy.release.clipping import DenseContributions, StackedContributions, squared_lengths
 from .hugging_face import with_labels
@@ -225,6 +225,8 @@ class _SampleGradients:
         self._kinds = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
         self.dtype, self.device = self._kinds[0]
         self._needs: dict[str, Need] = {}
+        self.together = True
+        """Whether vmap can compute several samples of this module; if not, they are computed one by one."""
         self.process: ReplayProcess | None = None
         """The process in which a real client's records are computed; None in a simulation."""
 
@@ -274,15 +276,27 @@ class _SampleGradients:
     def of_many(
         self, trained: Mapping[str, torch.Tensor], inputs: Any, targets: Any, *, at_points: bool = False
     ) -> dict[str, torch.Tensor]:
-        """Return the gradients of several samples, computed together; at a point each if the parameters are stacked."""
+        """Return the gradients of several samples, computed together; at a point each if the parameters are stacked.
+
+        Those that fail are zero.
+        """
         program = self.program(picked(inputs, 0), picked(targets, 0)).runnable
         made = self.replayed(program, trained, inputs, targets, at_points=at_points)
+        return dict(zip(self.names, made, strict=True))
+
+    def vmapped(self, trained: Mapping[str, torch.Tensor], inputs: Any, targets: Any) -> dict[str, torch.Tensor]:
+        """Return the gradients of several samples by vmap, or raise what it raises, for trials."""
+        import torch
+
+        program, records = self.program(picked(inputs, 0), picked(targets, 0)).runnable, leaves((inputs, targets))
+        dims = (*[None] * len(self.names), *[0] * len(records))
+        made = torch.func.vmap(program, in_dims=dims)(*trained.values(), *records)
         return dict(zip(self.names, made, strict=True))
 
     def replayed(
         self, program: Any, trained: Mapping[str, torch.Tensor], inputs: Any, targets: Any, *, at_points: bool = False
     ) -> list[torch.Tensor]:
-        """Return what a program makes of several samples, computed together; zeros for those out of range."""
+        """Return what a program makes of several samples, computed together; zeros for those that fail."""
         import torch
 
         records = leaves((inputs, targets))
@@ -291,10 +305,39 @@ class _SampleGradients:
         spoilt = not bool(fits.all())
         if spoilt:  # an index out of range would fail the others as well
             records = program.moved_into_range(records)
-        made = torch.func.vmap(program, in_dims=tuple(dims))(*trained.values(), *records)
+        made = self._mapped(program, tuple(dims), [*trained.values(), *records])
         if spoilt:
             made = [torch.where(fits.reshape(-1, *[1] * (rows.ndim - 1)), rows, 0.0) for rows in made]
         return made
+
+    def _mapped(self, program: Any, dims: tuple[int | None, ...], values: list[Any]) -> list[torch.Tensor]:
+        """Return what a program makes of several samples; one by one, and zeros for those that fail, if one does.
+
+        If all of them fail the error is raised.
+        """
+        import torch
+
+        try:
+            return torch.func.vmap(program, in_dims=dims)(*values)
+        except (IndexError, RuntimeError):
+            count = next(len(one) for one, dim in zip(values, dims, strict=True) if dim == 0)
+            each = [self._alone(program, dims, values, number) for number in range(count)]
+            found = next((one for one in each if one is not None), None)
+            if found is None:
+                raise
+            logger.warning("Some samples of a batch could not be computed; they count as zero.", extra=OF_DATA)
+            zeros = [one.new_zeros(one.shape) for one in found]
+            return [torch.stack(parts) for parts in zip(*(zeros if one is None else one for one in each), strict=True)]
+
+    @staticmethod
+    def _alone(program: Any, dims: tuple[int | None, ...], values: list[Any], number: int) -> list[Any] | None:
+        """Return what a program makes of one sample of several; None if it fails."""
+        try:
+            return program(
+                *(one if dim is None else one[number].clone() for one, dim in zip(values, dims, strict=True))
+            )
+        except (IndexError, RuntimeError):
+            return None
 
     def isolate(self) -> None:
         """Compute every sample in a process of its own from now on, in which no code of the project runs.
@@ -442,8 +485,6 @@ class ModuleGradients(_SampleGradients):
             check_count("chunk", chunk)
         super().__init__(module, loss, trainable_parameters(module), gradient_memory_mib)
         self.chunk = chunk
-        self.together = True
-        """Whether vmap can compute several samples of this module."""
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
         """Rows of shape (b, d): float64 if any trained parameter is, else float32."""

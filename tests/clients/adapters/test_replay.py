@@ -94,6 +94,27 @@ def test_record_out_of_range_is_zero_and_leaves_others_of_its_batch_alone(name):
     assert not GRADIENTS(POINT, tuple(part[1:2] for part in batch)).any()
 
 
+def test_record_that_fails_on_the_way_leaves_others_of_its_batch_alone():
+    """An index that is computed from values has no range that is known beforehand."""
+
+    class Counted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.nn.Embedding(4, 3)
+
+        def forward(self, numbers):
+            return self.table((numbers.sum(1) * 2.0).long())
+
+    gradients = ModuleGradients(Counted(), CROSS_ENTROPY)
+    point = [gradients.module.table.weight.detach().numpy()]
+    rows = gradients(point, (np.array([[0.5], [9.0], [0.5], [1.0]], np.float32), np.zeros(4, np.int64)))
+    assert rows[0].any()
+    assert rows[0].tobytes() == rows[2].tobytes()
+    assert not rows[1].any()
+    with pytest.raises((IndexError, RuntimeError)):
+        gradients(point, (np.full((3, 1), 9.0, np.float32), np.zeros(3, np.int64)))
+
+
 def test_target_that_a_loss_ignores_fits():
     programs = ModuleGradients(torch.nn.Linear(2, 3), torch.nn.CrossEntropyLoss(ignore_index=-100))
     program = programs.program(torch.zeros(2), torch.tensor(1)).runnable
@@ -272,9 +293,18 @@ def test_values_of_a_record_are_in_no_program():
     assert (777.25).hex() not in text
 
 
-def test_capture_error_says_the_operator():
-    with pytest.raises(CaptureError, match="bernoulli"):
-        captured(lambda p, f, r: [torch.bernoulli(r[0])], [], [], [torch.zeros(3)])
+@pytest.mark.parametrize(
+    ("compute", "name"),
+    [
+        (torch.bernoulli, "bernoulli"),
+        (lambda values: torch.ops.aten._unsafe_index(values, [torch.tensor([1])]), "_unsafe_index"),
+        (lambda values: torch.fft.rfft(values).real, "_fft_r2c"),
+        (lambda values: torch.as_strided(values, (1,), (1,), 9), "as_strided"),
+    ],
+)
+def test_capture_error_says_the_operator(compute, name):
+    with pytest.raises(CaptureError, match=name):
+        captured(lambda p, f, r: [compute(r[0])], [], [], [torch.zeros(3)])
 
 
 CLIP = 1.0
