@@ -232,6 +232,13 @@ def test_process_refuses_programs_with_other_operators(name):
     assert answer["ok"] is False
 
 
+def test_process_refuses_programs_that_write():
+    steps = [["input", 0], ["call", "add", "out", [{"n": 0}, {"n": 0}], {"out": {"n": 0}}], ["results", [{"n": 1}]]]
+    program = Program("torch", {**PROGRAM.content, "steps": steps}, {}, PROGRAM.results, 0)
+    with pytest.raises(ValueError, match="writes"):
+        _ = program.runnable
+
+
 def test_messages_keep_arrays_of_every_shape_and_type():
     arrays = [np.array(3), np.zeros((0, 2)), np.ones((2, 3), np.float32).T, np.array([True]), np.ones(2, np.float16)]
     sent, received = os.pipe()[::-1]
@@ -293,6 +300,9 @@ def test_values_of_a_record_are_in_no_program():
     assert (777.25).hex() not in text
 
 
+KEPT = torch.zeros(3)
+
+
 @pytest.mark.parametrize(
     ("compute", "name"),
     [
@@ -300,6 +310,9 @@ def test_values_of_a_record_are_in_no_program():
         (lambda values: torch.ops.aten._unsafe_index(values, [torch.tensor([1])]), "_unsafe_index"),
         (lambda values: torch.fft.rfft(values).real, "_fft_r2c"),
         (lambda values: torch.as_strided(values, (1,), (1,), 9), "as_strided"),
+        (lambda values: values.mul_(2.0), "writes to its parameters, buffers or the record"),
+        (lambda values: KEPT.copy_(values), "writes to|RuntimeError"),
+        (lambda values: values[values > 0.0], "depend on a record's values"),
     ],
 )
 def test_capture_error_says_the_operator(compute, name):
