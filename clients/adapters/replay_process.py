@@ -99,6 +99,8 @@ class ReplayProcess:
     def add(self, program: Program) -> None:
         """Add a program, which must not depend on records."""
         with self._lock:
+            if program.digest in self._programs:
+                return
             self._programs[program.digest] = program
             if self._running is not None:
                 self._close()  # the next one starts with all of them
