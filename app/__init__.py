@@ -1,8 +1,8 @@
 """The Flower App: server and client app, run configuration, tasks, reproductions and the ``murmurfl`` command.
 
 Public, and listed in docs/api.md, are :func:`fit`, :func:`load_model`, :func:`personalise`, :func:`private_statistics`,
-:func:`simulate`, :class:`PrivateClassifier`, :class:`PrivateRegressor`, :class:`RunConfig`, :class:`RunResult` and
-:func:`record_training`; everything else may change in any release. They are
+:func:`simulate`, :class:`PrivateClassifier`, :class:`PrivateRegressor`, :class:`RunConfig`, :class:`RunResult`,
+:func:`record_training` and :func:`try_project`; everything else may change in any release. They are
 imported when they are first used, because every process of a run imports this package, and most of them need none of
 the engines behind :func:`simulate`.
 """
@@ -14,6 +14,8 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .models.trained_model import load_model as load_model
+    from .projects.trial import Trial as Trial
+    from .projects.trial import try_project as try_project
     from .reports.own_training import record_training as record_training
     from .runs.estimators import PrivateClassifier as PrivateClassifier
     from .runs.estimators import PrivateRegressor as PrivateRegressor

@@ -525,6 +525,23 @@ def noted(name: str) -> Callable[[], str]:
     return table
 
 
+def foreign_apps() -> str:
+    """Return the table of small Flower apps, as they are and with privacy."""
+    made = json.loads((DOCUMENTS / "foreign.json").read_text())
+    lines = [
+        "| app | lines changed | guessing | without privacy | untrusted server | under sums | `try` said |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in made["rows"]:
+        shares = [one[key] for key in ("guessing", "without", "untrusted", "sums")]
+        guess, *others = ["" if share is None else f"{100 * share:.1f}" for share in shares]
+        lines.append(
+            f"| `{one['app']}` | {one['lines'] or ''} | {guess if one['lines'] else ''} | {' | '.join(others)} | "
+            f"{one['verdict']} |"
+        )
+    return "\n".join(lines)
+
+
 BLOCKS = {
     "README.md": {"results": summary},
     "docs/performance.md": {
@@ -597,6 +614,7 @@ BLOCKS = {
             )
         },
     },
+    "docs/private-client-app.md": {"foreign": foreign_apps},
     "docs/results.md": {
         **{name: lambda name=name: beside(name) for name in ("reshef-levy-2025", "reshef-levy-2024")},
         **{name: lambda name=name: crosswise(name) for name in ("best-accuracy", "many-sites", "secure-aggregation")},

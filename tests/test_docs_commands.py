@@ -37,6 +37,7 @@ HERE = (
     "which.md",
     "sites-that-differ.md",
     "swap-in.md",
+    "private-client-app.md",
     "schema.md",
     "threat-model.md",
     "sharp-edges.md",

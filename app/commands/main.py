@@ -33,6 +33,7 @@ _COMMANDS = {
     "report": "results_command:report",
     "audit": "plan_command:audit",
     "plan": "plan_command:plan",
+    "try": "try_command:try_package",
     "list": "results_command:list_runs",
     "names": "run_options:list_names",
     "keys": "run_options:keys",
@@ -49,7 +50,7 @@ _COMMANDS = {
 """Location of each command: a function, or an application of commands."""
 _TASKS = {
     "Tables": ("fit", "predict", "personalise", "curves", "statistics", "schema"),
-    "Runs": ("run", "plan", "search", "audit", "report", "list", "reproduce", "names", "keys"),
+    "Runs": ("run", "plan", "search", "try", "audit", "report", "list", "reproduce", "names", "keys"),
     "Real clients": ("node", "helper", "server", "deploy-demo", "federation", "ledger", "roster", "owner"),
 }
 """The commands by what a user wants to do, in the order of the help."""

@@ -179,10 +179,10 @@ class PrivateClientApp(ClientApp):
         ConfigurationError
             If there is neither a schema with bounds nor a simulated client, or no rule for the model and the method.
         """
-        bound = self._measured_bound() if math.isinf(self._bound) else self._bound
+        bound = self.measured_bound() if math.isinf(self._bound) else self._bound
         return self.method.steps(self.policy.clip_norm, bound, self.policy.max_participations, norm=self.model.norm)
 
-    def _measured_bound(self) -> float:
+    def measured_bound(self) -> float:
         """Return R by the gradients of a simulated client's records, which nothing protects."""
         node_config: dict[str, Any] = {"partition-id": 0, "num-partitions": _SOME_CLIENTS}
         context = Context(run_id=0, node_id=0, node_config=node_config, state=RecordDict(), run_config={})

@@ -412,7 +412,7 @@ def inferred(*clients: Items) -> Schema:
     for items in clients:
         for number in range(len(items)):
             try:
-                read.append(_pair(items[number]))
+                read.append(pair_of(items[number]))
             except InvalidRecordError:
                 continue
     if not read:
@@ -431,7 +431,8 @@ def inferred(*clients: Items) -> Schema:
     return Schema(inputs=tuple(parts), label=_label_of([one[1] for one in read]))
 
 
-def _pair(item: Any) -> tuple[Any, Any]:
+def pair_of(item: Any) -> tuple[Any, Any]:
+    """Return inputs and label of an item; raise InvalidRecordError if it has none."""
     if isinstance(item, dict):
         label = next((name for name in ("label", "labels", "target", "targets") if name in item), None)
         rest = {name: value for name, value in item.items() if name != label}

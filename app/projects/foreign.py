@@ -1,0 +1,386 @@
+"""Run somebody's Flower project as it is, in this process and without Ray, and note what its clients train on.
+
+A project is a folder whose pyproject.toml has ``[tool.flwr.app]``, or a module with a ClientApp and a ServerApp. Its
+own ServerApp asks its own ClientApp through :class:`~murmurfl.app.engines.inprocess.InProcessGrid`. Nothing of it is
+protected: this is for simulated data.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import Strategy
+
+from ...privacy.errors import ConfigurationError
+from ..engines.inprocess import InProcessGrid
+
+logger = logging.getLogger(__name__)
+_NODES = 10
+_LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss")
+
+
+@dataclass(frozen=True)
+class Project:
+    """A Flower project: its two apps and its run configuration."""
+
+    name: str
+    client_app: ClientApp
+    server_app: ServerApp
+    run_config: Mapping[str, Any]
+    client_file: str
+    server_file: str
+
+    @classmethod
+    def load(cls, place: str, settings: Mapping[str, Any] | None = None) -> Project:
+        """Import a project: the folder of a pyproject.toml, or ``package.module``.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such project, or it cannot be imported.
+        """
+        folder = Path(place)
+        if folder.is_dir():
+            return cls._of_folder(folder, settings or {})
+        module = _imported(place)
+        apps = [getattr(module, name) for name in dir(module) if not name.startswith("_")]
+        clients = [one for one in apps if isinstance(one, ClientApp)]
+        servers = [one for one in apps if isinstance(one, ServerApp)]
+        if len(clients) != 1 or len(servers) != 1:
+            raise ConfigurationError(
+                f"Expected a module with one ClientApp and one ServerApp at {place}, got {len(clients)} and "
+                f"{len(servers)}. Name the folder of a pyproject.toml with [tool.flwr.app] in their place.",
+                kind="not-found",
+                setting="package",
+            )
+        file = getattr(module, "__file__", None) or place
+        config = {**getattr(module, "run_config", {}), **(settings or {})}
+        return cls(place, clients[0], servers[0], config, file, file)
+
+    @classmethod
+    def _of_folder(cls, folder: Path, settings: Mapping[str, Any]) -> Project:
+        try:
+            app = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+            parts = app["components"]
+            client, server = str(parts["clientapp"]), str(parts["serverapp"])
+        except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+            raise ConfigurationError(
+                f"Expected a pyproject.toml with [tool.flwr.app.components] in {folder}, got: {error!r}.",
+                kind="not-found",
+                setting="package",
+            ) from error
+        sys.path.insert(0, str(folder.resolve()))
+        found = [getattr(_imported(one.partition(":")[0]), one.partition(":")[2], None) for one in (client, server)]
+        if not isinstance(found[0], ClientApp) or not isinstance(found[1], ServerApp):
+            raise ConfigurationError(
+                f"Expected a ClientApp at {client} and a ServerApp at {server}, got {type(found[0]).__name__} and "
+                f"{type(found[1]).__name__}.",
+                kind="wrong-type",
+                setting="package",
+            )
+        config = {**_flat(app.get("config", {})), **settings}
+        files = [f"{one.partition(':')[0].replace('.', '/')}.py" for one in (client, server)]
+        return cls(folder.resolve().name, found[0], found[1], config, *files)
+
+
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # an import runs somebody's code
+        raise ConfigurationError(
+            f"Expected a project that can be imported, got {type(error).__name__} in {name}: {error}. Install what it "
+            "needs, and name its folder or its module.",
+            kind="not-found",
+            setting="package",
+        ) from error
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
+    return found
+
+
+@dataclass
+class Seen:
+    """Everything that was noted of a project's run."""
+
+    first_arrays: ArrayRecord | None = None
+    last_arrays: ArrayRecord | None = None
+    rounds: int = 0
+    clients: set[int] = field(default_factory=set)
+    evaluation: Message | None = None
+    scores: list[tuple[float, float]] = field(default_factory=list)
+    """Scores and numbers of examples of the last evaluation by clients."""
+    central: Callable[[int, ArrayRecord], Any] | None = None
+    update_norms: list[float] = field(default_factory=list)
+    module: Any = None
+    datasets: dict[int, Any] = field(default_factory=dict)
+    loss: Callable[[Any, Any], Any] | None = None
+    loss_line: str = ""
+    estimator: Any = None
+    train_config: ConfigRecord | None = None
+    training: bool = False
+    """Whether a client is training now."""
+
+
+SCORES = ("accuracy", "acc", "auc", "f1", "r2", "score")
+
+
+def score_of(metrics: Mapping[str, Any]) -> float | None:
+    """Return the figure among metrics that is larger where a model is better; None without one."""
+    for word in SCORES:
+        for name, value in metrics.items():
+            if word in name.lower() and isinstance(value, int | float):
+                return float(value)
+    return None
+
+
+class ForeignRun:
+    """A project's run in this process, and scores of other models by the project's own evaluation."""
+
+    def __init__(self, project: Project, nodes: int = _NODES) -> None:
+        self.project = project
+        self.nodes = nodes
+        self.seen = Seen()
+
+    def run(self) -> float | None:
+        """Run the project as it is; return its score, None if it measures none."""
+        grid = InProcessGrid(self._client, self.nodes, self.project.run_config)  # type: ignore[arg-type]
+        context = Context(0, 0, {}, RecordDict(), dict(self.project.run_config))
+        with _capturing(self.seen, lambda: self._partition), _central_evaluation(self.seen):
+            try:
+                self.project.server_app(grid, context)
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                raise ConfigurationError(
+                    f"Expected the project to run as it is, got {type(error).__name__}: {error}. Mend it first: `flwr "
+                    "run` ends in the same way.",
+                    kind="failed",
+                    setting="package",
+                ) from error
+        if self.seen.last_arrays is None:
+            raise ConfigurationError(
+                "Expected a project whose clients return arrays of numbers, got none: models of trees or texts have no "
+                "update that could be clipped. Ask clients for private statistics, or train a linear model or a "
+                "network on the same data.",
+                kind="unsupported",
+                setting="package",
+            )
+        return self.score(self.seen.last_arrays)
+
+    def score(self, arrays: ArrayRecord) -> float | None:
+        """Return the project's own score of a model, by its server's evaluation or by its clients'."""
+        if self.seen.central is not None:
+            with suppress(Exception):
+                found = score_of(dict(self.seen.central(self.seen.rounds, arrays) or {}))
+                if found is not None:
+                    return found
+        if self.seen.evaluation is None:
+            return None
+        self.seen.scores = []
+        grid = InProcessGrid(self._client, self.nodes, self.project.run_config)  # type: ignore[arg-type]
+        asked = self.seen.evaluation
+        messages = [
+            Message(_with_arrays(asked.content, arrays), node, asked.metadata.message_type)
+            for node in grid.get_node_ids()
+        ]
+        list(grid.send_and_receive(messages))
+        total = sum(weight for _, weight in self.seen.scores)
+        return sum(score * weight for score, weight in self.seen.scores) / total if total else None
+
+    def _client(self, message: Message, context: Context) -> Message:
+        self._partition = int(context.node_config["partition-id"])
+        seen, kind = self.seen, message.metadata.message_type.partition(".")[0]
+        arrays = next(iter(message.content.array_records.values()), None)
+        asked = None if arrays is None else ArrayRecord({k: _copy(a) for k, a in arrays.items()})
+        seen.training = kind == "train"
+        reply = self.project.client_app(message, context)
+        if reply.has_error():
+            raise RuntimeError(reply.error.reason)
+        if kind == "train" and asked is not None:
+            returned = next(iter(reply.content.array_records.values()), None)
+            if self._partition not in seen.clients:
+                seen.clients.add(self._partition)
+            if seen.first_arrays is None:
+                seen.first_arrays = asked
+                seen.train_config = next(iter(message.content.config_records.values()), None)
+            if returned is not None and _numeric(returned):
+                seen.last_arrays = returned
+                with suppress(Exception):
+                    seen.update_norms.append(_distance(asked, returned))
+        if kind == "evaluate" and asked is not None:
+            seen.evaluation = Message(_with_arrays(message.content, asked), 0, message.metadata.message_type)
+            seen.last_arrays = asked if _numeric(asked) else seen.last_arrays
+            metrics = {k: v for record in reply.content.metric_records.values() for k, v in record.items()}
+            metrics |= {k: v for record in reply.content.config_records.values() for k, v in record.items()}
+            found = score_of(metrics)
+            weight = next((float(v) for k, v in metrics.items() if "num" in k and isinstance(v, int | float)), 1.0)
+            if found is not None:
+                seen.scores.append((found, weight))
+        return reply
+
+
+def _copy(array: Array) -> Array:
+    return Array(np.array(array.numpy()))
+
+
+def _numeric(record: ArrayRecord) -> bool:
+    return bool(record) and any(np.dtype(array.dtype).kind == "f" for array in record.values())
+
+
+def _distance(one: ArrayRecord, other: ArrayRecord) -> float:
+    pairs = zip(one.values(), other.values(), strict=True)
+    squares = [float(np.square(a.numpy() - b.numpy()).sum()) for a, b in pairs if np.dtype(a.dtype).kind == "f"]
+    return float(np.sqrt(sum(squares)))
+
+
+def _with_arrays(content: RecordDict, arrays: ArrayRecord) -> RecordDict:
+    """Return a message's content with the values of another model in its first record of arrays, in their order."""
+    made = content.copy()
+    for key, record in content.array_records.items():
+        names = list(record)
+        if len(names) == len(arrays):
+            made[key] = ArrayRecord(dict(zip(names, map(_copy, arrays.values()), strict=True)))
+        break
+    return made
+
+
+def put_into(first: ArrayRecord, trained: ArrayRecord) -> ArrayRecord:
+    """Return a project's own arrays with trained ones in their places: by name, or else by order and shape."""
+    if trained.keys() <= first.keys():
+        return ArrayRecord({name: _copy(trained.get(name, array)) for name, array in first.items()})
+    rest = list(trained.values())
+    made: dict[str, Array] = {}
+    for name, array in first.items():
+        fits = bool(rest) and tuple(rest[0].shape) == tuple(array.shape)
+        fits = fits or (bool(rest) and np.prod(rest[0].shape) == np.prod(array.shape))
+        made[name] = Array(rest.pop(0).numpy().reshape(array.shape)) if fits else _copy(array)
+    return ArrayRecord(made)
+
+
+@contextmanager
+def _central_evaluation(seen: Seen) -> Iterator[None]:
+    """Note the function by which the server evaluates."""
+    usual = Strategy.start
+
+    def start(self: Any, *args: Any, **named: Any) -> Any:
+        seen.central = named.get("evaluate_fn")
+        result = usual(self, *args, **named)
+        seen.rounds = int(named.get("num_rounds", args[2] if len(args) > 2 else 3))
+        if getattr(result, "arrays", None) is not None and _numeric(result.arrays):
+            seen.last_arrays = result.arrays
+        return result
+
+    with patch.object(Strategy, "start", start):
+        yield
+
+
+@contextmanager
+def _capturing(seen: Seen, partition: Callable[[], int]) -> Iterator[None]:
+    """Note modules, losses and data sets of PyTorch, and estimators of scikit-learn, as clients train them."""
+    with ExitStack() as stack:
+        _capture_sklearn(seen, partition, stack)
+        if "torch" in sys.modules:
+            _capture_torch(seen, partition, stack)
+        yield
+
+
+def _capture_sklearn(seen: Seen, partition: Callable[[], int], stack: ExitStack) -> None:
+    from sklearn.linear_model import LogisticRegression, SGDClassifier
+
+    for kind, method in ((LogisticRegression, "fit"), (SGDClassifier, "fit"), (SGDClassifier, "partial_fit")):
+        usual = getattr(kind, method)
+
+        def noted(self: Any, features: Any, labels: Any, *args: Any, usual: Any = usual, **named: Any) -> Any:
+            if seen.training:
+                seen.estimator = self
+                seen.datasets.setdefault(partition(), (np.asarray(features, dtype=np.float64), np.asarray(labels)))
+            return usual(self, features, labels, *args, **named)
+
+        stack.enter_context(patch.object(kind, method, noted))
+
+
+def _capture_torch(seen: Seen, partition: Callable[[], int], stack: ExitStack) -> None:
+    import torch
+    from torch.nn.modules import module as hooks
+    from torch.utils.data import DataLoader
+
+    usual_iter = DataLoader.__iter__
+    depth, last = [0], [None, None]
+
+    def iterated(self: Any) -> Any:
+        if seen.training:
+            seen.datasets.setdefault(partition(), self)
+        return usual_iter(self)
+
+    def before(module: Any, given: Any) -> None:  # noqa: ARG001 - PyTorch's interface
+        depth[0] += 1
+
+    def after(module: Any, given: Any, output: Any) -> None:  # noqa: ARG001 - PyTorch's interface
+        depth[0] -= 1
+        if not depth[0] and module.training and seen.training and any(True for _ in module.parameters()):
+            last[:] = [module, output]
+
+    def losing(name: str, usual: Any) -> Any:
+        def noted(given: Any, target: Any, *args: Any, **named: Any) -> Any:
+            if seen.module is None and last[0] is not None and seen.training:
+                change, words = _between(last[1], given)
+                seen.module = last[0]
+                plain = {k: v for k, v in named.items() if v is not None}
+                kind, flat = target.dtype, target.shape == given.shape
+
+                def loss(output: Any, wanted: Any) -> Any:
+                    made = change(output)
+                    wanted = wanted.to(kind)
+                    return usual(made, wanted.reshape(made.shape) if flat else wanted, **plain)
+
+                seen.loss, seen.loss_line = loss, f"lambda out, y: F.{name}({words}, y{'' if not flat else '.float()'})"
+            return usual(given, target, *args, **named)
+
+        return noted
+
+    stack.enter_context(patch.object(DataLoader, "__iter__", iterated))
+    for handle in (
+        hooks.register_module_forward_pre_hook(before),
+        hooks.register_module_forward_hook(after, always_call=True),
+    ):
+        stack.callback(handle.remove)
+    for name in _LOSSES:
+        usual = getattr(torch.nn.functional, name)
+        stack.enter_context(patch.object(torch.nn.functional, name, losing(name, usual)))
+
+
+def _between(output: Any, given: Any) -> tuple[Callable[[Any], Any], str]:
+    """Return what a project does with its model's output before the loss, and how to write it."""
+    import torch
+
+    ways: Sequence[tuple[Callable[[Any], Any], str]] = (
+        (lambda out: out, "out"),
+        (lambda out: out.logits, "out.logits"),
+        (lambda out: out.squeeze(-1), "out.squeeze(-1)"),
+        (lambda out: torch.log_softmax(out, dim=1), "F.log_softmax(out, dim=1)"),
+        (torch.sigmoid, "torch.sigmoid(out)"),
+        (lambda out: torch.sigmoid(out).squeeze(-1), "torch.sigmoid(out).squeeze(-1)"),
+    )
+    for change, words in ways:
+        with suppress(Exception), torch.no_grad():
+            made = change(output)
+            if made.shape == given.shape and bool(torch.allclose(made, given)):
+                return change, words
+    return ways[0]

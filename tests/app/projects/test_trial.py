@@ -1,0 +1,105 @@
+"""``murmurfl try`` runs somebody's Flower project as it is, and says truly what privacy leaves of it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from flwr.app import Array, ArrayRecord
+from murmurfl.app import try_project
+from murmurfl.app.commands.main import cli
+from murmurfl.app.projects.foreign import Project, put_into, score_of
+from murmurfl.privacy import ConfigurationError
+from typer.testing import CliRunner
+
+from tests.harness.errors import raises
+
+pytestmark = pytest.mark.usefixtures("no_result_folder")
+
+APPS = "tests.harness.apps"
+TABLE = json.loads((Path(__file__).parents[3] / "docs" / "results" / "foreign.json").read_text())["rows"]
+
+
+def arrays(**values):
+    return ArrayRecord({name: Array(value) for name, value in values.items()})
+
+
+def test_trees_and_batch_norm_are_refused_with_a_remedy():
+    trial = try_project(f"{APPS}.trees", nodes=3)
+    assert (trial.verdict, trial.lines_changed) == ("refused", 0)
+    assert "train a linear model" in trial.lines()[0]
+    pytest.importorskip("torch")
+    trial = try_project(f"{APPS}.batch_norm", nodes=3)
+    assert trial.verdict == "refused"
+    assert "torch.nn.GroupNorm" in trial.reason
+
+
+def test_an_estimator_is_rehearsed_by_its_own_evaluation():
+    trial = try_project(f"{APPS}.logistic", nodes=4, rounds=8)
+    assert trial.kind == "samples"
+    assert trial.without > 0.85 > trial.guessing
+    untrusted, sums = trial.ways
+    assert sums.score > 0.85
+    assert sums.score >= untrusted.score - 0.05
+    assert "LinearEstimator(LogisticRegression(), num_features=30" in trial.client_line
+    assert "private_client_app" in trial.client_line
+    assert "FullBatch(num_clients=4" in trial.server_line
+
+
+def test_an_epsilon_that_leaves_nothing_is_called_useless():
+    """The sibling of the test above: a verdict that followed from the project as it is would be useful."""
+    trial = try_project(f"{APPS}.logistic", nodes=3, rounds=4, epsilon=0.01)
+    assert trial.verdict == "useless"
+    assert all(way.kept < 0.5 for way in trial.ways)
+    assert "clients has half of this noise" in "\n".join(trial.lines())
+
+
+def test_updates_of_any_framework_are_protected_as_a_whole():
+    said = CliRunner().invoke(cli, ["try", f"{APPS}.plain_numpy", "--clients", "4"])
+    assert said.exit_code == 0, said.output
+    assert "whole updates of clients are protected" in said.output
+    assert "CorrelatedNoiseMod(simulation=policy)" in said.output
+
+
+def test_a_folder_is_read_by_its_pyproject(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "__init__.py").write_text("")
+    (tmp_path / "theirs" / "apps.py").write_text(f"from {APPS}.trees import app, server\n")
+    text = '[tool.flwr.app.components]\nserverapp = "theirs.apps:server"\nclientapp = "theirs.apps:app"\n'
+    (tmp_path / "pyproject.toml").write_text(f"{text}[tool.flwr.app.config]\nlr.first = 0.1\n")
+    project = Project.load(str(tmp_path))
+    assert project.run_config == {"lr.first": 0.1}
+    assert (project.client_file, project.server_file) == ("theirs/apps.py", "theirs/apps.py")
+    (tmp_path / "pyproject.toml").write_text("[tool]\n")
+    with raises(ConfigurationError, "not-found", "package"):
+        Project.load(str(tmp_path))
+
+
+def test_models_are_put_into_a_projects_own_arrays_by_name_or_by_shape():
+    import numpy as np
+
+    first = arrays(weight=np.zeros((2, 3)), mean=np.full(2, 7.0), bias=np.zeros(2))
+    named = put_into(first, arrays(bias=np.ones(2), weight=np.ones((2, 3))))
+    assert [float(array.numpy().sum()) for array in named.values()] == [6.0, 14.0, 2.0]
+    placed = put_into(arrays(**{"0": np.zeros((2, 3)), "1": np.zeros(2)}), arrays(w=np.ones((2, 3)), b=np.ones(2)))
+    assert [float(array.numpy().sum()) for array in placed.values()] == [6.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "score"),
+    [({"eval_acc": 0.5, "loss": 2.0}, 0.5), ({"accuracy": 0.4, "top5_acc": 0.9}, 0.4), ({"loss": 1.0}, None)],
+)
+def test_the_score_of_a_project_is_what_it_calls_so(metrics, score):
+    assert score_of(metrics) == score
+
+
+def test_nothing_in_the_table_is_called_useful_that_ends_at_guessing():
+    assert len(TABLE) >= 4
+    for row in TABLE:
+        best = max(row["untrusted"] or 0.0, row["sums"] or 0.0)
+        if row["verdict"].startswith("useful"):
+            assert best > row["guessing"] + 0.05
+            assert 0 < row["lines"] <= 8
+        else:
+            assert row["reason"] or best < row["without"]

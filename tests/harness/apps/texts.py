@@ -1,0 +1,82 @@
+"""An embedding on texts that are padded to one length."""
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.harness.apps import partition
+
+
+class Reader(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(50, 8)
+        self.linear = torch.nn.Linear(8, 2)
+
+    def forward(self, tokens):
+        known = (tokens > 0).unsqueeze(-1)
+        return self.linear((self.embedding(tokens) * known).sum(1) / known.sum(1).clamp(min=1))
+
+
+def texts():
+    random = np.random.Generator(np.random.Philox(key=3))
+    labels = random.integers(0, 2, size=6000)
+    words = np.where(random.random((6000, 12)) < 0.7, random.integers(1, 25, (6000, 12)) + 24 * labels[:, None], 0)
+    return words, labels
+
+
+def load(context):
+    sets = [TensorDataset(torch.from_numpy(x), torch.from_numpy(y)) for x, y in partition(*texts(), context)]
+    return DataLoader(sets[0], batch_size=32, shuffle=True), DataLoader(sets[1], batch_size=256)
+
+
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    model = Reader()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    loader, _ = load(context)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    model.train()
+    for _ in range(2):
+        for batch in loader:
+            optimizer.zero_grad()
+            x, y = batch
+            loss = torch.nn.CrossEntropyLoss()(model(x), y)
+            loss.backward()
+            optimizer.step()
+    metrics = MetricRecord({"train_loss": float(loss), "num-examples": len(loader.dataset)})
+    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+    return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message, context):
+    model = Reader()
+    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    model.eval()
+    _, loader = load(context)
+    right = count = 0
+    with torch.no_grad():
+        for batch in loader:
+            x, y = batch
+            right += int((model(x).argmax(1) == y).sum())
+            count += len(y)
+    metrics = MetricRecord({"eval_acc": right / count, "num-examples": count})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+server = ServerApp()
+
+
+@server.main()
+def main(grid, context):
+    strategy = FedAvg(fraction_train=1.0)
+    strategy.start(grid, ArrayRecord(Reader().state_dict()), num_rounds=3)
