@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from murmurfl.app.commands.main import cli
+from murmurfl.app.fleet.preflight import check_node
 from murmurfl.app.nodes.node_app import answers_of, client_of, own_app, read_node
 from murmurfl.clients import UpdateNode, messages, trainable_arrays
+from murmurfl.clients.adapters.per_sample_gradients import programs_of
 from murmurfl.clients.nodes.client_file import SampleNode
 from murmurfl.clients.nodes.roster_files import write_client_key, write_roster
 from murmurfl.privacy import ConfigurationError, Guarantee, LedgerError, SQLiteLedger, gdp_mu, protocol, read_ledger
@@ -248,6 +250,22 @@ def test_a_file_of_records_is_read_in_the_place_of_the_apps_samples(folder):
     assert client.privatizer.num_samples == 6
     assert sent(asked(answers)) == pytest.approx(clipped_sum([0, 1, 2, 3, 5]), abs=0.05)
     assert not (folder[0] / "seen.json").exists(), "the app's own were not asked for"
+
+
+def test_model_runs_before_a_file_of_records_is_read_and_is_named_by_its_hash(folder, monkeypatch):
+    from murmurfl.clients.adapters import private_app
+    from murmurfl.clients.adapters.torch_graph import RecordPrograms
+
+    events, read, captured = [], private_app.file_items, RecordPrograms._captured
+    monkeypatch.setattr(private_app, "file_items", lambda *given: events.append("read") or read(*given))
+    monkeypatch.setattr(RecordPrograms, "_captured", lambda *given: events.append("captured") or captured(*given))
+    write_samples(folder[0], np.array([[i, 1.0] for i in range(6)]), np.arange(6) % 2, bounds=(0, 10))
+    path = write(folder, FILE.replace("num-records =", 'samples = "samples.npz"\nnum-records ='))
+    _, client = client_of(read_node(path))
+    assert events == ["captured", "read"]
+    assert client.gradients.process.pid is not None
+    (model,) = (check for check in check_node(path, {}).checks if check.name == "model")
+    assert programs_of(client.gradients).split()[1] in model.sentence
 
 
 @pytest.mark.parametrize(("rows", "counted"), [(4, range(4)), (6, range(6)), (9, range(6))])
