@@ -44,7 +44,11 @@ SITE = ("{toctree}", "{eval-rst}", "{literalinclude}")  # the site's own; `make 
 OUTPUT = "text"  # what is printed: tests/test_errors_page.py, tests/test_own_pages.py, and start.md's below
 
 # Pages whose code another test runs and looks at; their commands are checked here too.
-RUN_BY = {"own.md": "test_own_pages.py", "swap-in.md": "test_own_pages.py"}
+RUN_BY = {
+    "own.md": "test_own_pages.py",
+    "swap-in.md": "test_own_pages.py",
+    "private-client-app.md": "test_frameworks_page.py",
+}
 
 # Programs of the operating system, which this project does not make.
 ELSEWHERE = {

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...privacy.errors import ConfigurationError, InvalidRecordError
+from ...privacy.errors import PUBLIC, ConfigurationError, InvalidRecordError
 from ..queries import Measure
 from ..records.schema import Schema
 from .client_model import ClientModel, measured_bound
@@ -124,16 +124,16 @@ class FunctionGradients:
             self._programs[looks] = Program("function", content, constants, results, None)
             self.process.add(self._programs[looks])
         self.process.check()
-        logger.info("Gradients are computed in a process of their own, by %s.", self.described())
+        logger.info("Gradients are computed in a process of their own: %s.", self.programs_used(), extra=PUBLIC)
 
     @property
     def programs(self) -> list[Program]:
         """The programs that the process runs, for each shape and type of a record."""
         return list(self._programs.values())
 
-    def described(self) -> str:
-        """Return which programs compute what, by their hashes: of the function's file, and of no module it imports."""
-        return ", ".join(program.digest[:16] for program in self._programs.values())
+    def programs_used(self) -> str:
+        """Return the hash of each program: of the function's file, and of no module that it imports."""
+        return ", ".join(f"gradient {program.digest[:16]}" for program in self.programs)
 
 
 def _structure(found: Any) -> Any:

@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from ...privacy.accounting.gdp import check_count
-from ...privacy.errors import ConfigurationError, InvalidRecordError, check_installed
+from ...privacy.errors import PUBLIC, ConfigurationError, InvalidRecordError, check_installed
 from ...privacy.queries.evaluation import Measured
 from ..queries import Measure
 from ..records.schema import Schema
@@ -72,13 +72,11 @@ class JaxModel:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> model = JaxModel(
-    ...     lambda p, x: x @ p["kernel"] + p["bias"],
-    ...     {"kernel": np.zeros((30, 2), np.float32), "bias": np.zeros(2, np.float32)},
-    ... )  # doctest: +SKIP
-    >>> list(model.initial_arrays())  # doctest: +SKIP
-    ['bias', 'kernel']
+    A network of flax, of which client and server make the same object::
+
+        network = nn.Sequential([nn.Dense(8), nn.tanh, nn.Dense(2)])
+        model = JaxModel(network.apply, network.init(jax.random.key(0), np.zeros((1, 4))))
+        app = private_client_app(model, samples=load, epsilon=4.0, rounds=10)
     """
 
     apply: Callable[..., Any]
@@ -218,9 +216,9 @@ class JaxGradients:
         def gradient(parameters: Any, inputs: Any, targets: Any) -> list[Any]:
             return _tree().tree_leaves(jax.grad(value)(parameters, inputs, targets))
 
-        self.value = RecordFunction(model, lambda *given: [value(*given)])
+        self.value = RecordFunction(model, lambda *given: [value(*given)], "loss")
         """The loss itself, for trials on made-up records."""
-        self.gradient = RecordFunction(model, gradient)
+        self.gradient = RecordFunction(model, gradient, "gradient")
         self.of_records = [self.gradient]
         """Everything that is computed of a record: gradients, and an evaluation where there is one."""
         self.process: ReplayProcess | None = None
@@ -276,18 +274,19 @@ class JaxGradients:
             for one in function.programs:
                 self.process.add(one.program)
         self.process.check()
-        logger.info("Gradients are computed in a process of their own, by %s.", self.described())
+        logger.info("The model is computed in a process of its own: %s.", self.programs_used(), extra=PUBLIC)
 
-    def described(self) -> str:
+    def programs_used(self) -> str:
         """Return which programs compute what, by their hashes: public, for they were captured from no record."""
-        return ", ".join(one.program.digest[:16] for function in self.of_records for one in function.programs)
+        found = [(of.what, one.program.digest) for of in self.of_records for one in of.programs]
+        return ", ".join(f"{what} {digest[:16]}" for what, digest in found)
 
 
 class RecordFunction:
-    """A function of parameters and one record, captured for the shapes and types of records."""
+    """A function of parameters and one record, captured for the shapes and types of records; ``what`` says of what."""
 
-    def __init__(self, model: JaxModel, compute: Compute) -> None:
-        self._model, self._compute = model, compute
+    def __init__(self, model: JaxModel, compute: Compute, what: str) -> None:
+        self._model, self._compute, self.what = model, compute, what
         self._captured: dict[Hashable, Captured] = {}
         self._compiled: dict[tuple[Hashable, int], Any] = {}
 
@@ -426,7 +425,7 @@ class JaxMeasure:
     def __init__(self, gradients: JaxGradients, right: Callable[[Any, Any], Any] | None = None) -> None:
         self._gradients, self._right = gradients, right
         self._of_probabilities = getattr(gradients.loss, "__name__", "") == "binary_cross_entropy"
-        self.function = RecordFunction(gradients.model, self._compute)
+        self.function = RecordFunction(gradients.model, self._compute, "evaluation")
         gradients.of_records.append(self.function)
 
     def __call__(self, parameters: Sequence[NDArray[Any]], samples: Any) -> Measured:

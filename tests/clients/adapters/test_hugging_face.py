@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from murmurfl.clients import Label, Part, Schema, private_client_app, trainable_arrays
+from murmurfl.clients.adapters.per_sample_gradients import CarefulGradients
+from murmurfl.clients.records.client_records import Records, items_of
 from murmurfl.privacy import ConfigurationError
 
 from tests.harness.errors import raises
@@ -135,3 +137,35 @@ def test_what_draws_at_random_is_refused_and_the_remedies_work():
         private_client_app(bert, samples=samples, mu=1.0, rounds=1, schema=CLASSES)
     without = lambda: bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)  # noqa: E731
     private_client_app(without, samples=samples, mu=1.0, rounds=1, schema=CLASSES)
+
+
+STRANGE = {
+    "a token out of range": ([WORDS] * LONG, MASKS[0]),
+    "a negative token": ([-1] * LONG, MASKS[0]),
+    "too long": ([1] * (LONG + 1), [1] * (LONG + 1)),
+    "fractions": ([0.5] * LONG, MASKS[0]),
+    "a text": ("x" * 1_000_000, MASKS[0]),
+    "no mask": ([1] * LONG, None),
+    "all hidden": ([1] * LONG, [0] * LONG),
+}
+
+
+def test_a_strange_text_changes_its_own_contribution_alone():
+    targets = np.arange(4) % 2
+    gradients = made(bert, CLASSES, targets).model.gradients
+    gradients.isolate()
+    start = [array.numpy() for array in trainable_arrays(gradients.module).values()]
+
+    def rows(strange=None):
+        items = [({"input_ids": t, "attention_mask": m}, y) for t, m, y in zip(TOKENS, MASKS, targets, strict=True)]
+        if strange is not None:
+            items[2] = ({"input_ids": strange[0], "attention_mask": strange[1]}, 1)
+        samples = Records(items_of(items), CLASSES, count=len(items))
+        return CarefulGradients(gradients, samples)(start, np.arange(4))
+
+    expected = rows()
+    for name, strange in STRANGE.items():
+        found = rows(strange)
+        assert np.array_equal(np.delete(found, 2, 0), np.delete(expected, 2, 0)), name
+        assert not np.array_equal(found[2], expected[2]), name
+    gradients.process.close()

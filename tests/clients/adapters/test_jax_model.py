@@ -9,6 +9,7 @@ import pytest
 from murmurfl.clients import JaxModel, Label, Part, Schema, private_client_app
 from murmurfl.clients.adapters.jax_graph import captured
 from murmurfl.clients.adapters.jax_model import JaxGradients, cross_entropy, jax_client_model
+from murmurfl.clients.adapters.per_sample_gradients import programs_of
 from murmurfl.clients.adapters.replay import JaxProgram, UnfitRecordError
 from murmurfl.clients.adapters.replay_process import ReplayProcess
 from murmurfl.clients.adapters.torch_graph import CaptureError
@@ -193,7 +194,7 @@ def test_constants_travel_beside_the_module_and_are_part_of_the_hash():
     assert [array.shape for array in program.constants.values()] == [(3, 3)]
     assert program.content == changed.content
     assert program.digest != changed.digest
-    assert one.described() == program.digest[:16]
+    assert programs_of(one) == f"gradient {program.digest[:16]}"
 
 
 # What a model may try in order to remember. Each is refused, or is a function of one record all the same.
