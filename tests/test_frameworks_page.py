@@ -28,7 +28,8 @@ from flwr.clientapp import ClientApp
 from tests.harness.grid import NodesGrid
 kept = list(globals().values())
 (made,) = [one for one in kept if isinstance(one, ClientApp)]
-(trains,) = [one for one in kept if inspect.isfunction(one) and list(inspect.signature(one).parameters) == ["grid", "context"]]
+functions = [one for one in kept if inspect.isfunction(one)]
+(trains,) = [one for one in functions if list(inspect.signature(one).parameters) == ["grid", "context"]]
 clients = int(re.search(r"num_clients=(\\d+)", open("example.py").read())[1])
 print(type(trains(NodesGrid(made, clients), None)).__name__)
 """
