@@ -44,7 +44,7 @@ def contributions(kind, number, rows, *, features=FEATURES, broken=False):
     generator = np.random.Generator(np.random.Philox(key=number))
     residuals, inputs = generator.normal(size=(2 * CLIENTS, CLASSES)), generator.normal(size=(2 * CLIENTS, features))
     if broken:
-        residuals[1] = np.nan
+        residuals[2] = np.nan  # the sample of the second client
     if kind == "outer":
         return OuterProducts(residuals[rows], inputs[rows])
     outer = np.einsum("ij,ik->ijk", residuals, inputs).reshape(len(residuals), -1)
