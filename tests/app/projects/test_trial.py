@@ -9,10 +9,11 @@ from flwr.app import Array, ArrayRecord
 from murmurfl.app import try_project
 from murmurfl.app.commands.main import cli
 from murmurfl.app.projects.foreign import Project, put_into, score_of
-from murmurfl.privacy import ConfigurationError
+from murmurfl.privacy import ConfigurationError, gdp_mu
 from typer.testing import CliRunner
 
 from tests.harness.errors import raises
+from tests.harness.grid import context_of
 
 pytestmark = pytest.mark.usefixtures("no_result_folder")
 
@@ -103,3 +104,38 @@ def test_nothing_in_the_table_is_called_useful_that_ends_at_guessing():
             assert 0 < row["lines"] <= 8
         else:
             assert row["reason"] or best < row["without"]
+
+
+def test_the_printed_lines_give_what_was_said():
+    """Followed by hand, with keys and batches of another seed: within ten points."""
+    import numpy as np
+    from murmurfl.app.engines.inprocess import InProcessGrid
+    from murmurfl.clients import LinearEstimator, private_client_app
+    from murmurfl.strategies import FullBatch
+    from sklearn.linear_model import LogisticRegression
+
+    from tests.harness.apps import logistic
+
+    trial = try_project(f"{APPS}.logistic", nodes=4, rounds=8)
+    untrusted, sums = trial.ways
+    scores = {}
+    for way, epsilon in ((untrusted, 4.0), (sums, None)):
+        model = LinearEstimator(LogisticRegression(), num_features=30, classes=(0, 1), num_samples=455)
+        privacy = {"epsilon": epsilon} if epsilon else {"mu": gdp_mu(4.0, 1e-5) * 2**0.5}
+        found = []
+        for seed in (11, 12, 13):
+            app = private_client_app(
+                model,
+                samples=lambda context: logistic.data(context)[0],
+                rounds=8,
+                clip_norm=way.clip_norm,
+                seed=seed,
+                **privacy,
+            )
+            strategy = FullBatch(num_clients=4, seed=seed, session=f"s{seed}", **way.options)
+            result = strategy.start(InProcessGrid(app, 4, {}), model.initial_arrays(), num_rounds=8)
+            fitted = model.fitted(result.arrays)
+            tests = [logistic.data(context_of(1, number, **{"num-partitions": 4}))[1] for number in range(4)]
+            found.append(np.mean([fitted.score(*one) for one in tests]))
+        scores[way.trust] = float(np.mean(found))
+    assert {way.trust: way.score for way in trial.ways} == pytest.approx(scores, abs=0.1)
