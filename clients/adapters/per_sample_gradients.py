@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -173,7 +173,7 @@ def stacked_gradients(
     memory_mib = getattr(gradients, "gradient_memory_mib", None)
     if memory_mib is None:
         return made()
-    count = len(samples[0] if isinstance(samples, tuple) else samples)
+    count = batch_length(samples)
     width = sum(map(math.prod, gradients.shapes))
     return in_chunks(made, count, wide_row_bytes(len(points), width), memory_mib)
 
@@ -309,14 +309,23 @@ def flat_point(point: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
     return np.concatenate([np.asarray(values, dtype=np.float64).ravel() for values in point])
 
 
+def batch_length(samples: Any) -> int:
+    """Return the number of samples of a batch: an array, or a tuple or mapping of such parts."""
+    while isinstance(samples, tuple | Mapping):
+        samples = next(iter(samples.values() if isinstance(samples, Mapping) else samples))
+    return len(samples)
+
+
 def pick(samples: Any, chosen: slice | NDArray[np.intp]) -> Any:
-    """Return some samples of a batch that is an array or a tuple of arrays."""
+    """Return some samples of a batch: an array, or a tuple or mapping of such parts."""
     if isinstance(samples, tuple):
-        return tuple(part[chosen] for part in samples)
-    if isinstance(samples, np.ndarray):
+        return tuple(pick(part, chosen) for part in samples)
+    if isinstance(samples, Mapping):
+        return {name: pick(part, chosen) for name, part in samples.items()}
+    if isinstance(samples, np.ndarray) or hasattr(samples, "detach"):
         return samples[chosen]
     raise ConfigurationError(
-        f"Expected a batch that is an array or a tuple of arrays, got {type(samples).__name__}.",
+        f"Expected a batch that is an array, or a tuple or mapping of arrays, got {type(samples).__name__}.",
         kind="wrong-type",
         setting="samples",
     )

@@ -1,10 +1,10 @@
 """Programs that compute one record at a time, and the process that runs nothing else.
 
 A model's code sees no record. What it computes for one record is captured beforehand as a *program*: JSON and plain
-arrays, checked, with a hash of both (:mod:`.torch_graph` for PyTorch). Simulations run a program in their own process
-(:class:`TorchProgram`). A real client runs it in a process that never imported the project's code: this file, started
-as ``python -I -B replay.py PARENT THREADS`` by :class:`.replay_process.ReplayProcess`. The file therefore imports
-nothing of ours.
+arrays, checked, with a hash of both (:mod:`.torch_graph` for PyTorch, :mod:`.jax_graph` for JAX). Simulations run a
+program in their own process. A real client runs it in a process that never imported the project's code: this file,
+started as ``python -I -B replay.py PARENT THREADS`` by :class:`.replay_process.ReplayProcess`. The file
+therefore imports nothing of ours.
 
 **Protocol.** Messages go over standard input and output. A message is the length of a header (8 bytes, little endian),
 the header (JSON), and the bytes of its arrays, whose types and shapes the header lists under ``arrays``. Types are
@@ -23,7 +23,8 @@ one record                                                false}`` without a rea
 A **kind** of program is a class in :data:`KINDS`: ``Kind(program, constants)`` reads a program and refuses what it does
 not know, ``point(arrays)`` prepares parameters, ``compute(point, record)`` returns arrays of which shapes and types
 follow from the program alone. It imports its framework itself, and nothing else. One for another framework needs an
-entry there, and a function that captures its programs as a :class:`.replay_process.Program`.
+entry there, and a function that captures its programs as a :class:`.replay_process.Program`. One kind is no list of
+operations: :class:`FunctionProgram` calls a project's own gradient, each time in a copy of the process.
 
 The process ends when standard input ends or its parent is gone. It writes no file and no core dump, its address space
 is limited to what was asked for with ``load``, and its error output is closed: messages of libraries may quote records.

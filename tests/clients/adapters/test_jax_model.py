@@ -9,7 +9,7 @@ import pytest
 from murmurfl.clients import JaxModel, Label, Part, Schema, private_client_app
 from murmurfl.clients.adapters.jax_graph import captured
 from murmurfl.clients.adapters.jax_model import JaxGradients, cross_entropy, jax_client_model
-from murmurfl.clients.adapters.per_sample_gradients import programs_of
+from murmurfl.clients.adapters.per_sample_gradients import CarefulGradients, programs_of, stacked_gradients
 from murmurfl.clients.adapters.replay import JaxProgram, UnfitRecordError
 from murmurfl.clients.adapters.replay_process import ReplayProcess
 from murmurfl.clients.adapters.torch_graph import CaptureError
@@ -112,6 +112,9 @@ def test_the_process_that_sees_records_never_imported_the_projects_code():
     command = Path(f"/proc/{gradients.process.pid}/cmdline").read_bytes().split(b"\0")
     assert command[1:3] == [b"-I", b"-B"]
     assert command[3].endswith(b"replay.py")
+    gradients.process.close()
+    gradients(point(), (INPUTS[:1], TARGETS[:1]))
+    assert gradients.process.pid is not None  # it was started again, for nothing else computes a record
 
 
 FLAX = {
@@ -151,6 +154,11 @@ def test_a_module_of_flax_nnx_is_trained_without_its_state():
     assert np.abs(rows).sum(axis=1).min() > 0
 
 
+class Named(Held):
+    def __getitem__(self, chosen):
+        return {name: part[chosen] for name, part in self.inputs.items()}, self.targets[chosen]
+
+
 def test_several_inputs_come_as_arguments_or_by_name():
     parts = (Part(shape=(3,), bounds=(-3, 3), name="values"), Part(kind="yes/no", shape=(3,), name="mask"))
     schema = Schema(inputs=parts, label=Label(classes=2))
@@ -161,6 +169,11 @@ def test_several_inputs_come_as_arguments_or_by_name():
     gradients = isolated(masked, schema=schema)
     batch = {"values": INPUTS[:2], "mask": np.array([[True, True, True], [False, False, False]])}
     rows = gradients(point(), (batch, TARGETS[:2]))
+    batch_of_5 = {"values": INPUTS[:5], "mask": np.ones((5, 3), bool)}
+    stacked = stacked_gradients(gradients_of(masked, schema=schema), [point()], [1.0], (batch_of_5, TARGETS[:5]))
+    assert stacked.norms() == pytest.approx(np.linalg.norm(gradients(point(), (batch_of_5, TARGETS[:5])), axis=1))
+    careful = CarefulGradients(gradients, Named(batch_of_5, TARGETS[:5]))
+    assert np.linalg.norm(careful(point(), np.arange(5)), axis=1) == pytest.approx(stacked.norms())
     assert rows[0] == pytest.approx(gradients_of(apply)(point(), (INPUTS[:1], TARGETS[:1]))[0], abs=1e-6)
     assert rows[1] != pytest.approx(rows[0])
 
