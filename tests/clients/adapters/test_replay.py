@@ -300,7 +300,15 @@ def test_values_of_a_record_are_in_no_program():
     assert (777.25).hex() not in text
 
 
-KEPT = torch.zeros(3)
+KEPT, ONE = torch.zeros(3), torch.ones(1)
+
+
+@torch.library.custom_op("replays::twice", mutates_args=())
+def twice(values: torch.Tensor) -> torch.Tensor:
+    return 2.0 * values
+
+
+twice.register_fake(torch.empty_like)
 
 
 @pytest.mark.parametrize(
@@ -313,6 +321,11 @@ KEPT = torch.zeros(3)
         (lambda values: values.mul_(2.0), "writes to its parameters, buffers or the record"),
         (lambda values: KEPT.copy_(values), "writes to|RuntimeError"),
         (lambda values: values[values > 0.0], "depend on a record's values"),
+        (lambda values: twice(values), "replays.twice.default, which is not PyTorch's own"),
+        (
+            lambda values: torch.ops.aten.native_batch_norm(values[None], None, None, ONE, ONE, False, 0.1, 1e-5)[0],
+            "statistics of another size",
+        ),
     ],
 )
 def test_capture_error_says_the_operator(compute, name):
@@ -386,3 +399,14 @@ def test_strange_record_moves_a_release_by_no_more_than_is_charged(strange):
         released.append(np.concatenate([part.ravel() for part in sent]))
     charged = client.privatizer.plan.sensitivity
     assert 0.0 < np.linalg.norm(released[0] - released[1]) <= charged * (1 + 1e-12)
+
+
+def test_model_that_knows_how_often_it_was_captured_is_refused():
+    calls = []
+
+    def counting(parameters, fixed, record):
+        calls.append(None)
+        return [record[0] * float(len(calls))]
+
+    with pytest.raises(CaptureError, match="another list the second time"):
+        captured(counting, [], [], [torch.zeros(3)])
