@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from murmurfl.app.engines import compiled
-from murmurfl.app.engines.compiled import compiled_rows, worth_compiling
+from murmurfl.app.engines.compiled import CompiledRows, LastNormals, compiled_rows, worth_compiling
 from murmurfl.app.engines.start import run_cohort
 from murmurfl.app.runs.experiment import prepare
 from murmurfl.app.settings.run_config import RunConfig
@@ -124,13 +124,14 @@ def test_a_sum_that_was_kept_is_only_of_the_counts_that_were_made():
 @pytest.mark.parametrize("rows", [0, 2, 3, 5])
 def test_rows_of_noise_that_were_not_kept_are_drawn_again(rows, mechanism):
     """Clients share nonces, so a row that took another client's place must not pass for its own."""
-    heard = []
-    for arithmetic in (None, compiled_rows()):
+    heard, kept = [], LastNormals()
+    for arithmetic in (None, lambda rule: CompiledRows(rule, kept)):
         subject = block(arithmetic, cache=rows * 4 * D, mechanism=mechanism, noise_quality="fast")
         for pair in ([0, 1], [2, 3], [0, 4], [1, 2], [3, 0], [4, 1]):
             made = subject.release("s", pair, [0, 0], lambda *_: contributions("outer", 3, [0, 1]))
             heard.append([counts.copy() for counts in made.counts])
     assert (np.array(heard[:6]) == np.array(heard[6:])).all()
+    assert len(kept.table) == (rows if rows > 1 else 0)
 
 
 def test_a_block_that_failed_half_way_is_made_again(monkeypatch):
