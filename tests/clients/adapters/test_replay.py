@@ -410,3 +410,10 @@ def test_model_that_knows_how_often_it_was_captured_is_refused():
 
     with pytest.raises(CaptureError, match="another list the second time"):
         captured(counting, [], [], [torch.zeros(3)])
+
+
+@pytest.mark.parametrize("name", ["a label out of range", "a label below", "a token out of range", "a token below"])
+def test_index_out_of_range_is_found_before_an_operator_meets_it(name):
+    """On a GPU an operator that meets it ends every computation that follows."""
+    with pytest.raises(replay.UnfitRecordError):
+        by_hand(UNFIT[name])
