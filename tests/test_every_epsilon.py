@@ -99,6 +99,7 @@ SHOWING = {
     "node": ["node", "node.toml", "--check"],
     "statistics": ["statistics", "patients.csv", "--epsilon", 2],
     "fit": ["fit", "patients.csv", "--epsilon", 2, *FEW],
+    "try": ["try", "tests.harness.apps.logistic", "--clients", 3, "--rounds", 4],
     "search": ["search", "--learning-rate", "1,2", "--set", "strategy=full-batch", "--set", "num-rounds=2"],
 }
 SUMMED = ["--set", "trust=secure-aggregation", "--set", "mu=1", "--set", "num-rounds=2"]

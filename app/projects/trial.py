@@ -74,6 +74,7 @@ class Trial:
     guessing: float = 0.0
     """Score of always naming the most frequent class, or the mean."""
     epsilon: float = 0.0
+    delta: float = 1e-5
     clients: int = 0
     ways: Sequence[Way] = ()
     client_line: str = ""
@@ -114,6 +115,12 @@ class Trial:
                 f"{way.rounds} rounds)"
             )
         found.append(f"Likely {self.verdict}. These figures are of simulated data and are not private.")
+        found.append(
+            f"Epsilon = {self.epsilon:g} at delta = {self.delta:g}, for replacement of "
+            f"{'one sample' if self.kind == 'samples' else 'all samples'} of one client, against the server and "
+            "everybody else; noise on each client; over all releases. Under secure sums it holds if one helper and "
+            "half of the clients of each sum are honest."
+        )
         if self.verdict == "useless":
             found.append(self.reason)
         found += ["", f"In {self.files[0]}:", *(f"    {line}" for line in self.client_line.splitlines())]
@@ -234,6 +241,7 @@ class _Rehearsal:
             without,
             self.guessing,
             self.epsilon,
+            self.delta,
             run.nodes,
             ways,
             self.client_line.format(**words),
