@@ -156,6 +156,7 @@ def plain_setting() -> Iterator[None]:
         stack.callback(setattr, torch.compiler, "_is_exporting_flag", exporting)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         torch.backends.mha.set_fastpath_enabled(False)
+        stack.enter_context(_without_looks())
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         if "torch._dynamo" in sys.modules:  # a module that was compiled is captured as it was before
             stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
@@ -170,6 +171,23 @@ def _reason(error: Exception) -> str:
     if any(word in f"{kind} {error}" for word in ("DataDependent", "DynamicOutputShape", "control flow", ".item()")):
         return _BRANCHES
     return f"{kind}: {message}"
+
+
+def _without_looks() -> Any:
+    """Return a mode in which ``one_hot`` of a given number of classes does not look at values first."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class WithoutLooks(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
+            if func is torch.nn.functional.one_hot and classes > 0:
+                numbers = args[0] if args else kwargs["tensor"]
+                return (numbers.unsqueeze(-1) == torch.arange(classes, device=numbers.device)).to(torch.int64)
+            return func(*args, **kwargs)
+
+    return WithoutLooks()
 
 
 _BRANCHES = "one whose steps depend on a record's values: data-dependent control flow, .item(), or a mask as an index"

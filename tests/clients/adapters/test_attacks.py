@@ -416,12 +416,14 @@ MODELS = {
         IMAGES,
         PIXELS,
     ),
+    "one of each class": (lambda: nn.Linear(6, 3), FEATURES, CLASSES),
     "regression": (lambda: nn.Linear(6, 2), FEATURES, FEATURES[:, :2] * 1.0),
     "float64": (lambda: nn.Linear(6, 3).double(), FEATURES, CLASSES),
     "bfloat16": (lambda: nn.Linear(6, 3).bfloat16(), FEATURES, CLASSES),
 }
 LOSSES = {
     "inputs by name": lambda output, target: CROSS_ENTROPY(output["logits"], target, label_smoothing=0.1),
+    "one of each class": lambda output, target: (output - F.one_hot(target, num_classes=3)).square().sum(),
     "regression": F.smooth_l1_loss,
 }
 RIGHT = {
