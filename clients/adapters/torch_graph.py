@@ -134,7 +134,7 @@ def _traced(call: Path, tensors: Sequence[Any]) -> Any:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     try:
-        with plain_setting():
+        with plain_setting(captured=True):
             seen = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
             pure = torch.func.functionalize(seen)
             return make_fx(pure, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
@@ -145,8 +145,11 @@ def _traced(call: Path, tensors: Sequence[Any]) -> Any:
 
 
 @contextmanager
-def plain_setting() -> Iterator[None]:
-    """Have PyTorch take the routes whose operators are pure, and transformers none that branches on values."""
+def plain_setting(*, captured: bool = False) -> Iterator[None]:
+    """Have PyTorch take the routes whose operators are pure, and transformers none that branches on values.
+
+    What is ``captured`` is split further, into the steps of recurrent layers.
+    """
     import torch
 
     exporting = torch.compiler._is_exporting_flag
@@ -161,7 +164,8 @@ def plain_setting() -> Iterator[None]:
         if "torch._dynamo" in sys.modules:  # a module that was compiled is captured as it was before
             stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
         stack.enter_context(torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH))
-        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))  # an LSTM becomes plain steps
+        if captured:
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))  # an LSTM becomes plain steps
         yield
 
 

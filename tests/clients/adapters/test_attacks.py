@@ -431,7 +431,7 @@ RIGHT = {
     "segmentation": lambda output, target: (output.argmax(1) == target).float().mean((1, 2)),
     "regression": lambda output, target: ((output - target).abs() < 1.0).float().mean(1),
 }
-BY_ANOTHER_ROUTE = {"root mean square norm": 1e-6}
+BY_ANOTHER_ROUTE = {"root mean square norm", "long memory"}
 
 
 def ordinary(name):
