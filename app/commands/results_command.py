@@ -253,8 +253,8 @@ def reproduce(
             say_table(table.title, table.texts(), table.labels)
         say(f"{seeds} runs of each, with seeds 1 to {seeds}." if seeds > 1 else "One run of each, with seed 1.")
         say(document["guarantee"])
-        endings = [end for end in (".json", ".csv", ".md", ".png") if (folder / f"{paper.name}{end}").exists()]
-        say(f"{paper.name}{', '.join(endings[:-1])} and {endings[-1]} are in {folder}")
+        made = [f"{paper.name}{end}" for end in (".json", ".csv", ".md", ".png")]
+        say(f"In {folder}: {', '.join(name for name in made if (folder / name).exists())}")
 
 
 def _made(paper: Paper, cells: list[Cell], folder: Path, *, bar: bool, **options: Any) -> dict[str, Any]:

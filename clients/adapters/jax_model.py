@@ -72,11 +72,10 @@ class JaxModel:
 
     Examples
     --------
-    A network of flax, of which client and server make the same object::
-
-        network = nn.Sequential([nn.Dense(8), nn.tanh, nn.Dense(2)])
-        model = JaxModel(network.apply, network.init(jax.random.key(0), np.zeros((1, 4))))
-        app = private_client_app(model, samples=load, epsilon=4.0, rounds=10)
+    >>> import numpy as np
+    >>> model = JaxModel(lambda parameters, inputs: inputs @ parameters["w"], {"w": np.zeros((4, 2), np.float32)})
+    >>> model.names
+    ('w',)
     """
 
     apply: Callable[..., Any]

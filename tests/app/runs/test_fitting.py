@@ -106,13 +106,13 @@ def test_each_sites_own_model_stands_next_to_the_common_one_on_the_same_rows(res
 
 def test_report_of_a_trusted_servers_rehearsal_names_whose_noise_protects(tmp_path):
     made = fit(people(), label="ill", site="hospital", epsilon=2, trust="trusted-server", **QUICK)
-    write_record(made, tmp_path / "run", picture=False)
+    write_record(made, tmp_path / "run")
     page = make_report([tmp_path / "run"], tmp_path / "report").read_text()
     assert page.count(SERVERS_NOISE) == made.num_clients
     assert "infinite" not in page
     assert "test set, which is public" not in page
     plain = fit(people(), label="ill", clients=2, epsilon=8, trust="trusted-server", mechanism="none", **QUICK)
-    write_record(plain, tmp_path / "plain", picture=False)
+    write_record(plain, tmp_path / "plain")
     page = make_report([tmp_path / "plain"], tmp_path / "report").read_text()
     assert "infinite" in page, "without any noise nothing is guaranteed"
     assert SERVERS_NOISE not in page

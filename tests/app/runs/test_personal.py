@@ -60,7 +60,7 @@ def made(result):
 def run(result, tmp_path):
     """A run's folder, with the private model in it."""
     folder = tmp_path / "runs" / "all"
-    write_record(result, folder, picture=False)
+    write_record(result, folder)
     result.save(folder / "model")
     return folder
 
