@@ -401,6 +401,29 @@ def test_strange_record_moves_a_release_by_no_more_than_is_charged(strange):
     assert 0.0 < np.linalg.norm(released[0] - released[1]) <= charged * (1 + 1e-12)
 
 
+def test_record_of_other_inputs_is_none_of_those_that_were_captured():
+    """Inputs of the same shapes, but of other names or number types, fit no program, though its process could run."""
+
+    class Difference(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2))
+
+        def forward(self, one, other):
+            return (one - 2 * other) @ self.weight
+
+    gradients = ModuleGradients(Difference(), lambda output, target: (output - target).square().sum())
+    row = {"one": torch.ones(2), "other": torch.zeros(2)}
+    gradients.program(row, torch.tensor(1.0))
+    gradients.isolate()
+    point, target = [np.ones(2, np.float32)], np.ones(1, np.float32)
+    batch = {name: values[None].numpy() for name, values in row.items()}
+    assert np.isfinite(gradients(point, (batch, target))).all()
+    with pytest.raises(InvalidRecordError):
+        gradients(point, ({"other": batch["one"], "one": batch["other"]}, target))
+    gradients.process.close()
+
+
 def test_model_that_knows_how_often_it_was_captured_is_refused():
     calls = []
 
