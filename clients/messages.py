@@ -307,8 +307,8 @@ def _failure(message: Message, code: int, reason: str, error: BaseException) -> 
     """Return an error reply with a fixed text; in a simulation with the end of the traceback as well."""
     if in_simulation():
         own = isinstance(error, MurmurflError)
-        shown = error.__cause__ if own else error  # where an error of ours comes from says less than its text
-        lines = [] if shown is None else traceback.format_exception(shown)
+        raised = error.__cause__ if own else error  # where an error of ours comes from says less than its text
+        lines = [] if raised is None else traceback.format_exception(raised)
         reason = f"{reason}\n{''.join(lines)[-_LONGEST_TRACEBACK:]}{error if own else ''}".rstrip()
     return Message(Error(code, reason), reply_to=message)
 

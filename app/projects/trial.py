@@ -223,13 +223,13 @@ class _Rehearsal:
             kept = (score - self.guessing) / learnt if learnt > _BEYOND else 0.0
             kept = kept if score > self.guessing + _BEYOND else min(kept, 0.0)
             ways.append(Way(trust, score, kept, made.rounds, made.clip_norm, made.options))
-        shown = max(ways, key=lambda way: way.kept)
+        best = max(ways, key=lambda way: way.kept)
         words = {
-            "clip": f"{shown.clip_norm:.3g}",
-            "rounds": shown.rounds,
+            "clip": f"{best.clip_norm:.3g}",
+            "rounds": best.rounds,
             "epsilon": f"{self.epsilon:g}",
             "clients": run.nodes,
-            "options": ", ".join(f"{key}={value:.3g}" for key, value in shown.options.items()),
+            "options": ", ".join(f"{key}={value:.3g}" for key, value in best.options.items()),
         }
         more = (
             "More clients, more records of each, or a smaller model would help: the mean of "

@@ -436,8 +436,8 @@ class ClientRegistry:
             return
         if self.simulated:
             self._raised = self._raised or printable_lines(reply.error.reason or "")
-        elif (said := f"{node_id} {reply.error.code}") not in self._warned:
-            self._warned.add(said)
+        elif (failure := f"{node_id} {reply.error.code}") not in self._warned:
+            self._warned.add(failure)
             logger.warning(
                 "Node %d is connected, and its client cannot answer (%s). Its own log says why: that of `murmurfl "
                 "node`, or of `flower-supernode`, on the computer of the node (`flwr supernode list` has its owner).",

@@ -227,11 +227,11 @@ class ReleaseStrategy(TrainingLoop[StateT]):
 
     def _clips_updates(self) -> bool:
         """Return True if any client has stated that it clips whole updates."""
-        stated, found = self._looked_at
-        if stated is not self._stated_before:  # which is replaced, and never changed
-            stated = self._stated_before
-            found = any(one.get(protocol.CLIP_UNIT) == "update" for one in stated.values())
-            self._looked_at = stated, found
+        statements, found = self._looked_at
+        if statements is not self._stated_before:  # which is replaced, and never changed
+            statements = self._stated_before
+            found = any(one.get(protocol.CLIP_UNIT) == "update" for one in statements.values())
+            self._looked_at = statements, found
         return found
 
     def _say_malformed(self, node: int, problem: str) -> None:
