@@ -77,8 +77,9 @@ class Project:
             parts = app["components"]
             client, server = str(parts["clientapp"]), str(parts["serverapp"])
         except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+            got = "no such file" if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             raise ConfigurationError(
-                f"Expected a pyproject.toml with [tool.flwr.app.components] in {folder}, got: {error!r}.",
+                f"Expected a pyproject.toml with [tool.flwr.app.components] in {folder}, got: {got}.",
                 kind="not-found",
                 setting="package",
             ) from error

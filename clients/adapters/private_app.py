@@ -511,6 +511,13 @@ def _check_owned(schema: Schema, policy: PrivacyPolicy) -> None:
             setting="samples_per_owner",
             got=policy.samples_per_owner,
         )
+    if schema.owner and (len(schema.inputs) > 1 or any(part.name for part in schema.inputs)):
+        # Said before any record is read: what fails later looks like absence.
+        raise ConfigurationError(
+            "Expected records of one array with owners, got several or named inputs in the schema: join them.",
+            kind="unsupported",
+            setting="owner",
+        )
     if schema.label.class_weights:
         raise ConfigurationError(
             "Expected a schema without class_weights for your own model, got some: let its loss weigh classes.",

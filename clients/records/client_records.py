@@ -340,7 +340,8 @@ def check_ending(path: Path) -> None:
         )
     if not path.name.endswith((".csv", ".csv.gz", ".parquet", ".pq", ".npz")):
         raise ConfigurationError(
-            f"Expected a file that ends in .csv, .csv.gz, .parquet or .npz, got {path}.", kind="malformed"
+            f"Expected a file that ends in .csv, .csv.gz, .parquet or .npz, or a folder of images, got {path}.",
+            kind="malformed",
         )
 
 
