@@ -320,16 +320,19 @@ class NormalPiece(NamedTuple):
     """Shape (rows, columns), or one column more where their number is odd; the next piece overwrites this memory."""
 
 
-def normal_pieces(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> Iterator[NormalPiece]:
+def normal_pieces(
+    keys: Sequence[bytes], size: int, quality: NoiseQuality, pairs: WordPairs | None = None
+) -> Iterator[NormalPiece]:
     """Yield the values of :func:`standard_normal_rows` in pieces that stay in a processor's cache.
 
-    All columns of some rows come before the next rows.
+    All columns of some rows come before the next rows. ``pairs`` makes the values of ``fast`` quality that
+    :func:`fast_pairs` would make; ``exact`` ones are always made here.
     """
     together, width = max(_NORMALS_TOGETHER // max(size, 1), 1), 2 * _BLOCK_PAIRS
     room = np.empty(min(together, len(keys)) * min(size + size % 2, width), _DTYPES[quality])
     for first in range(0, len(keys), together):
         chosen = slice(first, min(first + together, len(keys)))
-        count, rows = chosen.stop - first, _Rows(keys[chosen], quality)
+        count, rows = chosen.stop - first, _Rows(keys[chosen], quality, pairs)
         for start in range(0, size, width):
             columns = slice(start, min(start + width, size))
             values = columns.stop - start + columns.stop % 2
@@ -338,15 +341,22 @@ def normal_pieces(keys: Sequence[bytes], size: int, quality: NoiseQuality) -> It
             yield NormalPiece(chosen, columns, normals)
 
 
+WordPairs = Callable[[NDArray[np.uint32], NDArray[np.float32]], None]
+"""Writes the normals that words of 32 bits become, given both, contiguous and of shape (rows, 2 pairs).
+
+Radius words come before angle words, and cosines before sines.
+"""
+
 _DTYPES: dict[NoiseQuality, type[np.floating]] = {"exact": np.float64, "fast": np.float32}
 
 
 class _Rows:
     """The rows of some keys, drawn from their beginning, so many values at a time."""
 
-    def __init__(self, keys: Sequence[bytes], quality: NoiseQuality) -> None:
+    def __init__(self, keys: Sequence[bytes], quality: NoiseQuality, pairs: WordPairs | None = None) -> None:
         self._keys, self._start = keys, 0
         self._word, self._make = _WORDS[quality]
+        self._pairs = pairs if quality == "fast" else None
         self._encryptors = [_encryptor(key) for key in keys]
 
     def draw(self, normals: NDArray[np.floating]) -> None:
@@ -359,8 +369,11 @@ class _Rows:
         for i, encryptor in enumerate(self._encryptors):
             encryptor.update_into(zeros, room[i * len(zeros) :])
         words = keystream[:-_CIPHER_BLOCK_BYTES].view(self._word).reshape(len(self._keys), 2 * count)
-        tail = partial(_tail_of, self._keys, self._start)
-        self._make(words[:, :count], words[:, count:], tail, normals[:, :count], normals[:, count:])
+        if self._pairs is not None:
+            self._pairs(words, normals)
+        else:
+            tail = partial(_tail_of, self._keys, self._start)
+            self._make(words[:, :count], words[:, count:], tail, normals[:, :count], normals[:, count:])
         self._start += count
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib.util import find_spec
 from operator import is_
 from types import ModuleType
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from ...clients.adapters.per_sample_gradients import OuterProducts
 from ...privacy.ledger.ledger_records import Counts, StreamBlock
 from ...privacy.mechanisms import BltNoise, CancellingNoise, DecayNoise, IndependentNoise, Mechanism
-from ...privacy.noise import NormalPiece, normal_pieces, row_key, standard_normals
+from ...privacy.noise import NormalPiece, WordPairs, normal_pieces, row_key, standard_normals
 from ...privacy.release.clipping import DenseContributions, StackedContributions, observe_releases
 from ...privacy.release.prefix_sums import NoiseStream, ReleaseRule
 from ...privacy.release.privatizer_block import RowByRow
@@ -63,6 +64,7 @@ class CompiledRows(RowByRow):
         bound = rule.policy.bound
         possible = not bound.nonnegative and bound.moments is None
         self._noise = None if noise is None or not possible else noise(rule.noise, kept or LastNormals())
+        self._pairs = compiled_pairs() if self._noise is not None and rule.policy.noise_quality == "fast" else None
 
     def noised(
         self, streams: StreamBlock, contributions: StackedContributions, keys: Sequence[bytes], nonces: Sequence[bytes]
@@ -81,7 +83,7 @@ class CompiledRows(RowByRow):
         made: list[Counts] = []
         total, counts = np.zeros(size, np.int64), np.empty((0, size), np.int64)
         drawn = [row_key(key, nonce) for key, nonce in zip(keys, nonces, strict=True)]
-        for piece in normal_pieces(drawn, size, policy.noise_quality):
+        for piece in normal_pieces(drawn, size, policy.noise_quality, self._pairs):
             if not piece.columns.start:
                 counts = np.empty((piece.rows.stop - piece.rows.start, size), np.int64)
             self._noise.write(piece, counts[:, piece.columns])
@@ -98,6 +100,14 @@ class CompiledRows(RowByRow):
         if nothing_carried and len(places) == len(counts) == len(made) and all(map(is_, counts, made)):
             return total
         return super().total(counts, places)
+
+
+@cache
+def compiled_pairs() -> WordPairs | None:
+    """Return the loop that makes normals of ``fast`` quality, or None if NumPy's are others on this computer."""
+    from . import kernels
+
+    return kernels.word_pairs if kernels.equals_numpy() else None
 
 
 class LastNormals:

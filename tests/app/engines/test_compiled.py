@@ -13,6 +13,7 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.adapters.per_sample_gradients import OuterProducts
 from murmurfl.privacy import MemoryLedger, PrivacyPolicy, Privatizer, RowCache, SimulatedKeys
 from murmurfl.privacy.ledger.ledger_records import BlockLedger
+from murmurfl.privacy.noise import fast_pairs
 from murmurfl.privacy.release.clipping import ChosenContributions, DenseContributions
 from murmurfl.privacy.release.privatizer_block import PrivatizerBlock
 
@@ -192,3 +193,48 @@ def test_only_long_runs_are_worth_it():
     experiment = prepare(RunConfig(num_rounds=6))
     assert not worth_compiling(experiment)
     assert worth_compiling(replace(experiment, num_rounds=1 << 20))
+
+
+def spread_words(step):
+    """Words that become every ``step``-th of the float32 that words of 32 bits become, and both ends."""
+    low = np.arange(0, 1 << 24, step, dtype=np.uint64)
+    high = np.arange(1 << 23, 1 << 24, step, dtype=np.uint64)
+    words = np.concatenate([low, *(high << np.uint64(shift) for shift in range(1, 9)), [0, 2**32 - 1]])
+    return words.astype(np.uint32)
+
+
+def test_compiled_normals_are_numpys():
+    """All 84 million pairs of equal words were compared once, with NumPy's loops for AVX2 and for AVX-512."""
+    from murmurfl.app.engines.kernels import word_pairs
+
+    if compiled.compiled_pairs() is None:
+        pytest.skip("NumPy has other loops on this computer.")
+    words = spread_words(61)
+    rows = np.concatenate([words, words[::-1]])[None]
+    made, expected, pairs = np.empty(rows.shape, np.float32), np.empty(rows.shape, np.float32), len(words)
+    word_pairs(rows, made)
+    fast_pairs(rows[:, :pairs], rows[:, pairs:], lambda *_: words, expected[:, :pairs], expected[:, pairs:])
+    assert made.tobytes() == expected.tobytes()
+
+
+def test_compiled_normals_that_are_not_numpys_are_not_used(monkeypatch):
+    from murmurfl.app.engines import kernels
+
+    word_pairs = kernels.word_pairs
+
+    def unfused(words, normals):
+        """Differ in the last bit where five eighths of a turn end, as without a fused product."""
+        word_pairs(words, normals)
+        pairs = words.shape[1] // 2
+        at_end = words[:, pairs:] == 5 << 29
+        normals[:, :pairs][at_end] = np.nextafter(normals[:, :pairs][at_end], np.float32(0))
+
+    monkeypatch.setattr(kernels, "word_pairs", unfused)
+    compiled.compiled_pairs.cache_clear()
+    try:
+        assert compiled.compiled_pairs() is None
+        options = {"noise_quality": "fast"}
+        expected = transcript(block(None, **options), "outer")
+        assert (transcript(block(compiled_rows(), **options), "outer") == expected).all()
+    finally:
+        compiled.compiled_pairs.cache_clear()
