@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .adapters.per_sample_gradients import PerSampleGradients as PerSampleGradients
     from .adapters.per_sample_gradients import Samples as Samples
     from .adapters.private_app import private_client_app as private_client_app
+    from .adapters.sklearn_mlp import MLPEstimator as MLPEstimator
     from .adapters.sklearn_model import LinearEstimator as LinearEstimator
     from .adapters.sklearn_model import fitted as fitted
     from .adapters.torch_model import TorchGradients as TorchGradients

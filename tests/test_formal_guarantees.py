@@ -66,6 +66,7 @@ PARTS = {
     *("AuditResult", "OneRunResult"),
     # What computes a record with models of other frameworks.
     *("Captured", "FunctionGradients", "FunctionProgram", "JaxGradients", "JaxMeasure", "JaxModel", "JaxProgram"),
+    *("MLPEstimator", "MLPGradients"),
 }
 FIGURES = {"mu", "epsilon", "delta", "deltas", "gdp", "sensitivity", "shift", "stds"}
 NUMBERS = {"float", "NDArray", "Sensitivity"}

@@ -167,7 +167,7 @@ def closed_form(estimator: Any, num_classes: int, num_samples: int | None) -> tu
         residuals = one_against_the_rest(logistic) if num_classes == 2 else softmax_residuals
         return residuals, _pull_of_logistic(estimator, num_samples), _scores(num_classes)
     if type(estimator) is SGDClassifier:
-        _refuse(estimator, _OF_SGD)
+        check_settings(estimator, _OF_SGD)
         settings = estimator.get_params()
         known = slopes(float(settings["epsilon"]))
         if settings["loss"] not in known:
@@ -187,7 +187,7 @@ def _scores(num_classes: int) -> int:
 
 
 def _pull_of_logistic(estimator: Any, num_samples: int | None) -> float:
-    _refuse(estimator, _OF_LOGISTIC)
+    check_settings(estimator, _OF_LOGISTIC)
     settings = estimator.get_params()
     if settings["solver"] == "liblinear":
         raise ConfigurationError(
@@ -224,7 +224,8 @@ def _is_l2(estimator: Any, penalty: Any, settings: Mapping[str, Any]) -> bool:
     )
 
 
-def _refuse(estimator: Any, kept: tuple[tuple[str, tuple[Any, ...], str], ...]) -> None:
+def check_settings(estimator: Any, kept: tuple[tuple[str, tuple[Any, ...], str], ...]) -> None:
+    """Refuse an estimator with a setting beside those that can be kept, and say what takes its place."""
     settings = estimator.get_params()
     for name, allowed, instead in kept:
         value = settings.get(name, allowed[0])
@@ -238,6 +239,13 @@ def _refuse(estimator: Any, kept: tuple[tuple[str, tuple[Any, ...], str], ...]) 
 def _other(estimator: Any) -> str:
     name = type(estimator).__name__
     expected = f"Expected LogisticRegression or SGDClassifier of scikit-learn, got {name}: "
+    if name in ("MLPClassifier", "MLPRegressor"):
+        return f"{expected}give MLPEstimator({name}(...), num_features=30, classes=[0, 1]), or bounds=(low, high)."
+    if name in ("LinearRegression", "Ridge", "SGDRegressor", "HuberRegressor"):
+        return (
+            f"{expected}give a Schema of the table, whose statistics make the model in one release, or "
+            "MLPEstimator(MLPRegressor(hidden_layer_sizes=()), num_features=30, bounds=(low, high))."
+        )
     if hasattr(estimator, "steps"):
         return (
             f"{expected}give the last step alone, and apply the others where samples are made, with constants that do "
@@ -348,19 +356,14 @@ def estimator_model(model: Any, loss: Any = None) -> ClientModel:
             kind="conflict",
             setting="loss",
         )
+    if hasattr(model, "client_model"):  # an MLPEstimator, whose module needs this one
+        return model.client_model()
     made = model if isinstance(model, LinearEstimator) else _with_its_own_arrays(model)
 
     own = Schema(inputs=(Part(shape=(made.num_features,)),), label=Label(classes=tuple(made.classes)))  # type: ignore[arg-type]
 
     def check(schema: Schema, measure: Measure | None) -> None:  # noqa: ARG001 - it is of closed form
-        got = schema.num_features, schema.label.names
-        if got != (own.num_features, own.label.names):
-            raise ConfigurationError(
-                f"Expected a schema of {own.num_features} features and the classes {', '.join(own.label.names)} in "
-                f"this order, as the estimator has them, got {got[0]} and {', '.join(got[1]) or 'none'}.",
-                kind="mismatch",
-                setting="schema",
-            )
+        same_records(own, schema)
 
     def bound(schema: Schema) -> float:
         return math.hypot(schema.norm_bound, made.fit_intercept)
@@ -369,6 +372,18 @@ def estimator_model(model: Any, loss: Any = None) -> ClientModel:
         return [np.asarray(array.numpy(), np.float64) for array in made.initial_arrays().values()]
 
     return ClientModel(made.gradients, made.names, check, partial(_measure, made), bound, own, start=start)
+
+
+def same_records(own: Schema, schema: Schema) -> None:
+    """Refuse a schema of other features or classes than an estimator's."""
+    got = schema.num_features, schema.label.names
+    if got != (own.num_features, own.label.names):
+        raise ConfigurationError(
+            f"Expected a schema of {own.num_features} features and the classes {', '.join(own.label.names) or 'none'} "
+            f"in this order, as the estimator has them, got {got[0]} and {', '.join(got[1]) or 'none'}.",
+            kind="mismatch",
+            setting="schema",
+        )
 
 
 def _measure(model: LinearEstimator, right: Any) -> Measure:
@@ -407,8 +422,10 @@ def _with_its_own_arrays(estimator: Any) -> LinearEstimator:
 def is_estimator(model: Any) -> bool:
     """Return True if something is a scikit-learn estimator, or one with what is known of the data; imports nothing."""
     kinds = type(model).__mro__
-    return isinstance(model, LinearEstimator) or any(
-        kind.__name__ == "BaseEstimator" and kind.__module__ == "sklearn.base" for kind in kinds
+    return (
+        isinstance(model, LinearEstimator)
+        or kinds[0].__name__ == "MLPEstimator"
+        or any(kind.__name__ == "BaseEstimator" and kind.__module__ == "sklearn.base" for kind in kinds)
     )
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from murmurfl.clients import JaxModel, Label, LinearEstimator, Part, Schema
+from murmurfl.clients import JaxModel, Label, LinearEstimator, MLPEstimator, Part, Schema
 from murmurfl.clients.adapters.function_model import function_client_model
 from murmurfl.clients.adapters.jax_model import jax_client_model
 from murmurfl.clients.adapters.per_sample_gradients import CarefulGradients, isolate
@@ -31,6 +31,13 @@ def of_sklearn():
     return estimator_model(LinearEstimator(SGDClassifier(), num_features=4, classes=(0, 1))), CLASSES
 
 
+def of_a_perceptron():
+    from sklearn.neural_network import MLPClassifier
+
+    estimator = MLPClassifier(hidden_layer_sizes=(3,), random_state=0)
+    return estimator_model(MLPEstimator(estimator, num_features=4, classes=(0, 1))), CLASSES
+
+
 def of_jax():
     pytest.importorskip("jax")
     parameters = {"w": GENERATOR.normal(size=(4, 2)).astype(np.float32)}
@@ -41,7 +48,13 @@ def of_a_function():
     return function_client_model(own_gradients.huber, {"weights": np.zeros(4), "bias": np.zeros(())}), NUMBERS
 
 
-ADAPTERS = {"torch": of_torch, "scikit-learn": of_sklearn, "jax": of_jax, "function": of_a_function}
+ADAPTERS = {
+    "torch": of_torch,
+    "scikit-learn": of_sklearn,
+    "perceptron": of_a_perceptron,
+    "jax": of_jax,
+    "function": of_a_function,
+}
 STRANGE = {
     "not a number": ([np.nan] * 4, 1),
     "infinite": ([np.inf, 0, 0, 0], 1),
