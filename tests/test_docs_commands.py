@@ -13,6 +13,8 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +181,25 @@ def test_what_is_not_run_here_is_run_elsewhere(page):
     for words in commands(page):
         if words[0] != "murmurfl" and not is_left(words):
             assert starts(words, BY_OTHERS), f"nobody runs {shlex.join(words)}"
+
+
+def leaves(tree, before=""):
+    """The keys of nested tables, with points between them."""
+    for key, value in tree.items():
+        yield from leaves(value, f"{before}{key}.") if isinstance(value, dict) else [before + key]
+
+
+def test_runs_on_flower_name_keys_of_the_app():
+    """Flower refuses a run with another key; the runs themselves are in ``make test-long``."""
+    app = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    named = {}
+    for page in sorted({*HERE, *ELSEWHERE}):
+        for words in commands(page):
+            if words[:2] == ["flwr", "run"] and (words[2] == "." or "/path/to/murmurfl" in words[2]):
+                given = " ".join(value for option, value in pairwise(words) if option == "-c")
+                named |= dict.fromkeys(re.findall(r"(?:^|\s)([a-z][a-z0-9.-]*)=", given), page)
+    assert len(named) > 5
+    assert {key: page for key, page in named.items() if key not in set(leaves(app))} == {}
 
 
 @pytest.mark.parametrize(("file", "told_by"), BY_OTHERS.values(), ids=BY_OTHERS)

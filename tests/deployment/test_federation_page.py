@@ -26,6 +26,7 @@ from murmurfl.app.runs.outcome import Outcome
 from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.privacy import MemoryLedger, SQLiteOpeningRecord, read_ledger
 
+from tests.deployment.submitting import submitted
 from tests.harness.schemas import write_table
 
 pytestmark = pytest.mark.docs
@@ -64,11 +65,19 @@ class Site:
     def type(self, line, where, *, counts=True):
         if counts:
             self.typed.append(line)
-        ended = subprocess.run(
-            ["bash", "-euc", line], cwd=where, env=self.environment, capture_output=True, text=True, timeout=300
-        )
+        ended = self.ended(line, where)
         assert ended.returncode == 0, f"{line}: {ended.stdout[-2000:]} {ended.stderr[-2000:]}"
         return ended.stdout
+
+    def submit(self, lines, where, *, counts=True):
+        if counts:
+            self.typed.append(lines)
+        submitted(lambda typed: self.ended(typed, where), lines, 'export FLWR_HOME="$PWD/ours/flower"')
+
+    def ended(self, line, where):
+        return subprocess.run(
+            ["bash", "-euc", line], cwd=where, env=self.environment, capture_output=True, text=True, timeout=300
+        )
 
     def start(self, line, where):
         self.typed.append(line)
@@ -190,7 +199,7 @@ def test_four_hospitals_train_on_their_tables_by_the_page_and_beat_the_usual_ans
     try:
         submit, status = started(site, {member: len(rows) for member, rows in kept.items()})
         coordinator = tmp_path / "coordinator"
-        site.type(site.said(submit, ""), coordinator)
+        site.submit(site.said(submit, ""), coordinator)
         assert site.type(site.said(status, ""), coordinator).count("mu 2 of 4") == len(kept)
     finally:
         site.stop()
@@ -229,7 +238,7 @@ def edit(folder, rows, edited):
 
 
 def trained(site, submit, coordinator):
-    site.type(site.said(submit, ""), coordinator, counts=False)
+    site.submit(site.said(submit, ""), coordinator, counts=False)
     result = json.loads((site.folder / "out" / "first" / "result.json").read_text())
     assert (result["rounds"], result["aggregated"], result["config"]["model"]) == (2, 2 * len(CLIENTS), "additive")
     assert result["mu"] == pytest.approx(2.0)

@@ -22,6 +22,7 @@ from murmurfl.app.settings.run_config import RunConfig
 from murmurfl.clients.nodes.roster_files import read_roster
 from murmurfl.privacy import MemoryLedger, SQLiteOpeningRecord, read_ledger
 
+from tests.deployment.submitting import submitted
 from tests.harness.schemas import write_table
 
 pytestmark = [pytest.mark.docs, pytest.mark.long]
@@ -76,11 +77,17 @@ class Clients:
         return self.folder / who
 
     def run(self, line, folder):
-        ended = subprocess.run(
-            ["bash", "-euc", line], cwd=folder, env=self.environment, capture_output=True, text=True, timeout=600
-        )
+        ended = self.ended(line, folder)
         assert ended.returncode == 0, f"{line}: {ended.stdout[-2000:]} {ended.stderr[-2000:]}"
         return ended.stdout
+
+    def submit(self, lines):
+        return submitted(lambda typed: self.ended(typed, ROOT), lines)
+
+    def ended(self, line, folder):
+        return subprocess.run(
+            ["bash", "-euc", line], cwd=folder, env=self.environment, capture_output=True, text=True, timeout=600
+        )
 
     def start(self, line, folder):
         self.logs.append(folder / "log")
@@ -175,7 +182,7 @@ def test_the_page_followed_by_a_server_and_four_nodes(clients):
         clients.start(clients.text(node, operator.name, i), operator)
 
     project = (ROOT / "pyproject.toml").read_bytes()
-    said = clients.run(clients.text(submit, "server"), ROOT)
+    said = clients.submit(clients.text(submit, "server"))
     assert (ROOT / "pyproject.toml").read_bytes() == project
     assert "completed" in said  # flwr ls
     result = json.loads((server / "lib" / "murmurfl" / "first" / "result.json").read_text())
@@ -193,7 +200,7 @@ def test_runs_of_other_pages_on_the_same_federation(page, clients):
     assert found
     for number, command in enumerate(found):
         who = f"{page}-{number}"
-        clients.run(clients.text(settings(command), who), ROOT)
+        clients.submit(clients.text(settings(command), who))
         result = json.loads((clients.folder / who / "lib" / "murmurfl" / "first" / "result.json").read_text())
         asked = int(re.search(r"clients-per-round=(\d+)", settings(command)).group(1))
         assert (result["rounds"], result["aggregated"]) == (AGREED["num-rounds"], AGREED["num-rounds"] * asked)
@@ -275,7 +282,7 @@ def follow_secure_aggregation(clients):
     for i, operator in enumerate(operators):
         register(clients, f"clinic-{i}")
         clients.start(clients.text(node, operator.name, i), operator)
-    clients.run(clients.text(submit, "server"), ROOT)
+    clients.submit(clients.text(submit, "server"))
     result = json.loads((server / "lib" / "murmurfl" / "sums" / "result.json").read_text())
     assert (result["rounds"], result["aggregated"]) == (3, 3 * NODES)
     assert result["mu"] == pytest.approx(2.0)
