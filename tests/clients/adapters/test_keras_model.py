@@ -46,6 +46,7 @@ SAID = {
 }
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_models_that_could_remember_or_not_be_trained_are_refused_and_see_no_value(backend):
     found = made(backend)
@@ -56,6 +57,7 @@ def test_models_that_could_remember_or_not_be_trained_are_refused_and_see_no_val
     assert found["kept"] == []
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_are_those_of_kerass_own_loss_and_no_record_changes_another(backend):
     """By central differences of 1e-2 of Keras's own calls in inference, whose error 1e-3 covers."""
@@ -69,6 +71,7 @@ def test_gradients_are_those_of_kerass_own_loss_and_no_record_changes_another(ba
         assert min(one["norms"]) > 0.1, name
 
 
+@pytest.mark.few_cases(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_arrays_come_back_losses_are_found_and_probabilities_are_scores(backend):
     found = made(backend)["others"]
