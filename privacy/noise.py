@@ -357,7 +357,7 @@ class _Rows:
         self._keys, self._start = keys, 0
         self._word, self._make = _WORDS[quality]
         self._pairs = pairs if quality == "fast" else None
-        self._encryptors = [_encryptor(key) for key in keys]
+        self._encryptors = list(_encryptors(keys))
 
     def draw(self, normals: NDArray[np.floating]) -> None:
         """Write the next values of every row, the cosines of pairs before their sines; at most a block of pairs."""
@@ -379,6 +379,14 @@ class _Rows:
 
 def _encryptor(key: bytes, mode: modes.CTR = _COUNTER_MODE) -> CipherContext:
     return Cipher(algorithms.AES256(key), mode).encryptor()
+
+
+def _encryptors(keys: Sequence[bytes]) -> Iterator[CipherContext]:
+    """Yield the :func:`_encryptor` of each key; what the library checks of a mode is checked once."""
+    cipher = Cipher(algorithms.AES256(bytes(KEY_BYTES)), _COUNTER_MODE)
+    for key in keys:
+        cipher.algorithm = algorithms.AES256(key)
+        yield cipher.encryptor()
 
 
 def keystream_words(key: bytes, count: int) -> NDArray[np.uint64]:
