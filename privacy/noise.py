@@ -234,6 +234,7 @@ NOISE_QUALITIES: tuple[NoiseQuality, ...] = get_args(NoiseQuality)
 # stay in the second-level cache.
 _BLOCK_PAIRS = 1 << 14
 _NORMALS_TOGETHER = 1 << 16
+_NORMALS_OF_A_PIECE = 1 << 18  # of rows, where a call costs more than memory further away
 _CIPHER_BLOCK_BYTES = 16
 # The block of a row's keystream at which the words of the tail begin, and how many blocks each pair has there.
 _TAIL_BLOCKS = 1 << 127
@@ -328,7 +329,7 @@ def normal_pieces(
     All columns of some rows come before the next rows. ``pairs`` makes the values of ``fast`` quality that
     :func:`fast_pairs` would make; ``exact`` ones are always made here.
     """
-    together, width = max(_NORMALS_TOGETHER // max(size, 1), 1), 2 * _BLOCK_PAIRS
+    together, width = max(_NORMALS_OF_A_PIECE // max(size, 1), 1), 2 * _BLOCK_PAIRS
     room = np.empty(min(together, len(keys)) * min(size + size % 2, width), _DTYPES[quality])
     for first in range(0, len(keys), together):
         chosen = slice(first, min(first + together, len(keys)))
