@@ -7,6 +7,7 @@ what is carried over and what is recorded stay where they are, and NumPy does wh
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -105,9 +106,27 @@ class CompiledRows(RowByRow):
 @cache
 def compiled_pairs() -> WordPairs | None:
     """Return the loop that makes normals of ``fast`` quality, or None if NumPy's are others on this computer."""
-    from . import kernels
-
+    kernels = loaded_kernels()
     return kernels.word_pairs if kernels.equals_numpy() else None
+
+
+@cache
+def loaded_kernels() -> ModuleType:
+    """Return :mod:`.kernels`, with numba's first call behind it, which takes much longer than all later ones.
+
+    Garbage is not collected meanwhile: among the many objects that numba makes there is none, and looking takes a
+    quarter of the time.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        from . import kernels
+
+        kernels.independent(np.zeros((1, 1), np.float32), np.zeros(1), np.zeros((1, 1), np.int64))
+    finally:
+        if collects:
+            gc.enable()
+    return kernels
 
 
 class LastNormals:
@@ -166,9 +185,7 @@ class CompiledNoise(ABC):
     """The noise of a mechanism, for whole blocks of clients: :meth:`begin`, the pieces of all rows, :meth:`end`."""
 
     def __init__(self, noise: NoiseStream, kept: LastNormals) -> None:
-        from . import kernels
-
-        self._kernels: ModuleType = kernels
+        self._kernels = loaded_kernels()
         self._noise, self._kept = noise, kept
 
     @abstractmethod
@@ -285,9 +302,7 @@ class _Source(ABC):
     """Clipped contributions: equally many samples of each client, client after client."""
 
     def __init__(self, share: int) -> None:
-        from . import kernels
-
-        self._kernels: ModuleType = kernels
+        self._kernels = loaded_kernels()
         self._share = share
 
     @abstractmethod

@@ -195,6 +195,8 @@ def squared_lengths(rows: NDArray[np.floating]) -> NDArray[np.float64]:
     if count == 1:  # a single row would be added up in another order than one among several
         rows = np.broadcast_to(rows, (2, size))
     whole = size - size % _RUN
+    if not whole:  # the only run
+        return np.einsum("ij,ij->i", rows, rows, dtype=np.float64)[:count]
     head = rows[:, :whole].reshape(len(rows), whole // _RUN, _RUN)
     sums = [
         np.einsum("ijk,ijk->ij", head, head, dtype=np.float64),
