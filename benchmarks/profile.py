@@ -22,6 +22,7 @@ from .engines import configuration
 # The first that fits: part of a file's path or of a function's name, and what it is for.
 KINDS = [
     ("privacy/noise", "noise"),
+    ("word_pairs", "noise"),
     ("cryptography", "noise"),
     ("_hashlib", "noise"),
     ("ciphers", "noise"),
