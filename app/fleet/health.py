@@ -368,6 +368,7 @@ def _family(figure: Figure, value: float | Mapping[str, float]) -> Metric:
     return family
 
 
+NOT_CONFIGURED = "not-configured"
 STARTING = "starting"
 CONNECTING = "connecting"
 DISCONNECTED = "disconnected"
@@ -377,7 +378,17 @@ STOPPED = "stopped"
 NOT_RUNNING = "superlink-not-running"
 NOT_LISTENING = "superlink-does-not-listen"
 
-PROBLEMS = (STARTING, CONNECTING, DISCONNECTED, NO_ANSWER, NOT_HEARD, STOPPED, NOT_RUNNING, NOT_LISTENING)
+PROBLEMS = (
+    NOT_CONFIGURED,
+    STARTING,
+    CONNECTING,
+    DISCONNECTED,
+    NO_ANSWER,
+    NOT_HEARD,
+    STOPPED,
+    NOT_RUNNING,
+    NOT_LISTENING,
+)
 """Every problem that a health address may report."""
 
 _AFTER = {
@@ -412,6 +423,7 @@ class NodeHealth:
         self._journal = journal
         self._clock = clock
         self._problem = STARTING
+        self._unconfigured = False
         self._since = self._heard = clock()
         journal.listen(self._hear)
 
@@ -424,12 +436,15 @@ class NodeHealth:
         """Current problem, one of :data:`PROBLEMS`; empty if there is none."""
         if self._problem:
             return self._problem
+        if self._unconfigured:
+            return NOT_CONFIGURED
         now = self._clock()
         if now - max(self._since, self._journal.reached_at) > SILENT_S:
             return NO_ANSWER
         return NOT_HEARD if now - self._heard > UNHEARD_S else ""
 
     def _hear(self, entry: Entry) -> None:
+        self._unconfigured = self._unconfigured or entry.kind == "unconfigured"
         problem = _AFTER.get(entry.kind, self._problem)
         self._heard = self._clock()
         if self._problem != problem:

@@ -47,6 +47,7 @@ _LONGEST_WHY = 300
 
 FACTS: dict[str, frozenset[str]] = {
     "started": frozenset({"kind", "name"}),
+    "unconfigured": frozenset({"reason"}),
     "stopped": frozenset(),
     "connecting": frozenset({"superlink"}),
     "connected": frozenset({"superlink"}),
@@ -64,6 +65,8 @@ FACTS: dict[str, frozenset[str]] = {
     ),
 }
 """Every kind of entry, and the facts that it may have.
+
+``unconfigured``: the client cannot be made as its operator's file says.
 
 ``connected``: the SuperLink has accepted the node. ``contact``: it has answered since, at most one every few seconds.
 ``turned-away``: it did not accept the node. ``disconnected`` without ``retry_s``: the SuperNode lost it and retries by
@@ -308,6 +311,7 @@ def _disconnected(facts: Mapping[str, Any]) -> str:
 
 
 _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "unconfigured": lambda facts: f"Every request is refused: {facts.get('reason', '')}.",
     "started": lambda facts: f"Started: {facts.get('kind', 'node')} {json.dumps(facts.get('name', ''))}.",
     "stopped": lambda facts: "Stopped.",  # noqa: ARG005
     "connecting": lambda facts: f"Connecting to {facts.get('superlink', 'the SuperLink')}.",

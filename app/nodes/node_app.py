@@ -11,20 +11,20 @@ import importlib
 import math
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from ...clients.adapters.noise_mod import CorrelatedNoiseMod
+from ...clients.adapters.noise_mod import CorrelatedNoiseMod, check_before_data
 from ...clients.adapters.private_app import PrivateClientApp
 from ...clients.adapters.update_policy import update_guarantee
-from ...clients.messages import Answers
+from ...clients.messages import Answers, answer
 from ...clients.nodes.client_file import SampleNode, UpdateNode
 from ...clients.nodes.operators_file import operators_values
 from ...clients.private_client import PrivateClient, numpy_client_app
 from ...clients.records.client_records import Items
 from ...privacy.accounting.amplification import amplification_of
 from ...privacy.accounting.guarantee import RECORDS, policy_guarantee, rounded_up
-from ...privacy.errors import ConfigurationError
+from ...privacy.errors import ConfigurationError, LedgerError
 from ...privacy.ledger.sqlite import SQLiteLedger
 from ...privacy.setting import flat
 from ...privacy.sums.opening_rule import Opener
@@ -91,7 +91,7 @@ def own_app(node: UpdateNode) -> Answers:
             setting="method",
         )
 
-    def answer(message: Message, context: Context) -> Message:
+    def answer_behind_mod(message: Message, context: Context) -> Message:
         own = Context(
             run_id=context.run_id,
             node_id=context.node_id,
@@ -101,7 +101,7 @@ def own_app(node: UpdateNode) -> Answers:
         )
         return mod(message, own, app)
 
-    return answer
+    return answer_behind_mod
 
 
 def client_of(
@@ -139,6 +139,40 @@ def answers_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
         return own_app(config), describe_own(config)
     answers, client = client_of(config)
     return answers, describe(client)
+
+
+def check_before_records(config: NodeConfig | OwnNode) -> None:
+    """Raise what keeps a client from being made whatever its records are; none of them is read.
+
+    Notes
+    -----
+    **Formal guarantees.** What it raises follows from the operator's file, the schema, the model and the ledger alone,
+    so a server may be told that it was raised (:func:`unconfigured`).
+    Proof: docs/proofs/records.md.
+    """
+    if isinstance(config, NodeConfig):
+        config.check_before_records()
+    elif isinstance(config, UpdateNode):
+        check_before_data(config)
+    else:
+        app = installed_app(config.app)
+        if isinstance(app, PrivateClientApp):  # another one is refused by client_of
+            app.check_before_records(config)
+
+
+def unconfigured(error: ConfigurationError | LedgerError) -> Answers:
+    """Return what answers every message to a client that cannot be made: a fixed code.
+
+    Notes
+    -----
+    **Formal guarantees.** The answer is one of two fixed texts. ``error`` must be one of
+    :func:`check_before_records`, so that no record decides which; its own text stays in the client's log.
+    """
+
+    def fail() -> RecordDict:
+        raise error
+
+    return lambda message, context: answer(message, fail)  # noqa: ARG005 - Flower's interface
 
 
 def describe(client: PrivateClient) -> str:

@@ -316,6 +316,26 @@ class NodeConfig(RecordsFile):
             )
         return beside_queries(policy, terms["budget_mu"]) if shares else policy
 
+    def check_before_records(self) -> None:
+        """Raise what keeps the client from being made whatever its records are; none of them is read.
+
+        Notes
+        -----
+        **Formal guarantees.** What it raises follows from the operator's file, the schema, the model, the roster and
+        the ledger alone.
+        """
+        SQLiteLedger(self.ledger)
+        self.masking()
+        if self.samples:
+            schema = Schema.read_file(Path(self.schema))
+            schema.check_for_real_nodes()
+            self._check_model(self._model_of(schema))
+
+    def _model_of(self, schema: Schema) -> Model:
+        """Return the model for records of a schema, which alone decides its size."""
+        width = (schema.of_values() if self.additive else schema).num_features
+        return self.make_model(width, schema.num_classes)
+
     def make_client(self, ledger: SQLiteLedger | None = None) -> PrivateClient:
         """Return the client: its own data, policy, ledger and key.
 
@@ -333,9 +353,15 @@ class NodeConfig(RecordsFile):
         -----
         The ledger outlives the process; key and nonces are the operating system's.
         """
-        samples, num_features, num_classes = self.load_samples(self._secret_of_owners())
-        model = self.make_model(num_features, num_classes)
-        self._check_model(model)
+        if self.samples:  # a model of one's own has run, on made-up records, before any record is read
+            schema = Schema.read_file(Path(self.schema))
+            schema.check_for_real_nodes()
+            model = self._model_of(schema)
+            self._check_model(model)
+            samples, num_features, _ = self.load_samples(self._secret_of_owners())
+        else:
+            samples, num_features, num_classes = self.load_samples(self._secret_of_owners())
+            model = self.make_model(num_features, num_classes)
         # Never made here: a fresh one would have forgotten what was spent.
         ledger = SQLiteLedger(self.ledger) if ledger is None else ledger
         trained = trained_samples(self, len(samples))
@@ -533,10 +559,7 @@ def answering_client(path: Path) -> PrivateClient:
     by a fixed code of what fails before the client's records are read, and of nothing that fails later
     (:func:`~murmurfl.clients.messages.records_being_read`).
     """
-    config = NodeConfig.read(path)
-    SQLiteLedger(config.ledger)
-    if config.samples:
-        Schema.read_file(Path(config.schema)).check_for_real_nodes()
+    NodeConfig.read(path).check_before_records()
     with records_being_read():
         return configured_client(path)
 

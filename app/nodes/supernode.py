@@ -23,6 +23,8 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from ...clients.messages import Answers
 from ...clients.sums_helper import helper_app
+from ...privacy import protocol
+from ...privacy.errors import ConfigurationError, LedgerError
 from ..engines.loopback import free_port, interrupts_as_keyboard_interrupt, without_proxy
 from .connection import Connection
 from .diagnosis import Reconnecting
@@ -35,7 +37,7 @@ from .flower_process import (
     no_core_dumps,
 )
 from .journal import Journal, noting
-from .node_app import OwnNode, answers_of, describe_helper
+from .node_app import OwnNode, answers_of, check_before_records, describe_helper, installed_app, unconfigured
 from .node_config import HelperConfig, NodeConfig
 from .run_admission import RunAdmissionPolicy, taking
 
@@ -63,10 +65,14 @@ def run_node(
     Raises
     ------
     ConfigurationError, LedgerError
-        If the client cannot be made from its configuration; nothing was started.
+        If the client cannot be made once its records are read, or its app cannot be imported; nothing was started, so
+        that to a server it is switched off.
 
     Notes
     -----
+    A client that cannot be made whatever its records are answers every request with a fixed code, so that the server
+    can say so and does not wait for it. Log and health say so too.
+
     **Formal guarantees.** Under the trust of its policy everything that leaves this computer through the SuperNode is
     mu-GDP for replacement of one record (with an ``app`` of updates of what its :class:`~murmurfl.clients.UpdatePolicy`
     says), against a server that chooses runs, bundles, run configurations and messages: no code of a bundle runs and
@@ -74,17 +80,43 @@ def run_node(
     answered. Timing is not protected.
     """
     no_core_dumps()
-    answers, description = answers_of(config)
-    logger.info(description)
+    journal = journal or Journal()
+    answers = prepared_answers(config, journal)
     _say(runs)
     repeat = repeating_the_last_answer()
 
     def app(message: Message, context: Context) -> Message:
         return repeat(message, context, answers)
 
-    journal = journal or Journal()
     journal.note("started", kind="node", name=config.client)
     _answer_forever(noting(taking(app, runs), journal), connection, journal)
+
+
+def prepared_answers(config: NodeConfig | OwnNode, journal: Journal) -> Answers:
+    """Return what answers messages to a client, and log what it is; a fixed code if its configuration cannot work.
+
+    Notes
+    -----
+    **Formal guarantees.** A server learns that a client cannot be made only if its file, schema, model or ledger are at
+    fault. What fails once records are read is raised: the node does not start, as if it were switched off.
+    Proof: docs/proofs/records.md.
+    """
+    if not isinstance(config, NodeConfig):
+        installed_app(config.app)  # an import may read data, so what it raises ends the node
+    try:
+        check_before_records(config)
+    except (ConfigurationError, LedgerError) as error:
+        logger.critical(
+            "This client cannot be made as its file says, whatever its records are. It answers every request with a "
+            "fixed code until it is started again with another file: %s",
+            error,
+        )
+        reason = protocol.LEDGER_UNUSABLE if isinstance(error, LedgerError) else protocol.NOT_CONFIGURED
+        journal.note("unconfigured", reason=protocol.REFUSAL_NAMES[reason])
+        return unconfigured(error)
+    answers, description = answers_of(config)
+    logger.info(description)
+    return answers
 
 
 def run_helper(

@@ -11,16 +11,19 @@ import importlib
 import logging
 import sys
 import tomllib
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common import parameters_to_ndarrays
+from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy
 
@@ -122,6 +125,8 @@ class Seen:
 
     first_arrays: ArrayRecord | None = None
     last_arrays: ArrayRecord | None = None
+    request: Message | None = None
+    """The first request to train, whose other records every later one has too."""
     rounds: int = 0
     clients: set[int] = field(default_factory=set)
     evaluation: Message | None = None
@@ -134,7 +139,11 @@ class Seen:
     loss: Callable[[Any, Any], Any] | None = None
     loss_line: str = ""
     estimator: Any = None
-    train_config: ConfigRecord | None = None
+    keras_model: Any = None
+    failure: Exception | None = None
+    """First exception of a client."""
+    queried: bool = False
+    """Whether the server asked a query of its own."""
     training: bool = False
     """Whether a client is training now."""
 
@@ -163,32 +172,39 @@ class ForeignRun:
         """Run the project as it is; return its score, None if it measures none."""
         grid = InProcessGrid(self._client, self.nodes, self.project.run_config)  # type: ignore[arg-type]
         context = Context(0, 0, {}, RecordDict(), dict(self.project.run_config))
-        with _capturing(self.seen, lambda: self._partition), _central_evaluation(self.seen):
+        with _capturing(self.seen, lambda: self._partition), _central_evaluation(self.seen), _printing_aside():
             try:
                 self.project.server_app(grid, context)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
-                raise ConfigurationError(
-                    f"Expected the project to run as it is, got {type(error).__name__}: {error}. Mend it first: `flwr "
-                    "run` ends in the same way.",
-                    kind="failed",
-                    setting="package",
-                ) from error
+                raise _no_run(self.seen.failure or error) from error
+            self._ask_the_others(grid)
         if self.seen.last_arrays is None:
-            raise ConfigurationError(
-                "Expected a project whose clients return arrays of numbers, got none: models of trees or texts have no "
-                "update that could be clipped. Ask clients for private statistics, or train a linear model or a "
-                "network on the same data.",
-                kind="unsupported",
-                setting="package",
-            )
+            if self.seen.failure is not None:
+                raise _no_run(self.seen.failure) from self.seen.failure
+            raise _no_arrays(queried=self.seen.queried)
         return self.score(self.seen.last_arrays)
+
+    def data_of(self, partition: int) -> Any:
+        """Return what a client trained on; where the project sampled others only, the data of one of those."""
+        found = self.seen.datasets
+        return found[partition] if partition in found else found[sorted(found)[partition % len(found)]]
+
+    def _ask_the_others(self, grid: InProcessGrid) -> None:
+        """Have every client train once that the project did not sample, so that its data are known."""
+        seen, last = self.seen, self.seen.last_arrays
+        if seen.request is None or seen.first_arrays is None or not seen.datasets:
+            return
+        others = [node for number, node in enumerate(grid.get_node_ids()) if number not in seen.datasets]
+        kind = seen.request.metadata.message_type
+        list(grid.send_and_receive([Message(seen.request.content.copy(), node, kind) for node in others]))
+        seen.last_arrays = last
 
     def score(self, arrays: ArrayRecord) -> float | None:
         """Return the project's own score of a model, by its server's evaluation or by its clients'."""
         if self.seen.central is not None:
-            with suppress(Exception):
+            with suppress(Exception), _printing_aside():
                 found = score_of(dict(self.seen.central(self.seen.rounds, arrays) or {}))
                 if found is not None:
                     return found
@@ -201,26 +217,51 @@ class ForeignRun:
             Message(_with_arrays(asked.content, arrays), node, asked.metadata.message_type)
             for node in grid.get_node_ids()
         ]
-        list(grid.send_and_receive(messages))
+        with _printing_aside():
+            list(grid.send_and_receive(messages))
         total = sum(weight for _, weight in self.seen.scores)
         return sum(score * weight for score, weight in self.seen.scores) / total if total else None
+
+    def trained(self, message: Message, context: Context) -> Message:
+        """Have the project's client train a model that came in one record of arrays, and return it in such a one.
+
+        The project gets its own first request with the new model in it, whatever it calls its records.
+        """
+        request = self.seen.request
+        arrays = next(iter(message.content.array_records.values()), None)
+        if request is None or arrays is None:
+            return self._client(message, context)
+        own = Message(
+            _with_arrays(request.content, arrays), message.metadata.dst_node_id, message.metadata.message_type
+        )
+        own.metadata.__dict__.update(message.metadata.__dict__, _message_type=request.metadata.message_type)
+        reply = self._client(own, context)
+        made = _readable(next(iter(reply.content.array_records.values()), None))
+        named = {} if made is None else dict(zip(arrays, made.values(), strict=False))
+        return Message(RecordDict({"arrays": ArrayRecord(named)}), reply_to=message)
 
     def _client(self, message: Message, context: Context) -> Message:
         self._partition = int(context.node_config["partition-id"])
         seen, kind = self.seen, message.metadata.message_type.partition(".")[0]
-        arrays = next(iter(message.content.array_records.values()), None)
-        asked = None if arrays is None else ArrayRecord({k: _copy(a) for k, a in arrays.items()})
+        asked = _readable(next(iter(message.content.array_records.values()), None))
+        seen.queried = seen.queried or kind == "query"
         seen.training = kind == "train"
-        reply = self.project.client_app(message, context)
-        if reply.has_error():
-            raise RuntimeError(reply.error.reason)
+        if seen.training and seen.request is None:
+            seen.request = Message(message.content.copy(), 0, message.metadata.message_type)
+        try:
+            with _printing_aside():
+                reply = self.project.client_app(message, context)
+            if reply.has_error():
+                raise RuntimeError(reply.error.reason)
+        except Exception as error:
+            seen.failure = seen.failure or error
+            raise
+        finally:
+            seen.training = False
         if kind == "train" and asked is not None:
-            returned = next(iter(reply.content.array_records.values()), None)
-            if self._partition not in seen.clients:
-                seen.clients.add(self._partition)
-            if seen.first_arrays is None:
-                seen.first_arrays = asked
-                seen.train_config = next(iter(message.content.config_records.values()), None)
+            returned = _readable(next(iter(reply.content.array_records.values()), None))
+            seen.clients.add(self._partition)
+            seen.first_arrays = asked if seen.first_arrays is None else seen.first_arrays
             if returned is not None and _numeric(returned):
                 seen.last_arrays = returned
                 with suppress(Exception):
@@ -235,6 +276,58 @@ class ForeignRun:
             if found is not None:
                 seen.scores.append((found, weight))
         return reply
+
+
+def _no_run(error: BaseException) -> ConfigurationError:
+    """Return the refusal of a project that fails as it is, with the line of its own that failed."""
+    ours = str(Path(__file__).resolve().parents[2])
+    places = [
+        f"{Path(frame.filename).name}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not frame.filename.startswith(("<", f"{ours}/app/"))
+    ]
+    where = f" in {places[-1]}" if places else ""
+    return ConfigurationError(
+        f"Expected the project to run as it is, got {type(error).__name__}{where}: {error}. Mend it first: `flwr run` "
+        "ends in the same way.",
+        kind="failed",
+        setting="package",
+    )
+
+
+def _no_arrays(*, queried: bool) -> ConfigurationError:
+    """Return the refusal of a project whose clients return no model of numbers."""
+    if queried:
+        return ConfigurationError(
+            "Expected a project that trains a model, got one whose server asks queries (@app.query()). Its clients can "
+            "answer with noise: private_client_app(schema, samples=samples, method='statistics', epsilon=..., "
+            "rounds=1), asked by murmurfl.strategies.Statistics, gives counts, means and quantiles.",
+            kind="unsupported",
+            setting="package",
+        )
+    return ConfigurationError(
+        "Expected a project whose clients return arrays of numbers, got none: models of trees or texts have no "
+        "update that could be clipped. Ask clients for private statistics, or train a linear model or a "
+        "network on the same data.",
+        kind="unsupported",
+        setting="package",
+    )
+
+
+@contextmanager
+def _printing_aside() -> Iterator[None]:
+    """Send what a project prints to standard error: standard output is for what was found."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def _readable(record: ArrayRecord | None) -> ArrayRecord | None:
+    """Return a record with types and shapes of its arrays, which Flower's older messages leave out; None without."""
+    if record is None:
+        return None
+    with suppress(Exception):
+        return ArrayRecord({name: _copy(array) for name, array in record.items()})
+    return None
 
 
 def _copy(array: Array) -> Array:
@@ -277,8 +370,8 @@ def put_into(first: ArrayRecord, trained: ArrayRecord) -> ArrayRecord:
 
 @contextmanager
 def _central_evaluation(seen: Seen) -> Iterator[None]:
-    """Note the function by which the server evaluates."""
-    usual = Strategy.start
+    """Note the function by which the server evaluates, of strategies of both kinds that Flower has."""
+    usual, of_legacy = Strategy.start, LegacyFedAvg.evaluate
 
     def start(self: Any, *args: Any, **named: Any) -> Any:
         seen.central = named.get("evaluate_fn")
@@ -288,15 +381,25 @@ def _central_evaluation(seen: Seen) -> Iterator[None]:
             seen.last_arrays = result.arrays
         return result
 
-    with patch.object(Strategy, "start", start):
+    def evaluate(self: Any, server_round: int, parameters: Any) -> Any:
+        seen.rounds = server_round
+        with suppress(Exception):
+            seen.last_arrays = ArrayRecord(parameters_to_ndarrays(parameters))
+        if self.evaluate_fn is not None:
+            seen.central = lambda number, arrays: self.evaluate_fn(number, arrays.to_numpy_ndarrays(), {})[1]
+        return of_legacy(self, server_round, parameters)
+
+    with patch.object(Strategy, "start", start), patch.object(LegacyFedAvg, "evaluate", evaluate):
         yield
 
 
 @contextmanager
 def _capturing(seen: Seen, partition: Callable[[], int]) -> Iterator[None]:
-    """Note modules, losses and data sets of PyTorch, and estimators of scikit-learn, as clients train them."""
+    """Note modules, losses and data sets, and estimators of scikit-learn or Keras, as clients train them."""
     with ExitStack() as stack:
         _capture_sklearn(seen, partition, stack)
+        if "keras" in sys.modules:
+            _capture_keras(seen, partition, stack)
         if "torch" in sys.modules:
             _capture_torch(seen, partition, stack)
         yield
@@ -317,6 +420,20 @@ def _capture_sklearn(seen: Seen, partition: Callable[[], int], stack: ExitStack)
         stack.enter_context(patch.object(kind, method, noted))
 
 
+def _capture_keras(seen: Seen, partition: Callable[[], int], stack: ExitStack) -> None:
+    import keras  # pyright: ignore[reportMissingImports]  # of an extra
+
+    usual = keras.Model.fit
+
+    def fit(self: Any, x: Any = None, y: Any = None, *args: Any, **named: Any) -> Any:
+        if seen.training and isinstance(x, np.ndarray) and y is not None:
+            seen.keras_model = self
+            seen.datasets.setdefault(partition(), (x, np.asarray(y)))
+        return usual(self, x, y, *args, **named)
+
+    stack.enter_context(patch.object(keras.Model, "fit", fit))
+
+
 def _capture_torch(seen: Seen, partition: Callable[[], int], stack: ExitStack) -> None:
     import torch
     from torch.nn.modules import module as hooks
@@ -324,6 +441,7 @@ def _capture_torch(seen: Seen, partition: Callable[[], int], stack: ExitStack) -
 
     usual_iter = DataLoader.__iter__
     depth, last = [0], [None, None]
+    outermost: list[Any] = [None]
 
     def iterated(self: Any) -> Any:
         if seen.training:
@@ -331,6 +449,7 @@ def _capture_torch(seen: Seen, partition: Callable[[], int], stack: ExitStack) -
         return usual_iter(self)
 
     def before(module: Any, given: Any) -> None:  # noqa: ARG001 - PyTorch's interface
+        outermost[0] = outermost[0] if depth[0] else module
         depth[0] += 1
 
     def after(module: Any, given: Any, output: Any) -> None:  # noqa: ARG001 - PyTorch's interface
@@ -340,6 +459,9 @@ def _capture_torch(seen: Seen, partition: Callable[[], int], stack: ExitStack) -
 
     def losing(name: str, usual: Any) -> Any:
         def noted(given: Any, target: Any, *args: Any, **named: Any) -> Any:
+            inside = depth[0] and any(True for _ in outermost[0].parameters())
+            if seen.module is None and inside and seen.training:
+                seen.module = outermost[0]  # which computes its own loss, as those of transformers do
             if seen.module is None and last[0] is not None and seen.training:
                 change, words = _between(last[1], given)
                 seen.module = last[0]

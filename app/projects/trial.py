@@ -10,13 +10,15 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import textwrap
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ArrayRecord, Context, Message
 
 from ...clients import CorrelatedNoiseMod, LinearEstimator, UpdatePolicy, private_client_app
 from ...clients.records.client_records import items_of
@@ -35,6 +37,12 @@ _FACTORS = (1.0, 3.0, 10.0)
 _SEEDS = (1, 2, 3)
 _SCORED = 200
 """Most records of a client by which a model is scored where the project measures nothing."""
+_SLOW_S = 120.0
+"""Seconds of trainings without noise from which each kind of noise is tried once, not with every seed."""
+_UNMEASURED = (
+    "The project gives no score by which models could be compared. Return a metric that is called accuracy, auc, f1, "
+    "r2 or score from @app.evaluate(), or from the evaluate_fn of strategy.start(), and try again."
+)
 _USEFUL, _BEYOND = 0.5, 0.05
 """Least share of what is learnt without privacy, and least distance from guessing, of a model that is called useful."""
 
@@ -46,14 +54,17 @@ class Way:
     trust: str
     score: float
     kept: float
+    """Share of what is learnt without privacy, which is the distance from guessing."""
     rounds: int
     clip_norm: float
     options: Mapping[str, float]
+    beyond: float = 0.0
+    """Distance from guessing."""
 
     @property
     def useful(self) -> bool:
         """Whether the model is worth having: half of what is learnt is kept, clearly beyond guessing."""
-        return self.kept >= _USEFUL
+        return self.kept >= _USEFUL and self.beyond > _BEYOND
 
 
 @dataclass(frozen=True)
@@ -85,9 +96,11 @@ class Trial:
 
     @property
     def verdict(self) -> str:
-        """``useful``, ``useful under sums``, ``useless`` or ``refused``."""
+        """``useful``, ``useful under sums``, ``useless``, ``not measured`` or ``refused``."""
         if self.kind == "refused":
             return "refused"
+        if not self.ways:
+            return "not measured"
         if self.ways and self.ways[0].useful:
             return "useful"
         return "useful under sums" if any(way.useful for way in self.ways) else "useless"
@@ -98,33 +111,40 @@ class Trial:
         return len(self.client_line.splitlines()) + len(self.server_line.splitlines())
 
     def lines(self) -> list[str]:
-        """Return what to print."""
-        if self.kind == "refused":
-            return [f"{self.name}: refused. {self.reason}"]
+        """Return what to print, in lines of at most 80 columns."""
+        if self.kind == "refused" or not self.ways:
+            return _wrapped(f"{self.name}: {self.verdict}. {self.reason}")
         unit = "records" if self.kind == "samples" else "whole updates of clients"
         found = [
             f"{self.name}, {self.clients} simulated clients; {unit} are protected.",
-            f"  as it is, without privacy                     {_percent(self.without)}",
-            f"  guessing                                      {_percent(self.guessing)}",
+            f"  {'as it is, without privacy':<34} {_percent(self.without)}",
+            f"  {'guessing':<34} {_percent(self.guessing)}",
         ]
         for way in self.ways:
-            what = "a server that nobody trusts" if way.trust == "untrusted-server" else "secure sums, half honest"
+            what = "untrusted server" if way.trust == "untrusted-server" else "sums, half honest"
             label = f"epsilon {self.epsilon:g}, {what}"
-            found.append(
-                f"  {label:<45} {_percent(way.score)}  ({100 * max(way.kept, 0.0):.0f} % of what is learnt is kept, "
-                f"{way.rounds} rounds)"
-            )
-        found.append(f"Likely {self.verdict}. These figures are of simulated data and are not private.")
-        found.append(
+            kept = f"{100 * min(max(way.kept, 0.0), 1.0):.0f} % of what is learnt"
+            found.append(f"  {label:<34} {_percent(way.score)}  {kept}, {way.rounds} rounds")
+        found += _wrapped(f"Likely {self.verdict}. These figures are of simulated data and are not private.")
+        found += _wrapped(
             f"Epsilon = {self.epsilon:g} at delta = {self.delta:g}, for replacement of "
             f"{'one sample' if self.kind == 'samples' else 'all samples'} of one client, against the server and "
             "everybody else; noise on each client; over all releases. Under secure sums it holds if one helper and "
             "half of the clients of each sum are honest."
         )
         if self.verdict == "useless":
-            found.append(self.reason)
-        found += ["", f"In {self.files[0]}:", *(f"    {line}" for line in self.client_line.splitlines())]
-        return [*found, f"In {self.files[1]}:", *(f"    {line}" for line in self.server_line.splitlines())]
+            found += _wrapped(self.reason)
+        for file, lines in zip(self.files, (self.client_line, self.server_line), strict=True):
+            found += ["", f"In {file}:", *(part for line in lines.splitlines() for part in _wrapped(line, code=True))]
+        return found
+
+
+def _wrapped(text: str, *, code: bool = False) -> list[str]:
+    """Break a sentence, or a line of code between arguments, at 80 columns."""
+    before, after = ("    ", "        ") if code else ("", "")
+    return textwrap.wrap(
+        text, 80, initial_indent=before, subsequent_indent=after, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _percent(score: float | None) -> str:
@@ -206,53 +226,64 @@ class _Rehearsal:
 
     def trial(self, run: ForeignRun, name: str, without: float | None, files: tuple[str, str]) -> Trial:
         """Find the step without noise, and score it with the noise of both kinds of trust."""
+        began = time.monotonic()
         without = self.own_score() if without is None else without
         found = {factor: self.train(_NO_NOISE, factor, 0)[0] for factor in self.factors}
-        scored = {factor: -math.inf if score is None else score for factor, score in found.items()}
+        scored = {factor: score for factor, score in found.items() if score is not None}
+        if without is None or not scored:
+            return Trial(name, self.kind, reason=_UNMEASURED, clients=run.nodes, files=files)
         best = max(scored, key=scored.__getitem__)
         candidates = [factor for factor in self.factors if factor <= best][-2:] or [self.factors[0]]
-        mu, honest = gdp_mu(self.epsilon, self.delta), max(run.nodes // 2, 1)
-        ways = []
-        for trust, noisy_mu in (("untrusted-server", mu), ("secure-aggregation", mu * math.sqrt(honest))):
+        seeds = _SEEDS if time.monotonic() - began < _SLOW_S else _SEEDS[:1]
+        learnt = without - self.guessing
+        ways: list[Way] = []
+        for trust, noisy_mu in self._noise(run.nodes):
             first = {factor: self.train(noisy_mu, factor, 0)[0] or 0.0 for factor in candidates}
             chosen = max(first, key=lambda factor: first[factor])
-            again = [self.train(noisy_mu, chosen, seed) for seed in _SEEDS]
+            again = [self.train(noisy_mu, chosen, seed) for seed in seeds]
             score = float(np.mean([found or 0.0 for found, _ in again]))
-            made = again[0][1]
-            learnt = (without if without is not None else max(scored.values())) - self.guessing
-            kept = (score - self.guessing) / learnt if learnt > _BEYOND else 0.0
-            kept = kept if score > self.guessing + _BEYOND else min(kept, 0.0)
-            ways.append(Way(trust, score, kept, made.rounds, made.clip_norm, made.options))
-        best = max(ways, key=lambda way: way.kept)
-        words = {
-            "clip": f"{best.clip_norm:.3g}",
-            "rounds": best.rounds,
-            "epsilon": f"{self.epsilon:g}",
-            "clients": run.nodes,
-            "options": ", ".join(f"{key}={value:.3g}" for key, value in best.options.items()),
-        }
-        more = (
-            "More clients, more records of each, or a smaller model would help: the mean of "
+            beyond = score - self.guessing
+            kept = beyond / learnt if learnt > _BEYOND else 0.0
+            ways.append(replace(again[0][1], trust=trust, score=score, kept=kept, beyond=beyond))
+        chosen_way = ways[0] if ways[0].useful else max(ways, key=lambda way: way.kept)
+        client, server = self._lines(chosen_way, run.nodes)
+        reason = (
+            f"The project as it is ends {100 * learnt:.0f} points beyond guessing: there is little to keep. Train it "
+            "for longer, or on a task that it learns."
+            if learnt <= _BEYOND
+            else "More clients, more records of each, or a smaller model would help: the mean of "
             f"{4 * run.nodes} clients has half of this noise."
         )
-        return Trial(
-            name,
-            self.kind,
-            without,
-            self.guessing,
-            self.epsilon,
-            self.delta,
-            run.nodes,
-            ways,
-            self.client_line.format(**words),
-            self.server_line.format(**words),
-            more,
-            files,
-        )
+        guarantee = (self.guessing, self.epsilon, self.delta)
+        return Trial(name, self.kind, without, *guarantee, run.nodes, ways, client, server, reason, files)
+
+    def _noise(self, nodes: int) -> Sequence[tuple[str, float]]:
+        """Return the mu of a release under both kinds of trust, of which half of the clients make that of sums."""
+        mu = gdp_mu(self.epsilon, self.delta)
+        return ("untrusted-server", mu), ("secure-aggregation", mu * math.sqrt(max(nodes // 2, 1)))
+
+    def _lines(self, way: Way, nodes: int) -> tuple[str, str]:
+        """Return the lines to change for a way of training."""
+        secure = way.trust == "secure-aggregation"
+        sums = f"SumAssumption(min_honest={max(nodes // 2, 1)}, min_cohort={nodes})"
+        words = {
+            "clip": f"{way.clip_norm:.3g}",
+            "rounds": way.rounds,
+            "epsilon": f"{self.epsilon:g}",
+            "delta": "" if self.delta == 1e-5 else f", delta={self.delta:g}",
+            "clients": nodes,
+            "options": "".join(f", {key}={value:.3g}" for key, value in way.options.items()),
+            "trust": f', trust="secure-aggregation", sums={sums}' if secure else "",
+            "sums": f", secure_aggregation=SecureAggregation(min_cohort={nodes}, helpers=2)" if secure else "",
+        }
+        helpers = f"\n# the last 2 of {nodes + 2} nodes are helpers (docs/secure-aggregation.md)" if secure else ""
+        return self.client_line.format(**words), f"{self.server_line.format(**words)}{helpers}"
 
 
 def _rehearsal(run: ForeignRun, epsilon: float, delta: float, rounds: int) -> _Rehearsal:
     seen = run.seen
+    if seen.keras_model is not None and seen.datasets:
+        return _of_keras(run, epsilon, delta, rounds)
     if seen.module is not None and seen.datasets:
         return _of_module(run, epsilon, delta, rounds)
     if seen.estimator is not None and seen.datasets:
@@ -289,10 +320,10 @@ def _steps(
     clip = 0.1 * bound
 
     def train(mu: float, factor: float, seed: int) -> tuple[float | None, Way]:
-        app = make(mu=mu, rounds=rounds, clip_norm=clip, seed=seed)
-        options = app.steps()
-        options["learning_rate"] *= factor
         with without_log():
+            app = make(mu=mu, rounds=rounds, clip_norm=clip, seed=seed)
+            options = app.steps()
+            options["learning_rate"] *= factor
             strategy = FullBatch(
                 num_clients=run.nodes,
                 node_deadline_s=60.0,
@@ -310,6 +341,8 @@ def _steps(
 
 
 def _of_module(run: ForeignRun, epsilon: float, delta: float, rounds: int) -> _Rehearsal:
+    import torch
+
     from ...clients import load_trainable, trainable_arrays
 
     seen = run.seen
@@ -319,11 +352,13 @@ def _of_module(run: ForeignRun, epsilon: float, delta: float, rounds: int) -> _R
     if named <= first.keys():
         values = ArrayRecord({name: first[name] for name, _ in module.named_parameters()})
         module = load_trainable(module, values) if all(p.requires_grad for p in module.parameters()) else module
-    module.train()  # as clients train it: what draws at random, or mixes a batch, is refused with what to use instead
+    # As clients train it, so that what mixes a batch is refused with what to use instead. Dropout is only left out.
+    still = not any(isinstance(one, torch.nn.modules.batchnorm._BatchNorm) for one in module.modules())
+    module.train(not still)
     arrays = trainable_arrays(module)
 
     def samples(context: Context) -> Any:
-        return seen.datasets[int(context.node_config["partition-id"]) % len(seen.datasets)]
+        return run.data_of(int(context.node_config["partition-id"]))
 
     def make(**named: Any) -> Any:
         return private_client_app(module, seen.loss, samples, **named)
@@ -333,12 +368,15 @@ def _of_module(run: ForeignRun, epsilon: float, delta: float, rounds: int) -> _R
 
     train = _steps(run, make, arrays, rounds, own)
     name = type(module).__name__
+    drawing = still and any(isinstance(one, torch.nn.modules.dropout._DropoutNd) for one in module.modules())
+    made = f"lambda: {name}(...).eval()" if drawing else name
+    loss = f"{seen.loss_line}, " if seen.loss_line else "samples="
     client = (
-        f"app = private_client_app({name}, {seen.loss_line}, samples, epsilon={{epsilon}}, rounds={{rounds}}, "
-        "clip_norm={clip})\n# samples(context) returns the training set of the context's partition"
+        f"app = private_client_app({made}, {loss}samples, epsilon={{epsilon}}{{delta}}, rounds={{rounds}}, "
+        "clip_norm={clip}{trust})\n# samples(context) returns the training set of the context's partition"
     )
     server = (
-        "strategy = FullBatch(num_clients={clients}, {options})\n"
+        "strategy = FullBatch(num_clients={clients}{options}{sums})\n"
         f"result = strategy.start(grid, trainable_arrays({name}()), num_rounds={{rounds}})"
     )
     return _Rehearsal(
@@ -352,6 +390,36 @@ def _of_module(run: ForeignRun, epsilon: float, delta: float, rounds: int) -> _R
         train,
         own_score=lambda: _module_score(seen.module.eval(), run),
     )
+
+
+def _of_keras(run: ForeignRun, epsilon: float, delta: float, rounds: int) -> _Rehearsal:
+    import keras  # pyright: ignore[reportMissingImports]  # of an extra
+
+    from ...clients import trainable_arrays
+
+    seen = run.seen
+    model = keras.models.clone_model(seen.keras_model)
+    model.compile(loss=seen.keras_model.loss)
+    first = [array.numpy() for array in (seen.first_arrays or ArrayRecord()).values()]
+    if [one.shape for one in first] == [one.shape for one in model.get_weights()]:
+        model.set_weights(first)
+
+    def samples(context: Context) -> Any:
+        return run.data_of(int(context.node_config["partition-id"]))
+
+    def make(**named: Any) -> Any:
+        return private_client_app(model, None, samples, **named)
+
+    train = _steps(run, make, trainable_arrays(model), rounds)
+    client = (
+        "app = private_client_app(model, samples=samples, epsilon={epsilon}{delta}, rounds={rounds}, clip_norm={clip}"
+        "{trust})\n# samples(context) returns inputs and labels of the context's partition"
+    )
+    server = (
+        "strategy = FullBatch(num_clients={clients}{options}{sums})\n"
+        "result = strategy.start(grid, trainable_arrays(model), num_rounds={rounds})"
+    )
+    return _Rehearsal("samples", epsilon, delta, rounds, client, server, _guessing(_targets(run)), train)
 
 
 def _module_score(module: Any, run: ForeignRun) -> float:
@@ -397,7 +465,7 @@ def _of_estimator(run: ForeignRun, epsilon: float, delta: float, rounds: int) ->
     model = LinearEstimator(plain, num_features=features, classes=classes, num_samples=count)
 
     def samples(context: Context) -> Any:
-        return seen.datasets[int(context.node_config["partition-id"]) % len(seen.datasets)]
+        return run.data_of(int(context.node_config["partition-id"]))
 
     def make(**named: Any) -> Any:
         return private_client_app(model, samples=samples, **named)
@@ -405,11 +473,12 @@ def _of_estimator(run: ForeignRun, epsilon: float, delta: float, rounds: int) ->
     train = _steps(run, make, model.initial_arrays(), rounds)
     client = (
         f"model = LinearEstimator({plain!r}, num_features={features}, classes={classes}, num_samples={count})\n"
-        "app = private_client_app(model, samples=samples, epsilon={epsilon}, rounds={rounds}, clip_norm={clip})\n"
+        "app = private_client_app(model, samples=samples, epsilon={epsilon}{delta}, rounds={rounds}, clip_norm={clip}"
+        "{trust})\n"
         "# samples(context) returns features and labels of the context's partition"
     )
     server = (
-        "strategy = FullBatch(num_clients={clients}, {options})\n"
+        "strategy = FullBatch(num_clients={clients}{options}{sums})\n"
         "result = strategy.start(grid, model.initial_arrays(), num_rounds={rounds})"
     )
     return _Rehearsal("samples", epsilon, delta, rounds, client, server, _guessing(_targets(run)), train)
@@ -426,7 +495,7 @@ def _of_updates(run: ForeignRun, epsilon: float, delta: float) -> _Rehearsal:
             setting="package",
         )
     clip, rounds = float(np.median(seen.update_norms)) or 1.0, max(seen.rounds, 1)
-    config = seen.train_config or ConfigRecord()
+    legacy = seen.request is not None and any(key.startswith("fitins.") for key in seen.request.content)
     first = seen.first_arrays
 
     def train(mu: float, factor: float, seed: int) -> tuple[float | None, Way]:
@@ -434,7 +503,7 @@ def _of_updates(run: ForeignRun, epsilon: float, delta: float) -> _Rehearsal:
         mod = CorrelatedNoiseMod(simulation=policy, seed=seed)
 
         def client(message: Message, context: Context) -> Message:
-            return mod(message, context, run.project.client_app)
+            return mod(message, context, run.trained)
 
         with without_log():
             strategy = CorrelatedFedAvg(
@@ -445,14 +514,15 @@ def _of_updates(run: ForeignRun, epsilon: float, delta: float) -> _Rehearsal:
                 callbacks=[ResultFolder(None)],
             )
             grid = InProcessGrid(client, run.nodes, run.project.run_config)  # type: ignore[arg-type]
-            result = strategy.start(grid, first, num_rounds=rounds, train_config=config)
+            result = strategy.start(grid, first, num_rounds=rounds)
             return run.score(result.arrays), Way("", 0.0, 0.0, rounds, clip * factor, {})
 
+    made = "numpy_client_app(client_fn, " if legacy else "ClientApp("
     client_line = (
-        "policy = UpdatePolicy(clip_norm={clip}, epsilon={epsilon}, max_participations={rounds})\n"
-        "app = ClientApp(mods=[CorrelatedNoiseMod(simulation=policy)])"
+        "policy = UpdatePolicy(clip_norm={clip}, epsilon={epsilon}{delta}, max_participations={rounds}{trust})\n"
+        f"app = {made}mods=[CorrelatedNoiseMod(simulation=policy)])"
     )
-    server_line = "strategy = CorrelatedFedAvg(num_clients={clients})"
+    server_line = "strategy = CorrelatedFedAvg(num_clients={clients}{sums})"
     return _Rehearsal(
         "updates", epsilon, delta, rounds, client_line, server_line, run.score(first) or 0.0, train, factors=(0.5, 1.0)
     )

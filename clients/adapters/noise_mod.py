@@ -399,6 +399,16 @@ def privatizer_behind(node: UpdateNode) -> Privatizer:
     return _real(node, {}).private(1)
 
 
+def check_before_data(node: UpdateNode) -> None:
+    """Raise what keeps a real client from being made whatever its data are; none of them is read.
+
+    Notes
+    -----
+    **Formal guarantees.** What it raises follows from the operator's file, the roster and the ledger alone.
+    """
+    _unchecked(node, {})
+
+
 def _unchecked(node: UpdateNode, node_config: Mapping[str, Any]) -> _Node:
     ledger = SQLiteLedger(node.ledger)  # never created here: a new ledger would have forgotten what was spent
     known_by = partial(node.known_by, node_config)

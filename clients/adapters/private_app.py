@@ -392,6 +392,17 @@ class PrivateClientApp(ClientApp):
         """
         return self._real_setup(node, node_config, ledger=ledger).client(items)
 
+    def check_before_records(self, node: SampleNode) -> None:
+        """Raise what keeps a real client from being made whatever its records are; none of them is read.
+
+        Notes
+        -----
+        **Formal guarantees.** What it raises follows from the operator's file, the schema, the model and the ledger
+        alone.
+        """
+        with configuring():
+            self._real_setup(node, None)
+
     def _real_setup(
         self, node: SampleNode, node_config: Mapping[str, Any] | None, *, ledger: SQLiteLedger | None = None
     ) -> RealSetup:

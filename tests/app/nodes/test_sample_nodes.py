@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from murmurfl.app.commands.main import cli
+from murmurfl.app.fleet.health import NodeHealth
 from murmurfl.app.fleet.preflight import check_node
+from murmurfl.app.nodes.journal import Journal
 from murmurfl.app.nodes.node_app import answers_of, client_of, own_app, read_node
+from murmurfl.app.nodes.supernode import prepared_answers
 from murmurfl.clients import UpdateNode, messages, trainable_arrays
 from murmurfl.clients.adapters.per_sample_gradients import programs_of
 from murmurfl.clients.nodes.client_file import SampleNode
@@ -364,6 +367,21 @@ def test_what_fails_before_the_first_record_is_a_fixed_code(folder, plain_node, 
     assert not (folder[0] / "seen.json").exists(), "no record was asked for"
 
 
+@pytest.mark.parametrize(("text", "app", "code"), UNCONFIGURED.values(), ids=UNCONFIGURED)
+def test_a_murmurfl_node_stays_and_answers_the_same_code(folder, text, app, code):
+    (folder[0] / "broken").touch()
+    journal = Journal()
+    health = NodeHealth(journal)
+    answers = prepared_answers(read_node(write(folder, text, app=app)), journal)
+    for _ in range(2):
+        reply = asked(answers, "query", **{protocol.ASK: protocol.ASK_HELLO})
+        assert reply.error.code == code
+        assert reply.error.reason in ("this client is not configured to answer", "this client's ledger cannot be used")
+    assert not (folder[0] / "seen.json").exists(), "no record was asked for"
+    journal.note("connected", superlink="a:1")
+    assert health.problem == "not-configured"
+
+
 def no_memory(context):
     raise MemoryError
 
@@ -386,6 +404,19 @@ def test_what_fails_once_records_are_read_is_silence(folder, plain_node, load, m
     monkeypatch.setattr(importlib.import_module(folder[1]).app, "_samples", load)
     assert plain_node() is None
     assert "It stays silent, as if it were off" in caplog.text
+
+
+def test_a_murmurfl_node_whose_records_fail_does_not_start(folder, monkeypatch):
+    """A code that was answered would say something about rows."""
+    import importlib
+
+    journal, node = Journal(), read_node(write(folder))
+    monkeypatch.setattr(importlib.import_module(folder[1]).app, "_samples", STRANGE["of two lengths"])
+    with raises(ConfigurationError, "wrong-shape"):
+        prepared_answers(node, journal)
+    monkeypatch.undo()
+    asks = {protocol.ASK: protocol.ASK_HELLO}
+    assert not asked(prepared_answers(node, journal), "query", **asks).has_error()
 
 
 def test_a_failure_of_reading_that_was_answered_would_show(folder, plain_node, monkeypatch):
