@@ -317,13 +317,7 @@ class NodeConfig(RecordsFile):
         return beside_queries(policy, terms["budget_mu"]) if shares else policy
 
     def check_before_records(self) -> None:
-        """Raise what keeps the client from being made whatever its records are; none of them is read.
-
-        Notes
-        -----
-        **Formal guarantees.** What it raises follows from the operator's file, the schema, the model, the roster and
-        the ledger alone.
-        """
+        """Raise what keeps the client from being made whatever its records are; none of them is read."""
         SQLiteLedger(self.ledger)
         self.masking()
         if self.samples:

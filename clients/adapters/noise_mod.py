@@ -400,12 +400,7 @@ def privatizer_behind(node: UpdateNode) -> Privatizer:
 
 
 def check_before_data(node: UpdateNode) -> None:
-    """Raise what keeps a real client from being made whatever its data are; none of them is read.
-
-    Notes
-    -----
-    **Formal guarantees.** What it raises follows from the operator's file, the roster and the ledger alone.
-    """
+    """Raise what keeps a real client from being made whatever its data are; none of them is read."""
     _unchecked(node, {})
 
 

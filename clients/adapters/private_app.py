@@ -393,13 +393,7 @@ class PrivateClientApp(ClientApp):
         return self._real_setup(node, node_config, ledger=ledger).client(items)
 
     def check_before_records(self, node: SampleNode) -> None:
-        """Raise what keeps a real client from being made whatever its records are; none of them is read.
-
-        Notes
-        -----
-        **Formal guarantees.** What it raises follows from the operator's file, the schema, the model and the ledger
-        alone.
-        """
+        """Raise what keeps a real client from being made whatever its records are; none of them is read."""
         with configuring():
             self._real_setup(node, None)
 
