@@ -144,11 +144,8 @@ def answers_of(config: NodeConfig | OwnNode) -> tuple[Answers, str]:
 def check_before_records(config: NodeConfig | OwnNode) -> None:
     """Raise what keeps a client from being made whatever its records are; none of them is read.
 
-    Notes
-    -----
-    **Formal guarantees.** What it raises follows from the operator's file, the schema, the model and the ledger alone,
-    so a server may be told that it was raised (:func:`unconfigured`).
-    Proof: docs/proofs/records.md.
+    What it raises follows from the operator's file, the schema, the model and the ledger alone, so a server may be told
+    that it was raised (:func:`unconfigured`; docs/proofs/records.md).
     """
     if isinstance(config, NodeConfig):
         config.check_before_records()
@@ -163,10 +160,8 @@ def check_before_records(config: NodeConfig | OwnNode) -> None:
 def unconfigured(error: ConfigurationError | LedgerError) -> Answers:
     """Return what answers every message to a client that cannot be made: a fixed code.
 
-    Notes
-    -----
-    **Formal guarantees.** The answer is one of two fixed texts. ``error`` must be one of
-    :func:`check_before_records`, so that no record decides which; its own text stays in the client's log.
+    ``error`` must be one of :func:`check_before_records`, so that no record decides which; its own text stays in the
+    client's log.
     """
 
     def fail() -> RecordDict:
