@@ -46,11 +46,26 @@ _SAVED: dict[str, tuple[str, dict[int, int], dict[int, int]]] = {
     "native_group_norm_backward": ("native_group_norm", {1: 0, 4: 1, 5: 3, 6: 4, 7: 5, 8: 6}, {2: 1, 3: 2}),
     "native_batch_norm_backward": ("native_batch_norm", {1: 0, 2: 1, 3: 3, 4: 4, 7: 5}, {5: 1, 6: 2}),
     "_fused_rms_norm_backward": ("_fused_rms_norm", {1: 0, 2: 1, 4: 2}, {3: 1}),
+    "nll_loss_backward": ("nll_loss_forward", {1: 0, 2: 1, 4: 3, 5: 4}, {6: 1}),
+    "nll_loss2d_backward": ("nll_loss2d_forward", {1: 0, 2: 1, 4: 3, 5: 4}, {6: 1}),
     "_weight_norm_interface_backward": ("_weight_norm_interface", {1: 0, 2: 1, 4: 2}, {3: 1}),
 }
 """Backward operators that trust what their forward one saved, whose sizes they do not check: the forward operator,
 arguments that both have, and arguments that are results of the forward one. With others they could read memory that is
 not theirs."""
+
+_UNCHECKED_SIZES = """
+    _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward _log_softmax_backward_data _softmax_backward_data
+    _weight_norm_interface avg_pool2d_backward avg_pool3d_backward reflection_pad1d_backward reflection_pad2d_backward
+    reflection_pad3d_backward replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
+    unfold_backward
+"""
+_UNCHECKED = frozenset(_UNCHECKED_SIZES.split())
+"""Operators that read or write as much memory as one argument says, where another one may have less.
+
+PyTorch does not check all of their sizes. Found by calls with wrong sizes, next to memory that may not be touched
+(tests/clients/adapters/test_fresh_attacks.py has one of each).
+"""
 
 _MOVES = """
     _to_copy _unsafe_view alias clone detach expand lift_fresh_copy permute select slice split squeeze t transpose
@@ -327,7 +342,11 @@ class _Reading:
                 node = node.args[0]
                 continue
             overload = getattr(node.target, "_schema", None)
-            if overload is None or overload.name.split("::")[1] not in _SAME_VALUES:
+            if (
+                overload is None
+                or overload.name.split("::")[1] not in _SAME_VALUES
+                or overload.overload_name == "dtype"
+            ):
                 return None
             node = node.args[0]
             if node.meta["val"].dtype.is_floating_point:  # whose conversion to an index rounds
@@ -364,8 +383,35 @@ def _check_call(node: Any, name: str) -> None:
         for one in node.args[1]:
             if one is not None and one.meta["val"].dtype not in (torch.int64, torch.int32):
                 raise CaptureError(_BRANCHES)
+    if name == "embedding_dense_backward" and node.args[4]:
+        raise CaptureError(f"the operator {name} with scale_grad_by_freq, which counts at any index that it is given")
     if name in _SAVED:
         _check_saved(node, name)
+    if name in _UNCHECKED:
+        _check_sizes(node, name)
+
+
+def _check_sizes(node: Any, name: str) -> None:
+    """Refuse an operator of which an argument has another size than the others say."""
+    import torch
+    from torch.fx.node import map_arg
+
+    first, second, *rest = map_arg(node.args, lambda one: one.meta["val"])
+    aten, place = torch.ops.aten, 0
+    if name == "_weight_norm_interface":
+        expected, place = torch.norm_except_dim(first, 2, *rest).shape, 1
+    elif name in ("_log_softmax_backward_data", "_softmax_backward_data"):
+        expected = second.shape
+    elif name == "unfold_backward":
+        expected = first.new_empty(second).unfold(*rest).shape
+    elif name.startswith("_adaptive_avg_pool"):
+        kept = second.ndim - (2 if "2d" in name else 3)
+        expected = second.shape[:kept] + first.shape[kept:]
+    else:
+        expected = getattr(aten, name.removesuffix("_backward"))(second, *rest).shape
+    found = (first, second)[place].shape
+    if found != expected:
+        raise CaptureError(f"the operator {name} with an argument of {tuple(found)} in the place of {tuple(expected)}")
 
 
 def _check_saved(node: Any, name: str) -> None:

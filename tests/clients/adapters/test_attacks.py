@@ -308,6 +308,75 @@ def test_attack_is_refused_or_leaves_the_next_record_alone(name, harmless):
         assert gradients(POINT, ORDINARY).tobytes() == before.tobytes()
 
 
+def padded(inner):
+    """A gradient of fewer planes than the padded values have: the others would be read from behind it."""
+    operator = getattr(aten, f"reflection_pad{inner}d_backward")
+    return lambda self, x: (
+        x + operator(x.new_ones(1, 1, *[4] * inner), x.new_ones(1, 64, *[2] * inner), [1, 1] * inner).sum()
+    )
+
+
+def pooled(inner):
+    ones, operator = [1] * inner, getattr(aten, f"avg_pool{inner}d_backward")
+    return lambda self, x: (
+        x
+        + operator(x.new_ones(1, 1, *ones), x.new_ones(64, 1, *ones), ones, ones, [0] * inner, False, True, None).sum()
+    )
+
+
+def adaptive(inner):
+    operator = getattr(aten, f"_adaptive_avg_pool{inner}d_backward")
+    return lambda self, x: x + operator(x.new_ones(1, 64, *[1] * inner), x.new_ones(1, 1, *[2] * inner)).sum()
+
+
+def label_of_no_loss(self, inputs):
+    """A gradient at a class that no loss has checked, so that memory elsewhere is written to."""
+    far = inputs[:1, :1].reshape(1, 1, 1).long() + 4000
+    slope = inputs.new_ones(1, 1, 1)
+    total = inputs.new_ones(())
+    return inputs + aten.nll_loss2d_backward(slope, inputs.reshape(1, 4, 1, 1), far, None, 0, -100, total).reshape(1, 4)
+
+
+FRESH_EYES = {
+    "reflections of fewer rows": ("reflection_pad1d_backward", padded(1)),
+    "reflections of fewer planes": ("reflection_pad2d_backward", padded(2)),
+    "reflections of fewer volumes": ("reflection_pad3d_backward", padded(3)),
+    "means of fewer planes": ("avg_pool2d_backward", pooled(2)),
+    "means of fewer volumes": ("avg_pool3d_backward", pooled(3)),
+    "adaptive means of more planes": ("_adaptive_avg_pool2d_backward", adaptive(2)),
+    "adaptive means of more volumes": ("_adaptive_avg_pool3d_backward", adaptive(3)),
+    "windows of another count": (
+        "unfold_backward",
+        lambda self, x: x + aten.unfold_backward(x.new_ones(1, 50), [100], 0, 50, 1).sum(),
+    ),
+    "probabilities of fewer rows": (
+        "_log_softmax_backward_data",
+        lambda self, x: x + aten._log_softmax_backward_data(x.new_ones(64, 4), x, 1, torch.float32).sum(),
+    ),
+    "fewer lengths than weights": (
+        "_weight_norm_interface",
+        lambda self, x: x + aten._weight_norm_interface(x.reshape(4, 1), x.new_ones(1, 1), 0)[1].sum(),
+    ),
+    "more lengths than weights": (
+        "_weight_norm_interface",
+        lambda self, x: x + aten._weight_norm_interface(x.reshape(1, 4), x.new_ones(1, 4), 0)[1].sum(),
+    ),
+    "a label that no loss saw": ("nll_loss2d_backward", label_of_no_loss),
+    "counts at any index": (
+        "embedding_dense_backward",
+        lambda self, x: x + aten.embedding_dense_backward(x, x[0, :1].long() + 4000, 3, -1, True).sum(),
+    ),
+}
+"""Operators whose sizes or indices PyTorch does not check; of attacks written without having seen the others."""
+
+
+@pytest.mark.parametrize("name", FRESH_EYES)
+def test_attack_of_fresh_eyes_is_refused_by_its_operator(name):
+    operator, change = FRESH_EYES[name]
+    with pytest.raises(ConfigurationError, match=rf"the operator {operator} with"):
+        made(change).program(torch.zeros(4), torch.zeros((), dtype=torch.int64))
+
+
 def test_attacks_are_many_enough():
     from tests.harness import memories
 
@@ -401,6 +470,18 @@ MODELS = {
     "frozen batch norm": (lambda: network(nn.BatchNorm2d(4)).eval(), IMAGES, CLASSES),
     "root mean square norm": (lambda: nn.Sequential(nn.RMSNorm(6), nn.Linear(6, 3)), FEATURES, CLASSES),
     "adaptive pooling": (lambda: network(nn.AdaptiveAvgPool2d(2), nn.AdaptiveMaxPool2d(1)), IMAGES, CLASSES),
+    "reflections and means": (
+        lambda: nn.Sequential(
+            nn.ReflectionPad2d(1),
+            nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 4, 3)),
+            nn.Softmax(1),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64, 3),
+        ),
+        IMAGES,
+        CLASSES,
+    ),
     "upsampling": (lambda: network(nn.Upsample(scale_factor=2, mode="bilinear"), nn.MaxPool2d(4)), IMAGES, CLASSES),
     "recurrence": (lambda: Recurrent(nn.RNN), SERIES, CLASSES),
     "gated recurrence": (lambda: Recurrent(nn.GRU), SERIES, CLASSES),
@@ -424,6 +505,7 @@ MODELS = {
 LOSSES = {
     "inputs by name": lambda output, target: CROSS_ENTROPY(output["logits"], target, label_smoothing=0.1),
     "one of each class": lambda output, target: (output - F.one_hot(target, num_classes=3)).square().sum(),
+    "reflections and means": nn.CrossEntropyLoss(weight=torch.ones(3), reduction="sum"),
     "regression": F.smooth_l1_loss,
 }
 RIGHT = {
