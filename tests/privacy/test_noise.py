@@ -24,6 +24,7 @@ from murmurfl.privacy import (
     Privatizer,
     SimulatedKeys,
     SystemKeys,
+    noise,
     policy_guarantee,
     row_bytes,
     row_key,
@@ -183,6 +184,29 @@ def test_rows_drawn_together_are_the_rows_drawn_alone(quality, size):
     one_by_one = list(each_normal_row(keys * 3, size, quality))  # more than are drawn at a time
     assert len(one_by_one) == 9
     assert all((row == rows[i % 3]).all() for i, row in enumerate(one_by_one))
+
+
+class FirstKeyCipher(Cipher):
+    """Ciphers of a library that keeps the key that it was given first."""
+
+    def __init__(self, algorithm, mode):
+        super().__init__(algorithm, mode)
+        self._first = algorithm
+
+    def encryptor(self):
+        return Cipher(self._first, self.mode).encryptor()
+
+
+def test_a_library_whose_ciphers_keep_their_first_key_gives_the_same_rows(monkeypatch):
+    keys = [row_key(bytes(32), bytes([i]) * 16) for i in range(3)]
+    rows = standard_normal_rows(keys, 5, "exact")
+    monkeypatch.setattr(noise, "Cipher", FirstKeyCipher)
+    noise._takes_another_key.cache_clear()
+    try:
+        assert not noise._takes_another_key()
+        assert np.array_equal(standard_normal_rows(keys, 5, "exact"), rows)
+    finally:
+        noise._takes_another_key.cache_clear()
 
 
 CIPHER_KEY = row_key(bytes(range(32)), bytes(16))
