@@ -8,7 +8,7 @@ mu = Delta sqrt(K) / sigma. A release stands alone: one that is lost is never ma
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,6 +45,46 @@ class _CountedContributions:
     def scaled_sum(self, scales: NDArray[np.float64]) -> NDArray[np.float64]:
         gradients: Any = self._gradients
         return np.append(gradients.scaled_sum(scales * self._scales), scales @ self._marks)
+
+
+class _CountedSums:
+    """Gradients and marks, which are clipped and summed without being written out."""
+
+    def __init__(self, gradients: Any, rows: CountedRows, clip: float) -> None:
+        self._gradients, self._rows, self._clip = gradients, rows, clip
+        self.leave_out = gradients.leave_out
+
+    def norms(self) -> NDArray[np.float64]:
+        return self._rows_of(self._gradients.norms())[2]
+
+    def write(self, row: int, scale: float, out: NDArray[np.float64]) -> None:
+        gradient = DenseContributions(np.empty((1, len(out) - 1)))
+        self._gradients.write(row, 1.0, gradient.rows[0])
+        _CountedContributions(gradient, gradient.norms(), self._rows, self._clip).write(0, scale, out)
+
+    def clipped_sum(
+        self,
+        scales_of: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+        weights: NDArray[np.float64] | None = None,
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the sum of rows, each times the scale that follows from its norm, and all norms."""
+
+        def scales_at(norms: NDArray[np.float64]) -> NDArray[np.float64]:
+            own, _, lengths = self._rows_of(norms)
+            return own * scales_of(lengths)
+
+        total, norms = self._gradients.clipped_sum(scales_at, weights)
+        _, marks, lengths = self._rows_of(norms)
+        with np.errstate(all="ignore"):
+            scales = scales_of(lengths) * (1.0 if weights is None else weights)
+        counts = np.isfinite(scales) & np.isfinite(norms)
+        return np.append(total, np.where(counts, scales, 0.0) @ marks), lengths
+
+    def _rows_of(self, norms: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+        """Return factors, marks and lengths of the rows of gradients of these norms."""
+        scales, marks = self._rows.scales(norms, self._clip), self._rows.marks(norms, self._clip)
+        with np.errstate(all="ignore"):
+            return scales, marks, np.hypot(scales * norms, marks)
 
 
 class CountedGradients:
@@ -99,6 +139,19 @@ class CountedGradients:
         made = stacked_gradients(self.wrapped, [points[0][:-1]], weights, samples)
         counted = self._counted(points[0], made)
         return counted if hasattr(made, "scaled_sum") else DenseContributions(self._written(counted))
+
+    @property
+    def sums_unwritten(self) -> bool:
+        """Whether the model's gradients can be summed without being written out."""
+        return bool(getattr(self.wrapped, "sums_unwritten", False))
+
+    def summed(
+        self, points: Sequence[Sequence[NDArray[Any]]], weight: float, read: Callable[[int], Any], count: int
+    ) -> StackedContributions | None:
+        """Return the rows of ``count`` samples, to be clipped and added up (:meth:`.ModuleGradients.summed`)."""
+        wrapped: Any = self.wrapped
+        made = wrapped.summed([points[0][:-1]], weight, read, count)
+        return None if made is None else _CountedSums(made, self.rows, float(points[0][-1][0]))
 
     def _of(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.floating]:
         return np.asarray(self.wrapped(parameters[:-1], samples), dtype=np.float64)

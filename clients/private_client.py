@@ -37,6 +37,7 @@ from .adapters.per_sample_gradients import (
     Samples,
     combined_gradients,
     isolate,
+    pick,
     rows_unmixed,
     stacked_gradients,
 )
@@ -220,6 +221,8 @@ class PrivateClient(NumPyClient):
         """Tell clients which records fit, where they may leave out the others."""
         samples, owners = self.samples, policy.samples_per_owner
         fits = getattr(samples, "fits", None)
+        if policy.sums_samples and not owners and self._is_plain:
+            self.privatizer.unwritten = bool(getattr(self.gradients, "sums_unwritten", False))
         vouched = rows_unmixed(self.gradients) and type(self).contribution is PrivateClient.contribution
         vouched = vouched and (self.giver is None or self.giver.asked.rows_unmixed)
         if vouched and getattr(samples, "stands_in", False) and not owners:
@@ -378,6 +381,10 @@ class PrivateClient(NumPyClient):
 
     def _contribution_of(self, request: Request, samples: slice) -> NDArray[np.floating] | StackedContributions:
         """Return the contribution to a release; called where a failure to load or to compute it does not show."""
+        if self.privatizer.unwritten:
+            summed = self._summed(request, samples)
+            if summed is not None:
+                return summed
         batch = self.batch(request, samples)
         # A subclass that overrides the contribution does not follow the weights.
         follows_weights = type(self).contribution is PrivateClient.contribution
@@ -388,6 +395,27 @@ class PrivateClient(NumPyClient):
                 if weights is not None:
                     return stacked_gradients(self.gradients, request.query_points, weights, batch)
             return self.contribution(request, batch)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether what it releases are clipped gradients at one point, and nothing else of them is looked at."""
+        own, bound = type(self), self.privatizer.policy.bound
+        names = ("contribution", "_contribution_of", "release")
+        is_plain = all(getattr(own, name) is getattr(PrivateClient, name) for name in names)
+        return is_plain and self.query_points == 1 and not bound.nonnegative and bound.moments is None
+
+    def _summed(self, request: Request, samples: slice) -> StackedContributions | None:
+        """Return gradients that are clipped and summed without being written out; None if the model has none."""
+        (weight,) = self.point_weights(request.server_round) or (1.0,)
+        whole = self.batch(request, samples) if self.privatizer.simulated else None
+
+        def read(place: int) -> Any:
+            if whole is not None:
+                return pick(whole, slice(place, place + 1))
+            return self.batch(request, slice(samples.start + place, samples.start + place + 1))
+
+        gradients: Any = self.gradients
+        return gradients.summed(request.query_points, weight, read, samples.stop - samples.start)
 
     def evaluate(
         self, parameters: Sequence[NDArray[Any]], config: Mapping[str, Any]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,18 +91,20 @@ class ReplayProcess:
     def __init__(self, threads: int = 1) -> None:
         self._threads = threads
         self._programs: dict[str, Program] = {}
+        self._together: dict[str, int] = {}
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
         self._points: dict[int, list[NDArray[Any]]] = {}
         self._has_started = False
 
-    def add(self, program: Program) -> None:
-        """Add a program, which must not depend on records."""
+    def add(self, program: Program, together: int = 1) -> None:
+        """Add a program, which must not depend on records, and how many records are computed together."""
         with self._lock:
             if program.digest in self._programs:
                 return
             self._programs[program.digest] = program
+            self._together[program.digest] = together
             if self._running is not None:
                 self._close()  # the next one starts with all of them
 
@@ -144,6 +147,42 @@ class ReplayProcess:
         if [(array.shape, array.dtype.name) for array in results] != list(program.results):
             raise InvalidRecordError("a record with results of another shape")
         return results
+
+    def sum_of_batch(
+        self,
+        program: Program,
+        parameters: Sequence[NDArray[Any]],
+        records: Sequence[NDArray[Any]],
+        scales_of: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    ) -> NDArray[np.float64]:
+        """Return the sum of the gradients of a batch of records, each times the scale that follows from its norm.
+
+        ``records`` are the stacked arrays of records, for a program with factors (:class:`.replay.SummedBatch`).
+
+        Raises
+        ------
+        InvalidRecordError
+            If it cannot be computed, for whatever reason.
+        """
+        with self._lock:
+            self._ensure_running()
+            try:
+                slot = self._sent_point(parameters)
+                norms = self._asked({"do": "norms", "name": program.digest, "slot": slot}, records)
+                count, width = len(records[0]), sum(math.prod(shape) for shape, _ in program.results)
+                scales = scales_of(_checked(norms, count))
+                return _checked(self._asked({"do": "sum"}, [scales]), width)
+            except (OSError, EOFError, ValueError) as error:
+                self._close()
+                logger.warning("The process that computes gradients has ended.", extra=OF_DATA)
+                raise InvalidRecordError("a batch that ended the process") from error
+
+    def _asked(self, header: Mapping[str, Any], arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        self._send(header, arrays)
+        answer, made = self._received()
+        if answer.get("ok") is not True:
+            raise InvalidRecordError("a batch for which the model cannot be computed")
+        return made
 
     def close(self) -> None:
         """End the process; it is started again when something is to be computed."""
@@ -198,7 +237,7 @@ class ReplayProcess:
         own = sum(array.nbytes for array in program.constants.values())
         memory = None
         if program.memory is not None:
-            memory = 2 * (program.memory + own) + first * (_WORKSPACE + self._threads * _OF_A_THREAD)
+            memory = 2 * (self._together[program.digest] * program.memory + own) + first * (_WORKSPACE + self._threads * _OF_A_THREAD)
             memory += (_KEPT_POINTS + 1) * program.memory
         header = {"do": "load", "name": program.digest, "kind": program.kind, "program": program.content}
         header |= {"names": list(program.constants), "memory": memory}
@@ -254,6 +293,12 @@ def _is_same(known: NDArray[Any], given: NDArray[Any]) -> bool:
 
 def _bits(array: NDArray[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _checked(made: Sequence[NDArray[Any]], size: int) -> NDArray[np.float64]:
+    if [(one.shape, one.dtype.name) for one in made] != [((size,), "float64")]:
+        raise InvalidRecordError("a batch with results of another shape")
+    return made[0]
 
 
 def _not_started(why: str) -> ConfigurationError:

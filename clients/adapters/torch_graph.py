@@ -7,12 +7,13 @@ operators, checked one by one (:data:`.replay.PURE`); only this list ever meets 
 from __future__ import annotations
 
 import copy
+import math
 import operator
 import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +95,8 @@ def captured(
     parameters: Sequence[torch.Tensor],
     fixed: Sequence[torch.Tensor],
     record: Sequence[torch.Tensor],
+    *,
+    gradient: bool = False,
 ) -> Program:
     """Return ``compute(parameters, fixed, record)`` as a program, from shapes and types of a record alone.
 
@@ -107,6 +110,9 @@ def captured(
         Frozen parameters and buffers: constants of the program, as they are now.
     record : sequence of Tensor
         The arrays of one record, of which no value is looked at.
+    gradient : bool
+        Whether results are gradients of the parameters, in order: then those of large models have factors as well
+        (:class:`.replay.SummedBatch`).
 
     Raises
     ------
@@ -118,13 +124,15 @@ def captured(
     **Formal guarantees.** No value of a record reaches the model's code, here or later. Other things that the code sees
     while it is captured may become constants of the program: that none of them is private is the author's promise.
     """
-    first, second = (_program(compute, parameters, fixed, record) for _ in range(2))
+    first, second = (_program(compute, parameters, fixed, record, gradient=gradient) for _ in range(2))
     if first.digest != second.digest:
         raise CaptureError("another list the second time: it draws at random, or remembers that it was called")
     return first
 
 
-def _program(compute: Path, parameters: Sequence[Any], fixed: Sequence[Any], record: Sequence[Any]) -> Program:
+def _program(
+    compute: Path, parameters: Sequence[Any], fixed: Sequence[Any], record: Sequence[Any], *, gradient: bool
+) -> Program:
     import torch
 
     for tensor in [*parameters, *fixed, *record]:
@@ -137,7 +145,7 @@ def _program(compute: Path, parameters: Sequence[Any], fixed: Sequence[Any], rec
     def call(*tensors: Any) -> list[Any]:
         return compute(list(tensors[:middle]), list(tensors[middle:end]), list(tensors[end:]))
 
-    return _Reading(_traced(call, flat), len(parameters), [one.detach() for one in fixed]).program()
+    return _Reading(_traced(call, flat), len(parameters), [one.detach() for one in fixed]).program(gradient=gradient)
 
 
 def _traced(call: Path, tensors: Sequence[Any]) -> Any:
@@ -226,8 +234,8 @@ class _Reading:
         self._memory = 0
         self._placeholders = 0
 
-    def program(self) -> Program:
-        """Return the program."""
+    def program(self, *, gradient: bool) -> Program:
+        """Return the program, with factors of its results if these are gradients of many parameters."""
         results: list[Any] = []
         for node in self._traced.graph.nodes:
             if node.op == "output":
@@ -242,6 +250,9 @@ class _Reading:
             "bounds": {str(number): found for number, found in sorted(self._bounds.items())},
             "steps": [*self._steps, ["results", [self._argument(one) for one in results]]],
         }
+        factors = _factors(results, self._at, self._steps) if gradient else None
+        if factors is not None:
+            content["factors"] = factors
         shapes = [(tuple(one.meta["val"].shape), _plain_name(one.meta["val"].dtype)) for one in results]
         memory = None if any(device != "cpu" for _, _, device in self._inputs) else self._memory
         return Program("torch", content, self._constants, tuple(shapes), memory)
@@ -358,6 +369,133 @@ class _Reading:
     def _count(self, node: Any) -> None:
         for value in _tensors(node.meta.get("val")):
             self._memory += value.numel() * value.element_size()
+
+
+LEAST_SUMMED = 1 << 19
+"""Models of fewer parameters have no factors: their gradients are written out, and summed with the bits they had."""
+
+_MOST_TERMS = 1 << 12
+"""The most rows of factors of one record."""
+
+
+def _factors(results: Sequence[Any], at: Mapping[Any, int], steps: Sequence[list[Any]]) -> dict[str, Any] | None:
+    """Return how the gradients of a large model are made of factors; None where factors save nothing.
+
+    It follows from shapes and operators alone. A gradient is taken apart where it is a product of matrices (of a linear
+    layer), a sum into rows (of an embedding) or a convolution of patches, or a sum of these as for tied weights, and
+    its factors have fewer values than itself.
+    """
+    import torch
+
+    values = [one.meta["val"] for one in results]
+    if sum(one.numel() for one in values) < LEAST_SUMMED or any(one.dtype != torch.float32 for one in values):
+        return None
+    used: list[Any] = []
+    replaced: dict[str, list[Any]] = {}
+
+    def number(node: Any) -> Any:
+        if not hasattr(node, "op"):
+            return node
+        if node not in used:
+            used.append(node)
+        return used.index(node)
+
+    gradients: list[list[Any]] = []
+    for node, value in zip(results, values, strict=True):
+        terms = _terms(node, turned=False) or []
+        rows, kept = sum(term.rows for term in terms), sum(term.rows * term.size for term in terms)
+        if not terms or kept >= value.numel() or rows > _MOST_TERMS:
+            gradients.append(["written", number(node)])
+            continue
+        gradients.append(["product", list(value.shape), [[term.kind, *map(number, term.how)] for term in terms]])
+        for call in (term.call for term in terms if term.call is not None):
+            replaced[str(at[call])] = _without_weight(steps[at[call]])
+    if all(kind == "written" for kind, *_ in gradients):
+        return None
+    return {"gradients": gradients, "values": [{"n": at[node]} for node in used], "replaced": replaced}
+
+
+class _Term(NamedTuple):
+    """A product that is a part of a gradient: a sum over rows of two factors, of which ``size`` is the values in both.
+
+    ``how`` are the nodes and constants that :class:`.replay.SummedBatch` makes factors from.
+    """
+
+    kind: str
+    how: list[Any]
+    rows: int
+    size: int
+    call: Any = None
+    """The step that computes the product, where it computes more than that."""
+
+
+def _terms(node: Any, *, turned: bool) -> list[_Term] | None:
+    """Return the products that a gradient is a sum of; None if it is made in another way."""
+    import torch
+
+    node, turned = _unturned(node, turned)
+    target, arguments = node.target, node.args
+    if target is torch.ops.aten.add.Tensor and not node.kwargs and all(hasattr(one, "op") for one in arguments):
+        parts = [_terms(one, turned=turned) for one in arguments]
+        is_sum = len({one.meta["val"].shape for one in arguments}) == 1  # of two matrices, and nothing is repeated
+        return [term for part in parts for term in part or ()] if is_sum and all(parts) else None
+    if target is torch.ops.aten.mm.default:
+        (left, right), (high, rows), wide = arguments, arguments[0].meta["val"].shape, arguments[1].meta["val"].shape[1]
+        # W = X Y has the factors X^T and Y, and its transpose Y^T X^T those of Y and X^T.
+        how = [right, False, left, True] if turned else [left, True, right, False]
+        return [_Term("matrix", how, rows, high + wide)]
+    if target is torch.ops.aten.embedding_dense_backward.default and not turned and not arguments[4]:
+        gradient, indices = (argument.meta["val"] for argument in arguments[:2])
+        how = [arguments[1], arguments[0], arguments[3]]
+        return [_Term("indices", how, indices.numel(), 1 + gradient.shape[-1])]
+    return None if turned else _patches(node)
+
+
+def _patches(node: Any) -> list[_Term] | None:
+    """Return the gradient of an ordinary convolution's weight as a product; None for anything else."""
+    import torch
+
+    if node.target is not operator.getitem or node.args[1] != 1:
+        return None
+    call = node.args[0]
+    if call.target is not torch.ops.aten.convolution_backward.default:
+        return None
+    gradient, inputs, weight, _, stride, padding, dilation, is_transposed, _, groups, _ = call.args
+    made, given, shape = (one.meta["val"].shape for one in (gradient, inputs, weight))
+    if is_transposed or groups != 1 or len(given) != 4:
+        return None
+    how = [gradient, inputs, list(shape[2:]), list(dilation), list(padding), list(stride)]
+    return [_Term("patches", how, made[0] * math.prod(made[2:]), shape[0] + math.prod(shape[1:]), call)]
+
+
+def _without_weight(step: list[Any]) -> list[Any]:
+    """Return a step that computes the gradients of a convolution without that of its weight."""
+    what, name, overload, arguments, named = step
+    of_inputs, _, of_bias = arguments[-1]
+    return [what, name, overload, [*arguments[:-1], [of_inputs, False, of_bias]], named]
+
+
+def _unturned(node: Any, turned: bool) -> tuple[Any, bool]:
+    """Return what a matrix has its values from, and whether it is turned over on the way."""
+    import torch
+
+    aten = torch.ops.aten
+    same = (aten.detach.default, aten.alias.default, aten.clone.default)
+    while node.op == "call_function":
+        value = node.meta["val"]
+        target, arguments = node.target, node.args
+        reshaped = target in (aten.view.default, aten._unsafe_view.default)
+        if target in same or (reshaped and value.shape == arguments[0].meta["val"].shape):
+            node = arguments[0]
+        elif isinstance(value, torch.Tensor) and value.ndim == 2 and target is aten.t.default:
+            node, turned = arguments[0], not turned
+        elif target is aten.transpose.int and value.ndim == 2 and {one % 2 for one in arguments[1:]} == {0, 1}:
+            node, turned = arguments[0], not turned
+        elif target is aten.permute.default and value.ndim == 2 and [one % 2 for one in arguments[1]] == [1, 0]:
+            node, turned = arguments[0], not turned
+        else:
+            break
+    return node, turned
 
 
 def _tensors(value: Any) -> list[Any]:
@@ -508,6 +646,8 @@ class RecordPrograms:
         Everything that the function calls: the module, and a loss or something else.
     what : str
         Its name: "gradient", say.
+    gradient : bool
+        Whether it returns gradients of the parameters that a program is given, in their order.
     """
 
     def __init__(
@@ -517,8 +657,10 @@ class RecordPrograms:
         trained: Sequence[str],
         held: Any,
         what: str = "gradient",
+        *,
+        gradient: bool = False,
     ) -> None:
-        self.what = what
+        self.what, self._gradient = what, gradient
         self._compute, self._module, self._trained, self._held = compute, module, list(trained), held
         self._programs: dict[Hashable, Program] = {}
 
@@ -558,7 +700,8 @@ class RecordPrograms:
             return self._compute(copied(self._held), values, own_inputs, own_targets)
 
         trained = [named[name] for name in self._trained]
-        return captured(compute, trained, [named[name] for name in fixed], leaves((inputs, targets)))
+        constants, record = [named[name] for name in fixed], leaves((inputs, targets))
+        return captured(compute, trained, constants, record, gradient=self._gradient)
 
 
 def _refusal(error: CaptureError, what: str) -> ConfigurationError:

@@ -36,7 +36,8 @@ from .per_sample_gradients import (
     wide_row_bytes,
 )
 from .replay_process import Program, ReplayProcess
-from .torch_graph import RecordPrograms, leaves, looks_of, mapped, plain_setting
+from .summed_gradients import SummedGradients, has_factors, records_together, sum_of_batch
+from .torch_graph import LEAST_SUMMED, RecordPrograms, leaves, looks_of, mapped, plain_setting
 
 if TYPE_CHECKING:
     import torch
@@ -225,6 +226,7 @@ class _SampleGradients:
         self._kinds = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
         self.dtype, self.device = self._kinds[0]
         self._needs: dict[str, Need] = {}
+        self._together: dict[str, int] = {}
         self.together = True
         """Whether vmap can compute several samples of this module; if not, they are computed one by one."""
         self.process: ReplayProcess | None = None
@@ -242,7 +244,7 @@ class _SampleGradients:
             return list(torch.func.grad(sample_loss)(trained).values())
 
         self._gradient = gradient
-        self.captured = RecordPrograms(gradient, module, self.names, (module, loss))
+        self.captured = RecordPrograms(gradient, module, self.names, (module, loss), gradient=True)
         self.of_records = [self.captured]
         """Everything that is computed of a record: gradients, and an evaluation where there is one."""
 
@@ -360,14 +362,21 @@ class _SampleGradients:
             self.process = ReplayProcess(torch.get_num_threads())
         for programs in self.of_records:
             for program in programs.programs:
-                self.process.add(program)
+                self.process.add(program, self.summed_together(program) if has_factors(program) else 1)
         self.process.check()
         logger.info("The model is computed in a process of its own: %s.", self.programs_used(), extra=PUBLIC)
 
     def programs_used(self) -> str:
         """Return which programs compute what, by their hashes: public, for they were captured from no record."""
-        found = [(programs.what, one.digest) for programs in self.of_records for one in programs.programs]
-        return ", ".join(f"{what} {digest[:16]}" for what, digest in found)
+        found = [(programs.what, one) for programs in self.of_records for one in programs.programs]
+        with_factors = {True: " (with factors, for sums)", False: ""}
+        return ", ".join(f"{what} {one.digest[:16]}{with_factors[has_factors(one)]}" for what, one in found)
+
+    def summed_together(self, program: Program) -> int:
+        """Return how many records of a program with factors are computed together; measured once."""
+        if program.digest not in self._together:
+            self._together[program.digest] = records_together(program, self.gradient_memory_mib)
+        return self._together[program.digest]
 
     def isolated(self, programs: RecordPrograms, parameters: Sequence[NDArray[Any]], sample: Any) -> list[NDArray[Any]]:
         """Return what one of some programs makes of a batch of one sample, in the process of its own.
@@ -379,12 +388,17 @@ class _SampleGradients:
         """
         if self.process is None:
             raise RuntimeError("isolate() comes first")
+        program, arrays = self._program_of(programs, sample)
+        return self.process.compute(program, parameters, arrays)
+
+    def _program_of(self, programs: RecordPrograms, sample: Any) -> tuple[Program, list[NDArray[Any]]]:
+        """Return the program for a batch of one sample, and its arrays; InvalidRecordError if there is none."""
         inputs, targets = (mapped(part, lambda values: as_array(values)[0]) for part in sample)
         seen = mapped(inputs, lambda one: self._as_seen(one, "inputs")), mapped(targets, lambda one: self._as_seen(one))
         program = programs.known(looks_of(*seen))
         if program is None:
             raise InvalidRecordError("a record of another shape or type than the model was captured for")
-        return self.process.compute(program, parameters, leaves((inputs, targets)))
+        return program, leaves((inputs, targets))
 
     def _isolated_rows(self, parameters: Sequence[NDArray[Any]], samples: Any) -> NDArray[np.float64]:
         """Return the rows of a batch, computed one by one in the process of its own."""
@@ -529,6 +543,63 @@ class ModuleGradients(_SampleGradients):
         width, narrow_bytes = self._width, np.dtype(self._row_type).itemsize
         row_bytes = narrow_bytes * width if narrow else wide_row_bytes(len(points), width)
         return in_chunks(made, first_axis(samples[0]), row_bytes, self.gradient_memory_mib)
+
+    @property
+    def sums_unwritten(self) -> bool:
+        """Whether sums of clipped gradients may be computed without any being written out (:meth:`summed`).
+
+        It follows from the shapes of parameters and records alone.
+        """
+        import torch
+
+        programs = self.captured.programs
+        if self.process is not None or programs:
+            is_one = self.process is None or len(programs) == 1
+            return self.together and is_one and all(map(has_factors, programs))
+        return self._width >= LEAST_SUMMED and all(kind == torch.float32 for kind, _ in self._kinds)
+
+    def summed(
+        self, points: Sequence[Sequence[NDArray[Any]]], weight: float, read: Callable[[int], Any], count: int
+    ) -> SummedGradients | None:
+        """Return the gradients of ``count`` samples at one point, times a weight, to be clipped and added up.
+
+        ``read`` gives a sample by its place, as a batch of one, and may raise InvalidRecordError. None if the program
+        for such samples has no factors, which can be so in a simulation alone.
+
+        Notes
+        -----
+        **Formal guarantees.** What a sample adds to a sum depends on it alone, up to rounding that the enlarged norms
+        cover, and is no longer than its bound (:class:`~.summed_gradients.SummedGradients`).
+        """
+        (point,) = points
+        if self.process is None:
+            inputs, targets = (
+                picked(change(part, self.dtype, self.device), 0)
+                for change, part in zip((as_inputs, as_targets), read(0), strict=True)
+            )
+            program = self.program(inputs, targets)
+        else:
+            (program,) = self.captured.programs
+        if not has_factors(program):
+            return None
+
+        def record(place: int) -> list[NDArray[Any]]:
+            own, arrays = self._program_of(self.captured, read(place))
+            if own is not program:
+                raise InvalidRecordError("a record of another shape or type than the model was captured for")
+            return arrays
+
+        def written(place: int) -> NDArray[np.floating]:
+            return self._rows(point, read(place), 0)[0]
+
+        if self.process is None:
+            compute = sum_of_batch(program, list(self.trained(point).values()))
+        else:
+            compute = partial(self.process.sum_of_batch, program, point)
+        together = self.summed_together(program)
+        return SummedGradients(
+            compute, record, written, count=count, together=together, width=self._width, weight=weight
+        )
 
     def _step(self, trained: dict[str, torch.Tensor], inputs: Any, targets: Any, beside: int) -> int:
         """Return how many samples are computed together."""

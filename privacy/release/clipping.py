@@ -362,6 +362,12 @@ class RowBound:
         if isinstance(rows, np.ndarray):
             bounded = self.rows(rows)
             return bounded.sum(axis=0) if weights is None else weights @ bounded
+        clipped_sum = getattr(rows, "clipped_sum", None)
+        if clipped_sum is not None and not self.nonnegative:
+            total, norms = clipped_sum(self.scales, weights)
+            if self.observed:
+                observe(norms, self.clip_norm)
+            return total
         scaled_sum = getattr(rows, "scaled_sum", None)
         norms = rows.norms()
         if scaled_sum is not None and not self.nonnegative:

@@ -478,6 +478,9 @@ class Privatizer(LedgeredPrivatizer):
         self.together = False
         """Whether the model vouches that a row of a batch depends on its own sample and the batch's size alone, to the
         last bit, and never fails: then a real client's sums over all samples are computed together, too."""
+        self.unwritten = False
+        """Whether contributions to a sum over all samples come as one object for a block of samples, which bounds and
+        adds up rows that are never written out (``clipped_sum``), and in which a sample that fails counts as zero."""
         # None where every row has a place of its own.
         self._owners = data if isinstance(data, Owners) and data.marks is not None else None
         if self._owners is not None and self._owners.num_places < num_samples:  # the places behind are set aside
@@ -670,6 +673,7 @@ class Privatizer(LedgeredPrivatizer):
         # has room for, in batches that do not depend on data: rounding may depend on their size.
         width = self.policy.bound.width(self.num_parameters)
         step = max(_VALUES_AT_A_TIME // width, 1) if self.simulated or self.together else 1
+        step = block.stop - block.start if self.unwritten else step
         total = np.zeros(self.num_parameters)
         for start in range(block.start, block.stop, step):
             part = slice(start, min(start + step, block.stop))
@@ -721,8 +725,13 @@ class Privatizer(LedgeredPrivatizer):
     def _rows_of(self, contribution: PerSampleContribution, samples: slice) -> Any:
         count = samples.stop - samples.start if self.policy.clips_samples else 1
         rows: Any = contribution(samples)
-        if self.policy.sums_samples and self.simulated and hasattr(rows, "norms"):
-            return rows if self.fits is None else FittingContributions(rows, self.fits[samples])  # unwritten
+        if self.policy.sums_samples and (self.simulated or self.unwritten) and hasattr(rows, "norms"):
+            if self.fits is None:
+                return rows
+            if hasattr(rows, "leave_out"):
+                rows.leave_out(self.fits[samples])
+                return rows
+            return FittingContributions(rows, self.fits[samples])  # unwritten
         expected = (count, self.policy.bound.width(self.num_parameters))
         if np.shape(rows) != expected:
             raise ConfigurationError(
